@@ -1,0 +1,61 @@
+//! Exit codes of `switchyard` and `switchyard-worker`.
+
+/// Why a process of Switchyard ended. The number is its exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done as asked.
+    Done = 0,
+    /// A fault that nobody foresaw: a bug, or the machine.
+    Unexpected = 1,
+    /// Wrong command line or manifest.
+    Usage = 2,
+    /// Training data missing, unreadable, empty or too short.
+    Data = 3,
+    /// A peer failed; the root cause is elsewhere and is printed.
+    PeerFailure = 4,
+    /// This rank (or, from the launcher, the job) failed by its own fault.
+    OwnFailure = 5,
+    /// A checkpoint was refused.
+    CheckpointRefused = 6,
+    /// Preflight refused the start.
+    PreflightRefused = 7,
+    /// No placement satisfies the job on these nodes.
+    NotPlaceable = 8,
+    /// Stopped by SIGINT, cleanly.
+    Interrupted = 130,
+    /// Stopped by SIGTERM, cleanly.
+    Terminated = 143,
+}
+
+impl Exit {
+    /// All codes with the sentence that `--help` prints.
+    pub const ALL: [(Exit, &'static str); 11] = [
+        (Exit::Done, "done"),
+        (Exit::Unexpected, "unexpected error"),
+        (Exit::Usage, "wrong command line or manifest"),
+        (Exit::Data, "training data missing, unreadable, empty or too short"),
+        (Exit::PeerFailure, "a peer failed; the root cause is on another rank"),
+        (Exit::OwnFailure, "the job, or this rank, failed"),
+        (Exit::CheckpointRefused, "checkpoint refused"),
+        (Exit::PreflightRefused, "preflight refused the start"),
+        (Exit::NotPlaceable, "not placeable on these nodes"),
+        (Exit::Interrupted, "stopped by SIGINT"),
+        (Exit::Terminated, "stopped by SIGTERM"),
+    ];
+
+    /// The exit code.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The meaning of an exit code, if it is one of ours.
+    pub fn from_code(code: i32) -> Option<Exit> {
+        Self::ALL.iter().map(|(exit, _)| *exit).find(|exit| i32::from(exit.code()) == code)
+    }
+
+    /// One phrase for people.
+    pub fn meaning(self) -> &'static str {
+        Self::ALL.iter().find(|(exit, _)| *exit == self).map_or("", |(_, text)| text)
+    }
+}

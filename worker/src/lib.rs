@@ -1,0 +1,15 @@
+//! The collective training engine: manifest configuration in, trained weights out.
+//!
+//! ```text
+//! EngineConfig -> data (samples) -> model (static plan, arena) -> comm (buckets) -> train (step loop) -> events
+//! ```
+//!
+//! Nothing here knows Kubernetes; the engine is told who it is by environment variables
+//! (see `switchyard_worker_contract::env`) and what to do by one JSON file.
+#![deny(unsafe_code)]
+
+pub mod comm;
+pub mod cpu;
+pub mod data;
+pub mod model;
+pub mod optimizer;

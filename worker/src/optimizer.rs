@@ -1,0 +1,1 @@
+//! Placeholder while the room is being built on a branch.
