@@ -1,0 +1,2 @@
+//! Switchyard: plans and runs training jobs.
+#![forbid(unsafe_code)]
