@@ -1,3 +1,19 @@
-//! The API of Switchyard, group `training.switchyard.dev/v1alpha1`.
+//! The API of Switchyard, group `training.switchyard.dev/v1alpha1`, and the validation an API server would do.
+//!
+//! - [`TrainJob`]: what a user asks for, and what became of it.
+//! - [`validate`]: the checks that the API server derives from the CRD (structure, then CEL rules), without an API server.
+//! - `crds/generated/*.yaml`: the CRDs, written by `cargo xtask gen`, never by hand.
+//!
+//! Deliberately absent: clients, I/O, decisions.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
+
+pub mod conditions;
+pub mod generate;
+pub mod labels;
+mod train_job;
+mod train_job_status;
+pub mod validate;
+
+pub use train_job::*;
+pub use train_job_status::*;

@@ -1,0 +1,144 @@
+//! Status of a `TrainJob`: what became of it, written by the controller and by `switchyard run`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// What became of the job.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainJobStatus {
+    /// Generation of the spec that this status describes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// Start of the first attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+
+    /// End of the job, successful or not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+
+    /// Number of the current or last attempt, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub attempt: Option<i32>,
+
+    /// Conditions. `Succeeded` is the summary: its reason is the stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+
+    /// Restarts so far by the class of their cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<Restarts>,
+
+    /// Where the processes run, and why there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementStatus>,
+
+    /// Figures of the training.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trainer_status: Option<TrainerStatus>,
+}
+
+/// Restarts so far by the class of their cause.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Restarts {
+    /// After a process failed by itself or was killed.
+    #[schemars(range(min = 0))]
+    pub application: i32,
+}
+
+/// Where the processes run, and why there.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacementStatus {
+    /// Why this placement, in one sentence.
+    #[schemars(length(max = 1024))]
+    pub reason: String,
+
+    /// One entry per node.
+    #[schemars(length(max = 1024))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["firstRank".into()]))]
+    pub nodes: Vec<PlacedNode>,
+}
+
+/// The part of the job on one node.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacedNode {
+    /// Lowest global rank on the node.
+    #[schemars(range(min = 0))]
+    pub first_rank: i32,
+
+    /// Name of the node.
+    #[schemars(length(max = 253))]
+    pub node_name: String,
+
+    /// CPU list of each process in rank order, as the kernel writes it (`0-3,8`); empty: not pinned.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 1024)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub cpus: Vec<String>,
+
+    /// NUMA nodes in use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(range(min = 0)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub numa_nodes: Vec<i32>,
+}
+
+/// Figures of the training, from rank 0's last report.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainerStatus {
+    /// Optimizer steps done.
+    #[schemars(range(min = 0))]
+    pub step: i64,
+
+    /// Optimizer steps in all.
+    #[schemars(range(min = 0))]
+    pub total_steps: i64,
+
+    /// Share of the steps done, percent.
+    #[schemars(range(min = 0, max = 100))]
+    pub progress_percentage: i32,
+
+    /// Mean training loss of the last interval, nats per token, a decimal string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub loss: Option<String>,
+
+    /// Loss on the validation split at the last evaluation, nats per token, a decimal string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub validation_loss: Option<String>,
+
+    /// Tokens per second of the whole job, a decimal string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub tokens_per_second: Option<String>,
+
+    /// Estimated seconds until the last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub estimated_remaining_seconds: Option<i64>,
+
+    /// Share of the step time that the slowest rank waited for reductions, percent, a decimal string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub exposed_communication_percent: Option<String>,
+
+    /// Share of the step time that the slowest rank waited for the reader, percent, a decimal string.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub input_wait_percent: Option<String>,
+
+    /// Time of the last report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_updated_time: Option<Time>,
+}

@@ -1,0 +1,424 @@
+//! The checks that an API server derives from the CRD, without an API server.
+//!
+//! Three passes, all reading the one generated schema, so that `switchyard run` refuses exactly what `kubectl apply` with
+//! strict field validation would refuse: structure (types, ranges, unknown fields), then schema defaults, then the CEL rules.
+//! Every pass reports all faults it finds, each with the path of the field, what was got and what was expected.
+
+use crate::TrainJob;
+use crate::labels::API_VERSION;
+use kube::CustomResourceExt;
+use kube::core::cel;
+use serde_json::Value;
+
+/// Sort of a fault. The code is stable and documented in `docs/errors.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FaultKind {
+    /// Not the one TrainJob document that was expected.
+    WrongDocument,
+    /// A field that the API does not have.
+    UnknownField,
+    /// A value of another type.
+    WrongType,
+    /// A word that the field does not take.
+    NotAllowed,
+    /// A number, length or count outside its bounds.
+    OutOfRange,
+    /// A required field that is not there.
+    Missing,
+    /// Text that does not have the form the field needs.
+    WrongForm,
+    /// Fields that do not go together.
+    Rule,
+}
+
+impl FaultKind {
+    /// The code printed before the message.
+    pub fn code(self) -> &'static str {
+        match self {
+            FaultKind::WrongDocument => "SY0002",
+            FaultKind::UnknownField => "SY0003",
+            FaultKind::WrongType => "SY0004",
+            FaultKind::NotAllowed => "SY0005",
+            FaultKind::OutOfRange => "SY0006",
+            FaultKind::Missing => "SY0007",
+            FaultKind::WrongForm => "SY0008",
+            FaultKind::Rule => "SY0100",
+        }
+    }
+}
+
+/// One thing that is wrong with a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Sort of the fault.
+    pub kind: FaultKind,
+    /// Path of the field: keys and list indices from the top of the document.
+    pub path: Vec<String>,
+    /// What is wrong, one phrase.
+    pub message: String,
+    /// What was got; empty where nothing was.
+    pub got: String,
+    /// What was expected; empty where the message says it.
+    pub expected: String,
+    /// What to write instead, where that is known.
+    pub help: String,
+}
+
+impl Fault {
+    /// The path as people write it: `spec.engine.data.include[0]`.
+    pub fn field(&self) -> String {
+        join_path(&self.path)
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.field(), self.message)?;
+        if !self.got.is_empty() {
+            write!(f, "; got {}", self.got)?;
+        }
+        if !self.expected.is_empty() {
+            write!(f, "; expected {}", self.expected)?;
+        }
+        Ok(())
+    }
+}
+
+/// The path of a field as people write it.
+fn join_path(path: &[String]) -> String {
+    let mut text = String::new();
+    for part in path {
+        if part.parse::<usize>().is_ok() {
+            text.push_str(&format!("[{part}]"));
+        } else {
+            if !text.is_empty() {
+                text.push('.');
+            }
+            text.push_str(part);
+        }
+    }
+    text
+}
+
+/// Checks a document as the API server would and fills in the defaults.
+///
+/// # Errors
+/// All faults of the first pass that finds any, in document order.
+pub fn train_job(document: &Value) -> Result<TrainJob, Vec<Fault>> {
+    let schema = train_job_schema();
+    let mut faults = Vec::new();
+    check_envelope(document, &mut faults);
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    check(&schema, document, &mut Vec::new(), &mut faults);
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    let complete = cel::apply_defaults(&schema, document);
+    if let Err(errors) = cel::Validator::new().validate(&schema, &complete, None) {
+        return Err(errors.into_vec().into_iter().map(|error| rule_fault(error, &complete)).collect());
+    }
+    serde_json::from_value(complete).map_err(|error| {
+        vec![Fault {
+            kind: FaultKind::WrongForm,
+            path: Vec::new(),
+            message: format!("cannot be read as a TrainJob: {error}"),
+            got: String::new(),
+            expected: String::new(),
+            help: String::new(),
+        }]
+    })
+}
+
+/// The structural schema of a TrainJob with the envelope that the API server adds to every kind.
+fn train_job_schema() -> Value {
+    let crd = serde_json::to_value(TrainJob::crd()).expect("invariant: a CRD serialises to JSON");
+    let mut schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
+    let properties = &mut schema["properties"];
+    properties["apiVersion"] = serde_json::json!({"type": "string"});
+    properties["kind"] = serde_json::json!({"type": "string"});
+    properties["metadata"] = serde_json::json!({
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 253},
+            "namespace": {"type": "string", "maxLength": 63},
+            "labels": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 63}},
+            "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+            // Set by the server; here so that the output of `kubectl get -o yaml` can be run again.
+            "creationTimestamp": {"type": "string"},
+            "generation": {"type": "integer"},
+            "managedFields": {"type": "array", "items": {"x-kubernetes-preserve-unknown-fields": true}},
+            "resourceVersion": {"type": "string"},
+            "uid": {"type": "string"},
+        },
+    });
+    schema["required"] = serde_json::json!(["metadata", "spec"]);
+    schema
+}
+
+/// Is this a TrainJob of ours at all?
+fn check_envelope(document: &Value, faults: &mut Vec<Fault>) {
+    let mut fault = |path: &str, message: String, got: String, expected: &str, help: &str| {
+        faults.push(Fault {
+            kind: FaultKind::WrongDocument,
+            path: if path.is_empty() { Vec::new() } else { vec![path.to_string()] },
+            message,
+            got,
+            expected: expected.to_string(),
+            help: help.to_string(),
+        });
+    };
+    let Some(object) = document.as_object() else {
+        return fault("", "not a manifest".into(), describe(document), "a TrainJob", "");
+    };
+    match object.get("apiVersion").and_then(Value::as_str) {
+        Some(API_VERSION) => {}
+        Some("trainer.kubeflow.org/v1alpha1") => fault(
+            "apiVersion",
+            "this is a TrainJob of Kubeflow Trainer, another product's kind of the same name".into(),
+            "`trainer.kubeflow.org/v1alpha1`".into(),
+            &format!("`{API_VERSION}`"),
+            "",
+        ),
+        Some(other) => {
+            fault("apiVersion", "wrong API version".into(), format!("`{other}`"), &format!("`{API_VERSION}`"), "");
+        }
+        None => fault(
+            "apiVersion",
+            "missing".into(),
+            object.get("apiVersion").map_or_else(String::new, describe),
+            &format!("`{API_VERSION}`"),
+            &format!("apiVersion: {API_VERSION}"),
+        ),
+    }
+    match object.get("kind").and_then(Value::as_str) {
+        Some("TrainJob") => {}
+        Some(other) => fault("kind", "wrong kind".into(), format!("`{other}`"), "`TrainJob`", ""),
+        None => fault("kind", "missing".into(), String::new(), "`TrainJob`", "kind: TrainJob"),
+    }
+}
+
+/// Walks the value beside its structural schema. The schema is our own and uses the structural subset only, which is why this is a
+/// page and not a general JSON Schema library; the messages name what people can do.
+fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec<Fault>) {
+    let mut report = |kind, message: &str, got: String, expected: String, help: String| {
+        faults.push(Fault { kind, path: path.clone(), message: message.to_string(), got, expected, help });
+    };
+    if value.is_null() && schema["nullable"] == true {
+        return;
+    }
+    if schema["x-kubernetes-int-or-string"] == true {
+        if !(value.is_string() || value.is_i64() || value.is_u64()) {
+            report(FaultKind::WrongType, "wrong type", describe(value), "an integer or a string".into(), String::new());
+        } else if value.as_str().is_some_and(|text| !is_quantity(text)) {
+            report(FaultKind::WrongForm, "not a quantity", describe(value), "a quantity such as 2, 500m or 4Gi".into(), String::new());
+        }
+        return;
+    }
+    let Some(wanted) = schema["type"].as_str() else { return };
+    let fits = match wanted {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        _ => true,
+    };
+    if !fits {
+        let help = match (wanted, value) {
+            ("string", Value::Number(number)) => format!("write it in quotes: \"{number}\""),
+            ("string", Value::Bool(word)) => format!("write it in quotes: \"{word}\""),
+            ("array", Value::String(text)) => format!("write a list: [\"{text}\"]"),
+            _ => String::new(),
+        };
+        return report(FaultKind::WrongType, "wrong type", describe(value), type_words(schema), help);
+    }
+    match value {
+        Value::String(text) => check_string(schema, text, &mut report),
+        Value::Number(number) => check_number(schema, number, &mut report),
+        Value::Array(items) => {
+            if let Some(most) = schema["maxItems"].as_u64().filter(|most| items.len() as u64 > *most) {
+                let got = format!("{} items", items.len());
+                report(FaultKind::OutOfRange, "too many items", got, format!("at most {most}"), String::new());
+            }
+            for (index, item) in items.iter().enumerate() {
+                path.push(index.to_string());
+                check(&schema["items"], item, path, faults);
+                path.pop();
+            }
+        }
+        Value::Object(object) => check_object(schema, object, path, faults),
+        _ => {}
+    }
+}
+
+type Report<'a> = dyn FnMut(FaultKind, &str, String, String, String) + 'a;
+
+fn check_string(schema: &Value, text: &str, report: &mut Report<'_>) {
+    if let Some(words) = schema["enum"].as_array() {
+        let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
+        if !words.contains(&text) {
+            let help = nearest(text, words.iter().copied()).map(|word| format!("did you mean `{word}`?"));
+            let expected = format!("one of {}", words.join(", "));
+            report(FaultKind::NotAllowed, "not an allowed value", format!("`{text}`"), expected, help.unwrap_or_default());
+        }
+        return;
+    }
+    let length = text.chars().count() as u64;
+    if let Some(least) = schema["minLength"].as_u64().filter(|least| length < *least) {
+        let expected = format!("at least {least} character{}", if least == 1 { "" } else { "s" });
+        report(FaultKind::OutOfRange, "too short", format!("{text:?}"), expected, String::new());
+    }
+    if let Some(most) = schema["maxLength"].as_u64().filter(|most| length > *most) {
+        report(FaultKind::OutOfRange, "too long", format!("{length} characters"), format!("at most {most}"), String::new());
+    } else if let Some(pattern) = schema["pattern"].as_str() {
+        let matches = regex::Regex::new(pattern).is_ok_and(|expression| expression.is_match(text));
+        if !matches {
+            let expected = if pattern.starts_with("^[0-9]{1,12}") {
+                "a decimal number that is not negative, such as \"0.001\"".to_string()
+            } else {
+                format!("text that matches {pattern}")
+            };
+            report(FaultKind::WrongForm, "wrong form", format!("{text:?}"), expected, String::new());
+        }
+    }
+}
+
+fn check_number(schema: &Value, number: &serde_json::Number, report: &mut Report<'_>) {
+    let (least, most) = (schema["minimum"].as_f64(), schema["maximum"].as_f64());
+    let Some(value) = number.as_f64() else { return };
+    if least.is_some_and(|least| value < least) || most.is_some_and(|most| value > most) {
+        let expected = match (least, most) {
+            (Some(least), Some(most)) => format!("a number from {least} to {most}"),
+            (Some(least), None) => format!("at least {least}"),
+            (None, Some(most)) => format!("at most {most}"),
+            (None, None) => String::new(),
+        };
+        report(FaultKind::OutOfRange, "out of range", number.to_string(), expected, String::new());
+    }
+}
+
+fn check_object(schema: &Value, object: &serde_json::Map<String, Value>, path: &mut Vec<String>, faults: &mut Vec<Fault>) {
+    let empty = serde_json::Map::new();
+    let properties = schema["properties"].as_object().unwrap_or(&empty);
+    if let Some(most) = schema["maxProperties"].as_u64().filter(|most| object.len() as u64 > *most) {
+        faults.push(Fault {
+            kind: FaultKind::OutOfRange,
+            path: path.clone(),
+            message: "too many entries".into(),
+            got: format!("{}", object.len()),
+            expected: format!("at most {most}"),
+            help: String::new(),
+        });
+    }
+    for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        if !object.contains_key(name) {
+            path.push(name.to_string());
+            faults.push(Fault {
+                kind: FaultKind::Missing,
+                path: path.clone(),
+                message: "missing".into(),
+                got: String::new(),
+                expected: type_words(&properties.get(name).cloned().unwrap_or_default()),
+                help: String::new(),
+            });
+            path.pop();
+        }
+    }
+    for (name, item) in object {
+        path.push(name.clone());
+        if let Some(property) = properties.get(name) {
+            check(property, item, path, faults);
+        } else if schema["additionalProperties"].is_object() {
+            check(&schema["additionalProperties"], item, path, faults);
+        } else if schema["x-kubernetes-preserve-unknown-fields"] != true {
+            let help = match nearest(name, properties.keys().map(String::as_str)) {
+                Some(word) => format!("did you mean `{word}`?"),
+                None => format!("known here: {}", properties.keys().cloned().collect::<Vec<_>>().join(", ")),
+            };
+            faults.push(Fault {
+                kind: FaultKind::UnknownField,
+                path: path.clone(),
+                message: format!("unknown field `{name}`"),
+                got: String::new(),
+                expected: String::new(),
+                help,
+            });
+        }
+        path.pop();
+    }
+}
+
+/// A CEL failure as a fault. The engine's path may begin with `self` or a dot, and names the object that holds the rule.
+fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
+    let mut path: Vec<String> = Vec::new();
+    for part in error.field_path.replace('[', ".").replace(']', "").split('.') {
+        let part = part.trim_matches(['"', '\'']);
+        if !part.is_empty() && part != "self" {
+            path.push(part.to_string());
+        }
+    }
+    let got = path
+        .iter()
+        .try_fold(document, |value, part| match part.parse::<usize>() {
+            Ok(index) if value.is_array() => value.get(index),
+            _ => value.get(part),
+        })
+        .filter(|value| !value.is_object() && !value.is_array())
+        .map(describe)
+        .unwrap_or_default();
+    Fault { kind: FaultKind::Rule, path, message: error.message, got, expected: String::new(), help: String::new() }
+}
+
+/// The known word nearest to a mistyped one, if it is near enough to be meant.
+fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .map(|candidate| (strsim::damerau_levenshtein(&word.to_lowercase(), &candidate.to_lowercase()), candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 5)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// A value in words, short enough for one line.
+fn describe(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing (null)".into(),
+        Value::Bool(word) => format!("boolean {word}"),
+        Value::Number(number) if number.is_f64() => format!("number {number}"),
+        Value::Number(number) => format!("integer {number}"),
+        Value::String(text) if text.chars().count() > 60 => {
+            format!("text of {} characters", text.chars().count())
+        }
+        Value::String(text) => format!("text {text:?}"),
+        Value::Array(items) => format!("a list of {}", items.len()),
+        Value::Object(_) => "an object".into(),
+    }
+}
+
+/// What a schema takes, in words.
+fn type_words(schema: &Value) -> String {
+    if let Some(words) = schema["enum"].as_array() {
+        return format!("one of {}", words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "));
+    }
+    match schema["type"].as_str() {
+        Some("object") => "an object".into(),
+        Some("array") => "a list".into(),
+        Some("integer") => "an integer".into(),
+        Some("string") if schema["pattern"].as_str().is_some_and(|p| p.starts_with("^[0-9]{1,12}")) => {
+            "a decimal string, such as \"0.001\"".into()
+        }
+        Some("string") => "a string".into(),
+        Some("boolean") => "a boolean".into(),
+        Some("number") => "a number".into(),
+        _ => String::new(),
+    }
+}
+
+/// Whether text is a Kubernetes quantity: a decimal number with an optional suffix.
+fn is_quantity(text: &str) -> bool {
+    regex::Regex::new(r"^[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$")
+        .is_ok_and(|expression| expression.is_match(text))
+}

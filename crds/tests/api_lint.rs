@@ -1,0 +1,111 @@
+//! API habits, checked on the generated schemas (rules of kube-api-linter that JobSet and Kueue use): no floats, no booleans, no
+//! free maps, every string and list bounded, lists with a declared type, everything described, nothing abbreviated with units.
+
+#![allow(missing_docs)]
+
+use serde_json::{Value, json};
+
+/// Kubernetes' own types, and maps whose keys Kubernetes defines.
+const EXEMPT: [&str; 2] = [".status.conditions", ".spec.trainer.resourcesPerNode.limits"];
+
+fn lint(schema: &Value, path: &str, faults: &mut Vec<String>) {
+    if EXEMPT.contains(&path) {
+        return;
+    }
+    let mut fault = |text: &str| faults.push(format!("{path}: {text}"));
+    if path.matches('.').count() > 1 && !path.ends_with("[]") && schema["description"].as_str().is_none_or(|text| text.len() < 10) {
+        fault("has no description");
+    }
+    match schema["type"].as_str() {
+        Some("number") => fault("is a float: use a decimal string"),
+        Some("boolean") => fault("is a boolean: use an enum, which can grow"),
+        Some("string") if schema["enum"].is_null() && schema["maxLength"].is_null() && schema["format"] != "date-time" => {
+            fault("is a string without maxLength");
+        }
+        Some("string") => {
+            for word in schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+                if !word.starts_with(|first: char| first.is_ascii_uppercase()) || word.contains(['-', '_']) {
+                    fault(&format!("has the enum value {word}, which is not CamelCase"));
+                }
+            }
+        }
+        Some("integer") => {
+            if schema["minimum"].is_null() && !path.ends_with("observedGeneration") {
+                fault("is an integer without minimum");
+            }
+            if !matches!(schema["format"].as_str(), Some("int32" | "int64")) {
+                fault("has an integer format that the API server does not know");
+            }
+        }
+        Some("array") => {
+            if schema["maxItems"].is_null() {
+                fault("is a list without maxItems");
+            }
+            if schema["x-kubernetes-list-type"].is_null() {
+                fault("is a list without x-kubernetes-list-type");
+            }
+            lint(&schema["items"], &format!("{path}[]"), faults);
+        }
+        Some("object") => {
+            if !schema["additionalProperties"].is_null() {
+                fault("is a free map");
+            }
+        }
+        _ => {}
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        let lower = name.to_lowercase();
+        if lower.ends_with("secs") || lower.ends_with("ms") || lower.ends_with("timeout") || lower.ends_with("duration") {
+            faults.push(format!("{path}.{name}: the unit of a duration belongs in the name, as Seconds"));
+        }
+        lint(property, &format!("{path}.{name}"), faults);
+    }
+}
+
+#[test]
+fn every_crd_keeps_the_habits() {
+    for (name, crd) in switchyard_crds::generate::crds() {
+        let crd = serde_json::to_value(crd).unwrap();
+        let version = &crd["spec"]["versions"][0];
+        let mut faults = Vec::new();
+        lint(&version["schema"]["openAPIV3Schema"], "", &mut faults);
+        assert!(faults.is_empty(), "{name}:\n{}", faults.join("\n"));
+        assert!(!version["subresources"]["status"].is_null(), "{name}: status is not a subresource");
+        for column in version["additionalPrinterColumns"].as_array().into_iter().flatten() {
+            let path = column["jsonPath"].as_str().unwrap();
+            assert!(!path.contains("conditions[") || path.contains("[?(@.type"), "{name}: column {path} indexes conditions by position");
+        }
+    }
+}
+
+#[test]
+fn the_lint_catches_planted_faults() {
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "description": "long enough text", "properties": {
+        "ratio": {"type": "number", "description": "long enough text"},
+        "fast": {"type": "boolean", "description": "long enough text"},
+        "name": {"type": "string", "description": "long enough text"},
+        "list": {"type": "array", "description": "long enough text", "items": {"type": "string", "maxLength": 3}},
+        "map": {"type": "object", "description": "long enough text", "additionalProperties": {"type": "string"}},
+        "count": {"type": "integer", "format": "uint32", "description": "long enough text"},
+        "mode": {"type": "string", "enum": ["on-off"], "description": "long enough text"},
+        "waitTimeout": {"type": "integer", "format": "int32", "minimum": 0},
+    }}}});
+    let mut faults = Vec::new();
+    lint(&schema, "", &mut faults);
+    let text = faults.join("\n");
+    for expected in [
+        ".spec.ratio: is a float",
+        ".spec.fast: is a boolean",
+        ".spec.name: is a string without maxLength",
+        ".spec.list: is a list without maxItems",
+        ".spec.list: is a list without x-kubernetes-list-type",
+        ".spec.map: is a free map",
+        ".spec.count: is an integer without minimum",
+        ".spec.count: has an integer format",
+        ".spec.mode: has the enum value on-off",
+        ".spec.waitTimeout: has no description",
+        ".spec.waitTimeout: the unit of a duration",
+    ] {
+        assert!(text.contains(expected), "the lint missed: {expected}\n{text}");
+    }
+}

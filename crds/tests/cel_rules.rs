@@ -1,0 +1,112 @@
+//! Every CEL rule of the TrainJob accepts what it should and rejects what it should, without an API server.
+
+#![allow(missing_docs)]
+
+use kube::CustomResourceExt;
+use serde_json::{Value, json};
+use switchyard_crds::TrainJob;
+
+fn base() -> Value {
+    json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "job"},
+        "spec": {"engine": {
+            "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 8, "heads": 2, "contextLength": 4}},
+            "data": {"path": "."},
+            "steps": 10,
+        }},
+    })
+}
+
+/// The base manifest with the value at a JSON pointer replaced or added; `null` removes it.
+fn with(changes: &[(&str, Value)]) -> Value {
+    let mut document = base();
+    for (pointer, value) in changes {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let mut target = &mut document;
+        for part in parent.split('/').skip(1) {
+            target = &mut target[part];
+        }
+        if value.is_null() {
+            target.as_object_mut().unwrap().remove(key);
+        } else {
+            target[key] = value.clone();
+        }
+    }
+    document
+}
+
+fn read(document: &Value) -> TrainJob {
+    serde_json::from_value(document.clone()).unwrap()
+}
+
+/// (message of the rule, an accepted neighbour, a rejected manifest)
+fn cases() -> Vec<(&'static str, Value, Value)> {
+    let engine = |key: &str| format!("/spec/engine/{key}");
+    let data = "/spec/engine/data/validationFraction";
+    let optimizer = |key: &str, value: &str| with(&[("/spec/engine/optimizer", json!({key: value}))]);
+    let schedule = |warmup: i64| with(&[(engine("schedule").as_str(), json!({"warmupSteps": warmup}))]);
+    let env = |name: &str| with(&[("/spec/trainer", json!({"env": [{"name": name, "value": "1"}]}))]);
+    let limits = |name: &str| with(&[("/spec/trainer", json!({"resourcesPerNode": {"limits": {name: "2"}}}))]);
+    vec![
+        ("metadata.name must have", with(&[("/metadata/name", json!("a-1"))]), with(&[("/metadata/name", json!("A_1"))])),
+        ("set exactly one of steps and epochs", with(&[(&engine("steps"), Value::Null), (&engine("epochs"), json!(1))]), with(&[(&engine("epochs"), json!(1))])),
+        ("schedule.warmupSteps must not", schedule(10), schedule(11)),
+        ("the block named by type must be set", base(), with(&[("/spec/engine/model/gpt", Value::Null)])),
+        ("heads must divide hiddenSize", with(&[("/spec/engine/model/gpt/heads", json!(4))]), with(&[("/spec/engine/model/gpt/heads", json!(3))])),
+        ("validationFraction must be", with(&[(data, json!("0.5"))]), with(&[(data, json!("0.51"))])),
+        ("learningRate must be greater", optimizer("learningRate", "1e-4"), optimizer("learningRate", "0.0")),
+        ("beta1 must be less than 1", optimizer("beta1", "0.99"), optimizer("beta1", "1")),
+        ("beta2 must be less than 1", optimizer("beta2", "0.999"), optimizer("beta2", "1.5")),
+        ("epsilon must be greater than 0", optimizer("epsilon", "1e-10"), optimizer("epsilon", "0")),
+        ("names that begin with SWITCHYARD_", env("SWITCHYARD_KERNEL"), env("SWITCHYARD_RANK")),
+        ("only cpu and memory are supported", limits("cpu"), limits("nvidia.com/gpu")),
+    ]
+}
+
+#[test]
+fn every_rule_accepts_and_rejects() {
+    for (message, accepted, rejected) in cases() {
+        if let Err(errors) = read(&accepted).validate_cel() {
+            panic!("{message}: the neighbour was rejected: {errors}");
+        }
+        let errors = read(&rejected).validate_cel().expect_err(message).to_string();
+        assert!(errors.contains(message), "expected `{message}`, got: {errors}");
+    }
+}
+
+#[test]
+fn spec_is_immutable() {
+    let old = read(&base());
+    assert!(old.validate_cel_update(&old).is_ok());
+    let mut labelled = old.clone();
+    labelled.metadata.labels = Some([("team".to_string(), "a".to_string())].into());
+    assert!(labelled.validate_cel_update(&old).is_ok(), "metadata stays free");
+    let new = read(&with(&[("/spec/engine/steps", json!(11))]));
+    let errors = new.validate_cel_update(&old).unwrap_err().to_string();
+    assert!(errors.contains("spec is immutable"), "{errors}");
+}
+
+/// A rule without a case above is found here.
+#[test]
+fn every_rule_has_a_case() {
+    fn messages(schema: &Value, found: &mut Vec<String>) {
+        match schema {
+            Value::Object(object) => {
+                for rule in object.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten() {
+                    found.push(rule["message"].as_str().expect("every rule has a message that says what to do").to_string());
+                }
+                object.values().for_each(|value| messages(value, found));
+            }
+            Value::Array(items) => items.iter().for_each(|value| messages(value, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    messages(&serde_json::to_value(TrainJob::crd()).unwrap(), &mut found);
+    let cases = cases();
+    for message in &found {
+        let covered = message.starts_with("spec is immutable") || cases.iter().any(|(case, ..)| message.starts_with(case));
+        assert!(covered, "no case for the rule: {message}");
+    }
+    assert_eq!(found.len(), cases.len() + 1, "{found:#?}");
+}

@@ -1,0 +1,26 @@
+//! The committed CRDs are what the code says.
+//!
+//! When this fails: run `cargo xtask gen`, look at `git diff crds/generated`, and commit the change together with the code that
+//! caused it. A change that an existing object would not survive needs a word in the commit message.
+
+#![allow(missing_docs)]
+
+use std::path::Path;
+
+#[test]
+fn generated_crds_match_the_code() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated");
+    let mut expected: Vec<String> = Vec::new();
+    for (name, crd) in switchyard_crds::generate::crds() {
+        let committed = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        assert!(committed == switchyard_crds::generate::yaml(&crd), "crds/generated/{name} differs: run `cargo xtask gen`");
+        expected.push(name.to_string());
+    }
+    let mut present: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    present.sort();
+    expected.sort();
+    assert_eq!(present, expected, "files in crds/generated");
+}

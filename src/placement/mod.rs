@@ -1,0 +1,10 @@
+#![doc = include_str!("README.md")]
+#![deny(missing_docs)]
+
+mod model;
+mod solve;
+#[cfg(test)]
+mod tests;
+
+pub use model::{Assignment, Mode, NumaBinding, Place, Reason, Request, Warning};
+pub use solve::solve;
