@@ -1,2 +1,14 @@
-//! Switchyard: plans and runs training jobs.
+//! Switchyard plans and runs training jobs.
+//!
+//! ```text
+//! manifest ─> validate ─> snapshot ─> placement ─> plan (pure) ─> local (processes) ─> status
+//!                            ^                                        |
+//!                       topology <── GPUTopology <── node-agent       └── events of the ranks
+//! ```
+//!
+//! See ARCHITECTURE.md for the rooms and what each may use.
 #![forbid(unsafe_code)]
+
+pub mod placement;
+pub mod plan;
+pub mod topology;

@@ -10,6 +10,7 @@
 
 pub mod conditions;
 pub mod generate;
+pub mod gpu_topology;
 pub mod labels;
 mod train_job;
 mod train_job_status;

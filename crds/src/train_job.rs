@@ -2,8 +2,8 @@
 //!
 //! Every field here works today; a field appears together with the feature behind it.
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::train_job_status::TrainJobStatus;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -213,7 +213,13 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
         if !(value.is_string() || value.is_i64() || value.is_u64()) {
             report(FaultKind::WrongType, "wrong type", describe(value), "an integer or a string".into(), String::new());
         } else if value.as_str().is_some_and(|text| !is_quantity(text)) {
-            report(FaultKind::WrongForm, "not a quantity", describe(value), "a quantity such as 2, 500m or 4Gi".into(), String::new());
+            report(
+                FaultKind::WrongForm,
+                "not a quantity",
+                describe(value),
+                "a quantity such as 2, 500m or 4Gi".into(),
+                String::new(),
+            );
         }
         return;
     }
@@ -263,7 +269,13 @@ fn check_string(schema: &Value, text: &str, report: &mut Report<'_>) {
         if !words.contains(&text) {
             let help = nearest(text, words.iter().copied()).map(|word| format!("did you mean `{word}`?"));
             let expected = format!("one of {}", words.join(", "));
-            report(FaultKind::NotAllowed, "not an allowed value", format!("`{text}`"), expected, help.unwrap_or_default());
+            report(
+                FaultKind::NotAllowed,
+                "not an allowed value",
+                format!("`{text}`"),
+                expected,
+                help.unwrap_or_default(),
+            );
         }
         return;
     }
@@ -273,7 +285,13 @@ fn check_string(schema: &Value, text: &str, report: &mut Report<'_>) {
         report(FaultKind::OutOfRange, "too short", format!("{text:?}"), expected, String::new());
     }
     if let Some(most) = schema["maxLength"].as_u64().filter(|most| length > *most) {
-        report(FaultKind::OutOfRange, "too long", format!("{length} characters"), format!("at most {most}"), String::new());
+        report(
+            FaultKind::OutOfRange,
+            "too long",
+            format!("{length} characters"),
+            format!("at most {most}"),
+            String::new(),
+        );
     } else if let Some(pattern) = schema["pattern"].as_str() {
         let matches = regex::Regex::new(pattern).is_ok_and(|expression| expression.is_match(text));
         if !matches {
@@ -301,7 +319,12 @@ fn check_number(schema: &Value, number: &serde_json::Number, report: &mut Report
     }
 }
 
-fn check_object(schema: &Value, object: &serde_json::Map<String, Value>, path: &mut Vec<String>, faults: &mut Vec<Fault>) {
+fn check_object(
+    schema: &Value,
+    object: &serde_json::Map<String, Value>,
+    path: &mut Vec<String>,
+    faults: &mut Vec<Fault>,
+) {
     let empty = serde_json::Map::new();
     let properties = schema["properties"].as_object().unwrap_or(&empty);
     if let Some(most) = schema["maxProperties"].as_u64().filter(|most| object.len() as u64 > *most) {

@@ -13,13 +13,18 @@ fn lint(schema: &Value, path: &str, faults: &mut Vec<String>) {
         return;
     }
     let mut fault = |text: &str| faults.push(format!("{path}: {text}"));
-    if path.matches('.').count() > 1 && !path.ends_with("[]") && schema["description"].as_str().is_none_or(|text| text.len() < 10) {
+    if path.matches('.').count() > 1
+        && !path.ends_with("[]")
+        && schema["description"].as_str().is_none_or(|text| text.len() < 10)
+    {
         fault("has no description");
     }
     match schema["type"].as_str() {
         Some("number") => fault("is a float: use a decimal string"),
         Some("boolean") => fault("is a boolean: use an enum, which can grow"),
-        Some("string") if schema["enum"].is_null() && schema["maxLength"].is_null() && schema["format"] != "date-time" => {
+        Some("string")
+            if schema["enum"].is_null() && schema["maxLength"].is_null() && schema["format"] != "date-time" =>
+        {
             fault("is a string without maxLength");
         }
         Some("string") => {
@@ -55,7 +60,8 @@ fn lint(schema: &Value, path: &str, faults: &mut Vec<String>) {
     }
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         let lower = name.to_lowercase();
-        if lower.ends_with("secs") || lower.ends_with("ms") || lower.ends_with("timeout") || lower.ends_with("duration") {
+        if lower.ends_with("secs") || lower.ends_with("ms") || lower.ends_with("timeout") || lower.ends_with("duration")
+        {
             faults.push(format!("{path}.{name}: the unit of a duration belongs in the name, as Seconds"));
         }
         lint(property, &format!("{path}.{name}"), faults);
@@ -73,7 +79,10 @@ fn every_crd_keeps_the_habits() {
         assert!(!version["subresources"]["status"].is_null(), "{name}: status is not a subresource");
         for column in version["additionalPrinterColumns"].as_array().into_iter().flatten() {
             let path = column["jsonPath"].as_str().unwrap();
-            assert!(!path.contains("conditions[") || path.contains("[?(@.type"), "{name}: column {path} indexes conditions by position");
+            assert!(
+                !path.contains("conditions[") || path.contains("[?(@.type"),
+                "{name}: column {path} indexes conditions by position"
+            );
         }
     }
 }

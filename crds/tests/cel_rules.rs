@@ -48,11 +48,23 @@ fn cases() -> Vec<(&'static str, Value, Value)> {
     let env = |name: &str| with(&[("/spec/trainer", json!({"env": [{"name": name, "value": "1"}]}))]);
     let limits = |name: &str| with(&[("/spec/trainer", json!({"resourcesPerNode": {"limits": {name: "2"}}}))]);
     vec![
-        ("metadata.name must have", with(&[("/metadata/name", json!("a-1"))]), with(&[("/metadata/name", json!("A_1"))])),
-        ("set exactly one of steps and epochs", with(&[(&engine("steps"), Value::Null), (&engine("epochs"), json!(1))]), with(&[(&engine("epochs"), json!(1))])),
+        (
+            "metadata.name must have",
+            with(&[("/metadata/name", json!("a-1"))]),
+            with(&[("/metadata/name", json!("A_1"))]),
+        ),
+        (
+            "set exactly one of steps and epochs",
+            with(&[(&engine("steps"), Value::Null), (&engine("epochs"), json!(1))]),
+            with(&[(&engine("epochs"), json!(1))]),
+        ),
         ("schedule.warmupSteps must not", schedule(10), schedule(11)),
         ("the block named by type must be set", base(), with(&[("/spec/engine/model/gpt", Value::Null)])),
-        ("heads must divide hiddenSize", with(&[("/spec/engine/model/gpt/heads", json!(4))]), with(&[("/spec/engine/model/gpt/heads", json!(3))])),
+        (
+            "heads must divide hiddenSize",
+            with(&[("/spec/engine/model/gpt/heads", json!(4))]),
+            with(&[("/spec/engine/model/gpt/heads", json!(3))]),
+        ),
         ("validationFraction must be", with(&[(data, json!("0.5"))]), with(&[(data, json!("0.51"))])),
         ("learningRate must be greater", optimizer("learningRate", "1e-4"), optimizer("learningRate", "0.0")),
         ("beta1 must be less than 1", optimizer("beta1", "0.99"), optimizer("beta1", "1")),
@@ -93,7 +105,9 @@ fn every_rule_has_a_case() {
         match schema {
             Value::Object(object) => {
                 for rule in object.get("x-kubernetes-validations").and_then(Value::as_array).into_iter().flatten() {
-                    found.push(rule["message"].as_str().expect("every rule has a message that says what to do").to_string());
+                    found.push(
+                        rule["message"].as_str().expect("every rule has a message that says what to do").to_string(),
+                    );
                 }
                 object.values().for_each(|value| messages(value, found));
             }
@@ -105,7 +119,8 @@ fn every_rule_has_a_case() {
     messages(&serde_json::to_value(TrainJob::crd()).unwrap(), &mut found);
     let cases = cases();
     for message in &found {
-        let covered = message.starts_with("spec is immutable") || cases.iter().any(|(case, ..)| message.starts_with(case));
+        let covered =
+            message.starts_with("spec is immutable") || cases.iter().any(|(case, ..)| message.starts_with(case));
         assert!(covered, "no case for the rule: {message}");
     }
     assert_eq!(found.len(), cases.len() + 1, "{found:#?}");

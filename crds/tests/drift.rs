@@ -13,13 +13,14 @@ fn generated_crds_match_the_code() {
     let mut expected: Vec<String> = Vec::new();
     for (name, crd) in switchyard_crds::generate::crds() {
         let committed = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        assert!(committed == switchyard_crds::generate::yaml(&crd), "crds/generated/{name} differs: run `cargo xtask gen`");
+        assert!(
+            committed == switchyard_crds::generate::yaml(&crd),
+            "crds/generated/{name} differs: run `cargo xtask gen`"
+        );
         expected.push(name.to_string());
     }
-    let mut present: Vec<String> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut present: Vec<String> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     present.sort();
     expected.sort();
     assert_eq!(present, expected, "files in crds/generated");

@@ -141,7 +141,9 @@ impl Reason {
     pub fn remedy(&self) -> String {
         match self {
             Reason::TooFewNodes { have, .. } => {
-                format!("trainer.numNodes: {have}, or topologyPolicy.mode: Preferred to run all processes on the nodes present")
+                format!(
+                    "trainer.numNodes: {have}, or topologyPolicy.mode: Preferred to run all processes on the nodes present"
+                )
             }
             Reason::TooFewCores { processes, have, .. } if processes <= have => {
                 format!("trainer.cpuThreads: {}, or topologyPolicy.mode: Preferred to share cores", have / processes)
@@ -150,7 +152,9 @@ impl Reason {
                 format!("trainer.numProcPerNode: {have}, or topologyPolicy.mode: Preferred to share cores")
             }
             Reason::NoNumaNodeFits { have, .. } if *have > 0 => {
-                format!("trainer.numProcPerNode: {have}, fewer trainer.cpuThreads, or topologyPolicy.nodeTopology.numaBinding: Preferred")
+                format!(
+                    "trainer.numProcPerNode: {have}, fewer trainer.cpuThreads, or topologyPolicy.nodeTopology.numaBinding: Preferred"
+                )
             }
             Reason::NoNumaNodeFits { .. } => {
                 "fewer trainer.cpuThreads, or topologyPolicy.nodeTopology.numaBinding: Preferred".to_string()

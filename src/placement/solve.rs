@@ -19,7 +19,8 @@ pub fn solve(cluster: &Cluster, request: &Request) -> Result<Assignment, Reason>
     let mut places = Vec::with_capacity((request.nodes * request.processes_per_node) as usize);
     for (ord, node) in cluster.nodes.iter().enumerate() {
         // Consecutive groups of ranks stay together when several nodes of the job share a machine.
-        let groups = (0..request.nodes).filter(|group| group * present.min(request.nodes) / request.nodes == ord as u32);
+        let groups =
+            (0..request.nodes).filter(|group| group * present.min(request.nodes) / request.nodes == ord as u32);
         let processes = groups.count() as u32 * request.processes_per_node;
         if processes > 0 {
             let first_rank = places.len() as u32;
@@ -76,7 +77,8 @@ impl OnNode<'_> {
     fn usable_cores(&self) -> u32 {
         let present = self.node.cores() as u32;
         // A quota below one core still runs one thread.
-        let quota = self.node.quota_millicores.map_or(u32::MAX, |milli| u32::try_from(milli / 1000).unwrap_or(u32::MAX));
+        let quota =
+            self.node.quota_millicores.map_or(u32::MAX, |milli| u32::try_from(milli / 1000).unwrap_or(u32::MAX));
         present.min(quota.max(1)).min(self.request.core_limit.unwrap_or(u32::MAX).max(1))
     }
 
@@ -92,7 +94,10 @@ impl OnNode<'_> {
         if !bind || self.request.mode == Mode::Ignored {
             return share;
         }
-        (1..=share).rev().find(|threads| self.room(*threads, usable).iter().sum::<u32>() >= self.processes).unwrap_or(share)
+        (1..=share)
+            .rev()
+            .find(|threads| self.room(*threads, usable).iter().sum::<u32>() >= self.processes)
+            .unwrap_or(share)
     }
 
     /// Processes of `threads` cores that fit into each NUMA node, within the usable cores.
@@ -105,7 +110,8 @@ impl OnNode<'_> {
         left = left.min(total);
         let mut excess = total - left;
         while excess > 0 {
-            let fullest = (0..room.len()).max_by_key(|index| (room[*index], *index)).expect("invariant: there is excess");
+            let fullest =
+                (0..room.len()).max_by_key(|index| (room[*index], *index)).expect("invariant: there is excess");
             room[fullest] -= 1;
             excess -= 1;
         }
@@ -123,7 +129,8 @@ impl OnNode<'_> {
         for (numa, count) in self.node.numa_nodes.iter().zip(&counts) {
             for process in 0..*count {
                 let first = (process * threads) as usize;
-                let cores: Vec<(u32, &Core)> = numa.cores[first..first + threads as usize].iter().map(|core| (numa.id, core)).collect();
+                let cores: Vec<(u32, &Core)> =
+                    numa.cores[first..first + threads as usize].iter().map(|core| (numa.id, core)).collect();
                 places.push(self.at(&cores, threads));
             }
         }
@@ -142,7 +149,8 @@ impl OnNode<'_> {
         let width = threads.min(usable) as usize;
         (0..self.processes as usize)
             .map(|process| {
-                let mut own: Vec<(u32, &Core)> = (0..width).map(|index| cores[(process * width + index) % cores.len()]).collect();
+                let mut own: Vec<(u32, &Core)> =
+                    (0..width).map(|index| cores[(process * width + index) % cores.len()]).collect();
                 own.sort();
                 self.at(&own, threads)
             })

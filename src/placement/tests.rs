@@ -124,9 +124,8 @@ fn no_node_is_a_reason() {
 fn brute_force_fits(room: &[usize], processes: u32, threads: usize) -> bool {
     match room.split_first() {
         None => processes == 0,
-        Some((first, rest)) => {
-            (0..=(first / threads) as u32).any(|here| here <= processes && brute_force_fits(rest, processes - here, threads))
-        }
+        Some((first, rest)) => (0..=(first / threads) as u32)
+            .any(|here| here <= processes && brute_force_fits(rest, processes - here, threads)),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The machines as placement sees them: ordinals, cores and distances, without a Kubernetes name.
 //!
-//! [`model`] is the structure, [`build`] makes it from `GPUTopology` reports, [`path`] classifies PCIe paths.
+//! [`model`] is the structure, [`build`] makes it from `GPUTopology` reports.
 
 pub mod build;
 pub mod model;
-pub mod path;

@@ -2,12 +2,15 @@
 //!
 //! Here is everything that crosses the border between the two programs, and nothing else:
 //! the names of environment variables ([`mod@env`]), the resolved engine configuration ([`config`]),
-//! the events a rank prints ([`event`]) and the exit codes ([`exit`]). No behaviour lives here, so that
+//! the events a rank prints ([`event`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). No behaviour lives here, so that
 //! the worker's dependency tree stays free of Kubernetes and the launcher's free of the engine.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 pub mod config;
+pub mod cpu_list;
 pub mod env;
 pub mod event;
 pub mod exit;
+
+pub use cpu_list::{CpuList, CpuListError};

@@ -1,0 +1,73 @@
+//! The plan: from a TrainJob and the reports of the nodes to every process that will run. Pure: no client, no clock, no files.
+//!
+//! ```text
+//! TrainJob -> validate -> ValidJob ─┐
+//! GPUTopology reports -> Cluster ───┴-> placement -> processes -> Plan
+//! what was observed -> restart (what next), status (what to show)
+//! ```
+//!
+//! Two executors carry a plan out: `local` starts its processes on this machine, and the controller's `apply` will create pods.
+//! Neither decides anything.
+
+mod engine;
+mod processes;
+pub mod restart;
+pub mod status;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+pub use processes::{Device, EnvEntry, Plan, PlannedNode, ProcessSpec};
+pub use validate::{Invalid, ValidJob, validate};
+
+use crate::placement::{self, Reason};
+use crate::topology::build::{self, BuildError};
+use switchyard_crds::TrainJob;
+use switchyard_crds::gpu_topology::GPUTopology;
+
+/// Everything a plan is made from.
+#[derive(Debug, Clone)]
+pub struct Snapshot<'a> {
+    /// The job, valid by its schema and rules.
+    pub job: &'a TrainJob,
+    /// The nodes that may be used, in order of preference.
+    pub nodes: &'a [GPUTopology],
+    /// Attempt number, from 1.
+    pub attempt: u32,
+    /// Address where rank 0 listens.
+    pub rendezvous: &'a str,
+    /// Directory of the run, in which configuration, key and logs lie.
+    pub run_dir: &'a str,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The job asks for something that cannot be.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Invalid(Vec<Invalid>),
+    /// A node's report cannot be used.
+    #[error(transparent)]
+    Topology(#[from] BuildError),
+    /// No placement satisfies the job.
+    #[error("not placeable: {job}: {reason}; smallest change that fits: {}", reason.remedy())]
+    NotPlaceable {
+        /// Name of the job.
+        job: String,
+        /// What is missing.
+        reason: Reason,
+    },
+}
+
+/// Plans one attempt of a job.
+///
+/// # Errors
+/// All faults of the job, an unusable report, or the reason why no placement exists.
+pub fn plan(snapshot: &Snapshot<'_>) -> Result<Plan, Refusal> {
+    let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
+    let named = build::build(snapshot.nodes)?;
+    let assignment = placement::solve(&named.cluster, &job.request)
+        .map_err(|reason| Refusal::NotPlaceable { job: job.name.clone(), reason })?;
+    Ok(processes::processes(&job, &named, &assignment, snapshot))
+}

@@ -1,0 +1,215 @@
+//! ValidJob and assignment to process specs: argv, environment with the reason of each entry, CPUs, devices. Total: cannot fail.
+
+use super::Snapshot;
+use super::validate::ValidJob;
+use crate::placement::{Assignment, Mode, Place};
+use crate::topology::build::NamedCluster;
+use serde::Serialize;
+use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::{CpuList, env};
+
+/// Everything that will run in one attempt of a job, and why.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Name of the job.
+    pub job: String,
+    /// Attempt number, from 1.
+    pub attempt: u32,
+    /// Why this placement, in one sentence.
+    pub reason: String,
+    /// What was given up, with numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+    /// The nodes of the job in rank order.
+    pub nodes: Vec<PlannedNode>,
+    /// The configuration every rank reads.
+    pub engine: EngineConfig,
+    /// Memory limit of a node, bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit_bytes: Option<u64>,
+    /// Restarts of the whole group that the job allows.
+    pub max_restarts: u32,
+}
+
+impl Plan {
+    /// Every process in rank order.
+    pub fn processes(&self) -> impl Iterator<Item = &ProcessSpec> {
+        self.nodes.iter().flat_map(|node| &node.processes)
+    }
+
+    /// Number of processes.
+    pub fn world(&self) -> u32 {
+        self.nodes.iter().map(|node| node.processes.len() as u32).sum()
+    }
+}
+
+/// The part of a job on one node: one pod in a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedNode {
+    /// Name of the pod: JOB-ATTEMPT-NODERANK.
+    pub name: String,
+    /// Name of the node it runs on.
+    pub node_name: String,
+    /// Lowest global rank.
+    pub first_rank: u32,
+    /// One per process.
+    pub processes: Vec<ProcessSpec>,
+}
+
+/// One process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessSpec {
+    /// Global rank.
+    pub rank: u32,
+    /// Program and arguments; the program is found beside `switchyard` or on the PATH.
+    pub argv: Vec<String>,
+    /// Environment, in the order in which it is set; a later entry of a name wins.
+    pub env: Vec<EnvEntry>,
+    /// CPUs the process is pinned to, as a kernel list; absent: not pinned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
+    /// NUMA nodes of those CPUs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub numa_nodes: Vec<u32>,
+    /// Compute threads.
+    pub threads: u32,
+    /// Devices it computes on.
+    pub devices: Vec<Device>,
+}
+
+/// What a process computes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// The cores it is pinned to.
+    Cpu,
+}
+
+/// One environment variable and why it is set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnvEntry {
+    /// Name.
+    pub name: String,
+    /// Value.
+    pub value: String,
+    /// Why it has this value.
+    pub reason: String,
+}
+
+pub(super) fn processes(
+    job: &ValidJob,
+    named: &NamedCluster,
+    assignment: &Assignment,
+    snapshot: &Snapshot<'_>,
+) -> Plan {
+    let per_node = job.request.processes_per_node;
+    let nodes = assignment
+        .places
+        .chunks(per_node as usize)
+        .enumerate()
+        .map(|(node_rank, places)| {
+            let node_rank = node_rank as u32;
+            PlannedNode {
+                name: format!("{}-{}-{node_rank}", job.name, snapshot.attempt),
+                node_name: named.names[places[0].node.0 as usize].clone(),
+                first_rank: node_rank * per_node,
+                processes: places
+                    .iter()
+                    .enumerate()
+                    .map(|(local_rank, place)| process(job, snapshot, node_rank, local_rank as u32, place))
+                    .collect(),
+            }
+        })
+        .collect();
+    // Ranks share one configuration file, so they all get the threads of the narrowest place.
+    let threads = assignment.places.iter().map(|place| place.threads).min().unwrap_or(1);
+    Plan {
+        job: job.name.clone(),
+        attempt: snapshot.attempt,
+        reason: reason(job, named, assignment),
+        warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
+        nodes,
+        engine: EngineConfig { cpu_threads: threads, ..job.engine.clone() },
+        memory_limit_bytes: job.memory_limit,
+        max_restarts: job.max_restarts,
+    }
+}
+
+fn process(job: &ValidJob, snapshot: &Snapshot<'_>, node_rank: u32, local_rank: u32, place: &Place) -> ProcessSpec {
+    let cpus = (!place.cpus.is_empty()).then(|| CpuList::new(place.cpus.iter().copied()).to_string());
+    let mut env = Vec::new();
+    let mut set = |name: &str, value: String, reason: String| {
+        env.push(EnvEntry { name: name.to_string(), value, reason });
+    };
+    let run_dir = snapshot.run_dir;
+    set(env::JOB, job.name.clone(), "metadata.name".into());
+    set(env::ATTEMPT, snapshot.attempt.to_string(), "fences off processes of older attempts".into());
+    set(env::NODE_RANK, node_rank.to_string(), "position of the node in the ring of nodes".into());
+    set(env::NUM_NODES, job.request.nodes.to_string(), "spec.trainer.numNodes".into());
+    set(env::PROCS_PER_NODE, job.request.processes_per_node.to_string(), "spec.trainer.numProcPerNode".into());
+    set(env::LOCAL_RANK, local_rank.to_string(), "position of the process on its node".into());
+    set(env::RENDEZVOUS, snapshot.rendezvous.to_string(), "rank 0 listens here and nowhere else".into());
+    set(env::CONFIG, format!("{run_dir}/engine.json"), "engine configuration, the same for every rank".into());
+    set(
+        env::KEY_FILE,
+        format!("{run_dir}/attempt-{}.key", snapshot.attempt),
+        "token of this attempt, readable by its owner only".into(),
+    );
+    set(env::RUN_DIR, run_dir.to_string(), "where the trained model goes".into());
+    if let Some(cpus) = &cpus {
+        let numa: Vec<String> = place.numa_nodes.iter().map(ToString::to_string).collect();
+        let reason =
+            format!("{} core{} of NUMA node {}", place.cores, if place.cores == 1 { "" } else { "s" }, numa.join(", "));
+        set(env::CPUS, cpus.clone(), reason);
+    }
+    for (name, value) in &job.env {
+        set(name, value.clone(), "spec.trainer.env".into());
+    }
+    ProcessSpec {
+        rank: node_rank * job.request.processes_per_node + local_rank,
+        argv: vec!["switchyard-worker".into(), "train".into()],
+        env,
+        cpus,
+        numa_nodes: place.numa_nodes.clone(),
+        threads: place.threads,
+        devices: vec![Device::Cpu],
+    }
+}
+
+/// Why this placement, in one sentence.
+fn reason(job: &ValidJob, named: &NamedCluster, assignment: &Assignment) -> String {
+    let world = assignment.places.len();
+    let processes = format!("{world} process{}", if world == 1 { "" } else { "es" });
+    if job.request.mode == Mode::Ignored {
+        return format!("{processes}, not pinned: topologyPolicy.mode is Ignored");
+    }
+    let cores: usize = named.cluster.nodes.iter().map(crate::topology::model::Node::cores).sum();
+    let numa: usize = named.cluster.nodes.iter().map(|node| node.numa_nodes.len()).sum();
+    let narrowest = assignment.places.iter().map(|place| place.cores).min().unwrap_or(0);
+    let widest = assignment.places.iter().map(|place| place.cores).max().unwrap_or(0);
+    let width = if narrowest == widest { format!("{widest}") } else { format!("{narrowest} to {widest}") };
+    let own = if assignment
+        .warnings
+        .iter()
+        .any(|warning| matches!(warning, crate::placement::Warning::Oversubscribed { .. }))
+    {
+        "shared"
+    } else {
+        "of its own"
+    };
+    let inside = if assignment.places.iter().all(|place| place.numa_nodes.len() <= 1) {
+        "inside one NUMA node"
+    } else {
+        "across NUMA nodes"
+    };
+    format!(
+        "{processes}, each with {width} core{} {own} {inside}, out of {cores} core{} in {numa} NUMA node{}",
+        if width == "1" { "" } else { "s" },
+        if cores == 1 { "" } else { "s" },
+        if numa == 1 { "" } else { "s" },
+    )
+}

@@ -1,0 +1,135 @@
+//! TrainJob to [`ValidJob`]: what schema and CEL rules cannot say, and the translation into the engine's and placement's own words.
+
+use super::engine;
+use crate::placement::{Mode, NumaBinding, Request};
+use switchyard_crds::{self as api, TrainJob};
+use switchyard_worker_contract::config::EngineConfig;
+
+/// A job that can be planned: every number is in the unit it is used in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ValidJob {
+    /// Name of the job.
+    pub name: String,
+    /// What is asked of placement.
+    pub request: Request,
+    /// What the engine needs, but for the number of threads, which placement decides.
+    pub engine: EngineConfig,
+    /// The user's environment, in the manifest's order.
+    pub env: Vec<(String, String)>,
+    /// Memory limit of a node, bytes.
+    pub memory_limit: Option<u64>,
+    /// Restarts allowed.
+    pub max_restarts: u32,
+}
+
+/// A value that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: got {got}; expected {expected}")]
+pub struct Invalid {
+    /// Path of the field.
+    pub field: String,
+    /// What was got.
+    pub got: String,
+    /// What was expected.
+    pub expected: String,
+}
+
+/// Checks a job that its schema and rules accept.
+///
+/// # Errors
+/// All faults.
+pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
+    let mut faults = Vec::new();
+    let spec = &job.spec;
+    let limits = spec.trainer.resources_per_node.as_ref().map(|resources| &resources.limits);
+    let mut quantity = |name: &str, expected: &str| {
+        let text = &limits?.get(name)?.0;
+        let value = parse_quantity(text).filter(|value| *value > 0.0);
+        if value.is_none() {
+            faults.push(Invalid {
+                field: format!("spec.trainer.resourcesPerNode.limits.{name}"),
+                got: format!("`{text}`"),
+                expected: expected.to_string(),
+            });
+        }
+        value
+    };
+    let cpu = quantity("cpu", "a number of cores greater than 0, such as 2 or 500m");
+    let memory = quantity("memory", "a number of bytes greater than 0, such as 4Gi");
+    let engine = engine::config(&spec.engine, &mut faults);
+    let (Some(engine), true) = (engine, faults.is_empty()) else { return Err(faults) };
+    let request = Request {
+        nodes: count(spec.trainer.num_nodes),
+        processes_per_node: count(spec.trainer.num_proc_per_node),
+        threads: spec.trainer.cpu_threads.map(count),
+        // Part of a core still has to be one core to place on.
+        core_limit: cpu.map(|cores| cores.max(1.0) as u32),
+        mode: match spec.topology_policy.mode {
+            api::TopologyMode::Required => Mode::Required,
+            api::TopologyMode::Preferred => Mode::Preferred,
+            api::TopologyMode::Ignored => Mode::Ignored,
+        },
+        numa_binding: match spec.topology_policy.node_topology.numa_binding {
+            api::NumaBinding::Required => NumaBinding::Required,
+            api::NumaBinding::Preferred => NumaBinding::Preferred,
+            api::NumaBinding::None => NumaBinding::None,
+        },
+    };
+    Ok(ValidJob {
+        name: job.metadata.name.clone().unwrap_or_default(),
+        request,
+        engine,
+        env: spec.trainer.env.iter().map(|entry| (entry.name.clone(), entry.value.clone())).collect(),
+        memory_limit: memory.map(|bytes| bytes as u64),
+        max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
+    })
+}
+
+/// A count that the schema bounds from below.
+fn count(value: i32) -> u32 {
+    value.unsigned_abs().max(1)
+}
+
+/// The value of a Kubernetes quantity (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
+fn parse_quantity(text: &str) -> Option<f64> {
+    let suffixes: [(&str, f64); 15] = [
+        ("Ki", 1024.0),
+        ("Mi", 1024.0_f64.powi(2)),
+        ("Gi", 1024.0_f64.powi(3)),
+        ("Ti", 1024.0_f64.powi(4)),
+        ("Pi", 1024.0_f64.powi(5)),
+        ("Ei", 1024.0_f64.powi(6)),
+        ("n", 1e-9),
+        ("u", 1e-6),
+        ("m", 1e-3),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("P", 1e15),
+        ("E", 1e18),
+    ];
+    let (number, factor) = suffixes
+        .iter()
+        .find_map(|(suffix, factor)| text.strip_suffix(suffix).map(|number| (number, *factor)))
+        .unwrap_or((text, 1.0));
+    let value = number.parse::<f64>().ok()? * factor;
+    value.is_finite().then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_quantity;
+
+    #[test]
+    fn quantities() {
+        for (text, value) in
+            [("2", 2.0), ("500m", 0.5), ("4Gi", 4294967296.0), ("1.5k", 1500.0), ("1e3", 1000.0), ("2E", 2e18)]
+        {
+            assert_eq!(parse_quantity(text), Some(value), "{text}");
+        }
+        for text in ["", "Gi", "4GiB", "nan", "inf"] {
+            assert_eq!(parse_quantity(text), None, "{text}");
+        }
+    }
+}
