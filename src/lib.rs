@@ -9,6 +9,8 @@
 //! See ARCHITECTURE.md for the rooms and what each may use.
 #![forbid(unsafe_code)]
 
+pub mod cli;
+pub mod local;
 pub mod placement;
 pub mod plan;
 pub mod topology;

@@ -159,6 +159,8 @@ pub struct Inspection {
     pub unigram_nats: f64,
     /// Entropy of a token given the one before it, same split: no bigram model scores lower.
     pub bigram_nats: f64,
+    /// Tokens of one optimizer step over all ranks.
+    pub tokens_per_step: u64,
     /// Optimizer steps in one pass over the training data.
     pub steps_per_epoch: u64,
     /// Optimizer steps of this job.

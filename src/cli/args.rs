@@ -1,0 +1,113 @@
+//! Arguments.
+
+use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use switchyard_worker_contract::exit::Exit;
+
+/// Topology-aware training jobs.
+#[derive(Debug, Parser)]
+#[command(name = "switchyard", version, about, after_long_help = exit_codes(), max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(super) command: Command,
+
+    /// Form of the result: for people, or for programs.
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    pub(super) output: Output,
+
+    /// When to use colour. Also honours `NO_COLOR` and `CLICOLOR_FORCE`.
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    pub(super) color: ColorChoice,
+
+    /// Use only ASCII characters.
+    #[arg(long, global = true)]
+    pub(super) ascii: bool,
+
+    /// Print the result and errors only.
+    #[arg(short, long, global = true)]
+    pub(super) quiet: bool,
+
+    /// Print the reason of each decision too.
+    #[arg(short, long, global = true)]
+    pub(super) verbose: bool,
+}
+
+impl Cli {
+    /// Applies `--color` to everything that is printed.
+    pub fn apply_color(&self) {
+        let choice = match self.color {
+            ColorChoice::Always => anstream::ColorChoice::Always,
+            ColorChoice::Never => anstream::ColorChoice::Never,
+            ColorChoice::Auto => anstream::ColorChoice::Auto,
+        };
+        choice.write_global();
+    }
+}
+
+/// Form of a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For people and programs.
+    Yaml,
+    /// For programs; `run` prints one object per line.
+    Json,
+}
+
+/// Subcommands.
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Run a TrainJob on this machine, without a cluster.
+    #[command(after_long_help = exit_codes())]
+    Run(RunArgs),
+    /// Show what a TrainJob would become on this machine, and why; starts nothing.
+    Plan(PlanArgs),
+    /// Show how this machine, or the one described by a file, is built: GPUs, NICs, NUMA nodes, cores.
+    Topo(TopoArgs),
+    /// Print the CRDs of Switchyard, for `kubectl apply --server-side -f -`.
+    Crd,
+    /// Explain an error code, such as SY0003.
+    Explain {
+        /// The code.
+        code: String,
+    },
+    /// Print the version.
+    Version,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// Manifest of a TrainJob; `-` reads standard input.
+    pub file: PathBuf,
+
+    /// Directory for logs, status and the trained model; new or empty. Default: runs/JOB-xxxx.
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+pub(super) struct PlanArgs {
+    /// Manifest of a TrainJob; `-` reads standard input.
+    pub file: PathBuf,
+
+    /// Plan for the machine described by this GPUTopology (YAML) instead of this machine. May be repeated, one per node.
+    #[arg(long, value_name = "FILE")]
+    pub topology: Vec<PathBuf>,
+}
+
+/// Arguments of `topo`.
+#[derive(Debug, Args)]
+pub(super) struct TopoArgs {
+    /// A GPUTopology (YAML). Default: this machine.
+    pub file: Option<PathBuf>,
+}
+
+/// The table of exit codes for `--help`.
+fn exit_codes() -> String {
+    let rows = Exit::ALL.iter().map(|(exit, text)| format!("  {:>3}  {text}", exit.code()));
+    format!("Exit codes:\n{}", rows.collect::<Vec<_>>().join("\n"))
+}

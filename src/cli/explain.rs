@@ -1,0 +1,47 @@
+//! `switchyard explain SYnnnn`: the page of an error code, without a network.
+
+use super::refuse;
+use switchyard_worker_contract::exit::Exit;
+
+/// The pages, one heading per code.
+const PAGES: &str = include_str!("../../docs/errors.md");
+
+/// Prints the page of a code.
+pub(super) fn explain(code: &str) -> Exit {
+    match page(code) {
+        Some(text) => {
+            println!("{text}");
+            Exit::Done
+        }
+        None => {
+            let known: Vec<&str> = PAGES.lines().filter_map(|line| line.strip_prefix("## ")?.split(' ').next()).collect();
+            refuse(&format!("no error code `{code}`; known: {}", known.join(", ")), Exit::Usage)
+        }
+    }
+}
+
+/// The section of a code, without the mark of its heading.
+fn page(code: &str) -> Option<String> {
+    let heading = format!("## {} ", code.to_uppercase());
+    let start = PAGES.find(&heading)? + 3;
+    let rest = &PAGES[start..];
+    Some(rest[..rest.find("\n## ").unwrap_or(rest.len())].trim_end().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::page;
+    use switchyard_crds::validate::FaultKind;
+
+    #[test]
+    fn every_code_of_the_validation_has_a_page() {
+        use FaultKind::*;
+        for kind in [WrongDocument, UnknownField, WrongType, NotAllowed, OutOfRange, Missing, WrongForm, Rule] {
+            assert!(page(kind.code()).is_some_and(|text| text.lines().count() > 2), "{}", kind.code());
+        }
+        for code in ["SY0001", "SY0503", "sy0503"] {
+            assert!(page(code).is_some(), "{code}");
+        }
+        assert_eq!(page("SY9999"), None);
+    }
+}

@@ -1,0 +1,55 @@
+//! Machines on the command line: this one, or described by a file; `switchyard topo`.
+
+use super::args::{Cli, Output, TopoArgs};
+use super::{refuse, topo};
+use jiff::Timestamp;
+use serde_json::json;
+use std::io::IsTerminal;
+use std::path::Path;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_node_agent::{Roots, describe};
+use switchyard_worker_contract::exit::Exit;
+
+/// Columns of output that goes to no terminal.
+const PIPE_WIDTH: usize = 100;
+
+/// This machine, described as a node agent would.
+pub(super) fn this_machine() -> Result<GPUTopology, String> {
+    describe(&Roots::default(), Timestamp::now()).map_err(|error| format!("cannot describe this machine: {error}"))
+}
+
+/// The machine that a file describes.
+pub(super) fn read_file(path: &Path) -> Result<GPUTopology, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let topology: GPUTopology =
+        serde_saphyr::from_str(&text).map_err(|error| format!("{} is not a GPUTopology\n{error}", path.display()))?;
+    if topology.status.is_none() {
+        return Err(format!("{}: status: got nothing; expected the description of a machine", path.display()));
+    }
+    Ok(topology)
+}
+
+/// Shows a machine.
+pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Exit {
+    let found = match &args.file {
+        Some(path) => read_file(path).map_err(|error| (error, Exit::Usage)),
+        None => this_machine().map_err(|error| (error, Exit::Unexpected)),
+    };
+    let topology = match found {
+        Ok(topology) => topology,
+        Err((error, exit)) => return refuse(&error, exit),
+    };
+    match cli.output {
+        Output::Table => {
+            let width = if std::io::stdout().is_terminal() {
+                terminal_size::terminal_size().map_or(PIPE_WIDTH, |(width, _)| usize::from(width.0))
+            } else {
+                PIPE_WIDTH
+            };
+            println!("{}", topo::render(&topology, width).trim_end());
+        }
+        Output::Yaml => println!("{}", serde_saphyr::to_string(&topology).unwrap_or_default().trim_end()),
+        Output::Json => println!("{}", json!(topology)),
+    }
+    Exit::Done
+}

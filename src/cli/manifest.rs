@@ -1,0 +1,268 @@
+//! Reads a manifest: YAML with positions, then the API's own validation; every fault is shown in the user's file.
+
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Spanned, options};
+use std::fmt;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+use switchyard_crds::TrainJob;
+use switchyard_crds::validate::{self, Fault};
+
+/// Largest manifest taken. etcd refuses objects above 1.5 MiB.
+const LARGEST: u64 = 1 << 20;
+
+/// A manifest that cannot be used, ready to be printed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ManifestError(pub String);
+
+/// Reads and validates the TrainJob in `path`; `-` is standard input. `styled` colours the excerpts.
+///
+/// # Errors
+/// The file cannot be read, is too large, is no YAML, holds no or several documents, or is not a valid TrainJob.
+pub fn read(path: &Path, styled: bool) -> Result<TrainJob, ManifestError> {
+    let name = if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() };
+    let text = read_text(path, &name)?;
+    parse(&name, &text, styled)
+}
+
+fn read_text(path: &Path, name: &str) -> Result<String, ManifestError> {
+    let unreadable = |what: &str| ManifestError(format!("error[SY0001]: cannot read {name}: {what}"));
+    let mut bytes = Vec::new();
+    if path == Path::new("-") {
+        std::io::stdin().take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
+    } else {
+        let kind = std::fs::metadata(path).map_err(|error| unreadable(&error.to_string()))?;
+        if !kind.is_file() {
+            let got = if kind.is_dir() { "a directory" } else { "not a regular file" };
+            return Err(unreadable(&format!("got {got}; expected a file with a TrainJob")));
+        }
+        let file = std::fs::File::open(path).map_err(|error| unreadable(&error.to_string()))?;
+        file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
+    }
+    if bytes.len() as u64 > LARGEST {
+        return Err(unreadable("got more than 1 MiB; expected a manifest of at most 1 MiB, the most that a cluster stores"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        unreadable(&format!("got a byte that is not UTF-8 at offset {}; expected text", error.utf8_error().valid_up_to()))
+    })
+}
+
+fn parse(name: &str, text: &str, styled: bool) -> Result<TrainJob, ManifestError> {
+    let options = options! { strict_booleans: true };
+    let mut documents: Vec<Spanned<Node>> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        let excerpt = error.to_string();
+        ManifestError(format!("error[SY0001]: {name} is not valid YAML\n{excerpt}"))
+    })?;
+    if documents.len() != 1 {
+        let got = if documents.is_empty() { "no document".to_string() } else { format!("{} documents", documents.len()) };
+        return Err(ManifestError(format!("error[SY0002]: {name}: got {got}; expected one TrainJob in a file")));
+    }
+    let Some(document) = documents.pop() else {
+        return Err(ManifestError(format!("error[SY0002]: {name}: got no document; expected one TrainJob")));
+    };
+    validate::train_job(&document.value.to_json())
+        .map_err(|faults| ManifestError(render(name, text, &document, &faults, styled)))
+}
+
+/// A YAML value that remembers where each of its parts lies.
+#[derive(Debug)]
+enum Node {
+    Scalar(serde_json::Value),
+    List(Vec<Spanned<Node>>),
+    Map(Vec<(Spanned<String>, Spanned<Node>)>),
+}
+
+impl Node {
+    fn to_json(&self) -> serde_json::Value {
+        match self {
+            Node::Scalar(value) => value.clone(),
+            Node::List(items) => items.iter().map(|item| item.value.to_json()).collect(),
+            Node::Map(entries) => {
+                entries.iter().map(|(key, value)| (key.value.clone(), value.value.to_json())).collect::<serde_json::Map<_, _>>().into()
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NodeVisitor;
+        impl<'de> Visitor<'de> for NodeVisitor {
+            type Value = Node;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a value")
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Node, E> {
+                let number = serde_json::Number::from_f64(value).ok_or_else(|| E::custom("not a finite number"))?;
+                Ok(Node::Scalar(number.into()))
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_unit<E>(self) -> Result<Node, E> {
+                Ok(Node::Scalar(serde_json::Value::Null))
+            }
+            fn visit_none<E>(self) -> Result<Node, E> {
+                Ok(Node::Scalar(serde_json::Value::Null))
+            }
+            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+                Node::deserialize(deserializer)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = access.next_element()? {
+                    items.push(item);
+                }
+                Ok(Node::List(items))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+                let mut entries: Vec<(Spanned<String>, Spanned<Node>)> = Vec::new();
+                while let Some((key, value)) = access.next_entry::<Spanned<String>, Spanned<Node>>()? {
+                    if entries.iter().any(|(known, _)| known.value == key.value) {
+                        return Err(A::Error::custom(format!("the key `{}` appears twice", key.value)));
+                    }
+                    entries.push((key, value));
+                }
+                Ok(Node::Map(entries))
+            }
+        }
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+/// Where the field of a fault lies: its value, or its key when the field itself is the fault; the nearest parent when it is missing.
+fn locate(document: &Spanned<Node>, fault: &Fault) -> Option<Range<usize>> {
+    let mut node = document;
+    let mut key: Option<&Spanned<String>> = None;
+    for part in &fault.path {
+        let next = match &node.value {
+            Node::Map(entries) => entries.iter().find(|(name, _)| name.value == *part).map(|(name, value)| (Some(name), value)),
+            Node::List(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)).map(|item| (key, item)),
+            Node::Scalar(_) => None,
+        };
+        match next {
+            Some((name, value)) => {
+                key = name;
+                node = value;
+            }
+            None => break,
+        }
+    }
+    let show_key = fault.kind == validate::FaultKind::UnknownField || !matches!(node.value, Node::Scalar(_));
+    match key.filter(|_| show_key) {
+        Some(key) => bytes(key.referenced.span()),
+        None if matches!(node.value, Node::Scalar(_)) => bytes(node.referenced.span()),
+        None => None,
+    }
+}
+
+fn bytes(span: serde_saphyr::Span) -> Option<Range<usize>> {
+    let start = usize::try_from(span.byte_offset()?).ok()?;
+    let length = usize::try_from(span.byte_len()?).ok()?;
+    Some(start..start + length.max(1))
+}
+
+fn render(name: &str, text: &str, document: &Spanned<Node>, faults: &[Fault], styled: bool) -> String {
+    let renderer = if styled { Renderer::styled() } else { Renderer::plain() };
+    let mut out = String::new();
+    for fault in faults {
+        let field = fault.field();
+        let title = if field.is_empty() { fault.message.clone() } else { format!("{field}: {}", fault.message) };
+        let mut label = String::new();
+        if !fault.got.is_empty() {
+            label = format!("got {}", fault.got);
+        }
+        let mut group: Group<'_> = match locate(document, fault).filter(|range| range.end <= text.len()) {
+            Some(range) => Level::ERROR.primary_title(title).id(fault.kind.code()).element(
+                Snippet::source(text).path(name).annotation(AnnotationKind::Primary.span(range).label(label)),
+            ),
+            None => {
+                let place = if label.is_empty() { format!("in {name}") } else { format!("in {name}: {label}") };
+                Level::ERROR.primary_title(title).id(fault.kind.code()).element(Level::NOTE.message(place))
+            }
+        };
+        if !fault.expected.is_empty() {
+            group = group.element(Level::NOTE.with_name("expected").message(fault.expected.clone()));
+        }
+        if !fault.help.is_empty() {
+            group = group.element(Level::HELP.message(fault.help.clone()));
+        }
+        out.push_str(&renderer.render(&[group]));
+        out.push_str("\n\n");
+    }
+    out.push_str(&format!("{} error{}; nothing was started", faults.len(), if faults.len() == 1 { "" } else { "s" }));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    const GOOD: &str = r#"apiVersion: training.switchyard.dev/v1alpha1
+kind: TrainJob
+metadata: {name: gpt-source}
+spec:
+  engine:
+    model: {type: GPT, gpt: {layers: 4, hiddenSize: 128, heads: 4, contextLength: 128}}
+    data: {path: "."}
+    steps: 600
+"#;
+
+    fn refused(text: &str) -> String {
+        parse("job.yaml", text, false).unwrap_err().0
+    }
+
+    #[test]
+    fn a_good_manifest_is_read_with_defaults() {
+        let job = parse("job.yaml", GOOD, false).unwrap();
+        assert_eq!(job.spec.trainer.num_proc_per_node, 1);
+        assert_eq!(job.spec.engine.optimizer.learning_rate, "0.001");
+    }
+
+    #[test]
+    fn a_wrong_value_is_shown_in_its_line() {
+        let text = refused(&GOOD.replace("heads: 4", "heads: 5"));
+        assert!(text.contains("error[SY0100]: spec.engine.model.gpt.heads: heads must divide hiddenSize"), "{text}");
+        assert!(text.contains("job.yaml:6:"), "{text}");
+        assert!(text.contains("^ got integer 5"), "{text}");
+    }
+
+    #[test]
+    fn an_unknown_field_is_shown_with_the_nearest_name() {
+        let text = refused(&GOOD.replace("steps: 600", "steps: 600\n    bachSizePerProcess: 3"));
+        assert!(text.contains("error[SY0003]: spec.engine.bachSizePerProcess: unknown field"), "{text}");
+        assert!(text.contains("did you mean `batchSizePerProcess`?") && text.contains("job.yaml:9:5"), "{text}");
+    }
+
+    #[test]
+    fn documents_are_counted() {
+        assert!(refused(&format!("{GOOD}---\n{GOOD}")).contains("got 2 documents; expected one TrainJob"));
+        assert!(refused("").contains("got no document"));
+        assert!(parse("job.yaml", &format!("---\n{GOOD}"), false).is_ok(), "a leading marker is no document");
+    }
+
+    #[test]
+    fn broken_yaml_shows_the_place() {
+        let text = refused("apiVersion: [1,\nkind: {");
+        assert!(text.contains("error[SY0001]: job.yaml is not valid YAML"), "{text}");
+    }
+
+    #[test]
+    fn a_key_that_appears_twice_is_refused() {
+        assert!(refused(&GOOD.replace("steps: 600", "steps: 600\n    steps: 5")).contains("SY0001"));
+    }
+}

@@ -1,0 +1,260 @@
+//! `switchyard run` and `switchyard plan`.
+
+use super::args::{Cli, Output, PlanArgs, RunArgs};
+use super::{machine, manifest, refuse, screen};
+use crate::local::{self, Interval, Observer, RunDir, Update, Worker};
+use crate::plan::{Snapshot, plan as make_plan};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_worker_contract::event::Inspection;
+use switchyard_worker_contract::exit::Exit;
+
+/// Version of the JSON that commands print.
+const CLI_VERSION: &str = "cli.switchyard.dev/v1";
+
+/// Time between two progress lines where there is no terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Runs a TrainJob on this machine.
+pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
+    let job = match manifest::read(&args.file, std::io::stderr().is_terminal()) {
+        Ok(job) => job,
+        Err(error) => return refuse(&error.0, Exit::Usage),
+    };
+    let topology = match machine::this_machine() {
+
+        Ok(topology) => topology,
+        Err(error) => return refuse(&error, Exit::Unexpected),
+    };
+    let worker = match Worker::find() {
+        Ok(worker) => worker,
+        Err(error) => return refuse(&error.to_string(), Exit::Unexpected),
+    };
+    let name = job.metadata.name.clone().unwrap_or_default();
+    let run_dir = RunDir::choose(&name, args.run_dir.as_deref());
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return refuse(&format!("cannot start the event loop: {error}"), Exit::Unexpected),
+    };
+    let mut show = Show::new(cli, &topology, &run_dir);
+    // The processes are started from this very thread: the kernel ends them when it does.
+    let tasks = tokio::task::LocalSet::new();
+    let ended = tasks.block_on(&runtime, local::run(job, &topology, &run_dir, &worker, &mut show));
+    show.clear();
+    match ended {
+        Ok(outcome) => {
+            match cli.output {
+                Output::Yaml => println!("{}", serde_saphyr::to_string(&outcome.job).unwrap_or_default().trim_end()),
+                Output::Json => json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job})),
+                Output::Table if outcome.exit != Exit::Done => {
+                    eprintln!("{}; status, plan and logs in {}", outcome.exit.meaning(), run_dir.short());
+                }
+                Output::Table => {}
+            }
+            outcome.exit
+        }
+        Err(error) => refuse(&error.to_string(), error.exit()),
+    }
+}
+
+/// Shows what a TrainJob would become.
+pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
+    let job = match manifest::read(&args.file, std::io::stderr().is_terminal()) {
+        Ok(job) => job,
+        Err(error) => return refuse(&error.0, Exit::Usage),
+    };
+    let nodes: Result<Vec<GPUTopology>, String> = if args.topology.is_empty() {
+        machine::this_machine().map(|topology| vec![topology])
+    } else {
+        args.topology.iter().map(|path| machine::read_file(path)).collect()
+    };
+    let nodes = match nodes {
+        Ok(nodes) => nodes,
+        Err(error) => return refuse(&error, Exit::Usage),
+    };
+    match make_plan(&Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" }) {
+        Ok(plan) => {
+            match cli.output {
+                Output::Json => json_line("Plan", json!(plan)),
+                Output::Table | Output::Yaml => println!("{}", serde_saphyr::to_string(&plan).unwrap_or_default().trim_end()),
+            }
+            Exit::Done
+        }
+        Err(refusal) => {
+            let error = local::RunError::from(refusal);
+            refuse(&error.to_string(), error.exit())
+        }
+    }
+}
+
+/// One JSON object on one line of standard output.
+fn json_line(kind: &str, mut body: serde_json::Value) {
+    body["apiVersion"] = CLI_VERSION.into();
+    body["kind"] = kind.into();
+    println!("{body}");
+}
+
+/// Shows a run: on a terminal with a bar, else with lines, for programs as JSON.
+struct Show<'a> {
+    output: Output,
+    quiet: bool,
+    verbose: bool,
+    machine: &'a GPUTopology,
+    run_dir: &'a RunDir,
+    bar: Option<ProgressBar>,
+    ascii: bool,
+    inspection: Option<Inspection>,
+    last_line: Option<Instant>,
+}
+
+impl<'a> Show<'a> {
+    fn new(cli: &Cli, machine: &'a GPUTopology, run_dir: &'a RunDir) -> Self {
+        Show {
+            output: cli.output,
+            quiet: cli.quiet,
+            verbose: cli.verbose,
+            machine,
+            run_dir,
+            bar: None,
+            ascii: cli.ascii || !utf8_locale(),
+            inspection: None,
+            last_line: None,
+        }
+    }
+
+    /// Whether text for people goes to standard error.
+    fn talks(&self) -> bool {
+        !self.quiet && self.output != Output::Json
+    }
+
+    fn say(&self, text: &str) {
+        if self.talks() {
+            match &self.bar {
+                Some(bar) => bar.suspend(|| eprintln!("{text}")),
+                None => eprintln!("{text}"),
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn progress(&mut self, interval: &Interval) {
+        if self.output == Output::Json {
+            let figures = &interval.figures;
+            return json_line("RunProgress", json!({
+                "time": figures.at, "step": figures.step, "totalSteps": figures.total_steps, "loss": figures.loss,
+                "validationLoss": figures.validation_loss, "tokensPerSecond": figures.tokens_per_second,
+                "stepMilliseconds": interval.step_ms, "computeMilliseconds": interval.compute_ms,
+                "communicationWaitMilliseconds": interval.communication_wait_ms, "inputWaitMilliseconds": interval.input_wait_ms,
+                "communicationWaitPercent": figures.communication_percent, "inputWaitPercent": figures.input_percent,
+                "remainingSeconds": figures.remaining_seconds, "learningRate": interval.learning_rate,
+                "gradientNorm": interval.gradient_norm, "slowestRank": interval.slowest_rank,
+            }));
+        }
+        if self.quiet {
+            return;
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(interval.figures.step);
+            bar.set_message(screen::bar_message(interval));
+            return;
+        }
+        let last = interval.figures.step == interval.figures.total_steps;
+        if last || self.last_line.is_none_or(|at| at.elapsed() >= LINE_INTERVAL) {
+            self.last_line = Some(Instant::now());
+            eprintln!("{}", screen::plain_line(interval, interval.figures.at));
+        }
+    }
+}
+
+impl Observer for Show<'_> {
+    fn observe(&mut self, update: Update<'_>) {
+        match update {
+            Update::Starting { plan, inspection, run_dir } => {
+                self.say(&screen::header(plan, inspection, &run_dir.short(), self.machine));
+                for warning in &plan.warnings {
+                    self.say(&format!("warning: {warning}"));
+                }
+                if inspection.empty_files > 0 {
+                    self.say(&format!("warning: {} empty files were left out", inspection.empty_files));
+                }
+                if self.verbose {
+                    for process in plan.processes() {
+                        for entry in &process.env {
+                            self.say(&format!("  rank {}  {}={}  ({})", process.rank, entry.name, entry.value, entry.reason));
+                        }
+                    }
+                }
+                if self.output == Output::Json {
+                    json_line("RunStarting", json!({"runDir": run_dir.text(), "plan": plan, "inspection": inspection}));
+                }
+                self.inspection = Some(inspection.clone());
+            }
+            Update::Ready { attempt, plan, ranks } => {
+                self.say(&screen::rank_table(plan, ranks));
+                if let Some(inspection) = &self.inspection {
+                    self.say(&screen::fusion(plan, inspection, ranks));
+                    if self.talks() && std::io::stderr().is_terminal() {
+                        self.bar = Some(bar(inspection.total_steps, self.ascii));
+                    }
+                }
+                if self.output == Output::Json {
+                    json_line("RunReady", json!({"attempt": attempt, "ranks": ranks}));
+                }
+            }
+            Update::Progress(interval) => self.progress(interval),
+            Update::Evaluation { step, loss } => {
+                if self.output == Output::Json {
+                    json_line("RunEvaluation", json!({"step": step, "loss": loss}));
+                }
+            }
+            Update::Failed { attempt, cause } => {
+                self.clear();
+                eprintln!("{}", screen::failure(cause, attempt));
+                if self.output == Output::Json {
+                    json_line("RunFailure", json!({
+                        "attempt": attempt, "rank": cause.rank, "pid": cause.pid, "cause": cause.cause, "during": cause.during,
+                        "log": cause.log.path, "lastLines": cause.log.tail,
+                    }));
+                }
+            }
+            Update::Restarting { attempt, restarts, max_restarts } => {
+                self.say(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from the beginning"));
+                if self.output == Output::Json {
+                    json_line("RunRestarting", json!({"attempt": attempt, "restarts": restarts, "maxRestarts": max_restarts}));
+                }
+            }
+            Update::Stopping { signal } => {
+                self.clear();
+                self.say(&format!("{signal}: stopping all ranks; once more to end them at once"));
+            }
+            Update::Finished { report, inspection, seconds, tokens_per_second } => {
+                self.clear();
+                if self.output == Output::Table {
+                    println!("{}", screen::summary(report, inspection, seconds, tokens_per_second, &self.run_dir.short()));
+                }
+            }
+        }
+    }
+}
+
+fn bar(total: u64, ascii: bool) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    let style = ProgressStyle::with_template("step {pos}/{len} [{bar:24}] {percent:>3}%   {msg}");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style.progress_chars(if ascii { "=> " } else { "━╸ " }));
+    bar
+}
+
+/// Whether the locale can show more than ASCII.
+fn utf8_locale() -> bool {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    locale.is_some_and(|locale| locale.to_lowercase().replace('-', "").contains("utf8"))
+}

@@ -1,0 +1,90 @@
+//! Asks the worker what it would do, before anything starts: data, static plan, memory.
+
+use super::worker::Worker;
+use std::io;
+use std::process::Stdio;
+use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::Inspection;
+use switchyard_worker_contract::exit::Exit;
+use tokio::io::AsyncWriteExt;
+
+/// Why the job cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// The worker refused, and said why.
+    #[error("{message}")]
+    Refused {
+        /// The worker's words.
+        message: String,
+        /// Its exit code.
+        exit: Exit,
+    },
+    /// The worker could not be asked.
+    #[error("cannot run {program}: {source}")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The worker ended without an answer.
+    #[error("{program} inspect ended with {status} and no answer: {stderr}")]
+    NoAnswer {
+        /// The program.
+        program: String,
+        /// How it ended.
+        status: String,
+        /// What it printed on standard error.
+        stderr: String,
+    },
+}
+
+impl InspectError {
+    /// The exit code that fits.
+    pub fn exit(&self) -> Exit {
+        match self {
+            InspectError::Refused { exit, .. } => *exit,
+            InspectError::Start { .. } | InspectError::NoAnswer { .. } => Exit::Unexpected,
+        }
+    }
+}
+
+/// Runs `switchyard-worker inspect` with the configuration on its standard input. Ends the worker when the future is dropped.
+///
+/// # Errors
+/// The worker refuses the configuration or its data, or cannot be asked.
+pub async fn inspect(worker: &Worker, config: &EngineConfig, world: u32) -> Result<Inspection, InspectError> {
+    let program = worker.path.display().to_string();
+    let start = |source| InspectError::Start { program: program.clone(), source };
+    let mut child = tokio::process::Command::new(&worker.path)
+        .arg("inspect")
+        .env(env::NUM_NODES, "1")
+        .env(env::PROCS_PER_NODE, world.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(start)?;
+    let config = serde_json::to_vec(config).expect("invariant: an engine configuration serialises to JSON");
+    if let Some(mut stdin) = child.stdin.take() {
+        // A worker that ends without reading says why itself.
+        let _ = stdin.write_all(&config).await;
+    }
+    let output = child.wait_with_output().await.map_err(start)?;
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().to_string();
+    if output.status.success() {
+        return serde_json::from_slice(&output.stdout).map_err(|error| InspectError::NoAnswer {
+            program: program.clone(),
+            status: "an answer this version cannot read".into(),
+            stderr: error.to_string(),
+        });
+    }
+    match output.status.code().and_then(Exit::from_code) {
+        Some(exit @ (Exit::Usage | Exit::Data | Exit::OwnFailure)) => {
+            Err(InspectError::Refused { message: stderr.trim_start_matches("error: ").to_string(), exit })
+        }
+        _ => Err(InspectError::NoAnswer { program: program.clone(), status: output.status.to_string(), stderr }),
+    }
+}

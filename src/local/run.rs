@@ -1,0 +1,309 @@
+//! A job from its plan to its end, over all attempts.
+
+use super::attempt::{self, AttemptError, Ended, RootCause, Signals};
+use super::inspect::{InspectError, inspect};
+use super::run_dir::{RunDir, RunDirError};
+use super::worker::{Worker, WorkerNotFound};
+use super::{Observer, Update};
+use crate::plan::restart::{Cause, Decision, decide};
+use crate::plan::status::{Figures, Observed, status};
+use crate::plan::{Plan, Refusal, Snapshot, plan};
+use jiff::Timestamp;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use switchyard_crds::conditions::Stage;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_worker_contract::event::Inspection;
+use switchyard_worker_contract::exit::Exit;
+
+/// How a job ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit code for the command.
+    pub exit: Exit,
+    /// The job with its final status.
+    pub job: TrainJob,
+    /// Why it was given up.
+    pub cause: Option<RootCause>,
+}
+
+/// Why a job did not start, or could not be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no plan.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The worker refused the data or the model.
+    #[error(transparent)]
+    Inspect(#[from] InspectError),
+    /// The worker is not installed.
+    #[error(transparent)]
+    Worker(#[from] WorkerNotFound),
+    /// The run directory cannot be used.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// An attempt could not be carried out.
+    #[error(transparent)]
+    Attempt(#[from] AttemptError),
+    /// More memory than there is.
+    #[error("not placeable: {job}: {processes} processes of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer processes, or a higher limit")]
+    Memory {
+        /// Name of the job.
+        job: String,
+        /// Number of processes.
+        processes: u32,
+        /// Memory of one process.
+        need: String,
+        /// Memory of all.
+        total: String,
+        /// What bounds it.
+        limit_name: &'static str,
+        /// The bound.
+        limit: String,
+    },
+    /// No port on the loopback interface.
+    #[error("cannot listen on {address}: {source}", address = Ipv4Addr::LOCALHOST)]
+    Listen {
+        /// Why.
+        source: io::Error,
+    },
+    /// A stop was asked for before anything started.
+    #[error("stopped by {1} before the start")]
+    Stopped(Exit, &'static str),
+}
+
+impl RunError {
+    /// The exit code that fits.
+    pub fn exit(&self) -> Exit {
+        match self {
+            RunError::Refused(Refusal::Invalid(_)) => Exit::Usage,
+            RunError::Refused(Refusal::NotPlaceable { .. }) | RunError::Memory { .. } => Exit::NotPlaceable,
+            RunError::Inspect(error) => error.exit(),
+            RunError::Stopped(exit, _) => *exit,
+            RunError::Refused(Refusal::Topology(_))
+            | RunError::Worker(_)
+            | RunError::RunDir(_)
+            | RunError::Attempt(_)
+            | RunError::Listen { .. } => Exit::Unexpected,
+        }
+    }
+}
+
+/// Runs a valid job on this machine until it ends.
+///
+/// # Errors
+/// It cannot start, or its processes cannot be watched; then none is left running.
+pub async fn run(
+    job: TrainJob,
+    machine: &GPUTopology,
+    run_dir: &RunDir,
+    worker: &Worker,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
+    let mut signals = Signals::listen()?;
+    let nodes = std::slice::from_ref(machine);
+    let plan_attempt = |attempt: u32, rendezvous: &str| {
+        plan(&Snapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text() })
+    };
+    // The address is not known before the attempt; everything else of the plan is.
+    let first = plan_attempt(1, "127.0.0.1:0")?;
+    let inspection = tokio::select! {
+        found = inspect(worker, &first.engine, first.world()) => found?,
+        (exit, signal) = signals.next() => return Err(RunError::Stopped(exit, signal)),
+    };
+    check_memory(&first, &inspection, machine)?;
+    run_dir.create()?;
+    let mut run = Run {
+        record: Record { job: job.clone(), status: None, start: Timestamp::now(), run_dir },
+        restarts: 0,
+        figures: None,
+    };
+    let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
+    run_dir.replace("engine.json", &engine)?;
+    observer.observe(Update::Starting { plan: &first, inspection: &inspection, run_dir });
+    let mut attempt = 1;
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|source| RunError::Listen { source })?;
+        let address = listener.local_addr().map_err(|source| RunError::Listen { source })?;
+        let plan = plan_attempt(attempt, &address.to_string())?;
+        run_dir.replace("plan.yaml", &serde_saphyr::to_string(&plan).unwrap_or_default())?;
+        run_dir.write_key(attempt)?;
+        let message = format!("attempt {attempt}: {} processes start", plan.world());
+        run.write(Stage::Starting, message, Some(attempt), Some(&plan))?;
+        let ended = {
+            let mut recorder = Recorder { run: &mut run, plan: &plan, observer, failed: None };
+            let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
+            let failed = recorder.failed.take();
+            run_dir.remove_key(attempt);
+            match (ended, failed) {
+                (Ok(_), Some(error)) => Err(error.into()),
+                (ended, _) => ended,
+            }
+        };
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(error) => {
+                // The disk may be what failed: the status is worth a try, the error is what is reported.
+                let _ = run.write(Stage::Failed, error.to_string(), Some(attempt), Some(&plan));
+                return Err(error.into());
+            }
+        };
+        if let Some(interval) = &ended.interval {
+            run.figures = Some(interval.figures);
+        }
+        if let Some(cause) = &ended.cause {
+            observer.observe(Update::Failed { attempt, cause });
+        }
+        match decide(ended.ending, run.restarts, plan.max_restarts) {
+            Decision::Restart => {
+                run.restarts += 1;
+                let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
+                run.write(Stage::Restarting, cause, Some(attempt), Some(&plan))?;
+                attempt += 1;
+                observer.observe(Update::Restarting { attempt, restarts: run.restarts, max_restarts: plan.max_restarts });
+            }
+            decision => return run.end(decision, ended, attempt, &plan, &inspection, observer),
+        }
+    }
+}
+
+/// The state of a job over its attempts.
+struct Run<'a> {
+    record: Record<'a>,
+    restarts: u32,
+    figures: Option<Figures>,
+}
+
+impl Run<'_> {
+    fn write(&mut self, stage: Stage, message: String, attempt: Option<u32>, plan: Option<&Plan>) -> Result<(), RunDirError> {
+        let observed = Observed {
+            stage,
+            message,
+            generation: self.record.job.metadata.generation,
+            attempt,
+            restarts: self.restarts,
+            start: Some(self.record.start),
+            plan,
+            not_placeable: None,
+            figures: self.figures,
+        };
+        self.record.write(&observed)
+    }
+
+    fn end(
+        mut self,
+        decision: Decision,
+        ended: Ended,
+        attempt: u32,
+        plan: &Plan,
+        inspection: &Inspection,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, RunError> {
+        let (stage, message, exit) = match decision {
+            Decision::Complete => {
+                let steps = ended.finished.as_ref().map_or(0, |finished| finished.step);
+                (Stage::Complete, format!("{steps} steps done"), Exit::Done)
+            }
+            Decision::Stop(exit) => (Stage::Suspended, format!("{} before the end", exit.meaning()), exit),
+            Decision::GiveUp(exit, why) => {
+                let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
+                let budget = match why {
+                    Cause::BudgetUsed => format!("{} of {} restarts used", self.restarts, plan.max_restarts),
+                    Cause::Permanent => "not restarted: it would fail the same way".to_string(),
+                };
+                (Stage::Failed, format!("{cause}; {budget}"), exit)
+            }
+            Decision::Restart => unreachable!("invariant: the caller restarts"),
+        };
+        if let (Decision::Complete, Some(report)) = (decision, &ended.finished) {
+            if let Some(figures) = &mut self.figures {
+                figures.step = report.step;
+                figures.loss = report.last_loss;
+                figures.validation_loss = report.validation_loss;
+                figures.remaining_seconds = Some(0.0);
+            }
+            let tokens = report.step as f64 * inspection.tokens_per_step as f64;
+            let tokens_per_second = if ended.seconds > 0.0 { tokens / ended.seconds } else { 0.0 };
+            observer.observe(Update::Finished { report, inspection, seconds: ended.seconds, tokens_per_second });
+        }
+        self.write(stage, message, Some(attempt), Some(plan))?;
+        let mut job = self.record.job;
+        job.status = self.record.status;
+        Ok(Outcome { exit, job, cause: ended.cause })
+    }
+}
+
+/// Writes the status beside what the observer sees.
+struct Recorder<'a, 'b> {
+    run: &'a mut Run<'b>,
+    plan: &'a Plan,
+    observer: &'a mut dyn Observer,
+    failed: Option<RunDirError>,
+}
+
+impl Observer for Recorder<'_, '_> {
+    fn observe(&mut self, update: Update<'_>) {
+        let attempt = self.plan.attempt;
+        let message = match &update {
+            Update::Ready { ranks, .. } => Some(format!("attempt {attempt}: {} ranks train", ranks.len())),
+            Update::Progress(interval) => {
+                self.run.figures = Some(interval.figures);
+                Some(format!("attempt {attempt}: step {} of {}", interval.figures.step, interval.figures.total_steps))
+            }
+            _ => None,
+        };
+        if let Some(message) = message
+            && let Err(error) = self.run.write(Stage::Running, message, Some(attempt), Some(self.plan))
+        {
+            self.failed.get_or_insert(error);
+        }
+        self.observer.observe(update);
+    }
+}
+
+/// The job with its status in the run directory.
+struct Record<'a> {
+    job: TrainJob,
+    status: Option<TrainJobStatus>,
+    start: Timestamp,
+    run_dir: &'a RunDir,
+}
+
+impl Record<'_> {
+    fn write(&mut self, observed: &Observed<'_>) -> Result<(), RunDirError> {
+        self.status = Some(status(observed, self.status.as_ref(), Timestamp::now()));
+        let document = TrainJob { status: self.status.clone(), ..self.job.clone() };
+        self.run_dir.replace("status.yaml", &serde_saphyr::to_string(&document).unwrap_or_default())
+    }
+}
+
+/// One line about a failure.
+fn summary(cause: &RootCause) -> String {
+    format!("rank {} (pid {}): {}", cause.rank, cause.pid, cause.cause)
+}
+
+/// Compares what the ranks will allocate with the job's limit and the machine.
+fn check_memory(plan: &Plan, inspection: &Inspection, machine: &GPUTopology) -> Result<(), RunError> {
+    let processes = plan.world();
+    let per_node = plan.nodes.iter().map(|node| node.processes.len() as u64).max().unwrap_or(1);
+    let bounds = [
+        ("resourcesPerNode.limits.memory", plan.memory_limit_bytes, per_node),
+        ("the memory of this machine", machine.status.as_ref().and_then(|status| status.memory_bytes), u64::from(processes)),
+    ];
+    for (limit_name, limit, count) in bounds {
+        let total = inspection.memory_bytes.saturating_mul(count);
+        if let Some(limit) = limit.filter(|limit| total > *limit) {
+            let mebibytes = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
+            return Err(RunError::Memory {
+                job: plan.job.clone(),
+                processes: count as u32,
+                need: mebibytes(inspection.memory_bytes),
+                total: mebibytes(total),
+                limit_name,
+                limit: mebibytes(limit),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! The directory of a run: configuration, logs, events, status, trained model.
+//!
+//! ```text
+//! RUN_DIR/
+//!   plan.yaml        what runs, and the reason of each setting
+//!   engine.json      what every rank reads
+//!   logs/attempt-1/rank-0.log   standard error and free text of a rank
+//!   events.jsonl     every event of every rank with its time
+//!   status.yaml      the TrainJob with its status, replaced as a whole
+//!   model.safetensors
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// A directory that belongs to one run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunDir {
+    path: PathBuf,
+}
+
+/// Something about the run directory that cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// It cannot be made.
+    #[error("cannot make the run directory {}: {source}; choose another with --run-dir", path.display())]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It holds something already.
+    #[error("the run directory {} is not empty; expected a new or an empty directory", path.display())]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file in it cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Its path cannot be passed on.
+    #[error("the path of the run directory {} is not valid UTF-8", path.display())]
+    NotText {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+impl RunDir {
+    /// The directory a run will have: the one asked for, or `runs/JOB-xxxx` below the current directory. Nothing is created yet.
+    pub fn choose(job: &str, asked: Option<&Path>) -> RunDir {
+        let path = asked.map_or_else(|| Path::new("runs").join(format!("{job}-{}", random_suffix())), PathBuf::from);
+        // Absolute, so that a rank finds it whatever its working directory.
+        RunDir { path: std::path::absolute(&path).unwrap_or(path) }
+    }
+
+    /// Makes the directory, readable by its owner only.
+    ///
+    /// # Errors
+    /// It exists and is not empty, or cannot be made.
+    pub fn create(&self) -> Result<(), RunDirError> {
+        let create = |source| RunDirError::Create { path: self.path.clone(), source };
+        if self.path.to_str().is_none() {
+            return Err(RunDirError::NotText { path: self.path.clone() });
+        }
+        match fs::read_dir(&self.path) {
+            Ok(mut entries) => {
+                if entries.next().is_some() {
+                    return Err(RunDirError::NotEmpty { path: self.path.clone() });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.path).map_err(create)?;
+            }
+            Err(error) => return Err(create(error)),
+        }
+        // Existing is not enough: the logs must go in.
+        let probe = self.path.join(".writable");
+        File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(create)
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path as text, for the plan.
+    pub fn text(&self) -> &str {
+        self.path.to_str().unwrap_or_default()
+    }
+
+    /// The path as people want to read it: relative to the current directory where it lies below it.
+    pub fn short(&self) -> String {
+        let here = std::env::current_dir().unwrap_or_default();
+        self.path.strip_prefix(here).unwrap_or(&self.path).display().to_string()
+    }
+
+    /// Replaces a file as a whole: nobody ever reads half of it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn replace(&self, name: &str, text: &str) -> Result<(), RunDirError> {
+        let path = self.path.join(name);
+        let temporary = self.path.join(format!(".{name}.new"));
+        let write = || {
+            let mut file = File::create(&temporary)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)
+        };
+        write().map_err(|source| {
+            let _ = fs::remove_file(&temporary);
+            RunDirError::Write { path: path.clone(), source }
+        })
+    }
+
+    /// Writes the token of an attempt: 32 random bytes that only the owner can read.
+    ///
+    /// # Errors
+    /// The file exists or cannot be written.
+    pub fn write_key(&self, attempt: u32) -> Result<PathBuf, RunDirError> {
+        let path = self.key_path(attempt);
+        let write = || {
+            let mut key = [0_u8; 32];
+            getrandom::fill(&mut key).map_err(io::Error::other)?;
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?.write_all(&key)
+        };
+        write().map_err(|source| RunDirError::Write { path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    /// Removes the token of an attempt that has ended.
+    pub fn remove_key(&self, attempt: u32) {
+        let _ = fs::remove_file(self.key_path(attempt));
+    }
+
+    fn key_path(&self, attempt: u32) -> PathBuf {
+        self.path.join(format!("attempt-{attempt}.key"))
+    }
+
+    /// Opens a file that grows: a log, or the events.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open_log(&self, name: &str) -> Result<LogFile, RunDirError> {
+        let path = self.path.join(name);
+        let open = || {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            OpenOptions::new().create(true).append(true).open(&path)
+        };
+        match open() {
+            Ok(file) => Ok(LogFile { file, path }),
+            Err(source) => Err(RunDirError::Write { path, source }),
+        }
+    }
+}
+
+/// A file that grows by lines.
+#[derive(Debug)]
+pub struct LogFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl LogFile {
+    /// Appends one line in one write, so that lines of several writers never mix.
+    ///
+    /// # Errors
+    /// The line could not be written, for example because the disk is full.
+    pub fn line(&mut self, text: &str) -> Result<(), RunDirError> {
+        let mut line = String::with_capacity(text.len() + 1);
+        line.push_str(text);
+        line.push('\n');
+        self.file.write_all(line.as_bytes()).map_err(|source| RunDirError::Write { path: self.path.clone(), source })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Four hexadecimal digits, so that two runs of one job do not meet.
+fn random_suffix() -> String {
+    let mut bytes = [0_u8; 2];
+    if getrandom::fill(&mut bytes).is_err() {
+        // Without a random source the process id is what differs between two runs.
+        bytes = (std::process::id() as u16).to_be_bytes();
+    }
+    format!("{:02x}{:02x}", bytes[0], bytes[1])
+}
