@@ -28,12 +28,12 @@ use serde::{Deserialize, Serialize};
     status = "GPUTopologyStatus",
     derive = "PartialEq",
     doc = "What one machine is made of: CPUs, NUMA nodes, GPUs, NICs and how they are connected. Named like its node.",
-    printcolumn(name = "GPUs", type_ = "integer", json_path = ".status.gpuCount"),
-    printcolumn(name = "NICs", type_ = "integer", json_path = ".status.nicCount"),
-    printcolumn(name = "NUMA", type_ = "integer", json_path = ".status.numaNodeCount"),
-    printcolumn(name = "CPUs", type_ = "integer", json_path = ".status.cpus.threads"),
-    printcolumn(name = "Observed", type_ = "date", json_path = ".status.observedTime"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn = r#"{"name":"GPUs","type":"integer","jsonPath":".status.gpuCount"}"#,
+    printcolumn = r#"{"name":"NICs","type":"integer","jsonPath":".status.nicCount"}"#,
+    printcolumn = r#"{"name":"NUMA","type":"integer","jsonPath":".status.numaNodeCount"}"#,
+    printcolumn = r#"{"name":"CPUs","type":"integer","jsonPath":".status.cpus.threads"}"#,
+    printcolumn = r#"{"name":"Observed","type":"date","jsonPath":".status.observedTime"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GPUTopologySpec {}
