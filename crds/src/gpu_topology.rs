@@ -53,7 +53,8 @@ pub struct GPUTopologyStatus {
     /// Which host this is. Two names for the same `bootID` are the same running kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_identity: Option<HostIdentity>,
-    /// Number of entries in `gpus`. Absent when the GPUs could not be counted: no driver is not the same as no GPU.
+    /// GPUs the driver counts; more than entries in `gpus` when one of them cannot be read. Absent when they could not
+    /// be counted: no driver is not the same as no GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_count: Option<u32>,
     /// Number of entries in `nics`. Absent when the network devices could not be listed.

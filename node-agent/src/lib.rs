@@ -1,3 +1,33 @@
-//! Describes a machine as a `GPUTopology`.
-#![forbid(unsafe_code)]
+//! Describes a machine as a [`GPUTopology`]: processors, caches, NUMA nodes, memory, network devices, GPUs.
+//!
+//! ```text
+//!            files of sysfs, procfs, dev          NVML
+//!  read ──────────────┬─────────────────────┬──────┴────────┐
+//!  parse    cpu, cgroup, numa             net, pci, host   gpu (nvml_raw)
+//!                     └─────────────────────┴───────┬───────┘
+//!                                    describe ── GPUTopology
+//! ```
+//!
+//! Every parser is a pure function of the text of one file; the readers around them only open files. A fact that
+//! cannot be read is left out and named in `status.sources`, and never takes another fact with it. Nothing is started,
+//! written or changed, no root rights are needed, and one description takes milliseconds.
+//!
+//! Not here: watching for change, and writing to a cluster.
+#![deny(unsafe_code)]
 #![deny(missing_docs)]
+
+pub mod cgroup;
+pub mod cpu;
+mod describe;
+pub mod gpu;
+pub mod host;
+pub mod net;
+pub mod numa;
+#[allow(unsafe_code)]
+mod nvml_raw;
+pub mod pci;
+mod read;
+
+pub use describe::{DescribeError, Roots, describe};
+/// The type of the description.
+pub use switchyard_crds::gpu_topology::GPUTopology;

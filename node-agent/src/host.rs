@@ -1,0 +1,124 @@
+//! The host: identity, kernel, limits, default route.
+
+use crate::Roots;
+use crate::read::{self, Notes};
+use switchyard_crds::gpu_topology::{Host, HostIdentity};
+
+/// Magic number of tmpfs, see statfs(2): a `/dev/shm` that is none says nothing about shared memory.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Soft limit of locked memory from `/proc/self/limits`: `Unlimited` or bytes.
+pub fn parse_locked_memory_limit(limits: &str) -> Result<String, &'static str> {
+    let rest = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+    match rest.and_then(|rest| rest.split_whitespace().next()) {
+        Some("unlimited") => Ok("Unlimited".to_owned()),
+        Some(number) if number.parse::<u64>().is_ok() => Ok(number.to_owned()),
+        _ => Err("no line `Max locked memory LIMIT`"),
+    }
+}
+
+/// Interface of the default route with the lowest metric, from `/proc/net/route`.
+pub fn parse_default_route(text: &str) -> Option<String> {
+    const UP: u32 = 1;
+    let routes = text.lines().skip(1).filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let hex = |index: usize| u32::from_str_radix(fields.get(index)?, 16).ok();
+        let is_default = hex(1)? == 0 && hex(7)? == 0 && hex(3)? & UP != 0;
+        is_default.then_some((fields.get(6)?.parse::<u32>().ok()?, (*fields.first()?).to_owned()))
+    });
+    routes.min_by_key(|(metric, _)| *metric).map(|(_, interface)| interface)
+}
+
+/// Interface of the default route with the lowest metric, from `/proc/net/ipv6_route`.
+pub fn parse_default_route_v6(text: &str) -> Option<String> {
+    const UP: u32 = 1;
+    const REJECT: u32 = 0x200;
+    let routes = text.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let hex = |index: usize| u32::from_str_radix(fields.get(index)?, 16).ok();
+        let destination = fields.first()?;
+        let flags = hex(8)?;
+        let interface = (*fields.get(9)?).to_owned();
+        let is_default = destination.bytes().all(|byte| byte == b'0') && hex(1)? == 0;
+        (is_default && flags & UP != 0 && flags & REJECT == 0 && interface != "lo").then_some((hex(5)?, interface))
+    });
+    routes.min_by_key(|(metric, _)| *metric).map(|(_, interface)| interface)
+}
+
+/// The interface of the default route; `None` when there is none, as in a network namespace of its own.
+pub(crate) fn read_default_route(roots: &Roots) -> Option<String> {
+    let file = |name: &str| read::text(&roots.procfs.join("net").join(name)).ok();
+    file("route")
+        .and_then(|text| parse_default_route(&text))
+        .or_else(|| parse_default_route_v6(&file("ipv6_route")?))
+        .map(|interface| read::clip(&interface, 32))
+}
+
+pub(crate) fn read_identity(roots: &Roots, notes: &mut Notes) -> Option<HostIdentity> {
+    let kernel = roots.procfs.join("sys/kernel");
+    let identity = HostIdentity {
+        boot_id: notes.text(&kernel.join("random/boot_id")).map(|text| read::clip(&text, 64)),
+        hostname: notes.text(&kernel.join("hostname")).map(|text| read::clip(&text, 253)),
+    };
+    (identity != HostIdentity::default()).then_some(identity)
+}
+
+pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mut Notes) -> Host {
+    Host {
+        kernel: notes.text(&roots.procfs.join("sys/kernel/osrelease")).map(|text| read::clip(&text, 128)),
+        driver: None,
+        locked_memory_limit: notes.parsed(&roots.procfs.join("self/limits"), parse_locked_memory_limit),
+        shared_memory_bytes: shared_memory(roots, notes),
+        default_route,
+    }
+}
+
+fn shared_memory(roots: &Roots, notes: &mut Notes) -> Option<u64> {
+    let path = roots.dev.join("shm");
+    let size = rustix::fs::statfs(&path).map_err(|error| error.to_string()).and_then(|stat| {
+        let is_tmpfs = u64::try_from(stat.f_type).is_ok_and(|magic| magic == TMPFS_MAGIC);
+        let size = u64::try_from(stat.f_bsize).ok().and_then(|block| block.checked_mul(stat.f_blocks));
+        size.filter(|_| is_tmpfs).ok_or_else(|| "not a tmpfs".to_owned())
+    });
+    size.map_err(|error| notes.add(format!("{}: {error}", path.display()))).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locked_memory() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+                      Max locked memory         8388608              unlimited            bytes\n";
+        assert_eq!(parse_locked_memory_limit(limits).as_deref(), Ok("8388608"));
+        assert_eq!(
+            parse_locked_memory_limit("Max locked memory unlimited unlimited bytes").as_deref(),
+            Ok("Unlimited")
+        );
+        assert!(parse_locked_memory_limit("").is_err());
+    }
+
+    #[test]
+    fn default_route_with_the_lowest_metric() {
+        let header = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n";
+        let routes = "eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n\
+                      wlan0\t00000000\t010200C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n\
+                      eth1\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
+                      down0\t00000000\t010200C0\t0002\t0\t0\t1\t00000000\t0\t0\t0\n";
+        assert_eq!(parse_default_route(&format!("{header}{routes}")).as_deref(), Some("eth1"));
+        assert_eq!(parse_default_route(header), None);
+        assert_eq!(parse_default_route(""), None);
+    }
+
+    #[test]
+    fn default_route_of_ipv6() {
+        let zero = "0".repeat(32);
+        let text = format!(
+            "{zero} 00 {zero} 00 fe800000000000000000000000000001 00000400 00000001 00000000 00450003 eth0\n\
+             {zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo\n"
+        );
+        assert_eq!(parse_default_route_v6(&text).as_deref(), Some("eth0"));
+        assert_eq!(parse_default_route_v6("x"), None);
+    }
+}

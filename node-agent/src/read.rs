@@ -1,0 +1,130 @@
+//! Small readers of kernel files, and the list of what could not be read.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use switchyard_crds::gpu_topology::{FactSource, Facts, SourceState};
+
+/// More than any file read here has; a fixture or a broken driver must not fill the memory.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+/// `maxLength` of a source's message.
+const MAX_MESSAGE: usize = 1024;
+
+/// The text of a file without white space at both ends.
+pub(crate) fn text(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// A decimal number that is not negative. The kernel writes -1 for "unknown", which is `None` like anything else.
+pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    text.trim().parse().ok()
+}
+
+/// The number in a file; `None` when it is missing or holds none.
+pub(crate) fn number_in<T: std::str::FromStr>(path: &Path) -> Option<T> {
+    number(&text(path).ok()?)
+}
+
+/// Names and paths in a directory, sorted by name so that two descriptions of one machine are equal.
+pub(crate) fn entries(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().into_string() {
+            all.push((name, entry.path()));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// The first `max` characters: the API limits the length of every text.
+pub(crate) fn clip(text: &str, max: usize) -> String {
+    text.chars().take(max).collect()
+}
+
+/// What could not be read while one group of facts was collected.
+#[derive(Debug, Default)]
+pub(crate) struct Notes(Vec<String>);
+
+impl Notes {
+    /// Adds one sentence.
+    pub fn add(&mut self, note: impl Into<String>) {
+        self.0.push(note.into());
+    }
+
+    /// The text of a file; when it cannot be read, a note and `None`.
+    pub fn text(&mut self, path: &Path) -> Option<String> {
+        text(path).map_err(|error| self.add(format!("{}: {error}", path.display()))).ok()
+    }
+
+    /// What `parse` makes of a file; when it cannot be read or parsed, a note and `None`.
+    pub fn parsed<T, E: std::fmt::Display>(
+        &mut self,
+        path: &Path,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let text = self.text(path)?;
+        parse(&text).map_err(|error| self.add(format!("{}: {error}", path.display()))).ok()
+    }
+
+    /// The entry in `status.sources`. `found`: whether anything was found at all.
+    pub fn source(self, facts: Facts, source: &str, found: bool) -> FactSource {
+        let state = match (found, self.0.is_empty()) {
+            (true, true) => SourceState::Complete,
+            (true, false) => SourceState::Partial,
+            (false, _) => SourceState::Unavailable,
+        };
+        FactSource { facts, source: clip(source, 128), state, message: self.message() }
+    }
+
+    /// All notes in one text, or how many there are beyond what fits.
+    pub fn message(self) -> Option<String> {
+        let mut message = String::new();
+        for (index, note) in self.0.iter().enumerate() {
+            let rest = format!("; and {} more", self.0.len() - index);
+            let separator = if index == 0 { "" } else { "; " };
+            if message.len() + separator.len() + note.len() + rest.len() > MAX_MESSAGE {
+                if index == 0 {
+                    message = clip(note, MAX_MESSAGE);
+                } else {
+                    message.push_str(&rest);
+                }
+                break;
+            }
+            message.push_str(separator);
+            message.push_str(note);
+        }
+        (!message.is_empty()).then_some(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_is_no_number() {
+        assert_eq!(number::<u32>("-1"), None);
+        assert_eq!(number::<u32>(" 7\n"), Some(7));
+        assert_eq!(number::<u32>(""), None);
+        assert_eq!(number::<u32>("4294967296"), None);
+    }
+
+    #[test]
+    fn messages_stay_within_the_limit() {
+        let mut notes = Notes::default();
+        assert!(Notes::default().message().is_none());
+        for index in 0..200 {
+            notes.add(format!("file {index} cannot be read"));
+        }
+        let message = notes.message().expect("there are notes");
+        assert!(message.len() <= MAX_MESSAGE, "{}", message.len());
+        assert!(message.ends_with("more"), "{message}");
+        let mut long = Notes::default();
+        long.add("é".repeat(3000));
+        assert_eq!(long.message().expect("one note").chars().count(), MAX_MESSAGE);
+    }
+}

@@ -1,0 +1,291 @@
+use super::*;
+use switchyard_crds::gpu_topology::{
+    FactSource, GPUTopologySpec, GpuHealth, Host, Link, NicKind, NumaNode, SourceState,
+};
+
+fn topology(name: &str, status: GPUTopologyStatus) -> GPUTopology {
+    let mut topology = GPUTopology::new(name, GPUTopologySpec {});
+    topology.status = Some(status);
+    topology
+}
+
+fn node(id: u32, cpus: &str, gib: u64, distances: &[u32]) -> NumaNode {
+    NumaNode { id, cpus: Some(cpus.to_owned()), memory_bytes: Some(gib << 30), distances: distances.to_vec() }
+}
+
+fn cache(level: u32, kind: CacheKind, size_bytes: u64, count: u32) -> Cache {
+    Cache { level, kind, size_bytes: Some(size_bytes), shared_by: (0..count).map(|cpu| cpu.to_string()).collect() }
+}
+
+fn no_gpu() -> FactSource {
+    FactSource {
+        facts: Facts::GPUs,
+        source: "sysfs".to_owned(),
+        state: SourceState::Complete,
+        message: Some("no NVIDIA GPU on the PCI bus".to_owned()),
+    }
+}
+
+fn path(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A virtual machine of two cores.
+fn small_box() -> GPUTopology {
+    let cpus = Cpus {
+        model: Some("Intel(R) Xeon(R) Processor".to_owned()),
+        architecture: Some("x86_64".to_owned()),
+        sockets: Some(1),
+        cores: Some(2),
+        threads: Some(2),
+        online: Some("0-1".to_owned()),
+        usable: Some("0-1".to_owned()),
+        caches: vec![
+            cache(1, CacheKind::Data, 48 << 10, 2),
+            cache(1, CacheKind::Instruction, 32 << 10, 2),
+            cache(2, CacheKind::Unified, 2 << 20, 2),
+            cache(3, CacheKind::Unified, 260 << 20, 1),
+        ],
+        ..Cpus::default()
+    };
+    let nic = Nic {
+        name: "eth0".to_owned(),
+        bus_id: Some("0000:00:03.0".to_owned()),
+        state: Some("Up".to_owned()),
+        pcie_path: path("pci0000:00 0000:00:03.0"),
+        ..Nic::default()
+    };
+    topology(
+        "box",
+        GPUTopologyStatus {
+            gpu_count: Some(0),
+            numa_node_count: Some(1),
+            memory_bytes: Some(25_276_510_208),
+            cpus: Some(cpus),
+            numa_nodes: vec![node(0, "0-1", 23, &[10])],
+            nics: vec![nic],
+            host: Some(Host { default_route: Some("eth0".to_owned()), ..Host::default() }),
+            sources: vec![no_gpu()],
+            ..GPUTopologyStatus::default()
+        },
+    )
+}
+
+#[test]
+fn two_cores_and_no_gpu() {
+    let expected = "\
+box   1x Xeon   23.5 GiB, 1 NUMA node
+no GPU  no NVIDIA GPU on the PCI bus
+
+NUMA  MEMORY  DISTANCES  CPUS
+0     23 GiB  10         0-1
+
+CPUS    1x Xeon, 2 cores, 2 threads, x86_64
+CACHES  2x L1d 48 KiB, 2x L1i 32 KiB, 2x L2 2 MiB, 1x L3 260 MiB
+
+NIC   NAME  SPEED  STATE  NUMA  RDMA  BUS ID
+NIC0  eth0  -      Up     -     -     0000:00:03.0
+default route over eth0
+";
+    assert_eq!(render(&small_box(), 80), expected);
+}
+
+#[test]
+fn two_sockets_and_no_gpu() {
+    let mut machine = small_box();
+    let status = machine.status.as_mut().expect("a status");
+    status.numa_nodes = vec![node(0, "0-55,112-167", 503, &[10, 21]), node(1, "56-111,168-223", 504, &[21, 10])];
+    status.numa_node_count = Some(2);
+    status.memory_bytes = Some(1007 << 30);
+    status.cpus = Some(Cpus {
+        model: Some("Intel(R) Xeon(R) Platinum 8480+".to_owned()),
+        sockets: Some(2),
+        cores: Some(112),
+        threads: Some(224),
+        online: Some("0-223".to_owned()),
+        usable: Some("0-7".to_owned()),
+        quota_millicores: Some(3500),
+        ..Cpus::default()
+    });
+    status.nics[0].rate_megabits_per_second = Some(25_000);
+    status.nics[0].numa_node = Some(1);
+    status.sources.push(FactSource {
+        facts: Facts::CPUs,
+        source: "sysfs, procfs".to_owned(),
+        state: SourceState::Partial,
+        message: Some("caches of CPU 0-223 unknown".to_owned()),
+    });
+    let expected = "\
+box   2x Xeon Platinum 8480+   1007 GiB, 2 NUMA nodes
+no GPU  no NVIDIA GPU on the PCI bus
+
+NUMA  MEMORY   CPUS
+0     503 GiB  0-55,112-167
+1     504 GiB  56-111,168-223
+
+NUMA distance  0   1
+            0  10  21
+            1  21  10
+10 local   21 means 2.1 times the cost of local memory, by the firmware
+
+CPUS    2x Xeon Platinum 8480+, 112 cores, 224 threads
+USABLE  0-7 of 0-223, quota of 3.5 CPUs
+
+NIC   NAME  SPEED                  STATE  NUMA  RDMA  BUS ID
+NIC0  eth0  25 Gbit/s (3.12 GB/s)  Up     1     -     0000:00:03.0
+default route over eth0
+
+not read  CPUs: caches of CPU 0-223 unknown
+";
+    assert_eq!(render(&machine, 80), expected);
+}
+
+/// Eight GPUs behind one NVSwitch, two and a NIC on each of four PCIe switches, two sockets.
+fn eight_gpus() -> GPUTopology {
+    let mut machine = small_box();
+    let status = machine.status.as_mut().expect("a status");
+    status.numa_nodes = vec![node(0, "0-55,112-167", 1007, &[10, 21]), node(1, "56-111,168-223", 1008, &[21, 10])];
+    status.numa_node_count = Some(2);
+    status.memory_bytes = Some(2015 << 30);
+    let cpus = status.cpus.as_mut().expect("CPUs");
+    cpus.model = Some("Intel(R) Xeon(R) Platinum 8480C".to_owned());
+    (cpus.sockets, cpus.cores, cpus.threads) = (Some(2), Some(112), Some(224));
+    cpus.caches.clear();
+    status.nics.clear();
+    status.sources.clear();
+    status.gpu_count = Some(8);
+    for index in 0..8u32 {
+        let (switch, port) = (index / 2, index % 2);
+        let root = format!("pci0000:{switch}0 0000:{switch}0:01.0 0000:{switch}1:00.0");
+        status.gpus.push(Gpu {
+            index,
+            uuid: format!("GPU-{index}"),
+            model: Some("NVIDIA H100 80GB HBM3".to_owned()),
+            numa_node: Some(index / 4),
+            pcie_path: path(&format!("{root} 0000:{switch}2:0{port}.0 0000:{switch}{}:00.0", port + 3)),
+            health: Some(GpuHealth { recovery_action: if index == 5 { "GPUReset" } else { "None" }.to_owned() }),
+            ..Gpu::default()
+        });
+        if port == 0 {
+            status.nics.push(Nic {
+                name: format!("ibp{switch}s0"),
+                kind: NicKind::Physical,
+                bus_id: Some(format!("0000:{switch}7:00.0")),
+                rdma_device: Some(format!("mlx5_{switch}")),
+                port: Some(1),
+                link_layer: Some("InfiniBand".to_owned()),
+                rate_megabits_per_second: Some(400_000),
+                state: Some("Active".to_owned()),
+                numa_node: Some(index / 4),
+                pcie_path: path(&format!("{root} 0000:{switch}2:04.0 0000:{switch}7:00.0")),
+            });
+        }
+    }
+    for a in 0..8 {
+        for b in a + 1..8 {
+            status.links.push(Link {
+                a: format!("GPU-{a}"),
+                b: format!("GPU-{b}"),
+                kind: LinkKind::NVLink,
+                count: Some(if a == 5 || b == 5 { 17 } else { 18 }),
+                via: None,
+                megabytes_per_second: None,
+                path_class: None,
+            });
+        }
+    }
+    machine
+}
+
+#[test]
+fn eight_gpus_in_a_wide_window() {
+    let expected = "\
+box   8x H100 80GB HBM3   4x RDMA 400 Gbit/s (50 GB/s)   2x Xeon Platinum 8480C   1.97 TiB, 2 NUMA nodes
+        GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7  mlx5_0  mlx5_1  mlx5_2  mlx5_3  NUMA  CPUS            HEALTH
+GPU0    X     NV18  NV18  NV18  NV18  NV17  NV18  NV18  PIX     NODE    SYS     SYS     0     0-55,112-167    ok
+GPU1    NV18  X     NV18  NV18  NV18  NV17  NV18  NV18  PIX     NODE    SYS     SYS     0     0-55,112-167    ok
+GPU2    NV18  NV18  X     NV18  NV18  NV17  NV18  NV18  NODE    PIX     SYS     SYS     0     0-55,112-167    ok
+GPU3    NV18  NV18  NV18  X     NV18  NV17  NV18  NV18  NODE    PIX     SYS     SYS     0     0-55,112-167    ok
+GPU4    NV18  NV18  NV18  NV18  X     NV17  NV18  NV18  SYS     SYS     PIX     NODE    1     56-111,168-223  ok
+GPU5    NV17  NV17  NV17  NV17  NV17  X     NV17  NV17  SYS     SYS     PIX     NODE    1     56-111,168-223  warn
+GPU6    NV18  NV18  NV18  NV18  NV18  NV17  X     NV18  SYS     SYS     NODE    PIX     1     56-111,168-223  ok
+GPU7    NV18  NV18  NV18  NV18  NV18  NV17  NV18  X     SYS     SYS     NODE    PIX     1     56-111,168-223  ok
+mlx5_0  PIX   PIX   NODE  NODE  SYS   SYS   SYS   SYS   X       NODE    SYS     SYS     0     0-55,112-167    -
+mlx5_1  NODE  NODE  PIX   PIX   SYS   SYS   SYS   SYS   NODE    X       SYS     SYS     0     0-55,112-167    -
+mlx5_2  SYS   SYS   SYS   SYS   PIX   PIX   NODE  NODE  SYS     SYS     X       NODE    1     56-111,168-223  -
+mlx5_3  SYS   SYS   SYS   SYS   NODE  NODE  PIX   PIX   SYS     SYS     NODE    X       1     56-111,168-223  -
+GPU5    warn: the driver asks for a reset of this GPU
+PIX same PCIe switch   NODE same NUMA node   SYS across NUMA nodes   NV# number of NVLinks
+
+NUMA  MEMORY    DISTANCES  CPUS
+0     1007 GiB  10 21      0-55,112-167
+1     1008 GiB  21 10      56-111,168-223
+
+CPUS    2x Xeon Platinum 8480C, 112 cores, 224 threads, x86_64
+
+NIC   NAME    SPEED                 STATE   NUMA  RDMA               BUS ID
+NIC0  ibp0s0  400 Gbit/s (50 GB/s)  Active  0     mlx5_0 InfiniBand  0000:07:00.0
+NIC1  ibp1s0  400 Gbit/s (50 GB/s)  Active  0     mlx5_1 InfiniBand  0000:17:00.0
+NIC2  ibp2s0  400 Gbit/s (50 GB/s)  Active  1     mlx5_2 InfiniBand  0000:27:00.0
+NIC3  ibp3s0  400 Gbit/s (50 GB/s)  Active  1     mlx5_3 InfiniBand  0000:37:00.0
+default route over eth0
+";
+    assert_eq!(render(&eight_gpus(), 120), expected);
+}
+
+#[test]
+fn eight_gpus_at_80_columns() {
+    let screen = render(&eight_gpus(), 80);
+    let expected = "\
+box   8x H100 80GB HBM3   4x RDMA 400 Gbit/s (50 GB/s)   2x Xeon Platinum 8480C
+     GPU0 GPU1 GPU2 GPU3 GPU4 GPU5 GPU6 GPU7 NIC0 NIC1 NIC2 NIC3 NUMA HEALTH
+GPU0 X    NV18 NV18 NV18 NV18 NV17 NV18 NV18 PIX  NODE SYS  SYS  0    ok
+";
+    assert!(screen.starts_with(expected), "{screen}");
+    assert!(screen.contains("GPU5    warn: the driver asks for a reset of this GPU"), "{screen}");
+}
+
+#[test]
+fn no_row_is_wider_than_the_window() {
+    for machine in [small_box(), eight_gpus()] {
+        for width in 40..160 {
+            for line in render(&machine, width).lines() {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+                assert_eq!(line, line.trim_end());
+            }
+        }
+    }
+}
+
+#[test]
+fn one_node_machines_whose_devices_do_not_say_where_they_are() {
+    let mut machine = eight_gpus();
+    let status = machine.status.as_mut().expect("a status");
+    status.links.clear();
+    status.numa_nodes.truncate(1);
+    status.gpus.iter_mut().for_each(|gpu| gpu.numa_node = None);
+    status.nics.iter_mut().for_each(|nic| nic.numa_node = None);
+    let screen = render(&machine, 160);
+    assert!(!screen.contains("SYS") && screen.contains("NODE"), "{screen}");
+}
+
+#[test]
+fn a_description_without_facts() {
+    let mut machine = topology("empty", GPUTopologyStatus::default());
+    assert_eq!(render(&machine, 80), "empty\nno GPU  the description does not say why\n");
+    machine.status = None;
+    assert_eq!(render(&machine, 80), "empty   not reported yet\n");
+}
+
+#[test]
+fn numbers() {
+    assert_eq!(speed(400_000), "400 Gbit/s (50 GB/s)");
+    assert_eq!(speed(2_500), "2.5 Gbit/s (0.31 GB/s)");
+    assert_eq!(binary(48 << 10), "48 KiB");
+    assert_eq!(binary(8_160_437_862), "7.6 GiB");
+    assert_eq!(short_list("0-3,8"), "0-3,8");
+    assert_eq!(short_list("0-1,4-5,8-9,12-13,16-17,20-21,24-25"), "14 CPUs");
+    assert_eq!(short_name("AMD EPYC 9654 96-Core Processor"), "EPYC 9654");
+    assert_eq!(short_name("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz"), "Xeon E5-2680 v4");
+    assert_eq!(cut("abcdefgh", 6), "ab..gh");
+}

@@ -1,0 +1,190 @@
+//! Text of limited width: paragraphs, tables, numbers.
+
+/// CPU lists longer than this (interleaved numbering) are given as a count; they would not leave room for anything.
+const LONGEST_CPU_LIST: usize = 28;
+
+/// Text of limited width.
+pub(super) struct Screen {
+    pub(super) width: usize,
+    text: String,
+}
+
+impl Screen {
+    /// Empty, with rows of at most `width` characters.
+    pub(super) fn new(width: usize) -> Self {
+        Self { width, text: String::new() }
+    }
+
+    pub(super) fn into_text(self) -> String {
+        self.text
+    }
+
+    pub(super) fn line(&mut self, line: &str) {
+        self.text.push_str(cut(line.trim_end(), self.width).trim_end());
+        self.text.push('\n');
+    }
+
+    /// A label, filled to at least six characters, and a text that continues below itself.
+    pub(super) fn paragraph(&mut self, label: &str, text: &str) {
+        let indent = label.len().max(6) + 2;
+        let mut line = format!("{label:<width$}", width = indent);
+        let mut empty = true;
+        for word in text.split_whitespace() {
+            let space = usize::from(!empty);
+            if !empty && length(&line) + space + length(word) > self.width {
+                self.line(&line);
+                line = " ".repeat(indent);
+                empty = true;
+            }
+            if !empty {
+                line.push(' ');
+            }
+            line.push_str(word);
+            empty = false;
+        }
+        self.line(&line);
+    }
+
+    /// Phrases with three spaces between them, as many on a line as fit.
+    pub(super) fn phrases(&mut self, phrases: &[String]) {
+        let mut line = String::new();
+        for phrase in phrases {
+            if !line.is_empty() && length(&line) + 3 + length(phrase) > self.width {
+                self.line(&line);
+                line.clear();
+            }
+            if !line.is_empty() {
+                line.push_str("   ");
+            }
+            line.push_str(phrase);
+        }
+        if !line.is_empty() {
+            self.line(&line);
+        }
+    }
+
+    /// The widest of these tables that fits, or the last one without the columns on the right that do not fit.
+    pub(super) fn table(&mut self, mut variants: Vec<Table>) {
+        let chosen = variants.iter().position(|table| table.width() <= self.width).unwrap_or(variants.len() - 1);
+        let table = variants.swap_remove(chosen);
+        let shown = table.columns_within(self.width);
+        for row in &table.rows {
+            let cells: Vec<String> = row[..shown]
+                .iter()
+                .zip(table.widths())
+                .map(|(cell, width)| format!("{cell}{}", " ".repeat(width - length(cell))))
+                .collect();
+            self.line(&cells.join(&" ".repeat(table.gap)));
+        }
+        let dropped = table.rows.first().map_or(0, Vec::len) - shown;
+        if dropped > 0 {
+            self.line(&format!("(columns that a wider window shows: {dropped})"));
+        }
+    }
+}
+
+/// Rows of equally many cells; the first row is the heading.
+pub(super) struct Table {
+    pub(super) rows: Vec<Vec<String>>,
+    /// Spaces between two columns.
+    pub(super) gap: usize,
+}
+
+impl Table {
+    pub(super) fn new(heading: &[&str]) -> Self {
+        Self { rows: vec![heading.iter().map(|cell| (*cell).to_owned()).collect()], gap: 2 }
+    }
+
+    pub(super) fn widths(&self) -> Vec<usize> {
+        let columns = self.rows.first().map_or(0, Vec::len);
+        (0..columns).map(|column| self.rows.iter().map(|row| length(&row[column])).max().unwrap_or(0)).collect()
+    }
+
+    pub(super) fn width(&self) -> usize {
+        let widths = self.widths();
+        widths.iter().sum::<usize>() + self.gap * widths.len().saturating_sub(1)
+    }
+
+    /// How many columns from the left fit.
+    pub(super) fn columns_within(&self, width: usize) -> usize {
+        let mut used = 0;
+        self.widths()
+            .iter()
+            .take_while(|column| {
+                used += **column + self.gap;
+                used - self.gap <= width
+            })
+            .count()
+    }
+}
+
+/// The list, or how many CPUs it has when it is too long.
+pub(super) fn short_list(list: &str) -> String {
+    if list.len() <= LONGEST_CPU_LIST {
+        return list.to_owned();
+    }
+    let count: u64 = list
+        .split(',')
+        .map(|part| match part.split_once('-') {
+            Some((start, end)) => match (start.parse::<u64>(), end.parse::<u64>()) {
+                (Ok(start), Ok(end)) => end.saturating_sub(start) + 1,
+                _ => 0,
+            },
+            None => 1,
+        })
+        .sum();
+    format!("{count} CPUs")
+}
+
+/// `400 Gbit/s (50 GB/s)`.
+pub(super) fn speed(megabits: u64) -> String {
+    let gigabits = megabits as f64 / 1e3;
+    format!("{} Gbit/s ({} GB/s)", three_digits(gigabits), three_digits(gigabits / 8.0))
+}
+
+/// Bytes in the binary unit that fits: `7.6 GiB`.
+pub(super) fn binary(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{} {}", three_digits(value), UNITS[unit])
+}
+
+/// Three significant digits without zeros at the end of a fraction; whole numbers from 100 on whole.
+pub(super) fn three_digits(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size >= 99.95 => 0,
+        size if size >= 9.995 => 1,
+        _ => 2,
+    };
+    let text = format!("{value:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+pub(super) fn plural(count: u32) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// Without control characters: names come from firmware.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
+pub(super) fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// At most `width` characters, with `..` in the middle in place of what is cut.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    let letters: Vec<char> = text.chars().collect();
+    if letters.len() <= width {
+        return text.to_owned();
+    }
+    let head = (width.saturating_sub(2)).div_ceil(2);
+    let tail = width.saturating_sub(2) - head;
+    letters[..head].iter().chain(&['.', '.']).chain(&letters[letters.len() - tail..]).collect()
+}

@@ -1,0 +1,33 @@
+//! Benchmarks: each prints its table and writes a result file to `docs/results`.
+
+use crate::steps::{cargo, root, step};
+use anyhow::Result;
+use clap::ValueEnum;
+
+/// What to measure.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum What {
+    /// ms per step with its parts, one and two processes.
+    Step,
+    /// All-reduce between two local ranks, by size.
+    AllReduce,
+    /// Matrix products and the model's step, by kernel.
+    Kernels,
+}
+
+/// Measures and writes the result file.
+pub(crate) fn bench(what: What) -> Result<()> {
+    let folder = root().join("docs/results");
+    std::fs::create_dir_all(&folder)?;
+    let (name, package, bench) = match what {
+        What::Step => ("step", "switchyard-tests", "step"),
+        What::AllReduce => ("all-reduce", "switchyard-worker", "all_reduce"),
+        What::Kernels => ("kernels", "switchyard-worker", "kernels"),
+    };
+    let file = folder.join(format!("{name}.json"));
+    let file = file.to_string_lossy().into_owned();
+    if matches!(what, What::Step) {
+        step("both programs in release mode", &mut crate::steps::build())?;
+    }
+    step(name, &mut cargo(&["bench", "-p", package, "--bench", bench, "--", "--json", &file]))
+}

@@ -1,0 +1,62 @@
+//! Developer commands: `cargo xtask <command>`.
+//!
+//! `test` is the one test command: CI runs it and nothing else. Every step says what it does before it does it.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod setup;
+mod steps;
+mod totals;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Developer commands of Switchyard.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The inner loop: formatting, clippy, unit and golden tests. Under 3 minutes when warm.
+    Check,
+    /// Everything: `check`, dependency audit, and the tests with real processes. Ends with the totals.
+    Test,
+    /// Build both programs in release mode and run a TrainJob on this machine.
+    Run {
+        /// Manifest of a TrainJob.
+        file: PathBuf,
+        /// More arguments for `switchyard run`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        rest: Vec<String>,
+    },
+    /// Write the generated CRDs to crds/generated.
+    Gen,
+    /// Measure, and write the result file to docs/results.
+    Bench {
+        /// What to measure.
+        #[arg(value_enum)]
+        what: bench::What,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Check => steps::check(),
+        Command::Test => steps::test(),
+        Command::Run { file, rest } => return steps::run(&file, &rest),
+        Command::Gen => steps::generate(),
+        Command::Bench { what } => bench::bench(what),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

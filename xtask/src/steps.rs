@@ -1,0 +1,114 @@
+//! The steps behind `check`, `test`, `run` and `gen`.
+
+use crate::setup;
+use crate::totals::Totals;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+/// Packages whose tests need nothing but the compiler: the pure rooms.
+const PURE: [&str; 4] = ["switchyard-worker-contract", "switchyard-crds", "switchyard", "switchyard-node-agent"];
+
+/// Folder of the workspace.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// A cargo command in the workspace.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Says what is done, does it, and says how long it took.
+pub(crate) fn step(name: &str, command: &mut Command) -> Result<()> {
+    println!("==> {name}");
+    let start = Instant::now();
+    let status = command.status().with_context(|| format!("{name}: cannot start {:?}", command.get_program()))?;
+    if !status.success() {
+        bail!("{name}: {status}");
+    }
+    println!("    {name}: {:.1} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Formatting, lints, unit and golden tests.
+pub(crate) fn check() -> Result<()> {
+    let mut totals = Totals::default();
+    quick(&mut totals)?;
+    totals.finish()
+}
+
+fn quick(totals: &mut Totals) -> Result<()> {
+    setup::components()?;
+    step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
+    step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
+    let mut args = vec!["test", "--lib", "--tests"];
+    args.extend(PURE.iter().flat_map(|package| ["-p", package]));
+    totals.run("tests of the pure rooms", &mut cargo(&args))?;
+    totals.run("tidy: dependency table, file sizes, paths", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "tidy"]))
+}
+
+/// Everything, cheapest first.
+pub(crate) fn test() -> Result<()> {
+    let start = Instant::now();
+    let mut totals = Totals::default();
+    quick(&mut totals)?;
+    if let Some(mut deny) = setup::cargo_deny()? {
+        step("licences and advisories of dependencies", deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root()))?;
+    }
+    totals.run("engine, collectives, readers", &mut cargo(&["test", "-p", "switchyard-worker"]))?;
+    step("both programs in release mode", &mut build())?;
+    totals.run("real processes", &mut cargo(&["test", "-p", "switchyard-tests"]))?;
+    totals.run("documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
+    step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
+    totals.finish()
+}
+
+/// Builds `switchyard` and `switchyard-worker`, which ends up beside it.
+pub(crate) fn build() -> Command {
+    cargo(&["build", "--release", "-p", "switchyard", "-p", "switchyard-worker"])
+}
+
+/// Builds both programs and runs a manifest; answers the program's own exit code.
+pub(crate) fn run(file: &Path, rest: &[String]) -> ExitCode {
+    if let Err(error) = step("building switchyard and switchyard-worker (release)", &mut build()) {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    let program = target().join("release/switchyard");
+    match run_interruptible(Command::new(&program).arg("run").arg(file).args(rest)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: cannot start {}: {error}", program.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Waits for the program whatever it is sent: Ctrl-C reaches it directly, since it shares our process group, and it stops in order.
+fn run_interruptible(command: &mut Command) -> std::io::Result<u8> {
+    use std::os::unix::process::CommandExt;
+    // Replaces this process, so that signals sent to it reach the program.
+    Err(command.exec())
+}
+
+/// Where cargo builds.
+pub(crate) fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// Writes the generated CRDs.
+pub(crate) fn generate() -> Result<()> {
+    let folder = root().join("crds/generated");
+    std::fs::create_dir_all(&folder)?;
+    for (name, crd) in switchyard_crds::generate::crds() {
+        let path = folder.join(name);
+        std::fs::write(&path, switchyard_crds::generate::yaml(&crd)).with_context(|| path.display().to_string())?;
+        println!("crds/generated/{name}");
+    }
+    Ok(())
+}
