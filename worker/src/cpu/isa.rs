@@ -1,0 +1,117 @@
+//! Which vector instructions the kernels use, decided once at start.
+
+/// A family of vector instructions with kernels of its own.
+///
+/// Kernels check [`Isa::available`] before they enter code compiled for it and fall back to [`Isa::Portable`], so that a
+/// value made by hand is harmless.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// AVX-512 F, BW, DQ, VL (and with them AVX2 and FMA).
+    Avx512,
+    /// AVX2 with FMA.
+    Avx2,
+    /// What the compiler's baseline offers (SSE2 on x86-64).
+    Portable,
+}
+
+/// Why a kernel cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IsaError {
+    /// The word is none of ours.
+    #[error("unknown CPU kernel `{0}`, expected auto, avx512, avx2 or portable")]
+    Unknown(String),
+    /// The CPU lacks the instructions.
+    #[error("CPU kernel `{0}` was asked for, but this CPU does not have its instructions")]
+    Missing(&'static str),
+}
+
+impl Isa {
+    /// All kernels, fastest first.
+    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
+
+    /// The kernels to use. `force` is `auto`, `avx512`, `avx2` or `portable`; `None` is `auto`: the fastest the CPU has.
+    pub fn detect(force: Option<&str>) -> Result<Isa, IsaError> {
+        let word = force.unwrap_or("auto");
+        if word == "auto" {
+            return Ok(Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable));
+        }
+        let isa = Isa::ALL.into_iter().find(|isa| isa.name() == word);
+        let isa = isa.ok_or_else(|| IsaError::Unknown(word.to_owned()))?;
+        if isa.available() { Ok(isa) } else { Err(IsaError::Missing(isa.name())) }
+    }
+
+    /// The word of `SWITCHYARD_KERNEL` and of the `ready` event.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable => "portable",
+        }
+    }
+
+    /// Whether this CPU (and operating system) can run the kernels. Cheap: the answer is cached by the standard library.
+    #[cfg(target_arch = "x86_64")]
+    pub fn available(self) -> bool {
+        match self {
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && Isa::Avx2.available()
+            }
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Portable => true,
+        }
+    }
+
+    /// Whether this CPU can run the kernels.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn available(self) -> bool {
+        self == Isa::Portable
+    }
+}
+
+/// Defines `fn NAME(isa, arguments)`: the `#[inline(always)]` function BODY compiled once per [`Isa`].
+macro_rules! per_isa {
+    ($(#[$meta:meta])* fn $name:ident = $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
+        $(#[$meta])*
+        #[allow(unsafe_code, clippy::too_many_arguments)]
+        fn $name(isa: $crate::cpu::Isa, $($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                fn avx512($($arg: $type),*) { $body($($arg),*) }
+                #[target_feature(enable = "avx2,fma")]
+                fn avx2($($arg: $type),*) { $body($($arg),*) }
+                match isa {
+                    // SAFETY: the CPU has the features the function is compiled for.
+                    $crate::cpu::Isa::Avx512 if isa.available() => return unsafe { avx512($($arg),*) },
+                    // SAFETY: the CPU has the features the function is compiled for.
+                    $crate::cpu::Isa::Avx2 if isa.available() => return unsafe { avx2($($arg),*) },
+                    _ => {}
+                }
+            }
+            let _ = isa;
+            $body($($arg),*)
+        }
+    };
+}
+pub(crate) use per_isa;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forced_words() {
+        assert_eq!(Isa::detect(Some("portable")), Ok(Isa::Portable));
+        assert!(Isa::detect(Some("auto")).unwrap().available());
+        assert_eq!(Isa::detect(None), Isa::detect(Some("auto")));
+        assert_eq!(Isa::detect(Some("sse9")), Err(IsaError::Unknown("sse9".to_owned())));
+        for isa in Isa::ALL {
+            let forced = Isa::detect(Some(isa.name()));
+            assert_eq!(forced, if isa.available() { Ok(isa) } else { Err(IsaError::Missing(isa.name())) });
+        }
+    }
+}

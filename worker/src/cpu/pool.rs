@@ -1,0 +1,344 @@
+//! Persistent compute threads.
+//!
+//! ```text
+//! caller: publish job -> open -> take tasks -> close -> wait for those who joined
+//! worker: spin, then park ... join an open job -> take tasks -> leave
+//! ```
+//!
+//! The caller is thread 0 and never waits for a worker that has not joined: on a busy machine a late worker costs
+//! nothing. Between jobs workers spin for a few microseconds and then sleep.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Rounds of the pause instruction before a worker parks: a few tens of microseconds.
+const SPINS: u32 = 4_000;
+
+/// Low bits of `state`: workers inside the open job.
+const JOINED: u64 = 0xffff;
+/// The job may be joined.
+const OPEN: u64 = 1 << 16;
+/// One job later.
+const GENERATION: u64 = 1 << 32;
+
+type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+/// A job as the workers see it.
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const Task<'static>,
+    tasks: usize,
+}
+
+struct State {
+    /// Generation, open bit and number of joined workers in one word, so that joining and closing cannot cross.
+    word: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    shutdown: AtomicBool,
+    /// Workers that may sleep on `wake`; the publisher needs no system call while it is 0.
+    sleepers: AtomicUsize,
+    /// 1 while the caller may sleep on `left`.
+    caller_sleeps: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+    left: Condvar,
+}
+
+// SAFETY: `job` is written only by the caller while the job is closed and nobody is joined, and read only by workers that
+// joined after the open bit was set (acquire/release through `word`). The pointer in it is to a `Sync` closure.
+unsafe impl Sync for State {}
+// SAFETY: as above; the raw pointer is the only field that is not `Send`.
+unsafe impl Send for State {}
+
+/// A fixed number of compute threads; thread 0 is the one that calls [`Pool::run`].
+pub struct Pool {
+    state: Arc<State>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held for the length of a job: jobs of several callers run one after another.
+    turn: Mutex<()>,
+}
+
+thread_local! {
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic of a task never happens under one of these locks, and the data are valid at every step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// A pool of `threads` (at least 1), the caller included.
+    ///
+    /// # Panics
+    /// If the operating system refuses to start a thread.
+    pub fn new(threads: usize) -> Pool {
+        let state = Arc::new(State {
+            word: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            shutdown: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            caller_sleeps: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+            left: Condvar::new(),
+        });
+        let spawn = |thread: usize| {
+            let state = Arc::clone(&state);
+            let builder = std::thread::Builder::new().name(format!("compute-{thread}"));
+            builder.spawn(move || work(&state, thread)).unwrap_or_else(|e| panic!("cannot start compute thread: {e}"))
+        };
+        let workers = (1..threads.clamp(1, JOINED as usize)).map(spawn).collect();
+        Pool { state, workers, turn: Mutex::new(()) }
+    }
+
+    /// Threads that may run tasks, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task(i, thread)` once for each `i < tasks`, spread over the threads, and returns when all are done.
+    /// `thread < self.threads()`; two tasks that run at the same time see different values.
+    ///
+    /// # Panics
+    /// With the payload of a task that panicked (other tasks may then be left out), or when called from inside a task.
+    pub fn run(&self, tasks: usize, task: &Task<'_>) {
+        if self.workers.is_empty() || tasks <= 1 {
+            for i in 0..tasks {
+                task(i, 0);
+            }
+            return;
+        }
+        assert!(!IN_TASK.get(), "Pool::run called from inside a task");
+        let _turn = lock(&self.turn);
+        let state = &*self.state;
+        // SAFETY: only the lifetime is changed. The pointer is used by workers that joined, and this function returns only
+        // after the job is closed and all of them have left.
+        let task: &Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
+        // SAFETY: the job is closed and nobody is joined (end of the last `run`), so nobody else looks at `job`.
+        unsafe { *state.job.get() = Some(Job { task, tasks }) };
+        state.next.store(0, Ordering::Relaxed);
+        state.word.fetch_add(GENERATION | OPEN, Ordering::SeqCst);
+        if state.sleepers.load(Ordering::SeqCst) > 0 {
+            let _guard = lock(&state.lock);
+            state.wake.notify_all();
+        }
+        take_tasks(state, Job { task, tasks }, 0);
+        state.word.fetch_and(!OPEN, Ordering::SeqCst);
+        wait_until_left(state);
+        if let Some(payload) = lock(&state.panic).take() {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.state.shutdown.store(true, Ordering::SeqCst);
+        {
+            let _guard = lock(&self.state.lock);
+            self.state.wake.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker cannot panic: tasks are caught.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn take_tasks(state: &State, job: Job, thread: usize) {
+    IN_TASK.set(true);
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the caller keeps the closure alive until everyone who joined has left.
+        let task = unsafe { &*job.task };
+        loop {
+            let i = state.next.fetch_add(1, Ordering::Relaxed);
+            if i >= job.tasks {
+                break;
+            }
+            task(i, thread);
+        }
+    }));
+    IN_TASK.set(false);
+    if let Err(payload) = outcome {
+        // Nobody needs to start another task. Half the range leaves room for the increments of the others.
+        state.next.store(usize::MAX / 2, Ordering::Relaxed);
+        lock(&state.panic).get_or_insert(payload);
+    }
+}
+
+fn wait_until_left(state: &State) {
+    let left = || state.word.load(Ordering::SeqCst) & JOINED == 0;
+    for _ in 0..SPINS {
+        if left() {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+    let mut guard = lock(&state.lock);
+    state.caller_sleeps.store(1, Ordering::SeqCst);
+    while !left() {
+        guard = state.left.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    }
+    state.caller_sleeps.store(0, Ordering::SeqCst);
+}
+
+fn work(state: &State, thread: usize) {
+    let mut seen = 0;
+    while let Some(generation) = join(state, seen) {
+        seen = generation;
+        // SAFETY: this worker joined the open job, so the caller does not touch `job` until it has left.
+        if let Some(job) = unsafe { *state.job.get() } {
+            take_tasks(state, job, thread);
+        }
+        let before = state.word.fetch_sub(1, Ordering::SeqCst);
+        if before & JOINED == 1 && state.caller_sleeps.load(Ordering::SeqCst) == 1 {
+            let _guard = lock(&state.lock);
+            state.left.notify_one();
+        }
+    }
+}
+
+/// Waits for an open job newer than `seen` and joins it; `None` at shutdown.
+fn join(state: &State, seen: u64) -> Option<u64> {
+    let mut spins = 0;
+    loop {
+        if state.shutdown.load(Ordering::SeqCst) {
+            return None;
+        }
+        let word = state.word.load(Ordering::SeqCst);
+        if joinable(word, seen) {
+            if state.word.compare_exchange(word, word + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                return Some(word / GENERATION);
+            }
+            continue;
+        }
+        spins += 1;
+        if spins < SPINS {
+            std::hint::spin_loop();
+            continue;
+        }
+        let mut guard = lock(&state.lock);
+        state.sleepers.fetch_add(1, Ordering::SeqCst);
+        while !joinable(state.word.load(Ordering::SeqCst), seen) && !state.shutdown.load(Ordering::SeqCst) {
+            guard = state.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.sleepers.fetch_sub(1, Ordering::SeqCst);
+        drop(guard);
+        spins = 0;
+    }
+}
+
+fn joinable(word: u64, seen: u64) -> bool {
+    word & OPEN != 0 && word / GENERATION != seen
+}
+
+/// A slice whose disjoint pieces are written by the tasks of one [`Pool::run`].
+pub struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `Shared` gives out `&mut [T]` pieces to several threads, which is sending `T`; the caller of `piece` keeps
+// them disjoint.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    /// Takes the slice for as long as pieces are given out.
+    pub fn new(slice: &'a mut [T]) -> Shared<'a, T> {
+        Shared { start: slice.as_mut_ptr(), len: slice.len(), owner: PhantomData }
+    }
+
+    /// The elements in `range`.
+    ///
+    /// # Safety
+    /// No two pieces alive at the same time may overlap.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn piece(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "piece {range:?} of {}", self.len);
+        // SAFETY: in bounds of the slice borrowed in `new`; disjoint by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+
+    /// Start of the slice, for kernels that address it by strides. Each use answers for bounds and disjointness.
+    pub(crate) fn pointer(&self) -> *mut T {
+        self.start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 7, 1000] {
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, &|i, thread| {
+                    assert!(thread < threads);
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_jobs_and_pauses() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        for round in 0..3000 {
+            pool.run(4, &|i, _| {
+                sum.fetch_add(i, Ordering::Relaxed);
+            });
+            if round % 1000 == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        }
+        assert_eq!(sum.load(Ordering::Relaxed), 3000 * 6);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        for threads in [1, 3] {
+            let pool = Pool::new(threads);
+            for victim in 0..8 {
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    pool.run(8, &|i, _| assert!(i != victim, "task {i} fails"));
+                }));
+                let payload = outcome.unwrap_err();
+                assert!(payload.downcast_ref::<String>().unwrap().contains("fails"));
+            }
+            let done = AtomicUsize::new(0);
+            pool.run(8, &|_, _| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 8);
+        }
+    }
+
+    #[test]
+    fn idle_workers_sleep() {
+        let pool = Pool::new(3);
+        pool.run(3, &|_, _| {});
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(pool.state.sleepers.load(Ordering::SeqCst), 2);
+    }
+}

@@ -1,0 +1,131 @@
+//! Where parameters lie in the flat arrays, and how the arrays are cut into buckets.
+
+use std::ops::Range;
+
+/// Floats that offsets are a multiple of: a cache line.
+const ALIGNMENT: usize = 16;
+
+/// What a parameter is before training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Initial {
+    /// Normally distributed around 0 with this standard deviation.
+    Normal(f32),
+    /// The same number everywhere.
+    Constant(f32),
+}
+
+/// A trainable tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameter {
+    /// Name as in the GPT-2 family of checkpoints.
+    pub name: String,
+    /// Row-major shape; linear layers are `[outputs, inputs]` as in PyTorch.
+    pub shape: Vec<usize>,
+    /// Index of its first float in the flat arrays.
+    pub offset: usize,
+    /// Number of floats.
+    pub len: usize,
+    /// Whether weight decay applies: matrices and embeddings, not biases and layer norms.
+    pub decay: bool,
+    /// Value before training.
+    pub initial: Initial,
+}
+
+impl Parameter {
+    /// Its place in the flat arrays.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
+    }
+}
+
+/// All parameters, in the order in which backward finishes their gradients. Every offset is a multiple of 16 floats; the
+/// gaps between parameters hold zeros.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Layout {
+    /// The parameters; a parameter's ordinal is its index here.
+    pub parameters: Vec<Parameter>,
+    /// Length of the flat arrays.
+    pub len: usize,
+}
+
+impl Layout {
+    /// Appends a parameter and returns its ordinal.
+    pub(crate) fn push(&mut self, name: String, shape: &[usize], decay: bool, initial: Initial) -> usize {
+        let len = shape.iter().product();
+        self.parameters.push(Parameter { name, shape: shape.to_vec(), offset: self.len, len, decay, initial });
+        self.len = (self.len + len).next_multiple_of(ALIGNMENT);
+        self.parameters.len() - 1
+    }
+
+    /// The floats of a parameter in a flat array.
+    pub fn of<'a>(&self, ordinal: usize, flat: &'a [f32]) -> &'a [f32] {
+        &flat[self.parameters[ordinal].range()]
+    }
+
+    /// Trainable numbers, without the gaps.
+    pub fn trainable(&self) -> usize {
+        self.parameters.iter().map(|p| p.len).sum()
+    }
+}
+
+/// A range of the flat gradient array that is reduced at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bucket {
+    /// Floats, gaps included; the ranges of all buckets together are the whole array.
+    pub range: Range<usize>,
+    /// Ordinal of its first parameter.
+    pub first: usize,
+    /// Ordinal of its last parameter: the bucket is complete when this one's gradient is final.
+    pub last: usize,
+}
+
+/// Cuts the layout into contiguous buckets of at most `bucket_bytes`. A parameter is never split: one that is larger gets a
+/// bucket of its own.
+pub fn fuse(layout: &Layout, bucket_bytes: usize) -> Vec<Bucket> {
+    let limit = bucket_bytes / size_of::<f32>();
+    let mut buckets: Vec<Bucket> = Vec::new();
+    for (ordinal, parameter) in layout.parameters.iter().enumerate() {
+        let end = layout.parameters.get(ordinal + 1).map_or(layout.len, |next| next.offset);
+        match buckets.last_mut() {
+            Some(bucket) if end - bucket.range.start <= limit => {
+                bucket.range.end = end;
+                bucket.last = ordinal;
+            }
+            _ => buckets.push(Bucket { range: parameter.offset..end, first: ordinal, last: ordinal }),
+        }
+    }
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(lens: &[usize]) -> Layout {
+        let mut layout = Layout::default();
+        for (i, &len) in lens.iter().enumerate() {
+            layout.push(format!("p{i}"), &[len], true, Initial::Constant(0.0));
+        }
+        layout
+    }
+
+    #[test]
+    fn buckets_tile_the_layout_and_split_nothing() {
+        let layout = layout(&[5, 100, 16, 1, 300, 7, 7, 7]);
+        assert!(layout.parameters.iter().all(|p| p.offset.is_multiple_of(16)));
+        for bytes in [1, 64, 128, 512, 1 << 20] {
+            let buckets = fuse(&layout, bytes);
+            let mut at = 0;
+            let mut next = 0;
+            for bucket in &buckets {
+                assert_eq!((bucket.range.start, bucket.first), (at, next));
+                assert!(bucket.range.len() * 4 <= bytes || bucket.first == bucket.last);
+                at = bucket.range.end;
+                next = bucket.last + 1;
+            }
+            assert_eq!((at, next), (layout.len, layout.parameters.len()));
+        }
+        assert_eq!(fuse(&layout, 1 << 20).len(), 1);
+        assert_eq!(fuse(&layout, 1).len(), 8);
+    }
+}

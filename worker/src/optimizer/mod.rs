@@ -1,0 +1,10 @@
+//! The optimizer step and the learning rate.
+//!
+//! Both give the same bits on every CPU and for any number of threads: ranks on different machines hold the same weights
+//! without exchanging them.
+
+mod adamw;
+mod schedule;
+
+pub use adamw::{AdamW, gradient_norm};
+pub use schedule::Schedule;
