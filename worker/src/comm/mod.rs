@@ -1,1 +1,40 @@
-//! Placeholder while the room is being built on a branch.
+//! Communication between the ranks of a job: who is there, in-place sum all-reduce of gradient buckets, agreement on
+//! values, and one root cause when something fails.
+//!
+//! ```text
+//! GroupConfig -> rendezvous with rank 0 (hub, server, client; auth on every connection) -> roster
+//!             -> paths (roster): shared memory (shm, local) within a host, TCP ring (ring) between hosts
+//!             -> Communicator: bucket -> start -> wait (engine), agree, barrier, abort, leave
+//! ```
+//!
+//! Deliberately absent: encryption (connections are authenticated, their bytes are neither encrypted nor signed),
+//! other collectives than the sum all-reduce, and a change of members (a group that fails ends; the launcher starts
+//! the next attempt).
+//!
+//! All ranks must start the same buckets in the same order; otherwise the group fails and names the ranks. Results are
+//! bit-identical on all ranks, and from run to run with the same ranks on the same hosts.
+
+mod auth;
+mod client;
+mod communicator;
+mod config;
+mod engine;
+mod error;
+mod frame;
+mod host;
+mod hub;
+mod kernels;
+mod local;
+mod pulse;
+mod ring;
+mod roster;
+mod server;
+mod setup;
+mod shm;
+mod socket;
+mod state;
+mod wait;
+
+pub use communicator::{Aborter, Communicator};
+pub use config::{Force, GroupConfig, Token};
+pub use error::{Cause, CauseKind, CommError};

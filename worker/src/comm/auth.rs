@@ -1,0 +1,428 @@
+//! The mutual handshake that opens every connection, control and data alike, as pure functions and states.
+//!
+//! ```text
+//! connector -> acceptor  Hello      nonce, claims (purpose, from, to, world, attempt, digest of the job name)
+//! acceptor  -> connector Challenge  nonce
+//! connector -> acceptor  Proof      HMAC(key, "connector", claims, both nonces)
+//! acceptor  -> connector Verdict    code, HMAC(key, "acceptor", claims, both nonces, code, text), text
+//! ```
+//!
+//! The key comes from the job token by HKDF-SHA256. Whoever cannot prove the key learns nothing but "refused".
+//! A peer that can, but does not belong here (another attempt, a rank that is already present), is told why.
+//! The handshake authenticates connections; what follows is neither encrypted nor signed.
+
+use super::{
+    config::Token,
+    frame::{self, Header, Kind},
+};
+use hkdf::Hkdf;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+use subtle::ConstantTimeEq;
+
+/// Longest time a stranger may take to prove itself.
+pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Most strangers at a time; a further one displaces the oldest.
+pub(super) const MAX_STRANGERS: usize = 64;
+
+pub(super) type Nonce = [u8; 32];
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Purpose {
+    Control = 1,
+    Ring = 2,
+    SharedMemory = 3,
+}
+
+/// The key of a job's connections.
+#[derive(Clone)]
+pub(super) struct Key([u8; 32]);
+
+impl Key {
+    pub fn derive(token: &Token) -> Key {
+        let mut key = [0; 32];
+        Hkdf::<Sha256>::new(None, token.bytes())
+            .expand(b"switchyard comm v1", &mut key)
+            .expect("invariant: 32 bytes are a valid length of HKDF-SHA256");
+        Key(key)
+    }
+
+    fn mac(&self, role: &str, claims: &Claims, nonces: (&Nonce, &Nonce), verdict: &[u8]) -> [u8; 32] {
+        let mut mac =
+            <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0).expect("invariant: HMAC takes a key of any length");
+        // Every part has a fixed length except the last one, so no two inputs run together.
+        mac.update(&[role.len() as u8]);
+        mac.update(role.as_bytes());
+        mac.update(&claims.encode());
+        mac.update(nonces.0);
+        mac.update(nonces.1);
+        mac.update(verdict);
+        mac.finalize().into_bytes().into()
+    }
+}
+
+/// What a connector says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Claims {
+    pub purpose: Purpose,
+    pub from: u32,
+    pub to: u32,
+    pub world: u32,
+    pub attempt: u32,
+    pub job: [u8; 32],
+}
+
+const CLAIMS: usize = 1 + 4 * 4 + 32;
+const HELLO: usize = 32 + CLAIMS;
+
+/// Digest of a job name, so that claims have a fixed length.
+pub(super) fn job_digest(job: &str) -> [u8; 32] {
+    Sha256::digest(job.as_bytes()).into()
+}
+
+impl Claims {
+    fn encode(&self) -> [u8; CLAIMS] {
+        let mut out = [0; CLAIMS];
+        out[0] = self.purpose as u8;
+        for (i, value) in [self.from, self.to, self.world, self.attempt].into_iter().enumerate() {
+            out[1 + 4 * i..5 + 4 * i].copy_from_slice(&value.to_le_bytes());
+        }
+        out[17..].copy_from_slice(&self.job);
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Claims> {
+        if bytes.len() != CLAIMS {
+            return None;
+        }
+        let purpose = match bytes[0] {
+            1 => Purpose::Control,
+            2 => Purpose::Ring,
+            3 => Purpose::SharedMemory,
+            _ => return None,
+        };
+        let mut job = [0; 32];
+        job.copy_from_slice(&bytes[17..]);
+        let field = |i: usize| frame::le32(&bytes[1 + 4 * i..]);
+        Some(Claims { purpose, from: field(0), to: field(1), world: field(2), attempt: field(3), job })
+    }
+}
+
+const ADMITTED: u8 = 0;
+const REFUSED: u8 = 1;
+/// The connector is of a newer attempt than the acceptor: worth another try, the old group is about to end.
+const STALE_ACCEPTOR: u8 = 2;
+
+/// Why a handshake ended without admission, as the connector sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The other side is of an older attempt.
+    StaleAcceptor,
+    /// For this reason.
+    Because(String),
+}
+
+/// The connector's side.
+pub(super) struct Connector {
+    key: Key,
+    claims: Claims,
+    nonce: Nonce,
+    theirs: Option<Nonce>,
+}
+
+/// What the connector does next.
+pub(super) enum ConnectorStep {
+    Send(Vec<u8>),
+    Admitted,
+    Refused(Refusal),
+}
+
+impl Connector {
+    pub fn new(key: Key, claims: Claims, nonce: Nonce) -> (Connector, Vec<u8>) {
+        let mut hello = Vec::with_capacity(HELLO);
+        hello.extend_from_slice(&nonce);
+        hello.extend_from_slice(&claims.encode());
+        let bytes = frame::encode(Kind::Hello, claims.attempt, 0, &hello);
+        (Connector { key, claims, nonce, theirs: None }, bytes)
+    }
+
+    pub fn frame(&mut self, header: Header, payload: &[u8]) -> ConnectorStep {
+        let because = |text: &str| ConnectorStep::Refused(Refusal::Because(text.to_owned()));
+        match (header.kind, self.theirs) {
+            (Kind::Challenge, None) if payload.len() == 32 => {
+                let mut theirs = [0; 32];
+                theirs.copy_from_slice(payload);
+                self.theirs = Some(theirs);
+                let mac = self.key.mac("connector", &self.claims, (&self.nonce, &theirs), &[]);
+                ConnectorStep::Send(frame::encode(Kind::Proof, self.claims.attempt, 0, &mac))
+            }
+            (Kind::Verdict, Some(theirs)) if payload.len() >= 33 => {
+                let (code, text) = (payload[0], &payload[33..]);
+                let mut said = vec![code];
+                said.extend_from_slice(text);
+                let mac = self.key.mac("acceptor", &self.claims, (&self.nonce, &theirs), &said);
+                if !bool::from(mac.ct_eq(&payload[1..33])) {
+                    return because("the handshake failed; both sides must have the same job token");
+                }
+                match code {
+                    ADMITTED => ConnectorStep::Admitted,
+                    STALE_ACCEPTOR => ConnectorStep::Refused(Refusal::StaleAcceptor),
+                    _ => because(&String::from_utf8_lossy(text)),
+                }
+            }
+            _ => because("the other side does not follow the handshake"),
+        }
+    }
+}
+
+/// Whom an acceptor lets in.
+#[derive(Debug, Clone)]
+pub(super) struct Doorkeeper {
+    pub purpose: Purpose,
+    pub me: u32,
+    pub world: u32,
+    pub attempt: u32,
+    pub job: [u8; 32],
+}
+
+enum Stage {
+    Hello,
+    Proof(Claims, Nonce),
+}
+
+struct Stranger {
+    since: Instant,
+    nonce: Nonce,
+    stage: Stage,
+}
+
+/// What the acceptor does next with one connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum GateStep {
+    Send(Vec<u8>),
+    /// Send this; the connection belongs to that rank now.
+    Admit(Vec<u8>, u32),
+    /// Send this and close. The text is for this side's own diagnostics.
+    Refuse(Vec<u8>, String),
+    /// Close without an answer.
+    Drop(String),
+}
+
+/// The acceptor's side for many connections at once: at most [`MAX_STRANGERS`], each for at most [`HANDSHAKE_TIME`].
+pub(super) struct Gate {
+    key: Key,
+    door: Doorkeeper,
+    strangers: BTreeMap<u64, Stranger>,
+}
+
+impl Gate {
+    pub fn new(key: Key, door: Doorkeeper) -> Gate {
+        Gate { key, door, strangers: BTreeMap::new() }
+    }
+
+    /// A new connection; returns one to close if there are too many.
+    pub fn opened(&mut self, conn: u64, nonce: Nonce, now: Instant) -> Option<u64> {
+        // Ids grow, so the first one is the oldest.
+        let displaced =
+            if self.strangers.len() >= MAX_STRANGERS { self.strangers.keys().next().copied() } else { None };
+        if let Some(old) = displaced {
+            self.strangers.remove(&old);
+        }
+        self.strangers.insert(conn, Stranger { since: now, nonce, stage: Stage::Hello });
+        displaced
+    }
+
+    pub fn closed(&mut self, conn: u64) {
+        self.strangers.remove(&conn);
+    }
+
+    /// Connections whose time is over; they are forgotten here and must be closed.
+    pub fn expired(&mut self, now: Instant) -> Vec<u64> {
+        let late: Vec<u64> = self
+            .strangers
+            .iter()
+            .filter(|(_, stranger)| now.saturating_duration_since(stranger.since) >= HANDSHAKE_TIME)
+            .map(|(conn, _)| *conn)
+            .collect();
+        for conn in &late {
+            self.strangers.remove(conn);
+        }
+        late
+    }
+
+    /// A frame of a stranger. `present` says whether a rank is already here.
+    pub fn frame(&mut self, conn: u64, header: Header, payload: &[u8], present: &dyn Fn(u32) -> bool) -> GateStep {
+        let Some(stranger) = self.strangers.remove(&conn) else {
+            return GateStep::Drop("unknown connection".to_owned());
+        };
+        match (header.kind, stranger.stage) {
+            (Kind::Hello, Stage::Hello) if payload.len() == HELLO => {
+                let Some(claims) = Claims::decode(&payload[32..]) else {
+                    return GateStep::Drop("hello without sense".to_owned());
+                };
+                let mut theirs = [0; 32];
+                theirs.copy_from_slice(&payload[..32]);
+                let challenge = frame::encode(Kind::Challenge, self.door.attempt, 0, &stranger.nonce);
+                self.strangers.insert(conn, Stranger { stage: Stage::Proof(claims, theirs), ..stranger });
+                GateStep::Send(challenge)
+            }
+            (Kind::Proof, Stage::Proof(claims, theirs)) if payload.len() == 32 => {
+                let nonces = (&theirs, &stranger.nonce);
+                let expected = self.key.mac("connector", &claims, nonces, &[]);
+                if !bool::from(expected.ct_eq(payload)) {
+                    // No word more than "refused" for someone without the key, and no MAC it could learn from.
+                    let mut blank = vec![0; 33];
+                    blank[0] = REFUSED;
+                    return GateStep::Refuse(
+                        frame::encode(Kind::Verdict, self.door.attempt, 0, &blank),
+                        "wrong job token".to_owned(),
+                    );
+                }
+                let (code, text) = self.judge(&claims, present);
+                let mut said = vec![code];
+                said.extend_from_slice(text.as_bytes());
+                let mut verdict = vec![code];
+                verdict.extend_from_slice(&self.key.mac("acceptor", &claims, nonces, &said));
+                verdict.extend_from_slice(text.as_bytes());
+                let bytes = frame::encode(Kind::Verdict, self.door.attempt, 0, &verdict);
+                if code == ADMITTED { GateStep::Admit(bytes, claims.from) } else { GateStep::Refuse(bytes, text) }
+            }
+            _ => GateStep::Drop(format!("unexpected {:?} in the handshake", header.kind)),
+        }
+    }
+
+    fn judge(&self, claims: &Claims, present: &dyn Fn(u32) -> bool) -> (u8, String) {
+        let door = &self.door;
+        let refused = |text: String| (REFUSED, text);
+        if claims.job != door.job {
+            return refused("this is another job with the same token".to_owned());
+        }
+        if claims.attempt > door.attempt {
+            return (STALE_ACCEPTOR, format!("attempt {} is still here", door.attempt));
+        }
+        if claims.attempt != door.attempt {
+            return refused(format!("attempt {} is over, this is attempt {}", claims.attempt, door.attempt));
+        }
+        if claims.world != door.world {
+            return refused(format!(
+                "rank {} expects {} ranks, rank {} {}",
+                claims.from, claims.world, door.me, door.world
+            ));
+        }
+        if claims.purpose != door.purpose || claims.to != door.me {
+            return refused(format!(
+                "a {:?} connection for rank {} reached rank {}, which expects {:?}",
+                claims.purpose, claims.to, door.me, door.purpose
+            ));
+        }
+        if claims.from >= door.world || claims.from == door.me {
+            return refused(format!("rank {} is not a peer of rank {} of {}", claims.from, door.me, door.world));
+        }
+        if present(claims.from) {
+            return refused(format!("rank {} is already present", claims.from));
+        }
+        (ADMITTED, String::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::frame::FrameReader;
+
+    fn open(bytes: &[u8]) -> (Header, Vec<u8>) {
+        let mut reader = FrameReader::new(1 << 16);
+        reader.push(&bytes[..32]).unwrap().or_else(|| reader.push(&bytes[32..]).unwrap()).unwrap()
+    }
+
+    fn claims(from: u32) -> Claims {
+        Claims { purpose: Purpose::Control, from, to: 0, world: 4, attempt: 2, job: job_digest("job") }
+    }
+
+    fn gate(token: u8) -> Gate {
+        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: 4, attempt: 2, job: job_digest("job") };
+        Gate::new(Key::derive(&Token::new([token; 32])), door)
+    }
+
+    fn shake(gate: &mut Gate, token: u8, claims: Claims) -> (GateStep, Result<(), Refusal>) {
+        let now = Instant::now();
+        gate.opened(1, [9; 32], now);
+        let (mut connector, mut bytes) = Connector::new(Key::derive(&Token::new([token; 32])), claims, [5; 32]);
+        loop {
+            let (header, payload) = open(&bytes);
+            let step = gate.frame(1, header, &payload, &|rank| rank == 3);
+            let reply = match &step {
+                GateStep::Send(reply) | GateStep::Admit(reply, _) | GateStep::Refuse(reply, _) => reply.clone(),
+                GateStep::Drop(why) => panic!("dropped: {why}"),
+            };
+            let (header, payload) = open(&reply);
+            match connector.frame(header, &payload) {
+                ConnectorStep::Send(next) => bytes = next,
+                ConnectorStep::Admitted => return (step, Ok(())),
+                ConnectorStep::Refused(why) => return (step, Err(why)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_with_the_token_is_admitted() {
+        let (step, result) = shake(&mut gate(1), 1, claims(2));
+        assert!(matches!(step, GateStep::Admit(_, 2)));
+        assert_eq!(result, Ok(()));
+    }
+
+    #[test]
+    fn a_wrong_token_learns_nothing() {
+        let (step, result) = shake(&mut gate(1), 2, claims(2));
+        let GateStep::Refuse(bytes, why) = step else { panic!() };
+        assert_eq!(why, "wrong job token");
+        assert!(open(&bytes).1[1..].iter().all(|b| *b == 0));
+        assert!(matches!(result, Err(Refusal::Because(text)) if text.contains("same job token")));
+    }
+
+    #[test]
+    fn whoever_does_not_belong_is_told_why() {
+        let cases = [
+            (Claims { attempt: 1, ..claims(2) }, "attempt 1 is over, this is attempt 2"),
+            (Claims { world: 8, ..claims(2) }, "expects 8 ranks"),
+            (Claims { job: job_digest("other"), ..claims(2) }, "another job"),
+            (Claims { purpose: Purpose::Ring, ..claims(2) }, "Ring connection"),
+            (claims(3), "rank 3 is already present"),
+            (claims(4), "not a peer"),
+            (claims(0), "not a peer"),
+        ];
+        for (claims, expected) in cases {
+            let (_, result) = shake(&mut gate(1), 1, claims);
+            let Err(Refusal::Because(text)) = result else { panic!("{result:?}") };
+            assert!(text.contains(expected), "{text}");
+        }
+        let (_, result) = shake(&mut gate(1), 1, Claims { attempt: 3, ..claims(2) });
+        assert_eq!(result, Err(Refusal::StaleAcceptor));
+    }
+
+    #[test]
+    fn strangers_are_bounded_in_number_and_time() {
+        let (mut gate, start) = (gate(1), Instant::now());
+        for conn in 0..MAX_STRANGERS as u64 {
+            assert_eq!(gate.opened(conn, [0; 32], start), None);
+        }
+        assert_eq!(gate.opened(1000, [0; 32], start + Duration::from_secs(1)), Some(0));
+        let late = gate.expired(start + HANDSHAKE_TIME);
+        assert_eq!(late.len(), MAX_STRANGERS - 1);
+        assert!(gate.strangers.contains_key(&1000));
+    }
+
+    #[test]
+    fn an_answer_cannot_be_reflected() {
+        let mut gate = gate(1);
+        gate.opened(1, [9; 32], Instant::now());
+        let (header, _) = open(&frame::encode(Kind::Proof, 2, 0, &[0; 32]));
+        assert!(matches!(gate.frame(1, header, &[0; 32], &|_| false), GateStep::Drop(_)));
+    }
+}

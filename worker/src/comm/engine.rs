@@ -1,0 +1,242 @@
+//! Executes started all-reduces in order, on the communication thread or on the caller's own thread.
+//!
+//! `start` only appends to a queue. Whoever holds the lock of the [`Engine`] runs the next operation: normally the
+//! communication thread, beside the computing caller; a caller that waits while the lock is free runs it itself,
+//! which saves two thread switches and never has two threads of one rank compete for a CPU.
+//!
+//! The queue is a ring of as many cells as there are buckets (a bucket can be in flight once). `started` and `finished`
+//! count operations; bucket memory belongs to the engine from `start` until `finished` has passed its number, and that
+//! hand-over is a release store and an acquire load of the counters.
+#![allow(unsafe_code)]
+
+use super::{
+    error::Cause,
+    local::{LocalGroup, Operation},
+    ring::Ring,
+    shm::Memory,
+    socket::timespec,
+    state::Shared,
+    wait::NAP,
+};
+use rustix::thread::futex::{self, Flags};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+    atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+/// Why an operation did not complete.
+pub(super) enum Broken {
+    /// The group failed; the root cause is known or about to be.
+    Elsewhere,
+    /// A data connection ended. Most likely its peer died, and rank 0 will say so.
+    Lane(Cause),
+    /// This rank knows why.
+    Because(Cause),
+}
+
+/// What an operation needs to know of its surroundings.
+pub(super) struct Turn<'a> {
+    pub shared: &'a Shared,
+    background: bool,
+    caller_parked: &'a AtomicBool,
+}
+
+impl Turn<'_> {
+    /// Nothing else of this rank could use the CPU now.
+    pub fn in_front(&self) -> bool {
+        !self.background || self.caller_parked.load(Ordering::Relaxed)
+    }
+}
+
+/// The ways data takes.
+pub(super) struct Engine {
+    pub local: Option<LocalGroup>,
+    pub ring: Option<Ring>,
+}
+
+impl Engine {
+    fn all_reduce(&mut self, op: Operation, memory: &Memory, turn: &Turn<'_>) -> Result<(), Broken> {
+        match (&mut self.local, &mut self.ring) {
+            (None, None) => Ok(()),
+            (None, Some(ring)) => {
+                // SAFETY: the bucket is in flight, so it belongs to the engine, whose lock this thread holds.
+                let data = unsafe { memory.slice_mut(op.start, op.len) };
+                ring.all_reduce(op, data, turn)
+            }
+            (Some(local), None) if local.alone() => local.all_reduce(op, turn),
+            (Some(local), ring) => {
+                local.reduce_to_leader(op, turn)?;
+                if let Some(ring) = ring {
+                    // SAFETY: as above; I am the leader, and all local ranks have finished their part of my arena.
+                    let data = unsafe { memory.slice_mut(op.start, op.len) };
+                    ring.all_reduce(op, data, turn)?;
+                }
+                local.spread_from_leader(op, turn)
+            }
+        }
+    }
+}
+
+/// The queue between caller and communication thread, and everything both need.
+pub(super) struct Queue {
+    engine: Mutex<Engine>,
+    memory: Arc<Memory>,
+    /// Start and length of each bucket in the arena.
+    buckets: Vec<(usize, usize)>,
+    shared: Arc<Shared>,
+    cells: Box<[AtomicU32]>,
+    started: AtomicU32,
+    finished: AtomicU32,
+    /// The communication thread sleeps on `started`.
+    idle: AtomicBool,
+    /// The caller sleeps on `finished`.
+    caller_parked: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Queue {
+    pub fn new(engine: Engine, memory: Arc<Memory>, buckets: Vec<(usize, usize)>, shared: Arc<Shared>) -> Queue {
+        // A power of two, so that positions stay right when the counters wrap around.
+        let cells = buckets.len().max(1).next_power_of_two();
+        Queue {
+            engine: Mutex::new(engine),
+            memory,
+            buckets,
+            shared,
+            cells: (0..cells).map(|_| AtomicU32::new(0)).collect(),
+            started: AtomicU32::new(0),
+            finished: AtomicU32::new(0),
+            idle: AtomicBool::new(false),
+            caller_parked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Appends a bucket; returns its ticket. `wake`: let the communication thread begin now.
+    pub fn push(&self, bucket: u32, wake: bool) -> u32 {
+        let number = self.started.load(Ordering::Relaxed);
+        self.cells[number as usize % self.cells.len()].store(bucket, Ordering::Relaxed);
+        let ticket = number.wrapping_add(1);
+        self.started.store(ticket, Ordering::SeqCst);
+        if wake && self.idle.load(Ordering::SeqCst) {
+            let _ = futex::wake(&self.started, Flags::PRIVATE, 1);
+        }
+        ticket
+    }
+
+    fn done(&self, ticket: u32) -> bool {
+        self.finished.load(Ordering::Acquire).wrapping_sub(ticket) as i32 >= 0
+    }
+
+    /// Waits for a ticket; `false` if the group failed before.
+    pub fn wait(&self, ticket: u32) -> bool {
+        loop {
+            if self.done(ticket) {
+                return true;
+            }
+            if self.shared.failed() {
+                return false;
+            }
+            let engine = match self.engine.try_lock() {
+                Ok(engine) => Some(engine),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            if let Some(mut engine) = engine {
+                while !self.done(ticket) {
+                    if self.shared.failed() || !self.run_next(&mut engine, false) {
+                        return self.done(ticket);
+                    }
+                }
+                return true;
+            }
+            // The communication thread is at it. It may use this CPU while this thread sleeps.
+            self.caller_parked.store(true, Ordering::SeqCst);
+            let finished = self.finished.load(Ordering::SeqCst);
+            if !self.done(ticket) && !self.shared.failed() {
+                let _ = futex::wait(&self.finished, Flags::PRIVATE, finished, Some(&timespec(NAP)));
+            }
+            self.caller_parked.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Runs the oldest operation; `false` if the group failed.
+    fn run_next(&self, engine: &mut Engine, background: bool) -> bool {
+        let number = self.finished.load(Ordering::Relaxed);
+        let bucket = self.cells[number as usize % self.cells.len()].load(Ordering::Relaxed);
+        let (start, len) = self.buckets[bucket as usize];
+        let op = Operation { sequence: number.wrapping_add(1), bucket, start, len };
+        let progress = &self.shared.progress;
+        progress.begin(bucket, len as u64 * 4);
+        let turn = Turn { shared: &self.shared, background, caller_parked: &self.caller_parked };
+        match engine.all_reduce(op, &self.memory, &turn) {
+            Ok(()) => {}
+            Err(Broken::Elsewhere) => {
+                self.shared.suspect(Cause::failed(self.shared.rank, "a rank of this host failed without a word"));
+                return false;
+            }
+            Err(Broken::Lane(cause)) => {
+                self.shared.suspect(cause);
+                return false;
+            }
+            Err(Broken::Because(cause)) => {
+                self.shared.abort(cause);
+                return false;
+            }
+        }
+        progress.end();
+        self.finished.store(op.sequence, Ordering::SeqCst);
+        if self.caller_parked.load(Ordering::SeqCst) {
+            let _ = futex::wake(&self.finished, Flags::PRIVATE, 1);
+        }
+        true
+    }
+
+    fn engine(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Body of the communication thread.
+    pub fn run(&self) {
+        let _guard = PanicGuard(&self.shared);
+        while !self.stop.load(Ordering::SeqCst) {
+            let started = self.started.load(Ordering::SeqCst);
+            if started != self.finished.load(Ordering::SeqCst) && !self.shared.failed() {
+                let mut engine = self.engine();
+                // The caller may have done the work while this thread waited for the lock.
+                while self.started.load(Ordering::SeqCst) != self.finished.load(Ordering::SeqCst)
+                    && !self.shared.failed()
+                    && self.run_next(&mut engine, true)
+                {}
+                continue;
+            }
+            self.idle.store(true, Ordering::SeqCst);
+            if self.started.load(Ordering::SeqCst) == started && !self.stop.load(Ordering::SeqCst) {
+                let _ = futex::wait(&self.started, Flags::PRIVATE, started, None);
+            }
+            self.idle.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends the communication thread. An operation in flight ends only if the group has failed.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let _ = futex::wake(&self.started, Flags::PRIVATE, i32::MAX as u32);
+    }
+
+    /// Wakes the caller to look at the failure.
+    pub fn wake_caller(&self) {
+        let _ = futex::wake(&self.finished, Flags::PRIVATE, i32::MAX as u32);
+    }
+}
+
+/// A panic of the communication thread is a bug, but the group must still end.
+struct PanicGuard<'a>(&'a Shared);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort(Cause::failed(self.0.rank, "internal error: the communication thread panicked"));
+        }
+    }
+}

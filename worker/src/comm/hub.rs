@@ -1,0 +1,384 @@
+//! Rank 0's side of the control plane as a pure state machine: who may join, what all agree on, who is alive, and the
+//! one root cause of a failure. `step(event, now)` returns what to do; [`super::server`] does it.
+//!
+//! ```text
+//! Gathering --all joined--> Running --all left--> Done
+//!     |  a rank is missing,    |  lost, silent or aborting rank
+//!     +------------------------+------------------------------> Failed (first cause only, told to all)
+//! ```
+
+use super::{
+    auth::{Gate, GateStep, Nonce},
+    error::Cause,
+    frame::{self, Header, Kind},
+    pulse::Pulse,
+    roster::{Member, Roster},
+};
+use std::{collections::BTreeMap, time::Instant};
+
+/// Something that happened.
+pub(super) enum Event<'a> {
+    /// A connection was accepted.
+    Opened(u64, Nonce),
+    /// A whole frame came.
+    Frame(u64, Header, &'a [u8]),
+    /// The connection ended or its bytes are no frames.
+    Closed(u64),
+    /// Time passed; after all frames that were there to read.
+    Tick,
+    /// Rank 0 itself calls `agree`.
+    Agree(u32, String, Vec<u8>),
+    /// Rank 0 itself fails.
+    Abort(Cause),
+    /// Rank 0 itself leaves.
+    Leave,
+}
+
+/// Something to do. Frames to peers come before the news for rank 0 itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    Send(u64, Vec<u8>),
+    /// Close after what was sent is read.
+    Close(u64),
+    /// From now on longer frames are allowed.
+    Trust(u64),
+    Formed(Roster),
+    Missing(Vec<u32>),
+    Agreed(Result<(), String>),
+    Failed(Cause),
+    Left,
+    /// A refused connection, for diagnostics.
+    Refused(u64, String),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Gathering,
+    Running,
+    Done,
+    Failed,
+}
+
+#[derive(Default)]
+struct Seat {
+    conn: Option<u64>,
+    member: Option<Member>,
+    last_seen: Option<Instant>,
+    /// Sequence, subject, value.
+    agree: Option<(u32, String, Vec<u8>)>,
+    left: bool,
+}
+
+pub(super) struct Hub {
+    gate: Gate,
+    attempt: u32,
+    seats: Vec<Seat>,
+    ranks: BTreeMap<u64, u32>,
+    phase: Phase,
+    deadline: Instant,
+    connect_seconds: f64,
+    pulse: Pulse,
+    /// What rank 0 is doing; asked only when a cause is made.
+    activity: Box<dyn Fn() -> String + Send>,
+    out: Vec<Output>,
+}
+
+/// Text of a failure by loss of the control connection; the same on every rank.
+pub(super) const CONNECTION_CLOSED: &str = "connection closed: the process ended or its network failed";
+
+impl Hub {
+    pub fn new(
+        gate: Gate,
+        (world, attempt): (u32, u32),
+        me: Member,
+        (start, deadline): (Instant, Instant),
+        pulse: Pulse,
+        activity: Box<dyn Fn() -> String + Send>,
+    ) -> Hub {
+        let mut seats: Vec<Seat> = (0..world).map(|_| Seat::default()).collect();
+        seats[0].member = Some(me);
+        Hub {
+            gate,
+            attempt,
+            seats,
+            ranks: BTreeMap::new(),
+            phase: Phase::Gathering,
+            deadline,
+            connect_seconds: (deadline - start).as_secs_f64(),
+            pulse,
+            activity,
+            out: Vec::new(),
+        }
+    }
+
+    pub fn step(&mut self, event: Event<'_>, now: Instant) -> Vec<Output> {
+        match event {
+            Event::Opened(conn, nonce) => {
+                if let Some(displaced) = self.gate.opened(conn, nonce, now) {
+                    self.out.push(Output::Close(displaced));
+                }
+            }
+            Event::Frame(conn, header, payload) => match self.ranks.get(&conn).copied() {
+                Some(rank) => self.member_frame(rank, header, payload, now),
+                None => self.stranger_frame(conn, header, payload, now),
+            },
+            Event::Closed(conn) => self.closed(conn),
+            Event::Tick => self.tick(now),
+            Event::Agree(sequence, what, value) => {
+                self.seats[0].agree = Some((sequence, what, value));
+                self.settle_agreement();
+            }
+            Event::Abort(cause) => self.fail(cause),
+            Event::Leave => {
+                self.seats[0].left = true;
+                self.settle_leave();
+            }
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    fn frame(&self, kind: Kind, payload: &[u8]) -> Vec<u8> {
+        frame::encode(kind, self.attempt, 0, payload)
+    }
+
+    /// Sends to every connected member.
+    fn tell_all(&mut self, kind: Kind, payload: &[u8]) {
+        let bytes = self.frame(kind, payload);
+        self.out.extend(self.seats.iter().filter_map(|seat| seat.conn).map(|conn| Output::Send(conn, bytes.clone())));
+    }
+
+    fn stranger_frame(&mut self, conn: u64, header: Header, payload: &[u8], now: Instant) {
+        let seats = &self.seats;
+        let step = self.gate.frame(conn, header, payload, &|rank| {
+            seats.get(rank as usize).is_some_and(|seat| seat.conn.is_some() || seat.member.is_some())
+        });
+        match step {
+            GateStep::Send(bytes) => self.out.push(Output::Send(conn, bytes)),
+            GateStep::Admit(bytes, rank) => {
+                self.ranks.insert(conn, rank);
+                let seat = &mut self.seats[rank as usize];
+                seat.conn = Some(conn);
+                seat.last_seen = Some(now);
+                self.out.extend([Output::Send(conn, bytes), Output::Trust(conn)]);
+            }
+            GateStep::Refuse(bytes, why) => {
+                self.out.extend([Output::Send(conn, bytes), Output::Close(conn), Output::Refused(conn, why)]);
+            }
+            GateStep::Drop(why) => self.out.extend([Output::Close(conn), Output::Refused(conn, why)]),
+        }
+    }
+
+    fn member_frame(&mut self, rank: u32, header: Header, payload: &[u8], now: Instant) {
+        self.seats[rank as usize].last_seen = Some(now);
+        let sense = match (header.kind, self.phase) {
+            (Kind::Heartbeat, _) | (_, Phase::Failed | Phase::Done) => true,
+            (Kind::Abort, _) => match serde_json::from_slice::<Cause>(payload) {
+                Ok(cause) if (cause.origin_rank as usize) < self.seats.len() => {
+                    self.fail(cause);
+                    true
+                }
+                _ => false,
+            },
+            (Kind::Join, Phase::Gathering) => match serde_json::from_slice::<Member>(payload) {
+                Ok(member) => {
+                    self.join(rank, member);
+                    true
+                }
+                Err(_) => false,
+            },
+            (Kind::Agree, Phase::Running) => match decode_agree(payload) {
+                Some((what, value)) if self.seats[rank as usize].agree.is_none() => {
+                    self.seats[rank as usize].agree = Some((header.sequence, what, value));
+                    self.settle_agreement();
+                    true
+                }
+                _ => false,
+            },
+            (Kind::Leave, Phase::Running) => {
+                self.seats[rank as usize].left = true;
+                self.settle_leave();
+                true
+            }
+            _ => false,
+        };
+        if !sense {
+            self.fail(Cause::failed(rank, format!("sent a {:?} that has no meaning here", header.kind)));
+        }
+    }
+
+    fn join(&mut self, rank: u32, member: Member) {
+        let zero = self.seats[0].member.as_ref().expect("invariant: rank 0 has joined itself");
+        if let Some(conflict) = member.conflict(zero) {
+            self.seats[rank as usize].member = Some(member);
+            return self.fail(Cause::failed(rank, conflict));
+        }
+        self.seats[rank as usize].member = Some(member);
+        if self.seats.iter().all(|seat| seat.member.is_some()) {
+            let roster = Roster { members: self.seats.iter().filter_map(|seat| seat.member.clone()).collect() };
+            let bytes = serde_json::to_vec(&roster).expect("invariant: a roster is plain data");
+            self.phase = Phase::Running;
+            self.tell_all(Kind::Roster, &bytes);
+            self.out.push(Output::Formed(roster));
+        }
+    }
+
+    fn closed(&mut self, conn: u64) {
+        self.gate.closed(conn);
+        let Some(rank) = self.ranks.remove(&conn) else { return };
+        let seat = &mut self.seats[rank as usize];
+        seat.conn = None;
+        if !seat.left {
+            self.fail(Cause::failed(rank, CONNECTION_CLOSED));
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        for conn in self.gate.expired(now) {
+            self.out.extend([Output::Close(conn), Output::Refused(conn, "no proof of the token in 5 s".to_owned())]);
+        }
+        let beat = self.pulse.tick(now);
+        if matches!(self.phase, Phase::Done | Phase::Failed) {
+            return;
+        }
+        if beat.send {
+            self.tell_all(Kind::Heartbeat, &[]);
+        }
+        if beat.was_asleep {
+            // This process did not run for a while, so the silence says nothing about the others.
+            self.seats.iter_mut().filter(|seat| seat.conn.is_some()).for_each(|seat| seat.last_seen = Some(now));
+        }
+        let silent = self.seats.iter().position(|seat| {
+            seat.conn.is_some()
+                && !seat.left
+                && seat.last_seen.is_some_and(|seen| now.saturating_duration_since(seen) > self.pulse.timeout())
+        });
+        if let Some(rank) = silent {
+            return self.fail(Cause::failed(rank as u32, self.pulse.silence()));
+        }
+        if self.phase == Phase::Gathering && now >= self.deadline {
+            let missing: Vec<u32> =
+                (0u32..).zip(&self.seats).filter(|(_, seat)| seat.member.is_none()).map(|(rank, _)| rank).collect();
+            let text = format!(
+                "did not arrive within {:.0} s ({} of {} ranks missing: {})",
+                self.connect_seconds,
+                missing.len(),
+                self.seats.len(),
+                super::error::ranks_text(&missing)
+            );
+            self.out.push(Output::Missing(missing.clone()));
+            self.fail(Cause::failed(missing[0], text));
+        }
+    }
+
+    fn settle_agreement(&mut self) {
+        let waiting = self.seats.iter().position(|seat| seat.agree.is_some());
+        let gone = self.seats.iter().position(|seat| seat.left);
+        if let (Some(waiting), Some(gone)) = (waiting, gone) {
+            let what = self.seats[waiting].agree.as_ref().map_or("", |(_, what, _)| what);
+            let text = format!("left the group while rank {waiting} waits for agreement on {what}");
+            return self.fail(Cause::failed(gone as u32, text));
+        }
+        if !self.seats.iter().all(|seat| seat.agree.is_some()) {
+            return;
+        }
+        let values: Vec<(u32, String, Vec<u8>)> = self.seats.iter_mut().filter_map(|seat| seat.agree.take()).collect();
+        let result = compare(&values);
+        let text = result.as_ref().err().cloned().unwrap_or_default();
+        self.tell_all(Kind::Agreed, text.as_bytes());
+        self.out.push(Output::Agreed(result));
+    }
+
+    fn settle_leave(&mut self) {
+        self.settle_agreement();
+        if self.phase == Phase::Running && self.seats.iter().all(|seat| seat.left) {
+            self.phase = Phase::Done;
+            self.tell_all(Kind::Goodbye, &[]);
+            self.close_members();
+            self.out.push(Output::Left);
+        }
+    }
+
+    fn close_members(&mut self) {
+        self.out.extend(self.seats.iter().filter_map(|seat| seat.conn).map(Output::Close));
+    }
+
+    fn fail(&mut self, mut cause: Cause) {
+        if matches!(self.phase, Phase::Done | Phase::Failed) {
+            return;
+        }
+        self.phase = Phase::Failed;
+        if cause.during.is_empty() {
+            cause.during = (self.activity)();
+        }
+        if cause.host.is_empty()
+            && let Some(member) = &self.seats[cause.origin_rank as usize].member
+        {
+            cause.host.clone_from(&member.host);
+        }
+        cause.text = cause.text.chars().take(4096).collect();
+        let bytes = serde_json::to_vec(&cause).expect("invariant: a cause is plain data");
+        self.tell_all(Kind::Failed, &bytes);
+        self.close_members();
+        self.out.push(Output::Failed(cause));
+    }
+}
+
+/// Payload of `Agree`: length of the subject, subject, value.
+pub(super) fn encode_agree(what: &str, value: &[u8]) -> Vec<u8> {
+    let mut out = (what.len() as u16).to_le_bytes().to_vec();
+    out.extend_from_slice(what.as_bytes());
+    out.extend_from_slice(value);
+    out
+}
+
+fn decode_agree(payload: &[u8]) -> Option<(String, Vec<u8>)> {
+    let (len, rest) = payload.split_at_checked(2)?;
+    let (what, value) = rest.split_at_checked(usize::from(u16::from_le_bytes([len[0], len[1]])))?;
+    Some((String::from_utf8(what.to_vec()).ok()?, value.to_vec()))
+}
+
+/// Are all values of one round equal? If not, a text that names the ranks and what they have.
+fn compare(values: &[(u32, String, Vec<u8>)]) -> Result<(), String> {
+    let zero = &values[0];
+    if let Some((rank, other)) = (0u32..).zip(values).find(|(_, v)| (v.0, &v.1) != (zero.0, &zero.1)) {
+        return Err(format!(
+            "rank {rank} asks for agreement on {} (its number {}), rank 0 on {} (its number {})",
+            other.1, other.0, zero.1, zero.0
+        ));
+    }
+    let mut groups: Vec<(&[u8], Vec<u32>)> = Vec::new();
+    for (rank, (_, _, value)) in (0u32..).zip(values) {
+        match groups.iter_mut().find(|(known, _)| known == value) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => groups.push((value, vec![rank])),
+        }
+    }
+    if groups.len() == 1 {
+        return Ok(());
+    }
+    let list: Vec<String> = groups
+        .iter()
+        .take(4)
+        .map(|(value, ranks)| {
+            let has = if ranks.len() == 1 { "has" } else { "have" };
+            format!("{} {has} {}", super::error::ranks_text(ranks), shown(value))
+        })
+        .collect();
+    Err(format!("the ranks disagree on {}: {}", zero.1, list.join("; ")))
+}
+
+/// A value for people: text if it is short and printable, otherwise its first bytes in hexadecimal.
+fn shown(value: &[u8]) -> String {
+    if let Ok(text) = std::str::from_utf8(value)
+        && text.chars().all(|c| !c.is_control())
+    {
+        let start: String = text.chars().take(200).collect();
+        return if start.len() < text.len() { format!("{start:?}...") } else { format!("{start:?}") };
+    }
+    let hex: String = value.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    if value.len() > 16 { format!("0x{hex}... ({} bytes)", value.len()) } else { format!("0x{hex}") }
+}
+
+#[cfg(test)]
+#[path = "hub_tests.rs"]
+mod tests;

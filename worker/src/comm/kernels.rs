@@ -1,0 +1,210 @@
+//! Sums of `f32` arrays. Every instruction set adds the same numbers in the same order, without fused multiply-add,
+//! so results agree bit for bit.
+#![allow(unsafe_code)]
+
+use std::sync::OnceLock;
+
+/// Floats that one inner step holds in registers.
+const BLOCK: usize = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Isa {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// The best one of this CPU, unless `SWITCHYARD_KERNEL` names a smaller one.
+    pub fn detect() -> Isa {
+        static ISA: OnceLock<Isa> = OnceLock::new();
+        *ISA.get_or_init(|| {
+            let asked = std::env::var(switchyard_worker_contract::env::KERNEL).unwrap_or_default();
+            Isa::available()
+                .into_iter()
+                .rev()
+                .find(|isa| asked.is_empty() || asked == "auto" || isa.word() == asked)
+                .unwrap_or(Isa::Portable)
+        })
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// What this CPU can do, the best last.
+    pub fn available() -> Vec<Isa> {
+        let mut isas = vec![Isa::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") {
+                isas.push(Isa::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                isas.push(Isa::Avx512);
+            }
+        }
+        isas
+    }
+}
+
+/// `destination[i] += source[i]`.
+pub(super) fn add(destination: &mut [f32], source: &[f32]) {
+    add_with(Isa::detect(), destination, source);
+}
+
+fn add_with(isa: Isa, destination: &mut [f32], source: &[f32]) {
+    match isa {
+        Isa::Portable => add_body(destination, source),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `available` found the instruction set.
+        Isa::Avx2 => unsafe { add_avx2(destination, source) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512 => unsafe { add_avx512(destination, source) },
+    }
+}
+
+#[inline(always)]
+fn add_body(destination: &mut [f32], source: &[f32]) {
+    for (a, b) in destination.iter_mut().zip(source) {
+        *a += *b;
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn add_avx2(destination: &mut [f32], source: &[f32]) {
+    add_body(destination, source);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn add_avx512(destination: &mut [f32], source: &[f32]) {
+    add_body(destination, source);
+}
+
+/// The fused pass: `sum[i] = sources[0][i] + sources[1][i] + ...`, stored to `destinations[..][i]`, for `i` in
+/// `start..start + len`.
+///
+/// # Safety
+/// All pointers are valid for `start + len` floats, and nobody else touches `start..start + len` of any of them during
+/// the call. Sources and destinations may be the same arrays; two arrays that are not the same must not overlap.
+pub(super) unsafe fn reduce(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { reduce_with(Isa::detect(), sources, destinations, start, len) }
+}
+
+/// # Safety
+/// As [`reduce`]; the CPU has `isa`.
+unsafe fn reduce_with(isa: Isa, sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match isa {
+            Isa::Portable => reduce_body(sources, destinations, start, len),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => reduce_avx2(sources, destinations, start, len),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => reduce_avx512(sources, destinations, start, len),
+        }
+    }
+}
+
+/// # Safety
+/// As [`reduce`].
+#[inline(always)]
+unsafe fn reduce_body(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
+    // SAFETY: all indices are below `start + len`, for which the caller vouches. Whole blocks are read before they are
+    // written, and blocks of one array do not overlap.
+    unsafe {
+        let whole = len / BLOCK * BLOCK;
+        for at in (start..start + whole).step_by(BLOCK) {
+            let mut sum: [f32; BLOCK] = sources[0].add(at).cast::<[f32; BLOCK]>().read();
+            for source in &sources[1..] {
+                let next = source.add(at).cast::<[f32; BLOCK]>();
+                for (i, sum) in sum.iter_mut().enumerate() {
+                    *sum += (*next)[i];
+                }
+            }
+            for destination in destinations {
+                destination.add(at).cast::<[f32; BLOCK]>().write(sum);
+            }
+        }
+        for at in start + whole..start + len {
+            let mut sum = sources[0].add(at).read();
+            for source in &sources[1..] {
+                sum += source.add(at).read();
+            }
+            for destination in destinations {
+                destination.add(at).write(sum);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`reduce`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn reduce_avx2(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { reduce_body(sources, destinations, start, len) }
+}
+
+/// # Safety
+/// As [`reduce`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn reduce_avx512(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { reduce_body(sources, destinations, start, len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(seed: u32, len: usize) -> Vec<f32> {
+        (0..len as u32)
+            .map(|i| {
+                let x = i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(40_503));
+                (x >> 8) as f32 / 65_536.0 - 128.0
+            })
+            .collect()
+    }
+
+    #[test]
+    fn all_instruction_sets_agree_bit_for_bit() {
+        for len in [0, 1, 15, 63, 64, 65, 1000] {
+            for ranks in 1..6 {
+                let inputs: Vec<Vec<f32>> = (0..ranks).map(|r| numbers(r, len + 7)).collect();
+                let mut expected: Vec<f32> = inputs[0].clone();
+                for input in &inputs[1..] {
+                    add_with(Isa::Portable, &mut expected[3..3 + len], &input[3..3 + len]);
+                }
+                for isa in Isa::available() {
+                    let mut arrays = inputs.clone();
+                    let pointers: Vec<*mut f32> = arrays.iter_mut().map(|a| a.as_mut_ptr()).collect();
+                    // SAFETY: the arrays have len + 7 floats and belong to this test.
+                    unsafe { reduce_with(isa, &pointers, &pointers, 3, len) };
+                    for (array, input) in arrays.iter().zip(&inputs) {
+                        assert_eq!(array[3..3 + len], expected[3..3 + len], "{isa:?} {len} {ranks}");
+                        assert_eq!((&array[..3], &array[3 + len..]), (&input[..3], &input[3 + len..]));
+                    }
+                    let mut sum = inputs[0].clone();
+                    add_with(isa, &mut sum, &inputs[inputs.len() - 1]);
+                    let plain: Vec<f32> = inputs[0].iter().zip(&inputs[inputs.len() - 1]).map(|(a, b)| a + b).collect();
+                    assert_eq!(sum, plain);
+                }
+            }
+        }
+    }
+}

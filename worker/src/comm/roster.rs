@@ -1,0 +1,205 @@
+//! Who is in the group and, from that, who talks to whom how: pure functions of the roster, equal on all ranks.
+
+use super::{config::Force, error::CommError, error::ranks_text};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, net::SocketAddr};
+use switchyard_worker_contract::config::Transport;
+
+/// What a rank tells the group about itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Member {
+    /// Host name, for people.
+    pub host: String,
+    /// Ranks with equal identity share memory.
+    pub host_id: String,
+    pub pid: u32,
+    /// Listener for the ring lane.
+    pub ring: Option<SocketAddr>,
+    /// Abstract name of the listener for the shared memory.
+    pub unix: Option<String>,
+    /// CPUs this rank may run on, one bit each.
+    pub cpus: Vec<u64>,
+    /// CPUs that the control group grants to all processes of this node, rounded up; 0 without limit.
+    pub quota: u32,
+    pub node: u32,
+    pub force: String,
+    pub buckets: u32,
+    pub floats: u64,
+    /// Digest of the bucket lengths.
+    pub plan: u64,
+}
+
+impl Member {
+    /// Why this rank cannot work with rank 0, if so.
+    pub fn conflict(&self, zero: &Member) -> Option<String> {
+        if self.force != zero.force {
+            return Some(format!("asks for transport {}, rank 0 for {}", self.force, zero.force));
+        }
+        if (self.buckets, self.floats, self.plan) != (zero.buckets, zero.floats, zero.plan) {
+            return Some(format!(
+                "has {} gradient buckets of {} numbers in all (plan {:016x}), rank 0 has {} of {} (plan {:016x})",
+                self.buckets, self.floats, self.plan, zero.buckets, zero.floats, zero.plan
+            ));
+        }
+        None
+    }
+}
+
+/// All members in rank order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Roster {
+    pub members: Vec<Member>,
+}
+
+/// The role of one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Paths {
+    pub transport: Transport,
+    /// Ranks that share memory with this one, itself included, in rank order; the first one leads.
+    pub local: Vec<u32>,
+    /// Ranks of the TCP ring in ring order, if this rank is one of them.
+    pub ring: Option<Vec<u32>>,
+    /// Every local rank can have a CPU of its own, so a short spin does not keep another rank from working.
+    pub own_cpu: bool,
+    /// There is a second CPU for the communication thread of each local rank as well.
+    pub spare_cpu: bool,
+}
+
+impl Roster {
+    /// The role of rank `me`.
+    pub fn paths(&self, me: u32, force: Force) -> Result<Paths, CommError> {
+        let world = self.members.len() as u32;
+        let mut hosts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        for (rank, member) in (0u32..).zip(&self.members) {
+            hosts.entry(&member.host_id).or_default().push(rank);
+        }
+        let mine = hosts
+            .get(self.members[me as usize].host_id.as_str())
+            .expect("invariant: a rank is on its own host")
+            .clone();
+        let (own_cpu, spare_cpu) = self.cpus_suffice(&mine);
+        let mut leaders: Vec<u32> = hosts.values().map(|ranks| ranks[0]).collect();
+        leaders.sort_unstable();
+        let all: Vec<u32> = (0..world).collect();
+        let (transport, local, ring) = if world == 1 {
+            (Transport::None, vec![me], None)
+        } else if force == Force::Tcp {
+            (Transport::Tcp, vec![me], Some(all))
+        } else if hosts.len() == 1 {
+            (Transport::Shm, mine, None)
+        } else if force == Force::Shm {
+            let other = self.members.iter().position(|m| m.host_id != self.members[0].host_id).unwrap_or(0);
+            return Err(CommError::Transport {
+                got: "shm".to_owned(),
+                why: format!(
+                    "the ranks are on {} hosts ({} on {}, rank {other} on {})",
+                    hosts.len(),
+                    ranks_text(&hosts[self.members[0].host_id.as_str()]),
+                    self.members[0].host,
+                    self.members[other].host
+                ),
+            });
+        } else if hosts.len() == world as usize {
+            (Transport::Tcp, mine, Some(all))
+        } else {
+            let ring = leaders.contains(&me).then_some(leaders);
+            (Transport::Hierarchical, mine, ring)
+        };
+        Ok(Paths { transport, local, ring, own_cpu, spare_cpu })
+    }
+
+    /// Whether the CPUs of these ranks of one host suffice for one, and for two busy threads per rank.
+    fn cpus_suffice(&self, local: &[u32]) -> (bool, bool) {
+        let mut union: Vec<u64> = Vec::new();
+        for rank in local {
+            let cpus = &self.members[*rank as usize].cpus;
+            union.resize(union.len().max(cpus.len()), 0);
+            for (word, add) in union.iter_mut().zip(cpus) {
+                *word |= add;
+            }
+        }
+        let cpus: u32 = union.iter().map(|word| word.count_ones()).sum();
+        let enough = |threads_per_rank: u32| {
+            let quotas = local.iter().all(|rank| {
+                let member = &self.members[*rank as usize];
+                let node = local.iter().filter(|r| self.members[**r as usize].node == member.node).count() as u32;
+                member.quota == 0 || member.quota >= threads_per_rank * node
+            });
+            quotas
+                && cpus >= threads_per_rank * local.len() as u32
+                && local.iter().all(|rank| {
+                    let own: u32 = self.members[*rank as usize].cpus.iter().map(|w| w.count_ones()).sum();
+                    own >= threads_per_rank
+                })
+        };
+        (enough(1), enough(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roster(hosts: &[&str], cpus: &[u64]) -> Roster {
+        let members = hosts.iter().zip(cpus.iter().cycle()).map(|(host, cpus)| Member {
+            host: format!("name-{host}"),
+            host_id: (*host).to_owned(),
+            pid: 1,
+            ring: None,
+            unix: None,
+            cpus: vec![*cpus],
+            quota: 0,
+            node: 0,
+            force: "auto".to_owned(),
+            buckets: 1,
+            floats: 1,
+            plan: 1,
+        });
+        Roster { members: members.collect() }
+    }
+
+    #[test]
+    fn the_transport_follows_the_hosts() {
+        for (hosts, transport) in [
+            (&["a"][..], Transport::None),
+            (&["a", "a"], Transport::Shm),
+            (&["a", "b"], Transport::Tcp),
+            (&["a", "a", "b"], Transport::Hierarchical),
+        ] {
+            let paths = roster(hosts, &[3]).paths(0, Force::Auto).unwrap();
+            assert_eq!(paths.transport, transport, "{hosts:?}");
+        }
+    }
+
+    #[test]
+    fn only_leaders_are_in_the_ring_between_hosts() {
+        let roster = roster(&["b", "a", "b", "a"], &[3]);
+        let leader = roster.paths(1, Force::Auto).unwrap();
+        assert_eq!((leader.local, leader.ring), (vec![1, 3], Some(vec![0, 1])));
+        assert_eq!(roster.paths(3, Force::Auto).unwrap().ring, None);
+        let forced = roster.paths(3, Force::Tcp).unwrap();
+        assert_eq!((forced.transport, forced.ring), (Transport::Tcp, Some(vec![0, 1, 2, 3])));
+    }
+
+    #[test]
+    fn shared_memory_across_hosts_is_refused_by_name() {
+        let text = roster(&["a", "b"], &[3]).paths(0, Force::Shm).unwrap_err().to_string();
+        assert!(text.contains("2 hosts") && text.contains("name-b"), "{text}");
+    }
+
+    #[test]
+    fn spinning_needs_a_cpu_per_rank() {
+        let own = |hosts: &[&str], cpus: &[u64]| {
+            let paths = roster(hosts, cpus).paths(0, Force::Auto).unwrap();
+            (paths.own_cpu, paths.spare_cpu)
+        };
+        assert_eq!(own(&["a", "a"], &[0b11]), (true, false));
+        assert_eq!(own(&["a", "a"], &[0b01, 0b10]), (true, false), "pinned, one each");
+        assert_eq!(own(&["a", "a"], &[0b01]), (false, false), "both on one");
+        assert_eq!(own(&["a", "a", "a"], &[0b11]), (false, false));
+        assert_eq!(own(&["a", "a"], &[0b1111]), (true, true));
+        let mut limited = roster(&["a", "a"], &[0b1111]);
+        limited.members.iter_mut().for_each(|m| m.quota = 1);
+        assert!(!limited.paths(0, Force::Auto).unwrap().own_cpu);
+    }
+}

@@ -1,0 +1,286 @@
+//! The control thread of rank 0: sockets and time for [`super::hub`].
+
+use super::{
+    error::CommError,
+    frame::{FrameReader, LIMIT_STRANGER},
+    hub::{Event, Hub, Output},
+    socket::{accept, nonce, timespec, try_recv, try_send, tune_tcp},
+    state::{LAST_WORDS, Request, Shared},
+};
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+    net::Shutdown,
+};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    net::{SocketAddr, TcpListener},
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Largest frame a member may send to rank 0.
+const LIMIT_TO_HUB: u64 = 64 << 10;
+/// Most connections taken from the listener before others get their turn.
+const ACCEPTS_PER_TURN: usize = 16;
+
+struct Conn {
+    fd: OwnedFd,
+    reader: FrameReader,
+    out: VecDeque<u8>,
+    /// Set when the connection is to end: flush, end of stream, wait for the other side, at most until then.
+    closing: Option<Instant>,
+    shut: bool,
+}
+
+impl Conn {
+    /// Writes what can be written; an error ends the connection.
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.out.is_empty() {
+            let n = try_send(&self.fd, self.out.as_slices().0)?;
+            if n == 0 {
+                return Ok(());
+            }
+            self.out.drain(..n);
+        }
+        if self.closing.is_some() && !self.shut {
+            // Not `close`: unread bytes of the peer would turn it into a reset, which can overtake the last words.
+            self.shut = true;
+            rustix::net::shutdown(&self.fd, Shutdown::Write)?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Server {
+    shared: Arc<Shared>,
+    listener: OwnedFd,
+    hub: Hub,
+    tick: Duration,
+    conns: BTreeMap<u64, Conn>,
+    next: u64,
+    /// The hub has failed or ended; `true` in the second place once all peers have read it.
+    over: (bool, bool),
+    stop: Option<Instant>,
+}
+
+impl Server {
+    pub fn new(shared: Arc<Shared>, listener: OwnedFd, hub: Hub, tick: Duration) -> Server {
+        Server { shared, listener, hub, tick, conns: BTreeMap::new(), next: 0, over: (false, false), stop: None }
+    }
+
+    /// Runs until the communicator is dropped.
+    pub fn run(mut self) {
+        loop {
+            let ready = self.wait();
+            self.requests();
+            for conn in ready.conns {
+                self.read(conn);
+            }
+            if ready.listener {
+                self.accept();
+            }
+            self.event(Event::Tick);
+            self.flush();
+            if let Some(stop) = self.stop
+                && (Instant::now() >= stop || self.conns.values().all(|conn| conn.closing.is_none()))
+            {
+                return;
+            }
+        }
+    }
+
+    fn wait(&self) -> Ready {
+        let bell = self.shared.bell().expect("invariant: a group with a server has a bell");
+        let ids: Vec<u64> = self.conns.keys().copied().collect();
+        let mut fds = vec![PollFd::new(bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        fds.extend(self.conns.values().map(|conn| {
+            let flags = if conn.out.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+            PollFd::new(&conn.fd, flags)
+        }));
+        let limit = if self.stop.is_some() { Duration::from_millis(10) } else { self.tick };
+        match rustix::event::poll(&mut fds, Some(&timespec(limit))) {
+            Ok(_) | Err(Errno::INTR) => {}
+            // Out of kernel memory: the next turn may fare better.
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+        let conns = ids.into_iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty()).map(|(id, _)| id);
+        Ready { listener: !fds[1].revents().is_empty(), conns: conns.collect() }
+    }
+
+    fn requests(&mut self) {
+        for request in self.shared.take_requests() {
+            match request {
+                Request::Agree { sequence, what, value } => self.event(Event::Agree(sequence, what, value)),
+                Request::Abort(cause) => self.event(Event::Abort(cause)),
+                Request::Leave => self.event(Event::Leave),
+                Request::Stop => self.stop = Some(Instant::now() + LAST_WORDS),
+            }
+        }
+    }
+
+    fn read(&mut self, id: u64) {
+        let mut buffer = [0; 16 << 10];
+        // A bound on the frames of one turn, so that no peer can keep the thread to itself.
+        for _ in 0..256 {
+            let Some(conn) = self.conns.get_mut(&id) else { return };
+            if conn.closing.is_some() {
+                match try_recv(&conn.fd, &mut buffer) {
+                    Ok(None) => return,
+                    Ok(Some(n)) if n > 0 => continue,
+                    _ => return self.lost(id),
+                }
+            }
+            let wanted = conn.reader.wanted().min(buffer.len());
+            let frame = match try_recv(&conn.fd, &mut buffer[..wanted]) {
+                Ok(None) => return,
+                Ok(Some(n)) if n > 0 => conn.reader.push(&buffer[..n]),
+                _ => return self.lost(id),
+            };
+            match frame {
+                Ok(None) => {}
+                Ok(Some((header, payload))) => self.event(Event::Frame(id, header, &payload)),
+                Err(_) => return self.lost(id),
+            }
+        }
+    }
+
+    fn lost(&mut self, id: u64) {
+        self.conns.remove(&id);
+        self.event(Event::Closed(id));
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Ok(fd) = accept(self.listener.as_fd()) else { return };
+            let _ = tune_tcp(&fd);
+            let Ok(nonce) = nonce() else { return };
+            let id = self.next;
+            self.next += 1;
+            let reader = FrameReader::new(LIMIT_STRANGER);
+            self.conns.insert(id, Conn { fd, reader, out: VecDeque::new(), closing: None, shut: false });
+            self.event(Event::Opened(id, nonce));
+        }
+    }
+
+    fn event(&mut self, event: Event<'_>) {
+        for output in self.hub.step(event, Instant::now()) {
+            match output {
+                Output::Send(id, bytes) => {
+                    if let Some(conn) = self.conns.get_mut(&id) {
+                        conn.out.extend(bytes);
+                        // Errors show up as end of stream with the next read.
+                        let _ = conn.flush();
+                    }
+                }
+                Output::Close(id) => {
+                    if let Some(conn) = self.conns.get_mut(&id) {
+                        conn.closing = Some(Instant::now() + LAST_WORDS);
+                        let _ = conn.flush();
+                    }
+                }
+                Output::Trust(id) => {
+                    if let Some(conn) = self.conns.get_mut(&id) {
+                        conn.reader.set_limit(LIMIT_TO_HUB);
+                    }
+                }
+                Output::Formed(roster) => self.shared.set_formed(roster),
+                Output::Missing(ranks) => self.shared.set_missing(ranks),
+                Output::Agreed(result) => self.shared.set_agreed(result),
+                Output::Failed(cause) => {
+                    self.shared.fail(cause);
+                    self.over.0 = true;
+                }
+                Output::Left => {
+                    self.shared.set_left();
+                    self.over.0 = true;
+                }
+                Output::Refused(id, why) => {
+                    let peer = self.conns.get(&id).and_then(|conn| rustix::net::getpeername(&conn.fd).ok().flatten());
+                    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                    self.shared.note_refusal(match peer {
+                        Some(peer) => format!("{peer}: {why}"),
+                        None => why,
+                    });
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let now = Instant::now();
+        let mut lost = Vec::new();
+        for (id, conn) in &mut self.conns {
+            if conn.flush().is_err() || conn.closing.is_some_and(|until| now >= until) {
+                lost.push(*id);
+            }
+        }
+        for id in lost {
+            self.lost(id);
+        }
+        if self.over.0 && !self.over.1 && self.conns.values().all(|conn| conn.out.is_empty() || conn.closing.is_none())
+        {
+            self.over.1 = true;
+            self.shared.set_delivered();
+        }
+    }
+}
+
+struct Ready {
+    listener: bool,
+    conns: Vec<u64>,
+}
+
+/// The listener of rank 0: standard input if it already listens on that address, otherwise a new one on that address.
+pub(super) fn listen(rendezvous: &str, deadline: Instant) -> Result<(OwnedFd, SocketAddr), CommError> {
+    let start = Instant::now();
+    loop {
+        let last = match super::client::resolve(rendezvous) {
+            Ok(addresses) => {
+                if let Some(inherited) = inherited(&addresses) {
+                    return Ok(inherited);
+                }
+                match TcpListener::bind(addresses.as_slice()) {
+                    Ok(listener) => {
+                        let address =
+                            listener.local_addr().map_err(|e| CommError::system("read a socket's address", e))?;
+                        nonblocking(&listener)?;
+                        return Ok((listener.into(), address));
+                    }
+                    Err(error) => error,
+                }
+            }
+            Err(error) => error,
+        };
+        // The process of the attempt before may need a moment to end; a name may need a moment to be known.
+        if Instant::now() >= deadline || start.elapsed() > Duration::from_secs(10) {
+            return Err(CommError::system(format!("listen on the rendezvous address {rendezvous}"), last));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn nonblocking(fd: impl AsFd) -> Result<(), CommError> {
+    // With a blocking listener, a connection that vanishes between `poll` and `accept` would stop the thread.
+    let set = || {
+        let flags = rustix::fs::fcntl_getfl(fd.as_fd())?;
+        rustix::fs::fcntl_setfl(fd.as_fd(), flags | rustix::fs::OFlags::NONBLOCK)
+    };
+    set().map_err(|errno| CommError::system("make a listener non-blocking", errno))
+}
+
+fn inherited(addresses: &[SocketAddr]) -> Option<(OwnedFd, SocketAddr)> {
+    let stdin = rustix::stdio::stdin();
+    if !rustix::net::sockopt::socket_acceptconn(stdin).unwrap_or(false) {
+        return None;
+    }
+    let address = SocketAddr::try_from(rustix::net::getsockname(stdin).ok()?).ok()?;
+    if !addresses.contains(&address) {
+        return None;
+    }
+    let fd = rustix::io::fcntl_dupfd_cloexec(stdin, 3).ok()?;
+    nonblocking(&fd).ok()?;
+    Some((fd, address))
+}

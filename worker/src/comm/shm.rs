@@ -1,0 +1,324 @@
+//! Memory of this room: mappings, and the segment that the ranks of one host share.
+//!
+//! A segment is one sealed memfd: flags and small slots first, then one arena per local rank with all its buckets.
+//!
+//! Who may touch what:
+//! * Flags, signatures and the poison word are atomics; each has one writer (poison: anyone, only ever to 1).
+//! * A rank's arena belongs to that rank, except for a bucket whose reduction is in flight. Then the protocol in
+//!   [`super::local`] assigns every part of every arena to exactly one rank at a time; ownership passes with a
+//!   release store to a flag and an acquire load that sees it.
+//! * No reference into an arena lives across such a passage; parts of other ranks are touched by raw pointer only.
+#![allow(unsafe_code)]
+
+use super::error::CommError;
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, SealFlags},
+    io::Errno,
+    mm::{Advice, MapFlags, ProtFlags},
+};
+use std::{
+    ffi::c_void,
+    os::fd::{AsFd, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+/// Flags are this far apart: two cache lines, because neighbours are fetched in pairs.
+const LINE: usize = 128;
+const PAGE: usize = 4096;
+/// Largest bucket that goes through the slots, in floats.
+pub(super) const SLOT_FLOATS: usize = 256;
+
+/// A mapping of memory, unmapped on drop.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory; all access to its contents goes through unsafe code with its own argument.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Private zeroed memory.
+    pub fn anonymous(len: usize) -> Result<Mapping, CommError> {
+        let len = len.max(PAGE);
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe {
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::PRIVATE)
+        };
+        Mapping::finish(base, len)
+    }
+
+    fn shared(fd: impl AsFd, len: usize) -> Result<Mapping, CommError> {
+        // SAFETY: as above. The file is sealed against shrinking, so access within `len` cannot fault for its size.
+        let base = unsafe {
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)
+        };
+        Mapping::finish(base, len)
+    }
+
+    fn finish(base: Result<*mut c_void, Errno>, len: usize) -> Result<Mapping, CommError> {
+        let fault = |errno| CommError::system(format!("map {} MiB for gradient buckets", len.div_ceil(1 << 20)), errno);
+        let base = base.map_err(fault)?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| fault(Errno::NOMEM))?;
+        // SAFETY: the range was just mapped; the advice changes no contents. Where it is not allowed, it is not needed.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        Ok(Mapping { base, len })
+    }
+
+    /// Floats from byte `offset` on.
+    pub fn floats(&self, offset: usize) -> *mut f32 {
+        assert!(offset <= self.len && offset.is_multiple_of(align_of::<f32>()));
+        // SAFETY: within the mapping by the assertion.
+        unsafe { self.base.as_ptr().add(offset).cast() }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset + 4 <= self.len && offset.is_multiple_of(4));
+        // SAFETY: in range and aligned by the assertion; flag words are only ever accessed as atomics.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this mapping is ours, and every user holds it by an `Arc` or a borrow.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// What a flag says about an operation: its number, once the rank has ...
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flag {
+    /// ... entered it; its bucket is ready to be read.
+    Entered = 0,
+    /// ... reduced its slice; it reads no other arena's slice of this operation any more.
+    Reduced = 1,
+    /// ... (leader) put the result of all hosts into its arena.
+    Result = 2,
+    /// ... copied the result out of the leader's arena.
+    Copied = 3,
+}
+
+const FLAGS: usize = 4;
+/// Per rank: flag and sleeper count for each flag, signatures of two operations, two slots.
+const PER_RANK: usize = (2 * FLAGS + 1) * LINE + 2 * SLOT_FLOATS * 4;
+
+/// The memory shared by the ranks of one host.
+pub(super) struct Segment {
+    mapping: Mapping,
+    ranks: usize,
+    arena: usize,
+}
+
+impl Segment {
+    fn control(ranks: usize) -> usize {
+        (LINE + ranks * PER_RANK).next_multiple_of(PAGE)
+    }
+
+    /// Size of the file for so many ranks with arenas of so many bytes.
+    fn size(ranks: usize, arena: usize) -> Option<usize> {
+        arena.checked_next_multiple_of(PAGE)?.checked_mul(ranks)?.checked_add(Segment::control(ranks))
+    }
+
+    /// A new sealed file for the segment.
+    pub fn create_file(ranks: usize, arena: usize) -> Result<OwnedFd, CommError> {
+        let size = Segment::size(ranks, arena)
+            .ok_or_else(|| CommError::system("share gradient buckets", std::io::Error::from(Errno::OVERFLOW)))?;
+        let make = || -> Result<OwnedFd, Errno> {
+            let fd = rustix::fs::memfd_create("switchyard-buckets", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            rustix::fs::ftruncate(&fd, size as u64)?;
+            rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Ok(fd)
+        };
+        let fd = make().map_err(|errno| CommError::system("create shared memory for gradient buckets", errno))?;
+        allocate(&fd, 0, Segment::control(ranks))?;
+        Ok(fd)
+    }
+
+    /// Maps the file and takes the memory of arena `me` (from this rank's NUMA node), so that a lack of memory is an
+    /// error here and not a signal later.
+    pub fn open(fd: &OwnedFd, ranks: usize, me: usize, arena: usize) -> Result<Segment, CommError> {
+        let size = Segment::size(ranks, arena).unwrap_or(0);
+        let stat = rustix::fs::fstat(fd).map_err(|e| CommError::system("inspect the shared memory", e))?;
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|e| CommError::system("inspect the shared memory", e))?;
+        if stat.st_size as u64 != size as u64 || !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(CommError::protocol(
+                "the local leader",
+                format_args!("shared memory of {} bytes with {seals:?}, expected {size} bytes, sealed", stat.st_size),
+            ));
+        }
+        let arena = arena.next_multiple_of(PAGE);
+        let segment = Segment { mapping: Mapping::shared(fd, size)?, ranks, arena };
+        allocate(fd, segment.arena_offset(me), arena)?;
+        Ok(segment)
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn arena_offset(&self, rank: usize) -> usize {
+        assert!(rank < self.ranks);
+        Segment::control(self.ranks) + rank * self.arena
+    }
+
+    /// Start of a rank's arena.
+    pub fn arena(&self, rank: usize) -> *mut f32 {
+        self.mapping.floats(self.arena_offset(rank))
+    }
+
+    fn rank_offset(&self, rank: usize) -> usize {
+        assert!(rank < self.ranks);
+        LINE + rank * PER_RANK
+    }
+
+    pub fn poison(&self) -> &AtomicU32 {
+        self.mapping.word(0)
+    }
+
+    /// A flag and the number of those who sleep on it.
+    pub fn flag(&self, flag: Flag, rank: usize) -> (&AtomicU32, &AtomicU32) {
+        let at = self.rank_offset(rank) + 2 * LINE * flag as usize;
+        (self.mapping.word(at), self.mapping.word(at + LINE))
+    }
+
+    /// Bucket and length a rank announced for an operation. Two operations can be under way at once: a rank is at most
+    /// one ahead.
+    pub fn signature(&self, rank: usize, sequence: u32) -> (&AtomicU64, &AtomicU64) {
+        let at = self.rank_offset(rank) + 2 * LINE * FLAGS + 16 * (sequence as usize & 1);
+        (self.mapping.long(at), self.mapping.long(at + 8))
+    }
+
+    /// The slot of a rank for small buckets.
+    pub fn slot(&self, rank: usize, sequence: u32) -> *mut f32 {
+        let at = self.rank_offset(rank) + (2 * FLAGS + 1) * LINE + 4 * SLOT_FLOATS * (sequence as usize & 1);
+        self.mapping.floats(at)
+    }
+
+    /// Marks the group as failed and wakes every sleeper of this host.
+    pub fn set_poison(&self) {
+        self.poison().store(1, Ordering::SeqCst);
+        for rank in 0..self.ranks {
+            for flag in [Flag::Entered, Flag::Reduced, Flag::Result, Flag::Copied] {
+                wake(self.flag(flag, rank).0);
+            }
+        }
+    }
+}
+
+fn allocate(fd: &OwnedFd, offset: usize, len: usize) -> Result<(), CommError> {
+    if len == 0 {
+        return Ok(());
+    }
+    loop {
+        match rustix::fs::fallocate(fd, FallocateFlags::empty(), offset as u64, len as u64) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => {
+                let what = format!("get {:.1} MiB of shared memory for gradient buckets", len as f64 / 1_048_576.0);
+                return Err(CommError::system(what, errno));
+            }
+        }
+    }
+}
+
+/// Wakes all sleepers on a shared word.
+pub(super) fn wake(word: &AtomicU32) {
+    // No PRIVATE flag: the sleepers are in other processes.
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
+}
+
+/// The arena of this rank, private or part of a segment, with the place of every bucket.
+pub(super) enum Memory {
+    Private(Mapping),
+    Shared(std::sync::Arc<Segment>, usize),
+}
+
+impl Memory {
+    pub fn base(&self) -> *mut f32 {
+        match self {
+            Memory::Private(mapping) => mapping.floats(0),
+            Memory::Shared(segment, me) => segment.arena(*me),
+        }
+    }
+
+    /// # Safety
+    /// The range lies in the arena, and nobody writes to it while the reference lives.
+    pub unsafe fn slice(&self, start: usize, len: usize) -> &[f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.base().add(start), len) }
+    }
+
+    /// # Safety
+    /// The range lies in the arena, and nobody else touches it while the reference lives.
+    #[allow(clippy::mut_from_ref, reason = "the memory is interior to a mapping; exclusivity is the caller's promise")]
+    pub unsafe fn slice_mut(&self, start: usize, len: usize) -> &mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.base().add(start), len) }
+    }
+}
+
+/// The bytes of floats.
+pub(super) fn bytes(floats: &[f32]) -> &[u8] {
+    // SAFETY: every byte of a float is a valid byte.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+}
+
+/// The bytes of floats, to be overwritten.
+pub(super) fn bytes_mut(floats: &mut [f32]) -> &mut [u8] {
+    // SAFETY: every pattern of four bytes is a valid float.
+    unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_segment_do_not_overlap_and_are_aligned() {
+        let fd = Segment::create_file(3, 5000).unwrap();
+        let segments: Vec<Segment> = (0..3).map(|me| Segment::open(&fd, 3, me, 5000).unwrap()).collect();
+        let segment = &segments[0];
+        let mut ranges: Vec<(usize, usize)> = vec![(std::ptr::from_ref(segment.poison()) as usize, 4)];
+        for rank in 0..3 {
+            for flag in [Flag::Entered, Flag::Reduced, Flag::Result, Flag::Copied] {
+                let (word, sleepers) = segment.flag(flag, rank);
+                ranges.push((std::ptr::from_ref(word) as usize, 4));
+                ranges.push((std::ptr::from_ref(sleepers) as usize, 4));
+            }
+            for sequence in 0..2 {
+                let (bucket, len) = segment.signature(rank, sequence);
+                ranges.push((std::ptr::from_ref(bucket) as usize, 8));
+                ranges.push((std::ptr::from_ref(len) as usize, 8));
+                ranges.push((segment.slot(rank, sequence) as usize, 4 * SLOT_FLOATS));
+            }
+            assert_eq!(segment.arena(rank) as usize % 64, 0);
+            ranges.push((segment.arena(rank) as usize, 5000));
+        }
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+        // All three see the same memory.
+        segments[1].flag(Flag::Result, 2).0.store(7, Ordering::SeqCst);
+        assert_eq!(segments[2].flag(Flag::Result, 2).0.load(Ordering::SeqCst), 7);
+    }
+
+    #[test]
+    fn an_unsealed_or_short_file_is_refused() {
+        let fd = Segment::create_file(2, 4096).unwrap();
+        assert!(Segment::open(&fd, 2, 0, 8192).is_err());
+        let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&plain, Segment::size(2, 4096).unwrap() as u64).unwrap();
+        assert!(Segment::open(&plain, 2, 0, 4096).is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! Sockets with deadlines: blocking helpers over `poll`, the connector's handshake and the acceptor's collection of peers.
+
+use super::{
+    auth::{Claims, Connector, ConnectorStep, Gate, GateStep, Key, Nonce, Refusal},
+    error::CommError,
+    frame::{FrameReader, Header, LIMIT_STRANGER},
+    state::Shared,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+    net::{RecvFlags, SendFlags},
+};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+pub(super) fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
+/// 32 bytes that nobody can guess.
+pub(super) fn nonce() -> Result<Nonce, CommError> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|e| CommError::system("get random bytes", io::Error::other(e.to_string())))?;
+    Ok(nonce)
+}
+
+/// `Ok(None)`: nothing to read now; `Ok(Some(0))`: end of stream.
+pub(super) fn try_recv(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match rustix::net::recv(fd.as_fd(), &mut *buffer, RecvFlags::DONTWAIT) {
+            Ok((n, _)) => return Ok(Some(n)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Bytes written now; 0 when the socket is full.
+pub(super) fn try_send(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        match rustix::net::send(fd.as_fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(n) => return Ok(n),
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Waits until the socket is ready or the time is over; both end with `Ok`.
+pub(super) fn poll_one(fd: BorrowedFd<'_>, flags: PollFlags, limit: Duration) -> io::Result<()> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
+    match rustix::event::poll(&mut fds, Some(&timespec(limit))) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn remaining(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+pub(super) fn send_all(fd: BorrowedFd<'_>, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match try_send(fd, bytes)? {
+            0 => poll_one(fd, PollFlags::OUT, remaining(deadline)?)?,
+            n => bytes = &bytes[n..],
+        }
+    }
+    Ok(())
+}
+
+/// Reads one frame; an error for the end of the stream, the deadline or bytes that are no frame.
+pub(super) fn recv_frame(
+    fd: BorrowedFd<'_>,
+    reader: &mut FrameReader,
+    deadline: Instant,
+) -> io::Result<(Header, Vec<u8>)> {
+    let mut buffer = [0; 4096];
+    loop {
+        let wanted = reader.wanted().min(buffer.len());
+        match try_recv(fd, &mut buffer[..wanted])? {
+            None => poll_one(fd, PollFlags::IN, remaining(deadline)?)?,
+            Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(n) => match reader.push(&buffer[..n]) {
+                Ok(Some(frame)) => return Ok(frame),
+                Ok(None) => {}
+                Err(error) => return Err(io::Error::other(error.to_string())),
+            },
+        }
+    }
+}
+
+/// Why a connector was not let in.
+pub(super) enum Denied {
+    /// Worth another try.
+    Io(io::Error),
+    Refused(Refusal),
+}
+
+/// The connector's handshake on a fresh connection.
+pub(super) fn introduce(fd: BorrowedFd<'_>, key: &Key, claims: Claims, deadline: Instant) -> Result<(), Denied> {
+    let nonce = nonce().map_err(|e| Denied::Io(io::Error::other(e.to_string())))?;
+    let (mut connector, mut bytes) = Connector::new(key.clone(), claims, nonce);
+    let mut reader = FrameReader::new(LIMIT_STRANGER);
+    loop {
+        send_all(fd, &bytes, deadline).map_err(Denied::Io)?;
+        let (header, payload) = recv_frame(fd, &mut reader, deadline).map_err(Denied::Io)?;
+        match connector.frame(header, &payload) {
+            ConnectorStep::Send(next) => bytes = next,
+            ConnectorStep::Admitted => return Ok(()),
+            ConnectorStep::Refused(refusal) => return Err(Denied::Refused(refusal)),
+        }
+    }
+}
+
+/// Accepts until every rank of `wanted` has come through the gate. Strangers that fail are dropped without harm.
+/// `vet` looks at a socket before its first byte is read (peer credentials).
+pub(super) fn collect_peers(
+    listener: BorrowedFd<'_>,
+    mut gate: Gate,
+    wanted: &[u32],
+    deadline: Instant,
+    shared: &Shared,
+    vet: &dyn Fn(BorrowedFd<'_>) -> bool,
+) -> Result<BTreeMap<u32, OwnedFd>, CommError> {
+    let mut arrived: BTreeMap<u32, OwnedFd> = BTreeMap::new();
+    let mut open: BTreeMap<u64, (OwnedFd, FrameReader)> = BTreeMap::new();
+    let mut next = 0u64;
+    let mut buffer = [0; 512];
+    while arrived.len() < wanted.len() {
+        shared.check()?;
+        let now = Instant::now();
+        if now >= deadline {
+            let missing = wanted.iter().copied().filter(|rank| !arrived.contains_key(rank)).collect();
+            return Err(CommError::Missing { missing, world: shared.world, seconds: shared.connect_seconds });
+        }
+        for conn in gate.expired(now) {
+            open.remove(&conn);
+        }
+        let ids: Vec<u64> = open.keys().copied().collect();
+        let mut fds = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
+        fds.extend(open.values().map(|(fd, _)| PollFd::new(fd, PollFlags::IN)));
+        match rustix::event::poll(&mut fds, Some(&timespec(Duration::from_millis(100)))) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(CommError::system("wait for connections", errno)),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        for (i, conn) in ids.into_iter().enumerate() {
+            if !ready[i + 1] {
+                continue;
+            }
+            let Some((fd, reader)) = open.get_mut(&conn) else { continue };
+            let size = reader.wanted().min(buffer.len());
+            let frame = match try_recv(&*fd, &mut buffer[..size]) {
+                Ok(None) => continue,
+                Ok(Some(n)) if n > 0 => reader.push(&buffer[..n]),
+                _ => {
+                    gate.closed(conn);
+                    open.remove(&conn);
+                    continue;
+                }
+            };
+            let step = match frame {
+                Ok(None) => continue,
+                Ok(Some((header, payload))) => {
+                    gate.frame(conn, header, &payload, &|rank| arrived.contains_key(&rank) || !wanted.contains(&rank))
+                }
+                Err(error) => {
+                    gate.closed(conn);
+                    GateStep::Drop(error.to_string())
+                }
+            };
+            match step {
+                // A handshake message always fits into an empty socket buffer; if not, the peer is no peer.
+                GateStep::Send(bytes) if matches!(try_send(&*fd, &bytes), Ok(n) if n == bytes.len()) => {}
+                GateStep::Admit(bytes, rank) => {
+                    let sent = try_send(&*fd, &bytes);
+                    if let (Ok(_), Some((fd, _))) = (sent, open.remove(&conn)) {
+                        arrived.insert(rank, fd);
+                    }
+                }
+                GateStep::Refuse(bytes, _) => {
+                    let _ = try_send(&*fd, &bytes);
+                    open.remove(&conn);
+                }
+                GateStep::Send(_) | GateStep::Drop(_) => {
+                    gate.closed(conn);
+                    open.remove(&conn);
+                }
+            }
+        }
+        if ready[0]
+            && let Ok(fd) = accept(listener)
+            && vet(fd.as_fd())
+        {
+            if let Some(displaced) = gate.opened(next, nonce()?, now) {
+                open.remove(&displaced);
+            }
+            open.insert(next, (fd, FrameReader::new(LIMIT_STRANGER)));
+            next += 1;
+        }
+    }
+    Ok(arrived)
+}
+
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+    Ok(rustix::net::accept_with(listener, flags)?)
+}
+
+/// Options of every TCP connection of the group. There is deliberately no `TCP_USER_TIMEOUT`: it would also end the lane
+/// to a rank that computes for long and does not read meanwhile. Heartbeats on the control connection decide.
+pub(super) fn tune_tcp(fd: impl AsFd) -> io::Result<()> {
+    use rustix::net::sockopt;
+    let fd = fd.as_fd();
+    sockopt::set_tcp_nodelay(fd, true)?;
+    sockopt::set_socket_keepalive(fd, true)?;
+    sockopt::set_tcp_keepidle(fd, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepintvl(fd, Duration::from_secs(5))?;
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! What the threads of one rank share: the first failure, the answers of rank 0, requests to the control thread
+//! and what the rank is doing right now.
+
+use super::{
+    error::{Cause, CommError},
+    roster::Roster,
+};
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// A request to the control thread.
+pub(super) enum Request {
+    Agree {
+        sequence: u32,
+        what: String,
+        value: Vec<u8>,
+    },
+    Abort(Cause),
+    Leave,
+    /// The communicator is being dropped.
+    Stop,
+}
+
+#[derive(Default)]
+struct Status {
+    failure: Option<Cause>,
+    /// Every peer that can be told has been told of the failure.
+    delivered: bool,
+    formed: Option<Roster>,
+    missing: Option<Vec<u32>>,
+    agreed: Option<Result<(), String>>,
+    left: bool,
+    refusals: Vec<String>,
+    doing: String,
+}
+
+type Waker = Box<dyn Fn() + Send>;
+
+pub(super) struct Shared {
+    pub rank: u32,
+    pub world: u32,
+    pub connect_seconds: f64,
+    failed: AtomicBool,
+    status: Mutex<Status>,
+    changed: Condvar,
+    wakers: Mutex<Vec<Waker>>,
+    requests: Mutex<Vec<Request>>,
+    /// Wakes the control thread; absent in a group of one.
+    bell: Option<OwnedFd>,
+    hosts: OnceLock<Vec<String>>,
+    pub progress: Progress,
+}
+
+/// Longest time a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its last words to be read.
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
+
+impl Shared {
+    pub fn new(rank: u32, world: u32, connect_timeout: Duration) -> Result<Shared, CommError> {
+        let bell = if world > 1 {
+            let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+            Some(rustix::event::eventfd(0, flags).map_err(|e| CommError::system("create an eventfd", e))?)
+        } else {
+            None
+        };
+        Ok(Shared {
+            rank,
+            world,
+            connect_seconds: connect_timeout.as_secs_f64(),
+            failed: AtomicBool::new(false),
+            status: Mutex::default(),
+            changed: Condvar::new(),
+            wakers: Mutex::default(),
+            requests: Mutex::default(),
+            bell,
+            hosts: OnceLock::new(),
+            progress: Progress::default(),
+        })
+    }
+
+    fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    pub fn failure(&self) -> Option<Cause> {
+        if self.failed() { self.status().failure.clone() } else { None }
+    }
+
+    /// An error if the group has failed.
+    pub fn check(&self) -> Result<(), CommError> {
+        match self.failure() {
+            Some(cause) => Err(CommError::Failed(cause)),
+            None => Ok(()),
+        }
+    }
+
+    /// Records the root cause and wakes every waiter of this rank. Only the first call counts.
+    pub fn fail(&self, cause: Cause) {
+        let mut status = self.status();
+        if status.failure.is_some() {
+            return;
+        }
+        status.failure = Some(self.complete(cause));
+        self.failed.store(true, Ordering::SeqCst);
+        drop(status);
+        self.changed.notify_all();
+        for waker in self.wakers.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            waker();
+        }
+    }
+
+    /// Fills in the host of the origin.
+    pub fn complete(&self, mut cause: Cause) -> Cause {
+        if cause.host.is_empty()
+            && let Some(host) = self.hosts.get().and_then(|hosts| hosts.get(cause.origin_rank as usize))
+        {
+            cause.host.clone_from(host);
+        }
+        cause
+    }
+
+    /// Runs `waker` when the group fails, or now if it has failed already.
+    pub fn on_failure(&self, waker: Waker) {
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.failed() {
+            waker();
+        }
+        wakers.push(waker);
+    }
+
+    /// Drops what the wakers hold (sockets, mappings).
+    pub fn forget_wakers(&self) {
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Tells the group of a failure and returns when its root cause is known here (at most [`LAST_WORDS`] later).
+    pub fn abort(&self, mut cause: Cause) {
+        if self.failed() {
+            return;
+        }
+        if cause.during.is_empty() && cause.origin_rank == self.rank {
+            cause.during = self.activity();
+        }
+        let cause = self.complete(cause);
+        if self.bell.is_some() {
+            self.request(Request::Abort(cause.clone()));
+            self.wait_until(Instant::now() + LAST_WORDS, |status| {
+                (status.failure.is_some() && status.delivered).then_some(())
+            });
+        }
+        self.fail(cause);
+    }
+
+    /// A data lane broke. Usually its peer died and the control connection says so within milliseconds; only if it
+    /// does not, the lane itself is the cause. This keeps survivors from blaming each other in a circle.
+    pub fn suspect(&self, cause: Cause) {
+        self.wait_until(Instant::now() + LAST_WORDS, |status| status.failure.is_some().then_some(()));
+        self.abort(cause);
+    }
+
+    pub fn request(&self, request: Request) {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+        if let Some(bell) = &self.bell {
+            // The counter of an eventfd cannot overflow here, so the write cannot fail in a way that matters.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Takes the requests and silences the bell.
+    pub fn take_requests(&self) -> Vec<Request> {
+        if let Some(bell) = &self.bell {
+            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        }
+        std::mem::take(&mut self.requests.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn bell(&self) -> Option<&OwnedFd> {
+        self.bell.as_ref()
+    }
+
+    fn wait_until<T>(&self, deadline: Instant, ready: impl Fn(&mut Status) -> Option<T>) -> Option<T> {
+        let mut status = self.status();
+        loop {
+            if let Some(value) = ready(&mut status) {
+                return Some(value);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            status = self.changed.wait_timeout(status, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn wait_forever<T>(&self, ready: impl Fn(&mut Status) -> Option<T>) -> T {
+        loop {
+            if let Some(value) = self.wait_until(Instant::now() + Duration::from_secs(3600), &ready) {
+                return value;
+            }
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.status());
+        self.changed.notify_all();
+    }
+
+    // What the control thread reports.
+
+    pub fn set_formed(&self, roster: Roster) {
+        let _ = self.hosts.set(roster.members.iter().map(|member| member.host.clone()).collect());
+        self.update(|status| status.formed = Some(roster));
+    }
+
+    pub fn set_missing(&self, ranks: Vec<u32>) {
+        self.update(|status| status.missing = Some(ranks));
+    }
+
+    pub fn set_agreed(&self, result: Result<(), String>) {
+        self.update(|status| status.agreed = Some(result));
+    }
+
+    pub fn set_left(&self) {
+        self.update(|status| status.left = true);
+    }
+
+    pub fn set_delivered(&self) {
+        self.update(|status| status.delivered = true);
+    }
+
+    pub fn note_refusal(&self, text: String) {
+        let mut status = self.status();
+        if status.refusals.len() < 32 {
+            status.refusals.push(text);
+        }
+    }
+
+    pub fn refusals(&self) -> Vec<String> {
+        self.status().refusals.clone()
+    }
+
+    // What the main thread waits for.
+
+    pub fn wait_formed(&self, deadline: Instant) -> Result<Roster, CommError> {
+        let outcome = self.wait_until(deadline, |status| {
+            if let Some(missing) = status.missing.take() {
+                return Some(Err(CommError::Missing { missing, world: self.world, seconds: self.connect_seconds }));
+            }
+            match (&status.failure, status.formed.take()) {
+                (Some(cause), _) => Some(Err(CommError::Failed(cause.clone()))),
+                (None, Some(roster)) => Some(Ok(roster)),
+                (None, None) => None,
+            }
+        });
+        outcome.unwrap_or_else(|| Err(CommError::protocol("rank 0", "no roster in time")))
+    }
+
+    pub fn wait_agreed(&self) -> Result<(), CommError> {
+        self.wait_forever(|status| match (&status.failure, status.agreed.take()) {
+            (_, Some(result)) => Some(result.map_err(CommError::Disagreement)),
+            (Some(cause), None) => Some(Err(CommError::Failed(cause.clone()))),
+            (None, None) => None,
+        })
+    }
+
+    pub fn wait_left(&self) -> Result<(), CommError> {
+        self.wait_forever(|status| match (&status.failure, status.left) {
+            (_, true) => Some(Ok(())),
+            (Some(cause), false) => Some(Err(CommError::Failed(cause.clone()))),
+            (None, false) => None,
+        })
+    }
+
+    // What this rank is doing.
+
+    pub fn set_doing(&self, text: &str) {
+        let mut status = self.status();
+        status.doing.clear();
+        status.doing.push_str(text);
+    }
+
+    /// One phrase for people.
+    pub fn activity(&self) -> String {
+        let doing = self.status().doing.clone();
+        if !doing.is_empty() { doing } else { self.progress.text() }
+    }
+}
+
+/// The all-reduce at work, readable from any thread.
+pub(super) struct Progress {
+    bucket: AtomicU32,
+    done: AtomicU64,
+    total: AtomicU64,
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress { bucket: AtomicU32::new(u32::MAX), done: AtomicU64::new(0), total: AtomicU64::new(0) }
+    }
+}
+
+impl Progress {
+    pub fn begin(&self, bucket: u32, total: u64) {
+        self.done.store(0, Ordering::Relaxed);
+        self.total.store(total, Ordering::Relaxed);
+        self.bucket.store(bucket, Ordering::Relaxed);
+    }
+
+    /// Bytes of the bucket that are final, or nearly so: a figure for people.
+    pub fn reached(&self, done: u64) {
+        self.done.store(done, Ordering::Relaxed);
+    }
+
+    pub fn end(&self) {
+        self.bucket.store(u32::MAX, Ordering::Relaxed);
+    }
+
+    fn text(&self) -> String {
+        let bucket = self.bucket.load(Ordering::Relaxed);
+        if bucket == u32::MAX {
+            return "no operation in flight".to_owned();
+        }
+        let (done, total) = (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed));
+        const MIB: f64 = 1_048_576.0;
+        if total < 1 << 20 {
+            return format!("all_reduce of bucket {bucket}, {done} of {total} bytes");
+        }
+        format!("all_reduce of bucket {bucket}, {:.1} of {:.1} MiB", done as f64 / MIB, total as f64 / MIB)
+    }
+}

@@ -1,0 +1,210 @@
+//! Sums are right, and equal bit for bit on all ranks and from run to run.
+
+mod collective_support;
+
+use collective_support::{group, number, try_group};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use switchyard_worker::comm::{Force, GroupConfig};
+use switchyard_worker_contract::config::Transport;
+
+const LENS: [usize; 12] = [0, 1, 3, 15, 16, 17, 256, 257, 1000, 4096, 65_537, 200_003];
+
+fn digest(bits: &mut DefaultHasher, values: &[f32]) {
+    for value in values {
+        value.to_bits().hash(bits);
+    }
+}
+
+/// Reduces all sizes twice, checks every number, and returns a digest of all bits.
+fn run(world: u32, transport: Transport, change: impl Fn(&mut GroupConfig) + Sync) -> u64 {
+    let digests = group(world, change, &LENS, |mut comm| {
+        assert_eq!(comm.transport(), transport);
+        let mut bits = DefaultHasher::new();
+        for round in 0..2 {
+            for (b, len) in LENS.into_iter().enumerate() {
+                let rank = comm.rank();
+                assert_eq!(comm.bucket(b).len(), len);
+                assert_eq!(comm.bucket(b).as_ptr() as usize % 64, 0);
+                comm.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = number(rank, round, i));
+                // Half of them one by one, half all in flight at once.
+                if round == 0 {
+                    comm.all_reduce(b).unwrap();
+                } else {
+                    comm.start(b);
+                }
+            }
+            for b in (0..LENS.len()).rev() {
+                comm.wait(b).unwrap();
+            }
+            for b in 0..LENS.len() {
+                for (i, sum) in comm.bucket(b).iter().enumerate() {
+                    let parts = (0..world).map(|rank| f64::from(number(rank, round, i)));
+                    let exact: f64 = parts.clone().sum();
+                    let size: f64 = parts.map(f64::abs).sum();
+                    let error = (f64::from(*sum) - exact).abs();
+                    assert!(error <= f64::from(world) * f64::from(f32::EPSILON) * size, "bucket {b}[{i}]: {error}");
+                }
+                digest(&mut bits, comm.bucket(b));
+            }
+        }
+        comm.leave().unwrap();
+        bits.finish()
+    });
+    assert!(digests.windows(2).all(|pair| pair[0] == pair[1]), "ranks differ: {digests:x?}");
+    digests[0]
+}
+
+#[test]
+fn one_rank_needs_no_peers() {
+    run(1, Transport::None, |_| {});
+}
+
+#[test]
+fn shared_memory() {
+    for world in 2..=5 {
+        let once = run(world, Transport::Shm, |_| {});
+        assert_eq!(once, run(world, Transport::Shm, |c| c.transport = Force::Shm), "runs differ");
+    }
+}
+
+#[test]
+fn tcp_ring() {
+    for world in 2..=5 {
+        let once = run(world, Transport::Tcp, |c| c.transport = Force::Tcp);
+        let hosts = run(world, Transport::Tcp, |c| c.host_id = format!("host-{}", c.rank()));
+        assert_eq!(once, hosts, "runs differ");
+    }
+}
+
+#[test]
+fn shared_memory_inside_hosts_and_a_ring_between_them() {
+    for (world, per_host) in [(3, 2), (4, 2), (5, 2), (5, 3)] {
+        let host = |c: &mut GroupConfig| c.host_id = format!("host-{}", c.rank() / per_host);
+        assert_eq!(run(world, Transport::Hierarchical, host), run(world, Transport::Hierarchical, host));
+    }
+    // Ranks of a host need not be neighbours.
+    run(4, Transport::Hierarchical, |c| c.host_id = format!("host-{}", c.rank() % 2));
+}
+
+#[test]
+fn special_values_arrive_everywhere() {
+    let cases = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0];
+    for force in [Force::Shm, Force::Tcp] {
+        group(
+            3,
+            |c| c.transport = force,
+            &[4000],
+            |mut comm| {
+                let rank = comm.rank();
+                let bucket = comm.bucket_mut(0);
+                bucket.fill(if rank == 0 { -0.0 } else { 1.0 });
+                if rank == 1 {
+                    for (i, value) in cases.iter().enumerate() {
+                        bucket[i * 1000] = *value;
+                    }
+                }
+                comm.all_reduce(0).unwrap();
+                let sum = comm.bucket(0);
+                assert!(sum[0].is_nan());
+                assert_eq!((sum[1000], sum[2000], sum[3000], sum[1]), (f32::INFINITY, f32::NEG_INFINITY, 1.0, 2.0));
+                comm.leave().unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn operations_of_every_size_follow_each_other_for_long() {
+    for hosts in [1, 2, 3] {
+        group(
+            3,
+            |c| c.host_id = format!("host-{}", c.rank() % hosts),
+            &[5, 3000, 256, 70_000],
+            |mut comm| {
+                for step in 0..300u32 {
+                    for b in 0..4 {
+                        comm.bucket_mut(b).fill((step % 17) as f32);
+                        comm.start(b);
+                        if step % 3 == 0 {
+                            comm.wait(b).unwrap();
+                        }
+                    }
+                    for b in 0..4 {
+                        comm.wait(b).unwrap();
+                        assert!(
+                            comm.bucket(b).iter().all(|x| *x == 3.0 * (step % 17) as f32),
+                            "step {step} bucket {b}"
+                        );
+                    }
+                }
+                comm.leave().unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn agreement_names_the_ranks_and_both_values() {
+    group(
+        4,
+        |_| {},
+        &[8],
+        |mut comm| {
+            comm.agree("the configuration", b"same").unwrap();
+            let mine: &[u8] = if comm.rank() == 2 { b"bert" } else { b"gpt" };
+            let text = comm.agree("the model", mine).unwrap_err().to_string();
+            assert_eq!(text, "the ranks disagree on the model: ranks 0, 1, 3 have \"gpt\"; rank 2 has \"bert\"");
+            // A difference is no failure of the group.
+            comm.agree("bytes", &[0, 255]).unwrap();
+            comm.barrier().unwrap();
+            comm.all_reduce(0).unwrap();
+            let what = if comm.rank() == 3 { "b" } else { "a" };
+            let text = comm.agree(what, b"").unwrap_err().to_string();
+            assert!(text.contains("rank 3 asks for agreement on b"), "{text}");
+            assert!(comm.agree("too much", &[0; 5000]).is_err());
+            comm.leave().unwrap();
+        },
+    );
+}
+
+#[test]
+fn shared_memory_cannot_be_forced_across_hosts() {
+    let errors = try_group(
+        2,
+        |c| {
+            c.transport = Force::Shm;
+            c.host_id = format!("host-{}", c.rank());
+        },
+        &[8],
+        |result| result.err().map(|e| e.to_string()).unwrap(),
+    );
+    assert!(errors.iter().all(|text| text.contains("2 hosts")), "{errors:?}");
+}
+
+#[test]
+fn ranks_with_other_buckets_are_named() {
+    let port = collective_support::free_port();
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let lens: &[usize] = if rank == 2 { &[10, 20] } else { &[10, 21] };
+                    let config = collective_support::config(rank, 3, port);
+                    let result = switchyard_worker::comm::Communicator::connect(&config, lens);
+                    result.err().map(|e| e.to_string()).unwrap()
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(errors.iter().all(|text| text.contains("rank 2") && text.contains("of 30 numbers")), "{errors:?}");
+}
+
+#[test]
+#[should_panic(expected = "in flight")]
+fn a_bucket_in_flight_cannot_be_touched() {
+    let config = collective_support::config(0, 1, 1);
+    let mut comm = switchyard_worker::comm::Communicator::connect(&config, &[8]).unwrap();
+    comm.start(0);
+    comm.bucket_mut(0)[0] = 1.0;
+}

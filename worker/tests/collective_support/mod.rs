@@ -1,0 +1,137 @@
+//! What the tests of collectives share: groups of threads and groups of processes.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::{
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
+    time::{Duration, Instant},
+};
+use switchyard_worker::comm::{CommError, Communicator, Force, GroupConfig, Token};
+
+pub const TOKEN: [u8; 32] = [42; 32];
+
+/// A free loopback port. Ports are taken from below the range for clients, so that nobody gets it in between.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let offset = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + ((std::process::id() as u16 % 97) * 100 + offset) % 10_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+pub fn config(rank: u32, world: u32, port: u16) -> GroupConfig {
+    GroupConfig {
+        job: "test".to_owned(),
+        attempt: 1,
+        node_rank: rank,
+        num_nodes: world,
+        procs_per_node: 1,
+        local_rank: 0,
+        rendezvous: format!("127.0.0.1:{port}"),
+        key: Token::new(TOKEN),
+        transport: Force::Auto,
+        host_id: String::new(),
+        peer_timeout: Duration::from_secs(10),
+        connect_timeout: Duration::from_secs(20),
+    }
+}
+
+/// Runs one thread per rank and returns what they return, in rank order.
+pub fn group<T: Send>(
+    world: u32,
+    change: impl Fn(&mut GroupConfig) + Sync,
+    lens: &[usize],
+    body: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
+    try_group(world, change, lens, |comm| body(comm.unwrap()))
+}
+
+pub fn try_group<T: Send>(
+    world: u32,
+    change: impl Fn(&mut GroupConfig) + Sync,
+    lens: &[usize],
+    body: impl Fn(Result<Communicator, CommError>) -> T + Sync,
+) -> Vec<T> {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world)
+            .map(|rank| {
+                let (change, body) = (&change, &body);
+                scope.spawn(move || {
+                    let mut config = config(rank, world, port);
+                    change(&mut config);
+                    body(Communicator::connect(&config, lens))
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Same numbers for the same arguments, of mixed sign and size.
+pub fn number(rank: u32, round: u32, i: usize) -> f32 {
+    let x = (i as u32).wrapping_mul(2_654_435_761) ^ rank.wrapping_mul(40_503) ^ round.wrapping_mul(0x9e37_79b9);
+    let x = x.wrapping_mul(0x85eb_ca6b) ^ (x >> 13);
+    (x >> 8) as f32 / 65_536.0 - 128.0
+}
+
+/// Starts a rank as a process of its own: this test binary again, running only the test `entry`.
+pub fn spawn_rank(entry: &str, rank: u32, world: u32, port: u16, extra: &[(&str, &str)]) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", entry, "--nocapture", "--test-threads=1", "-q"]);
+    command.env("TEST_RANK", rank.to_string()).env("TEST_WORLD", world.to_string()).env("TEST_PORT", port.to_string());
+    command.envs(extra.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    command.spawn().unwrap()
+}
+
+/// In a rank process: its configuration. `None` in the test runner itself.
+pub fn rank_process() -> Option<GroupConfig> {
+    let get = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    let mut config = config(get("TEST_RANK")?, get("TEST_WORLD")?, get("TEST_PORT")? as u16);
+    if let Ok(ms) = std::env::var("TEST_PEER_TIMEOUT_MS") {
+        config.peer_timeout = Duration::from_millis(ms.parse().unwrap());
+    }
+    if let Ok(transport) = std::env::var("TEST_TRANSPORT") {
+        config.transport = if transport == "tcp" { Force::Tcp } else { Force::Auto };
+    }
+    Some(config)
+}
+
+/// Open files of this process: number of sockets, memfds and eventfds.
+pub fn open_handles() -> Vec<String> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        if let Ok(target) = std::fs::read_link(entry.path()) {
+            let text = target.display().to_string();
+            if text.starts_with("socket:") || text.contains("memfd") || text.contains("eventfd") {
+                all.push(text);
+            }
+        }
+    }
+    all.sort();
+    all
+}
+
+pub fn mappings_of_buckets() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().matches("switchyard-buckets").count()
+}
+
+pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if ready() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    ready()
+}
+
+pub fn exists(path: &Path) -> bool {
+    path.exists()
+}
