@@ -1,0 +1,229 @@
+//! Which files are read, and reading them.
+
+use super::error::DataError;
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use rustix::fs::OFlags;
+use std::fs::{self, File, FileType};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use switchyard_worker_contract::config::TextData;
+use walkdir::{DirEntry, WalkDir};
+
+const PATH: &str = "spec.engine.data.text.path";
+const INCLUDE: &str = "spec.engine.data.text.include";
+const EXCLUDE: &str = "spec.engine.data.text.exclude";
+/// First bytes of a file `CACHEDIR.TAG` that marks its directory as one that can be made again
+/// (<https://bford.info/cachedir/>), such as cargo's `target`.
+const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
+
+/// All bytes of all files that are to be read.
+#[derive(Debug)]
+pub(super) struct Text {
+    /// The files' bytes one after the other.
+    pub bytes: Vec<u8>,
+    /// Where in `bytes` each file that is not empty ends.
+    pub ends: Vec<usize>,
+    /// Files left out because they are empty.
+    pub empty_files: u64,
+}
+
+/// Reads the file, or all files below the directory that the patterns choose, in the order of their path's bytes.
+///
+/// Left out are hidden files and directories (a name that starts with `.`) and directories with a valid
+/// `CACHEDIR.TAG`; not so the path itself. Links to files are read; links to directories are not followed.
+pub(super) fn read(data: &TextData, limit: u64) -> Result<Text, DataError> {
+    let root = absolute(Path::new(&data.path));
+    let patterns = Patterns::new(data)?;
+    let kind = match fs::metadata(&root) {
+        Ok(metadata) => metadata.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DataError::Missing { path: root }),
+        Err(error) => return Err(DataError::Unreadable { path: root, kind: "file or directory", error }),
+    };
+    let files = if kind.is_file() {
+        for (field, patterns) in [(INCLUDE, &data.include), (EXCLUDE, &data.exclude)] {
+            if !patterns.is_empty() {
+                return Err(DataError::PatternsForFile { field, path: root });
+            }
+        }
+        vec![root.clone()]
+    } else if kind.is_dir() {
+        find(&root, &patterns, data)?
+    } else {
+        let expected = "a file or a directory";
+        return Err(DataError::NotAFile { field: PATH, path: root, found: name_of(kind), expected });
+    };
+    read_all(&root, &files, limit)
+}
+
+/// For messages: where a relative path leads depends on the directory of the process.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// What kind of thing that is not a file.
+fn name_of(kind: FileType) -> &'static str {
+    match kind {
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_char_device() => "a character device",
+        kind if kind.is_block_device() => "a block device",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_symlink() => "a link to nothing",
+        _ => "no regular file",
+    }
+}
+
+/// The compiled patterns. `*` and `?` do not match `/`; `**` does.
+#[derive(Debug)]
+struct Patterns {
+    /// `None`: every file.
+    include: Option<GlobSet>,
+    exclude: GlobSet,
+    /// Directories of which everything is excluded: they are not even opened.
+    pruned: GlobSet,
+}
+
+impl Patterns {
+    fn new(data: &TextData) -> Result<Self, DataError> {
+        let whole: Vec<String> =
+            data.exclude.iter().filter_map(|pattern| pattern.strip_suffix("/**")).map(str::to_owned).collect();
+        Ok(Self {
+            include: if data.include.is_empty() { None } else { Some(compile(INCLUDE, &data.include)?) },
+            exclude: compile(EXCLUDE, &data.exclude)?,
+            pruned: compile(EXCLUDE, &whole)?,
+        })
+    }
+
+    fn choose(&self, relative: &Path) -> bool {
+        self.include.as_ref().is_none_or(|include| include.is_match(relative)) && !self.exclude.is_match(relative)
+    }
+}
+
+fn compile(field: &str, patterns: &[String]) -> Result<GlobSet, DataError> {
+    let mut set = GlobSetBuilder::new();
+    for (index, pattern) in patterns.iter().enumerate() {
+        let wrong = |reason: String| DataError::Pattern {
+            field: format!("{field}[{index}]"),
+            pattern: pattern.clone(),
+            reason,
+        };
+        let relative = pattern.strip_prefix("./").unwrap_or(pattern);
+        if relative.is_empty() {
+            return Err(wrong("is empty".to_owned()));
+        }
+        if relative.starts_with('/') || relative.split('/').any(|part| part == "..") {
+            return Err(wrong("leads out of the directory".to_owned()));
+        }
+        let glob = GlobBuilder::new(relative).literal_separator(true).build();
+        set.add(glob.map_err(|error| wrong(error.kind().to_string()))?);
+    }
+    set.build().map_err(|error| DataError::Pattern {
+        field: field.to_owned(),
+        pattern: patterns.join(" "),
+        reason: error.kind().to_string(),
+    })
+}
+
+/// The chosen files below a directory.
+fn find(root: &Path, patterns: &Patterns, data: &TextData) -> Result<Vec<PathBuf>, DataError> {
+    let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
+    let enter = |entry: &DirEntry| {
+        let inner = entry.depth() > 0;
+        let hidden = entry.file_name().as_bytes().starts_with(b".");
+        let is_dir = entry.file_type().is_dir();
+        !(inner && (hidden || is_dir && (patterns.pruned.is_match(relative(entry.path())) || is_cache(entry.path()))))
+    };
+    let mut files = Vec::new();
+    let mut seen = 0;
+    for entry in WalkDir::new(root).into_iter().filter_entry(enter) {
+        let entry = entry.map_err(|error| DataError::Unreadable {
+            path: error.path().unwrap_or(root).to_owned(),
+            kind: "directory",
+            error: error.into_io_error().unwrap_or_else(|| io::ErrorKind::Other.into()),
+        })?;
+        if entry.file_type().is_dir() {
+            continue;
+        }
+        // Of a link, what it leads to; a link to nothing stays a link.
+        let kind = fs::metadata(entry.path()).map_or(entry.file_type(), |metadata| metadata.file_type());
+        if kind.is_dir() {
+            continue;
+        }
+        seen += 1;
+        if !patterns.choose(&relative(entry.path())) {
+            continue;
+        }
+        if !kind.is_file() {
+            let field = if patterns.include.is_some() { INCLUDE } else { PATH };
+            let expected = "files only: exclude it";
+            return Err(DataError::NotAFile { field, path: entry.into_path(), found: name_of(kind), expected });
+        }
+        files.push(entry.into_path());
+    }
+    if files.is_empty() {
+        let list = |patterns: &[String], none: &str| match patterns {
+            [] => none.to_owned(),
+            patterns => format!("`{}`", patterns.join("`, `")),
+        };
+        return Err(DataError::NothingMatches {
+            path: root.to_owned(),
+            seen,
+            include: list(&data.include, "any name"),
+            exclude: list(&data.exclude, "(none)"),
+        });
+    }
+    files.sort_unstable_by(|a, b| a.as_os_str().as_bytes().cmp(b.as_os_str().as_bytes()));
+    Ok(files)
+}
+
+/// Whether a directory says of itself that it holds a cache.
+fn is_cache(directory: &Path) -> bool {
+    let mut start = [0; CACHE_SIGNATURE.len()];
+    open(&directory.join("CACHEDIR.TAG"))
+        .and_then(|mut file| file.read_exact(&mut start))
+        .is_ok_and(|()| start == CACHE_SIGNATURE)
+}
+
+/// Opens for reading without waiting: what was a file a moment ago could be a pipe by now.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataError> {
+    let too_large = |got| DataError::TooLarge { path: root.to_owned(), got, limit };
+    let mut expected = 0_u64;
+    for path in files {
+        let metadata = fs::metadata(path).map_err(|error| unreadable(path, error))?;
+        expected = expected.saturating_add(metadata.len());
+        if expected > limit {
+            return Err(too_large(expected));
+        }
+    }
+    let mut text = Text { bytes: Vec::new(), ends: Vec::new(), empty_files: 0 };
+    // The length is only what it was a moment ago, so it is no promise, and a failed reservation no error yet.
+    let _ = text.bytes.try_reserve_exact(usize::try_from(expected).unwrap_or(0));
+    for path in files {
+        let start = text.bytes.len();
+        let room = limit - start as u64;
+        let read = open(path).and_then(|file| file.take(room + 1).read_to_end(&mut text.bytes));
+        let read = read.map_err(|error| unreadable(path, error))?;
+        if read as u64 > room {
+            return Err(too_large(text.bytes.len() as u64));
+        }
+        match read {
+            0 => text.empty_files += 1,
+            _ => text.ends.push(text.bytes.len()),
+        }
+    }
+    if text.bytes.is_empty() {
+        return Err(DataError::AllEmpty { path: root.to_owned(), files: files.len() as u64 });
+    }
+    Ok(text)
+}
+
+fn unreadable(path: &Path, error: io::Error) -> DataError {
+    DataError::Unreadable { path: path.to_owned(), kind: "file", error }
+}
