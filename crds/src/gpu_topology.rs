@@ -161,10 +161,12 @@ pub struct Cpus {
     /// simultaneous multithreading has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096), inner(length(max = 64)))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub siblings: Vec<String>,
     /// Caches by kind, nearest to the core first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub caches: Vec<Cache>,
 }
 
@@ -182,6 +184,7 @@ pub struct Cache {
     pub size_bytes: Option<u64>,
     /// The CPUs that share one, a CPU list per cache, in ascending order of the first CPU.
     #[schemars(length(max = 4096), inner(length(max = 8192)))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub shared_by: Vec<String>,
 }
 
@@ -213,6 +216,7 @@ pub struct NumaNode {
     /// 10 is local; 21 is 2.1 times as far. The firmware's figures, not measurements.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub distances: Vec<u32>,
 }
 
@@ -246,6 +250,7 @@ pub struct Gpu {
     /// The way from the root complex (`pci0000:17`) over all bridges to the device, the device last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 64)))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub pcie_path: Vec<String>,
     /// Whether the GPU is split into instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -381,6 +386,7 @@ pub struct Nic {
     /// The way from the root complex over all bridges to the device, the device last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 64)))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub pcie_path: Vec<String>,
 }
 

@@ -1,11 +1,11 @@
 //! Processors: model, sockets, cores, simultaneous multithreading, caches, and what of them may be used.
 
-use switchyard_worker_contract::CpuList;
 use crate::read::{self, Notes};
 use crate::{Roots, cgroup};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use switchyard_crds::gpu_topology::{Cache, CacheKind, Cpus};
+use switchyard_worker_contract::CpuList;
 
 /// What `/proc/cpuinfo` tells.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! NUMA nodes: CPUs, memory and distances; and the memory of the whole machine.
 
 use crate::Roots;
-use switchyard_worker_contract::CpuList;
 use crate::read::{self, Notes};
 use switchyard_crds::gpu_topology::NumaNode;
+use switchyard_worker_contract::CpuList;
 
 /// Parses a node's `distance`: a row of positive numbers.
 pub fn parse_distances(text: &str) -> Result<Vec<u32>, String> {

@@ -14,7 +14,8 @@ pub(super) fn explain(code: &str) -> Exit {
             Exit::Done
         }
         None => {
-            let known: Vec<&str> = PAGES.lines().filter_map(|line| line.strip_prefix("## ")?.split(' ').next()).collect();
+            let known: Vec<&str> =
+                PAGES.lines().filter_map(|line| line.strip_prefix("## ")?.split(' ').next()).collect();
             refuse(&format!("no error code `{code}`; known: {}", known.join(", ")), Exit::Usage)
         }
     }

@@ -15,13 +15,18 @@ const PIPE_WIDTH: usize = 100;
 
 /// This machine, described as a node agent would.
 pub(super) fn this_machine() -> Result<GPUTopology, String> {
-    describe(&Roots::local(node_name()), Timestamp::now()).map_err(|error| format!("cannot describe this machine: {error}"))
+    describe(&Roots::local(node_name()), Timestamp::now())
+        .map_err(|error| format!("cannot describe this machine: {error}"))
 }
 
 /// The host name in the form of a node's name, as kubelet takes it: lower case, and nothing that the API would refuse.
 fn node_name() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
-    let name: String = host.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '.' { c } else { '-' }).take(253).collect();
+    let name: String = host
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '.' { c } else { '-' })
+        .take(253)
+        .collect();
     let name = name.trim_matches(['-', '.']);
     if name.is_empty() { "localhost".to_string() } else { name.to_string() }
 }

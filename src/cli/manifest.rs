@@ -44,21 +44,28 @@ fn read_text(path: &Path, name: &str) -> Result<String, ManifestError> {
         file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
     }
     if bytes.len() as u64 > LARGEST {
-        return Err(unreadable("got more than 1 MiB; expected a manifest of at most 1 MiB, the most that a cluster stores"));
+        return Err(unreadable(
+            "got more than 1 MiB; expected a manifest of at most 1 MiB, the most that a cluster stores",
+        ));
     }
     String::from_utf8(bytes).map_err(|error| {
-        unreadable(&format!("got a byte that is not UTF-8 at offset {}; expected text", error.utf8_error().valid_up_to()))
+        unreadable(&format!(
+            "got a byte that is not UTF-8 at offset {}; expected text",
+            error.utf8_error().valid_up_to()
+        ))
     })
 }
 
 fn parse(name: &str, text: &str, styled: bool) -> Result<TrainJob, ManifestError> {
     let options = options! { strict_booleans: true };
-    let mut documents: Vec<Spanned<Node>> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-        let excerpt = error.to_string();
-        ManifestError(format!("error[SY0001]: {name} is not valid YAML\n{excerpt}"))
-    })?;
+    let mut documents: Vec<Spanned<Node>> =
+        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+            let excerpt = error.to_string();
+            ManifestError(format!("error[SY0001]: {name} is not valid YAML\n{excerpt}"))
+        })?;
     if documents.len() != 1 {
-        let got = if documents.is_empty() { "no document".to_string() } else { format!("{} documents", documents.len()) };
+        let got =
+            if documents.is_empty() { "no document".to_string() } else { format!("{} documents", documents.len()) };
         return Err(ManifestError(format!("error[SY0002]: {name}: got {got}; expected one TrainJob in a file")));
     }
     let Some(document) = documents.pop() else {
@@ -81,9 +88,11 @@ impl Node {
         match self {
             Node::Scalar(value) => value.clone(),
             Node::List(items) => items.iter().map(|item| item.value.to_json()).collect(),
-            Node::Map(entries) => {
-                entries.iter().map(|(key, value)| (key.value.clone(), value.value.to_json())).collect::<serde_json::Map<_, _>>().into()
-            }
+            Node::Map(entries) => entries
+                .iter()
+                .map(|(key, value)| (key.value.clone(), value.value.to_json()))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
         }
     }
 }
@@ -150,7 +159,9 @@ fn locate(document: &Spanned<Node>, fault: &Fault) -> Option<Range<usize>> {
     let mut key: Option<&Spanned<String>> = None;
     for part in &fault.path {
         let next = match &node.value {
-            Node::Map(entries) => entries.iter().find(|(name, _)| name.value == *part).map(|(name, value)| (Some(name), value)),
+            Node::Map(entries) => {
+                entries.iter().find(|(name, _)| name.value == *part).map(|(name, value)| (Some(name), value))
+            }
             Node::List(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)).map(|item| (key, item)),
             Node::Scalar(_) => None,
         };
@@ -187,9 +198,10 @@ fn render(name: &str, text: &str, document: &Spanned<Node>, faults: &[Fault], st
             label = format!("got {}", fault.got);
         }
         let mut group: Group<'_> = match locate(document, fault).filter(|range| range.end <= text.len()) {
-            Some(range) => Level::ERROR.primary_title(title).id(fault.kind.code()).element(
-                Snippet::source(text).path(name).annotation(AnnotationKind::Primary.span(range).label(label)),
-            ),
+            Some(range) => Level::ERROR
+                .primary_title(title)
+                .id(fault.kind.code())
+                .element(Snippet::source(text).path(name).annotation(AnnotationKind::Primary.span(range).label(label))),
             None => {
                 let place = if label.is_empty() { format!("in {name}") } else { format!("in {name}: {label}") };
                 Level::ERROR.primary_title(title).id(fault.kind.code()).element(Level::NOTE.message(place))

@@ -25,7 +25,6 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
         Err(error) => return refuse(&error.0, Exit::Usage),
     };
     let topology = match machine::this_machine() {
-
         Ok(topology) => topology,
         Err(error) => return refuse(&error, Exit::Unexpected),
     };
@@ -48,7 +47,9 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
         Ok(outcome) => {
             match cli.output {
                 Output::Yaml => println!("{}", serde_saphyr::to_string(&outcome.job).unwrap_or_default().trim_end()),
-                Output::Json => json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job})),
+                Output::Json => {
+                    json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job}))
+                }
                 Output::Table if outcome.exit != Exit::Done => {
                     eprintln!("{}; status, plan and logs in {}", outcome.exit.meaning(), run_dir.short());
                 }
@@ -75,11 +76,14 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
         Ok(nodes) => nodes,
         Err(error) => return refuse(&error, Exit::Usage),
     };
-    match make_plan(&Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" }) {
+    match make_plan(&Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" })
+    {
         Ok(plan) => {
             match cli.output {
                 Output::Json => json_line("Plan", json!(plan)),
-                Output::Table | Output::Yaml => println!("{}", serde_saphyr::to_string(&plan).unwrap_or_default().trim_end()),
+                Output::Table | Output::Yaml => {
+                    println!("{}", serde_saphyr::to_string(&plan).unwrap_or_default().trim_end())
+                }
             }
             Exit::Done
         }
@@ -148,15 +152,18 @@ impl<'a> Show<'a> {
     fn progress(&mut self, interval: &Interval) {
         if self.output == Output::Json {
             let figures = &interval.figures;
-            return json_line("RunProgress", json!({
-                "time": figures.at, "step": figures.step, "totalSteps": figures.total_steps, "loss": figures.loss,
-                "validationLoss": figures.validation_loss, "tokensPerSecond": figures.tokens_per_second,
-                "stepMilliseconds": interval.step_ms, "computeMilliseconds": interval.compute_ms,
-                "communicationWaitMilliseconds": interval.communication_wait_ms, "inputWaitMilliseconds": interval.input_wait_ms,
-                "communicationWaitPercent": figures.communication_percent, "inputWaitPercent": figures.input_percent,
-                "remainingSeconds": figures.remaining_seconds, "learningRate": interval.learning_rate,
-                "gradientNorm": interval.gradient_norm, "slowestRank": interval.slowest_rank,
-            }));
+            return json_line(
+                "RunProgress",
+                json!({
+                    "time": figures.at, "step": figures.step, "totalSteps": figures.total_steps, "loss": figures.loss,
+                    "validationLoss": figures.validation_loss, "tokensPerSecond": figures.tokens_per_second,
+                    "stepMilliseconds": interval.step_ms, "computeMilliseconds": interval.compute_ms,
+                    "communicationWaitMilliseconds": interval.communication_wait_ms, "inputWaitMilliseconds": interval.input_wait_ms,
+                    "communicationWaitPercent": figures.communication_percent, "inputWaitPercent": figures.input_percent,
+                    "remainingSeconds": figures.remaining_seconds, "learningRate": interval.learning_rate,
+                    "gradientNorm": interval.gradient_norm, "slowestRank": interval.slowest_rank,
+                }),
+            );
         }
         if self.quiet {
             return;
@@ -188,7 +195,10 @@ impl Observer for Show<'_> {
                 if self.verbose {
                     for process in plan.processes() {
                         for entry in &process.env {
-                            self.say(&format!("  rank {}  {}={}  ({})", process.rank, entry.name, entry.value, entry.reason));
+                            self.say(&format!(
+                                "  rank {}  {}={}  ({})",
+                                process.rank, entry.name, entry.value, entry.reason
+                            ));
                         }
                     }
                 }
@@ -219,16 +229,22 @@ impl Observer for Show<'_> {
                 self.clear();
                 eprintln!("{}", screen::failure(cause, attempt));
                 if self.output == Output::Json {
-                    json_line("RunFailure", json!({
-                        "attempt": attempt, "rank": cause.rank, "pid": cause.pid, "cause": cause.cause, "during": cause.during,
-                        "log": cause.log.path, "lastLines": cause.log.tail,
-                    }));
+                    json_line(
+                        "RunFailure",
+                        json!({
+                            "attempt": attempt, "rank": cause.rank, "pid": cause.pid, "cause": cause.cause, "during": cause.during,
+                            "log": cause.log.path, "lastLines": cause.log.tail,
+                        }),
+                    );
                 }
             }
             Update::Restarting { attempt, restarts, max_restarts } => {
                 self.say(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from the beginning"));
                 if self.output == Output::Json {
-                    json_line("RunRestarting", json!({"attempt": attempt, "restarts": restarts, "maxRestarts": max_restarts}));
+                    json_line(
+                        "RunRestarting",
+                        json!({"attempt": attempt, "restarts": restarts, "maxRestarts": max_restarts}),
+                    );
                 }
             }
             Update::Stopping { signal } => {
@@ -238,7 +254,10 @@ impl Observer for Show<'_> {
             Update::Finished { report, inspection, seconds, tokens_per_second } => {
                 self.clear();
                 if self.output == Output::Table {
-                    println!("{}", screen::summary(report, inspection, seconds, tokens_per_second, &self.run_dir.short()));
+                    println!(
+                        "{}",
+                        screen::summary(report, inspection, seconds, tokens_per_second, &self.run_dir.short())
+                    );
                 }
             }
         }
@@ -255,6 +274,8 @@ fn bar(total: u64, ascii: bool) -> ProgressBar {
 
 /// Whether the locale can show more than ASCII.
 fn utf8_locale() -> bool {
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
     locale.is_some_and(|locale| locale.to_lowercase().replace('-', "").contains("utf8"))
 }

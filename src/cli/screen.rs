@@ -11,8 +11,9 @@ use unicode_width::UnicodeWidthStr;
 /// Columns separated by two spaces, each as wide as its widest cell; no borders, no trailing spaces.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> =
-        (0..columns).map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0))
+        .collect();
     let line = |row: &Vec<String>| {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
@@ -104,19 +105,24 @@ pub(super) fn header(plan: &Plan, inspection: &Inspection, run_dir: &str, topolo
         grouped(inspection.steps_per_epoch),
         grouped(inspection.validation_tokens),
     ));
-    lines.push(format!(
-        "  machine  {}; kernels {}",
-        machine(topology),
-        inspection.kernel
-    ));
+    lines.push(format!("  machine  {}; kernels {}", machine(topology), inspection.kernel));
     lines.push(format!("  place    {}", plan.reason));
-    lines.push(format!("  steps    {} of {sequences} x {} tokens{}", grouped(inspection.total_steps), gpt.context_length, merge_words(engine)));
+    lines.push(format!(
+        "  steps    {} of {sequences} x {} tokens{}",
+        grouped(inspection.total_steps),
+        gpt.context_length,
+        merge_words(engine)
+    ));
     lines.push(format!("  {}", yardsticks(inspection)));
     lines.join("\n")
 }
 
 fn merge_words(engine: &EngineConfig) -> String {
-    if engine.batch_merge > 1 { format!(", merged from {} micro-batches per rank", engine.batch_merge) } else { String::new() }
+    if engine.batch_merge > 1 {
+        format!(", merged from {} micro-batches per rank", engine.batch_merge)
+    } else {
+        String::new()
+    }
 }
 
 /// The two honest yardsticks of the split that the validation loss is measured on.
@@ -168,7 +174,11 @@ pub(super) fn fusion(plan: &Plan, inspection: &Inspection, ranks: &[Ready]) -> S
     match ranks.first() {
         Some(first) if ranks.len() > 1 => {
             let when = if plan.engine.overlap.enabled { "during backward" } else { "after backward" };
-            line.push_str(&format!("; over {}, ~{:.2} ms/step, started {when}", first.transport.word(), first.all_reduce_ms));
+            line.push_str(&format!(
+                "; over {}, ~{:.2} ms/step, started {when}",
+                first.transport.word(),
+                first.all_reduce_ms
+            ));
         }
         _ => line.push_str("; one rank: nothing is reduced"),
     }
@@ -242,15 +252,35 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
 }
 
 /// The end of a good run.
-pub(super) fn summary(report: &Finished, inspection: &Inspection, seconds: f64, tokens_per_second: f64, run_dir: &str) -> String {
+pub(super) fn summary(
+    report: &Finished,
+    inspection: &Inspection,
+    seconds: f64,
+    tokens_per_second: f64,
+    run_dir: &str,
+) -> String {
     let mut rows = vec![vec!["done".to_string(), format!("{} steps in {}", grouped(report.step), duration(seconds))]];
     let mut row = |name: &str, text: String| rows.push(vec![name.to_string(), text]);
     row("loss", format!("{:.3} -> {:.3} nats per byte (training)", report.first_loss, report.last_loss));
     if let Some(loss) = report.validation_loss {
         let verdict = if loss < inspection.bigram_nats { "below" } else { "NOT below" };
-        row("validation", format!("{loss:.3}, {verdict} the bigram entropy {:.3} (unigram {:.3})", inspection.bigram_nats, inspection.unigram_nats));
+        row(
+            "validation",
+            format!(
+                "{loss:.3}, {verdict} the bigram entropy {:.3} (unigram {:.3})",
+                inspection.bigram_nats, inspection.unigram_nats
+            ),
+        );
     }
-    row("speed", format!("{} tokens/s; step p50 {:.1} ms, p99 {:.1} ms", grouped(tokens_per_second as u64), report.step_ms_p50, report.step_ms_p99));
+    row(
+        "speed",
+        format!(
+            "{} tokens/s; step p50 {:.1} ms, p99 {:.1} ms",
+            grouped(tokens_per_second as u64),
+            report.step_ms_p50,
+            report.step_ms_p99
+        ),
+    );
     row("weights", format!("{} on every rank", report.weights_digest));
     if let Some(file) = &report.model_file {
         row("model", file.clone());
@@ -317,7 +347,12 @@ mod tests {
     fn the_bar_shows_where_the_time_goes() {
         let text = bar_message(&interval());
         assert!(text.contains("loss 2.184   val 2.310   20,900 tokens/s   ETA 35s"), "{text}");
-        assert!(text.contains("97.9 ms = compute 91.6 + all-reduce wait 3.1 + input wait 0.4 + other 2.8   slowest rank 1 (+5.1)"), "{text}");
+        assert!(
+            text.contains(
+                "97.9 ms = compute 91.6 + all-reduce wait 3.1 + input wait 0.4 + other 2.8   slowest rank 1 (+5.1)"
+            ),
+            "{text}"
+        );
     }
 
     #[test]

@@ -169,7 +169,13 @@ pub(super) async fn run(
     group.watch(plan, receiver, signals, observer).await
 }
 
-fn start(process: &ProcessSpec, worker: &Worker, stdin: Stdio, log: LogFile, sender: &Sender<Message>) -> Result<Rank, AttemptError> {
+fn start(
+    process: &ProcessSpec,
+    worker: &Worker,
+    stdin: Stdio,
+    log: LogFile,
+    sender: &Sender<Message>,
+) -> Result<Rank, AttemptError> {
     let mut command = Command::new(&worker.path);
     command.args(&process.argv[1..]);
     for name in env::ALL.iter().filter(|name| !env::USER_SETTABLE.contains(name)) {
@@ -359,7 +365,8 @@ impl Group {
             return Err(error.into());
         }
         let finished = self.ranks[0].finished.clone();
-        let done = self.ranks.iter().all(|rank| rank.ended.is_some_and(|status| status.success()) && rank.finished.is_some());
+        let done =
+            self.ranks.iter().all(|rank| rank.ended.is_some_and(|status| status.success()) && rank.finished.is_some());
         let (ending, cause) = match (done, stopped) {
             (true, _) => (Ending::Done, None),
             (false, Some(exit)) => (Ending::Stopped(exit), None),
@@ -490,7 +497,8 @@ async fn sleep_until(at: Option<Instant>) {
 /// How a process ended, in words.
 fn describe(status: ExitStatus) -> String {
     if let Some(signal) = status.signal() {
-        let name = rustix::process::Signal::from_named_raw(signal).map_or_else(String::new, |named| format!(" ({named:?})"));
+        let name =
+            rustix::process::Signal::from_named_raw(signal).map_or_else(String::new, |named| format!(" ({named:?})"));
         return format!("killed by signal {signal}{name}");
     }
     let code = status.code().unwrap_or_default();

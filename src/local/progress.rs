@@ -58,7 +58,8 @@ impl Fold {
     pub(super) fn progress(&mut self, progress: Progress, at: Timestamp) -> Option<Interval> {
         let (rank, step) = (progress.rank as usize, progress.step);
         *self.latest.get_mut(rank)? = Some(progress);
-        let reports: Option<Vec<&Progress>> = self.latest.iter().map(|report| report.as_ref().filter(|r| r.step == step)).collect();
+        let reports: Option<Vec<&Progress>> =
+            self.latest.iter().map(|report| report.as_ref().filter(|r| r.step == step)).collect();
         let reports = reports?;
         let compute = |report: &Progress| report.forward_ms + report.backward_ms + report.optimizer_ms;
         let slowest = *reports.iter().max_by(|a, b| compute(a).total_cmp(&compute(b)))?;

@@ -47,7 +47,9 @@ pub enum RunError {
     #[error(transparent)]
     Attempt(#[from] AttemptError),
     /// More memory than there is.
-    #[error("not placeable: {job}: {processes} processes of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer processes, or a higher limit")]
+    #[error(
+        "not placeable: {job}: {processes} processes of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer processes, or a higher limit"
+    )]
     Memory {
         /// Name of the job.
         job: String,
@@ -161,7 +163,11 @@ pub async fn run(
                 let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
                 run.write(Stage::Restarting, cause, Some(attempt), Some(&plan))?;
                 attempt += 1;
-                observer.observe(Update::Restarting { attempt, restarts: run.restarts, max_restarts: plan.max_restarts });
+                observer.observe(Update::Restarting {
+                    attempt,
+                    restarts: run.restarts,
+                    max_restarts: plan.max_restarts,
+                });
             }
             decision => return run.end(decision, ended, attempt, &plan, &inspection, observer),
         }
@@ -176,7 +182,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn write(&mut self, stage: Stage, message: String, attempt: Option<u32>, plan: Option<&Plan>) -> Result<(), RunDirError> {
+    fn write(
+        &mut self,
+        stage: Stage,
+        message: String,
+        attempt: Option<u32>,
+        plan: Option<&Plan>,
+    ) -> Result<(), RunDirError> {
         let observed = Observed {
             stage,
             message,
@@ -289,7 +301,11 @@ fn check_memory(plan: &Plan, inspection: &Inspection, machine: &GPUTopology) -> 
     let per_node = plan.nodes.iter().map(|node| node.processes.len() as u64).max().unwrap_or(1);
     let bounds = [
         ("resourcesPerNode.limits.memory", plan.memory_limit_bytes, per_node),
-        ("the memory of this machine", machine.status.as_ref().and_then(|status| status.memory_bytes), u64::from(processes)),
+        (
+            "the memory of this machine",
+            machine.status.as_ref().and_then(|status| status.memory_bytes),
+            u64::from(processes),
+        ),
     ];
     for (limit_name, limit, count) in bounds {
         let total = inspection.memory_bytes.saturating_mul(count);

@@ -11,7 +11,9 @@ pub(crate) fn components() -> Result<()> {
             println!("==> installing {package} for the toolchain of rust-toolchain.toml");
             let added = Command::new("rustup").args(["component", "add", package]).status();
             if !added.is_ok_and(|status| status.success()) {
-                anyhow::bail!("cargo {tool} is missing: install it with `rustup component add {package}` or your distribution's package");
+                anyhow::bail!(
+                    "cargo {tool} is missing: install it with `rustup component add {package}` or your distribution's package"
+                );
             }
         }
     }
@@ -21,7 +23,12 @@ pub(crate) fn components() -> Result<()> {
 /// cargo-deny, where it is installed. It is no test of the product and takes minutes to build, so it is not installed here.
 pub(crate) fn cargo_deny() -> Result<Option<Command>> {
     let mut probe = Command::new("cargo-deny");
-    let present = probe.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    let present = probe
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
     if !present {
         println!("==> cargo-deny is not installed: licences of dependencies are checked by tests/tests/tidy.rs only");
         return Ok(None);

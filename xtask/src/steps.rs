@@ -48,7 +48,10 @@ fn quick(totals: &mut Totals) -> Result<()> {
     let mut args = vec!["test", "--lib", "--tests"];
     args.extend(PURE.iter().flat_map(|package| ["-p", package]));
     totals.run("tests of the pure rooms", &mut cargo(&args))?;
-    totals.run("tidy: dependency table, file sizes, paths", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "tidy"]))
+    totals.run(
+        "tidy: dependency table, file sizes, paths",
+        &mut cargo(&["test", "-p", "switchyard-tests", "--test", "tidy"]),
+    )
 }
 
 /// Everything, cheapest first.
@@ -57,7 +60,10 @@ pub(crate) fn test() -> Result<()> {
     let mut totals = Totals::default();
     quick(&mut totals)?;
     if let Some(mut deny) = setup::cargo_deny()? {
-        step("licences and advisories of dependencies", deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root()))?;
+        step(
+            "licences and advisories of dependencies",
+            deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root()),
+        )?;
     }
     totals.run("engine, collectives, readers", &mut cargo(&["test", "-p", "switchyard-worker"]))?;
     step("both programs in release mode", &mut build())?;

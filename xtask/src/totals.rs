@@ -19,7 +19,8 @@ impl Totals {
     pub(crate) fn run(&mut self, name: &str, command: &mut Command) -> Result<()> {
         println!("==> {name}");
         let start = Instant::now();
-        let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("{name}: cannot start cargo"))?;
+        let mut child =
+            command.stdout(Stdio::piped()).spawn().with_context(|| format!("{name}: cannot start cargo"))?;
         let stdout = child.stdout.take().context("no standard output")?;
         let before = self.passed + self.failed;
         for line in BufReader::new(stdout).lines() {
@@ -30,7 +31,8 @@ impl Totals {
                 self.skipped += ignored;
             }
             // One line per passed test says nothing that the count does not.
-            if !(line.starts_with("test ") && line.ends_with("... ok")) && !line.is_empty() && line != "running 0 tests" {
+            if !(line.starts_with("test ") && line.ends_with("... ok")) && !line.is_empty() && line != "running 0 tests"
+            {
                 println!("{line}");
             }
         }
@@ -65,9 +67,8 @@ impl Totals {
 /// Passed, failed and ignored of a line `test result: ok. 3 passed; 0 failed; 0 ignored; …`.
 fn counts(line: &str) -> Option<(u64, u64, u64)> {
     let rest = line.strip_prefix("test result: ")?;
-    let number = |word: &str| {
-        rest.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse::<u64>().ok())
-    };
+    let number =
+        |word: &str| rest.split([';', '.']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse::<u64>().ok());
     Some((number("passed")?, number("failed")?, number("ignored")?))
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// There is nothing at the path.
-    #[error("spec.engine.data.text.path: nothing at {}: expected a file or a directory", path.display())]
+    #[error("spec.engine.data.path: nothing at {}: expected a file or a directory", path.display())]
     Missing {
         /// The path as an absolute one.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum DataError {
         expected: &'static str,
     },
     /// A file or directory that cannot be read.
-    #[error("spec.engine.data.text.path: cannot read {} ({error}): expected a readable {kind}", path.display())]
+    #[error("spec.engine.data.path: cannot read {} ({error}): expected a readable {kind}", path.display())]
     Unreadable {
         /// The path.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum DataError {
     },
     /// No file is left after the patterns.
     #[error(
-        "spec.engine.data.text.include: none of the {seen} files in {} is matched by {include} and not by exclude \
+        "spec.engine.data.include: none of the {seen} files in {} is matched by {include} and not by exclude \
          {exclude}: expected at least one", path.display()
     )]
     NothingMatches {
@@ -68,7 +68,7 @@ pub enum DataError {
         exclude: String,
     },
     /// Every file is empty.
-    #[error("spec.engine.data.text.path: all {files} files of {} are empty: expected text", path.display())]
+    #[error("spec.engine.data.path: all {files} files of {} are empty: expected text", path.display())]
     AllEmpty {
         /// The path.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum DataError {
         files: u64,
     },
     /// More than is kept in memory.
-    #[error("spec.engine.data.text.path: {} holds {got} bytes of text: expected at most {limit}", path.display())]
+    #[error("spec.engine.data.path: {} holds {got} bytes of text: expected at most {limit}", path.display())]
     TooLarge {
         /// The path.
         path: PathBuf,
@@ -86,7 +86,7 @@ pub enum DataError {
         limit: u64,
     },
     /// The share for validation is none.
-    #[error("spec.engine.data.text.validationFraction: got {got}: expected 0 to 0.5")]
+    #[error("spec.engine.data.validationFraction: got {got}: expected 0 to 0.5")]
     Fraction {
         /// The value.
         got: f64,
@@ -99,7 +99,7 @@ pub enum DataError {
     },
     /// Not enough text for one step.
     #[error(
-        "spec.engine.data.text.path: {got} tokens for training: one step needs {needed} ({windows} windows of \
+        "spec.engine.data.path: {got} tokens for training: one step needs {needed} ({windows} windows of \
          {context_length} tokens): expected more text, or a smaller batch, fewer processes or a shorter context"
     )]
     TooShort {
@@ -114,7 +114,7 @@ pub enum DataError {
     },
     /// Not enough text for a window of training and one of validation.
     #[error(
-        "spec.engine.data.text.validationFraction: {got} tokens cannot be split so that training and validation get a \
+        "spec.engine.data.validationFraction: {got} tokens cannot be split so that training and validation get a \
          window of {context_length} tokens each: expected more text, or a fraction of 0"
     )]
     NoRoomForValidation {

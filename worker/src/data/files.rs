@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::TextData;
 use walkdir::{DirEntry, WalkDir};
 
-const PATH: &str = "spec.engine.data.text.path";
-const INCLUDE: &str = "spec.engine.data.text.include";
-const EXCLUDE: &str = "spec.engine.data.text.exclude";
+const PATH: &str = "spec.engine.data.path";
+const INCLUDE: &str = "spec.engine.data.include";
+const EXCLUDE: &str = "spec.engine.data.exclude";
 /// First bytes of a file `CACHEDIR.TAG` that marks its directory as one that can be made again
 /// (<https://bford.info/cachedir/>), such as cargo's `target`.
 const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";

@@ -133,7 +133,7 @@ fn devices_pipes_and_sockets() {
     let (_, message) = error(&data(&pipe));
     assert!(message.contains("pipe.txt is a pipe"), "{message}");
     let (_, message) = error(&patterns(directory.path(), &["*.txt"], &[]));
-    assert!(message.starts_with("spec.engine.data.text.include:") && message.contains("exclude it"), "{message}");
+    assert!(message.starts_with("spec.engine.data.include:") && message.contains("exclude it"), "{message}");
     assert_eq!(text(&patterns(directory.path(), &[], &["pipe.*"])), "A");
 
     let socket = directory.path().join("socket");
@@ -166,10 +166,10 @@ fn wrong_patterns() {
         ("../*.txt", "leads out of the directory"),
     ] {
         let (_, message) = error(&patterns(directory.path(), &["*", pattern], &[]));
-        assert!(message.starts_with("spec.engine.data.text.include[1]: pattern"), "{message}");
+        assert!(message.starts_with("spec.engine.data.include[1]: pattern"), "{message}");
         assert!(message.contains(reason), "{message}");
         let (_, message) = error(&patterns(directory.path(), &[], &[pattern]));
-        assert!(message.starts_with("spec.engine.data.text.exclude[0]"), "{message}");
+        assert!(message.starts_with("spec.engine.data.exclude[0]"), "{message}");
     }
     let (found, _) = error(&patterns(&directory.path().join("a.txt"), &["*"], &[]));
     assert!(matches!(found, DataError::PatternsForFile { .. }));
