@@ -1,4 +1,5 @@
-//! Speed of the kernels and of whole training steps: `cargo bench -p switchyard-worker --bench kernels [-- THREADS]`.
+//! Speed of the kernels and of whole training steps:
+//! `cargo bench -p switchyard-worker --bench kernels [-- [gemm|step] [THREADS]]`.
 //!
 //! Prints the least time of several runs; rivals and instruction sets run in turn. Compare only on a quiet machine.
 
@@ -41,7 +42,7 @@ fn products(pool: &Arc<Pool>) {
                 let (x, y) = (Matrix::new(&a, n, n), Matrix::new(&b, n, n));
                 let (x, y) = (if ta { x.t() } else { x }, if tb { y.t() } else { y });
                 let mut least = Duration::MAX;
-                for _ in 0..if isa == Isa::Portable { 3 } else { 12 } {
+                for _ in 0..if isa == Isa::Portable { 3 } else { 25 } {
                     let start = Instant::now();
                     gemm.multiply(x, y, &mut c, Epilogue::Overwrite);
                     least = least.min(start.elapsed());
@@ -102,7 +103,13 @@ fn main() {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("?");
     println!("CPU {}, {threads} thread(s)", model.trim_start_matches([' ', '\t', ':']));
-    products(&pool);
+    let only = |part: &str| std::env::args().any(|argument| argument == part);
+    if !only("step") {
+        products(&pool);
+    }
+    if only("gemm") {
+        return;
+    }
     let example = config::Gpt {
         layers: 4,
         hidden_size: 128,

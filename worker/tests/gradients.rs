@@ -1,4 +1,5 @@
 //! Backward against forward: directional derivatives of the loss, parameter by parameter, and the contract of the sink.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 use switchyard_worker::cpu::{Isa, Pool};

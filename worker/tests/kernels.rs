@@ -1,4 +1,5 @@
 //! Kernels against plain double-precision code, on every instruction set this CPU has.
+#![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use std::sync::Arc;

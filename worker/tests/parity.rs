@@ -1,4 +1,5 @@
 //! The engine against PyTorch: fixtures written by `fixtures/generate.py`, relative difference of each tensor below 1e-4.
+#![allow(clippy::unwrap_used)]
 
 use safetensors::SafeTensors;
 use std::sync::Arc;

@@ -72,14 +72,21 @@ impl Kernel {
 /// See [`Kernel::run`].
 unsafe fn portable_8x8(k: usize, a: *const f32, b: *const f32, tile: &Tile) {
     let mut sums = [[0.0f32; 8]; 8];
-    for p in 0..k {
-        // SAFETY: panels hold `k * 8` floats.
-        let (x, y) = unsafe { (&*a.add(p * 8).cast::<[f32; 8]>(), &*b.add(p * 8).cast::<[f32; 8]>()) };
-        for (row, &x) in sums.iter_mut().zip(x) {
-            for (sum, &y) in row.iter_mut().zip(y) {
-                *sum += x * y;
+    // Half of the rows at a time: the sums of a half fit into 8 registers of 4 lanes.
+    for (half, sums) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let mut local = [[0.0f32; 8]; 4];
+        for p in 0..k {
+            // SAFETY: panels hold `k * 8` floats.
+            let x = unsafe { &*a.add(p * 8 + half * 4).cast::<[f32; 4]>() };
+            // SAFETY: as above.
+            let y = unsafe { &*b.add(p * 8).cast::<[f32; 8]>() };
+            for i in 0..4 {
+                for j in 0..8 {
+                    local[i][j] += x[i] * y[j];
+                }
             }
         }
+        *sums = local;
     }
     // SAFETY: the tile's promise; `sums` has 8 columns.
     unsafe { store(tile, 8, sums.as_ptr().cast()) };
@@ -118,6 +125,13 @@ mod x86 {
     pub(super) unsafe fn avx512_12x32(k: usize, mut a: *const f32, mut b: *const f32, tile: &Tile) {
         const ROWS: usize = 12;
         let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+        for i in 0..tile.rows {
+            // The tile is needed only after the loop; a prefetch never faults.
+            let row = tile.c.wrapping_add(i * tile.stride).cast::<i8>();
+            _mm_prefetch::<_MM_HINT_T1>(row);
+            _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(64));
+            _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(124));
+        }
         for _ in 0..k {
             // SAFETY: panels hold `k * 12` and `k * 32` floats.
             unsafe {

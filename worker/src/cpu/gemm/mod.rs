@@ -1,8 +1,8 @@
 //! Single-precision matrix products.
 //!
 //! ```text
-//! for each block of N (and K):  pack B once, shared by all threads
-//!     for each block of M (in parallel):  for each KC of K:  pack A (own buffer), micro-kernel tiles
+//! for each block of N, for each KC of K:  pack B once, shared by all threads
+//!     for each block of M (in parallel):  pack A (own buffer), micro-kernel tiles
 //! ```
 //!
 //! The order in which k is summed is fixed (KC blocks ascending, k ascending inside), and only M and N are split between
@@ -19,10 +19,8 @@ use pack::{Source, pack};
 
 /// Depth of a packed panel: 256 x 32 floats of B fill 32 KiB, about one L1 cache.
 const KC: usize = 256;
-/// Depth of the packed part of B.
-const KB: usize = 4 * KC;
-/// Width of the packed part of B (4 MiB at full depth).
-const NC: usize = 1024;
+/// Width of the packed part of B: 256 x 512 floats, 512 KiB, a part of the L2 cache.
+const NC: usize = 512;
 /// Most rows of A packed at once: 240 x 256 floats, a part of the L2 cache. A multiple of every kernel's height.
 const MC: usize = 240;
 /// Width of B packed at once by a product that runs on one thread inside a task.
@@ -122,10 +120,10 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Buffers for products of any shape: 4 MiB and 240 KiB per thread.
+    /// Buffers for products of any shape: 512 KiB, and 240 KiB per thread.
     pub fn new(cpu: Cpu) -> Gemm {
         let packed_a = AlignedBuffer::zeroed(cpu.pool.threads() * MC * KC);
-        Gemm { kernel: Kernel::of(cpu.isa), packed_b: AlignedBuffer::zeroed(KB * NC), packed_a, cpu }
+        Gemm { kernel: Kernel::of(cpu.isa), packed_b: AlignedBuffer::zeroed(KC * NC), packed_a, cpu }
     }
 
     /// Memory of the packing buffers.
@@ -161,8 +159,8 @@ impl Gemm {
             return;
         }
         for column in (0..n).step_by(NC) {
-            for depth in (0..k).step_by(KB) {
-                let block = Block { column, columns: NC.min(n - column), depth, depths: KB.min(k - depth) };
+            for depth in (0..k).step_by(KC) {
+                let block = Block { column, columns: NC.min(n - column), depth, depths: KC.min(k - depth) };
                 self.pack_b(b.view(), block);
                 self.block(a.view(), m, block, &c);
             }
@@ -279,24 +277,21 @@ unsafe fn multiply_part(
     c: &Target,
 ) {
     let Kernel { isa, mr, nr } = kernel;
-    for depth in (0..block.depths).step_by(KC) {
-        let depths = KC.min(block.depths - depth);
-        let first = block.depth + depth == 0;
+    let depths = block.depths;
+    for i in (0..part.rows).step_by(mr) {
+        let source = a.rows_from(part.row + i, block.depth);
+        let panel = &mut buffer[i * depths..][..mr * depths];
+        // SAFETY: the rows and depths exist in A; the panel is a slice of the right length.
+        unsafe { pack(isa, mr, source, mr.min(part.rows - i), depths, panel.as_mut_ptr()) };
+    }
+    for j in (0..part.columns).step_by(nr) {
+        let b = &packed_b[(part.column + j) * depths..][..depths * nr];
         for i in (0..part.rows).step_by(mr) {
-            let source = a.rows_from(part.row + i, block.depth + depth);
-            let panel = &mut buffer[i * depths..][..mr * depths];
-            // SAFETY: the rows and depths exist in A; the panel is a slice of the right length.
-            unsafe { pack(isa, mr, source, mr.min(part.rows - i), depths, panel.as_mut_ptr()) };
-        }
-        for j in (0..part.columns).step_by(nr) {
-            let b = &packed_b[(part.column + j) * block.depths + depth * nr..][..depths * nr];
-            for i in (0..part.rows).step_by(mr) {
-                let panel = &buffer[i * depths..][..mr * depths];
-                let (row, column) = (part.row + i, block.column + part.column + j);
-                let tile = c.tile(row, column, mr.min(part.rows - i), nr.min(part.columns - j), first);
-                // SAFETY: panels have the lengths the kernel reads; the tile lies in this task's part of C.
-                unsafe { kernel.run(depths, panel.as_ptr(), b.as_ptr(), &tile) };
-            }
+            let panel = &buffer[i * depths..][..mr * depths];
+            let (row, column) = (part.row + i, block.column + part.column + j);
+            let tile = c.tile(row, column, mr.min(part.rows - i), nr.min(part.columns - j), block.depth == 0);
+            // SAFETY: panels have the lengths the kernel reads; the tile lies in this task's part of C.
+            unsafe { kernel.run(depths, panel.as_ptr(), b.as_ptr(), &tile) };
         }
     }
 }
