@@ -3,7 +3,6 @@
 
 use std::{
     net::TcpListener,
-    path::Path,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
@@ -130,8 +129,4 @@ pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
         std::thread::sleep(Duration::from_millis(5));
     }
     ready()
-}
-
-pub fn exists(path: &Path) -> bool {
-    path.exists()
 }
