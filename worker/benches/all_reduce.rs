@@ -19,7 +19,7 @@ use switchyard_worker::comm::{Communicator, Force, GroupConfig, Token};
 const SIZES: [usize; 11] =
     [4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 /// Sizes up to this are timed in blocks of calls.
-const BLOCK_LIMIT: usize = 4 << 10;
+const BLOCK_LIMIT_KIB: usize = 4;
 const BLOCK: usize = 200;
 
 fn main() -> ExitCode {
@@ -188,11 +188,11 @@ fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut rows = Vec::new();
     for (b, bytes) in SIZES.into_iter().enumerate() {
-        let (repeats, calls) = match bytes {
-            0..=BLOCK_LIMIT => (15, BLOCK),
-            0..=0x10_0000 => (100, 1),
-            0..=0x40_0000 => (30, 1),
-            0..=0x100_0000 => (12, 1),
+        let (repeats, calls) = match bytes >> 10 {
+            0..=BLOCK_LIMIT_KIB => (15, BLOCK),
+            5..=1024 => (100, 1),
+            1025..=4096 => (30, 1),
+            4097..=16_384 => (12, 1),
             _ => (9, 1),
         };
         let times = (0..repeats + 2).map(|_| time_reduction(comm, b, calls)).collect::<Result<Vec<f64>, _>>()?;

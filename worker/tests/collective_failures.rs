@@ -1,9 +1,12 @@
 //! Whatever happens to one rank, all others report the same cause soon, and nothing is left behind.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
+
 mod collective_support;
 
 use collective_support::{
-    config, free_port, group, mappings_of_buckets, open_handles, rank_process, spawn_rank, try_group, wait_until,
+    config, free_port, group, mappings_of_buckets, open_handles, rank_process, spawn_rank, spawn_rank_with, try_group,
+    wait_until,
 };
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -438,5 +441,56 @@ fn waiting_ranks_leave_the_processor_to_others() {
                 assert!(used < 0.05 * took, "{extra:?}: {line} us");
             }
         }
+    }
+}
+
+/// A rank of its own process: one reduction, then the end.
+#[test]
+fn process_that_reduces_once() {
+    let Some(config) = rank_process() else { return };
+    let mut comm = Communicator::connect(&config, &BUCKETS).unwrap();
+    comm.bucket_mut(1).fill(1.0);
+    comm.all_reduce(1).unwrap();
+    println!("sum {} at {}", comm.bucket(1)[0], comm.local_address());
+    comm.leave().unwrap();
+}
+
+#[test]
+fn rank_zero_takes_the_listener_it_finds_on_standard_input() {
+    let _alone = alone();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // The port stays taken by this process: a rank 0 that does not use the listener cannot listen there.
+    let stdin = std::process::Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone().unwrap()));
+    let one = spawn_rank("process_that_reduces_once", 1, 2, port, &[]);
+    std::thread::sleep(Duration::from_millis(100));
+    let zero = spawn_rank_with(stdin, "process_that_reduces_once", 0, 2, port, &[]);
+    for child in [zero, one] {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("sum 2 at 127.0.0.1:"), "{text}");
+    }
+}
+
+#[test]
+fn failures_cross_hosts() {
+    let _alone = alone();
+    for origin in 0..5 {
+        let causes = group(
+            5,
+            |c| c.host_id = format!("host-{}", c.rank() / 2),
+            &BUCKETS,
+            |mut comm| {
+                if comm.rank() == origin {
+                    comm.aborter().abort(Cause::failed(origin, "the disk is full"));
+                    return comm.failure().unwrap();
+                }
+                let start = Instant::now();
+                let error = comm.all_reduce(0).unwrap_err();
+                assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                error.cause().unwrap().clone()
+            },
+        );
+        same(&causes, origin, "the disk is full");
     }
 }

@@ -228,7 +228,7 @@ fn frames_without_sense_fail_the_rank_that_sent_them() {
     let mut world = World::formed();
     world.step(Event::Opened(9, [0; 32]));
     let outputs = world.send(9, Kind::Abort, b"{}");
-    assert!(failure(&outputs).is_none() && outputs.contains(&Output::Close(9)), "{outputs:?}");
+    assert!(failure(&outputs).is_none() && outputs.contains(&Output::Drop(9)), "{outputs:?}");
 }
 
 #[test]
