@@ -313,7 +313,7 @@ impl Hub {
             cause.during = (self.activity)();
         }
         if cause.host.is_empty()
-            && let Some(member) = &self.seats[cause.origin_rank as usize].member
+            && let Some(member) = self.seats.get(cause.origin_rank as usize).and_then(|seat| seat.member.as_ref())
         {
             cause.host.clone_from(&member.host);
         }

@@ -239,3 +239,9 @@ fn another_bucket_plan_is_named() {
     let cause = failure(&outputs).unwrap();
     assert!(cause.text.contains("1 gradient buckets of 9 numbers") && cause.origin_rank == 1, "{cause}");
 }
+
+#[test]
+fn a_cause_with_an_unknown_origin_harms_nobody() {
+    let outputs = World::formed().step(Event::Abort(Cause::failed(99, "confused")));
+    assert_eq!(failure(&outputs).unwrap().origin_rank, 99);
+}

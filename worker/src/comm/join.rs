@@ -113,7 +113,11 @@ impl Lobby {
         if !self.leads {
             let join = serde_json::to_vec(&member).expect("invariant: a member is plain data");
             let client = Client::new(Arc::clone(shared), self.fd, identity.attempt, pulse, &join);
-            return spawn("control", move || client.run());
+            let guard = FailOnPanic(Arc::clone(shared));
+            return spawn("control", move || {
+                let _guard = guard;
+                client.run();
+            });
         }
         let asked = Arc::clone(shared);
         let tick = pulse.tick_interval();
@@ -126,7 +130,22 @@ impl Lobby {
             Box::new(move || asked.activity()),
         );
         let server = Server::new(Arc::clone(shared), self.fd, hub, tick);
-        spawn("control", move || server.run())
+        let guard = FailOnPanic(Arc::clone(shared));
+        spawn("control", move || {
+            let _guard = guard;
+            server.run();
+        })
+    }
+}
+
+/// A panic of the control thread is a bug, but nobody may wait for it for ever. Its sockets close, so peers notice.
+struct FailOnPanic(Arc<Shared>);
+
+impl Drop for FailOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Cause::failed(self.0.rank, "internal error: the control thread panicked"));
+        }
     }
 }
 
