@@ -42,7 +42,9 @@ fn main() -> ExitCode {
 fn inspect() -> Exit {
     let found = || -> Result<String, TrainError> {
         let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map_err(|error| TrainError::Usage(format!("standard input: {error}")))?;
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .map_err(|error| TrainError::Usage(format!("standard input: {error}")))?;
         let config = parse_config(&text, "standard input")?;
         let world = count(env::NUM_NODES)?.saturating_mul(count(env::PROCS_PER_NODE)?);
         let blueprint = Blueprint::new(&config, world, variable(env::KERNEL).as_deref())?;
@@ -88,7 +90,8 @@ fn train_rank() -> Exit {
         Ok(Ok(())) => return Exit::Done,
         Ok(Err(error)) => describe(&error, rank),
         Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+            let text =
+                panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
             let cause = format!("panicked: {}", text.unwrap_or("no message"));
             (failure(rank, rank, cause, String::new(), Exit::OwnFailure), Exit::OwnFailure)
         }
@@ -109,8 +112,10 @@ fn train_group<W: std::io::Write>(
     reporter: &mut Reporter<W>,
     joined: impl FnOnce(Aborter),
 ) -> Result<(), TrainError> {
-    let path = variable(env::CONFIG).ok_or_else(|| TrainError::Usage(format!("{}: not set; expected a path", env::CONFIG)))?;
-    let text = std::fs::read_to_string(&path).map_err(|error| TrainError::Usage(format!("{}: {path}: {error}", env::CONFIG)))?;
+    let path =
+        variable(env::CONFIG).ok_or_else(|| TrainError::Usage(format!("{}: not set; expected a path", env::CONFIG)))?;
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| TrainError::Usage(format!("{}: {path}: {error}", env::CONFIG)))?;
     let config = parse_config(&text, &path)?;
     let fault = variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
     let run_dir = PathBuf::from(variable(env::RUN_DIR).unwrap_or_else(|| ".".into()));
@@ -135,7 +140,8 @@ fn failure(rank: u32, origin_rank: u32, cause: String, during: String, exit: Exi
 }
 
 fn parse_config(text: &str, source: &str) -> Result<EngineConfig, TrainError> {
-    serde_json::from_str(text).map_err(|error| TrainError::Usage(format!("engine configuration from {source}: {error}")))
+    serde_json::from_str(text)
+        .map_err(|error| TrainError::Usage(format!("engine configuration from {source}: {error}")))
 }
 
 fn count(name: &str) -> Result<u32, TrainError> {

@@ -46,7 +46,8 @@ pub fn follow_parent() -> Result<(), String> {
         return Err(format!("{}: got `{text}`; expected a process id", env::PARENT_PID));
     };
     // SIGKILL: with the launcher gone there is nobody left to report to.
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| format!("cannot follow the launcher: {error}"))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| format!("cannot follow the launcher: {error}"))?;
     if getppid() == Some(parent) { Ok(()) } else { Err(format!("the launcher (pid {text}) is gone")) }
 }
 

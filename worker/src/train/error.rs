@@ -22,7 +22,9 @@ pub enum TrainError {
     #[error(transparent)]
     Comm(#[from] CommError),
     /// The numbers have left the range of f32.
-    #[error("the loss of step {step} is {loss}: expected a finite number; lower optimizer.learningRate or set optimizer.gradientClipNorm")]
+    #[error(
+        "the loss of step {step} is {loss}: expected a finite number; lower optimizer.learningRate or set optimizer.gradientClipNorm"
+    )]
     NotFinite {
         /// The step.
         step: u64,
@@ -55,7 +57,9 @@ impl TrainError {
                 CauseKind::Failed => Exit::PeerFailure,
             },
             TrainError::Comm(CommError::Missing { .. } | CommError::Unreachable { .. }) => Exit::PeerFailure,
-            TrainError::Comm(CommError::Variable { .. } | CommError::KeyFile { .. } | CommError::Transport { .. }) => Exit::Usage,
+            TrainError::Comm(CommError::Variable { .. } | CommError::KeyFile { .. } | CommError::Transport { .. }) => {
+                Exit::Usage
+            }
             TrainError::Comm(_) | TrainError::NotFinite { .. } | TrainError::Save { .. } => Exit::OwnFailure,
         }
     }
