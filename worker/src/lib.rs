@@ -13,3 +13,5 @@ pub mod cpu;
 pub mod data;
 pub mod model;
 pub mod optimizer;
+pub mod process;
+pub mod train;

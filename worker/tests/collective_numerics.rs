@@ -1,5 +1,7 @@
 //! Sums are right, and equal bit for bit on all ranks and from run to run.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
+
 mod collective_support;
 
 use collective_support::{group, number, try_group};

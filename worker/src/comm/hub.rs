@@ -40,6 +40,8 @@ pub(super) enum Output {
     Send(u64, Vec<u8>),
     /// Close after what was sent is read.
     Close(u64),
+    /// Close at once.
+    Drop(u64),
     /// From now on longer frames are allowed.
     Trust(u64),
     Formed(Roster),
@@ -115,7 +117,7 @@ impl Hub {
         match event {
             Event::Opened(conn, nonce) => {
                 if let Some(displaced) = self.gate.opened(conn, nonce, now) {
-                    self.out.push(Output::Close(displaced));
+                    self.out.push(Output::Drop(displaced));
                 }
             }
             Event::Frame(conn, header, payload) => match self.ranks.get(&conn).copied() {
@@ -164,7 +166,7 @@ impl Hub {
             GateStep::Refuse(bytes, why) => {
                 self.out.extend([Output::Send(conn, bytes), Output::Close(conn), Output::Refused(conn, why)]);
             }
-            GateStep::Drop(why) => self.out.extend([Output::Close(conn), Output::Refused(conn, why)]),
+            GateStep::Drop(why) => self.out.extend([Output::Refused(conn, why), Output::Drop(conn)]),
         }
     }
 
@@ -234,7 +236,7 @@ impl Hub {
 
     fn tick(&mut self, now: Instant) {
         for conn in self.gate.expired(now) {
-            self.out.extend([Output::Close(conn), Output::Refused(conn, "no proof of the token in 5 s".to_owned())]);
+            self.out.extend([Output::Refused(conn, "no proof of the token in 5 s".to_owned()), Output::Drop(conn)]);
         }
         let beat = self.pulse.tick(now);
         if matches!(self.phase, Phase::Done | Phase::Failed) {
@@ -311,7 +313,7 @@ impl Hub {
             cause.during = (self.activity)();
         }
         if cause.host.is_empty()
-            && let Some(member) = &self.seats[cause.origin_rank as usize].member
+            && let Some(member) = self.seats.get(cause.origin_rank as usize).and_then(|seat| seat.member.as_ref())
         {
             cause.host.clone_from(&member.host);
         }

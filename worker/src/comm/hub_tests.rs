@@ -1,1 +1,247 @@
+//! The hub without any socket: events in, outputs out, time as a parameter.
+
 use super::*;
+use crate::comm::{
+    auth::{Claims, Connector, ConnectorStep, Doorkeeper, Key, Purpose, job_digest},
+    config::Token,
+    error::CauseKind,
+    frame::FrameReader,
+};
+use std::time::Duration;
+
+const WORLD: u32 = 3;
+
+fn member(host: &str, floats: u64) -> Member {
+    Member {
+        host: host.to_owned(),
+        host_id: host.to_owned(),
+        pid: 1,
+        ring: None,
+        unix: None,
+        cpus: vec![1],
+        quota: 0,
+        node: 0,
+        force: "auto".to_owned(),
+        buckets: 1,
+        floats,
+        plan: floats,
+    }
+}
+
+struct World {
+    hub: Hub,
+    now: Instant,
+}
+
+fn open(bytes: &[u8]) -> (Header, Vec<u8>) {
+    let mut reader = FrameReader::new(1 << 20);
+    match reader.push(&bytes[..frame::HEADER]).unwrap() {
+        Some(frame) => frame,
+        None => reader.push(&bytes[frame::HEADER..]).unwrap().unwrap(),
+    }
+}
+
+impl World {
+    fn new() -> World {
+        let now = Instant::now();
+        let key = Key::derive(&Token::new([7; 32]));
+        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1, job: job_digest("job") };
+        let hub = Hub::new(
+            Gate::new(key, door),
+            (WORLD, 1),
+            member("zero", 8),
+            (now, now + Duration::from_secs(60)),
+            Pulse::new(Duration::from_secs(10), now),
+            Box::new(|| "the test".to_owned()),
+        );
+        World { hub, now }
+    }
+
+    fn step(&mut self, event: Event<'_>) -> Vec<Output> {
+        self.hub.step(event, self.now)
+    }
+
+    fn send(&mut self, conn: u64, kind: Kind, payload: &[u8]) -> Vec<Output> {
+        let header = Header::control(kind, 1, 1, payload);
+        self.step(Event::Frame(conn, header, payload))
+    }
+
+    /// Lets rank `rank` in on a connection of the same number.
+    fn admit(&mut self, rank: u32) {
+        let claims =
+            Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1, job: job_digest("job") };
+        let conn = u64::from(rank);
+        self.step(Event::Opened(conn, [3; 32]));
+        let (mut connector, mut bytes) = Connector::new(Key::derive(&Token::new([7; 32])), claims, [5; 32]);
+        loop {
+            let (header, payload) = open(&bytes);
+            let outputs = self.step(Event::Frame(conn, header, &payload));
+            let Output::Send(_, reply) = &outputs[0] else { panic!("{outputs:?}") };
+            let (header, payload) = open(reply);
+            match connector.frame(header, &payload) {
+                ConnectorStep::Send(next) => bytes = next,
+                ConnectorStep::Admitted => return assert_eq!(outputs[1], Output::Trust(conn)),
+                ConnectorStep::Refused(why) => panic!("{why:?}"),
+            }
+        }
+    }
+
+    fn join(&mut self, rank: u32) -> Vec<Output> {
+        self.admit(rank);
+        let join = serde_json::to_vec(&member(&format!("host-{rank}"), 8)).unwrap();
+        self.send(rank.into(), Kind::Join, &join)
+    }
+
+    fn formed() -> World {
+        let mut world = World::new();
+        assert!(world.join(1).is_empty());
+        let outputs = world.join(2);
+        assert!(outputs.iter().any(|o| matches!(o, Output::Formed(roster) if roster.members.len() == 3)));
+        world
+    }
+
+    /// Time passes; every rank of `alive` sends heartbeats meanwhile.
+    fn pass(&mut self, seconds: u64, alive: &[u64]) -> Vec<Output> {
+        let mut all = Vec::new();
+        for _ in 0..seconds * 2 {
+            self.now += Duration::from_millis(500);
+            for conn in alive {
+                all.extend(self.send(*conn, Kind::Heartbeat, &[]));
+            }
+            all.extend(self.step(Event::Tick));
+        }
+        all
+    }
+}
+
+fn failure(outputs: &[Output]) -> Option<&Cause> {
+    outputs.iter().find_map(|output| match output {
+        Output::Failed(cause) => Some(cause),
+        _ => None,
+    })
+}
+
+/// Ranks that were sent a frame of this kind.
+fn told(outputs: &[Output], kind: Kind) -> Vec<u64> {
+    let mut conns: Vec<u64> = outputs
+        .iter()
+        .filter_map(|output| match output {
+            Output::Send(conn, bytes) if open(bytes).0.kind == kind => Some(*conn),
+            _ => None,
+        })
+        .collect();
+    conns.sort_unstable();
+    conns.dedup();
+    conns
+}
+
+#[test]
+fn the_roster_goes_to_all_when_the_last_rank_has_joined() {
+    let mut world = World::new();
+    assert!(world.join(2).is_empty());
+    let outputs = world.join(1);
+    assert_eq!(told(&outputs, Kind::Roster), [1, 2]);
+}
+
+#[test]
+fn absent_ranks_are_missing_at_the_deadline_and_those_present_are_told() {
+    let mut world = World::new();
+    world.join(1);
+    let outputs = world.pass(61, &[1]);
+    assert!(outputs.contains(&Output::Missing(vec![2])));
+    assert_eq!(told(&outputs, Kind::Failed), [1]);
+    let cause = failure(&outputs).unwrap();
+    assert_eq!(cause.origin_rank, 2);
+    assert!(cause.text.contains("did not arrive within 60 s"), "{cause}");
+}
+
+#[test]
+fn silence_is_death_and_heartbeats_are_life() {
+    let mut world = World::formed();
+    let outputs = world.pass(30, &[1, 2]);
+    assert_eq!(failure(&outputs), None);
+    assert_eq!(told(&outputs, Kind::Heartbeat), [1, 2]);
+    let outputs = world.pass(12, &[2]);
+    let cause = failure(&outputs).unwrap();
+    assert_eq!((cause.origin_rank, cause.host.as_str(), cause.during.as_str()), (1, "host-1", "the test"));
+    assert!(cause.text.contains("no sign of life for 10.0 s"));
+}
+
+#[test]
+fn after_a_sleep_of_rank_zero_nobody_is_blamed() {
+    let mut world = World::formed();
+    world.pass(2, &[1, 2]);
+    world.now += Duration::from_secs(3600);
+    assert_eq!(failure(&world.step(Event::Tick)), None);
+    assert_eq!(failure(&world.pass(5, &[1, 2])), None);
+}
+
+#[test]
+fn only_the_first_failure_counts() {
+    let mut world = World::formed();
+    let cause = Cause::failed(2, "not a number");
+    let outputs = world.send(2, Kind::Abort, &serde_json::to_vec(&cause).unwrap());
+    assert_eq!(failure(&outputs).unwrap().text, "not a number");
+    assert_eq!(told(&outputs, Kind::Failed), [1, 2]);
+    // Peers are told before rank 0 itself, which may end at once.
+    assert!(matches!(outputs.last(), Some(Output::Failed(_))));
+    assert!(world.step(Event::Closed(1)).is_empty());
+    assert!(world.step(Event::Abort(Cause::stopped(0, 2))).is_empty());
+}
+
+#[test]
+fn a_closed_connection_is_a_failure_unless_the_rank_has_left() {
+    let mut world = World::formed();
+    assert_eq!(failure(&world.step(Event::Closed(1))).unwrap().kind, CauseKind::Failed);
+    let mut world = World::formed();
+    assert!(world.send(1, Kind::Leave, &[]).is_empty());
+    assert!(world.step(Event::Closed(1)).is_empty());
+    assert!(world.send(2, Kind::Leave, &[]).is_empty());
+    let outputs = world.step(Event::Leave);
+    assert_eq!(told(&outputs, Kind::Goodbye), [2]);
+    assert!(outputs.contains(&Output::Left));
+}
+
+#[test]
+fn agreement_needs_every_rank_and_equal_bytes() {
+    let mut world = World::formed();
+    assert!(world.send(1, Kind::Agree, &encode_agree("digest", &[1, 2])).is_empty());
+    assert!(world.step(Event::Agree(1, "digest".to_owned(), vec![1, 2])).is_empty());
+    let outputs = world.send(2, Kind::Agree, &encode_agree("digest", &[1, 3, 0]));
+    assert_eq!(told(&outputs, Kind::Agreed), [1, 2]);
+    let expected = "the ranks disagree on digest: ranks 0, 1 have 0x0102; rank 2 has 0x010300";
+    assert!(outputs.contains(&Output::Agreed(Err(expected.to_owned()))), "{outputs:?}");
+}
+
+#[test]
+fn frames_without_sense_fail_the_rank_that_sent_them() {
+    for (kind, payload) in [
+        (Kind::Agree, &b"\xff\xff"[..]),
+        (Kind::Join, b"{}"),
+        (Kind::Roster, b""),
+        (Kind::Abort, b"{\"originRank\":9,\"kind\":\"failed\",\"text\":\"\"}"),
+    ] {
+        let mut world = World::formed();
+        assert_eq!(failure(&world.send(2, kind, payload)).unwrap().origin_rank, 2);
+    }
+    // A stranger's frames only cost it its connection.
+    let mut world = World::formed();
+    world.step(Event::Opened(9, [0; 32]));
+    let outputs = world.send(9, Kind::Abort, b"{}");
+    assert!(failure(&outputs).is_none() && outputs.contains(&Output::Drop(9)), "{outputs:?}");
+}
+
+#[test]
+fn another_bucket_plan_is_named() {
+    let mut world = World::new();
+    world.admit(1);
+    let outputs = world.send(1, Kind::Join, &serde_json::to_vec(&member("b", 9)).unwrap());
+    let cause = failure(&outputs).unwrap();
+    assert!(cause.text.contains("1 gradient buckets of 9 numbers") && cause.origin_rank == 1, "{cause}");
+}
+
+#[test]
+fn a_cause_with_an_unknown_origin_harms_nobody() {
+    let outputs = World::formed().step(Event::Abort(Cause::failed(99, "confused")));
+    assert_eq!(failure(&outputs).unwrap().origin_rank, 99);
+}

@@ -229,7 +229,7 @@ mod tests {
             for i in 0..n {
                 let part = share(len, n, i);
                 prop_assert_eq!(part.start, at);
-                prop_assert!(part.start % 16 == 0 || part.start == len);
+                prop_assert!(part.start.is_multiple_of(16) || part.start == len);
                 at = part.end;
             }
             prop_assert_eq!(at, len);

@@ -23,6 +23,7 @@ mod error;
 mod frame;
 mod host;
 mod hub;
+mod join;
 mod kernels;
 mod local;
 mod pulse;

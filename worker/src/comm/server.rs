@@ -181,6 +181,9 @@ impl Server {
                         let _ = conn.flush();
                     }
                 }
+                Output::Drop(id) => {
+                    self.conns.remove(&id);
+                }
                 Output::Trust(id) => {
                     if let Some(conn) = self.conns.get_mut(&id) {
                         conn.reader.set_limit(LIMIT_TO_HUB);

@@ -81,7 +81,8 @@ impl AdamW {
         AdamW { config, isa, m, v, pieces, steps: 0, powers: (1.0, 1.0) }
     }
 
-    /// One step: `weights` move against `gradient_scale * gradients`. Weight decay applies where the layout says so.
+    /// One step over all parameters: `weights` move against `gradient_scale * gradients`. Weight decay applies where the layout
+    /// says so.
     pub fn step(
         &mut self,
         weights: &mut [f32],
@@ -90,10 +91,29 @@ impl AdamW {
         gradient_scale: f32,
         pool: &Pool,
     ) {
-        assert_eq!((weights.len(), gradients.len()), (self.m.len(), self.m.len()), "length of weights and gradients");
-        let config::AdamW { beta1, beta2, epsilon, weight_decay, .. } = self.config;
+        self.begin_step();
+        self.apply(0..self.m.len(), weights, gradients, learning_rate, gradient_scale, pool);
+    }
+
+    /// Begins a step that [`AdamW::apply`] carries out range by range, each range once.
+    pub fn begin_step(&mut self) {
         self.steps += 1;
-        self.powers = (self.powers.0 * beta1, self.powers.1 * beta2);
+        self.powers = (self.powers.0 * self.config.beta1, self.powers.1 * self.config.beta2);
+    }
+
+    /// The part of a step for one range of the layout that begins and ends at parameters. `weights` is the whole layout,
+    /// `gradients` the range.
+    pub fn apply(
+        &mut self,
+        range: Range<usize>,
+        weights: &mut [f32],
+        gradients: &[f32],
+        learning_rate: f64,
+        gradient_scale: f32,
+        pool: &Pool,
+    ) {
+        assert_eq!((weights.len(), gradients.len()), (self.m.len(), range.len()), "length of weights and gradients");
+        let config::AdamW { beta1, beta2, epsilon, weight_decay, .. } = self.config;
         let decayed = Numbers {
             gradient_scale,
             beta1: beta1 as f32,
@@ -106,13 +126,16 @@ impl AdamW {
             epsilon: epsilon as f32,
         };
         let kept = Numbers { keep: 1.0, ..decayed };
-        let (isa, pieces) = (self.isa, &self.pieces);
+        let first = self.pieces.partition_point(|(piece, _)| piece.start < range.start);
+        let end = self.pieces.partition_point(|(piece, _)| piece.start < range.end);
+        let (isa, pieces) = (self.isa, &self.pieces[first..end]);
         let (weights, m, v) = (Shared::new(weights), Shared::new(&mut self.m), Shared::new(&mut self.v));
         pool.run(pieces.len(), &|i, _| {
-            let (range, decay) = pieces[i].clone();
+            let (piece, decay) = pieces[i].clone();
             // SAFETY: the pieces are disjoint.
-            let (w, m, v) = unsafe { (weights.piece(range.clone()), m.piece(range.clone()), v.piece(range.clone())) };
-            step_piece(isa, w, &gradients[range], m, v, if decay { decayed } else { kept });
+            let (w, m, v) = unsafe { (weights.piece(piece.clone()), m.piece(piece.clone()), v.piece(piece.clone())) };
+            let gradients = &gradients[piece.start - range.start..piece.end - range.start];
+            step_piece(isa, w, gradients, m, v, if decay { decayed } else { kept });
         });
     }
 
@@ -150,16 +173,21 @@ fn squares_body(x: &[f32], lanes: &mut [f64; 16]) {
 
 per_isa! { fn squares = squares_body(x: &[f32], lanes: &mut [f64; 16]) }
 
-/// Euclidean norm of all gradients, summed in 16 lanes of double precision.
-pub fn gradient_norm(gradients: &[f32]) -> f64 {
+/// Sum of the squares of gradients, in 16 lanes of double precision.
+pub fn sum_of_squares(gradients: &[f32]) -> f64 {
     let isa = Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable);
-    norm_with(isa, gradients)
+    squares_with(isa, gradients)
 }
 
-fn norm_with(isa: Isa, gradients: &[f32]) -> f64 {
+/// Euclidean norm of all gradients.
+pub fn gradient_norm(gradients: &[f32]) -> f64 {
+    sum_of_squares(gradients).sqrt()
+}
+
+fn squares_with(isa: Isa, gradients: &[f32]) -> f64 {
     let mut lanes = [0.0f64; 16];
     squares(isa, gradients, &mut lanes);
-    lanes.iter().sum::<f64>().sqrt()
+    lanes.iter().sum()
 }
 
 #[cfg(test)]
@@ -200,7 +228,7 @@ mod tests {
                     optimizer.step(&mut weights, &noise(layout.len, 2 + step), 1e-3, 0.7, &pool);
                 }
                 results.push(weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>());
-                norms.push(norm_with(isa, &weights).to_bits());
+                norms.push(squares_with(isa, &weights).to_bits());
             }
         }
         assert!(results.windows(2).all(|pair| pair[0] == pair[1]));

@@ -6,5 +6,5 @@
 mod adamw;
 mod schedule;
 
-pub use adamw::{AdamW, gradient_norm};
+pub use adamw::{AdamW, gradient_norm, sum_of_squares};
 pub use schedule::Schedule;

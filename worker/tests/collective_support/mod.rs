@@ -1,9 +1,9 @@
 //! What the tests of collectives share: groups of threads and groups of processes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
 use std::{
     net::TcpListener,
-    path::Path,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
@@ -82,10 +82,14 @@ pub fn number(rank: u32, round: u32, i: usize) -> f32 {
 
 /// Starts a rank as a process of its own: this test binary again, running only the test `entry`.
 pub fn spawn_rank(entry: &str, rank: u32, world: u32, port: u16, extra: &[(&str, &str)]) -> Child {
+    spawn_rank_with(Stdio::null(), entry, rank, world, port, extra)
+}
+
+pub fn spawn_rank_with(stdin: Stdio, entry: &str, rank: u32, world: u32, port: u16, extra: &[(&str, &str)]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", entry, "--nocapture", "--test-threads=1", "-q"]);
     command.env("TEST_RANK", rank.to_string()).env("TEST_WORLD", world.to_string()).env("TEST_PORT", port.to_string());
-    command.envs(extra.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    command.envs(extra.iter().copied()).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::inherit());
     command.spawn().unwrap()
 }
 
@@ -130,8 +134,4 @@ pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
         std::thread::sleep(Duration::from_millis(5));
     }
     ready()
-}
-
-pub fn exists(path: &Path) -> bool {
-    path.exists()
 }

@@ -1,0 +1,296 @@
+//! Time of an all-reduce between two processes of this host, by size.
+//!
+//! `cargo bench -p switchyard-worker --bench all_reduce -- [--transport shm|tcp] [--json FILE]`
+//!
+//! Each rank is pinned to a CPU of its own. Every timed call is "dirty": both ranks rewrite their whole buffer first, as
+//! a backward pass does. Up to 4 KiB the rewriting is inside the time (a block of calls is timed); above, single calls
+//! after a barrier are. A time is the longer one of the two ranks. The cache-line probe says how far apart the two CPUs
+//! were when the program started: figures of NEAR and FAR runs cannot be compared.
+
+use std::{
+    hint::black_box,
+    io::Write,
+    process::{Command, ExitCode},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+use switchyard_worker::comm::{Communicator, Force, GroupConfig, Token};
+
+const SIZES: [usize; 11] =
+    [4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// Sizes up to this are timed in blocks of calls.
+const BLOCK_LIMIT_KIB: usize = 4;
+const BLOCK: usize = 200;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let outcome = if std::env::var_os("BENCH_RANK").is_some() { rank() } else { launch(&args) };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("all_reduce: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Probes the machine and starts the two ranks.
+fn launch(args: &[String]) -> Result<(), String> {
+    let (mut transport, mut json) = ("auto".to_owned(), String::new());
+    let mut rest = args.iter();
+    while let Some(arg) = rest.next() {
+        let mut value = || rest.next().cloned().ok_or(format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--transport" => transport = value()?,
+            "--json" => json = value()?,
+            other => return Err(format!("got {other:?}, expected --transport shm|tcp or --json FILE")),
+        }
+    }
+    let cpus = allowed_cpus();
+    let probe = match cpus.as_slice() {
+        [first, second, ..] => round_trip(*first, *second).to_string(),
+        _ => String::new(),
+    };
+    let mut key = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
+    let mut token = [0; 32];
+    getrandom::fill(&mut token).map_err(|e| e.to_string())?;
+    key.write_all(&token).map_err(|e| e.to_string())?;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| e.to_string())?;
+    let port = listener.local_addr().map_err(|e| e.to_string())?.port().to_string();
+    drop(listener);
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut children = Vec::new();
+    for rank in 0..2 {
+        let child = Command::new(&program)
+            .env("BENCH_RANK", rank.to_string())
+            .env("BENCH_PORT", &port)
+            .env("BENCH_KEY", key.path())
+            .env("BENCH_TRANSPORT", &transport)
+            .env("BENCH_JSON", &json)
+            .env("BENCH_PROBE", &probe)
+            .env("BENCH_CPU", cpus.get(rank).map_or(String::new(), usize::to_string))
+            .spawn()
+            .map_err(|e| e.to_string())?;
+        children.push(child);
+    }
+    let mut failed = false;
+    for mut child in children {
+        failed |= !child.wait().map_err(|e| e.to_string())?.success();
+    }
+    if failed { Err("a rank failed".to_owned()) } else { Ok(()) }
+}
+
+fn allowed_cpus() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// Nanoseconds for a cache line to go to the other CPU and back; the best of several rounds.
+fn round_trip(first: usize, second: usize) -> f64 {
+    const TURNS: u32 = 20_000;
+    let best = (0..5).map(|_| {
+        let (ping, pong) = (AtomicU32::new(0), AtomicU32::new(0));
+        let wait = |word: &AtomicU32, value| {
+            let mut spins = 0u64;
+            while word.load(Ordering::Acquire) != value {
+                std::hint::spin_loop();
+                spins += 1;
+                if spins.is_multiple_of(1 << 16) {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pin(second);
+                for turn in 1..=TURNS {
+                    wait(&ping, turn);
+                    pong.store(turn, Ordering::Release);
+                }
+            });
+            let timed = scope.spawn(|| {
+                pin(first);
+                let start = Instant::now();
+                for turn in 1..=TURNS {
+                    ping.store(turn, Ordering::Release);
+                    wait(&pong, turn);
+                }
+                start.elapsed().as_nanos() as f64 / f64::from(TURNS)
+            });
+            timed.join().unwrap_or(f64::NAN)
+        })
+    });
+    best.fold(f64::INFINITY, f64::min)
+}
+
+fn var(name: &str) -> String {
+    std::env::var(name).unwrap_or_default()
+}
+
+fn rank() -> Result<(), String> {
+    let rank: u32 = var("BENCH_RANK").parse().map_err(|_| "BENCH_RANK")?;
+    if let Ok(cpu) = var("BENCH_CPU").parse() {
+        pin(cpu);
+    }
+    let transport = match var("BENCH_TRANSPORT").as_str() {
+        "auto" => Force::Auto,
+        "shm" => Force::Shm,
+        "tcp" => Force::Tcp,
+        other => return Err(format!("--transport: got {other:?}, expected shm or tcp")),
+    };
+    let config = GroupConfig {
+        job: "bench".to_owned(),
+        attempt: 1,
+        node_rank: 0,
+        num_nodes: 1,
+        procs_per_node: 2,
+        local_rank: rank,
+        rendezvous: format!("127.0.0.1:{}", var("BENCH_PORT")),
+        key: Token::from_file(var("BENCH_KEY").as_ref()).map_err(|e| e.to_string())?,
+        transport,
+        host_id: String::new(),
+        peer_timeout: Duration::from_secs(10),
+        connect_timeout: Duration::from_secs(10),
+    };
+    // All sizes, then one number as a barrier, then the times of both ranks.
+    let mut lens: Vec<usize> = SIZES.iter().map(|size| size / 4).collect();
+    lens.extend([1, 2]);
+    let mut comm = Communicator::connect(&config, &lens).map_err(|e| e.to_string())?;
+    measure(&mut comm).map_err(|e| e.to_string())?;
+    comm.leave().map_err(|e| e.to_string())
+}
+
+struct Row {
+    bytes: usize,
+    best: f64,
+    median: f64,
+}
+
+fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
+    let first = comm.rank() == 0;
+    let probe: f64 = var("BENCH_PROBE").parse().unwrap_or(f64::NAN);
+    let place = if probe < 180.0 { "NEAR" } else { "FAR" };
+    let cpu = cpu_model();
+    let transport = comm.transport().word();
+    if first {
+        println!("# all-reduce of f32, 2 ranks, in place, registered memory, rewritten before each call");
+        println!("# {cpu}; cache line round trip {probe:.0} ns ({place})");
+        println!(
+            "# {:>10} {:>12} {:>12} {:>10} {:>10}  transport",
+            "bytes", "best us", "median us", "algbw GB/s", "busbw GB/s"
+        );
+    }
+    let mut rows = Vec::new();
+    for (b, bytes) in SIZES.into_iter().enumerate() {
+        let (repeats, calls) = match bytes >> 10 {
+            0..=BLOCK_LIMIT_KIB => (15, BLOCK),
+            5..=1024 => (100, 1),
+            1025..=4096 => (30, 1),
+            4097..=16_384 => (12, 1),
+            _ => (9, 1),
+        };
+        let times = (0..repeats + 2).map(|_| time_reduction(comm, b, calls)).collect::<Result<Vec<f64>, _>>()?;
+        let row = summary(bytes, &times[2..]);
+        if first {
+            // With two ranks, 2(n-1)/n is 1 and both bandwidths are the same.
+            let bandwidth = row.bytes as f64 / row.best / 1e3;
+            println!(
+                "  {:>10} {:>12.2} {:>12.2} {:>10.2} {:>10.2}  {transport}",
+                row.bytes, row.best, row.median, bandwidth, bandwidth
+            );
+        }
+        rows.push(row);
+    }
+    let (copy, reduction) = against_memcpy(comm)?;
+    let (best_ratio, ratio) = (reduction.best / copy.best, reduction.median / copy.median);
+    if first {
+        println!(
+            "# memcpy of 64 MiB by both ranks at once: best {:.0} us, median {:.0} us; all-reduce beside it: {:.0}, {:.0} us",
+            copy.best, copy.median, reduction.best, reduction.median
+        );
+        let verdict = if ratio <= 4.0 { "met" } else { "MISSED" };
+        println!("# all-reduce / memcpy: {best_ratio:.2} (best), {ratio:.2} (median); required <= 4: {verdict}");
+        let path = var("BENCH_JSON");
+        if !path.is_empty() {
+            let rows: Vec<_> = rows
+                .iter()
+                .map(|r| {
+                    serde_json::json!({"bytes": r.bytes, "bestMicros": r.best, "medianMicros": r.median,
+                    "algbwGBs": r.bytes as f64 / r.best / 1e3, "busbwGBs": r.bytes as f64 / r.best / 1e3})
+                })
+                .collect();
+            let report = serde_json::json!({
+                "benchmark": "all_reduce", "ranks": 2, "transport": transport, "cpu": cpu,
+                "roundTripNanos": if probe.is_finite() { Some(probe) } else { None }, "placement": place, "rows": rows,
+                "memcpy64MiBMicros": {"best": copy.best, "median": copy.median},
+                "allReduce64MiBMicros": {"best": reduction.best, "median": reduction.median},
+                "ratioToMemcpy": {"best": best_ratio, "median": ratio},
+            });
+            std::fs::write(&path, serde_json::to_string_pretty(&report)? + "\n")?;
+        }
+    }
+    Ok(())
+}
+
+/// Microseconds of one call, the longer one of both ranks.
+fn time_reduction(comm: &mut Communicator, b: usize, calls: usize) -> Result<f64, Box<dyn std::error::Error>> {
+    if calls == 1 {
+        comm.bucket_mut(b).fill(1.0);
+    }
+    comm.all_reduce(SIZES.len())?;
+    let start = Instant::now();
+    for _ in 0..calls {
+        if calls > 1 {
+            comm.bucket_mut(b).fill(1.0);
+        }
+        comm.all_reduce(b)?;
+    }
+    let time = start.elapsed().as_secs_f64() * 1e6 / calls as f64;
+    assert_eq!(comm.bucket(b).last(), Some(&2.0), "wrong sum");
+    longest(comm, time)
+}
+
+fn longest(comm: &mut Communicator, time: f64) -> Result<f64, Box<dyn std::error::Error>> {
+    let (slot, rank) = (SIZES.len() + 1, comm.rank() as usize);
+    let times = comm.bucket_mut(slot);
+    times.fill(0.0);
+    times[rank] = time as f32;
+    comm.all_reduce(slot)?;
+    Ok(comm.bucket(slot).iter().copied().fold(0.0f32, f32::max).into())
+}
+
+/// Copies and reductions of 64 MiB in turns, so that both see the same machine.
+fn against_memcpy(comm: &mut Communicator) -> Result<(Row, Row), Box<dyn std::error::Error>> {
+    let b = SIZES.len() - 1;
+    let mut target = vec![1.0f32; comm.bucket(b).len()];
+    let (mut copies, mut reductions) = (Vec::new(), Vec::new());
+    for _ in 0..9 {
+        comm.bucket_mut(b).fill(1.0);
+        comm.all_reduce(SIZES.len())?;
+        let start = Instant::now();
+        target.copy_from_slice(comm.bucket(b));
+        black_box(&mut target);
+        let time = start.elapsed().as_secs_f64() * 1e6;
+        copies.push(longest(comm, time)?);
+        reductions.push(time_reduction(comm, b, 1)?);
+    }
+    Ok((summary(SIZES[b], &copies), summary(SIZES[b], &reductions)))
+}
+
+fn summary(bytes: usize, times: &[f64]) -> Row {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    Row { bytes, best: sorted[0], median: sorted[sorted.len() / 2] }
+}
+
+fn cpu_model() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown CPU");
+    model.trim_start_matches([' ', '\t', ':']).to_owned()
+}

@@ -1,0 +1,243 @@
+//! From a configuration to a connected rank: find rank 0, tell who this is, learn who the others are, connect to them.
+
+use super::{
+    auth::{Key, Purpose, job_digest},
+    client::{Client, reach_rank_zero},
+    config::{Force, GroupConfig},
+    engine::Engine,
+    error::{Cause, CommError},
+    host,
+    hub::Hub,
+    local::LocalGroup,
+    pulse::Pulse,
+    ring::Ring,
+    roster::{Member, Paths, Roster},
+    server::{Server, listen},
+    setup::{Identity, connect_ring, ring_listener, share_memory, unix_listener},
+    shm::{Mapping, Memory},
+    state::Shared,
+    wait::SpinPolicy,
+};
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener},
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use switchyard_worker_contract::config::Transport;
+
+/// What is needed to assemble a communicator.
+pub(super) struct Parts {
+    pub memory: Arc<Memory>,
+    pub engine: Engine,
+    pub transport: Transport,
+    pub local_address: String,
+}
+
+/// Joins the group; `control` is filled as soon as there is a control thread to end. `arena` is in floats.
+pub(super) fn join(
+    config: &GroupConfig,
+    bucket_lens: &[usize],
+    arena: usize,
+    shared: &Arc<Shared>,
+    control: &mut Option<JoinHandle<()>>,
+) -> Result<Parts, CommError> {
+    let start = Instant::now();
+    let deadline = start + config.connect_timeout;
+    let identity = Identity {
+        key: Key::derive(&config.key),
+        job: job_digest(&config.job),
+        rank: config.rank(),
+        world: config.world(),
+        attempt: config.attempt,
+    };
+    let lobby = Lobby::enter(config, &identity, deadline)?;
+    let (member, listeners) = introduce_myself(config, bucket_lens, lobby.local)?;
+    let pulse = Pulse::new(config.peer_timeout, Instant::now());
+    let (local, zero) = (lobby.local, lobby.zero);
+    *control = Some(lobby.start(&identity, member, (start, deadline), pulse, shared)?);
+    let set_up = || {
+        // Rank 0 decides when it is too late, and its heartbeats say that it still lives.
+        let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
+        let paths = roster.paths(identity.rank, config.transport)?;
+        connect_paths(&identity, &roster, paths, listeners, (arena, zero), deadline, shared)
+    };
+    let (memory, engine, transport) = set_up().inspect_err(|error| {
+        if error.cause().is_none() && !matches!(error, CommError::Missing { .. }) {
+            shared.abort(Cause::failed(identity.rank, error_text(error)));
+        }
+    })?;
+    Ok(Parts { memory, engine, transport, local_address: local.to_string() })
+}
+
+pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CommError> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map_err(|e| CommError::system(format!("start the {name} thread"), e))
+}
+
+/// A rank that has found rank 0, or is rank 0.
+struct Lobby {
+    /// Control connection, or the listener of rank 0.
+    fd: OwnedFd,
+    local: SocketAddr,
+    /// Address of rank 0 as this rank sees it.
+    zero: IpAddr,
+    leads: bool,
+}
+
+impl Lobby {
+    fn enter(config: &GroupConfig, identity: &Identity, deadline: Instant) -> Result<Lobby, CommError> {
+        if identity.rank == 0 {
+            let (fd, local) = listen(&config.rendezvous, deadline)?;
+            return Ok(Lobby { fd, local, zero: local.ip(), leads: true });
+        }
+        let claims = identity.claims(Purpose::Control, 0);
+        let stream = reach_rank_zero(&config.rendezvous, &identity.key, &claims, deadline)?;
+        let addresses = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
+        let (local, peer) = addresses.map_err(|e| CommError::system("read a socket's address", e))?;
+        Ok(Lobby { fd: stream.into(), local, zero: peer.ip(), leads: false })
+    }
+
+    /// Starts the control thread.
+    fn start(
+        self,
+        identity: &Identity,
+        member: Member,
+        (start, deadline): (Instant, Instant),
+        pulse: Pulse,
+        shared: &Arc<Shared>,
+    ) -> Result<JoinHandle<()>, CommError> {
+        if !self.leads {
+            let join = serde_json::to_vec(&member).expect("invariant: a member is plain data");
+            let client = Client::new(Arc::clone(shared), self.fd, identity.attempt, pulse, &join);
+            let guard = FailOnPanic(Arc::clone(shared));
+            return spawn("control", move || {
+                let _guard = guard;
+                client.run();
+            });
+        }
+        let asked = Arc::clone(shared);
+        let tick = pulse.tick_interval();
+        let hub = Hub::new(
+            identity.gate(Purpose::Control),
+            (identity.world, identity.attempt),
+            member,
+            (start, deadline),
+            pulse,
+            Box::new(move || asked.activity()),
+        );
+        let server = Server::new(Arc::clone(shared), self.fd, hub, tick);
+        let guard = FailOnPanic(Arc::clone(shared));
+        spawn("control", move || {
+            let _guard = guard;
+            server.run();
+        })
+    }
+}
+
+/// A panic of the control thread is a bug, but nobody may wait for it for ever. Its sockets close, so peers notice.
+struct FailOnPanic(Arc<Shared>);
+
+impl Drop for FailOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Cause::failed(self.0.rank, "internal error: the control thread panicked"));
+        }
+    }
+}
+
+/// Listeners that exist before their addresses are told, so that whoever connects finds them.
+struct Listeners {
+    ring: Option<TcpListener>,
+    unix: Option<OwnedFd>,
+}
+
+fn introduce_myself(
+    config: &GroupConfig,
+    bucket_lens: &[usize],
+    local: SocketAddr,
+) -> Result<(Member, Listeners), CommError> {
+    let ring = (config.transport != Force::Shm).then(|| ring_listener(local.ip())).transpose()?;
+    let unix = (config.transport != Force::Tcp).then(unix_listener).transpose()?;
+    let lens: Vec<u8> = bucket_lens.iter().flat_map(|len| (*len as u64).to_le_bytes()).collect();
+    let member = Member {
+        host: host::name(),
+        host_id: if config.host_id.is_empty() { host::identity() } else { config.host_id.clone() },
+        pid: std::process::id(),
+        ring: ring.as_ref().map(|(_, address)| *address),
+        unix: unix.as_ref().map(|(_, name)| name.clone()),
+        cpus: host::allowed_cpus(),
+        quota: host::cpu_quota(),
+        node: config.node_rank,
+        force: config.transport.word().to_owned(),
+        buckets: bucket_lens.len() as u32,
+        floats: bucket_lens.iter().map(|len| *len as u64).sum(),
+        plan: xxhash_rust::xxh3::xxh3_64(&lens),
+    };
+    Ok((member, Listeners { ring: ring.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
+}
+
+fn connect_paths(
+    identity: &Identity,
+    roster: &Roster,
+    paths: Paths,
+    listeners: Listeners,
+    (arena, zero): (usize, IpAddr),
+    deadline: Instant,
+    shared: &Arc<Shared>,
+) -> Result<(Arc<Memory>, Engine, Transport), CommError> {
+    // The roster may have come at the last moment.
+    let deadline = deadline.max(Instant::now() + Duration::from_secs(10));
+    let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
+    let (memory, local) = if paths.local.len() > 1 {
+        let unix = listeners.unix.as_ref().ok_or_else(|| CommError::protocol("this rank", "no unix listener"))?;
+        let members = (paths.local.as_slice(), roster);
+        let segment = Arc::new(share_memory(identity, members, unix.as_fd(), arena * 4, deadline, shared)?);
+        let poisoning = Arc::clone(&segment);
+        shared.on_failure(Box::new(move || poisoning.set_poison()));
+        let me = paths.local.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
+        let alone = paths.transport == Transport::Shm;
+        let group = LocalGroup::new(Arc::clone(&segment), paths.local.clone(), me, alone, policy);
+        (Memory::Shared(segment, me), Some(group))
+    } else {
+        (Memory::Private(Mapping::anonymous(arena * 4)?), None)
+    };
+    let ring = match &paths.ring {
+        None => None,
+        Some(ranks) => {
+            let position = ranks.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
+            let right = ranks[(position + 1) % ranks.len()];
+            let listener = listeners.ring.as_ref().ok_or_else(|| CommError::protocol("this rank", "no listener"))?;
+            let mut address = roster.members[right as usize]
+                .ring
+                .ok_or_else(|| CommError::protocol(format!("rank {right}"), "no address for data"))?;
+            if address.ip().is_unspecified() {
+                // Rank 0 listens everywhere; where this rank has reached it is as good as any.
+                address.set_ip(zero);
+            }
+            let lanes = connect_ring(identity, ranks, listener, address, deadline, shared)?;
+            for lane in [&lanes.0, &lanes.1] {
+                let lane = Arc::clone(lane);
+                shared.on_failure(Box::new(move || {
+                    let _ = rustix::net::shutdown(&*lane, rustix::net::Shutdown::Both);
+                }));
+            }
+            Some(Ring::new(lanes, ranks.clone(), position, identity.attempt, policy))
+        }
+    };
+    Ok((Arc::new(memory), Engine { local, ring }, paths.transport))
+}
+
+/// An error with its sources on one line.
+fn error_text(error: &CommError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,79 @@
+//! What a rank does to its own process before anything else: cores, parent, signals.
+
+use crate::comm::{Aborter, Cause};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::sync::{Arc, OnceLock};
+use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::{CpuList, env};
+
+/// Pins this process to the CPUs of `SWITCHYARD_CPUS`. Threads started later inherit it.
+///
+/// # Errors
+/// The variable is no CPU list, or the kernel refuses it.
+pub fn pin() -> Result<(), String> {
+    let Some(text) = variable(env::CPUS) else { return Ok(()) };
+    let list: CpuList = text.parse().map_err(|error| format!("{}: {error}", env::CPUS))?;
+    let mut set = CpuSet::new();
+    for cpu in list.iter() {
+        let index = cpu as usize;
+        if index >= CpuSet::MAX_CPU {
+            return Err(format!("{}: got CPU {cpu}; expected less than {}", env::CPUS, CpuSet::MAX_CPU));
+        }
+        set.set(index);
+    }
+    sched_setaffinity(None, &set).map_err(|error| format!("{}: cannot run on CPUs {list}: {error}", env::CPUS))
+}
+
+/// The CPUs this process may run on, as a kernel list.
+pub fn allowed_cpus() -> String {
+    match sched_getaffinity(None) {
+        Ok(set) => CpuList::new((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32)).to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+/// Ends this process with its launcher: the kernel does, and it is checked once that the launcher was still there.
+///
+/// # Errors
+/// The launcher is gone already.
+pub fn follow_parent() -> Result<(), String> {
+    let Some(text) = variable(env::PARENT_PID) else { return Ok(()) };
+    let parent = text.parse::<i32>().ok().and_then(Pid::from_raw);
+    let Some(parent) = parent else {
+        return Err(format!("{}: got `{text}`; expected a process id", env::PARENT_PID));
+    };
+    // SIGKILL: with the launcher gone there is nobody left to report to.
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| format!("cannot follow the launcher: {error}"))?;
+    if getppid() == Some(parent) { Ok(()) } else { Err(format!("the launcher (pid {text}) is gone")) }
+}
+
+/// Ends the group when this rank is told to stop. Before the group exists, ends the process.
+///
+/// # Errors
+/// Signals cannot be listened to.
+pub fn stop_on_signal(rank: u32) -> std::io::Result<Arc<OnceLock<Aborter>>> {
+    let aborter: Arc<OnceLock<Aborter>> = Arc::default();
+    let shared = Arc::clone(&aborter);
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            match shared.get() {
+                Some(aborter) => aborter.abort(Cause::stopped(rank, signal)),
+                None => {
+                    let exit = if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated };
+                    std::process::exit(i32::from(exit.code()));
+                }
+            }
+        }
+    })?;
+    Ok(aborter)
+}
+
+/// A variable of the environment that is set and not empty.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}

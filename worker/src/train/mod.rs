@@ -1,0 +1,24 @@
+//! The step: samples through the model, gradients through the buckets, weights through the optimizer.
+//!
+//! ```text
+//! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
+//!      └─> Trainer: reader -> forward -> backward ──> buckets (all-reduce starts as each is complete)
+//!                                             └─ wait -> norm -> clip -> optimizer
+//! run: Trainer step by step, events, evaluation, the trained model
+//! ```
+//!
+//! Why every rank holds the same bits: initial weights come from the seed, reduced gradients are bit-identical on all ranks, and
+//! norm and optimizer give the same bits on every CPU. Nothing else ever touches the weights.
+
+mod blueprint;
+mod error;
+pub mod fault;
+mod run;
+mod save;
+mod sink;
+mod trainer;
+
+pub use blueprint::Blueprint;
+pub use error::TrainError;
+pub use run::{Reporter, run};
+pub use trainer::{StepReport, Trainer};

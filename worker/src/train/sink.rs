@@ -1,0 +1,65 @@
+//! Gradients straight into registered buckets; a bucket's all-reduce starts with its last gradient.
+
+use crate::comm::Communicator;
+use crate::model::{Bucket, GradientSink, Layout};
+use std::ops::Range;
+
+/// Where each gradient lives.
+pub(super) struct Places {
+    /// Bucket and floats within it, by ordinal.
+    places: Vec<(usize, Range<usize>)>,
+    /// Ordinal of the last parameter of each bucket.
+    last: Vec<usize>,
+}
+
+impl Places {
+    pub(super) fn new(layout: &Layout, buckets: &[Bucket]) -> Places {
+        let mut places = Vec::with_capacity(layout.parameters.len());
+        for (index, bucket) in buckets.iter().enumerate() {
+            for parameter in &layout.parameters[bucket.first..=bucket.last] {
+                let range = parameter.range();
+                places.push((index, range.start - bucket.range.start..range.end - bucket.range.start));
+            }
+        }
+        Places { places, last: buckets.iter().map(|bucket| bucket.last).collect() }
+    }
+}
+
+/// One backward pass into the buckets.
+pub(super) struct BucketSink<'a> {
+    pub communicator: &'a mut Communicator,
+    pub places: &'a Places,
+    /// Add to the gradients of earlier micro-batches of this step.
+    pub accumulate: bool,
+    /// Start a bucket's all-reduce when it is complete.
+    pub start: bool,
+}
+
+impl GradientSink for BucketSink<'_> {
+    fn accumulate(&self) -> bool {
+        self.accumulate
+    }
+
+    fn gradient(&mut self, ordinal: usize) -> &mut [f32] {
+        let (bucket, range) = &self.places.places[ordinal];
+        &mut self.communicator.bucket_mut(*bucket)[range.clone()]
+    }
+
+    fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
+        let ((a_bucket, a_range), (b_bucket, b_range)) = (&self.places.places[a], &self.places.places[b]);
+        if a_bucket != b_bucket {
+            let (first, second) = self.communicator.buckets_mut(*a_bucket, *b_bucket);
+            return (&mut first[a_range.clone()], &mut second[b_range.clone()]);
+        }
+        let bucket = self.communicator.bucket_mut(*a_bucket);
+        let (first, second) = bucket.split_at_mut(b_range.start);
+        (&mut first[a_range.clone()], &mut second[..b_range.len()])
+    }
+
+    fn finished(&mut self, ordinal: usize) {
+        let bucket = self.places.places[ordinal].0;
+        if self.start && self.places.last[bucket] == ordinal {
+            self.communicator.start(bucket);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Right before fast: however a global batch is divided over ranks, micro-batches and buckets, the training is the same, and
+//! all ranks hold the same bits after every step.
+
+#![allow(missing_docs)]
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::time::Duration;
+use switchyard_worker::comm::{Force, GroupConfig, Token};
+use switchyard_worker::train::{Blueprint, TrainError, Trainer};
+use switchyard_worker_contract::config::*;
+
+/// One rank's history: loss and digest of the weights after every step, and the validation loss at the end.
+type History = (Vec<(f64, String)>, Option<f64>);
+
+fn config(batch: u32, merge: u32) -> EngineConfig {
+    EngineConfig {
+        model: Model::Gpt(Gpt {
+            layers: 2,
+            hidden_size: 48,
+            heads: 4,
+            context_length: 32,
+            vocabulary_size: 256,
+            tied_head: true,
+        }),
+        data: Data::Text(TextData {
+            path: PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/comm").display().to_string(),
+            include: vec!["**/*.rs".into()],
+            exclude: Vec::new(),
+            validation_fraction: 0.1,
+        }),
+        batch_size_per_process: batch,
+        batch_merge: merge,
+        length: Length::Steps(50),
+        seed: 7,
+        optimizer: Optimizer::AdamW(AdamW {
+            learning_rate: 0.003,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            gradient_clip_norm: Some(1.0),
+        }),
+        schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: 5, final_learning_rate: 0.0003 },
+        overlap: Overlap { enabled: true, bucket_size_mib: 1 },
+        evaluation: Evaluation { every_steps: 0, batches: 1 },
+        fetch_every_steps: 10,
+        cpu_threads: 1,
+    }
+}
+
+fn group(world: u32, rank: u32, port: u16, transport: Force, host: &str) -> GroupConfig {
+    GroupConfig {
+        job: "training-test".into(),
+        attempt: 1,
+        node_rank: 0,
+        num_nodes: 1,
+        procs_per_node: world,
+        local_rank: rank,
+        rendezvous: format!("127.0.0.1:{port}"),
+        key: Token::new([9; 32]),
+        transport,
+        host_id: host.into(),
+        peer_timeout: Duration::from_secs(20),
+        connect_timeout: Duration::from_secs(20),
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Trains `steps` steps with one thread per rank; `hosts` names the host of each rank.
+fn train(configs: &[EngineConfig], steps: u64, transport: Force, hosts: &[&str]) -> Vec<Result<History, TrainError>> {
+    let (world, port) = (configs.len() as u32, free_port());
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = configs
+            .iter()
+            .enumerate()
+            .map(|(rank, config)| {
+                let host = hosts.get(rank).copied().unwrap_or_default();
+                scope.spawn(move || {
+                    let group = group(world, rank as u32, port, transport, host);
+                    let mut trainer = Trainer::join(Blueprint::new(config, world, None)?, &group)?;
+                    let mut history = Vec::new();
+                    for _ in 0..steps {
+                        let report = trainer.step()?;
+                        history.push((report.loss, trainer.weights_digest()));
+                    }
+                    let validation = trainer.evaluate()?;
+                    trainer.agree_on_weights()?;
+                    trainer.leave()?;
+                    Ok((history, validation))
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// All ranks alike; checks that they hold the same bits after every step and answers their common history.
+fn train_alike(config: &EngineConfig, world: usize, steps: u64, transport: Force, hosts: &[&str]) -> History {
+    let mut histories: Vec<History> =
+        train(&vec![config.clone(); world], steps, transport, hosts).into_iter().map(|h| h.unwrap()).collect();
+    for (rank, history) in histories.iter().enumerate().skip(1) {
+        assert_eq!(history, &histories[0], "rank {rank} differs from rank 0");
+    }
+    histories.swap_remove(0)
+}
+
+fn assert_close(a: &History, b: &History, what: &str) {
+    let losses = a.0.iter().zip(&b.0).map(|(a, b)| (a.0, b.0)).chain(a.1.zip(b.1));
+    for (step, (a, b)) in losses.enumerate() {
+        assert!((a - b).abs() <= 1e-4 * a.abs(), "{what}: step {}: {a} against {b}", step + 1);
+    }
+}
+
+#[test]
+fn one_to_four_ranks_with_the_same_global_batch_learn_the_same() {
+    let alone = train_alike(&config(12, 1), 1, 50, Force::Auto, &[]);
+    let (first, last) = (alone.0[0].0, alone.0[49].0);
+    assert!(last < 0.75 * first, "it learns: {first} to {last}");
+    for world in 2..=4 {
+        let together = train_alike(&config(12 / world, 1), world as usize, 50, Force::Auto, &[]);
+        assert_close(&alone, &together, &format!("{world} ranks"));
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits_and_another_seed_does_not() {
+    let first = train_alike(&config(4, 1), 2, 12, Force::Auto, &[]);
+    assert_eq!(first, train_alike(&config(4, 1), 2, 12, Force::Auto, &[]));
+    let mut other = config(4, 1);
+    other.seed = 8;
+    assert_ne!(first.0, train_alike(&other, 2, 12, Force::Auto, &[]).0);
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let one = train_alike(&config(4, 1), 1, 8, Force::Auto, &[]);
+    let mut three = config(4, 1);
+    three.cpu_threads = 3;
+    assert_eq!(one, train_alike(&three, 1, 8, Force::Auto, &[]));
+}
+
+#[test]
+fn overlap_on_and_off_and_any_number_of_buckets_give_the_same_numbers() {
+    let mut wide = config(3, 1);
+    let Model::Gpt(gpt) = &mut wide.model;
+    (gpt.hidden_size, gpt.layers) = (128, 3);
+    let buckets = Blueprint::new(&wide, 2, None).unwrap().buckets.len();
+    assert!(buckets >= 3, "{buckets} buckets");
+    let on = train_alike(&wide, 2, 15, Force::Auto, &[]);
+    let mut off = wide.clone();
+    off.overlap.enabled = false;
+    assert_eq!(on, train_alike(&off, 2, 15, Force::Auto, &[]), "overlap");
+    let mut fused = wide.clone();
+    fused.overlap.bucket_size_mib = 25;
+    assert_close(&on, &train_alike(&fused, 2, 15, Force::Auto, &[]), "one bucket");
+}
+
+#[test]
+fn merged_micro_batches_equal_the_big_batch() {
+    let big = train_alike(&config(12, 1), 1, 30, Force::Auto, &[]);
+    for (batch, merge, world) in [(4, 3, 1), (3, 4, 1), (2, 3, 2), (1, 4, 3)] {
+        let merged = train_alike(&config(batch, merge), world, 30, Force::Auto, &[]);
+        // Validation batches differ in number here; the training losses are what is compared.
+        assert_close(&(big.0.clone(), None), &(merged.0, None), &format!("batch {batch} x {merge} on {world}"));
+    }
+}
+
+#[test]
+fn every_transport_gives_the_same_training() {
+    let shared = train_alike(&config(4, 1), 3, 20, Force::Auto, &[]);
+    let tcp = train_alike(&config(4, 1), 3, 20, Force::Tcp, &[]);
+    assert_close(&shared, &tcp, "tcp");
+    let hosts = train_alike(&config(4, 1), 3, 20, Force::Auto, &["a", "a", "b"]);
+    assert_close(&shared, &hosts, "two hosts");
+}
+
+#[test]
+fn an_untied_head_trains_too() {
+    let mut untied = config(6, 1);
+    let Model::Gpt(gpt) = &mut untied.model;
+    gpt.tied_head = false;
+    let mut alone = untied.clone();
+    alone.batch_size_per_process = 12;
+    let alone = train_alike(&alone, 1, 20, Force::Auto, &[]);
+    assert_close(&alone, &train_alike(&untied, 2, 20, Force::Auto, &[]), "untied");
+}
+
+#[test]
+fn ranks_with_another_configuration_or_other_data_are_told_so() {
+    let mut other = config(4, 1);
+    other.optimizer = match other.optimizer {
+        Optimizer::AdamW(adam_w) => Optimizer::AdamW(AdamW { learning_rate: 0.1, ..adam_w }),
+    };
+    for result in train(&[config(4, 1), other], 1, Force::Auto, &[]) {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("engine configuration") && text.contains("rank"), "{text}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_training_with_the_step() {
+    let mut wild = config(4, 1);
+    wild.optimizer = match wild.optimizer {
+        Optimizer::AdamW(adam_w) => Optimizer::AdamW(AdamW { learning_rate: 1e30, gradient_clip_norm: None, ..adam_w }),
+    };
+    wild.schedule.warmup_steps = 0;
+    for result in train(&[wild.clone(), wild], 50, Force::Auto, &[]) {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("expected a finite number"), "{text}");
+    }
+}
+
+#[test]
+fn the_saved_model_holds_every_weight_by_name() {
+    let config = config(4, 1);
+    let blueprint = Blueprint::new(&config, 1, None).unwrap();
+    let group = group(1, 0, free_port(), Force::Auto, "");
+    let mut trainer = Trainer::join(blueprint, &group).unwrap();
+    trainer.step().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    trainer.save(&file).unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let layout = switchyard_worker::model::Model::layout(&trainer.blueprint().model);
+    assert_eq!(tensors.len(), layout.parameters.len());
+    for parameter in &layout.parameters {
+        assert_eq!(tensors.tensor(&parameter.name).unwrap().shape(), parameter.shape, "{}", parameter.name);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the file");
+    let missing = folder.path().join("no/such/folder/model.safetensors");
+    let text = trainer.save(&missing).unwrap_err().to_string();
+    assert!(text.contains("no/such/folder") && text.contains("cannot write"), "{text}");
+}
