@@ -1,5 +1,23 @@
-//! What the tests with real processes share: the two programs, manifests, deadlines, and the search for what is left behind.
+//! What the tests with real processes share.
+//!
+//! ```text
+//! Scene (a folder with data and a manifest) -> Program (switchyard with a deadline) -> Ended (code, texts) -> nothing left
+//! ```
+//!
+//! The two programs are built by [`programs`]: cargo does not build the programs of other packages for a test.
 #![forbid(unsafe_code)]
+
+mod leftovers;
+mod manifest;
+mod program;
+mod programs;
+mod scene;
+
+pub use leftovers::{Leftover, leftovers};
+pub use manifest::Manifest;
+pub use program::{Ended, Program, Running};
+pub use programs::programs;
+pub use scene::Scene;
 
 use std::path::Path;
 
