@@ -25,8 +25,11 @@ pub(super) fn table(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A duration as people say it: `47s`, `12m03s`, `2h04m`, `2d04h`.
+/// A duration as people say it: `4.7s`, `47s`, `12m03s`, `2h04m`, `2d04h`.
 pub(super) fn duration(seconds: f64) -> String {
+    if seconds < 9.95 {
+        return format!("{:.1}s", seconds.max(0.0));
+    }
     let seconds = seconds.max(0.0).round() as u64;
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -41,7 +44,7 @@ pub(super) fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);
@@ -298,6 +301,7 @@ mod tests {
 
     #[test]
     fn durations_numbers_and_bytes() {
+        assert_eq!([0.26, 4.0].map(duration), ["0.3s", "4.0s"]);
         assert_eq!([47.2, 723.0, 7440.0, 187_200.0].map(duration), ["47s", "12m03s", "2h04m", "2d04h"]);
         assert_eq!([0, 999, 1000, 20_900, 1_234_567].map(grouped), ["0", "999", "1,000", "20,900", "1,234,567"]);
         assert_eq!([12, 3_355_444, 161_061_273_600].map(bytes), ["12 B", "3.2 MiB", "150 GiB"]);

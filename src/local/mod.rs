@@ -10,13 +10,16 @@
 //! [`Update`]s.
 
 mod attempt;
+mod cause;
 mod inspect;
 mod progress;
+mod rank;
 mod run;
 mod run_dir;
 mod worker;
 
-pub use attempt::{RankLog, RootCause};
+pub use attempt::AttemptError;
+pub use cause::{RankLog, RootCause};
 pub use inspect::InspectError;
 pub use progress::Interval;
 pub use run::{Outcome, RunError, run};

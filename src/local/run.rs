@@ -1,11 +1,12 @@
 //! A job from its plan to its end, over all attempts.
 
-use super::attempt::{self, AttemptError, Ended, RootCause, Signals};
+use super::attempt::{self, AttemptError, Ended, Signals};
+use super::cause::RootCause;
 use super::inspect::{InspectError, inspect};
 use super::run_dir::{RunDir, RunDirError};
 use super::worker::{Worker, WorkerNotFound};
 use super::{Observer, Update};
-use crate::plan::restart::{Cause, Decision, decide};
+use crate::plan::restart::{Cause, Decision, End, decide};
 use crate::plan::status::{Figures, Observed, status};
 use crate::plan::{Plan, Refusal, Snapshot, plan};
 use jiff::Timestamp;
@@ -169,7 +170,7 @@ pub async fn run(
                     max_restarts: plan.max_restarts,
                 });
             }
-            decision => return run.end(decision, ended, attempt, &plan, &inspection, observer),
+            Decision::End(end) => return run.end(end, ended, attempt, &plan, &inspection, observer),
         }
     }
 }
@@ -205,20 +206,20 @@ impl Run<'_> {
 
     fn end(
         mut self,
-        decision: Decision,
+        end: End,
         ended: Ended,
         attempt: u32,
         plan: &Plan,
         inspection: &Inspection,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
-        let (stage, message, exit) = match decision {
-            Decision::Complete => {
+        let (stage, message, exit) = match end {
+            End::Complete => {
                 let steps = ended.finished.as_ref().map_or(0, |finished| finished.step);
                 (Stage::Complete, format!("{steps} steps done"), Exit::Done)
             }
-            Decision::Stop(exit) => (Stage::Suspended, format!("{} before the end", exit.meaning()), exit),
-            Decision::GiveUp(exit, why) => {
+            End::Stop(exit) => (Stage::Suspended, format!("{} before the end", exit.meaning()), exit),
+            End::GiveUp(exit, why) => {
                 let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
                 let budget = match why {
                     Cause::BudgetUsed => format!("{} of {} restarts used", self.restarts, plan.max_restarts),
@@ -226,9 +227,8 @@ impl Run<'_> {
                 };
                 (Stage::Failed, format!("{cause}; {budget}"), exit)
             }
-            Decision::Restart => unreachable!("invariant: the caller restarts"),
         };
-        if let (Decision::Complete, Some(report)) = (decision, &ended.finished) {
+        if let (End::Complete, Some(report)) = (end, &ended.finished) {
             if let Some(figures) = &mut self.figures {
                 figures.step = report.step;
                 figures.loss = report.last_loss;

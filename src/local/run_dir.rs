@@ -183,11 +183,6 @@ impl LogFile {
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(|source| RunDirError::Write { path: self.path.clone(), source })
     }
-
-    /// Where it lies.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 /// Four hexadecimal digits, so that two runs of one job do not meet.

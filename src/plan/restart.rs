@@ -16,13 +16,20 @@ pub enum Ending {
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
+    /// Start the whole group again.
+    Restart,
+    /// No further attempt.
+    End(End),
+}
+
+/// How a job ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
     /// The job is complete.
     Complete,
     /// The job stops as asked.
     Stop(Exit),
-    /// Start the whole group again.
-    Restart,
-    /// Give up, with this exit code.
+    /// Given up, with this exit code.
     GiveUp(Exit, Cause),
 }
 
@@ -38,8 +45,8 @@ pub enum Cause {
 /// Decides after `restarts` restarts out of `max_restarts`.
 pub fn decide(ending: Ending, restarts: u32, max_restarts: u32) -> Decision {
     let code = match ending {
-        Ending::Done => return Decision::Complete,
-        Ending::Stopped(exit) => return Decision::Stop(exit),
+        Ending::Done => return Decision::End(End::Complete),
+        Ending::Stopped(exit) => return Decision::End(End::Stop(exit)),
         Ending::Failed(code) => code,
     };
     match code.and_then(Exit::from_code) {
@@ -49,9 +56,9 @@ pub fn decide(ending: Ending, restarts: u32, max_restarts: u32) -> Decision {
             | Exit::CheckpointRefused
             | Exit::PreflightRefused
             | Exit::NotPlaceable),
-        ) => Decision::GiveUp(permanent, Cause::Permanent),
+        ) => Decision::End(End::GiveUp(permanent, Cause::Permanent)),
         _ if restarts < max_restarts => Decision::Restart,
-        _ => Decision::GiveUp(Exit::OwnFailure, Cause::BudgetUsed),
+        _ => Decision::End(End::GiveUp(Exit::OwnFailure, Cause::BudgetUsed)),
     }
 }
 
@@ -62,15 +69,15 @@ mod tests {
     #[test]
     fn the_table() {
         for (ending, restarts, most, decision) in [
-            (Ending::Done, 0, 0, Decision::Complete),
-            (Ending::Stopped(Exit::Interrupted), 0, 3, Decision::Stop(Exit::Interrupted)),
+            (Ending::Done, 0, 0, Decision::End(End::Complete)),
+            (Ending::Stopped(Exit::Interrupted), 0, 3, Decision::End(End::Stop(Exit::Interrupted))),
             (Ending::Failed(None), 0, 1, Decision::Restart),
             (Ending::Failed(Some(5)), 0, 1, Decision::Restart),
             (Ending::Failed(Some(4)), 0, 1, Decision::Restart),
             (Ending::Failed(Some(101)), 2, 3, Decision::Restart),
-            (Ending::Failed(None), 1, 1, Decision::GiveUp(Exit::OwnFailure, Cause::BudgetUsed)),
-            (Ending::Failed(Some(3)), 0, 9, Decision::GiveUp(Exit::Data, Cause::Permanent)),
-            (Ending::Failed(Some(2)), 0, 9, Decision::GiveUp(Exit::Usage, Cause::Permanent)),
+            (Ending::Failed(None), 1, 1, Decision::End(End::GiveUp(Exit::OwnFailure, Cause::BudgetUsed))),
+            (Ending::Failed(Some(3)), 0, 9, Decision::End(End::GiveUp(Exit::Data, Cause::Permanent))),
+            (Ending::Failed(Some(2)), 0, 9, Decision::End(End::GiveUp(Exit::Usage, Cause::Permanent))),
         ] {
             assert_eq!(decide(ending, restarts, most), decision, "{ending:?} after {restarts} of {most}");
         }

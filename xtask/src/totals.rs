@@ -31,8 +31,8 @@ impl Totals {
                 self.skipped += ignored;
             }
             // One line per passed test says nothing that the count does not.
-            if !(line.starts_with("test ") && line.ends_with("... ok")) && !line.is_empty() && line != "running 0 tests"
-            {
+            let passed = line.starts_with("test ") && line.ends_with("... ok");
+            if !(passed || line.is_empty() || line == "running 0 tests") {
                 println!("{line}");
             }
         }

@@ -79,7 +79,7 @@ impl Trainer {
         let mut weights = AlignedBuffer::zeroed(blueprint.model.layout().len);
         blueprint.model.initialise(blueprint.config.seed, &mut weights);
         let rank = communicator.rank();
-        let reader = Prefetcher::start(blueprint.corpus.clone(), blueprint.sampler.clone(), rank, 0)?;
+        let reader = Prefetcher::start(blueprint.corpus.clone(), blueprint.sampler, rank, 0)?;
         let shape = blueprint.sampler.shape();
         let validation = ValidationSet::new(
             blueprint.corpus.validation().len() as u64,

@@ -1,0 +1,169 @@
+//! Which rank failed first, and why: a pure answer from what was seen of all of them.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use switchyard_worker_contract::event::Failure;
+use switchyard_worker_contract::exit::Exit;
+
+/// The first failure of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RootCause {
+    /// The rank that failed first.
+    pub rank: u32,
+    /// Its process.
+    pub pid: u32,
+    /// What happened.
+    pub cause: String,
+    /// What it, or its peers, were doing; empty when not known.
+    pub during: String,
+    /// Exit code of that rank; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Its log.
+    pub log: RankLog,
+    /// Ranks that stopped because of it.
+    pub others: Vec<u32>,
+}
+
+/// The end of a rank's log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RankLog {
+    /// Where it lies.
+    pub path: String,
+    /// The last lines.
+    pub tail: Vec<String>,
+}
+
+/// What was seen of a rank.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Seen {
+    /// Its process.
+    pub pid: u32,
+    /// How it ended; `None` while it runs.
+    pub ended: Option<ExitStatus>,
+    /// Ended by us after the grace: not a cause.
+    pub killed: bool,
+    /// What it said about a failure.
+    pub failure: Option<Failure>,
+    /// Its log.
+    pub log: RankLog,
+}
+
+/// The first failure: a rank that ended by itself and does not blame another one; else the rank that its peers blame.
+/// `first_failed` is the rank that was heard of first.
+pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCause {
+    let blames_another =
+        |rank: &Seen| rank.ended.and_then(|status| status.code()) == Some(i32::from(Exit::PeerFailure.code()));
+    let own = |index: &usize| {
+        let rank = ranks[*index];
+        !rank.killed && !blames_another(rank) && rank.ended.is_some_and(|status| !status.success())
+    };
+    let blamed = ranks.iter().find_map(|rank| rank.failure.as_ref());
+    let origin = first_failed
+        .filter(own)
+        .or_else(|| blamed.map(|failure| failure.origin_rank as usize).filter(|rank| *rank < ranks.len()))
+        .or_else(|| (0..ranks.len()).find(own))
+        .or(first_failed)
+        .unwrap_or(0);
+    let rank = ranks[origin];
+    let (code, ended) = match rank.ended {
+        Some(status) if !rank.killed => (status.code(), describe(status)),
+        _ => (Some(i32::from(Exit::OwnFailure.code())), "did not answer and was ended".to_string()),
+    };
+    let cause = match (&rank.failure, blamed) {
+        // Its own words are worth more than its exit code, and that more than what its peers saw.
+        (Some(own), _) => format!("{} ({ended})", own.cause),
+        (None, Some(seen)) if rank.killed || rank.ended.is_none() => format!("{} ({ended})", seen.cause),
+        (None, _) => ended,
+    };
+    RootCause {
+        rank: origin as u32,
+        pid: rank.pid,
+        cause,
+        during: rank.failure.as_ref().or(blamed).map(|failure| failure.during.clone()).unwrap_or_default(),
+        code,
+        log: rank.log.clone(),
+        others: (0..ranks.len() as u32).filter(|other| *other != origin as u32).collect(),
+    }
+}
+
+/// Signals that end a training process in practice, by their numbers on Linux.
+const SIGNAL_NAMES: [(i32, &str); 9] = [
+    (1, "SIGHUP"),
+    (2, "SIGINT"),
+    (4, "SIGILL"),
+    (6, "SIGABRT"),
+    (7, "SIGBUS"),
+    (8, "SIGFPE"),
+    (9, "SIGKILL"),
+    (11, "SIGSEGV"),
+    (15, "SIGTERM"),
+];
+
+/// How a process ended, in words.
+fn describe(status: ExitStatus) -> String {
+    if let Some(signal) = status.signal() {
+        let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == signal);
+        let name = known.map_or_else(String::new, |(_, name)| format!(" ({name})"));
+        return format!("killed by signal {signal}{name}");
+    }
+    let code = status.code().unwrap_or_default();
+    match Exit::from_code(code) {
+        Some(exit) => format!("exit code {code}: {}", exit.meaning()),
+        None => format!("exit code {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exited(code: i32) -> Seen {
+        Seen { pid: 1, ended: Some(ExitStatus::from_raw(code << 8)), ..Seen::default() }
+    }
+
+    fn signalled(signal: i32) -> Seen {
+        Seen { pid: 1, ended: Some(ExitStatus::from_raw(signal)), ..Seen::default() }
+    }
+
+    fn blaming(origin: u32, rank: u32) -> Seen {
+        let failure = Failure {
+            rank,
+            origin_rank: origin,
+            cause: "connection closed".into(),
+            during: "all_reduce of bucket 3".into(),
+            exit_code: 4,
+        };
+        Seen { failure: Some(failure), ..exited(4) }
+    }
+
+    #[test]
+    fn the_killed_rank_is_the_cause_even_when_a_peer_spoke_first() {
+        let cause = root_cause(&[&blaming(1, 0), &signalled(9), &blaming(1, 2)], Some(0));
+        assert_eq!((cause.rank, cause.cause.as_str(), cause.code), (1, "killed by signal 9 (SIGKILL)", None));
+        assert_eq!((cause.during.as_str(), cause.others), ("all_reduce of bucket 3", vec![0, 2]));
+    }
+
+    #[test]
+    fn a_silent_rank_that_we_ended_is_the_one_its_peers_blame() {
+        let silent = Seen { killed: true, ..signalled(9) };
+        let cause = root_cause(&[&blaming(1, 0), &silent], Some(0));
+        assert_eq!((cause.rank, cause.cause.as_str()), (1, "connection closed (did not answer and was ended)"));
+        assert_eq!(cause.code, Some(5));
+    }
+
+    #[test]
+    fn own_words_come_before_the_exit_code() {
+        let mut failed = exited(3);
+        failed.failure = blaming(0, 0).failure;
+        failed.failure.as_mut().unwrap().cause = "the data has changed".into();
+        let cause = root_cause(&[&failed, &blaming(0, 1)], Some(1));
+        assert!(cause.cause.starts_with("the data has changed (exit code 3: "), "{}", cause.cause);
+        assert_eq!(cause.code, Some(3));
+    }
+
+    #[test]
+    fn of_two_failures_the_first_heard_of_counts() {
+        assert_eq!(root_cause(&[&exited(5), &signalled(11)], Some(1)).rank, 1);
+        assert_eq!(root_cause(&[&exited(5), &signalled(11)], Some(0)).rank, 0);
+    }
+}
