@@ -1,5 +1,7 @@
 //! The `switchyard` program: parses the command line and does what it says.
 
+#![forbid(unsafe_code)]
+
 use clap::Parser;
 use std::process::ExitCode;
 use switchyard::cli::{self, Cli};

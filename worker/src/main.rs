@@ -1,4 +1,5 @@
 //! The `switchyard-worker` program: one rank of a training job.
+#![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand};
 use std::io::Read;

@@ -1,0 +1,85 @@
+//! Finds what a run left behind: processes, and by them the sockets and the shared memory that they keep alive.
+//!
+//! Abstract sockets, memfd and mappings have no life of their own: each ends with the last process that holds it. So whatever
+//! is left of a run is left in a process, which is found by the folder of its test in its environment or command line.
+
+use crate::program::MARK;
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Beginning of the names of our abstract sockets and memory files.
+const PREFIX: &str = "switchyard-";
+
+/// A process that should have ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    /// Process id.
+    pub pid: u32,
+    /// Its command line.
+    pub command: String,
+    /// Sockets and shared memory of ours that it holds.
+    pub holds: Vec<String>,
+}
+
+impl Leftover {
+    /// Ends the process.
+    pub fn end(&self) {
+        if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Processes of the test whose folder is `folder`, other than zombies, which only wait to be read by their parent.
+pub fn leftovers(folder: &Path) -> Vec<Leftover> {
+    let mark = [MARK.as_bytes(), b"=", folder.as_os_str().as_bytes()].concat();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // Gone, or another user's: not ours.
+        let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
+        let (environment, command) = (read("environ"), read("cmdline"));
+        let is_marked = environment.split(|byte| *byte == 0).any(|variable| variable == mark);
+        if pid == std::process::id() || !(is_marked || contains(&command, folder.as_os_str().as_bytes())) {
+            continue;
+        }
+        let command = String::from_utf8_lossy(&command).replace('\0', " ").trim_end().to_string();
+        found.push(Leftover { pid, command, holds: holds(&entry.path()) });
+    }
+    found
+}
+
+/// Our sockets and memory files that a process holds.
+fn holds(process: &Path) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    let sockets = fs::read_to_string(process.join("net/unix")).unwrap_or_default();
+    for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
+        let Ok(target) = fs::read_link(descriptor.path()) else { continue };
+        let target = target.display().to_string();
+        if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
+            found.extend(socket_name(&sockets, inode));
+        } else if target.contains(&format!("memfd:{PREFIX}")) {
+            found.insert(target);
+        }
+    }
+    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+    let mapped = maps.lines().filter_map(|line| line.split_once("/memfd:"));
+    found.extend(mapped.filter(|(_, name)| name.starts_with(PREFIX)).map(|(_, name)| format!("mapping of {name}")));
+    found.into_iter().collect()
+}
+
+/// The name of an abstract socket of ours in the table of `/proc/net/unix`, by its inode.
+fn socket_name(table: &str, inode: &str) -> Option<String> {
+    table.lines().find_map(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let name = columns.get(7)?.strip_prefix('@')?;
+        (columns.get(6) == Some(&inode) && name.starts_with(PREFIX)).then(|| format!("socket @{name}"))
+    })
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}

@@ -1,0 +1,27 @@
+//! What the tests with real processes share.
+//!
+//! ```text
+//! Scene (a folder with data and a manifest) -> Program (switchyard with a deadline) -> Ended (code, texts) -> nothing left
+//! ```
+//!
+//! The two programs are built by [`programs`]: cargo does not build the programs of other packages for a test.
+#![forbid(unsafe_code)]
+
+mod leftovers;
+mod manifest;
+mod program;
+mod programs;
+mod scene;
+
+pub use leftovers::{Leftover, leftovers};
+pub use manifest::Manifest;
+pub use program::{Ended, Program, Running};
+pub use programs::programs;
+pub use scene::Scene;
+
+use std::path::Path;
+
+/// Folder of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("invariant: this package lies in a folder of the repository")
+}

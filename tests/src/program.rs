@@ -1,0 +1,177 @@
+//! One program of ours, with a deadline.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Environment variable by which everything that a test starts is found again.
+pub(crate) const MARK: &str = "SYTEST_SCENE";
+
+/// A program to be started.
+#[derive(Debug)]
+pub struct Program {
+    command: Command,
+    folder: PathBuf,
+    input: Option<Vec<u8>>,
+}
+
+/// A program that runs.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    start: Instant,
+    stdout: File,
+    stderr: File,
+    name: String,
+}
+
+/// A program that has ended.
+#[derive(Debug, Clone)]
+pub struct Ended {
+    /// Exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// From start to end.
+    pub time: Duration,
+}
+
+impl Program {
+    /// `program` with arguments, to run in `folder`.
+    pub fn new<A: AsRef<str>>(program: &Path, folder: &Path, arguments: impl IntoIterator<Item = A>) -> Self {
+        let mut command = Command::new(program);
+        command.args(arguments.into_iter().map(|argument| argument.as_ref().to_string())).current_dir(folder);
+        for (name, _) in std::env::vars_os() {
+            // What is set around the tests must not change what they see.
+            if name.to_string_lossy().starts_with("SWITCHYARD_") {
+                command.env_remove(name);
+            }
+        }
+        command.env("NO_COLOR", "1").env(MARK, folder);
+        Program { command, folder: folder.to_path_buf(), input: None }
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Gives this to the program's standard input, which is empty otherwise.
+    #[must_use]
+    pub fn input(mut self, input: impl Into<Vec<u8>>) -> Self {
+        self.input = Some(input.into());
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    pub fn start(mut self) -> Running {
+        // Files and no pipes: a process that outlives the program cannot hold the test by an open pipe.
+        let file = || tempfile::tempfile().expect("a temporary file");
+        let (stdout, stderr) = (file(), file());
+        let copy = |file: &File| Stdio::from(file.try_clone().expect("a second descriptor"));
+        let stdin = self.input.take().map_or_else(Stdio::null, |input| {
+            let mut stdin = file();
+            stdin.write_all(&input).and_then(|()| stdin.rewind()).expect("a temporary file takes the input");
+            Stdio::from(stdin)
+        });
+        self.command.stdin(stdin).stdout(copy(&stdout)).stderr(copy(&stderr));
+        let name = format!("{:?} in {}", self.command, self.folder.display());
+        let child = self.command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        Running { child, start: Instant::now(), stdout, stderr, name }
+    }
+
+    /// Starts it and waits for its end.
+    ///
+    /// # Panics
+    /// It cannot be started, or does not end within `deadline`; then it is killed.
+    pub fn run(self, deadline: Duration) -> Ended {
+        self.start().wait(deadline)
+    }
+}
+
+impl Running {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// It cannot be sent.
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).expect("invariant: a process id fits");
+        kill_process(pid, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.name));
+    }
+
+    /// What it has printed so far on standard output and standard error.
+    pub fn output(&self) -> (String, String) {
+        (text(&self.stdout), text(&self.stderr))
+    }
+
+    /// Waits until it has printed `word` on either stream.
+    ///
+    /// # Panics
+    /// It ends, or `deadline` passes, before.
+    pub fn wait_for(&mut self, word: &str, deadline: Duration) {
+        let start = Instant::now();
+        loop {
+            let (stdout, stderr) = self.output();
+            if stdout.contains(word) || stderr.contains(word) {
+                return;
+            }
+            let ended = self.child.try_wait().is_ok_and(|status| status.is_some());
+            if ended || start.elapsed() > deadline {
+                let _ = self.child.kill();
+                panic!("{}: no `{word}` within {deadline:?} (ended: {ended})\n{stdout}\n{stderr}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// It does not end within `deadline` from now; then it is killed.
+    pub fn wait(mut self, deadline: Duration) -> Ended {
+        let from = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("invariant: it is our child") {
+                return self.ended(status);
+            }
+            if from.elapsed() > deadline {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                let (stdout, stderr) = self.output();
+                panic!("{} did not end within {deadline:?}\nstdout: {stdout}\nstderr: {stderr}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn ended(&self, status: ExitStatus) -> Ended {
+        let (stdout, stderr) = self.output();
+        Ended { code: status.code(), signal: status.signal(), stdout, stderr, time: self.start.elapsed() }
+    }
+}
+
+/// The content of a file that the program is still writing to; our offset is shared with it and stays where it is.
+fn text(file: &File) -> String {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = vec![0; file.metadata().map_or(0, |metadata| metadata.len() as usize)];
+    let read = file.read_at(&mut bytes, 0).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..read]).into_owned()
+}

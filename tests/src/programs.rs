@@ -1,0 +1,51 @@
+//! Builds the programs that the tests start.
+
+use crate::root;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The folder in which `switchyard` and `switchyard-worker` lie side by side, built in the profile of the test.
+///
+/// Cargo builds them when they are not up to date, once per test process, in the target folder of the running test.
+///
+/// # Panics
+/// They do not build.
+pub fn programs() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        // TARGET/PROFILE/deps/test-0123: wherever CARGO_TARGET_DIR or a configuration put it.
+        let test = std::env::current_exe().expect("the path of the running test");
+        let folder = test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf();
+        let profile = match folder.file_name().and_then(|name| name.to_str()) {
+            Some("debug") | None => "dev",
+            Some(profile) => profile,
+        };
+        let target = folder.parent().expect("invariant: the profile's folder lies in the target folder");
+        // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
+        let note = format!("building switchyard and switchyard-worker for the tests (profile {profile})\n");
+        let _ = std::io::stderr().write_all(note.as_bytes());
+        let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args([
+                "build",
+                "--quiet",
+                "--package",
+                "switchyard",
+                "--package",
+                "switchyard-worker",
+                "--profile",
+                profile,
+            ])
+            .arg("--target-dir")
+            .arg(target)
+            .current_dir(root())
+            .status();
+        let status = status.unwrap_or_else(|error| panic!("cannot start cargo: {error}"));
+        assert!(status.success(), "the programs do not build: {status}");
+        for program in ["switchyard", "switchyard-worker"] {
+            assert!(folder.join(program).is_file(), "{program} is not in {}", folder.display());
+        }
+        folder
+    })
+}

@@ -1,0 +1,109 @@
+//! One case and how it is judged.
+
+use std::time::Duration;
+use switchyard_tests::Scene;
+
+/// A manifest that is accepted; its data is the folder `data` of the scene.
+pub(crate) const GOOD: &str = r#"apiVersion: training.switchyard.dev/v1alpha1
+kind: TrainJob
+metadata: {name: bad-input}
+spec:
+  trainer:
+    numProcPerNode: 2
+    cpuThreads: 1
+  engine:
+    model:
+      type: GPT
+      gpt: {layers: 1, hiddenSize: 32, heads: 2, contextLength: 32}
+    data: {path: data}
+    batchSizePerProcess: 2
+    steps: 3
+"#;
+
+/// Long enough for a debug build beside other tests; a program that hangs is ended by it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Something that must be refused.
+pub(crate) struct Case {
+    /// What is wrong.
+    pub(crate) name: &'static str,
+    /// Makes the scene and answers the arguments of `switchyard`.
+    pub(crate) make: fn(&Scene) -> Vec<String>,
+    /// Exit code.
+    pub(crate) code: i32,
+    /// Texts that the error must have.
+    pub(crate) says: &'static [&'static str],
+}
+
+/// A scene with good data and a good manifest, `job.yaml`.
+pub(crate) fn scene() -> Scene {
+    let scene = Scene::new();
+    scene.write_text("data/text.txt", 32);
+    scene.write("job.yaml", GOOD);
+    scene
+}
+
+/// Words as arguments.
+pub(crate) fn arguments(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_string).collect()
+}
+
+/// Runs all cases; fails with everything that was not as expected.
+pub(crate) fn judge(cases: &[Case]) {
+    let faults: Vec<String> =
+        cases.iter().flat_map(|case| fault(case).map(|fault| format!("{}: {fault}", case.name))).collect();
+    assert!(faults.is_empty(), "{} of {} cases:\n\n{}", faults.len(), cases.len(), faults.join("\n\n"));
+}
+
+/// What is not as expected.
+pub(crate) fn fault(case: &Case) -> Option<String> {
+    let scene = scene();
+    let arguments = (case.make)(&scene);
+    let before = scene.entries();
+    let ended = scene.switchyard(&arguments).run(DEADLINE);
+    let text = format!("switchyard {}\n{}{}", arguments.join(" "), ended.stdout, ended.stderr);
+    if ended.code != Some(case.code) {
+        return Some(format!("exit code {:?}, signal {:?}; expected {}\n{text}", ended.code, ended.signal, case.code));
+    }
+    if let Some(missing) = case.says.iter().find(|words| !ended.stderr.contains(**words)) {
+        return Some(format!("the error does not say `{missing}`\n{text}"));
+    }
+    if ended.stderr.contains('\u{1b}') || ended.stderr.contains("panicked") {
+        return Some(format!("escape codes or a panic\n{text}"));
+    }
+    let after = scene.entries();
+    if before != after {
+        let new: Vec<&String> = after.iter().filter(|entry| !before.contains(entry)).collect();
+        return Some(format!("files were left behind: {new:?}\n{text}"));
+    }
+    let left = scene.leftovers(Duration::from_secs(1));
+    (!left.is_empty()).then(|| format!("processes were left behind: {left:#?}\n{text}"))
+}
+
+#[test]
+fn the_good_manifest_is_accepted() {
+    let scene = scene();
+    let ended = scene.switchyard(["plan", "job.yaml"]).run(DEADLINE);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
+fn a_case_that_is_not_refused_as_expected_is_reported() {
+    let case = |code, says, make: fn(&Scene) -> Vec<String>| {
+        fault(&Case { name: "planted", make, code, says }).unwrap_or_default()
+    };
+    assert!(case(2, &[], |_| arguments("plan job.yaml")).contains("exit code Some(0)"));
+    assert!(case(2, &["no such words"], |_| arguments("plan gone.yaml")).contains("does not say `no such words`"));
+    assert_eq!(case(2, &["gone.yaml"], |_| arguments("plan gone.yaml")), "");
+}
+
+#[test]
+fn what_is_left_behind_is_found() {
+    let scene = scene();
+    let sleeper = switchyard_tests::Program::new("sleep".as_ref(), scene.path(), ["60"]).start();
+    let left = scene.leftovers(Duration::ZERO);
+    assert!(left.iter().any(|left| left.pid == sleeper.pid() && left.command == "sleep 60"), "{left:?}");
+    left.iter().for_each(switchyard_tests::Leftover::end);
+    assert_eq!(sleeper.wait(DEADLINE).signal, Some(9));
+    scene.assert_nothing_left();
+}

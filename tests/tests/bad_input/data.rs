@@ -1,0 +1,147 @@
+//! Training data that is none: refused before any rank starts.
+
+use crate::case::{Case, GOOD, arguments, judge};
+use crate::files::make_fifo;
+use std::fs;
+use switchyard_tests::Scene;
+
+/// A run with another path of the data; `more` are further fields beside it.
+fn run_on(scene: &Scene, path: &str, more: &str) -> Vec<String> {
+    scene.write("job.yaml", GOOD.replace("{path: data}", &format!("{{path: {path}{more}}}")));
+    arguments("run job.yaml --run-dir out")
+}
+
+/// Each with the path in its message.
+pub(crate) const CASES: [Case; 13] = [
+    Case {
+        name: "missing",
+        make: |scene| run_on(scene, "gone", ""),
+        code: 3,
+        says: &["spec.engine.data.path", "/gone", "expected a file or a directory"],
+    },
+    Case {
+        name: "a device",
+        make: |scene| run_on(scene, "/dev/null", ""),
+        code: 3,
+        says: &["spec.engine.data.path", "/dev/null is a", "device", "expected a file or a directory"],
+    },
+    Case {
+        name: "an endless device",
+        make: |scene| run_on(scene, "/dev/zero", ""),
+        code: 3,
+        says: &["spec.engine.data.path", "/dev/zero is a", "device"],
+    },
+    Case {
+        name: "a pipe",
+        make: |scene| {
+            make_fifo(scene, "pipe");
+            run_on(scene, "pipe", "")
+        },
+        code: 3,
+        says: &["spec.engine.data.path", "/pipe is a", "pipe"],
+    },
+    Case {
+        name: "a pipe in the directory",
+        make: |scene| {
+            make_fifo(scene, "data/pipe");
+            run_on(scene, "data", ", include: [pipe]")
+        },
+        code: 3,
+        says: &["data/pipe is a", "pipe"],
+    },
+    Case {
+        name: "a link to itself",
+        make: |scene| {
+            std::os::unix::fs::symlink("loop", scene.join("loop")).unwrap();
+            run_on(scene, "loop", "")
+        },
+        code: 3,
+        says: &["spec.engine.data.path", "/loop", "symbolic links"],
+    },
+    Case {
+        name: "nothing matches",
+        make: |scene| run_on(scene, "data", ", include: [\"*.rs\"]"),
+        code: 3,
+        says: &["spec.engine.data.include", "none of the 1 files", "*.rs", "expected at least one"],
+    },
+    Case {
+        name: "everything is left out",
+        make: |scene| run_on(scene, "data", ", exclude: [\"**\"]"),
+        code: 3,
+        says: &["none of the 1 files", "expected at least one"],
+    },
+    Case {
+        name: "an empty directory",
+        make: |scene| {
+            fs::create_dir(scene.join("empty")).unwrap();
+            run_on(scene, "empty", "")
+        },
+        code: 3,
+        says: &["spec.engine.data", "/empty"],
+    },
+    Case {
+        name: "empty files only",
+        make: |scene| {
+            scene.write("hollow/a.txt", "");
+            scene.write("hollow/b.txt", "");
+            run_on(scene, "hollow", "")
+        },
+        code: 3,
+        says: &["spec.engine.data.path", "all 2 files", "are empty", "expected text"],
+    },
+    Case {
+        name: "too short for a step",
+        make: |scene| {
+            scene.write("short.txt", "0123456789".repeat(7));
+            run_on(scene, "short.txt", ", validationFraction: \"0\"")
+        },
+        code: 3,
+        says: &["70 tokens", "one step needs", "expected more text"],
+    },
+    Case {
+        name: "a pattern that is none",
+        make: |scene| run_on(scene, "data", ", include: [\"[a-\"]"),
+        code: 3,
+        says: &["spec.engine.data.include[0]", "`[a-`", "expected for example"],
+    },
+    Case {
+        name: "patterns for a file",
+        make: |scene| run_on(scene, "data/text.txt", ", include: [\"*.txt\"]"),
+        code: 3,
+        says: &["spec.engine.data.include", "data/text.txt is a file", "expected none, or a directory"],
+    },
+];
+
+#[test]
+fn data_that_cannot_be_used_is_refused() {
+    judge(&CASES);
+}
+
+/// Root reads everything, so the program runs as somebody else where the test runs as root.
+#[test]
+fn a_file_that_may_not_be_read_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let scene = crate::case::scene();
+    fs::set_permissions(scene.join("data/text.txt"), fs::Permissions::from_mode(0o000)).unwrap();
+    fs::set_permissions(scene.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let ended = if rustix::process::geteuid().is_root() {
+        // The target folder may lie where nobody else can reach it.
+        for program in ["switchyard", "switchyard-worker"] {
+            fs::copy(switchyard_tests::programs().join(program), scene.join(program)).unwrap();
+        }
+        let program = scene.join("switchyard").display().to_string();
+        let user =
+            ["--reuid=65534", "--regid=65534", "--clear-groups", &program, "run", "job.yaml", "--run-dir", "out"];
+        switchyard_tests::Program::new("setpriv".as_ref(), scene.path(), user).run(crate::case::DEADLINE)
+    } else {
+        scene.switchyard(["run", "job.yaml", "--run-dir", "out"]).run(crate::case::DEADLINE)
+    };
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    for words in
+        ["spec.engine.data.path: cannot read", "data/text.txt", "Permission denied", "expected a readable file"]
+    {
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    }
+    assert!(!scene.join("out").exists());
+    scene.assert_nothing_left();
+}

@@ -1,0 +1,91 @@
+//! The rules of the repository, checked: who may depend on whom, file sizes, licences, documented paths, unsafe code.
+//!
+//! Every rule is a pure function from text to faults, and has a test that plants a violation and expects it to be found.
+//! A failure prints all faults at once, each with its place and what to do.
+#![forbid(unsafe_code)]
+
+#[path = "tidy/crates.rs"]
+mod crates;
+#[path = "tidy/docs.rs"]
+mod docs;
+#[path = "tidy/files.rs"]
+mod files;
+#[path = "tidy/licences.rs"]
+mod licences;
+#[path = "tidy/modules.rs"]
+mod modules;
+#[path = "tidy/tokens.rs"]
+mod tokens;
+#[path = "tidy/unsafe_code.rs"]
+mod unsafe_code;
+
+use serde_json::Value;
+use std::process::Command;
+use std::sync::OnceLock;
+use switchyard_tests::root;
+
+/// Fails with every fault of a rule.
+fn none(faults: &[String]) {
+    assert!(faults.is_empty(), "{} fault(s):\n  {}", faults.len(), faults.join("\n  "));
+}
+
+/// Some fault must hold each of the words.
+fn caught(faults: &[String], words: &[&str]) {
+    for word in words {
+        assert!(faults.iter().any(|fault| fault.contains(word)), "no fault says `{word}`: {faults:#?}");
+    }
+}
+
+/// Standard output of a command in the repository.
+fn output_of(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).current_dir(root()).output();
+    let output = output.unwrap_or_else(|error| panic!("cannot run {program}: {error}"));
+    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn cargo() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+/// What cargo knows of the workspace and its dependencies on this platform.
+fn metadata() -> &'static Value {
+    static METADATA: OnceLock<Value> = OnceLock::new();
+    METADATA.get_or_init(|| {
+        let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let text =
+            output_of(&cargo(), &["metadata", "--format-version", "1", "--locked", "--filter-platform", &platform]);
+        serde_json::from_str(&text).expect("JSON")
+    })
+}
+
+/// The packages of this workspace.
+fn members(metadata: &Value) -> Vec<&Value> {
+    let ids: Vec<&Value> = metadata["workspace_members"].as_array().expect("a list").iter().collect();
+    metadata["packages"].as_array().expect("a list").iter().filter(|package| ids.contains(&&package["id"])).collect()
+}
+
+/// Every file of the repository that git does not ignore: tracked, or new.
+fn repository_files() -> &'static [String] {
+    static FILES: OnceLock<Vec<String>> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let text = output_of("git", &["ls-files", "--cached", "--others", "--exclude-standard"]);
+        let files: Vec<String> = text.lines().filter(|file| root().join(file).is_file()).map(str::to_string).collect();
+        assert!(files.iter().any(|file| file == "Cargo.toml"), "git lists no Cargo.toml: {files:?}");
+        files
+    })
+}
+
+/// Text of a file of the repository; `None` for binary files.
+fn read(file: &str) -> Option<String> {
+    let bytes = std::fs::read(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+    String::from_utf8(bytes).ok()
+}
+
+/// Every Rust file of the repository with its text.
+fn rust_files() -> impl Iterator<Item = (&'static str, String)> {
+    repository_files().iter().filter(|file| file.ends_with(".rs")).map(|file| {
+        let text = read(file).unwrap_or_else(|| panic!("{file} is not UTF-8"));
+        (file.as_str(), text)
+    })
+}

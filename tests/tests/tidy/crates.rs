@@ -1,0 +1,146 @@
+//! The dependency table by crate.
+
+use crate::{cargo, caught, members, metadata, none, output_of};
+use serde_json::{Value, json};
+
+/// What one package of the workspace may depend on, not counting its tests.
+struct Row {
+    package: &'static str,
+    /// Packages of this workspace it may name.
+    workspace: &'static [&'static str],
+    /// All it may name, where that is a closed list.
+    only: Option<&'static [&'static str]>,
+    /// What must be nowhere in its tree.
+    never: &'static [&'static str],
+}
+
+const CONTRACT: &str = "switchyard-worker-contract";
+const CRDS: &str = "switchyard-crds";
+const AGENT: &str = "switchyard-node-agent";
+const WORKER: &str = "switchyard-worker";
+
+/// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
+const TABLE: [Row; 7] = [
+    Row {
+        package: CONTRACT,
+        workspace: &[],
+        only: Some(&["serde", "thiserror"]),
+        never: &["tokio", "kube", "k8s-openapi"],
+    },
+    Row {
+        package: CRDS,
+        workspace: &[CONTRACT],
+        only: None,
+        never: &["switchyard", WORKER, AGENT, "kube-client", "kube-runtime", "tokio"],
+    },
+    Row { package: AGENT, workspace: &[CRDS, CONTRACT], only: None, never: &["switchyard", WORKER] },
+    Row {
+        package: WORKER,
+        workspace: &[CONTRACT],
+        only: None,
+        never: &["kube", "kube-core", "kube-client", "k8s-openapi", "schemars", CRDS, AGENT, "switchyard", "tokio"],
+    },
+    Row {
+        package: "switchyard",
+        workspace: &[CRDS, CONTRACT, AGENT],
+        only: None,
+        never: &[WORKER, "switchyard-tests"],
+    },
+    Row {
+        package: "switchyard-tests",
+        workspace: &["switchyard", CRDS, CONTRACT, AGENT, WORKER],
+        only: None,
+        never: &[],
+    },
+    Row { package: "xtask", workspace: &[CRDS], only: None, never: &["switchyard", WORKER, "tokio"] },
+];
+
+/// Compares what every package names with the table.
+fn check_named(metadata: &Value) -> Vec<String> {
+    let packages = members(metadata);
+    let names: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
+    let mut faults = Vec::new();
+    for package in &packages {
+        let name = package["name"].as_str().unwrap_or_default();
+        let Some(row) = TABLE.iter().find(|row| row.package == name) else {
+            faults.push(format!("{name} has no row in the table of tests/tests/tidy/crates.rs: write one"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let other = dependency["name"].as_str().unwrap_or_default();
+            // `kind` is null for what the product itself uses, else "dev" or "build".
+            if dependency["kind"] == "dev" {
+                continue;
+            }
+            let ours = names.contains(&other);
+            if ours && !row.workspace.contains(&other) {
+                faults.push(format!("{name} depends on {other}: it may use {:?} of this workspace", row.workspace));
+            }
+            if let Some(only) = row.only.filter(|only| !ours && !only.contains(&other)) {
+                faults.push(format!("{name} depends on {other}: it may use {only:?} only"));
+            }
+        }
+    }
+    faults
+}
+
+/// Looks for what must not be in a tree as printed by `cargo tree --prefix none`.
+fn check_tree(row: &Row, tree: &str) -> Vec<String> {
+    let names = tree.lines().filter_map(|line| line.split(' ').next());
+    let mut found: Vec<&str> = names.filter(|name| row.never.contains(name)).collect();
+    found.dedup();
+    found.iter().map(|name| format!("{} is in the tree of {}: never", name, row.package)).collect()
+}
+
+#[test]
+fn every_crate_names_only_what_the_table_allows() {
+    none(&check_named(metadata()));
+}
+
+#[test]
+fn no_tree_holds_what_it_must_not() {
+    let mut faults = Vec::new();
+    for row in TABLE.iter().filter(|row| !row.never.is_empty()) {
+        let tree = output_of(
+            &cargo(),
+            &["tree", "--locked", "--package", row.package, "--edges", "normal", "--prefix", "none", "--no-dedupe"],
+        );
+        assert!(tree.starts_with(row.package), "{tree}");
+        faults.extend(check_tree(row, &tree));
+    }
+    none(&faults);
+}
+
+#[test]
+fn a_planted_dependency_is_caught() {
+    let package = |name: &str, dependencies: Value| json!({"id": name, "name": name, "dependencies": dependencies});
+    let planted = json!({
+        "workspace_members": [WORKER, CRDS, CONTRACT, "switchyard", "newcomer"],
+        "packages": [
+            package(WORKER, json!([{"name": CRDS, "kind": null}, {"name": "serde", "kind": null}])),
+            package(CRDS, json!([{"name": "switchyard", "kind": "dev"}, {"name": WORKER, "kind": "build"}])),
+            package(CONTRACT, json!([{"name": "serde", "kind": null}, {"name": "libc", "kind": null}])),
+            package("switchyard", json!([{"name": WORKER, "kind": null}])),
+            package("newcomer", json!([])),
+        ],
+    });
+    let faults = check_named(&planted);
+    caught(
+        &faults,
+        &[
+            "switchyard-worker depends on switchyard-crds",
+            "switchyard-crds depends on switchyard-worker",
+            "switchyard-worker-contract depends on libc",
+            "switchyard depends on switchyard-worker",
+            "newcomer has no row",
+        ],
+    );
+    assert_eq!(faults.len(), 5, "{faults:#?}");
+
+    let row = TABLE.iter().find(|row| row.package == WORKER).unwrap();
+    let tree =
+        "switchyard-worker v0.1.0 (/x)\nserde v1.0.228\ntokio v1.48.0\ntokio-util v0.7.0\nkube-core v5.0.0 (*)\n";
+    let faults = check_tree(row, tree);
+    caught(&faults, &["tokio is in the tree of switchyard-worker", "kube-core is in the tree"]);
+    assert_eq!(faults.len(), 2, "{faults:#?}");
+}

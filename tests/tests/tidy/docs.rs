@@ -1,0 +1,96 @@
+//! Paths that the documents name exist.
+
+use crate::{none, read, repository_files};
+use switchyard_tests::root;
+
+/// Folders of the repository by which a path is recognised.
+const FOLDERS: [&str; 14] = [
+    ".cargo",
+    ".ci",
+    ".github",
+    "charts",
+    "crds",
+    "docs",
+    "examples",
+    "node-agent",
+    "scripts",
+    "shared",
+    "src",
+    "tests",
+    "worker",
+    "xtask",
+];
+
+/// Documents that are checked.
+fn is_document(file: &str) -> bool {
+    file.ends_with(".md") && (!file.contains('/') || file.starts_with("docs/") || file.starts_with(".github/"))
+}
+
+/// Text between single backticks outside of code blocks, with its line.
+fn code_spans(text: &str) -> Vec<(usize, &str)> {
+    let mut spans = Vec::new();
+    let mut in_block = false;
+    for (index, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        } else if !in_block {
+            spans.extend(line.split('`').skip(1).step_by(2).map(|span| (index + 1, span)));
+        }
+    }
+    spans
+}
+
+/// `a/{b,c}.rs` is `a/b.rs` and `a/c.rs`.
+fn alternatives(path: &str) -> Vec<String> {
+    let Some((before, rest)) = path.split_once('{') else { return vec![path.to_string()] };
+    let Some((list, after)) = rest.split_once('}') else { return vec![path.to_string()] };
+    list.split(',').flat_map(|word| alternatives(&format!("{before}{}{after}", word.trim()))).collect()
+}
+
+/// The paths of this repository that a piece of code names; the part before the first `*` of a pattern.
+fn paths(span: &str) -> Vec<String> {
+    let is_file_of_the_root = !span.contains('/') && [".md", ".toml"].iter().any(|end| span.ends_with(end));
+    let is_below_a_folder = span.split_once('/').is_some_and(|(first, _)| FOLDERS.contains(&first));
+    let is_path = span.chars().all(|c| c.is_ascii_alphanumeric() || "._-/{},*".contains(c));
+    if !is_path || !(is_file_of_the_root || is_below_a_folder) {
+        return Vec::new();
+    }
+    let fixed = |path: String| match path.split_once('*') {
+        Some((before, _)) => before.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_string()),
+        None => path,
+    };
+    alternatives(span).into_iter().map(fixed).filter(|path| !path.is_empty()).collect()
+}
+
+fn check(file: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (line, span) in code_spans(text) {
+        for path in paths(span).into_iter().filter(|path| !exists(path)) {
+            faults.push(format!("{file}:{line}: `{path}` does not exist"));
+        }
+    }
+    faults
+}
+
+#[test]
+fn documented_paths_exist() {
+    let exists = |path: &str| root().join(path).exists();
+    let documents = repository_files().iter().filter(|file| is_document(file));
+    let faults: Vec<String> = documents.flat_map(|file| check(file, &read(file).unwrap_or_default(), exists)).collect();
+    none(&faults);
+}
+
+#[test]
+fn planted_paths_are_caught() {
+    let text = "See `src/plan/mod.rs` and `src/{plan,gone}.rs`, `docs/*.md`, `gone.toml`.\n```\n`src/in/a/block.rs`\n```\n\
+                Not paths: `tokens/s`, `cargo run src/x`, `runs/job-1/status.yaml`, `gone/*.rs`, `worker`. `crds/away/`";
+    let faults = check("README.md", text, |path| ["src/plan/mod.rs", "src/plan.rs", "docs"].contains(&path));
+    assert_eq!(
+        faults,
+        [
+            "README.md:1: `src/gone.rs` does not exist",
+            "README.md:1: `gone.toml` does not exist",
+            "README.md:5: `crds/away/` does not exist",
+        ]
+    );
+}

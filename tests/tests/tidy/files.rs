@@ -1,0 +1,139 @@
+//! Sizes of files, and words that must not be in them.
+
+use crate::tokens::mentions;
+use crate::{caught, none, read, repository_files, rust_files};
+
+/// Lines above which a Rust file is too long to be read in one go; above [`LONG`] it is named.
+const LIMIT: usize = 500;
+const LONG: usize = 400;
+
+/// Files that may be longer, up to a limit of their own, and why.
+const LONGER: [(&str, usize, &str); LONGER_COUNT] = [
+    ("crds/src/gpu_topology.rs", 620, "one kind per file; two thirds are the texts of `kubectl explain`"),
+    ("crds/src/train_job.rs", 620, "one kind per file; half are the texts of `kubectl explain`"),
+    (
+        "src/local/attempt.rs",
+        540,
+        "one state machine over the processes of an attempt; to be split at its root cause search",
+    ),
+    ("worker/src/comm/communicator.rs", 540, "one state machine over the buckets of a step"),
+];
+const LONGER_COUNT: usize = 4;
+
+/// Macros that are no finished code.
+const UNFINISHED: [&str; 3] = ["todo", "unimplemented", "dbg"];
+
+/// Hosts of package registries: which one is used is the machine's business.
+const REGISTRIES: [&str; 8] = [
+    "crates.io",
+    "pypi.org",
+    "pythonhosted.org",
+    "proxy.golang.org",
+    "registry.npmjs.org",
+    "://registry.",
+    "artifactory",
+    "sonatype",
+];
+
+fn check_size(file: &str, lines: usize) -> Option<String> {
+    let exception = LONGER.iter().find(|(known, _, _)| *known == file);
+    let limit = exception.map_or(LIMIT, |(_, limit, _)| *limit);
+    if lines > limit {
+        return Some(format!("{file}: {lines} lines; expected at most {limit}: split it by topic"));
+    }
+    if lines <= LIMIT && exception.is_some() {
+        return Some(format!("{file}: {lines} lines, no exception is needed any more: take it off the list"));
+    }
+    if lines > LONG {
+        println!("{file}: {lines} lines; {LONG} is a good size");
+    }
+    None
+}
+
+/// Home folders and workplaces of the machine on which a file was written. The needles are put together here, so that this file
+/// does not hold them.
+fn machine_path(line: &str) -> Option<String> {
+    ["root", "home", "work"].iter().map(|folder| format!("/{folder}/")).find(|needle| {
+        line.match_indices(needle.as_str()).any(|(at, _)| {
+            // `docs/home/page` is somebody's own folder.
+            let before = line[..at].chars().next_back();
+            !before.is_some_and(|c| c.is_alphanumeric() || "._-}>*)".contains(c))
+        })
+    })
+}
+
+fn registry(line: &str) -> Option<&'static str> {
+    // The form in which cargo names its default registry, in Cargo.lock and for cargo-deny.
+    let line = line.replace("https://github.com/rust-lang/crates.io-index", "");
+    REGISTRIES.into_iter().find(|host| line.contains(host))
+}
+
+fn check_words(file: &str, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let place = format!("{file}:{}", index + 1);
+        faults.extend(machine_path(line).map(|path| format!("{place}: a path of one machine, {path}")));
+        faults.extend(registry(line).map(|host| format!("{place}: a host of a registry, {host}")));
+    }
+    faults
+}
+
+fn check_finished(file: &str, source: &str) -> Vec<String> {
+    let found = match mentions(source) {
+        Ok(found) => found,
+        Err(error) => return vec![format!("{file}: not Rust: {error}")],
+    };
+    let unfinished = found.all.iter().filter(|mention| {
+        mention.is_macro
+            && !mention.in_test
+            && mention.path.last().is_some_and(|word| UNFINISHED.contains(&word.as_str()))
+    });
+    unfinished
+        .map(|mention| format!("{file}:{}: `{}!` in code that runs", mention.line, mention.path.join("::")))
+        .collect()
+}
+
+#[test]
+fn no_rust_file_is_too_long() {
+    let mut faults: Vec<String> =
+        rust_files().filter_map(|(file, text)| check_size(file, text.lines().count())).collect();
+    for (file, _, reason) in LONGER {
+        assert!(!reason.is_empty());
+        if !repository_files().iter().any(|known| known == file) {
+            faults.push(format!("{file}: is listed and does not exist"));
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn no_file_names_a_machine_or_a_registry() {
+    // This file holds the names that it looks for.
+    let files = repository_files().iter().filter(|file| *file != "tests/tests/tidy/files.rs");
+    none(&files.filter_map(|file| Some(check_words(file, &read(file)?))).flatten().collect::<Vec<_>>());
+}
+
+#[test]
+fn code_is_finished() {
+    none(&rust_files().flat_map(|(file, text)| check_finished(file, &text)).collect::<Vec<_>>());
+}
+
+#[test]
+fn planted_faults_are_caught() {
+    caught(check_size("src/plan/mod.rs", LIMIT + 1).as_slice(), &["expected at most 500"]);
+    caught(check_size(LONGER[0].0, LONGER[0].1 + 1).as_slice(), &["split it by topic"]);
+    caught(check_size(LONGER[0].0, LIMIT).as_slice(), &["take it off the list"]);
+    assert_eq!(check_size("src/plan/mod.rs", LIMIT), None);
+
+    let home = format!("see /{}/me/x", "home");
+    caught(&check_words("docs/x.md", &format!("first\n{home}")), &["docs/x.md:2: a path of one machine"]);
+    caught(&check_words("x.toml", "index = \"https://static.crates.io/x\""), &["a host of a registry"]);
+    none(&check_words("x.md", "the folder docs/home/page and a $dir/work.rs"));
+    none(&check_words("Cargo.lock", "source = \"registry+https://github.com/rust-lang/crates.io-index\""));
+
+    let unfinished = "fn f() { todo!() }\n#[cfg(test)] mod tests { fn g() { dbg!(1); } }\nfn h() { let t = \"todo!()\"; std::dbg!(t); }";
+    assert_eq!(
+        check_finished("x.rs", unfinished),
+        ["x.rs:1: `todo!` in code that runs", "x.rs:3: `std::dbg!` in code that runs",]
+    );
+}

@@ -1,0 +1,283 @@
+//! The dependency table by module of the root package, and what its pure rooms must not touch.
+
+use crate::tokens::{Mention, mentions};
+use crate::{caught, metadata, none, rust_files};
+use std::collections::BTreeSet;
+
+/// What one room may name beside itself.
+struct Row {
+    /// Path of the module; the longest that fits counts.
+    module: &'static str,
+    /// Beginnings of paths: `crate::plan`, `serde`. `std` is always allowed.
+    may: &'static [&'static str],
+    /// The same, for its tests.
+    tests_may: &'static [&'static str],
+    /// No clock, no randomness, no input or output, no threads.
+    pure: bool,
+}
+
+const CRDS: &str = "switchyard_crds";
+const CONTRACT: &str = "switchyard_worker_contract";
+
+const TABLE: [Row; 8] = [
+    Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
+    Row { module: "topology::build", may: &[CRDS, CONTRACT, "thiserror"], tests_may: &["proptest"], pure: true },
+    Row { module: "placement", may: &["crate::topology::model", "thiserror"], tests_may: &["proptest"], pure: true },
+    Row {
+        module: "plan",
+        may: &["crate::topology", "crate::placement", CRDS, CONTRACT, "k8s_openapi", "jiff", "serde", "thiserror"],
+        tests_may: &["insta", "proptest", "serde_json"],
+        pure: true,
+    },
+    Row {
+        module: "local",
+        may: &[
+            "crate::topology",
+            "crate::plan",
+            CRDS,
+            CONTRACT,
+            "switchyard_node_agent",
+            "tokio",
+            "rustix",
+            "jiff",
+            "serde",
+            "serde_json",
+            "serde_saphyr",
+            "thiserror",
+            "getrandom",
+        ],
+        tests_may: &["insta", "proptest"],
+        pure: false,
+    },
+    Row {
+        module: "cli",
+        may: &[
+            "crate::topology",
+            "crate::placement",
+            "crate::plan",
+            "crate::local",
+            CRDS,
+            CONTRACT,
+            "switchyard_node_agent",
+            "annotate_snippets",
+            "anstream",
+            "anstyle",
+            "clap",
+            "indicatif",
+            "jiff",
+            "rustix",
+            "serde",
+            "serde_json",
+            "serde_saphyr",
+            "strsim",
+            "terminal_size",
+            "thiserror",
+            "tokio",
+            "unicode_width",
+        ],
+        tests_may: &["insta", "proptest"],
+        pure: false,
+    },
+    Row { module: "main", may: &["switchyard::cli", "clap"], tests_may: &[], pure: false },
+    // The root of the library declares the rooms and names nothing of them.
+    Row { module: "lib", may: &[], tests_may: &[], pure: true },
+];
+
+/// Parts of `std` that a pure room has no use for.
+const IMPURE_STD: [&str; 7] = ["env", "fs", "io", "net", "os", "process", "thread"];
+/// Iteration over these depends on a random seed.
+const RANDOM: [&str; 6] = ["HashMap", "HashSet", "RandomState", "hash_map", "hash_set", "DefaultHasher"];
+/// Output.
+const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
+
+/// Module path of a file below `src`: `src/plan/mod.rs` is `plan`, `src/cli/topo/text.rs` is `cli::topo::text`.
+fn module_of(file: &str) -> Vec<String> {
+    let inner = file.strip_prefix("src/").unwrap_or(file).trim_end_matches(".rs");
+    let mut module: Vec<String> = inner.split('/').map(str::to_string).collect();
+    if module.last().is_some_and(|last| last == "mod") {
+        module.pop();
+    }
+    module
+}
+
+/// The path from the root of the crate (`crate`, …) or beginning with the name of another crate; `None` for a local name.
+fn absolute(mention: &Mention, module: &[String], crates: &BTreeSet<String>) -> Option<Vec<String>> {
+    let first = mention.path.first()?.as_str();
+    let mut here: Vec<String> = module.to_vec();
+    here.extend(mention.inline.iter().cloned());
+    match first {
+        "crate" => return Some(mention.path.clone()),
+        "self" | "super" => {}
+        _ => return crates.contains(first).then(|| mention.path.clone()),
+    }
+    let mut rest = mention.path.as_slice();
+    while let Some(word) = rest.first().filter(|word| *word == "self" || *word == "super") {
+        if word == "super" {
+            here.pop();
+        }
+        rest = &rest[1..];
+    }
+    Some(["crate".to_string()].into_iter().chain(here).chain(rest.iter().cloned()).collect())
+}
+
+fn begins_with(path: &[String], prefix: &str) -> bool {
+    let prefix: Vec<&str> = prefix.split("::").collect();
+    path.len() >= prefix.len() && path.iter().zip(prefix).all(|(a, b)| a == b)
+}
+
+fn impure(mention: &Mention, path: Option<&Vec<String>>) -> Option<&'static str> {
+    let last = mention.path.last().map(String::as_str).unwrap_or_default();
+    if mention.is_macro && PRINTING.contains(&last) {
+        return Some("prints");
+    }
+    if mention.path.len() == 1 && matches!(last, "async" | "await") {
+        return Some("is asynchronous");
+    }
+    if last == "now" {
+        return Some("reads a clock");
+    }
+    let path = path?;
+    if !matches!(path[0].as_str(), "std" | "core" | "alloc") {
+        return None;
+    }
+    match path.get(1).map(String::as_str) {
+        None | Some("*") => Some("hides which part of std it uses"),
+        Some(part) if IMPURE_STD.contains(&part) => Some("does input or output, or starts threads or processes"),
+        Some("time") if path.get(2).is_none_or(|part| part != "Duration") => Some("reads a clock"),
+        _ if path.iter().any(|part| RANDOM.contains(&part.as_str())) => Some("depends on a random seed"),
+        _ => None,
+    }
+}
+
+/// Checks one file of the root package.
+fn check(file: &str, source: &str, is_test: bool, crates: &BTreeSet<String>) -> Vec<String> {
+    let module = module_of(file);
+    let rows = TABLE.iter().filter(|row| begins_with(&module, row.module));
+    let Some(row) = rows.max_by_key(|row| row.module.len()) else {
+        return vec![format!(
+            "{file}: `{}` has no row in the table of tests/tests/tidy/modules.rs: write one",
+            module[0]
+        )];
+    };
+    let found = match mentions(source) {
+        Ok(found) => found,
+        Err(error) => return vec![format!("{file}: not Rust: {error}")],
+    };
+    let mut faults = Vec::new();
+    for mention in &found.all {
+        let test = is_test || mention.in_test;
+        let path = absolute(mention, &module, crates);
+        let text = mention.path.join("::");
+        let place = format!("{file}:{}: `{text}`", mention.line);
+        if let Some(path) = &path {
+            let own = path[0] == "crate" && path.get(1) == module.first();
+            let standard = matches!(path[0].as_str(), "std" | "core" | "alloc");
+            let allowed = row.may.iter().chain(row.tests_may.iter().filter(|_| test));
+            if !own && !standard && !allowed.clone().any(|prefix| begins_with(path, prefix)) {
+                let allowed: Vec<&str> = allowed.copied().collect();
+                faults.push(format!("{place}: {} may use std, itself and {allowed:?}", row.module));
+            }
+        }
+        if let Some(what) = impure(mention, path.as_ref()).filter(|_| row.pure && !test) {
+            faults.push(format!("{place}: {what}; {} is pure", row.module));
+        }
+    }
+    faults
+}
+
+/// Files that are compiled for tests only.
+fn test_files(files: &[(&str, String)]) -> BTreeSet<String> {
+    let mut tests = BTreeSet::new();
+    for (file, source) in files {
+        let folder = format!("src/{}", module_of(file).join("/"));
+        for name in mentions(source).map(|found| found.test_modules).unwrap_or_default() {
+            tests.insert(format!("{folder}/{name}.rs"));
+            tests.insert(format!("{folder}/{name}/mod.rs"));
+        }
+    }
+    tests
+}
+
+/// The crates that the root package can name.
+fn known_crates() -> BTreeSet<String> {
+    let root = metadata()["packages"].as_array().into_iter().flatten().find(|package| package["name"] == "switchyard");
+    let names = root.expect("the root package")["dependencies"].as_array().into_iter().flatten();
+    let names = names.filter_map(|dependency| dependency["rename"].as_str().or(dependency["name"].as_str()));
+    let standard = ["std", "core", "alloc", "switchyard"];
+    names.chain(standard).map(|name| name.replace('-', "_")).collect()
+}
+
+#[test]
+fn every_room_names_only_what_the_table_allows() {
+    let crates = known_crates();
+    let files: Vec<(&str, String)> = rust_files().filter(|(file, _)| file.starts_with("src/")).collect();
+    assert!(files.len() > 20, "only {} files found below src/", files.len());
+    let tests = test_files(&files);
+    let faults: Vec<String> =
+        files.iter().flat_map(|(file, source)| check(file, source, tests.contains(*file), &crates)).collect();
+    none(&faults);
+}
+
+#[test]
+fn only_main_uses_cli() {
+    for row in TABLE.iter().filter(|row| row.module != "main") {
+        assert!(!row.may.iter().any(|prefix| prefix.ends_with("cli")), "{}", row.module);
+    }
+    let main = TABLE.iter().find(|row| row.module == "main").unwrap();
+    assert!(main.may.contains(&"switchyard::cli"));
+}
+
+#[test]
+fn planted_violations_are_caught() {
+    let crates: BTreeSet<String> =
+        ["std", "core", "tokio", "kube", "switchyard", "switchyard_crds", "jiff", "proptest", "serde_json"]
+            .map(String::from)
+            .into();
+    let planted = [
+        ("src/placement/solve.rs", "use switchyard_crds::TrainJob;", "placement may use"),
+        ("src/placement/solve.rs", "use crate::topology::build::NamedCluster;", "placement may use"),
+        ("src/placement/solve.rs", "use crate::topology;", "placement may use"),
+        ("src/placement/mod.rs", "use super::cli;", "`super::cli`"),
+        ("src/placement/mod.rs", "use crate::*;", "`crate::*`"),
+        ("src/topology/model.rs", "fn f(x: switchyard_crds::TrainJob) {}", "topology may use"),
+        ("src/plan/mod.rs", "fn f() { kube::Client::try_default(); }", "plan may use"),
+        ("src/plan/mod.rs", "fn f() { vec![crate::local::Worker::find()]; }", "crate::local::Worker::find"),
+        ("src/plan/mod.rs", "mod inner { use super::super::local::Worker; }", "super::super::local"),
+        ("src/plan/mod.rs", "async fn f() {}", "asynchronous"),
+        ("src/plan/mod.rs", "fn f() { std::fs::read(\"x\"); }", "input or output"),
+        ("src/plan/mod.rs", "use std::{collections::BTreeMap, env};", "`std::env`"),
+        ("src/plan/mod.rs", "use std::time::Instant;", "reads a clock"),
+        ("src/plan/mod.rs", "use std as s;", "hides which part"),
+        ("src/plan/mod.rs", "fn f() { jiff::Timestamp::now(); }", "reads a clock"),
+        ("src/plan/mod.rs", "fn f() { Timestamp::now(); }", "reads a clock"),
+        ("src/plan/mod.rs", "use std::collections::HashMap;", "random seed"),
+        ("src/plan/mod.rs", "fn f() { println!(\"x\"); }", "prints"),
+        ("src/plan/mod.rs", "use serde_json::json;", "plan may use"),
+        ("src/local/run.rs", "use kube::Api;", "local may use"),
+        ("src/local/run.rs", "use crate::cli::Cli;", "local may use"),
+        ("src/main.rs", "use switchyard::plan::plan;", "main may use"),
+        ("src/novel/mod.rs", "", "`novel` has no row"),
+    ];
+    for (file, source, wanted) in planted {
+        caught(&check(file, source, false, &crates), &[wanted]);
+    }
+    let fine = [
+        (
+            "src/placement/solve.rs",
+            "use crate::topology::model::Cluster; use super::model::X; use std::time::Duration;",
+        ),
+        (
+            "src/plan/mod.rs",
+            "#[cfg(test)] mod tests { use super::*; use serde_json::json; fn f() { println!(\"\"); } }",
+        ),
+        ("src/plan/mod.rs", "use crate::placement::{self, solve}; fn f() { placement::solve(); env::ALL; }"),
+        ("src/main.rs", "use switchyard::cli::Cli;"),
+    ];
+    for (file, source) in fine {
+        none(&check(file, source, false, &crates));
+    }
+    let declared = [("src/plan/mod.rs", "#[cfg(test)]\nmod tests;\nmod other;".to_string())];
+    assert!(
+        test_files(&declared).contains("src/plan/tests.rs") && !test_files(&declared).contains("src/plan/other.rs")
+    );
+}

@@ -1,0 +1,100 @@
+//! Where `unsafe` may stand.
+
+use crate::tokens::mentions;
+use crate::{caught, members, metadata, none, read, rust_files};
+use switchyard_tests::root;
+
+/// Files with unsafe code, and what for. A file that needs none any more is taken off the list.
+const LISTED: [(&str, &str); LENGTH] = [
+    ("node-agent/src/nvml_raw.rs", "calls of NVML that its wrapper lacks"),
+    ("node-agent/tests/nvml_mock/library.rs", "a library with the C interface of NVML"),
+    ("worker/src/comm/communicator.rs", "views of registered buckets"),
+    ("worker/src/comm/engine.rs", "views of registered buckets"),
+    ("worker/src/comm/kernels.rs", "vector instructions for sums"),
+    ("worker/src/comm/local.rs", "memory shared with other processes"),
+    ("worker/src/comm/shm.rs", "mapping of shared memory"),
+    ("worker/src/cpu/aligned.rs", "aligned allocation"),
+    ("worker/src/cpu/attention.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/cpu/gemm/kernel.rs", "vector instructions"),
+    ("worker/src/cpu/gemm/mod.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/cpu/gemm/pack.rs", "vector instructions"),
+    ("worker/src/cpu/isa.rs", "functions compiled for an instruction set"),
+    ("worker/src/cpu/ops/cross_entropy.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/cpu/ops/embedding.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/cpu/ops/gelu.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/cpu/ops/layer_norm.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/cpu/ops/sums.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/src/cpu/pool.rs", "work borrowed by persistent threads"),
+    ("worker/src/optimizer/adamw.rs", "disjoint parts of a buffer for several threads"),
+    ("worker/tests/no_allocation.rs", "an allocator that counts"),
+];
+const LENGTH: usize = 21;
+
+fn check(file: &str, source: &str) -> Vec<String> {
+    let listed = LISTED.iter().any(|(known, _)| *known == file);
+    let found = match mentions(source) {
+        Ok(found) => found,
+        Err(error) => return vec![format!("{file}: not Rust: {error}")],
+    };
+    let mut lines = found.all.iter().filter(|mention| mention.path == ["unsafe"]).map(|mention| mention.line);
+    match (listed, lines.next()) {
+        (false, Some(line)) => {
+            vec![format!("{file}:{line}: unsafe code in a file that is not listed in tests/tests/tidy/unsafe_code.rs")]
+        }
+        (true, None) => vec![format!("{file}: no unsafe code any more: take it off the list")],
+        _ => Vec::new(),
+    }
+}
+
+/// The root of a library or program forbids unsafe code; it denies it only where a listed module of the package allows it again.
+fn check_root(file: &str, source: &str, package_has_unsafe: bool) -> Option<String> {
+    let has = |level: &str| source.lines().any(|line| line == format!("#![{level}(unsafe_code)]"));
+    match package_has_unsafe {
+        _ if has("forbid") => None,
+        true if has("deny") => None,
+        true => Some(format!("{file}: expected #![deny(unsafe_code)] or #![forbid(unsafe_code)]")),
+        false => Some(format!("{file}: expected #![forbid(unsafe_code)]")),
+    }
+}
+
+#[test]
+fn unsafe_code_stands_in_listed_files_only() {
+    let mut faults: Vec<String> = rust_files().flat_map(|(file, source)| check(file, &source)).collect();
+    for (file, reason) in LISTED {
+        assert!(!reason.is_empty());
+        if !root().join(file).is_file() {
+            faults.push(format!("{file}: is listed and does not exist"));
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn every_crate_root_says_that_unsafe_code_is_refused() {
+    let mut faults = Vec::new();
+    for package in members(metadata()) {
+        for target in package["targets"].as_array().into_iter().flatten() {
+            let product = target["kind"].as_array().into_iter().flatten().any(|kind| kind == "lib" || kind == "bin");
+            let path = target["src_path"].as_str().unwrap_or_default();
+            let file = path.strip_prefix(&format!("{}/", root().display())).unwrap_or(path);
+            let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let has_unsafe = LISTED.iter().any(|(listed, _)| listed.starts_with(&format!("{folder}/")));
+            if product && let Some(source) = read(file) {
+                faults.extend(check_root(file, &source, has_unsafe));
+            }
+        }
+    }
+    none(&faults);
+}
+
+#[test]
+fn planted_unsafe_code_is_caught() {
+    caught(&check("src/plan/mod.rs", "fn f() {\n unsafe { g() } }"), &["src/plan/mod.rs:2: unsafe code"]);
+    none(&check("src/plan/mod.rs", "#![forbid(unsafe_code)] // unsafe\nfn f() { \"unsafe\"; }"));
+    caught(&check(LISTED[0].0, "fn f() {}"), &["take it off the list"]);
+    assert!(check_root("x/lib.rs", "//! x\n#![deny(unsafe_code)]\n", true).is_none());
+    assert!(
+        check_root("x/lib.rs", "//! x\n#![deny(unsafe_code)]\n", false).is_some_and(|fault| fault.contains("forbid"))
+    );
+    assert!(check_root("x/lib.rs", "//! #![forbid(unsafe_code)]\n", true).is_some());
+}
