@@ -17,27 +17,52 @@ const PARTS: [&str; 5] = ["forwardMs", "backwardMs", "communicationWaitMs", "inp
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    let file = arguments.iter().position(|word| word == "--json").and_then(|at| arguments.get(at + 1)).map(PathBuf::from);
+    let file =
+        arguments.iter().position(|word| word == "--json").and_then(|at| arguments.get(at + 1)).map(PathBuf::from);
     let programs = switchyard_tests::programs();
     let folder = tempfile::tempdir().unwrap();
     let mut runs: [Vec<Value>; 2] = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
         for processes in 1..=2 {
             let result = measure(&programs, folder.path(), round, processes);
-            println!("round {} {processes} process(es): {:.1} ms/step, {:.0} tokens/s", round + 1, number(&result, "stepMs"), number(&result, "tokensPerSecond"));
+            println!(
+                "round {} {processes} process(es): {:.1} ms/step, {:.0} tokens/s",
+                round + 1,
+                number(&result, "stepMs"),
+                number(&result, "tokensPerSecond")
+            );
             runs[processes - 1].push(result);
         }
     }
-    let best: Vec<Value> = runs.iter().map(|rounds| rounds.iter().min_by(|a, b| number(a, "stepMs").total_cmp(&number(b, "stepMs"))).unwrap().clone()).collect();
-    println!("\n{:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11}", "processes", "ms/step", "forward", "backward", "comm wait", "input", "optimizer", "tokens/s");
+    let best: Vec<Value> = runs
+        .iter()
+        .map(|rounds| rounds.iter().min_by(|a, b| number(a, "stepMs").total_cmp(&number(b, "stepMs"))).unwrap().clone())
+        .collect();
+    println!(
+        "\n{:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11}",
+        "processes", "ms/step", "forward", "backward", "comm wait", "input", "optimizer", "tokens/s"
+    );
     for (processes, result) in best.iter().enumerate() {
         let parts: String = PARTS.iter().map(|part| format!(" {:>9.2}", number(result, part))).collect();
-        println!("{:<12} {:>9.2}{parts} {:>11.0}", processes + 1, number(result, "stepMs"), number(result, "tokensPerSecond"));
+        println!(
+            "{:<12} {:>9.2}{parts} {:>11.0}",
+            processes + 1,
+            number(result, "stepMs"),
+            number(result, "tokensPerSecond")
+        );
     }
-    let mut ratios: Vec<f64> = runs[0].iter().zip(&runs[1]).map(|(one, two)| number(two, "tokensPerSecond") / number(one, "tokensPerSecond")).collect();
+    let mut ratios: Vec<f64> = runs[0]
+        .iter()
+        .zip(&runs[1])
+        .map(|(one, two)| number(two, "tokensPerSecond") / number(one, "tokensPerSecond"))
+        .collect();
     ratios.sort_by(f64::total_cmp);
     let ratio = ratios[ratios.len() / 2];
-    println!("\n2 processes / 1 process, tokens/s: median {ratio:.2}, from {:.2} to {:.2} over {ROUNDS} alternating rounds (wanted: at least 1.7)", ratios[0], ratios[ratios.len() - 1]);
+    println!(
+        "\n2 processes / 1 process, tokens/s: median {ratio:.2}, from {:.2} to {:.2} over {ROUNDS} alternating rounds (wanted: at least 1.7)",
+        ratios[0],
+        ratios[ratios.len() - 1]
+    );
     let machine = json!({"cpu": cpu_model(), "cores": std::thread::available_parallelism().map_or(0, usize::from), "load": load()});
     println!("machine: {machine}; kernels: {}", best[0]["kernel"]);
     if let Some(file) = file {
@@ -63,11 +88,19 @@ fn measure(programs: &Path, folder: &Path, round: usize, processes: usize) -> Va
     let path = folder.join("job.json");
     std::fs::write(&path, manifest.to_string()).unwrap();
     let run_dir = folder.join(format!("run-{round}-{processes}"));
-    let output = Command::new(programs.join("switchyard")).args(["run", "-o", "json"]).arg(&path).arg("--run-dir").arg(&run_dir).output().unwrap();
+    let output = Command::new(programs.join("switchyard"))
+        .args(["run", "-o", "json"])
+        .arg(&path)
+        .arg("--run-dir")
+        .arg(&run_dir)
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let events = std::fs::read_to_string(run_dir.join("events.jsonl")).unwrap();
-    let events: Vec<Value> = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["event"].clone()).collect();
-    let reports: Vec<&Value> = events.iter().filter(|event| event["event"] == "progress" && event["rank"] == 0).skip(1).collect();
+    let events: Vec<Value> =
+        events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["event"].clone()).collect();
+    let reports: Vec<&Value> =
+        events.iter().filter(|event| event["event"] == "progress" && event["rank"] == 0).skip(1).collect();
     let mut result = json!({"kernel": events.iter().find(|event| event["event"] == "ready").unwrap()["kernel"]});
     for name in PARTS.iter().chain(&["stepMs", "tokensPerSecond"]) {
         let mut values: Vec<f64> = reports.iter().map(|report| number(report, name)).collect();
@@ -83,7 +116,14 @@ fn number(value: &Value, name: &str) -> f64 {
 
 fn cpu_model() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |name: &str| info.lines().find(|line| line.starts_with(name)).and_then(|line| line.split(':').nth(1)).unwrap_or("").trim().to_string();
+    let field = |name: &str| {
+        info.lines()
+            .find(|line| line.starts_with(name))
+            .and_then(|line| line.split(':').nth(1))
+            .unwrap_or("")
+            .trim()
+            .to_string()
+    };
     format!("{} (family {}, model {})", field("model name"), field("cpu family"), field("model\t"))
 }
 
