@@ -1,7 +1,7 @@
 //! API habits, checked on the generated schemas (rules of kube-api-linter that JobSet and Kueue use): no floats, no booleans, no
 //! free maps, every string and list bounded, lists with a declared type, everything described, nothing abbreviated with units.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
 
@@ -51,11 +51,7 @@ fn lint(schema: &Value, path: &str, faults: &mut Vec<String>) {
             }
             lint(&schema["items"], &format!("{path}[]"), faults);
         }
-        Some("object") => {
-            if !schema["additionalProperties"].is_null() {
-                fault("is a free map");
-            }
-        }
+        Some("object") if !schema["additionalProperties"].is_null() => fault("is a free map"),
         _ => {}
     }
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {

@@ -1,6 +1,6 @@
 //! Every CEL rule of the TrainJob accepts what it should and rejects what it should, without an API server.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use kube::CustomResourceExt;
 use serde_json::{Value, json};

@@ -1,0 +1,133 @@
+//! ms per step with its parts, and what a second process brings: `cargo xtask bench step`.
+//!
+//! Runs the real programs on the example's model. One process and two processes alternate in rounds, each with one thread and the same
+//! batch per process; of each round the median step counts, and the best of the rounds is shown beside the spread.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Alternating rounds.
+const ROUNDS: usize = 4;
+
+/// Parts of a step in the order shown.
+const PARTS: [&str; 5] = ["forwardMs", "backwardMs", "communicationWaitMs", "inputWaitMs", "optimizerMs"];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let file =
+        arguments.iter().position(|word| word == "--json").and_then(|at| arguments.get(at + 1)).map(PathBuf::from);
+    let programs = switchyard_tests::programs();
+    let folder = tempfile::tempdir().unwrap();
+    let mut runs: [Vec<Value>; 2] = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        for processes in 1..=2 {
+            let result = measure(&programs, folder.path(), round, processes);
+            println!(
+                "round {} {processes} process(es): {:.1} ms/step, {:.0} tokens/s",
+                round + 1,
+                number(&result, "stepMs"),
+                number(&result, "tokensPerSecond")
+            );
+            runs[processes - 1].push(result);
+        }
+    }
+    let best: Vec<Value> = runs
+        .iter()
+        .map(|rounds| rounds.iter().min_by(|a, b| number(a, "stepMs").total_cmp(&number(b, "stepMs"))).unwrap().clone())
+        .collect();
+    println!(
+        "\n{:<12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>11}",
+        "processes", "ms/step", "forward", "backward", "comm wait", "input", "optimizer", "tokens/s"
+    );
+    for (processes, result) in best.iter().enumerate() {
+        let parts: String = PARTS.iter().map(|part| format!(" {:>9.2}", number(result, part))).collect();
+        println!(
+            "{:<12} {:>9.2}{parts} {:>11.0}",
+            processes + 1,
+            number(result, "stepMs"),
+            number(result, "tokensPerSecond")
+        );
+    }
+    let mut ratios: Vec<f64> = runs[0]
+        .iter()
+        .zip(&runs[1])
+        .map(|(one, two)| number(two, "tokensPerSecond") / number(one, "tokensPerSecond"))
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let ratio = ratios[ratios.len() / 2];
+    println!(
+        "\n2 processes / 1 process, tokens/s: median {ratio:.2}, from {:.2} to {:.2} over {ROUNDS} alternating rounds (wanted: at least 1.7)",
+        ratios[0],
+        ratios[ratios.len() - 1]
+    );
+    let machine = json!({"cpu": cpu_model(), "cores": std::thread::available_parallelism().map_or(0, usize::from), "load": load()});
+    println!("machine: {machine}; kernels: {}", best[0]["kernel"]);
+    if let Some(file) = file {
+        let document = json!({
+            "command": "cargo xtask bench step", "machine": machine, "model": "GPT 4x128, heads 4, context 128, batch 8 per process, FP32, 1 thread per process",
+            "rounds": ROUNDS, "oneProcess": runs[0], "twoProcesses": runs[1], "tokensPerSecondRatioMedian": ratio, "tokensPerSecondRatios": ratios,
+        });
+        std::fs::write(&file, format!("{}\n", serde_json::to_string_pretty(&document).unwrap())).unwrap();
+        println!("written: {}", file.display());
+    }
+}
+
+/// One run; its figures are medians over the progress reports of rank 0 after the first.
+fn measure(programs: &Path, folder: &Path, round: usize, processes: usize) -> Value {
+    let manifest = json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "bench"},
+        "spec": {"trainer": {"numProcPerNode": processes, "cpuThreads": 1}, "engine": {
+            "model": {"type": "GPT", "gpt": {"layers": 4, "hiddenSize": 128, "heads": 4, "contextLength": 128}},
+            "data": {"path": switchyard_tests::root(), "include": ["**/*.rs", "**/*.md"]},
+            "batchSizePerProcess": 8, "steps": 120, "fetchEverySteps": 10, "evaluation": {"everySteps": 0, "batches": 1},
+        }},
+    });
+    let path = folder.join("job.json");
+    std::fs::write(&path, manifest.to_string()).unwrap();
+    let run_dir = folder.join(format!("run-{round}-{processes}"));
+    let output = Command::new(programs.join("switchyard"))
+        .args(["run", "-o", "json"])
+        .arg(&path)
+        .arg("--run-dir")
+        .arg(&run_dir)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let events = std::fs::read_to_string(run_dir.join("events.jsonl")).unwrap();
+    let events: Vec<Value> =
+        events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["event"].clone()).collect();
+    let reports: Vec<&Value> =
+        events.iter().filter(|event| event["event"] == "progress" && event["rank"] == 0).skip(1).collect();
+    let mut result = json!({"kernel": events.iter().find(|event| event["event"] == "ready").unwrap()["kernel"]});
+    for name in PARTS.iter().chain(&["stepMs", "tokensPerSecond"]) {
+        let mut values: Vec<f64> = reports.iter().map(|report| number(report, name)).collect();
+        values.sort_by(f64::total_cmp);
+        result[*name] = json!((values[values.len() / 2] * 1000.0).round() / 1000.0);
+    }
+    result
+}
+
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap()
+}
+
+fn cpu_model() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        info.lines()
+            .find(|line| line.starts_with(name))
+            .and_then(|line| line.split(':').nth(1))
+            .unwrap_or("")
+            .trim()
+            .to_string()
+    };
+    format!("{} (family {}, model {})", field("model name"), field("cpu family"), field("model\t"))
+}
+
+/// Load of the machine beside the benchmark.
+fn load() -> String {
+    std::fs::read_to_string("/proc/loadavg").unwrap_or_default().split(' ').next().unwrap_or_default().to_string()
+}

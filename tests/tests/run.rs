@@ -1,0 +1,334 @@
+//! `switchyard run` with real processes: the whole path, and every way in which it can be interrupted.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use switchyard_tests::{Ended, Manifest, Running, Scene};
+
+/// Longer than any of these runs takes on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(90);
+
+/// A scene with text and a manifest; answers the manifest's path too.
+fn scene(change: impl FnOnce(Manifest) -> Manifest) -> (Scene, PathBuf) {
+    let scene = Scene::new();
+    scene.write_text("data/text.txt", 64);
+    let manifest = scene.manifest("job.yaml", &change(Manifest::small("data")));
+    (scene, manifest)
+}
+
+/// A job that would take very long.
+fn endless(manifest: Manifest) -> Manifest {
+    manifest.with("engine.steps", 10_000_000).with("engine.evaluation.everySteps", 0)
+}
+
+fn fault(manifest: Manifest, fault: &str) -> Manifest {
+    manifest.with("trainer.env", json!([{"name": "SWITCHYARD_FAULT", "value": fault}]))
+}
+
+fn start(scene: &Scene, manifest: &Path, more: &[&str]) -> Running {
+    let mut arguments = vec!["run", manifest.to_str().unwrap(), "--run-dir", "out"];
+    arguments.extend(more);
+    scene.switchyard(arguments).start()
+}
+
+fn run(scene: &Scene, manifest: &Path, more: &[&str]) -> Ended {
+    start(scene, manifest, more).wait(DEADLINE)
+}
+
+fn condition<'a>(status: &'a Value, kind: &str) -> &'a Value {
+    let conditions = status["conditions"].as_array().unwrap();
+    conditions.iter().find(|condition| condition["type"] == kind).unwrap_or(&Value::Null)
+}
+
+/// Process ids of the ranks of an attempt, from the events.
+fn pids(scene: &Scene, attempt: u64) -> Vec<i32> {
+    let events = std::fs::read_to_string(scene.join("out/events.jsonl")).unwrap_or_default();
+    events
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|event| event["attempt"] == attempt && event["event"]["event"] == "ready")
+        .map(|event| event["event"]["pid"].as_i64().unwrap() as i32)
+        .collect()
+}
+
+/// Waits until all ranks of an attempt train; answers their process ids.
+fn training(scene: &Scene, running: &mut Running, ranks: usize) -> Vec<i32> {
+    running.wait_for("step=", DEADLINE);
+    let pids = pids(scene, 1);
+    assert_eq!(pids.len(), ranks);
+    pids
+}
+
+fn kill(pid: i32, signal: Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn a_manifest_becomes_a_trained_model_and_a_truthful_status() {
+    let (scene, manifest) =
+        scene(|manifest| manifest.with("engine.steps", 150).with("engine.optimizer", json!({"learningRate": "0.01"})));
+    let ended = run(&scene, &manifest, &[]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for expected in
+        ["RANK", "TRANSPORT", "shm", "gradient tensors -> 1 all-reduce", "unigram", "bigram", "step=150/150"]
+    {
+        assert!(ended.stderr.contains(expected), "{expected} is missing in:\n{}", ended.stderr);
+    }
+    for expected in ["150 steps", "on every rank", "model.safetensors"] {
+        assert!(ended.stdout.contains(expected), "{expected} is missing in:\n{}", ended.stdout);
+    }
+    assert!(!ended.stdout.contains('\u{1b}') && !ended.stderr.contains('\u{1b}'), "no escape codes in a pipe");
+    let status = scene.status("out");
+    assert_eq!(condition(&status, "Succeeded")["reason"], "Complete");
+    assert_eq!(condition(&status, "Complete")["status"], "True");
+    assert_eq!(condition(&status, "Placed")["status"], "True");
+    let trainer = &status["trainerStatus"];
+    assert_eq!((&trainer["step"], &trainer["progressPercentage"]), (&json!(150), &json!(100)));
+    let loss: f64 = trainer["loss"].as_str().unwrap().parse().unwrap();
+    assert!(loss < 4.0, "it has learned something: {loss}");
+    let entries = scene.entries();
+    for expected in [
+        "engine.json",
+        "events.jsonl",
+        "plan.yaml",
+        "logs/attempt-1/rank-0.log",
+        "logs/attempt-1/rank-1.log",
+        "model.safetensors",
+    ] {
+        assert!(entries.contains(&format!("out/{expected}")), "{expected} is missing in {entries:?}");
+    }
+    assert!(!entries.iter().any(|entry| entry.ends_with(".key") || entry.ends_with(".new")), "{entries:?}");
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn the_same_seed_gives_the_same_weights_twice() {
+    let digest = || {
+        let (scene, manifest) = scene(|manifest| manifest);
+        let ended = run(&scene, &manifest, &["--output", "json"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let events = std::fs::read_to_string(scene.join("out/events.jsonl")).unwrap();
+        let digests: Vec<String> = events
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap()["event"].clone())
+            .filter(|event| event["event"] == "finished")
+            .map(|event| event["weightsDigest"].as_str().unwrap().to_string())
+            .collect();
+        assert_eq!((digests.len(), &digests[0]), (2, &digests[1]), "both ranks hold the same bits");
+        digests[0].clone()
+    };
+    assert_eq!(digest(), digest());
+}
+
+#[test]
+fn json_output_is_one_object_per_line_on_standard_output() {
+    let (scene, manifest) = scene(|manifest| manifest);
+    let ended = run(&scene, &manifest, &["-o", "json"]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let objects: Vec<Value> = ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(objects.iter().all(|object| object["apiVersion"] == "cli.switchyard.dev/v1"));
+    let kinds: Vec<&str> = objects.iter().map(|object| object["kind"].as_str().unwrap()).collect();
+    assert_eq!((kinds[0], kinds[1]), ("RunStarting", "RunReady"));
+    assert!(kinds.contains(&"RunProgress") && kinds.contains(&"RunEvaluation"));
+    let last = objects.last().unwrap();
+    assert_eq!((&last["kind"], &last["exitCode"]), (&json!("RunResult"), &json!(0)));
+    assert_eq!(condition(&last["trainJob"]["status"], "Succeeded")["reason"], "Complete");
+}
+
+#[test]
+fn quiet_prints_the_result_only() {
+    let (scene, manifest) = scene(|manifest| manifest);
+    let ended = run(&scene, &manifest, &["-q"]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    assert!(ended.stdout.starts_with("done "));
+}
+
+#[test]
+fn a_stop_ends_all_ranks_within_five_seconds_and_leaves_nothing() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let (scene, manifest) = scene(endless);
+        let mut running = start(&scene, &manifest, &[]);
+        training(&scene, &mut running, 2);
+        let stopped = Instant::now();
+        running.signal(signal);
+        let ended = running.wait(Duration::from_secs(5));
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(stopped.elapsed() < Duration::from_secs(5));
+        let status = scene.status("out");
+        assert_eq!(condition(&status, "Succeeded")["reason"], "Suspended");
+        scene.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_stop_before_the_ranks_have_met_ends_them_too() {
+    let (scene, manifest) = scene(endless);
+    let mut running = start(&scene, &manifest, &[]);
+    running.wait_for("entropy", DEADLINE);
+    running.signal(Signal::TERM);
+    assert_eq!(running.wait(Duration::from_secs(5)).code, Some(143));
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_rank_that_dies_stops_the_others_and_is_named_first() {
+    let (scene, manifest) = scene(|manifest| endless(manifest).with("trainer.numProcPerNode", 3));
+    let mut running = start(&scene, &manifest, &[]);
+    let pids = training(&scene, &mut running, 3);
+    let killed = Instant::now();
+    kill(pids[1], Signal::KILL);
+    let ended = running.wait(DEADLINE);
+    assert!(killed.elapsed() < Duration::from_secs(4), "{:?}", killed.elapsed());
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+    // Which rank has which process is told by the events, in the order in which they came.
+    let event = std::fs::read_to_string(scene.join("out/events.jsonl")).unwrap();
+    let rank = event
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .find(|event| event["event"]["pid"] == pids[1])
+        .map(|event| event["rank"].as_u64().unwrap())
+        .unwrap();
+    for expected in [
+        format!("error[SY0503]: rank {rank} failed first; the 2 other ranks stopped because of it"),
+        format!("pid {}", pids[1]),
+        "killed by signal 9 (SIGKILL)".into(),
+        format!("rank-{rank}.log"),
+    ] {
+        assert!(ended.stderr.contains(&expected), "{expected} is missing in:\n{}", ended.stderr);
+    }
+    let status = scene.status("out");
+    assert_eq!(condition(&status, "Succeeded")["reason"], "Failed");
+    assert!(condition(&status, "Failed")["message"].as_str().unwrap().contains("killed by signal 9"));
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn survivors_end_within_two_seconds_of_a_death() {
+    let (scene, manifest) = scene(|manifest| endless(manifest).with("trainer.numProcPerNode", 4));
+    let mut running = start(&scene, &manifest, &[]);
+    let pids = training(&scene, &mut running, 4);
+    let alive = |pid: &i32| {
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        !state.is_empty() && !state.contains(") Z ")
+    };
+    let killed = Instant::now();
+    kill(pids[0], Signal::KILL);
+    while pids.iter().any(alive) {
+        assert!(killed.elapsed() < Duration::from_secs(2), "still there after 2 s");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(running.wait(DEADLINE).code, Some(5));
+}
+
+#[test]
+fn a_restart_is_a_new_attempt_of_the_whole_group() {
+    let (scene, manifest) =
+        scene(|manifest| fault(manifest, "kill:12@1#1").with("failurePolicy", json!({"maxRestarts": 1})));
+    let ended = run(&scene, &manifest, &[]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("restart 1 of 1: attempt 2"), "{}", ended.stderr);
+    let status = scene.status("out");
+    assert_eq!((&status["attempt"], &status["restarts"]["application"]), (&json!(2), &json!(1)));
+    assert!(pids(&scene, 1).iter().all(|pid| !pids(&scene, 2).contains(pid)), "new processes");
+    assert!(scene.entries().contains(&"out/logs/attempt-2/rank-1.log".to_string()));
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn restarts_are_counted_and_end() {
+    let (scene, manifest) =
+        scene(|manifest| fault(manifest, "exit:3@0").with("failurePolicy", json!({"maxRestarts": 2})));
+    let ended = run(&scene, &manifest, &[]);
+    assert_eq!(ended.code, Some(5));
+    assert_eq!(ended.stderr.matches("error[SY0503]").count(), 3, "{}", ended.stderr);
+    let status = scene.status("out");
+    assert_eq!(status["restarts"]["application"], 2);
+    assert!(condition(&status, "Failed")["message"].as_str().unwrap().contains("2 of 2 restarts used"));
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_panic_is_the_root_cause_with_its_words() {
+    let (scene, manifest) = scene(|manifest| fault(manifest, "panic:4@1"));
+    let ended = run(&scene, &manifest, &[]);
+    assert_eq!(ended.code, Some(5));
+    assert!(
+        ended.stderr.contains("rank 1 failed first") && ended.stderr.contains("panicked: a fault was asked for"),
+        "{}",
+        ended.stderr
+    );
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_silent_rank_is_found_and_named() {
+    let hang = json!([{"name": "SWITCHYARD_FAULT", "value": "hang:4@1"}, {"name": "SWITCHYARD_PEER_TIMEOUT_SECONDS", "value": "1.5"}]);
+    let (scene, manifest) = scene(|manifest| manifest.with("trainer.env", hang));
+    let ended = run(&scene, &manifest, &[]);
+    assert_eq!(ended.code, Some(5));
+    assert!(
+        ended.stderr.contains("rank 1 failed first") && ended.stderr.contains("no sign of life"),
+        "{}",
+        ended.stderr
+    );
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn nothing_survives_the_launcher() {
+    let (scene, manifest) = scene(|manifest| endless(manifest).with("trainer.numProcPerNode", 3));
+    let mut running = start(&scene, &manifest, &[]);
+    training(&scene, &mut running, 3);
+    running.signal(Signal::KILL);
+    assert_eq!(running.wait(DEADLINE).code, None);
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn tcp_can_be_forced_and_trains_the_same() {
+    let losses = |transport: &str| {
+        let set = json!([{"name": "SWITCHYARD_TRANSPORT", "value": transport}]);
+        let (scene, manifest) = scene(|manifest| manifest.with("trainer.env", set));
+        let ended = run(&scene, &manifest, &[]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stderr.contains(transport), "{}", ended.stderr);
+        scene.status("out")["trainerStatus"]["loss"].as_str().unwrap().to_string()
+    };
+    assert_eq!(losses("shm"), losses("tcp"));
+}
+
+#[test]
+fn two_copies_run_beside_each_other() {
+    let (scene, manifest) = scene(|manifest| manifest);
+    let other = scene.switchyard(["run", manifest.to_str().unwrap(), "--run-dir", "other"]).start();
+    let first = run(&scene, &manifest, &[]);
+    assert_eq!((first.code, other.wait(DEADLINE).code), (Some(0), Some(0)));
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn the_transport_word_of_an_unknown_kind_is_refused_by_name() {
+    let set = json!([{"name": "SWITCHYARD_TRANSPORT", "value": "pigeon"}]);
+    let (scene, manifest) =
+        scene(|manifest| manifest.with("trainer.env", set).with("failurePolicy", json!({"maxRestarts": 5})));
+    let ended = run(&scene, &manifest, &[]);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("SWITCHYARD_TRANSPORT") && ended.stderr.contains("pigeon"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("restart 1"), "a wrong setting is not tried again: {}", ended.stderr);
+}
+
+#[test]
+fn oversubscription_is_allowed_with_the_numbers() {
+    let (scene, manifest) = scene(|manifest| manifest.with("trainer.numProcPerNode", 4).with("trainer.cpuThreads", 64));
+    let ended = run(&scene, &manifest, &[]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("warning: oversubscribed: 4 processes with 64 threads each want 256 cores"),
+        "{}",
+        ended.stderr
+    );
+    scene.assert_nothing_left();
+}
