@@ -250,6 +250,7 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
                 let got = format!("{} items", items.len());
                 report(FaultKind::OutOfRange, "too many items", got, format!("at most {most}"), String::new());
             }
+            check_distinct(schema, items, &mut report);
             for (index, item) in items.iter().enumerate() {
                 path.push(index.to_string());
                 check(&schema["items"], item, path, faults);
@@ -258,6 +259,24 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
         }
         Value::Object(object) => check_object(schema, object, path, faults),
         _ => {}
+    }
+}
+
+/// The items of a list of type `set` differ, those of type `map` in their keys; an API server refuses others.
+fn check_distinct(schema: &Value, items: &[Value], report: &mut Report<'_>) {
+    let keys: Vec<&str> =
+        schema["x-kubernetes-list-map-keys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let same = |a: &Value, b: &Value| match schema["x-kubernetes-list-type"].as_str() {
+        Some("set") => a == b,
+        Some("map") => keys.iter().all(|key| a[key] == b[key]),
+        _ => false,
+    };
+    for (index, item) in items.iter().enumerate() {
+        if let Some(first) = items[..index].iter().position(|earlier| same(earlier, item)) {
+            let key = keys.first().map_or(item, |key| &item[*key]);
+            let got = format!("{} in items {first} and {index}", describe(key));
+            report(FaultKind::Rule, "the same item twice", got, "every item once".into(), String::new());
+        }
     }
 }
 
@@ -383,6 +402,10 @@ fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
         if !part.is_empty() && part != "self" {
             path.push(part.to_string());
         }
+    }
+    // A rule at the top of the document cannot name a field of `metadata`, whose schema is the server's; its message does.
+    if path.is_empty() && error.message.starts_with("metadata.name ") {
+        path = vec!["metadata".into(), "name".into()];
     }
     let got = path
         .iter()

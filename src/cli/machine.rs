@@ -1,12 +1,13 @@
 //! Machines on the command line: this one, or described by a file; `switchyard topo`.
 
 use super::args::{Cli, Output, TopoArgs};
-use super::{refuse, topo};
+use super::{manifest, refuse, topo};
 use jiff::Timestamp;
 use serde_json::json;
 use std::io::IsTerminal;
 use std::path::Path;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::labels::API_VERSION;
 use switchyard_node_agent::{Roots, describe};
 use switchyard_worker_contract::exit::Exit;
 
@@ -33,9 +34,18 @@ fn node_name() -> String {
 
 /// The machine that a file describes.
 pub(super) fn read_file(path: &Path) -> Result<GPUTopology, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    let topology: GPUTopology =
-        serde_saphyr::from_str(&text).map_err(|error| format!("{} is not a GPUTopology\n{error}", path.display()))?;
+    let name = path.display().to_string();
+    let text = manifest::read_text(path, &name, "GPUTopology").map_err(|error| error.0)?;
+    let wrong = |error: serde_saphyr::Error| format!("{name} is not a GPUTopology\n{error}");
+    let head: serde_json::Value = serde_saphyr::from_str(&text).map_err(wrong)?;
+    for (field, expected) in [("apiVersion", API_VERSION), ("kind", "GPUTopology")] {
+        let got = head.get(field).and_then(serde_json::Value::as_str);
+        if got != Some(expected) {
+            let got = got.map_or("nothing".to_string(), |got| format!("`{got}`"));
+            return Err(format!("{name} is not a GPUTopology: {field}: got {got}; expected `{expected}`"));
+        }
+    }
+    let topology: GPUTopology = serde_saphyr::from_str(&text).map_err(wrong)?;
     if topology.status.is_none() {
         return Err(format!("{}: status: got nothing; expected the description of a machine", path.display()));
     }

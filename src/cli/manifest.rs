@@ -25,28 +25,29 @@ pub struct ManifestError(pub String);
 /// The file cannot be read, is too large, is no YAML, holds no or several documents, or is not a valid TrainJob.
 pub fn read(path: &Path, styled: bool) -> Result<TrainJob, ManifestError> {
     let name = if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() };
-    let text = read_text(path, &name)?;
+    let text = read_text(path, &name, "TrainJob")?;
     parse(&name, &text, styled)
 }
 
-fn read_text(path: &Path, name: &str) -> Result<String, ManifestError> {
+/// The text of a file that should hold a `kind`; never more than [`LARGEST`], and never waiting for a pipe or a device.
+pub(super) fn read_text(path: &Path, name: &str, kind: &str) -> Result<String, ManifestError> {
     let unreadable = |what: &str| ManifestError(format!("error[SY0001]: cannot read {name}: {what}"));
     let mut bytes = Vec::new();
     if path == Path::new("-") {
         std::io::stdin().take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
     } else {
-        let kind = std::fs::metadata(path).map_err(|error| unreadable(&error.to_string()))?;
-        if !kind.is_file() {
-            let got = if kind.is_dir() { "a directory" } else { "not a regular file" };
-            return Err(unreadable(&format!("got {got}; expected a file with a TrainJob")));
+        let found = std::fs::metadata(path).map_err(|error| unreadable(&error.to_string()))?;
+        if !found.is_file() {
+            let got = if found.is_dir() { "a directory" } else { "not a regular file" };
+            return Err(unreadable(&format!("got {got}; expected a file with a {kind}")));
         }
         let file = std::fs::File::open(path).map_err(|error| unreadable(&error.to_string()))?;
         file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
     }
     if bytes.len() as u64 > LARGEST {
-        return Err(unreadable(
-            "got more than 1 MiB; expected a manifest of at most 1 MiB, the most that a cluster stores",
-        ));
+        return Err(unreadable(&format!(
+            "got more than 1 MiB; expected a {kind} of at most 1 MiB, the most that a cluster stores"
+        )));
     }
     String::from_utf8(bytes).map_err(|error| {
         unreadable(&format!(

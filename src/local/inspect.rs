@@ -1,9 +1,9 @@
 //! Asks the worker what it would do, before anything starts: data, static plan, memory.
 
 use super::worker::Worker;
+use crate::plan::Plan;
 use std::io;
 use std::process::Stdio;
-use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
@@ -50,24 +50,26 @@ impl InspectError {
     }
 }
 
-/// Runs `switchyard-worker inspect` with the configuration on its standard input. Ends the worker when the future is dropped.
+/// Runs `switchyard-worker inspect` with the configuration on its standard input and the environment that the user gives to every
+/// rank. Ends the worker when the future is dropped.
 ///
 /// # Errors
 /// The worker refuses the configuration or its data, or cannot be asked.
-pub async fn inspect(worker: &Worker, config: &EngineConfig, world: u32) -> Result<Inspection, InspectError> {
+pub async fn inspect(worker: &Worker, plan: &Plan) -> Result<Inspection, InspectError> {
     let program = worker.path.display().to_string();
     let start = |source| InspectError::Start { program: program.clone(), source };
     let mut child = tokio::process::Command::new(&worker.path)
         .arg("inspect")
+        .envs(plan.processes().take(1).flat_map(|process| &process.env).map(|entry| (&entry.name, &entry.value)))
         .env(env::NUM_NODES, "1")
-        .env(env::PROCS_PER_NODE, world.to_string())
+        .env(env::PROCS_PER_NODE, plan.world().to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
         .map_err(start)?;
-    let config = serde_json::to_vec(config).expect("invariant: an engine configuration serialises to JSON");
+    let config = serde_json::to_vec(&plan.engine).expect("invariant: an engine configuration serialises to JSON");
     if let Some(mut stdin) = child.stdin.take() {
         // A worker that ends without reading says why itself.
         let _ = stdin.write_all(&config).await;

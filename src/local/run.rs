@@ -81,6 +81,10 @@ impl RunError {
     pub fn exit(&self) -> Exit {
         match self {
             RunError::Refused(Refusal::Invalid(_)) => Exit::Usage,
+            // The directory that was asked for: the command line is what has to change. What fails later is the machine's fault.
+            RunError::RunDir(RunDirError::Create { .. } | RunDirError::NotEmpty { .. } | RunDirError::NotText { .. }) => {
+                Exit::Usage
+            }
             RunError::Refused(Refusal::NotPlaceable { .. }) | RunError::Memory { .. } => Exit::NotPlaceable,
             RunError::Inspect(error) => error.exit(),
             RunError::Stopped(exit, _) => *exit,
@@ -112,7 +116,7 @@ pub async fn run(
     // The address is not known before the attempt; everything else of the plan is.
     let first = plan_attempt(1, "127.0.0.1:0")?;
     let inspection = tokio::select! {
-        found = inspect(worker, &first.engine, first.world()) => found?,
+        found = inspect(worker, &first) => found?,
         (exit, signal) = signals.next() => return Err(RunError::Stopped(exit, signal)),
     };
     check_memory(&first, &inspection, machine)?;

@@ -56,6 +56,13 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     };
     let cpu = quantity("cpu", "a number of cores greater than 0, such as 2 or 500m");
     let memory = quantity("memory", "a number of bytes greater than 0, such as 4Gi");
+    for (index, entry) in spec.trainer.env.iter().enumerate().filter(|(_, entry)| entry.value.contains('\0')) {
+        faults.push(Invalid {
+            field: format!("spec.trainer.env[{index}].value"),
+            got: format!("text with a NUL character for {}", entry.name),
+            expected: "text without, as the environment of a process cannot hold it".to_string(),
+        });
+    }
     let engine = engine::config(&spec.engine, &mut faults);
     let (Some(engine), true) = (engine, faults.is_empty()) else { return Err(faults) };
     let request = Request {

@@ -27,12 +27,33 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) struct Case {
     /// What is wrong.
     pub(crate) name: &'static str,
-    /// Makes the scene and answers the arguments of `switchyard`.
-    pub(crate) make: fn(&Scene) -> Vec<String>,
+    /// How it comes about.
+    pub(crate) make: Make,
     /// Exit code.
     pub(crate) code: i32,
     /// Texts that the error must have.
     pub(crate) says: &'static [&'static str],
+}
+
+/// How a case comes about in a scene with good data and a good manifest.
+pub(crate) enum Make {
+    /// One piece of the manifest is replaced by another, and the job is run.
+    Replace(&'static str, &'static str),
+    /// Changes the scene and answers the arguments of `switchyard`.
+    Scene(fn(&Scene) -> Vec<String>),
+}
+
+impl Make {
+    fn arguments(&self, scene: &Scene) -> Vec<String> {
+        match self {
+            Make::Replace(from, to) => {
+                assert!(GOOD.contains(from), "the good manifest does not hold `{from}`");
+                scene.write("job.yaml", GOOD.replacen(from, to, 1));
+                arguments("run job.yaml --run-dir out")
+            }
+            Make::Scene(make) => make(scene),
+        }
+    }
 }
 
 /// A scene with good data and a good manifest, `job.yaml`.
@@ -58,7 +79,7 @@ pub(crate) fn judge(cases: &[Case]) {
 /// What is not as expected.
 pub(crate) fn fault(case: &Case) -> Option<String> {
     let scene = scene();
-    let arguments = (case.make)(&scene);
+    let arguments = case.make.arguments(&scene);
     let before = scene.entries();
     let ended = scene.switchyard(&arguments).run(DEADLINE);
     let text = format!("switchyard {}\n{}{}", arguments.join(" "), ended.stdout, ended.stderr);
@@ -90,7 +111,7 @@ fn the_good_manifest_is_accepted() {
 #[test]
 fn a_case_that_is_not_refused_as_expected_is_reported() {
     let case = |code, says, make: fn(&Scene) -> Vec<String>| {
-        fault(&Case { name: "planted", make, code, says }).unwrap_or_default()
+        fault(&Case { name: "planted", make: Make::Scene(make), code, says }).unwrap_or_default()
     };
     assert!(case(2, &[], |_| arguments("plan job.yaml")).contains("exit code Some(0)"));
     assert!(case(2, &["no such words"], |_| arguments("plan gone.yaml")).contains("does not say `no such words`"));

@@ -1,6 +1,6 @@
 //! Training data that is none: refused before any rank starts.
 
-use crate::case::{Case, GOOD, arguments, judge};
+use crate::case::{Case, GOOD, Make, arguments, judge};
 use crate::files::make_fifo;
 use std::fs;
 use switchyard_tests::Scene;
@@ -12,101 +12,101 @@ fn run_on(scene: &Scene, path: &str, more: &str) -> Vec<String> {
 }
 
 /// Each with the path in its message.
-pub(crate) const CASES: [Case; 13] = [
+pub(crate) const CASES: &[Case] = &[
     Case {
         name: "missing",
-        make: |scene| run_on(scene, "gone", ""),
+        make: Make::Scene(|scene| run_on(scene, "gone", "")),
         code: 3,
         says: &["spec.engine.data.path", "/gone", "expected a file or a directory"],
     },
     Case {
         name: "a device",
-        make: |scene| run_on(scene, "/dev/null", ""),
+        make: Make::Scene(|scene| run_on(scene, "/dev/null", "")),
         code: 3,
         says: &["spec.engine.data.path", "/dev/null is a", "device", "expected a file or a directory"],
     },
     Case {
         name: "an endless device",
-        make: |scene| run_on(scene, "/dev/zero", ""),
+        make: Make::Scene(|scene| run_on(scene, "/dev/zero", "")),
         code: 3,
         says: &["spec.engine.data.path", "/dev/zero is a", "device"],
     },
     Case {
         name: "a pipe",
-        make: |scene| {
+        make: Make::Scene(|scene| {
             make_fifo(scene, "pipe");
             run_on(scene, "pipe", "")
-        },
+        }),
         code: 3,
         says: &["spec.engine.data.path", "/pipe is a", "pipe"],
     },
     Case {
         name: "a pipe in the directory",
-        make: |scene| {
+        make: Make::Scene(|scene| {
             make_fifo(scene, "data/pipe");
             run_on(scene, "data", ", include: [pipe]")
-        },
+        }),
         code: 3,
         says: &["data/pipe is a", "pipe"],
     },
     Case {
         name: "a link to itself",
-        make: |scene| {
-            std::os::unix::fs::symlink("loop", scene.join("loop")).unwrap();
+        make: Make::Scene(|scene| {
+            std::os::unix::fs::symlink("loop", scene.join("loop")).expect("a link");
             run_on(scene, "loop", "")
-        },
+        }),
         code: 3,
         says: &["spec.engine.data.path", "/loop", "symbolic links"],
     },
     Case {
         name: "nothing matches",
-        make: |scene| run_on(scene, "data", ", include: [\"*.rs\"]"),
+        make: Make::Scene(|scene| run_on(scene, "data", ", include: [\"*.rs\"]")),
         code: 3,
         says: &["spec.engine.data.include", "none of the 1 files", "*.rs", "expected at least one"],
     },
     Case {
         name: "everything is left out",
-        make: |scene| run_on(scene, "data", ", exclude: [\"**\"]"),
+        make: Make::Scene(|scene| run_on(scene, "data", ", exclude: [\"**\"]")),
         code: 3,
         says: &["none of the 1 files", "expected at least one"],
     },
     Case {
         name: "an empty directory",
-        make: |scene| {
-            fs::create_dir(scene.join("empty")).unwrap();
+        make: Make::Scene(|scene| {
+            fs::create_dir(scene.join("empty")).expect("a folder");
             run_on(scene, "empty", "")
-        },
+        }),
         code: 3,
         says: &["spec.engine.data", "/empty"],
     },
     Case {
         name: "empty files only",
-        make: |scene| {
+        make: Make::Scene(|scene| {
             scene.write("hollow/a.txt", "");
             scene.write("hollow/b.txt", "");
             run_on(scene, "hollow", "")
-        },
+        }),
         code: 3,
         says: &["spec.engine.data.path", "all 2 files", "are empty", "expected text"],
     },
     Case {
         name: "too short for a step",
-        make: |scene| {
+        make: Make::Scene(|scene| {
             scene.write("short.txt", "0123456789".repeat(7));
             run_on(scene, "short.txt", ", validationFraction: \"0\"")
-        },
+        }),
         code: 3,
         says: &["70 tokens", "one step needs", "expected more text"],
     },
     Case {
         name: "a pattern that is none",
-        make: |scene| run_on(scene, "data", ", include: [\"[a-\"]"),
+        make: Make::Scene(|scene| run_on(scene, "data", ", include: [\"[a-\"]")),
         code: 3,
         says: &["spec.engine.data.include[0]", "`[a-`", "expected for example"],
     },
     Case {
         name: "patterns for a file",
-        make: |scene| run_on(scene, "data/text.txt", ", include: [\"*.txt\"]"),
+        make: Make::Scene(|scene| run_on(scene, "data/text.txt", ", include: [\"*.txt\"]")),
         code: 3,
         says: &["spec.engine.data.include", "data/text.txt is a file", "expected none, or a directory"],
     },
@@ -114,7 +114,7 @@ pub(crate) const CASES: [Case; 13] = [
 
 #[test]
 fn data_that_cannot_be_used_is_refused() {
-    judge(&CASES);
+    judge(CASES);
 }
 
 /// Root reads everything, so the program runs as somebody else where the test runs as root.

@@ -1,100 +1,253 @@
 //! Manifests with one wrong field each.
 
-use crate::case::Case;
-use crate::case::{GOOD, arguments, fault, judge, scene};
-use switchyard_tests::Scene;
+use crate::case::{Case, DEADLINE, GOOD, Make, arguments, fault, judge, scene};
 
 /// A case in which one piece of the good manifest is replaced.
-macro_rules! field {
-    ($name:literal, $from:literal => $to:literal, $code:literal, $says:expr) => {
-        Case { name: $name, make: |scene| replaced(scene, $from, $to), code: $code, says: &$says }
-    };
-}
-
-fn replaced(scene: &Scene, from: &str, to: &str) -> Vec<String> {
-    assert!(GOOD.contains(from), "the good manifest does not hold `{from}`");
-    scene.write("job.yaml", GOOD.replacen(from, to, 1));
-    arguments("run job.yaml --run-dir out")
+const fn field(name: &'static str, [from, to]: [&'static str; 2], code: i32, says: &'static [&'static str]) -> Case {
+    Case { name, make: Make::Replace(from, to), code, says }
 }
 
 /// Shown in the user's file, with the line.
-pub(crate) const CASES: [Case; 41] = [
-    field!("unknown field", "batchSizePerProcess" => "bachSizePerProcess", 2,
-        ["SY0003", "spec.engine.bachSizePerProcess", "did you mean `batchSizePerProcess`?", "job.yaml:13"]),
-    field!("unknown field without a near name", "steps: 3" => "steps: 3\n    zzz: 1", 2, ["SY0003", "unknown field `zzz`", "known here:"]),
-    field!("unknown block", "spec:" => "spec:\n  fabric: {mode: Auto}", 2, ["SY0003", "spec.fabric", "trainer"]),
-    field!("text instead of a number", "steps: 3" => "steps: many", 2, ["SY0004", "spec.engine.steps", "got", "many", "an integer"]),
-    field!("quoted number", "numProcPerNode: 2" => "numProcPerNode: \"2\"", 2, ["SY0004", "spec.trainer.numProcPerNode", "an integer"]),
-    field!("number with a fraction instead of an integer", "steps: 3" => "steps: 2.5", 2, ["SY0004", "spec.engine.steps", "2.5"]),
-    field!("number instead of a decimal string", "steps: 3" => "steps: 3\n    optimizer: {learningRate: 0.002}", 2,
-        ["SY0004", "spec.engine.optimizer.learningRate", "write it in quotes: \"0.002\""]),
-    field!("text instead of a list", "{path: data}" => "{path: data, include: \"*.txt\"}", 2,
-        ["SY0004", "spec.engine.data.include", "write a list: [\"*.txt\"]"]),
-    field!("list instead of a block", "{path: data}" => "[data]", 2, ["SY0004", "spec.engine.data"]),
-    field!("null", "steps: 3" => "steps:", 2, ["SY0004", "spec.engine.steps", "null"]),
-    field!("another kind of network", "type: GPT" => "type: ResNet", 2, ["SY0005", "spec.engine.model.type", "`ResNet`", "one of GPT"]),
-    field!("enum in small letters", "type: GPT" => "type: gpt", 2, ["SY0005", "`gpt`", "did you mean `GPT`?"]),
-    field!("another vocabulary", "contextLength: 32" => "contextLength: 32, vocabulary: GPT2", 2,
-        ["SY0005", "spec.engine.model.gpt.vocabulary", "`GPT2`", "one of Bytes"]),
-    field!("another topology mode", "engine:" => "topologyPolicy: {mode: required}\n  engine:", 2,
-        ["SY0005", "spec.topologyPolicy.mode", "did you mean `Required`?"]),
-    field!("no layers", "layers: 1" => "layers: 0", 2, ["SY0006", "spec.engine.model.gpt.layers", "got 0", "a number from 1 to 256"]),
-    field!("no steps", "steps: 3" => "steps: 0", 2, ["SY0006", "spec.engine.steps", "got 0"]),
-    field!("negative number of steps", "steps: 3" => "steps: -5", 2, ["SY0006", "spec.engine.steps", "got -5"]),
-    field!("negative seed", "steps: 3" => "steps: 3\n    seed: -1", 2, ["SY0006", "spec.engine.seed", "got -1"]),
-    field!("no samples", "batchSizePerProcess: 2" => "batchSizePerProcess: 0", 2, ["SY0006", "spec.engine.batchSizePerProcess", "got 0"]),
-    field!("more processes than a node takes", "numProcPerNode: 2" => "numProcPerNode: 65", 2,
-        ["SY0006", "spec.trainer.numProcPerNode", "got 65", "from 1 to 64"]),
-    field!("more nodes than a job takes", "numProcPerNode: 2" => "numNodes: 1025", 2, ["SY0006", "spec.trainer.numNodes", "got 1025", "from 1 to 1024"]),
-    field!("a number that no integer holds", "steps: 3" => "steps: 99999999999999999999", 2, ["spec.engine.steps", "99999999999999999999"]),
-    field!("empty path", "{path: data}" => "{path: \"\"}", 2, ["SY0006", "spec.engine.data.path", "at least 1 character"]),
-    field!("no model", "    model:\n      type: GPT\n      gpt: {layers: 1, hiddenSize: 32, heads: 2, contextLength: 32}\n" => "", 2,
-        ["SY0007", "spec.engine.model", "missing"]),
-    field!("no shape of the model", "      gpt: {layers: 1, hiddenSize: 32, heads: 2, contextLength: 32}\n" => "", 2,
-        ["SY0100", "spec.engine.model", "type GPT needs gpt"]),
-    field!("no path", "{path: data}" => "{format: Text}", 2, ["SY0007", "spec.engine.data.path", "missing"]),
-    field!("no name", "{name: bad-input}" => "{namespace: default}", 2, ["SY0007", "metadata.name", "missing"]),
-    field!("a name that no pod can have", "bad-input" => "Bad_Input", 2, ["metadata.name", "Bad_Input"]),
-    field!("a name that is too long", "bad-input" => "a123456789a123456789a123456789a123456789a123456789a123456789a123456789", 2, ["metadata.name"]),
-    field!("no decimal number", "steps: 3" => "steps: 3\n    optimizer: {learningRate: fast}", 2,
-        ["SY0008", "spec.engine.optimizer.learningRate", "\"fast\"", "a decimal number"]),
-    field!("negative learning rate", "steps: 3" => "steps: 3\n    optimizer: {learningRate: \"-0.1\"}", 2,
-        ["SY0008", "spec.engine.optimizer.learningRate", "\"-0.1\"", "not negative"]),
-    field!("no quantity", "cpuThreads: 1" => "resourcesPerNode: {limits: {memory: lots}}", 2,
-        ["SY0008", "spec.trainer.resourcesPerNode.limits.memory", "lots", "a quantity such as"]),
-    field!("no memory", "cpuThreads: 1" => "resourcesPerNode: {limits: {memory: \"0\"}}", 2,
-        ["spec.trainer.resourcesPerNode.limits.memory", "`0`", "greater than 0"]),
-    field!("heads do not divide", "heads: 2" => "heads: 5", 2,
-        ["SY0100", "spec.engine.model.gpt.heads", "heads must divide hiddenSize", "got integer 5", "job.yaml:11"]),
-    field!("steps and epochs", "steps: 3" => "steps: 3\n    epochs: 1", 2, ["SY0100", "exactly one of steps and epochs"]),
-    field!("neither steps nor epochs", "    steps: 3\n" => "", 2, ["SY0100", "exactly one of steps and epochs"]),
-    field!("a reserved name", "cpuThreads: 1" => "env: [{name: SWITCHYARD_RENDEZVOUS, value: x}]", 2,
-        ["SY0100", "spec.trainer.env[0].name", "choose another name"]),
-    field!("GPUs", "cpuThreads: 1" => "resourcesPerNode: {limits: {nvidia.com/gpu: 8}}", 2,
-        ["SY0100", "spec.trainer.resourcesPerNode.limits", "only cpu and memory are supported"]),
-    field!("two nodes required of one machine", "numProcPerNode: 2" => "numNodes: 2\n  topologyPolicy: {mode: Required}\n  x:", 2, ["SY0003"]),
-    field!("more threads than cores, required", "cpuThreads: 1\n" => "cpuThreads: 1024\n  topologyPolicy: {mode: Required}\n", 8,
-        ["not placeable", "1024 threads", "can be used", "smallest change that fits: trainer."]),
-    field!("less memory than needed", "cpuThreads: 1" => "resourcesPerNode: {limits: {memory: 1Mi}}", 8,
-        ["not placeable", "resourcesPerNode.limits.memory", "1 MiB", "smallest change that fits"]),
+pub(crate) const CASES: &[Case] = &[
+    field(
+        "unknown field",
+        ["batchSizePerProcess", "bachSizePerProcess"],
+        2,
+        &["SY0003", "spec.engine.bachSizePerProcess", "did you mean `batchSizePerProcess`?", "job.yaml:13"],
+    ),
+    field(
+        "unknown field without a near name",
+        ["steps: 3", "steps: 3\n    zzz: 1"],
+        2,
+        &["SY0003", "unknown field `zzz`", "known here:"],
+    ),
+    field("unknown block", ["spec:", "spec:\n  fabric: {mode: Auto}"], 2, &["SY0003", "spec.fabric", "trainer"]),
+    field(
+        "text instead of a number",
+        ["steps: 3", "steps: many"],
+        2,
+        &["SY0004", "spec.engine.steps", "got", "many", "an integer"],
+    ),
+    field(
+        "quoted number",
+        ["numProcPerNode: 2", "numProcPerNode: \"2\""],
+        2,
+        &["SY0004", "spec.trainer.numProcPerNode", "an integer"],
+    ),
+    field(
+        "number with a fraction instead of an integer",
+        ["steps: 3", "steps: 2.5"],
+        2,
+        &["SY0004", "spec.engine.steps", "2.5"],
+    ),
+    field(
+        "number instead of a decimal string",
+        ["steps: 3", "steps: 3\n    optimizer: {learningRate: 0.002}"],
+        2,
+        &["SY0004", "spec.engine.optimizer.learningRate", "write it in quotes: \"0.002\""],
+    ),
+    field(
+        "text instead of a list",
+        ["{path: data}", "{path: data, include: \"*.txt\"}"],
+        2,
+        &["SY0004", "spec.engine.data.include", "write a list: [\"*.txt\"]"],
+    ),
+    field("list instead of a block", ["{path: data}", "[data]"], 2, &["SY0004", "spec.engine.data"]),
+    field("null", ["steps: 3", "steps:"], 2, &["spec.engine", "steps and epochs", "exactly one of them"]),
+    field(
+        "another kind of network",
+        ["type: GPT", "type: ResNet"],
+        2,
+        &["SY0005", "spec.engine.model.type", "`ResNet`", "one of GPT"],
+    ),
+    field("enum in small letters", ["type: GPT", "type: gpt"], 2, &["SY0005", "`gpt`", "did you mean `GPT`?"]),
+    field(
+        "another vocabulary",
+        ["contextLength: 32", "contextLength: 32, vocabulary: GPT2"],
+        2,
+        &["SY0005", "spec.engine.model.gpt.vocabulary", "`GPT2`", "one of Bytes"],
+    ),
+    field(
+        "another topology mode",
+        ["engine:", "topologyPolicy: {mode: required}\n  engine:"],
+        2,
+        &["SY0005", "spec.topologyPolicy.mode", "did you mean `Required`?"],
+    ),
+    field(
+        "no layers",
+        ["layers: 1", "layers: 0"],
+        2,
+        &["SY0006", "spec.engine.model.gpt.layers", "got 0", "a number from 1 to 256"],
+    ),
+    field("no steps", ["steps: 3", "steps: 0"], 2, &["SY0006", "spec.engine.steps", "got 0"]),
+    field("negative number of steps", ["steps: 3", "steps: -5"], 2, &["SY0006", "spec.engine.steps", "got -5"]),
+    field("negative seed", ["steps: 3", "steps: 3\n    seed: -1"], 2, &["SY0006", "spec.engine.seed", "got -1"]),
+    field(
+        "no samples",
+        ["batchSizePerProcess: 2", "batchSizePerProcess: 0"],
+        2,
+        &["SY0006", "spec.engine.batchSizePerProcess", "got 0"],
+    ),
+    field(
+        "more processes than a node takes",
+        ["numProcPerNode: 2", "numProcPerNode: 65"],
+        2,
+        &["SY0006", "spec.trainer.numProcPerNode", "got 65", "from 1 to 64"],
+    ),
+    field(
+        "more nodes than a job takes",
+        ["numProcPerNode: 2", "numNodes: 1025"],
+        2,
+        &["SY0006", "spec.trainer.numNodes", "got 1025", "from 1 to 1024"],
+    ),
+    field(
+        "a number that no integer holds",
+        ["steps: 3", "steps: 99999999999999999999"],
+        2,
+        &["spec.engine.steps", "99999999999999999999"],
+    ),
+    field(
+        "empty path",
+        ["{path: data}", "{path: \"\"}"],
+        2,
+        &["SY0006", "spec.engine.data.path", "at least 1 character"],
+    ),
+    field(
+        "no model",
+        ["    model:\n      type: GPT\n      gpt: {layers: 1, hiddenSize: 32, heads: 2, contextLength: 32}\n", ""],
+        2,
+        &["SY0007", "spec.engine.model", "missing"],
+    ),
+    field(
+        "no shape of the model",
+        ["      gpt: {layers: 1, hiddenSize: 32, heads: 2, contextLength: 32}\n", ""],
+        2,
+        &["SY0100", "spec.engine.model", "type GPT needs gpt"],
+    ),
+    field("no path", ["{path: data}", "{format: Text}"], 2, &["SY0007", "spec.engine.data.path", "missing"]),
+    field("no name", ["{name: bad-input}", "{namespace: default}"], 2, &["SY0007", "metadata.name", "missing"]),
+    field("a name that no pod can have", ["bad-input", "Bad_Input"], 2, &["metadata.name", "Bad_Input"]),
+    field(
+        "a name that is too long",
+        ["bad-input", "a123456789a123456789a123456789a123456789a123456789a123456789a123456789"],
+        2,
+        &["metadata.name"],
+    ),
+    field(
+        "no decimal number",
+        ["steps: 3", "steps: 3\n    optimizer: {learningRate: fast}"],
+        2,
+        &["SY0008", "spec.engine.optimizer.learningRate", "\"fast\"", "a decimal number"],
+    ),
+    field(
+        "negative learning rate",
+        ["steps: 3", "steps: 3\n    optimizer: {learningRate: \"-0.1\"}"],
+        2,
+        &["SY0008", "spec.engine.optimizer.learningRate", "\"-0.1\"", "not negative"],
+    ),
+    field(
+        "no quantity",
+        ["cpuThreads: 1", "resourcesPerNode: {limits: {memory: lots}}"],
+        2,
+        &["SY0008", "spec.trainer.resourcesPerNode.limits.memory", "lots", "a quantity such as"],
+    ),
+    field(
+        "no memory",
+        ["cpuThreads: 1", "resourcesPerNode: {limits: {memory: \"0\"}}"],
+        2,
+        &["spec.trainer.resourcesPerNode.limits.memory", "`0`", "greater than 0"],
+    ),
+    field(
+        "heads do not divide",
+        ["heads: 2", "heads: 5"],
+        2,
+        &["SY0100", "spec.engine.model.gpt.heads", "heads must divide hiddenSize", "got integer 5", "job.yaml:11"],
+    ),
+    field(
+        "steps and epochs",
+        ["steps: 3", "steps: 3\n    epochs: 1"],
+        2,
+        &["SY0100", "exactly one of steps and epochs"],
+    ),
+    field("neither steps nor epochs", ["    steps: 3\n", ""], 2, &["SY0100", "exactly one of steps and epochs"]),
+    field(
+        "a reserved name",
+        ["cpuThreads: 1", "env: [{name: SWITCHYARD_RENDEZVOUS, value: x}]"],
+        2,
+        &["SY0100", "spec.trainer.env[0].name", "choose another name"],
+    ),
+    field(
+        "GPUs",
+        ["cpuThreads: 1", "resourcesPerNode: {limits: {nvidia.com/gpu: 8}}"],
+        2,
+        &["SY0100", "spec.trainer.resourcesPerNode.limits", "only cpu and memory are supported"],
+    ),
+    field(
+        "an environment name twice",
+        ["cpuThreads: 1", "env: [{name: A, value: x}, {name: A, value: y}]"],
+        2,
+        &["SY0100", "spec.trainer.env", "the same item twice", "text \"A\" in items 0 and 1"],
+    ),
+    field(
+        "a pattern twice",
+        ["{path: data}", "{path: data, include: [a, b, a]}"],
+        2,
+        &["SY0100", "spec.engine.data.include", "text \"a\" in items 0 and 2", "every item once"],
+    ),
+    field(
+        "an environment value that no process can have",
+        ["cpuThreads: 1", "env: [{name: A, value: \"x\\0y\"}]"],
+        2,
+        &["spec.trainer.env[0].value", "NUL"],
+    ),
+    field(
+        "unknown kernels",
+        ["cpuThreads: 1", "env: [{name: SWITCHYARD_KERNEL, value: sse}]"],
+        2,
+        &["SWITCHYARD_KERNEL", "`sse`", "expected auto, avx512, avx2 or portable"],
+    ),
+    field(
+        "warm-up longer than the run",
+        ["steps: 3", "steps: 3\n    schedule: {warmupSteps: 4}"],
+        2,
+        &["SY0100", "spec.engine.schedule.warmupSteps", "got integer 4"],
+    ),
+    field(
+        "too much for validation",
+        ["{path: data}", "{path: data, validationFraction: \"0.9\"}"],
+        2,
+        &["SY0100", "spec.engine.data.validationFraction", "between 0 and 0.5", "got text \"0.9\""],
+    ),
+    field(
+        "more threads than cores, required",
+        ["cpuThreads: 1\n", "cpuThreads: 1024\n  topologyPolicy: {mode: Required}\n"],
+        8,
+        &["not placeable", "1024 threads", "can be used", "smallest change that fits: trainer."],
+    ),
+    field(
+        "less memory than needed",
+        ["cpuThreads: 1", "resourcesPerNode: {limits: {memory: 1Mi}}"],
+        8,
+        &["not placeable", "resourcesPerNode.limits.memory", "1 MiB", "smallest change that fits"],
+    ),
 ];
 
 #[test]
 fn wrong_fields_are_refused() {
-    judge(&CASES);
+    judge(CASES);
 }
 
 #[test]
 fn two_nodes_required_of_one_machine() {
     let case = Case {
         name: "two nodes required of one machine",
-        make: |scene| {
+        make: Make::Scene(|scene| {
             scene.write(
                 "job.yaml",
                 GOOD.replace("trainer:", "topologyPolicy: {mode: Required}\n  trainer:\n    numNodes: 2"),
             );
             arguments("run job.yaml --run-dir out")
-        },
+        }),
         code: 8,
         says: &["not placeable: bad-input", "needs 2 nodes, 1 present", "trainer.numNodes: 1"],
     };
@@ -106,7 +259,7 @@ fn all_faults_of_a_manifest_are_named_at_once() {
     let scene = scene();
     let text = GOOD.replace("steps: 3", "steps: 0\n    sed: 1").replace("layers: 1", "layers: none");
     scene.write("job.yaml", text);
-    let ended = scene.switchyard(["run", "job.yaml"]).run(crate::case::DEADLINE);
+    let ended = scene.switchyard(["run", "job.yaml"]).run(DEADLINE);
     assert_eq!(ended.code, Some(2));
     for words in
         ["spec.engine.steps", "spec.engine.sed", "spec.engine.model.gpt.layers", "3 errors; nothing was started"]

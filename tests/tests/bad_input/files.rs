@@ -1,6 +1,6 @@
 //! Manifests that are no manifest, and other files and arguments that cannot be used.
 
-use crate::case::{Case, GOOD, arguments, judge};
+use crate::case::{Case, GOOD, Make, arguments, judge};
 use std::fs;
 use switchyard_tests::Scene;
 
@@ -10,198 +10,242 @@ fn run_text(scene: &Scene, text: impl AsRef<[u8]>) -> Vec<String> {
 }
 
 /// Each with the file in its message.
-pub(crate) const CASES: [Case; 31] = [
+pub(crate) const CASES: &[Case] = &[
     Case {
         name: "missing manifest",
-        make: |_| arguments("run gone.yaml"),
+        make: Make::Scene(|_| arguments("run gone.yaml")),
         code: 2,
         says: &["SY0001", "gone.yaml", "No such file"],
     },
     Case {
         name: "manifest is a directory",
-        make: |_| arguments("run data"),
+        make: Make::Scene(|_| arguments("run data")),
         code: 2,
         says: &["SY0001", "data", "got a directory; expected a file with a TrainJob"],
     },
     Case {
         name: "manifest is a device",
-        make: |_| arguments("run /dev/zero"),
+        make: Make::Scene(|_| arguments("run /dev/zero")),
         code: 2,
         says: &["SY0001", "/dev/zero", "not a regular file"],
     },
     Case {
         name: "manifest is a pipe that nobody writes",
-        make: |scene| {
+        make: Make::Scene(|scene| {
             make_fifo(scene, "job.fifo");
             arguments("run job.fifo")
-        },
+        }),
         code: 2,
         says: &["SY0001", "job.fifo", "not a regular file"],
     },
     Case {
         name: "manifest is a link to itself",
-        make: |scene| {
-            std::os::unix::fs::symlink("loop.yaml", scene.join("loop.yaml")).unwrap();
+        make: Make::Scene(|scene| {
+            std::os::unix::fs::symlink("loop.yaml", scene.join("loop.yaml")).expect("a link");
             arguments("run loop.yaml")
-        },
+        }),
         code: 2,
         says: &["SY0001", "loop.yaml", "Too many levels of symbolic links"],
     },
     Case {
         name: "empty standard input",
-        make: |_| arguments("run -"),
+        make: Make::Scene(|_| arguments("run -")),
         code: 2,
         says: &["SY0002", "standard input", "no document"],
     },
     Case {
         name: "empty file",
-        make: |scene| run_text(scene, ""),
+        make: Make::Scene(|scene| run_text(scene, "")),
         code: 2,
         says: &["SY0002", "job.yaml", "got no document; expected one TrainJob"],
     },
     Case {
         name: "comments only",
-        make: |scene| run_text(scene, "# nothing\n"),
+        make: Make::Scene(|scene| run_text(scene, "# nothing\n")),
         code: 2,
         says: &["SY0002", "job.yaml"],
     },
     Case {
         name: "10 MB",
-        make: |scene| run_text(scene, format!("{GOOD}# {}\n", "x".repeat(10_000_000))),
+        make: Make::Scene(|scene| run_text(scene, format!("{GOOD}# {}\n", "x".repeat(10_000_000)))),
         code: 2,
-        says: &["SY0001", "job.yaml", "got more than 1 MiB", "expected a manifest of at most 1 MiB"],
+        says: &["SY0001", "job.yaml", "got more than 1 MiB", "expected a TrainJob of at most 1 MiB"],
     },
     Case {
         name: "two documents",
-        make: |scene| run_text(scene, format!("{GOOD}---\n{GOOD}")),
+        make: Make::Scene(|scene| run_text(scene, format!("{GOOD}---\n{GOOD}"))),
         code: 2,
         says: &["SY0002", "job.yaml", "got 2 documents; expected one TrainJob"],
     },
     Case {
         name: "a list",
-        make: |scene| run_text(scene, "[1, 2]"),
+        make: Make::Scene(|scene| run_text(scene, "[1, 2]")),
         code: 2,
         says: &["SY0002", "job.yaml", "expected", "a TrainJob"],
     },
-    Case { name: "a word", make: |scene| run_text(scene, "hello"), code: 2, says: &["SY0002", "job.yaml", "hello"] },
+    Case {
+        name: "a word",
+        make: Make::Scene(|scene| run_text(scene, "hello")),
+        code: 2,
+        says: &["SY0002", "job.yaml", "hello"],
+    },
     Case {
         name: "another group",
-        make: |scene| run_text(scene, GOOD.replace("training.switchyard.dev/v1alpha1", "batch/v1")),
+        make: Make::Scene(|scene| run_text(scene, GOOD.replace("training.switchyard.dev/v1alpha1", "batch/v1"))),
         code: 2,
         says: &["SY0002", "apiVersion", "`batch/v1`", "`training.switchyard.dev/v1alpha1`"],
     },
     Case {
         name: "another version",
-        make: |scene| run_text(scene, GOOD.replace("/v1alpha1", "/v1")),
+        make: Make::Scene(|scene| run_text(scene, GOOD.replace("/v1alpha1", "/v1"))),
         code: 2,
         says: &["SY0002", "`training.switchyard.dev/v1`", "`training.switchyard.dev/v1alpha1`"],
     },
     Case {
         name: "Kubeflow's TrainJob",
-        make: |scene| run_text(scene, GOOD.replace("training.switchyard.dev", "trainer.kubeflow.org")),
+        make: Make::Scene(|scene| run_text(scene, GOOD.replace("training.switchyard.dev", "trainer.kubeflow.org"))),
         code: 2,
         says: &["SY0002", "a TrainJob of Kubeflow Trainer, another product's kind"],
     },
     Case {
         name: "another kind",
-        make: |scene| run_text(scene, GOOD.replace("kind: TrainJob", "kind: Job")),
+        make: Make::Scene(|scene| run_text(scene, GOOD.replace("kind: TrainJob", "kind: Job"))),
         code: 2,
         says: &["SY0002", "kind", "`Job`", "`TrainJob`"],
     },
     Case {
         name: "not UTF-8",
-        make: |scene| run_text(scene, [GOOD.as_bytes(), b"# \xff\n"].concat()),
+        make: Make::Scene(|scene| run_text(scene, [GOOD.as_bytes(), b"# \xff\n"].concat())),
         code: 2,
         says: &["SY0001", "job.yaml", "not UTF-8 at offset", "expected text"],
     },
     Case {
         name: "indented with a tab",
-        make: |scene| run_text(scene, GOOD.replace("  trainer:", "\ttrainer:")),
+        make: Make::Scene(|scene| run_text(scene, GOOD.replace("  trainer:", "\ttrainer:"))),
         code: 2,
         says: &["SY0001", "job.yaml is not valid YAML", "tab"],
     },
     Case {
         name: "open bracket",
-        make: |scene| run_text(scene, "kind: [TrainJob\n"),
+        make: Make::Scene(|scene| run_text(scene, "kind: [TrainJob\n")),
         code: 2,
         says: &["SY0001", "job.yaml is not valid YAML"],
     },
     Case {
         name: "a key twice",
-        make: |scene| run_text(scene, format!("{GOOD}    steps: 4\n")),
+        make: Make::Scene(|scene| run_text(scene, format!("{GOOD}    steps: 4\n"))),
         code: 2,
         says: &["SY0001", "job.yaml is not valid YAML", "steps"],
     },
     Case {
         name: "aliases that multiply",
-        make: |scene| {
+        make: Make::Scene(|scene| {
             let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_string();
             for level in 1..12 {
                 let alias = format!("*a{}", level - 1);
                 text.push_str(&format!("a{level}: &a{level} [{}]\n", [alias.as_str(); 9].join(", ")));
             }
             run_text(scene, text)
-        },
+        }),
         code: 2,
         says: &["SY0001", "job.yaml is not valid YAML"],
     },
     Case {
         name: "run directory is a file",
-        make: |_| arguments("run job.yaml --run-dir data/text.txt"),
+        make: Make::Scene(|_| arguments("run job.yaml --run-dir data/text.txt")),
         code: 2,
         says: &["data/text.txt", "Not a directory", "--run-dir"],
     },
     Case {
         name: "run directory below a file",
-        make: |_| arguments("run job.yaml --run-dir data/text.txt/out"),
+        make: Make::Scene(|_| arguments("run job.yaml --run-dir data/text.txt/out")),
         code: 2,
         says: &["data/text.txt/out", "Not a directory", "--run-dir"],
     },
     Case {
         name: "run directory where nobody may write",
-        make: |_| arguments("run job.yaml --run-dir /proc/switchyard-run"),
+        make: Make::Scene(|_| arguments("run job.yaml --run-dir /proc/switchyard-run")),
         code: 2,
         says: &["cannot make the run directory /proc/switchyard-run", "choose another with --run-dir"],
     },
     Case {
         name: "run directory is not empty",
-        make: |_| arguments("run job.yaml --run-dir data"),
+        make: Make::Scene(|_| arguments("run job.yaml --run-dir data")),
         code: 2,
         says: &["data is not empty", "expected a new or an empty directory"],
     },
     Case {
         name: "missing topology",
-        make: |_| arguments("plan job.yaml --topology gone.yaml"),
+        make: Make::Scene(|_| arguments("plan job.yaml --topology gone.yaml")),
         code: 2,
         says: &["gone.yaml", "No such file"],
     },
     Case {
         name: "a TrainJob as topology",
-        make: |_| arguments("plan job.yaml --topology job.yaml"),
+        make: Make::Scene(|_| arguments("plan job.yaml --topology job.yaml")),
         code: 2,
         says: &["job.yaml is not a GPUTopology"],
     },
     Case {
+        name: "another kind as topology",
+        make: Make::Scene(|scene| {
+            scene.write("node.yaml", "apiVersion: v1\nkind: Node\nstatus: {}\n");
+            arguments("topo node.yaml")
+        }),
+        code: 2,
+        says: &[
+            "node.yaml is not a GPUTopology",
+            "apiVersion: got `v1`",
+            "expected `training.switchyard.dev/v1alpha1`",
+        ],
+    },
+    Case {
+        name: "a topology without a machine",
+        make: Make::Scene(|scene| {
+            let text =
+                "apiVersion: training.switchyard.dev/v1alpha1\nkind: GPUTopology\nmetadata: {name: box}\nspec: {}\n";
+            scene.write("node.yaml", text);
+            arguments("plan job.yaml --topology node.yaml")
+        }),
+        code: 2,
+        says: &["node.yaml: status: got nothing", "expected the description of a machine"],
+    },
+    Case {
+        name: "an endless topology",
+        make: Make::Scene(|_| arguments("topo /dev/zero")),
+        code: 2,
+        says: &["SY0001", "/dev/zero", "not a regular file; expected a file with a GPUTopology"],
+    },
+    Case {
+        name: "a topology from a pipe that nobody writes",
+        make: Make::Scene(|scene| {
+            make_fifo(scene, "node.fifo");
+            arguments("plan job.yaml --topology node.fifo")
+        }),
+        code: 2,
+        says: &["SY0001", "node.fifo", "not a regular file"],
+    },
+    Case {
         name: "a text as machine",
-        make: |_| arguments("topo data/text.txt"),
+        make: Make::Scene(|_| arguments("topo data/text.txt")),
         code: 2,
         says: &["data/text.txt is not a GPUTopology"],
     },
     Case {
         name: "unknown subcommand",
-        make: |_| arguments("rum job.yaml"),
+        make: Make::Scene(|_| arguments("rum job.yaml")),
         code: 2,
         says: &["unrecognized subcommand 'rum'", "'run'"],
     },
     Case {
         name: "unknown flag",
-        make: |_| arguments("run job.yaml --rundir out"),
+        make: Make::Scene(|_| arguments("run job.yaml --rundir out")),
         code: 2,
         says: &["'--rundir'", "'--run-dir'"],
     },
     Case {
         name: "unknown error code",
-        make: |_| arguments("explain SY9999"),
+        make: Make::Scene(|_| arguments("explain SY9999")),
         code: 2,
         says: &["no error code `SY9999`", "SY0001"],
     },
@@ -216,5 +260,5 @@ pub(crate) fn make_fifo(scene: &Scene, name: &str) {
 
 #[test]
 fn files_that_cannot_be_used_are_refused() {
-    judge(&CASES);
+    judge(CASES);
 }
