@@ -2,6 +2,9 @@
 //!
 //! Runs the real programs on the example's model. One process and two processes alternate in rounds, each with one thread and the same
 //! batch per process; of each round the median step counts, and the best of the rounds is shown beside the spread.
+//!
+//! With `SWITCHYARD_TORCH_PYTHON=PYTHON` (an interpreter that has PyTorch, `pip install torch numpy`) the same model in PyTorch, with DDP over
+//! gloo for two processes, runs in the same rounds, and the ratios are printed.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -22,9 +25,11 @@ fn main() {
     let programs = switchyard_tests::programs();
     let folder = tempfile::tempdir().unwrap();
     let mut runs: [Vec<Value>; 2] = [Vec::new(), Vec::new()];
+    let mut peers: [Vec<Value>; 2] = [Vec::new(), Vec::new()];
+    let python = std::env::var("SWITCHYARD_TORCH_PYTHON").ok();
     for round in 0..ROUNDS {
         for processes in 1..=2 {
-            let result = measure(&programs, folder.path(), round, processes);
+            let result = measure(programs, folder.path(), round, processes);
             println!(
                 "round {} {processes} process(es): {:.1} ms/step, {:.0} tokens/s",
                 round + 1,
@@ -32,6 +37,15 @@ fn main() {
                 number(&result, "tokensPerSecond")
             );
             runs[processes - 1].push(result);
+            if let Some(python) = &python {
+                let peer = torch(python, processes);
+                println!(
+                    "round {} {processes} process(es): {:.1} ms/step, PyTorch",
+                    round + 1,
+                    number(&peer, "stepMs")
+                );
+                peers[processes - 1].push(peer);
+            }
         }
     }
     let best: Vec<Value> = runs
@@ -57,18 +71,39 @@ fn main() {
         .map(|(one, two)| number(two, "tokensPerSecond") / number(one, "tokensPerSecond"))
         .collect();
     ratios.sort_by(f64::total_cmp);
-    let ratio = ratios[ratios.len() / 2];
+    let ratio = median(&ratios);
     println!(
         "\n2 processes / 1 process, tokens/s: median {ratio:.2}, from {:.2} to {:.2} over {ROUNDS} alternating rounds (wanted: at least 1.7)",
         ratios[0],
         ratios[ratios.len() - 1]
     );
+    let against: Vec<Value> = (0..2)
+        .filter(|_| python.is_some())
+        .map(|index| {
+            let mut ratios: Vec<f64> = peers[index]
+                .iter()
+                .zip(&runs[index])
+                .map(|(peer, own)| number(peer, "stepMs") / number(own, "stepMs"))
+                .collect();
+            ratios.sort_by(f64::total_cmp);
+            let middle = median(&ratios);
+            println!(
+                "{} process(es) against PyTorch {}: {middle:.2} times its speed (median; {:.2} to {:.2})",
+                index + 1,
+                peers[index][0]["torch"],
+                ratios[0],
+                ratios[ratios.len() - 1]
+            );
+            json!({"processes": index + 1, "speedMedian": middle, "speeds": ratios, "rounds": peers[index]})
+        })
+        .collect();
     let machine = json!({"cpu": cpu_model(), "cores": std::thread::available_parallelism().map_or(0, usize::from), "load": load()});
     println!("machine: {machine}; kernels: {}", best[0]["kernel"]);
     if let Some(file) = file {
         let document = json!({
             "command": "cargo xtask bench step", "machine": machine, "model": "GPT 4x128, heads 4, context 128, batch 8 per process, FP32, 1 thread per process",
             "rounds": ROUNDS, "oneProcess": runs[0], "twoProcesses": runs[1], "tokensPerSecondRatioMedian": ratio, "tokensPerSecondRatios": ratios,
+            "againstPyTorch": against,
         });
         std::fs::write(&file, format!("{}\n", serde_json::to_string_pretty(&document).unwrap())).unwrap();
         println!("written: {}", file.display());
@@ -105,9 +140,23 @@ fn measure(programs: &Path, folder: &Path, round: usize, processes: usize) -> Va
     for name in PARTS.iter().chain(&["stepMs", "tokensPerSecond"]) {
         let mut values: Vec<f64> = reports.iter().map(|report| number(report, name)).collect();
         values.sort_by(f64::total_cmp);
-        result[*name] = json!((values[values.len() / 2] * 1000.0).round() / 1000.0);
+        result[*name] = json!((median(&values) * 1000.0).round() / 1000.0);
     }
     result
+}
+
+/// The peer's median step, as its script prints it.
+fn torch(python: &str, processes: usize) -> Value {
+    let script = switchyard_tests::root().join("tests/benches/torch_step.py");
+    let output = Command::new(python).arg(script).args([processes.to_string(), "60".into()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Of sorted values; the mean of the middle two when their number is even.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[middle - 1], sorted[middle]) } else { sorted[middle] }
 }
 
 fn number(value: &Value, name: &str) -> f64 {

@@ -1,8 +1,9 @@
 //! Speed of the kernels and of whole training steps:
-//! `cargo bench -p switchyard-worker --bench kernels [-- [gemm|step] [THREADS]]`.
+//! `cargo bench -p switchyard-worker --bench kernels [-- [gemm|step] [THREADS] [--json FILE]]`.
 //!
 //! Prints the least time of several runs; rivals and instruction sets run in turn. Compare only on a quiet machine.
 
+use serde_json::{Value, json};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ impl GradientSink for Flat {
     fn finished(&mut self, _ordinal: usize) {}
 }
 
-fn products(pool: &Arc<Pool>) {
+fn products(pool: &Arc<Pool>, results: &mut Vec<Value>) {
     for n in [512usize, 1024] {
         let a: Vec<f32> = (0..n * n).map(|i| (i % 13) as f32 * 0.1).collect();
         let b: Vec<f32> = (0..n * n).map(|i| (i % 17) as f32 * 0.1).collect();
@@ -50,12 +51,13 @@ fn products(pool: &Arc<Pool>) {
                 black_box(&c);
                 let speed = 2.0 * (n * n * n) as f64 / least.as_secs_f64() / 1e9;
                 println!("gemm {:8} n={n:5} {name:6} {speed:7.1} GFLOP/s", isa.name());
+                results.push(json!({"gemm": name, "kernel": isa.name(), "n": n, "gigaflopsPerSecond": rounded(speed)}));
             }
         }
     }
 }
 
-fn step(name: &str, shape: &config::Gpt, batch: usize, pool: &Arc<Pool>, isa: Isa) {
+fn step(name: &str, shape: &config::Gpt, batch: usize, pool: &Arc<Pool>, isa: Isa, results: &mut Vec<Value>) {
     let adam = config::AdamW {
         learning_rate: 1e-3,
         beta1: 0.9,
@@ -95,9 +97,18 @@ fn step(name: &str, shape: &config::Gpt, batch: usize, pool: &Arc<Pool>, isa: Is
         isa.name(),
         gpt.layout().trainable() as f64 / 1e6,
     );
+    results.push(json!({
+        "step": name, "kernel": isa.name(), "forwardMs": rounded(forward), "backwardMs": rounded(backward),
+        "optimizerMs": rounded(optimizer_ms), "stepMs": rounded(whole),
+    }));
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
 }
 
 fn main() {
+    let mut results = Vec::new();
     let threads = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(1);
     let pool = Arc::new(Pool::new(threads));
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -105,10 +116,7 @@ fn main() {
     println!("CPU {}, {threads} thread(s)", model.trim_start_matches([' ', '\t', ':']));
     let only = |part: &str| std::env::args().any(|argument| argument == part);
     if !only("step") {
-        products(&pool);
-    }
-    if only("gemm") {
-        return;
+        products(&pool, &mut results);
     }
     let example = config::Gpt {
         layers: 4,
@@ -119,8 +127,22 @@ fn main() {
         tied_head: true,
     };
     let reference = config::Gpt { hidden_size: 256, vocabulary_size: 1024, tied_head: false, ..example.clone() };
-    for isa in [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.available()) {
-        step("example", &example, 8, &pool, isa);
-        step("reference", &reference, 8, &pool, isa);
+    for isa in [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.available() && !only("gemm")) {
+        step("example", &example, 8, &pool, isa, &mut results);
+        step("reference", &reference, 8, &pool, isa, &mut results);
+    }
+    let arguments: Vec<String> = std::env::args().collect();
+    if let Some(file) = arguments.iter().position(|word| word == "--json").and_then(|at| arguments.get(at + 1)) {
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let document = json!({
+            "command": "cargo xtask bench kernels", "cpu": model.trim_start_matches([' ', '\t', ':']), "threads": threads,
+            "load": load.split(' ').next().unwrap_or_default(), "results": results,
+        });
+        let text = serde_json::to_string_pretty(&document).expect("invariant: a JSON value serialises");
+        if let Err(error) = std::fs::write(file, text + "\n") {
+            eprintln!("cannot write {file}: {error}");
+            std::process::exit(1);
+        }
+        println!("written: {file}");
     }
 }
