@@ -82,9 +82,9 @@ impl RunError {
         match self {
             RunError::Refused(Refusal::Invalid(_)) => Exit::Usage,
             // The directory that was asked for: the command line is what has to change. What fails later is the machine's fault.
-            RunError::RunDir(RunDirError::Create { .. } | RunDirError::NotEmpty { .. } | RunDirError::NotText { .. }) => {
-                Exit::Usage
-            }
+            RunError::RunDir(
+                RunDirError::Create { .. } | RunDirError::NotEmpty { .. } | RunDirError::NotText { .. },
+            ) => Exit::Usage,
             RunError::Refused(Refusal::NotPlaceable { .. }) | RunError::Memory { .. } => Exit::NotPlaceable,
             RunError::Inspect(error) => error.exit(),
             RunError::Stopped(exit, _) => *exit,
