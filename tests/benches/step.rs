@@ -24,7 +24,7 @@ fn main() {
     let mut runs: [Vec<Value>; 2] = [Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
         for processes in 1..=2 {
-            let result = measure(&programs, folder.path(), round, processes);
+            let result = measure(programs, folder.path(), round, processes);
             println!(
                 "round {} {processes} process(es): {:.1} ms/step, {:.0} tokens/s",
                 round + 1,
