@@ -65,10 +65,14 @@ fn holds(process: &Path) -> Vec<String> {
             found.insert(target);
         }
     }
-    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
-    let mapped = maps.lines().filter_map(|line| line.split_once("/memfd:"));
-    found.extend(mapped.filter(|(_, name)| name.starts_with(PREFIX)).map(|(_, name)| format!("mapping of {name}")));
+    found.extend(mappings(&fs::read_to_string(process.join("maps")).unwrap_or_default()));
     found.into_iter().collect()
+}
+
+/// Our memory files in a table of `/proc/PID/maps`.
+fn mappings(table: &str) -> Vec<String> {
+    let mapped = table.lines().filter_map(|line| line.split_once("/memfd:"));
+    mapped.filter(|(_, name)| name.starts_with(PREFIX)).map(|(_, name)| format!("mapping of {name}")).collect()
 }
 
 /// The name of an abstract socket of ours in the table of `/proc/net/unix`, by its inode.
@@ -82,4 +86,30 @@ fn socket_name(table: &str, inode: &str) -> Option<String> {
 
 fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{holds, mappings};
+    use rustix::fs::MemfdFlags;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+    use std::path::Path;
+
+    #[test]
+    fn a_socket_and_shared_memory_are_seen() {
+        let name = format!("switchyard-planted-{}", std::process::id());
+        assert_eq!(holds(Path::new("/proc/self")), Vec::<String>::new());
+        let _socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        let _memory = rustix::fs::memfd_create("switchyard-buckets", MemfdFlags::CLOEXEC).unwrap();
+        let found = holds(Path::new("/proc/self"));
+        assert!(found.contains(&format!("socket @{name}")), "{found:?}");
+        assert!(found.iter().any(|held| held.contains("memfd:switchyard-buckets")), "{found:?}");
+    }
+
+    #[test]
+    fn mappings_of_ours_are_seen() {
+        let table = "7f00-7f10 rw-s 00000000 00:01 5 /memfd:switchyard-buckets (deleted)\n7f20-7f30 rw-s 00000000 00:01 6 /memfd:other\n";
+        assert_eq!(mappings(table), ["mapping of switchyard-buckets (deleted)"]);
+    }
 }

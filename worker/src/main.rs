@@ -47,6 +47,8 @@ fn inspect() -> Exit {
             .read_to_string(&mut text)
             .map_err(|error| TrainError::Usage(format!("standard input: {error}")))?;
         let config = parse_config(&text, "standard input")?;
+        GroupConfig::check_settings()?;
+        variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
         let world = count(env::NUM_NODES)?.saturating_mul(count(env::PROCS_PER_NODE)?);
         let blueprint = Blueprint::new(&config, world, variable(env::KERNEL).as_deref())?;
         serde_json::to_string(&blueprint.inspection()).map_err(|error| TrainError::Usage(error.to_string()))

@@ -1,7 +1,8 @@
 //! One case and how it is judged.
 
+use std::process::Command;
 use std::time::Duration;
-use switchyard_tests::Scene;
+use switchyard_tests::{Ended, Program, Scene, programs};
 
 /// A manifest that is accepted; its data is the folder `data` of the scene.
 pub(crate) const GOOD: &str = r#"apiVersion: training.switchyard.dev/v1alpha1
@@ -67,6 +68,24 @@ pub(crate) fn scene() -> Scene {
 /// Words as arguments.
 pub(crate) fn arguments(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_string).collect()
+}
+
+/// Runs `switchyard` as a user without privileges: root may read and write everything, so for root as somebody else.
+pub(crate) fn unprivileged(scene: &Scene, line: &str) -> Ended {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        return scene.switchyard(arguments(line)).run(DEADLINE);
+    }
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(scene.path(), open).expect("the scene is ours");
+    // The target folder may lie where nobody else can reach it. Copied by another process: a descriptor of ours that is open for
+    // writing could be inherited by what a test beside this one starts, and the program would be busy.
+    let from = ["switchyard", "switchyard-worker"].map(|program| programs().join(program));
+    let copied = Command::new("cp").args(&from).arg(scene.path()).status();
+    assert!(copied.is_ok_and(|status| status.success()), "cp {from:?}");
+    let program = scene.join("switchyard").display().to_string();
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", &program].map(str::to_string);
+    Program::new("setpriv".as_ref(), scene.path(), user.into_iter().chain(arguments(line))).run(DEADLINE)
 }
 
 /// Runs all cases; fails with everything that was not as expected.

@@ -1,6 +1,6 @@
 //! Training data that is none: refused before any rank starts.
 
-use crate::case::{Case, GOOD, Make, arguments, judge};
+use crate::case::{Case, GOOD, Make, arguments, judge, unprivileged};
 use crate::files::make_fifo;
 use std::fs;
 use switchyard_tests::Scene;
@@ -117,25 +117,12 @@ fn data_that_cannot_be_used_is_refused() {
     judge(CASES);
 }
 
-/// Root reads everything, so the program runs as somebody else where the test runs as root.
 #[test]
 fn a_file_that_may_not_be_read_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let scene = crate::case::scene();
     fs::set_permissions(scene.join("data/text.txt"), fs::Permissions::from_mode(0o000)).unwrap();
-    fs::set_permissions(scene.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    let ended = if rustix::process::geteuid().is_root() {
-        // The target folder may lie where nobody else can reach it.
-        for program in ["switchyard", "switchyard-worker"] {
-            fs::copy(switchyard_tests::programs().join(program), scene.join(program)).unwrap();
-        }
-        let program = scene.join("switchyard").display().to_string();
-        let user =
-            ["--reuid=65534", "--regid=65534", "--clear-groups", &program, "run", "job.yaml", "--run-dir", "out"];
-        switchyard_tests::Program::new("setpriv".as_ref(), scene.path(), user).run(crate::case::DEADLINE)
-    } else {
-        scene.switchyard(["run", "job.yaml", "--run-dir", "out"]).run(crate::case::DEADLINE)
-    };
+    let ended = unprivileged(&scene, "run job.yaml --run-dir out");
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
     for words in
         ["spec.engine.data.path: cannot read", "data/text.txt", "Permission denied", "expected a readable file"]

@@ -3,10 +3,10 @@
 use crate::case::DEADLINE;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use switchyard_tests::{Manifest, Program, Scene, programs};
+use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
 
 /// Runs `script` in `sh`, in the scene; `$0` is the folder of the programs.
-fn shell(scene: &Scene, wrapper: &[&str], script: &str) -> switchyard_tests::Ended {
+fn shell(scene: &Scene, wrapper: &[&str], script: &str) -> Ended {
     let programs = programs().display().to_string();
     let words: Vec<&str> = wrapper.iter().copied().chain(["sh", "-c", script, &programs]).collect();
     Program::new(words[0].as_ref(), scene.path(), &words[1..]).run(DEADLINE)
@@ -35,24 +35,34 @@ fn own_mounts() -> Option<&'static [&'static str]> {
     })
 }
 
-#[test]
-fn a_full_disk_ends_the_run_with_the_name_of_the_file() {
-    let scene = scene();
-    let (ended, reason) = match own_mounts() {
-        Some(way) => {
-            let script = "mkdir small && mount -t tmpfs -o size=64k tmpfs small && exec \"$0/switchyard\" run job.yaml --run-dir small/out";
-            (shell(&scene, way, script), "No space left on device")
-        }
-        // Where nothing can be mounted a limit on the size of files does the same to each single file.
-        None => {
-            let script = "trap '' XFSZ; ulimit -f 32; exec \"$0/switchyard\" run job.yaml --run-dir out";
-            (shell(&scene, &["env"], script), "File too large")
-        }
-    };
+fn judge(scene: &Scene, ended: &Ended, reason: &str) {
     assert_eq!(ended.code, Some(1), "signal {:?}\n{}", ended.signal, ended.stderr);
-    for words in ["error: cannot write", "/out/", reason] {
+    for words in ["error: cannot write", "/out/", reason, "all ranks were stopped"] {
         assert!(ended.stderr.contains(words), "`{words}` is missing:\n{}", ended.stderr);
     }
     assert!(ended.time < Duration::from_secs(30), "{:?}", ended.time);
     scene.assert_nothing_left();
+}
+
+/// Limits every single file, so that the log is the first that cannot grow. Larger than the gradients, which the limit is for too.
+const WITH_LIMIT: &str = "trap '' XFSZ; ulimit -f 2048; exec \"$0/switchyard\" run job.yaml --run-dir out";
+
+#[test]
+fn a_log_that_cannot_grow_ends_the_run_with_its_name() {
+    let scene = scene();
+    let ended = shell(&scene, &["env"], WITH_LIMIT);
+    judge(&scene, &ended, "events.jsonl: File too large");
+    assert_eq!(scene.status("out")["conditions"][0]["type"], "Succeeded", "the status is still written");
+}
+
+#[test]
+fn a_full_disk_ends_the_run_with_the_name_of_the_file() {
+    let scene = scene();
+    let Some(way) = own_mounts() else {
+        // Nothing can be mounted here, for example in a container without privileges.
+        return judge(&scene, &shell(&scene, &["env"], WITH_LIMIT), "File too large");
+    };
+    let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small";
+    let ended = shell(&scene, way, &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir small/out"));
+    judge(&scene, &ended, "No space left on device");
 }

@@ -207,6 +207,24 @@ pub(crate) const CASES: &[Case] = &[
         &["SWITCHYARD_KERNEL", "`sse`", "expected auto, avx512, avx2 or portable"],
     ),
     field(
+        "an unknown transport",
+        ["cpuThreads: 1", "env: [{name: SWITCHYARD_TRANSPORT, value: pigeon}]"],
+        2,
+        &["SWITCHYARD_TRANSPORT", "got \"pigeon\"", "expected auto, shm or tcp"],
+    ),
+    field(
+        "a timeout that is none",
+        ["cpuThreads: 1", "env: [{name: SWITCHYARD_PEER_TIMEOUT_SECONDS, value: soon}]"],
+        2,
+        &["SWITCHYARD_PEER_TIMEOUT_SECONDS", "got \"soon\"", "expected seconds from 0.1 to 86400"],
+    ),
+    field(
+        "weights that no machine holds",
+        ["layers: 1, hiddenSize: 32", "layers: 256, hiddenSize: 32768"],
+        8,
+        &["not placeable", "MiB", "smallest change that fits"],
+    ),
+    field(
         "warm-up longer than the run",
         ["steps: 3", "steps: 3\n    schedule: {warmupSteps: 4}"],
         2,

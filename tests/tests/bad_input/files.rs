@@ -1,6 +1,6 @@
 //! Manifests that are no manifest, and other files and arguments that cannot be used.
 
-use crate::case::{Case, GOOD, Make, arguments, judge};
+use crate::case::{Case, GOOD, Make, arguments, judge, unprivileged};
 use std::fs;
 use switchyard_tests::Scene;
 
@@ -261,4 +261,21 @@ pub(crate) fn make_fifo(scene: &Scene, name: &str) {
 #[test]
 fn files_that_cannot_be_used_are_refused() {
     judge(CASES);
+}
+
+#[test]
+fn a_run_directory_without_permission_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let scene = crate::case::scene();
+    fs::create_dir(scene.join("closed")).unwrap();
+    fs::set_permissions(scene.join("closed"), fs::Permissions::from_mode(0o555)).unwrap();
+    for run_dir in ["closed", "closed/out"] {
+        let ended = unprivileged(&scene, &format!("run job.yaml --run-dir {run_dir}"));
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        for words in ["cannot make the run directory", run_dir, "Permission denied", "choose another with --run-dir"] {
+            assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+        }
+        assert_eq!(fs::read_dir(scene.join("closed")).unwrap().count(), 0);
+        scene.assert_nothing_left();
+    }
 }

@@ -111,6 +111,20 @@ fn code_is_finished() {
     none(&rust_files().flat_map(|(file, text)| check_finished(file, &text)).collect::<Vec<_>>());
 }
 
+/// Commands of a shell script.
+fn commands(script: &str) -> Vec<&str> {
+    script.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
+}
+
+#[test]
+fn continuous_integration_runs_the_one_test_command() {
+    use std::os::unix::fs::PermissionsExt;
+    let script = read(".ci/run").unwrap();
+    assert_eq!(commands(&script), ["set -eu", "cd \"$(dirname \"$0\")/..\"", "cargo xtask test"]);
+    let mode = std::fs::metadata(switchyard_tests::root().join(".ci/run")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o111, 0o111, "not executable: {mode:o}");
+}
+
 #[test]
 fn planted_faults_are_caught() {
     caught(check_size("src/plan/mod.rs", LIMIT + 1).as_slice(), &["expected at most 500"]);

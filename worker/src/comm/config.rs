@@ -127,23 +127,19 @@ impl GroupConfig {
         GroupConfig::from_lookup(&|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
     }
 
+    /// Checks what a user may set, before there is a group: the launcher asks this once, and no rank starts when it is wrong.
+    ///
+    /// # Errors
+    /// The name of the variable, what was got and what was expected.
+    pub fn check_settings() -> Result<(), CommError> {
+        settings(&|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())).map(drop)
+    }
+
     fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<GroupConfig, CommError> {
         let num_nodes: u32 = number(lookup, names::NUM_NODES, "a number from 1 up", None)?;
         let procs_per_node: u32 = number(lookup, names::PROCS_PER_NODE, "a number from 1 up", None)?;
         let key_path = required(lookup, names::KEY_FILE, "the path of a key file")?;
-        let transport = match lookup(names::TRANSPORT).as_deref() {
-            None | Some("" | "auto") => Force::Auto,
-            Some("shm") => Force::Shm,
-            Some("tcp") => Force::Tcp,
-            Some(other) => return Err(variable(names::TRANSPORT, other, "auto, shm or tcp")),
-        };
-        let timeout = match lookup(names::PEER_TIMEOUT_SECONDS) {
-            None => GroupConfig::PEER_TIMEOUT,
-            Some(text) => match text.parse::<f64>() {
-                Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Duration::from_secs_f64(seconds),
-                _ => return Err(variable(names::PEER_TIMEOUT_SECONDS, &text, "seconds from 0.1 to 86400")),
-            },
-        };
+        let (transport, timeout) = settings(lookup)?;
         let config = GroupConfig {
             job: required(lookup, names::JOB, "the name of the job")?,
             attempt: number(lookup, names::ATTEMPT, "a number from 1 up", None)?,
@@ -205,6 +201,24 @@ pub(super) const MAX_WORLD: u32 = 4096;
 fn variable(name: &'static str, got: &str, expected: &str) -> CommError {
     let got: String = got.chars().take(80).collect();
     CommError::Variable { name, got: format!("{got:?}"), expected: expected.to_owned() }
+}
+
+/// Transport and peer timeout, which a user may set.
+fn settings(lookup: &dyn Fn(&str) -> Option<String>) -> Result<(Force, Duration), CommError> {
+    let transport = match lookup(names::TRANSPORT).as_deref() {
+        None | Some("" | "auto") => Force::Auto,
+        Some("shm") => Force::Shm,
+        Some("tcp") => Force::Tcp,
+        Some(other) => return Err(variable(names::TRANSPORT, other, "auto, shm or tcp")),
+    };
+    let timeout = match lookup(names::PEER_TIMEOUT_SECONDS) {
+        None => GroupConfig::PEER_TIMEOUT,
+        Some(text) => match text.parse::<f64>() {
+            Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Duration::from_secs_f64(seconds),
+            _ => return Err(variable(names::PEER_TIMEOUT_SECONDS, &text, "seconds from 0.1 to 86400")),
+        },
+    };
+    Ok((transport, timeout))
 }
 
 fn required(

@@ -126,7 +126,7 @@ pub enum CommError {
         why: String,
     },
     /// A system call failed while the group was set up.
-    #[error("cannot {what}")]
+    #[error("cannot {what}: {source}")]
     System {
         /// What was tried.
         what: String,

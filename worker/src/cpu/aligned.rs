@@ -1,6 +1,7 @@
 //! Zeroed f32 memory on cache-line borders.
 #![allow(unsafe_code)]
 
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 
 /// One cache line.
@@ -17,9 +18,29 @@ pub struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// `len` zeros.
+    /// `len` zeros. The kernel gives a page when it is first written to, in the NUMA node of the thread that does.
     pub fn zeroed(len: usize) -> AlignedBuffer {
-        AlignedBuffer { lines: vec![Line([0.0; LANES]); len.div_ceil(LANES)], len }
+        AlignedBuffer::try_zeroed(len).unwrap_or_else(|layout| handle_alloc_error(layout))
+    }
+
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// There is not that much memory; the answer is what was asked for.
+    pub fn try_zeroed(len: usize) -> Result<AlignedBuffer, Layout> {
+        let count = len.div_ceil(LANES);
+        if count == 0 {
+            return Ok(AlignedBuffer { lines: Vec::new(), len });
+        }
+        let layout = Layout::array::<Line>(count).map_err(|_| Layout::new::<Line>())?;
+        // SAFETY: the layout is not empty.
+        let lines = unsafe { alloc_zeroed(layout) }.cast::<Line>();
+        if lines.is_null() {
+            return Err(layout);
+        }
+        // SAFETY: the global allocator gave `lines` for exactly this layout, and zero bytes are valid f32.
+        let lines = unsafe { Vec::from_raw_parts(lines, count, count) };
+        Ok(AlignedBuffer { lines, len })
     }
 }
 

@@ -124,7 +124,7 @@ impl Gpt {
             vocabulary,
             layout,
             parameters,
-            arena: AlignedBuffer::zeroed(plan.len),
+            arena: AlignedBuffer::try_zeroed(plan.len).map_err(|_| ModelError::Memory(plan.len >> 18))?,
             plan,
             gemm: Gemm::new(cpu.clone()),
             cpu,

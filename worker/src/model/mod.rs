@@ -36,6 +36,11 @@ pub enum ModelError {
     /// The plan's size overflows.
     #[error("the model does not fit into an address space")]
     TooLarge,
+    /// The machine does not have the memory.
+    #[error(
+        "not placeable: cannot get {0} MiB for the activations; smallest change that fits: a smaller model or batchSizePerProcess"
+    )]
+    Memory(usize),
 }
 
 /// Where backward puts gradients.

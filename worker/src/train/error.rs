@@ -49,6 +49,7 @@ impl TrainError {
     pub fn exit(&self, rank: u32) -> Exit {
         match self {
             TrainError::Data(_) => Exit::Data,
+            TrainError::Model(ModelError::Memory(_)) => Exit::NotPlaceable,
             TrainError::Model(_) | TrainError::Kernel(_) | TrainError::Usage(_) => Exit::Usage,
             TrainError::Comm(CommError::Failed(cause)) => match cause.kind {
                 CauseKind::Stopped(2) => Exit::Interrupted,
