@@ -2,7 +2,7 @@
 
 use super::args::{Cli, Output, PlanArgs, RunArgs};
 use super::{machine, manifest, refuse, screen};
-use crate::local::{self, Interval, Observer, RunDir, Update, Worker};
+use crate::local::{self, Interval, Observer, RunDir, RunDirError, Update, Worker};
 use crate::plan::{Snapshot, plan as make_plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -182,7 +182,7 @@ impl<'a> Show<'a> {
 }
 
 impl Observer for Show<'_> {
-    fn observe(&mut self, update: Update<'_>) {
+    fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError> {
         match update {
             Update::Starting { plan, inspection, run_dir } => {
                 self.say(&screen::header(plan, inspection, &run_dir.short(), self.machine));
@@ -261,6 +261,7 @@ impl Observer for Show<'_> {
                 }
             }
         }
+        Ok(())
     }
 }
 

@@ -178,18 +178,19 @@ impl Group<'_> {
                 let all: Option<Vec<Ready>> = self.ranks.iter().map(|rank| rank.ready.clone()).collect();
                 if let Some(ranks) = all {
                     self.ready_at = Some(Instant::now());
-                    observer.observe(Update::Ready { attempt: self.plan.attempt, plan: self.plan, ranks: &ranks });
+                    let update = Update::Ready { attempt: self.plan.attempt, plan: self.plan, ranks: &ranks };
+                    self.tell(observer, update);
                 }
             }
             Event::Progress(progress) => {
                 if let Some(folded) = self.fold.progress(progress, Timestamp::now()) {
-                    observer.observe(Update::Progress(&folded));
+                    self.tell(observer, Update::Progress(&folded));
                     self.interval = Some(folded);
                 }
             }
             Event::Evaluation { step, loss } => {
                 self.fold.evaluation(loss);
-                observer.observe(Update::Evaluation { step, loss });
+                self.tell(observer, Update::Evaluation { step, loss });
             }
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {
@@ -220,9 +221,15 @@ impl Group<'_> {
             return self.kill_all();
         }
         self.stopped = Some(exit);
-        observer.observe(Update::Stopping { signal });
+        self.tell(observer, Update::Stopping { signal });
         self.signal_all(Signal::TERM);
         self.kill_at = Some(Instant::now() + GRACE_AFTER_STOP);
+    }
+
+    fn tell(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
+        if let Err(error) = observer.observe(update) {
+            self.give_up_on_log(error);
+        }
     }
 
     /// A run that leaves no trace of what it does is not continued.

@@ -96,5 +96,8 @@ pub enum Update<'a> {
 /// Told of every [`Update`].
 pub trait Observer {
     /// Takes note of one update.
-    fn observe(&mut self, update: Update<'_>);
+    ///
+    /// # Errors
+    /// What should be kept of it cannot be written; the run is then given up.
+    fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError>;
 }

@@ -128,7 +128,7 @@ pub async fn run(
     };
     let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
     run_dir.replace("engine.json", &engine)?;
-    observer.observe(Update::Starting { plan: &first, inspection: &inspection, run_dir });
+    observer.observe(Update::Starting { plan: &first, inspection: &inspection, run_dir })?;
     let mut attempt = 1;
     loop {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|source| RunError::Listen { source })?;
@@ -138,16 +138,9 @@ pub async fn run(
         run_dir.write_key(attempt)?;
         let message = format!("attempt {attempt}: {} processes start", plan.world());
         run.write(Stage::Starting, message, Some(attempt), Some(&plan))?;
-        let ended = {
-            let mut recorder = Recorder { run: &mut run, plan: &plan, observer, failed: None };
-            let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
-            let failed = recorder.failed.take();
-            run_dir.remove_key(attempt);
-            match (ended, failed) {
-                (Ok(_), Some(error)) => Err(error.into()),
-                (ended, _) => ended,
-            }
-        };
+        let mut recorder = Recorder { run: &mut run, plan: &plan, observer };
+        let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
+        run_dir.remove_key(attempt);
         let ended = match ended {
             Ok(ended) => ended,
             Err(error) => {
@@ -160,7 +153,7 @@ pub async fn run(
             run.figures = Some(interval.figures);
         }
         if let Some(cause) = &ended.cause {
-            observer.observe(Update::Failed { attempt, cause });
+            observer.observe(Update::Failed { attempt, cause })?;
         }
         match decide(ended.ending, run.restarts, plan.max_restarts) {
             Decision::Restart => {
@@ -172,7 +165,7 @@ pub async fn run(
                     attempt,
                     restarts: run.restarts,
                     max_restarts: plan.max_restarts,
-                });
+                })?;
             }
             Decision::End(end) => return run.end(end, ended, attempt, &plan, &inspection, observer),
         }
@@ -241,7 +234,7 @@ impl Run<'_> {
             }
             let tokens = report.step as f64 * inspection.tokens_per_step as f64;
             let tokens_per_second = if ended.seconds > 0.0 { tokens / ended.seconds } else { 0.0 };
-            observer.observe(Update::Finished { report, inspection, seconds: ended.seconds, tokens_per_second });
+            observer.observe(Update::Finished { report, inspection, seconds: ended.seconds, tokens_per_second })?;
         }
         self.write(stage, message, Some(attempt), Some(plan))?;
         let mut job = self.record.job;
@@ -255,11 +248,10 @@ struct Recorder<'a, 'b> {
     run: &'a mut Run<'b>,
     plan: &'a Plan,
     observer: &'a mut dyn Observer,
-    failed: Option<RunDirError>,
 }
 
 impl Observer for Recorder<'_, '_> {
-    fn observe(&mut self, update: Update<'_>) {
+    fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError> {
         let attempt = self.plan.attempt;
         let message = match &update {
             Update::Ready { ranks, .. } => Some(format!("attempt {attempt}: {} ranks train", ranks.len())),
@@ -269,12 +261,10 @@ impl Observer for Recorder<'_, '_> {
             }
             _ => None,
         };
-        if let Some(message) = message
-            && let Err(error) = self.run.write(Stage::Running, message, Some(attempt), Some(self.plan))
-        {
-            self.failed.get_or_insert(error);
+        if let Some(message) = message {
+            self.run.write(Stage::Running, message, Some(attempt), Some(self.plan))?;
         }
-        self.observer.observe(update);
+        self.observer.observe(update)
     }
 }
 

@@ -111,7 +111,7 @@ pub enum Reason {
         have: u32,
     },
     /// Not enough cores on a node.
-    #[error("needs {processes} processes x {threads} threads = {} cores on node {}, {have} can be used", processes * threads, node.0)]
+    #[error("needs {processes} processes x {threads} threads = {} cores on one node, {have} can be used", processes * threads)]
     TooFewCores {
         /// The node.
         node: NodeOrd,
@@ -123,7 +123,9 @@ pub enum Reason {
         have: u32,
     },
     /// No NUMA node can take a process.
-    #[error("needs {threads} cores in one NUMA node for each of {processes} processes on node {}, there is room for {have}", node.0)]
+    #[error(
+        "needs {threads} cores in one NUMA node for each of {processes} processes on one node, there is room for {have}"
+    )]
     NoNumaNodeFits {
         /// The node.
         node: NodeOrd,
@@ -137,6 +139,14 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// The node that is too small, where it is one.
+    pub fn node(&self) -> Option<NodeOrd> {
+        match self {
+            Reason::TooFewNodes { .. } => None,
+            Reason::TooFewCores { node, .. } | Reason::NoNumaNodeFits { node, .. } => Some(*node),
+        }
+    }
+
     /// The smallest change of the manifest that would make it fit.
     pub fn remedy(&self) -> String {
         match self {

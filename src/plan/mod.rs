@@ -51,13 +51,19 @@ pub enum Refusal {
     #[error(transparent)]
     Topology(#[from] BuildError),
     /// No placement satisfies the job.
-    #[error("not placeable: {job}: {reason}; smallest change that fits: {}", reason.remedy())]
+    #[error("not placeable: {job}: {reason}{}; smallest change that fits: {}", on(node), reason.remedy())]
     NotPlaceable {
         /// Name of the job.
         job: String,
+        /// Name of the node that is too small, where it is one.
+        node: Option<String>,
         /// What is missing.
         reason: Reason,
     },
+}
+
+fn on(node: &Option<String>) -> String {
+    node.as_ref().map_or_else(String::new, |node| format!(" on {node}"))
 }
 
 /// Plans one attempt of a job.
@@ -67,7 +73,10 @@ pub enum Refusal {
 pub fn plan(snapshot: &Snapshot<'_>) -> Result<Plan, Refusal> {
     let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
     let named = build::build(snapshot.nodes)?;
-    let assignment = placement::solve(&named.cluster, &job.request)
-        .map_err(|reason| Refusal::NotPlaceable { job: job.name.clone(), reason })?;
+    let assignment = placement::solve(&named.cluster, &job.request).map_err(|reason| Refusal::NotPlaceable {
+        job: job.name.clone(),
+        node: reason.node().and_then(|node| named.names.get(node.0 as usize).cloned()),
+        reason,
+    })?;
     Ok(processes::processes(&job, &named, &assignment, snapshot))
 }

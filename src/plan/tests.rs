@@ -162,7 +162,7 @@ fn a_refusal_names_the_smallest_change() {
     let refusal = planned(&job("gang", required), &two_cores(), 1).unwrap_err().to_string();
     assert_eq!(
         refusal,
-        "not placeable: gang: needs 4 processes x 2 threads = 8 cores on node 0, 2 can be used; smallest change that fits: \
+        "not placeable: gang: needs 4 processes x 2 threads = 8 cores on one node, 2 can be used on laptop; smallest change that fits: \
          trainer.numProcPerNode: 2, or topologyPolicy.mode: Preferred to share cores"
     );
 }
