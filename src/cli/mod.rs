@@ -9,6 +9,7 @@ mod manifest;
 mod run;
 mod screen;
 mod topo;
+mod units;
 
 pub use args::Cli;
 pub use manifest::{ManifestError, read as read_manifest};

@@ -1,6 +1,7 @@
 //! What a person sees of a run: header, rank table, progress, failure, summary. Text is made here by pure functions; see `run.rs` for
 //! where it goes.
 
+use super::units::{binary, counted, duration, grouped};
 use crate::local::{Interval, RootCause};
 use crate::plan::Plan;
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -25,58 +26,14 @@ pub(super) fn table(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A duration as people say it: `4.7s`, `47s`, `12m03s`, `2h04m`, `2d04h`.
-pub(super) fn duration(seconds: f64) -> String {
-    if seconds < 9.95 {
-        return format!("{:.1}s", seconds.max(0.0));
-    }
-    let seconds = seconds.max(0.0).round() as u64;
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
-}
-
-/// An integer with commas.
-pub(super) fn grouped(value: u64) -> String {
-    let digits = value.to_string();
-    let mut out = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// Bytes in binary units, three digits.
-pub(super) fn bytes(value: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut amount = value as f64;
-    let mut unit = 0;
-    while amount >= 1024.0 && unit + 1 < units.len() {
-        amount /= 1024.0;
-        unit += 1;
-    }
-    let precision = if unit == 0 || amount >= 100.0 { 0 } else { 1 };
-    format!("{amount:.precision$} {}", units[unit])
-}
-
-fn plural(count: u64, word: &str) -> String {
-    format!("{} {word}{}", grouped(count), if count == 1 { "" } else { "s" })
-}
-
 /// One line about the machine.
 fn machine(topology: &GPUTopology) -> String {
     let status = topology.status.clone().unwrap_or_default();
     let cpus = status.cpus.unwrap_or_default();
-    let mut parts = vec![plural(u64::from(cpus.cores.or(cpus.threads).unwrap_or_default()), "core")];
-    parts.push(plural(status.numa_nodes.len().max(1) as u64, "NUMA node"));
-    parts.extend(status.memory_bytes.map(bytes));
-    parts.push(if status.gpus.is_empty() { "no GPU".into() } else { plural(status.gpus.len() as u64, "GPU") });
+    let mut parts = vec![counted(u64::from(cpus.cores.or(cpus.threads).unwrap_or_default()), "core")];
+    parts.push(counted(status.numa_nodes.len().max(1) as u64, "NUMA node"));
+    parts.extend(status.memory_bytes.map(binary));
+    parts.push(if status.gpus.is_empty() { "no GPU".into() } else { counted(status.gpus.len() as u64, "GPU") });
     parts.join(", ")
 }
 
@@ -99,12 +56,12 @@ pub(super) fn header(plan: &Plan, inspection: &Inspection, run_dir: &str, topolo
         gpt.layers,
         gpt.hidden_size,
         millions(inspection.parameters),
-        bytes(inspection.memory_bytes)
+        binary(inspection.memory_bytes)
     ));
     lines.push(format!(
         "  data     {}, {}; {} steps/epoch; {} bytes kept for validation",
-        plural(inspection.files, "file"),
-        bytes(inspection.bytes),
+        counted(inspection.files, "file"),
+        binary(inspection.bytes),
         grouped(inspection.steps_per_epoch),
         grouped(inspection.validation_tokens),
     ));
@@ -163,15 +120,15 @@ pub(super) fn fusion(plan: &Plan, inspection: &Inspection, ranks: &[Ready]) -> S
     let buckets = inspection.bucket_bytes.len() as u64;
     let total: u64 = inspection.bucket_bytes.iter().sum();
     let sizes = if buckets == 1 {
-        format!("of {}", bytes(total))
+        format!("of {}", binary(total))
     } else {
         let largest = inspection.bucket_bytes.iter().max().copied().unwrap_or_default();
-        format!("of {} in all, the largest {}", bytes(total), bytes(largest))
+        format!("of {} in all, the largest {}", binary(total), binary(largest))
     };
     let mut line = format!(
         "  fusion   {} -> {} {sizes} (limit {} MiB)",
-        plural(u64::from(inspection.gradient_tensors), "gradient tensor"),
-        plural(buckets, "all-reduce"),
+        counted(u64::from(inspection.gradient_tensors), "gradient tensor"),
+        counted(buckets, "all-reduce"),
         plan.engine.overlap.bucket_size_mib
     );
     match ranks.first() {
@@ -298,14 +255,6 @@ mod tests {
     use crate::local::RankLog;
     use crate::plan::status::Figures;
     use jiff::Timestamp;
-
-    #[test]
-    fn durations_numbers_and_bytes() {
-        assert_eq!([0.26, 4.0].map(duration), ["0.3s", "4.0s"]);
-        assert_eq!([47.2, 723.0, 7440.0, 187_200.0].map(duration), ["47s", "12m03s", "2h04m", "2d04h"]);
-        assert_eq!([0, 999, 1000, 20_900, 1_234_567].map(grouped), ["0", "999", "1,000", "20,900", "1,234,567"]);
-        assert_eq!([12, 3_355_444, 161_061_273_600].map(bytes), ["12 B", "3.2 MiB", "150 GiB"]);
-    }
 
     #[test]
     fn tables_have_no_borders_and_no_trailing_spaces() {

@@ -5,12 +5,13 @@
 
 mod text;
 
+use super::units::{binary, plural, speed, three_digits};
 use crate::topology::path::{self, path_class};
 use std::collections::BTreeSet;
 use switchyard_crds::gpu_topology::{
     Cache, CacheKind, Cpus, Facts, GPUTopology, GPUTopologyStatus, Gpu, LinkKind, Nic, PathClass as Reported,
 };
-use text::{Screen, Table, binary, cut, length, plain, plural, short_list, speed, three_digits};
+use text::{Screen, Table, cut, length, plain, short_list};
 
 /// Rows are not made narrower than this, whatever the terminal is.
 const NARROWEST: usize = 40;
@@ -48,7 +49,7 @@ fn header(screen: &mut Screen, name: &str, status: &GPUTopologyStatus) {
     if let Some(cpus) = &status.cpus {
         phrases.push(cpu_name(cpus));
     }
-    let nodes = status.numa_node_count.map(|count| format!("{count} NUMA node{}", plural(count)));
+    let nodes = status.numa_node_count.map(|count| format!("{count} NUMA node{}", plural(count.into())));
     let memory = status.memory_bytes.map(binary);
     phrases.push([memory, nodes].into_iter().flatten().collect::<Vec<_>>().join(", "));
     phrases.retain(|phrase| !phrase.is_empty());
@@ -248,8 +249,8 @@ fn cpu_lines(screen: &mut Screen, status: &GPUTopologyStatus) {
     let Some(cpus) = &status.cpus else { return };
     screen.line("");
     let mut facts = vec![cpu_name(cpus)];
-    facts.extend(cpus.cores.map(|cores| format!("{cores} core{}", plural(cores))));
-    facts.extend(cpus.threads.map(|threads| format!("{threads} thread{}", plural(threads))));
+    facts.extend(cpus.cores.map(|cores| format!("{cores} core{}", plural(cores.into()))));
+    facts.extend(cpus.threads.map(|threads| format!("{threads} thread{}", plural(threads.into()))));
     facts.extend(cpus.architecture.clone());
     screen.paragraph("CPUS", &facts.join(", "));
     let mut limits = Vec::new();

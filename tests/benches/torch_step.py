@@ -70,7 +70,10 @@ def rank_main(rank, processes, steps, port):
         times = sorted(times[steps // 5 :])
         print(json.dumps({"stepMs": 1e3 * times[len(times) // 2], "torch": torch.__version__}), flush=True)
     if processes > 1:
-        dist.destroy_process_group()
+        dist.barrier()
+        # Tearing gloo down aborts now and then; what was asked for is printed.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

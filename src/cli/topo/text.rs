@@ -136,39 +136,6 @@ pub(super) fn short_list(list: &str) -> String {
     format!("{count} CPUs")
 }
 
-/// `400 Gbit/s (50 GB/s)`.
-pub(super) fn speed(megabits: u64) -> String {
-    let gigabits = megabits as f64 / 1e3;
-    format!("{} Gbit/s ({} GB/s)", three_digits(gigabits), three_digits(gigabits / 8.0))
-}
-
-/// Bytes in the binary unit that fits: `7.6 GiB`.
-pub(super) fn binary(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{} {}", three_digits(value), UNITS[unit])
-}
-
-/// Three significant digits without zeros at the end of a fraction; whole numbers from 100 on whole.
-pub(super) fn three_digits(value: f64) -> String {
-    let decimals = match value.abs() {
-        size if size >= 99.95 => 0,
-        size if size >= 9.995 => 1,
-        _ => 2,
-    };
-    let text = format!("{value:.decimals$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
-}
-
-pub(super) fn plural(count: u32) -> &'static str {
-    if count == 1 { "" } else { "s" }
-}
-
 /// Without control characters: names come from firmware.
 pub(super) fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()

@@ -2,75 +2,28 @@
 //! so results agree bit for bit.
 #![allow(unsafe_code)]
 
+use crate::cpu::Isa;
+use crate::cpu::isa::per_isa;
 use std::sync::OnceLock;
 
 /// Floats that one inner step holds in registers.
 const BLOCK: usize = 64;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Isa {
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
+/// The instruction set that `SWITCHYARD_KERNEL` names, or the best one of this CPU.
+fn detect() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    *ISA.get_or_init(|| {
+        let asked = std::env::var(switchyard_worker_contract::env::KERNEL).ok();
+        // A word that means nothing is reported where the engine is set up; sums are the same with every set.
+        Isa::detect(asked.as_deref()).unwrap_or(Isa::Portable)
+    })
 }
 
-impl Isa {
-    /// The best one of this CPU, unless `SWITCHYARD_KERNEL` names a smaller one.
-    pub fn detect() -> Isa {
-        static ISA: OnceLock<Isa> = OnceLock::new();
-        *ISA.get_or_init(|| {
-            let asked = std::env::var(switchyard_worker_contract::env::KERNEL).unwrap_or_default();
-            Isa::available()
-                .into_iter()
-                .rev()
-                .find(|isa| asked.is_empty() || asked == "auto" || isa.word() == asked)
-                .unwrap_or(Isa::Portable)
-        })
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Isa::Portable => "portable",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => "avx512",
-        }
-    }
-
-    /// What this CPU can do, the best last.
-    pub fn available() -> Vec<Isa> {
-        let mut isas = vec![Isa::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") {
-                isas.push(Isa::Avx2);
-            }
-            if is_x86_feature_detected!("avx512f") {
-                isas.push(Isa::Avx512);
-            }
-        }
-        isas
-    }
-}
+per_isa! { fn add_with = add_body(destination: &mut [f32], source: &[f32]) }
 
 /// `destination[i] += source[i]`.
 pub(super) fn add(destination: &mut [f32], source: &[f32]) {
-    add_with(Isa::detect(), destination, source);
-}
-
-fn add_with(isa: Isa, destination: &mut [f32], source: &[f32]) {
-    match isa {
-        Isa::Portable => add_body(destination, source),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `available` found the instruction set.
-        Isa::Avx2 => unsafe { add_avx2(destination, source) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx512 => unsafe { add_avx512(destination, source) },
-    }
+    add_with(detect(), destination, source);
 }
 
 #[inline(always)]
@@ -78,18 +31,6 @@ fn add_body(destination: &mut [f32], source: &[f32]) {
     for (a, b) in destination.iter_mut().zip(source) {
         *a += *b;
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn add_avx2(destination: &mut [f32], source: &[f32]) {
-    add_body(destination, source);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn add_avx512(destination: &mut [f32], source: &[f32]) {
-    add_body(destination, source);
 }
 
 /// The fused pass: `sum[i] = sources[0][i] + sources[1][i] + ...`, stored to `destinations[..][i]`, for `i` in
@@ -100,7 +41,7 @@ fn add_avx512(destination: &mut [f32], source: &[f32]) {
 /// the call. Sources and destinations may be the same arrays; two arrays that are not the same must not overlap.
 pub(super) unsafe fn reduce(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
     // SAFETY: the caller's promise.
-    unsafe { reduce_with(Isa::detect(), sources, destinations, start, len) }
+    unsafe { reduce_with(detect(), sources, destinations, start, len) }
 }
 
 /// # Safety
@@ -109,11 +50,11 @@ unsafe fn reduce_with(isa: Isa, sources: &[*mut f32], destinations: &[*mut f32],
     // SAFETY: the caller's promise.
     unsafe {
         match isa {
-            Isa::Portable => reduce_body(sources, destinations, start, len),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => reduce_avx2(sources, destinations, start, len),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => reduce_avx512(sources, destinations, start, len),
+            _ => reduce_body(sources, destinations, start, len),
         }
     }
 }
@@ -190,7 +131,7 @@ mod tests {
                 for input in &inputs[1..] {
                     add_with(Isa::Portable, &mut expected[3..3 + len], &input[3..3 + len]);
                 }
-                for isa in Isa::available() {
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
                     let mut arrays = inputs.clone();
                     let pointers: Vec<*mut f32> = arrays.iter_mut().map(|a| a.as_mut_ptr()).collect();
                     // SAFETY: the arrays have len + 7 floats and belong to this test.
