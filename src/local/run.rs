@@ -12,11 +12,15 @@ use crate::plan::{Plan, Refusal, Snapshot, plan};
 use jiff::Timestamp;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::time::{Duration, Instant};
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, TrainJobStatus};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
+
+/// New figures reach the status file no more often: a rank that reports every step must not wait for the disk.
+const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How a job ended.
 #[derive(Debug)]
@@ -138,7 +142,7 @@ pub async fn run(
         run_dir.write_key(attempt)?;
         let message = format!("attempt {attempt}: {} processes start", plan.world());
         run.write(Stage::Starting, message, Some(attempt), Some(&plan))?;
-        let mut recorder = Recorder { run: &mut run, plan: &plan, observer };
+        let mut recorder = Recorder { run: &mut run, plan: &plan, observer, written: None };
         let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
         run_dir.remove_key(attempt);
         let ended = match ended {
@@ -248,6 +252,8 @@ struct Recorder<'a, 'b> {
     run: &'a mut Run<'b>,
     plan: &'a Plan,
     observer: &'a mut dyn Observer,
+    /// Time of the last status that only had new figures.
+    written: Option<Instant>,
 }
 
 impl Observer for Recorder<'_, '_> {
@@ -257,6 +263,10 @@ impl Observer for Recorder<'_, '_> {
             Update::Ready { ranks, .. } => Some(format!("attempt {attempt}: {} ranks train", ranks.len())),
             Update::Progress(interval) => {
                 self.run.figures = Some(interval.figures);
+                if self.written.is_some_and(|at| at.elapsed() < FIGURES_INTERVAL) {
+                    return self.observer.observe(update);
+                }
+                self.written = Some(Instant::now());
                 Some(format!("attempt {attempt}: step {} of {}", interval.figures.step, interval.figures.total_steps))
             }
             _ => None,

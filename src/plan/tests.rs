@@ -156,6 +156,23 @@ fn the_attempt_names_processes_and_keys() {
     assert!(env.contains(&"2") && env.contains(&"runs/x/attempt-2.key"), "{env:?}");
 }
 
+/// The CRD cannot name the contract's constants: the rule and the list must agree.
+#[test]
+fn the_rule_on_reserved_names_knows_every_setting_of_users() {
+    use switchyard_worker_contract::env::{ALL, USER_SETTABLE};
+    for name in ALL {
+        let document = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "names"},
+            "spec": {"trainer": {"env": [{"name": name, "value": "1"}]}, "engine": {
+                "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 8, "heads": 1, "contextLength": 4}},
+                "data": {"path": "."},
+                "steps": 1,
+            }},
+        });
+        assert_eq!(validate::train_job(&document).is_ok(), USER_SETTABLE.contains(&name), "{name}");
+    }
+}
+
 #[test]
 fn a_refusal_names_the_smallest_change() {
     let required = json!({"trainer": {"numProcPerNode": 4, "cpuThreads": 2}, "topologyPolicy": {"mode": "Required"}});

@@ -3,6 +3,7 @@
 use crate::setup;
 use crate::totals::Totals;
 use anyhow::{Context, Result, bail};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -67,7 +68,9 @@ pub(crate) fn test() -> Result<()> {
     }
     totals.run("engine, collectives, readers", &mut cargo(&["test", "-p", "switchyard-worker"]))?;
     step("both programs in release mode", &mut build())?;
-    totals.run("real processes", &mut cargo(&["test", "-p", "switchyard-tests"]))?;
+    let processes =
+        ["test", "-p", "switchyard-tests", "--lib", "--test", "bad_input", "--test", "run", "--test", "example"];
+    totals.run("real processes", &mut cargo(&processes))?;
     totals.run("documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
@@ -86,20 +89,10 @@ pub(crate) fn run(file: &Path, rest: &[String]) -> ExitCode {
         return ExitCode::FAILURE;
     }
     let program = target().join("release/switchyard");
-    match run_interruptible(Command::new(&program).arg("run").arg(file).args(rest)) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("error: cannot start {}: {error}", program.display());
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Waits for the program whatever it is sent: Ctrl-C reaches it directly, since it shares our process group, and it stops in order.
-fn run_interruptible(command: &mut Command) -> std::io::Result<u8> {
-    use std::os::unix::process::CommandExt;
-    // Replaces this process, so that signals sent to it reach the program.
-    Err(command.exec())
+    // Replaces this process, so that signals sent to it reach the program, and its exit code is the program's.
+    let error = Command::new(&program).arg("run").arg(file).args(rest).exec();
+    eprintln!("error: cannot start {}: {error}", program.display());
+    ExitCode::FAILURE
 }
 
 /// Where cargo builds.

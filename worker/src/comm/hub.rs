@@ -209,19 +209,19 @@ impl Hub {
     }
 
     fn join(&mut self, rank: u32, member: Member) {
-        let zero = self.seats[0].member.as_ref().expect("invariant: rank 0 has joined itself");
-        if let Some(conflict) = member.conflict(zero) {
-            self.seats[rank as usize].member = Some(member);
+        self.seats[rank as usize].member = Some(member);
+        // Only when all are there: a rank that comes late would find nobody left to tell it what is wrong.
+        let members: Option<Vec<Member>> = self.seats.iter().map(|seat| seat.member.clone()).collect();
+        let Some(members) = members else { return };
+        let conflict = members.iter().zip(0..).find_map(|(member, rank)| Some((rank, member.conflict(&members[0])?)));
+        if let Some((rank, conflict)) = conflict {
             return self.fail(Cause::failed(rank, conflict));
         }
-        self.seats[rank as usize].member = Some(member);
-        if self.seats.iter().all(|seat| seat.member.is_some()) {
-            let roster = Roster { members: self.seats.iter().filter_map(|seat| seat.member.clone()).collect() };
-            let bytes = serde_json::to_vec(&roster).expect("invariant: a roster is plain data");
-            self.phase = Phase::Running;
-            self.tell_all(Kind::Roster, &bytes);
-            self.out.push(Output::Formed(roster));
-        }
+        let roster = Roster { members };
+        let bytes = serde_json::to_vec(&roster).expect("invariant: a roster is plain data");
+        self.phase = Phase::Running;
+        self.tell_all(Kind::Roster, &bytes);
+        self.out.push(Output::Formed(roster));
     }
 
     fn closed(&mut self, conn: u64) {

@@ -232,10 +232,13 @@ fn frames_without_sense_fail_the_rank_that_sent_them() {
 }
 
 #[test]
-fn another_bucket_plan_is_named() {
+fn another_bucket_plan_is_named_once_every_rank_is_there_to_hear_it() {
     let mut world = World::new();
     world.admit(1);
     let outputs = world.send(1, Kind::Join, &serde_json::to_vec(&member("b", 9)).unwrap());
+    assert!(failure(&outputs).is_none(), "rank 2 has not come yet");
+    world.admit(2);
+    let outputs = world.send(2, Kind::Join, &serde_json::to_vec(&member("b", 8)).unwrap());
     let cause = failure(&outputs).unwrap();
     assert!(cause.text.contains("1 gradient buckets of 9 numbers") && cause.origin_rank == 1, "{cause}");
 }
