@@ -6,7 +6,7 @@ use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use switchyard_worker::comm::{Aborter, Cause, GroupConfig};
+use switchyard_worker::comm::{Aborter, GroupConfig};
 use switchyard_worker::process::{self, variable};
 use switchyard_worker::train::fault::Fault;
 use switchyard_worker::train::{self, Blueprint, Reporter, TrainError};
@@ -99,10 +99,6 @@ fn train_rank() -> Exit {
             (failure(rank, rank, cause, String::new(), Exit::OwnFailure), Exit::OwnFailure)
         }
     };
-    if let Some(aborter) = aborter.get() {
-        // The first cause wins: where the group knows one, this changes nothing.
-        aborter.abort(Cause::failed(rank, failure.cause.clone()));
-    }
     if !matches!(exit, Exit::Interrupted | Exit::Terminated) {
         eprintln!("error: rank {}: {}", failure.origin_rank, failure.cause);
     }

@@ -42,6 +42,26 @@ pub fn run<W: Write>(
 ) -> Result<(), TrainError> {
     let mut trainer = Trainer::join(blueprint, group)?;
     joined(trainer.communicator().aborter());
+    let finished = match to_the_end(&mut trainer, group.attempt, run_dir, fault, reporter) {
+        Ok(finished) => finished,
+        Err(error) => {
+            trainer.tell(&error);
+            return Err(error);
+        }
+    };
+    // A rank is finished only when all are: a failure while another one saves is a failure of the job.
+    trainer.leave()?;
+    reporter.event(&Event::Finished(finished));
+    Ok(())
+}
+
+fn to_the_end<W: Write>(
+    trainer: &mut Trainer,
+    attempt: u32,
+    run_dir: &Path,
+    fault: Option<Fault>,
+    reporter: &mut Reporter<W>,
+) -> Result<Finished, TrainError> {
     let all_reduce_ms = trainer.measure_all_reduce()?;
     let communicator = trainer.communicator();
     let rank = communicator.rank();
@@ -65,7 +85,7 @@ pub fn run<W: Write>(
     let (mut first_loss, mut last_loss) = (f64::NAN, f64::NAN);
     while trainer.steps_done() < total {
         let next = trainer.steps_done() + 1;
-        if let Some(fault) = fault.filter(|fault| fault.due(next, rank, group.attempt)) {
+        if let Some(fault) = fault.filter(|fault| fault.due(next, rank, attempt)) {
             fault.strike();
         }
         if let Some(cause) = trainer.communicator().failure() {
@@ -102,7 +122,7 @@ pub fn run<W: Write>(
         trainer.save(&model_file)?;
     }
     step_times.sort_by(f32::total_cmp);
-    let finished = Finished {
+    Ok(Finished {
         rank,
         step: total,
         first_loss,
@@ -112,11 +132,7 @@ pub fn run<W: Write>(
         step_ms_p50: percentile(&step_times, 50),
         step_ms_p99: percentile(&step_times, 99),
         model_file: (rank == 0).then(|| model_file.display().to_string()),
-    };
-    // A rank is finished only when all are: a failure while another one saves is a failure of the job.
-    trainer.leave()?;
-    reporter.event(&Event::Finished(finished));
-    Ok(())
+    })
 }
 
 /// Nearest-rank percentile of sorted values.

@@ -3,7 +3,7 @@
 use super::blueprint::Blueprint;
 use super::sink::{BucketSink, Places};
 use super::{TrainError, save};
-use crate::comm::{Communicator, GroupConfig};
+use crate::comm::{Cause, Communicator, GroupConfig};
 use crate::cpu::AlignedBuffer;
 use crate::data::{Prefetcher, TokenBatch, ValidationSet};
 use crate::model::Model;
@@ -185,7 +185,9 @@ impl Trainer {
         report.loss = f64::from(metrics[metrics.len() - METRICS]);
         report.gradient_norm = squares.sqrt();
         if !report.loss.is_finite() || !report.gradient_norm.is_finite() {
-            return Err(TrainError::NotFinite { step: report.step, loss: report.loss });
+            let error = TrainError::NotFinite { step: report.step, loss: report.loss };
+            self.tell(&error);
+            return Err(error);
         }
         let at = Instant::now();
         report.learning_rate = self.update(report.gradient_norm);
@@ -261,6 +263,13 @@ impl Trainer {
     /// The file cannot be written.
     pub fn save(&self, file: &Path) -> Result<(), TrainError> {
         save::weights(file, self.blueprint.model.layout(), &self.weights, self.step)
+    }
+
+    /// Tells the other ranks why this one gives up. Where the group knows a cause already, that one stays.
+    pub fn tell(&self, error: &TrainError) {
+        if !matches!(error, TrainError::Comm(_)) {
+            self.communicator.abort(Cause::failed(self.communicator.rank(), error.to_string()));
+        }
     }
 
     /// Leaves the group in good order, together with all other ranks.
