@@ -59,14 +59,14 @@ pub(super) fn header(plan: &Plan, inspection: &Inspection, run_dir: &str, topolo
         binary(inspection.memory_bytes)
     ));
     lines.push(format!(
-        "  data     {}, {}; {} steps/epoch; {} bytes kept for validation",
+        "  data     {}, {}; {} steps/epoch; {} bytes for validation",
         counted(inspection.files, "file"),
         binary(inspection.bytes),
         grouped(inspection.steps_per_epoch),
         grouped(inspection.validation_tokens),
     ));
     lines.push(format!("  machine  {}; kernels {}", machine(topology), inspection.kernel));
-    lines.push(format!("  place    {}", plan.reason));
+    lines.push(format!("  place    {}", plan.reason.replace(", out of ", ",\n           out of ")));
     lines.push(format!(
         "  steps    {} of {sequences} x {} tokens{}",
         grouped(inspection.total_steps),
@@ -89,7 +89,7 @@ fn merge_words(engine: &EngineConfig) -> String {
 fn yardsticks(inspection: &Inspection) -> String {
     let split = if inspection.validation_tokens > 0 { "validation" } else { "training" };
     format!(
-        "entropy  unigram {:.3}, bigram {:.3} nats per byte of the {split} text: no bigram model can score lower",
+        "entropy  unigram {:.3}, bigram {:.3} nats per byte of the {split} text",
         inspection.unigram_nats, inspection.bigram_nats
     )
 }
@@ -135,7 +135,7 @@ pub(super) fn fusion(plan: &Plan, inspection: &Inspection, ranks: &[Ready]) -> S
         Some(first) if ranks.len() > 1 => {
             let when = if plan.engine.overlap.enabled { "during backward" } else { "after backward" };
             line.push_str(&format!(
-                "; over {}, ~{:.2} ms/step, started {when}",
+                "\n           over {}, ~{:.2} ms/step, started {when}",
                 first.transport.word(),
                 first.all_reduce_ms
             ));
@@ -242,8 +242,8 @@ pub(super) fn summary(
         ),
     );
     row("weights", format!("{} on every rank", report.weights_digest));
-    if let Some(file) = &report.model_file {
-        row("model", file.clone());
+    if let Some(file) = report.model_file.as_deref().and_then(|file| file.rsplit('/').next()) {
+        row("model", format!("{run_dir}/{file}"));
     }
     row("run", format!("{run_dir} (status.yaml, plan.yaml, events.jsonl, logs/)"));
     table(&rows)

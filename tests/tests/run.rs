@@ -301,6 +301,27 @@ fn tcp_can_be_forced_and_trains_the_same() {
 }
 
 #[test]
+fn an_epoch_is_as_many_steps_as_the_data_has_batches() {
+    let (scene, _) = scene(|manifest| manifest);
+    let mut document: Value = serde_saphyr::from_str(&Manifest::small("data").yaml()).unwrap();
+    document["spec"]["engine"].as_object_mut().unwrap().remove("steps");
+    document["spec"]["engine"]["epochs"] = json!(2);
+    document["spec"]["engine"]["batchMerge"] = json!(3);
+    document["spec"]["engine"]["batchSizePerProcess"] = json!(8);
+    let manifest = scene.write("epochs.yaml", document.to_string());
+    let ended = run(&scene, &manifest, &["-o", "json"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let starting: Value = serde_json::from_str(ended.stdout.lines().next().unwrap()).unwrap();
+    let inspection = &starting["inspection"];
+    // 2 ranks x 8 sequences x 3 micro-batches x 32 tokens.
+    assert_eq!(inspection["tokensPerStep"], 2 * 8 * 3 * 32);
+    let windows = (inspection["trainTokens"].as_u64().unwrap() - 1) / 32;
+    let steps = windows / (2 * 8 * 3);
+    assert_eq!((&inspection["stepsPerEpoch"], &inspection["totalSteps"]), (&json!(steps), &json!(2 * steps)));
+    assert_eq!(scene.status("out")["trainerStatus"]["step"], json!(2 * steps));
+}
+
+#[test]
 fn two_copies_run_beside_each_other() {
     let (scene, manifest) = scene(|manifest| manifest);
     let other = scene.switchyard(["run", manifest.to_str().unwrap(), "--run-dir", "other"]).start();
