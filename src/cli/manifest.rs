@@ -19,14 +19,15 @@ const LARGEST: u64 = 1 << 20;
 #[error("{0}")]
 pub struct ManifestError(pub String);
 
-/// Reads and validates the TrainJob in `path`; `-` is standard input. `styled` colours the excerpts.
+/// Reads and validates the TrainJob in `path`; `-` is standard input. Errors are styled; whoever prints them
+/// strips that where it does not belong.
 ///
 /// # Errors
 /// The file cannot be read, is too large, is no YAML, holds no or several documents, or is not a valid TrainJob.
-pub fn read(path: &Path, styled: bool) -> Result<TrainJob, ManifestError> {
+pub fn read(path: &Path) -> Result<TrainJob, ManifestError> {
     let name = if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() };
     let text = read_text(path, &name, "TrainJob")?;
-    parse(&name, &text, styled)
+    parse(&name, &text)
 }
 
 /// The text of a file that should hold a `kind`; never more than [`LARGEST`], and never waiting for a pipe or a device.
@@ -57,7 +58,7 @@ pub(super) fn read_text(path: &Path, name: &str, kind: &str) -> Result<String, M
     })
 }
 
-fn parse(name: &str, text: &str, styled: bool) -> Result<TrainJob, ManifestError> {
+fn parse(name: &str, text: &str) -> Result<TrainJob, ManifestError> {
     let options = options! { strict_booleans: true };
     let mut documents: Vec<Spanned<Node>> =
         serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
@@ -73,7 +74,7 @@ fn parse(name: &str, text: &str, styled: bool) -> Result<TrainJob, ManifestError
         return Err(ManifestError(format!("error[SY0002]: {name}: got no document; expected one TrainJob")));
     };
     validate::train_job(&document.value.to_json())
-        .map_err(|faults| ManifestError(render(name, text, &document, &faults, styled)))
+        .map_err(|faults| ManifestError(render(name, text, &document, &faults)))
 }
 
 /// A YAML value that remembers where each of its parts lies.
@@ -188,8 +189,8 @@ fn bytes(span: serde_saphyr::Span) -> Option<Range<usize>> {
     Some(start..start + length.max(1))
 }
 
-fn render(name: &str, text: &str, document: &Spanned<Node>, faults: &[Fault], styled: bool) -> String {
-    let renderer = if styled { Renderer::styled() } else { Renderer::plain() };
+fn render(name: &str, text: &str, document: &Spanned<Node>, faults: &[Fault]) -> String {
+    let renderer = Renderer::styled();
     let mut out = String::new();
     for fault in faults {
         let field = fault.field();
@@ -236,12 +237,12 @@ spec:
 "#;
 
     fn refused(text: &str) -> String {
-        parse("job.yaml", text, false).unwrap_err().0
+        anstream::adapter::strip_str(&parse("job.yaml", text).unwrap_err().0).to_string()
     }
 
     #[test]
     fn a_good_manifest_is_read_with_defaults() {
-        let job = parse("job.yaml", GOOD, false).unwrap();
+        let job = parse("job.yaml", GOOD).unwrap();
         assert_eq!(job.spec.trainer.num_proc_per_node, 1);
         assert_eq!(job.spec.engine.optimizer.learning_rate, "0.001");
     }
@@ -265,7 +266,7 @@ spec:
     fn documents_are_counted() {
         assert!(refused(&format!("{GOOD}---\n{GOOD}")).contains("got 2 documents; expected one TrainJob"));
         assert!(refused("").contains("got no document"));
-        assert!(parse("job.yaml", &format!("---\n{GOOD}"), false).is_ok(), "a leading marker is no document");
+        assert!(parse("job.yaml", &format!("---\n{GOOD}")).is_ok(), "a leading marker is no document");
     }
 
     #[test]

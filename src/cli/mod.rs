@@ -40,9 +40,9 @@ fn crd() -> Exit {
     Exit::Done
 }
 
-/// Prints an error to standard error and answers its exit code.
+/// Prints an error to standard error and answers its exit code. Styles stay where `--color`, the environment and the stream want them.
 fn refuse(message: &str, exit: Exit) -> Exit {
-    let message = if message.starts_with("error[") { message.to_string() } else { format!("error: {message}") };
-    eprintln!("{message}");
+    let has_code = anstream::adapter::strip_str(message).to_string().starts_with("error[");
+    anstream::eprintln!("{}{message}", if has_code { "" } else { "error: " });
     exit
 }

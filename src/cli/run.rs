@@ -20,7 +20,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs a TrainJob on this machine.
 pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
-    let job = match manifest::read(&args.file, std::io::stderr().is_terminal()) {
+    let job = match manifest::read(&args.file) {
         Ok(job) => job,
         Err(error) => return refuse(&error.0, Exit::Usage),
     };
@@ -63,7 +63,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
 
 /// Shows what a TrainJob would become.
 pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
-    let job = match manifest::read(&args.file, std::io::stderr().is_terminal()) {
+    let job = match manifest::read(&args.file) {
         Ok(job) => job,
         Err(error) => return refuse(&error.0, Exit::Usage),
     };

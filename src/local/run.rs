@@ -125,11 +125,8 @@ pub async fn run(
     };
     check_memory(&first, &inspection, machine)?;
     run_dir.create()?;
-    let mut run = Run {
-        record: Record { job: job.clone(), status: None, start: Timestamp::now(), run_dir },
-        restarts: 0,
-        figures: None,
-    };
+    let start = Timestamp::now();
+    let mut run = Run { job: job.clone(), status: None, start, run_dir, restarts: 0, figures: None };
     let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
     run_dir.replace("engine.json", &engine)?;
     observer.observe(Update::Starting { plan: &first, inspection: &inspection, run_dir })?;
@@ -141,7 +138,7 @@ pub async fn run(
         run_dir.replace("plan.yaml", &serde_saphyr::to_string(&plan).unwrap_or_default())?;
         run_dir.write_key(attempt)?;
         let message = format!("attempt {attempt}: {} processes start", plan.world());
-        run.write(Stage::Starting, message, Some(attempt), Some(&plan))?;
+        run.write(Stage::Starting, message, &plan)?;
         let mut recorder = Recorder { run: &mut run, plan: &plan, observer, written: None };
         let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
         run_dir.remove_key(attempt);
@@ -149,7 +146,7 @@ pub async fn run(
             Ok(ended) => ended,
             Err(error) => {
                 // The disk may be what failed: the status is worth a try, the error is what is reported.
-                let _ = run.write(Stage::Failed, error.to_string(), Some(attempt), Some(&plan));
+                let _ = run.write(Stage::Failed, error.to_string(), &plan);
                 return Err(error.into());
             }
         };
@@ -163,7 +160,7 @@ pub async fn run(
             Decision::Restart => {
                 run.restarts += 1;
                 let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
-                run.write(Stage::Restarting, cause, Some(attempt), Some(&plan))?;
+                run.write(Stage::Restarting, cause, &plan)?;
                 attempt += 1;
                 observer.observe(Update::Restarting {
                     attempt,
@@ -171,45 +168,44 @@ pub async fn run(
                     max_restarts: plan.max_restarts,
                 })?;
             }
-            Decision::End(end) => return run.end(end, ended, attempt, &plan, &inspection, observer),
+            Decision::End(end) => return run.end(end, ended, &plan, &inspection, observer),
         }
     }
 }
 
-/// The state of a job over its attempts.
+/// The state of a job over its attempts, and its status in the run directory.
 struct Run<'a> {
-    record: Record<'a>,
+    job: TrainJob,
+    status: Option<TrainJobStatus>,
+    start: Timestamp,
+    run_dir: &'a RunDir,
     restarts: u32,
     figures: Option<Figures>,
 }
 
 impl Run<'_> {
-    fn write(
-        &mut self,
-        stage: Stage,
-        message: String,
-        attempt: Option<u32>,
-        plan: Option<&Plan>,
-    ) -> Result<(), RunDirError> {
+    /// Writes the status at this stage of the attempt that `plan` is for.
+    fn write(&mut self, stage: Stage, message: String, plan: &Plan) -> Result<(), RunDirError> {
         let observed = Observed {
             stage,
             message,
-            generation: self.record.job.metadata.generation,
-            attempt,
+            generation: self.job.metadata.generation,
+            attempt: Some(plan.attempt),
             restarts: self.restarts,
-            start: Some(self.record.start),
-            plan,
+            start: Some(self.start),
+            plan: Some(plan),
             not_placeable: None,
             figures: self.figures,
         };
-        self.record.write(&observed)
+        self.status = Some(status(&observed, self.status.as_ref(), Timestamp::now()));
+        let document = TrainJob { status: self.status.clone(), ..self.job.clone() };
+        self.run_dir.replace("status.yaml", &serde_saphyr::to_string(&document).unwrap_or_default())
     }
 
     fn end(
         mut self,
         end: End,
         ended: Ended,
-        attempt: u32,
         plan: &Plan,
         inspection: &Inspection,
         observer: &mut dyn Observer,
@@ -240,9 +236,8 @@ impl Run<'_> {
             let tokens_per_second = if ended.seconds > 0.0 { tokens / ended.seconds } else { 0.0 };
             observer.observe(Update::Finished { report, inspection, seconds: ended.seconds, tokens_per_second })?;
         }
-        self.write(stage, message, Some(attempt), Some(plan))?;
-        let mut job = self.record.job;
-        job.status = self.record.status;
+        self.write(stage, message, plan)?;
+        let job = TrainJob { status: self.status, ..self.job };
         Ok(Outcome { exit, job, cause: ended.cause })
     }
 }
@@ -272,25 +267,9 @@ impl Observer for Recorder<'_, '_> {
             _ => None,
         };
         if let Some(message) = message {
-            self.run.write(Stage::Running, message, Some(attempt), Some(self.plan))?;
+            self.run.write(Stage::Running, message, self.plan)?;
         }
         self.observer.observe(update)
-    }
-}
-
-/// The job with its status in the run directory.
-struct Record<'a> {
-    job: TrainJob,
-    status: Option<TrainJobStatus>,
-    start: Timestamp,
-    run_dir: &'a RunDir,
-}
-
-impl Record<'_> {
-    fn write(&mut self, observed: &Observed<'_>) -> Result<(), RunDirError> {
-        self.status = Some(status(observed, self.status.as_ref(), Timestamp::now()));
-        let document = TrainJob { status: self.status.clone(), ..self.job.clone() };
-        self.run_dir.replace("status.yaml", &serde_saphyr::to_string(&document).unwrap_or_default())
     }
 }
 

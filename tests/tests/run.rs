@@ -138,6 +138,20 @@ fn json_output_is_one_object_per_line_on_standard_output() {
     assert_eq!(condition(&last["trainJob"]["status"], "Succeeded")["reason"], "Complete");
 }
 
+/// `--color` and `NO_COLOR` had no effect on the excerpts of errors, which asked the terminal themselves.
+#[test]
+fn one_gate_decides_on_colour() {
+    let (scene, manifest) = scene(|manifest| manifest.with("engine.steps", -1));
+    let stderr = |arguments: &[&str]| {
+        let mut all = vec!["plan", manifest.to_str().unwrap()];
+        all.extend(arguments);
+        scene.switchyard(all).run(DEADLINE).stderr
+    };
+    assert!(!stderr(&[]).contains('\u{1b}'), "no escape codes in a pipe");
+    assert!(stderr(&["--color", "always"]).contains('\u{1b}'));
+    assert!(!stderr(&["--color", "never"]).contains('\u{1b}'));
+}
+
 #[test]
 fn quiet_prints_the_result_only() {
     let (scene, manifest) = scene(|manifest| manifest);

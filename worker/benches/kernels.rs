@@ -3,33 +3,18 @@
 //!
 //! Prints the least time of several runs; rivals and instruction sets run in turn. Compare only on a quiet machine.
 
+#[path = "../tests/flat_gradients/mod.rs"]
+mod flat_gradients;
+
+use flat_gradients::FlatGradients;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_worker::cpu::{Cpu, Epilogue, Gemm, Isa, Matrix, Pool};
-use switchyard_worker::model::{Gpt, GradientSink, Model};
+use switchyard_worker::model::{Gpt, Model};
 use switchyard_worker::optimizer::{AdamW, gradient_norm};
 use switchyard_worker_contract::config;
-
-struct Flat {
-    ranges: Vec<std::ops::Range<usize>>,
-    gradients: Vec<f32>,
-}
-
-impl GradientSink for Flat {
-    fn accumulate(&self) -> bool {
-        false
-    }
-    fn gradient(&mut self, ordinal: usize) -> &mut [f32] {
-        &mut self.gradients[self.ranges[ordinal].clone()]
-    }
-    fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
-        let ranges = [self.ranges[a].clone(), self.ranges[b].clone()];
-        self.gradients.get_disjoint_mut(ranges).expect("invariant: parameters do not overlap").into()
-    }
-    fn finished(&mut self, _ordinal: usize) {}
-}
 
 fn products(pool: &Arc<Pool>, results: &mut Vec<Value>) {
     for n in [512usize, 1024] {
@@ -69,8 +54,7 @@ fn step(name: &str, shape: &config::Gpt, batch: usize, pool: &Arc<Pool>, isa: Is
     let mut gpt = Gpt::new(shape, batch, Arc::clone(pool), isa).expect("the shape is possible");
     let mut weights = vec![0.0; gpt.layout().len];
     gpt.initialise(1, &mut weights);
-    let ranges = gpt.layout().parameters.iter().map(|p| p.range()).collect();
-    let mut sink = Flat { ranges, gradients: vec![0.0; weights.len()] };
+    let mut sink = FlatGradients::new(gpt.layout());
     let mut optimizer = AdamW::new(gpt.layout(), adam);
     let rows = gpt.tokens_per_batch();
     let tokens: Vec<u16> = (0..=rows as u64).map(|i| (i * i * 31 % u64::from(shape.vocabulary_size)) as u16).collect();

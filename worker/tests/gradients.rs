@@ -1,34 +1,35 @@
 //! Backward against forward: directional derivatives of the loss, parameter by parameter, and the contract of the sink.
 #![allow(clippy::unwrap_used)]
 
+mod flat_gradients;
+
+use flat_gradients::FlatGradients;
 use std::sync::Arc;
 use switchyard_worker::cpu::{Isa, Pool};
 use switchyard_worker::model::{Gpt, GradientSink, Layout, Model};
 use switchyard_worker_contract::config;
 
+/// Gradients in one array, and the order in which they became final.
 struct Flat {
-    layout: Layout,
-    gradients: Vec<f32>,
-    accumulate: bool,
+    flat: FlatGradients,
     finished: Vec<usize>,
 }
 
 impl Flat {
     fn new(layout: &Layout) -> Flat {
-        Flat { layout: layout.clone(), gradients: vec![0.0; layout.len], accumulate: false, finished: Vec::new() }
+        Flat { flat: FlatGradients::new(layout), finished: Vec::new() }
     }
 }
 
 impl GradientSink for Flat {
     fn accumulate(&self) -> bool {
-        self.accumulate
+        self.flat.accumulate
     }
     fn gradient(&mut self, ordinal: usize) -> &mut [f32] {
-        &mut self.gradients[self.layout.parameters[ordinal].range()]
+        self.flat.gradient(ordinal)
     }
     fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
-        let ranges = [self.layout.parameters[a].range(), self.layout.parameters[b].range()];
-        self.gradients.get_disjoint_mut(ranges).unwrap().into()
+        self.flat.gradients2(a, b)
     }
     fn finished(&mut self, ordinal: usize) {
         self.finished.push(ordinal);
@@ -84,7 +85,7 @@ fn directional_derivatives() {
             gpt.forward(&weights, &inputs, &targets);
             gpt.backward(&weights, 1.0, &mut sink);
             for parameter in &layout.parameters {
-                let gradient = sink.gradients[parameter.range()].to_vec();
+                let gradient = sink.flat.gradients[parameter.range()].to_vec();
                 let norm = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
                 assert!(norm > 1e-4, "{}: gradient of norm {norm}", parameter.name);
                 // Along the gradient, far enough for the loss (about 3.6, single precision) to change measurably.
@@ -130,17 +131,18 @@ fn accumulating_adds_and_scale_multiplies() {
     for tied in [false, true] {
         let Setup { mut gpt, weights, inputs, targets } = setup(tied, 1, Isa::detect(None).unwrap());
         let mut whole = Flat::new(gpt.layout());
-        whole.gradients.fill(f32::NAN);
+        whole.flat.gradients.fill(f32::NAN);
         gpt.forward(&weights, &inputs, &targets);
         gpt.backward(&weights, 1.0, &mut whole);
         let mut halves = Flat::new(gpt.layout());
         for accumulate in [false, true] {
-            halves.accumulate = accumulate;
+            halves.flat.accumulate = accumulate;
             gpt.forward(&weights, &inputs, &targets);
             gpt.backward(&weights, 0.5, &mut halves);
         }
         for parameter in &gpt.layout().parameters {
-            for (a, b) in whole.gradients[parameter.range()].iter().zip(&halves.gradients[parameter.range()]) {
+            for (a, b) in whole.flat.gradients[parameter.range()].iter().zip(&halves.flat.gradients[parameter.range()])
+            {
                 assert!((a - b).abs() <= 1e-6 * (1.0 + a.abs()), "{}: {a} and {b}", parameter.name);
             }
         }
@@ -156,7 +158,7 @@ fn threads_do_not_change_the_bits() {
             let mut sink = Flat::new(gpt.layout());
             let loss = gpt.forward(&weights, &inputs, &targets);
             gpt.backward(&weights, 1.0, &mut sink);
-            results.push((loss.to_bits(), sink.gradients.iter().map(|g| g.to_bits()).collect::<Vec<_>>()));
+            results.push((loss.to_bits(), sink.flat.gradients.iter().map(|g| g.to_bits()).collect::<Vec<_>>()));
         }
         assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{isa:?}");
     }
@@ -183,7 +185,7 @@ fn threads_do_not_change_the_bits_of_a_larger_model() {
         let loss = gpt.forward(&weights, &tokens[..192], &tokens[1..]);
         gpt.backward(&weights, 1.0, &mut sink);
         assert!((loss - 256f64.ln()).abs() < 0.2, "loss of random weights: {loss}");
-        results.push((loss.to_bits(), sink.gradients.iter().map(|g| g.to_bits()).collect::<Vec<_>>()));
+        results.push((loss.to_bits(), sink.flat.gradients.iter().map(|g| g.to_bits()).collect::<Vec<_>>()));
     }
     assert!(results[0] == results[1]);
 }

@@ -1,11 +1,14 @@
 //! After the first step, a training step allocates nothing.
 #![allow(clippy::unwrap_used)]
 
+mod flat_gradients;
+
+use flat_gradients::FlatGradients;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use switchyard_worker::cpu::{Isa, Pool};
-use switchyard_worker::model::{Gpt, GradientSink, Model};
+use switchyard_worker::model::{Gpt, Model};
 use switchyard_worker::optimizer::{AdamW, gradient_norm};
 use switchyard_worker_contract::config;
 
@@ -29,25 +32,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Gradients with the ranges looked up once, as the step loop has them.
-struct Flat {
-    ranges: Vec<std::ops::Range<usize>>,
-    gradients: Vec<f32>,
-}
-
-impl GradientSink for Flat {
-    fn accumulate(&self) -> bool {
-        false
-    }
-    fn gradient(&mut self, ordinal: usize) -> &mut [f32] {
-        &mut self.gradients[self.ranges[ordinal].clone()]
-    }
-    fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
-        self.gradients.get_disjoint_mut([self.ranges[a].clone(), self.ranges[b].clone()]).unwrap().into()
-    }
-    fn finished(&mut self, _ordinal: usize) {}
-}
-
 #[test]
 fn steps_allocate_nothing() {
     let config =
@@ -65,8 +49,7 @@ fn steps_allocate_nothing() {
         let mut gpt = Gpt::new(&config, 2, Arc::clone(&pool), Isa::detect(None).unwrap()).unwrap();
         let mut weights = vec![0.0; gpt.layout().len];
         gpt.initialise(1, &mut weights);
-        let ranges = gpt.layout().parameters.iter().map(|p| p.range()).collect();
-        let mut sink = Flat { ranges, gradients: vec![0.0; weights.len()] };
+        let mut sink = FlatGradients::new(gpt.layout());
         let mut optimizer = AdamW::new(gpt.layout(), adam);
         let tokens: Vec<u16> = (0..161).map(|i| (i * i % 256) as u16).collect();
         let mut step = || {

@@ -1,10 +1,13 @@
 //! The engine against PyTorch: fixtures written by `fixtures/generate.py`, relative difference of each tensor below 1e-4.
 #![allow(clippy::unwrap_used)]
 
+mod flat_gradients;
+
+use flat_gradients::FlatGradients;
 use safetensors::SafeTensors;
 use std::sync::Arc;
 use switchyard_worker::cpu::{Cpu, Isa, Pool, ops};
-use switchyard_worker::model::{Gpt, GradientSink, Layout, Model};
+use switchyard_worker::model::{Gpt, Model};
 use switchyard_worker::optimizer::{AdamW, gradient_norm};
 use switchyard_worker_contract::config;
 
@@ -45,25 +48,6 @@ fn same(what: &str, got: &[f32], want: &[f32]) {
 fn cpus() -> Vec<Cpu> {
     let isas = Isa::ALL.into_iter().filter(|isa| isa.available());
     isas.map(|isa| Cpu { pool: Arc::new(Pool::new(2)), isa }).collect()
-}
-
-struct Flat<'a> {
-    layout: &'a Layout,
-    gradients: &'a mut [f32],
-}
-
-impl GradientSink for Flat<'_> {
-    fn accumulate(&self) -> bool {
-        false
-    }
-    fn gradient(&mut self, ordinal: usize) -> &mut [f32] {
-        &mut self.gradients[self.layout.parameters[ordinal].range()]
-    }
-    fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
-        let ranges = [self.layout.parameters[a].range(), self.layout.parameters[b].range()];
-        self.gradients.get_disjoint_mut(ranges).unwrap().into()
-    }
-    fn finished(&mut self, _ordinal: usize) {}
 }
 
 #[test]
@@ -130,7 +114,7 @@ fn three_steps(name: &str, tied_head: bool, cpu: Cpu) {
     let mut gpt = Gpt::new(&shape, 2, Arc::clone(&cpu.pool), cpu.isa).unwrap();
     let layout = gpt.layout().clone();
     let mut weights = vec![0.0; layout.len];
-    let mut gradients = vec![0.0; layout.len];
+    let mut sink = FlatGradients::new(&layout);
     for parameter in &layout.parameters {
         weights[parameter.range()].copy_from_slice(&f.floats(&format!("weights.{}", parameter.name)));
     }
@@ -140,18 +124,18 @@ fn three_steps(name: &str, tied_head: bool, cpu: Cpu) {
     for step in 0..3 {
         let loss = gpt.forward(&weights, &inputs, &targets);
         same("loss", &[loss as f32], &losses[step..=step]);
-        gpt.backward(&weights, 1.0, &mut Flat { layout: &layout, gradients: &mut gradients });
+        gpt.backward(&weights, 1.0, &mut sink);
         if step == 0 {
             for parameter in &layout.parameters {
                 let want = f.floats(&format!("gradients.{}", parameter.name));
-                same(&parameter.name, &gradients[parameter.range()], &want);
+                same(&parameter.name, &sink.gradients[parameter.range()], &want);
             }
         }
-        let norm = gradient_norm(&gradients);
+        let norm = gradient_norm(&sink.gradients);
         same("norm", &[norm as f32], &norms[step..=step]);
         // As torch.nn.utils.clip_grad_norm_ has it.
         let scale = (0.5 / (norm + 1e-6)).min(1.0) as f32;
-        optimizer.step(&mut weights, &gradients, 0.01, scale, &cpu.pool);
+        optimizer.step(&mut weights, &sink.gradients, 0.01, scale, &cpu.pool);
     }
     for parameter in &layout.parameters {
         let want = f.floats(&format!("trained.{}", parameter.name));

@@ -62,19 +62,14 @@ impl Trainer {
     /// # Errors
     /// The group cannot form, or its ranks differ.
     pub fn join(blueprint: Blueprint, group: &GroupConfig) -> Result<Trainer, TrainError> {
-        let metrics_bucket = METRICS;
         let mut lens: Vec<usize> = blueprint.buckets.iter().map(|bucket| bucket.range.len()).collect();
         if let Some(last) = lens.last_mut() {
             *last += METRICS;
         }
-        lens.push(metrics_bucket);
-        let communicator = Communicator::connect(group, &lens)?;
-        Trainer::assemble(blueprint, communicator)
-    }
-
-    fn assemble(blueprint: Blueprint, mut communicator: Communicator) -> Result<Trainer, TrainError> {
+        lens.push(METRICS);
+        let mut communicator = Communicator::connect(group, &lens)?;
         let configuration = serde_json::to_vec(&blueprint.config).unwrap_or_default();
-        communicator.agree("the engine configuration", format!("{:032x}", xxh3_128(&configuration)).as_bytes())?;
+        communicator.agree("the engine configuration", digest(&configuration).as_bytes())?;
         communicator.agree("the training data", blueprint.corpus.digest().as_bytes())?;
         let mut weights = AlignedBuffer::zeroed(blueprint.model.layout().len);
         blueprint.model.initialise(blueprint.config.seed, &mut weights);
@@ -243,8 +238,7 @@ impl Trainer {
 
     /// Digest of all weights, 32 hexadecimal digits.
     pub fn weights_digest(&self) -> String {
-        let bytes: &[u8] = bytemuck::cast_slice(&self.weights);
-        format!("{:032x}", xxh3_128(bytes))
+        digest(bytemuck::cast_slice(&self.weights))
     }
 
     /// Every rank compares its digest with the others'.
@@ -279,4 +273,9 @@ impl Trainer {
     pub fn leave(self) -> Result<(), TrainError> {
         Ok(self.communicator.leave()?)
     }
+}
+
+/// 32 hexadecimal digits that differ when the bytes do.
+fn digest(bytes: &[u8]) -> String {
+    format!("{:032x}", xxh3_128(bytes))
 }
