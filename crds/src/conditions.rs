@@ -8,10 +8,14 @@ pub const COMPLETE: &str = "Complete";
 pub const FAILED: &str = "Failed";
 /// Whether the whole gang has a place; `False` names what is missing.
 pub const PLACED: &str = "Placed";
+/// Whether `spec.suspend` holds the job; `False` with the reason `Resumed` after it did.
+pub const SUSPENDED: &str = "Suspended";
 
 /// Stage of an unfinished job: the reason of [`SUCCEEDED`] while it is `Unknown`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
+    /// Waiting for room: the gang does not fit now.
+    Queued,
     /// Choosing nodes, cores and devices.
     Placing,
     /// Processes start and find each other.
@@ -32,6 +36,7 @@ impl Stage {
     /// The CamelCase word used as a condition's reason and in the STAGE column.
     pub fn reason(self) -> &'static str {
         match self {
+            Stage::Queued => "Queued",
             Stage::Placing => "Placing",
             Stage::Starting => "Starting",
             Stage::Running => "Running",

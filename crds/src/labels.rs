@@ -6,3 +6,20 @@ pub const GROUP: &str = "training.switchyard.dev";
 pub const VERSION: &str = "v1alpha1";
 /// `apiVersion` of every object of Switchyard.
 pub const API_VERSION: &str = "training.switchyard.dev/v1alpha1";
+
+/// Label of everything that belongs to a job: its name.
+pub const JOB_NAME: &str = "training.switchyard.dev/job-name";
+/// Label of everything that belongs to a job: its UID. A job of the same name created later has another one.
+pub const JOB_UID: &str = "training.switchyard.dev/job-uid";
+/// Label of what belongs to one attempt: its number.
+pub const ATTEMPT: &str = "training.switchyard.dev/attempt";
+/// Label of a pod: the position of its node in the job.
+pub const NODE_RANK: &str = "training.switchyard.dev/node-rank";
+/// Label of a pod: its lowest global rank.
+pub const RANK: &str = "training.switchyard.dev/rank";
+/// Scheduling gate of every pod, lifted for the whole gang at once.
+pub const GANG_GATE: &str = "training.switchyard.dev/gang";
+/// Field manager of the objects of a job.
+pub const PLAN_MANAGER: &str = "switchyard-plan";
+/// Field manager of the status of a job.
+pub const STATUS_MANAGER: &str = "switchyard-status";

@@ -9,6 +9,8 @@
 #![deny(missing_docs)]
 
 pub mod conditions;
+mod engine;
+mod failure_policy;
 pub mod generate;
 pub mod gpu_topology;
 pub mod labels;
@@ -16,5 +18,7 @@ mod train_job;
 mod train_job_status;
 pub mod validate;
 
+pub use engine::*;
+pub use failure_policy::*;
 pub use train_job::*;
 pub use train_job_status::*;

@@ -2,18 +2,18 @@
 //!
 //! Every field here works today; a field appears together with the feature behind it.
 
+use crate::engine::Engine;
+use crate::failure_policy::FailurePolicy;
 use crate::train_job_status::TrainJobStatus;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{CustomResource, KubeSchema};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// A decimal number written as a string, such as "0.001" or "1e-8": the API has no floats, since they do not survive a round
-/// trip through every client.
-const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
-
-/// What to train and how. Immutable after creation.
+/// What to train and how. Immutable after creation but for `suspend`, the deadline and the time to live.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "training.switchyard.dev",
@@ -31,20 +31,56 @@ const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
     validation = Rule::new("self.metadata.name.size() <= 50 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
         .message("metadata.name must have at most 50 characters and be lower-case letters, digits and '-', starting with a letter and not ending with '-': names of pods and Services are derived from it"),
     printcolumn(name = "Stage", type_ = "string", json_path = ".status.conditions[?(@.type==\"Succeeded\")].reason", description = "Stage of the job"),
-    printcolumn(name = "Attempt", type_ = "integer", json_path = ".status.attempt", description = "Attempt number, from 1"),
-    printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts.application", description = "Restarts after failures of the application"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.ready", description = "Nodes that are ready, of those wanted"),
+    printcolumn(name = "Restarts", type_ = "integer", json_path = ".status.restarts.total", description = "Restarts of the whole group"),
     printcolumn(name = "Progress", type_ = "integer", json_path = ".status.trainerStatus.progressPercentage", description = "Percent of the steps done"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Loss", type_ = "string", json_path = ".status.trainerStatus.loss", priority = 1, description = "Training loss, nats per token"),
+    printcolumn(name = "Queue", type_ = "string", json_path = ".metadata.labels.kueue\\.x-k8s\\.io/queue-name", priority = 1, description = "Queue named by the job's label"),
+    printcolumn(name = "Topology", type_ = "string", json_path = ".spec.topologyPolicy.mode", priority = 1, description = "How strictly the structure of the nodes is respected"),
     printcolumn(name = "ETA", type_ = "integer", json_path = ".status.trainerStatus.estimatedRemainingSeconds", priority = 1, description = "Estimated remaining seconds")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self == oldSelf")
-    .message("spec is immutable: delete the TrainJob and create it again with the new values"))]
+#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
+    .message("spec is immutable but for suspend, activeDeadlineSeconds and ttlSecondsAfterFinished: delete the TrainJob and create it again with the new values"))]
+#[x_kube(validation = Rule::new("(self.trainer.framework == 'Switchyard') == has(self.engine)")
+    .message("engine must be set with trainer.framework Switchyard, and with no other framework"))]
+#[x_kube(validation = Rule::new("self.trainer.framework != 'Switchyard' || (!has(self.trainer.command) && !has(self.trainer.args))")
+    .message("trainer.command and trainer.args are for other frameworks: with framework Switchyard the worker is started").field_path(".trainer"))]
 pub struct TrainJobSpec {
+    /// `true`: no pods; those of a running attempt are deleted, and their resources are free. `false` again starts a new
+    /// attempt, which counts as no restart. Default `false`. In `switchyard run` it must be `false`.
+    #[serde(default)]
+    pub suspend: bool,
+
+    /// Who reconciles the job. Any value but the default makes the controller leave the job alone. Immutable.
+    #[serde(default)]
+    pub managed_by: ManagedBy,
+
+    /// Seconds from `status.startTime` after which an unfinished job fails with the reason `DeadlineExceeded`; the clock starts
+    /// again when the job is resumed. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub active_deadline_seconds: Option<i64>,
+
+    /// Seconds after `status.completionTime` at which the job and everything that belongs to it is deleted. Default: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub ttl_seconds_after_finished: Option<i32>,
+
     /// Processes, their resources and environment. Default: one node with one process.
     #[serde(default)]
     pub trainer: Trainer,
+
+    /// Template of each node's pod. What Switchyard needs is merged into it by name: the container `trainer` is ours, volumes,
+    /// environment and mounts of other names are kept, and where both set the same thing the status says who won.
+    /// `spec.containers` may be left out. In `switchyard run`, which starts no containers, it has no effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "pod_template_schema")]
+    pub template: Option<PodTemplateSpec>,
+
+    /// All pods of an attempt are scheduled, or none.
+    #[serde(default)]
+    pub gang_policy: GangPolicy,
 
     /// How strictly the structure of the nodes is respected when processes are placed.
     #[serde(default)]
@@ -54,8 +90,71 @@ pub struct TrainJobSpec {
     #[serde(default)]
     pub failure_policy: FailurePolicy,
 
-    /// The training itself, done by Switchyard's own engine.
-    pub engine: Engine,
+    /// The training itself, done by Switchyard's own engine; with `trainer.framework: Switchyard` only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+}
+
+/// Who reconciles a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ManagedBy {
+    /// Switchyard's controller.
+    #[default]
+    #[serde(rename = "training.switchyard.dev/trainjob-controller")]
+    TrainJobController,
+    /// Kueue's MultiKueue, which runs the job in another cluster.
+    #[serde(rename = "kueue.x-k8s.io/multikueue")]
+    MultiKueue,
+}
+
+/// What runs in the trainer container.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Framework {
+    /// Switchyard's own engine, configured by `engine`.
+    #[default]
+    Switchyard,
+    /// Any program. It gets the rank, the number of nodes and the address of node 0 in the environment, and nothing else.
+    Plain,
+}
+
+/// All pods of an attempt are scheduled, or none.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GangPolicy {
+    /// Seconds that the pods of an attempt may take to be scheduled, all of them, once they have a place. After that the
+    /// attempt is taken back, so that it does not hold part of its resources, and tried again. Default 300.
+    #[serde(default = "three_hundred")]
+    #[schemars(range(min = 1, max = 86400))]
+    pub schedule_timeout_seconds: i32,
+}
+
+impl Default for GangPolicy {
+    fn default() -> Self {
+        GangPolicy { schedule_timeout_seconds: 300 }
+    }
+}
+
+/// The schema of a pod template without its descriptions, which are five sixths of it (335 kB: too big for the annotation of a
+/// client-side `kubectl apply`), and with `spec.containers` optional: the trainer container is ours.
+fn pod_template_schema(generator: &mut SchemaGenerator) -> Schema {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                // Under `properties`, `description` would be the name of a field.
+                map.retain(|key, value| key != "description" || !value.is_string());
+                map.values_mut().for_each(strip);
+            }
+            Value::Array(list) => list.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    let mut schema = PodTemplateSpec::json_schema(generator).to_value();
+    strip(&mut schema);
+    schema["description"] = "Template of each node's pod: a Kubernetes PodTemplateSpec.".into();
+    if let Some(spec) = schema.pointer_mut("/properties/spec").and_then(Value::as_object_mut) {
+        spec.remove("required");
+    }
+    Schema::try_from(schema).expect("invariant: an object is a schema")
 }
 
 /// Processes, their resources and environment.
@@ -72,6 +171,28 @@ pub struct Trainer {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 64))]
     pub num_proc_per_node: i32,
+
+    /// What runs in the trainer container. Default `Switchyard`.
+    #[serde(default)]
+    pub framework: Framework,
+
+    /// Image of the trainer container. Default: the worker image of the installed version, or the one that the template's
+    /// container `trainer` names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub image: Option<String>,
+
+    /// Command of the trainer container, for frameworks other than Switchyard. Default: the image's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 4096)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub command: Vec<String>,
+
+    /// Arguments of the trainer container, for frameworks other than Switchyard. Default: the image's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(max = 32768)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub args: Vec<String>,
 
     /// Compute threads of each process. Default: the physical cores that placement gives to the process.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +213,17 @@ pub struct Trainer {
 
 impl Default for Trainer {
     fn default() -> Self {
-        Trainer { num_nodes: 1, num_proc_per_node: 1, cpu_threads: None, resources_per_node: None, env: Vec::new() }
+        Trainer {
+            num_nodes: 1,
+            num_proc_per_node: 1,
+            framework: Framework::Switchyard,
+            image: None,
+            command: Vec::new(),
+            args: Vec::new(),
+            cpu_threads: None,
+            resources_per_node: None,
+            env: Vec::new(),
+        }
     }
 }
 
@@ -173,380 +304,9 @@ pub struct NodeTopology {
     pub numa_binding: NumaBinding,
 }
 
-/// What happens when a process fails.
-#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FailurePolicy {
-    /// How many times the whole group is started again after a failure. Default 0. Wrong data or a wrong manifest are not
-    /// restarted: they would fail the same way.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 1000))]
-    pub max_restarts: i32,
-}
-
-/// The training itself.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("has(self.steps) != has(self.epochs)")
-    .message("set exactly one of steps and epochs"))]
-#[x_kube(validation = Rule::new("!has(self.steps) || !has(self.schedule) || self.schedule.warmupSteps <= self.steps")
-    .message("schedule.warmupSteps must not be greater than steps").field_path(".schedule.warmupSteps"))]
-pub struct Engine {
-    /// The network.
-    pub model: Model,
-
-    /// Where the samples come from.
-    pub data: Data,
-
-    /// Sequences per process and micro-batch. The global batch of one optimizer step has
-    /// numNodes * numProcPerNode * batchSizePerProcess * batchMerge sequences. Default 8.
-    #[serde(default = "eight")]
-    #[schemars(range(min = 1, max = 65536))]
-    pub batch_size_per_process: i32,
-
-    /// Micro-batches whose gradients are accumulated before one reduction and one optimizer step. Default 1.
-    #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 4096))]
-    pub batch_merge: i32,
-
-    /// Optimizer steps. Exactly one of `steps` and `epochs` is set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1_000_000_000))]
-    pub steps: Option<i64>,
-
-    /// Passes over the training data. Exactly one of `steps` and `epochs` is set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub epochs: Option<i64>,
-
-    /// Seed of the initial weights and of the order of samples. Default 1. The same seed gives the same run.
-    #[serde(default = "one_i64")]
-    #[schemars(range(min = 0, max = 9_007_199_254_740_991_i64))]
-    pub seed: i64,
-
-    /// The optimizer. Default AdamW.
-    #[serde(default)]
-    pub optimizer: Optimizer,
-
-    /// Learning rate over the steps. Default: cosine to a tenth of the peak after a warm-up of 10 % of the steps, at most 100.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub schedule: Option<Schedule>,
-
-    /// Overlap of communication with the backward pass. Default: enabled.
-    #[serde(default)]
-    pub overlap: Overlap,
-
-    /// Validation during training.
-    #[serde(default)]
-    pub evaluation: Evaluation,
-
-    /// Steps between two progress reports of a rank. Default 10.
-    #[serde(default = "ten")]
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub fetch_every_steps: i32,
-}
-
-/// Kind of network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[allow(clippy::upper_case_acronyms)]
-pub enum ModelType {
-    /// Decoder-only transformer.
-    GPT,
-}
-
-/// The network: `type` and the block of that name.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.type == 'GPT' ? has(self.gpt) : !has(self.gpt)")
-    .message("the block named by type must be set, and no other: type GPT needs gpt"))]
-pub struct Model {
-    /// Kind of network.
-    #[serde(rename = "type")]
-    pub kind: ModelType,
-
-    /// Shape of a GPT: pre-LN blocks, causal attention, GELU, learned positions.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gpt: Option<Gpt>,
-}
-
-/// Vocabulary of a language model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Vocabulary {
-    /// The 256 byte values.
-    #[default]
-    Bytes,
-}
-
-/// Output layer of a language model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Head {
-    /// Shares its weights with the token embedding.
-    #[default]
-    Tied,
-    /// Has weights of its own.
-    Untied,
-}
-
-/// Shape of a GPT.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.hiddenSize % self.heads == 0")
-    .message("heads must divide hiddenSize").field_path(".heads"))]
-pub struct Gpt {
-    /// Transformer blocks.
-    #[schemars(range(min = 1, max = 256))]
-    pub layers: i32,
-
-    /// Width of the residual stream; a multiple of `heads`.
-    #[schemars(range(min = 1, max = 32768))]
-    pub hidden_size: i32,
-
-    /// Attention heads.
-    #[schemars(range(min = 1, max = 1024))]
-    pub heads: i32,
-
-    /// Tokens per sequence.
-    #[schemars(range(min = 1, max = 131_072))]
-    pub context_length: i32,
-
-    /// Vocabulary. Default `Bytes`.
-    #[serde(default)]
-    pub vocabulary: Vocabulary,
-
-    /// Output layer. Default `Tied`.
-    #[serde(default)]
-    pub head: Head,
-}
-
-/// Format of the training data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-pub enum DataFormat {
-    /// Text files, read as bytes.
-    #[default]
-    Text,
-}
-
-/// Where the samples come from.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("double(self.validationFraction) <= 0.5")
-    .message("validationFraction must be between 0 and 0.5").field_path(".validationFraction"))]
-pub struct Data {
-    /// Format of the data. Default `Text`: the bytes of text files.
-    #[serde(default)]
-    pub format: DataFormat,
-
-    /// A file or a directory. In `switchyard run` relative paths start at the current directory; in a cluster it is a path in
-    /// the container. In a directory hidden entries and directories marked by a CACHEDIR.TAG (build output) are left out.
-    #[schemars(length(min = 1, max = 4096))]
-    pub path: String,
-
-    /// Glob patterns relative to `path`, such as `**/*.rs`; a file of a directory is read when one of them matches.
-    /// Default: every file.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
-    #[x_kube(merge_strategy = kube::core::ListMerge::Set)]
-    pub include: Vec<String>,
-
-    /// Glob patterns relative to `path`; a file that one of them matches is left out. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
-    #[x_kube(merge_strategy = kube::core::ListMerge::Set)]
-    pub exclude: Vec<String>,
-
-    /// Share of the text that is kept for validation, a decimal string between "0" and "0.5"; chosen by the hash of the
-    /// content. Default "0.1".
-    #[serde(default = "tenth")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub validation_fraction: String,
-}
-
-/// Kind of optimizer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum OptimizerType {
-    /// Adam with decoupled weight decay.
-    #[default]
-    AdamW,
-}
-
-/// The optimizer. All numbers are decimal strings.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("double(self.learningRate) > 0.0").message("learningRate must be greater than 0").field_path(".learningRate"))]
-#[x_kube(validation = Rule::new("double(self.beta1) < 1.0").message("beta1 must be less than 1").field_path(".beta1"))]
-#[x_kube(validation = Rule::new("double(self.beta2) < 1.0").message("beta2 must be less than 1").field_path(".beta2"))]
-#[x_kube(validation = Rule::new("double(self.epsilon) > 0.0").message("epsilon must be greater than 0").field_path(".epsilon"))]
-pub struct Optimizer {
-    /// Kind of optimizer. Default `AdamW`.
-    #[serde(default, rename = "type")]
-    pub kind: OptimizerType,
-
-    /// Peak learning rate, a decimal string. Default "0.001".
-    #[serde(default = "thousandth")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub learning_rate: String,
-
-    /// Decay of the first moment, a decimal string. Default "0.9".
-    #[serde(default = "beta1")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub beta1: String,
-
-    /// Decay of the second moment, a decimal string. Default "0.95".
-    #[serde(default = "beta2")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub beta2: String,
-
-    /// Added to the root of the second moment, a decimal string. Default "1e-8".
-    #[serde(default = "epsilon")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub epsilon: String,
-
-    /// Decoupled weight decay, a decimal string; not applied to biases and layer norms. Default "0.1".
-    #[serde(default = "tenth")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub weight_decay: String,
-
-    /// Largest global norm of the gradient, a decimal string; a larger gradient is scaled down to it. "0" switches clipping
-    /// off. Default "1.0".
-    #[serde(default = "unity")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub gradient_clip_norm: String,
-}
-
-impl Default for Optimizer {
-    fn default() -> Self {
-        Optimizer {
-            kind: OptimizerType::AdamW,
-            learning_rate: thousandth(),
-            beta1: beta1(),
-            beta2: beta2(),
-            epsilon: epsilon(),
-            weight_decay: tenth(),
-            gradient_clip_norm: unity(),
-        }
-    }
-}
-
-/// Shape of the learning rate after the warm-up.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum ScheduleType {
-    /// Stays at the peak.
-    Constant,
-    /// Half a cosine down to `finalLearningRate`.
-    #[default]
-    Cosine,
-}
-
-/// Learning rate over the steps.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Schedule {
-    /// Shape after the warm-up. Default `Cosine`.
-    #[serde(default, rename = "type")]
-    pub kind: ScheduleType,
-
-    /// Steps of linear growth from 0 to the peak. Default 0.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 1_000_000_000))]
-    pub warmup_steps: i64,
-
-    /// Learning rate at the last step of `Cosine`, a decimal string. Default "0".
-    #[serde(default = "zero")]
-    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
-    pub final_learning_rate: String,
-}
-
-/// A switch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Switch {
-    /// On.
-    #[default]
-    Enabled,
-    /// Off.
-    Disabled,
-}
-
-/// Overlap of communication with the backward pass.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Overlap {
-    /// `Enabled` (default): the all-reduce of a bucket starts as soon as its last gradient is final. `Disabled`: all start after
-    /// the backward pass. Both give the same numbers.
-    #[serde(default)]
-    pub mode: Switch,
-
-    /// Largest size of a fused gradient bucket, MiB. Default 25.
-    #[serde(default = "twenty_five", rename = "bucketSizeMiB")]
-    #[schemars(range(min = 1, max = 1024))]
-    pub bucket_size_mib: i32,
-}
-
-impl Default for Overlap {
-    fn default() -> Self {
-        Overlap { mode: Switch::Enabled, bucket_size_mib: 25 }
-    }
-}
-
-/// Validation during training.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Evaluation {
-    /// Steps between two evaluations; 0: only at the end. Default 100.
-    #[serde(default = "hundred")]
-    #[schemars(range(min = 0, max = 1_000_000_000))]
-    pub every_steps: i64,
-
-    /// Batches of `batchSizePerProcess` sequences per process in one evaluation. Default 20.
-    #[serde(default = "twenty")]
-    #[schemars(range(min = 1, max = 100_000))]
-    pub batches: i32,
-}
-
-impl Default for Evaluation {
-    fn default() -> Self {
-        Evaluation { every_steps: 100, batches: 20 }
-    }
-}
-
 fn one() -> i32 {
     1
 }
-fn one_i64() -> i64 {
-    1
-}
-fn eight() -> i32 {
-    8
-}
-fn ten() -> i32 {
-    10
-}
-fn twenty() -> i32 {
-    20
-}
-fn twenty_five() -> i32 {
-    25
-}
-fn hundred() -> i64 {
-    100
-}
-fn zero() -> String {
-    "0".into()
-}
-fn tenth() -> String {
-    "0.1".into()
-}
-fn thousandth() -> String {
-    "0.001".into()
-}
-fn unity() -> String {
-    "1.0".into()
-}
-fn beta1() -> String {
-    "0.9".into()
-}
-fn beta2() -> String {
-    "0.95".into()
-}
-fn epsilon() -> String {
-    "1e-8".into()
+fn three_hundred() -> i32 {
+    300
 }

@@ -12,7 +12,7 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// Start of the first attempt.
+    /// Start of the first attempt, or of the first one after the job was resumed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
 
@@ -24,6 +24,19 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub attempt: Option<i32>,
+
+    /// When the current attempt started, or is to start: after a failure attempts wait longer and longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt_time: Option<Time>,
+
+    /// Nodes that are ready of those wanted, such as `3/4`: the READY column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub ready: Option<String>,
+
+    /// Nodes (pods) of the current attempt by what they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NodeCounts>,
 
     /// Conditions. `Succeeded` is the summary: its reason is the stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -44,13 +57,53 @@ pub struct TrainJobStatus {
     pub trainer_status: Option<TrainerStatus>,
 }
 
+/// Nodes (pods) of the current attempt by what they do.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeCounts {
+    /// Nodes the job wants.
+    #[schemars(range(min = 0))]
+    pub desired: i32,
+
+    /// Nodes whose pod is ready.
+    #[schemars(range(min = 0))]
+    pub ready: i32,
+
+    /// Nodes whose pod exists and has not ended.
+    #[schemars(range(min = 0))]
+    pub active: i32,
+
+    /// Nodes whose pod has ended well.
+    #[schemars(range(min = 0))]
+    pub succeeded: i32,
+
+    /// Nodes whose pod has failed.
+    #[schemars(range(min = 0))]
+    pub failed: i32,
+}
+
 /// Restarts so far by the class of their cause.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Restarts {
-    /// After a process failed by itself or was killed.
+    /// After a process failed by itself.
     #[schemars(range(min = 0))]
     pub application: i32,
+
+    /// After a node was lost, a pod was evicted or deleted, ran out of memory, or its image could not be had.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub infrastructure: i32,
+
+    /// After a pod gave way to one of higher priority.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub preemption: i32,
+
+    /// Of all classes, also of restarts that a rule does not charge.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub total: i32,
 }
 
 /// Where the processes run, and why there.

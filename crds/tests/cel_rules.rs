@@ -47,6 +47,16 @@ fn cases() -> Vec<(&'static str, Value, Value)> {
     let schedule = |warmup: i64| with(&[(engine("schedule").as_str(), json!({"warmupSteps": warmup}))]);
     let env = |name: &str| with(&[("/spec/trainer", json!({"env": [{"name": name, "value": "1"}]}))]);
     let limits = |name: &str| with(&[("/spec/trainer", json!({"resourcesPerNode": {"limits": {name: "2"}}}))]);
+    let plain = |more: Value| {
+        let mut job = with(&[("/spec/trainer", more), ("/spec/engine", Value::Null)]);
+        job["spec"]["trainer"]["framework"] = "Plain".into();
+        job
+    };
+    let rule = |more: Value| {
+        let mut rule = more;
+        rule["action"] = "FailTrainJob".into();
+        with(&[("/spec/failurePolicy", json!({"rules": [rule]}))])
+    };
     vec![
         (
             "metadata.name must have",
@@ -72,6 +82,17 @@ fn cases() -> Vec<(&'static str, Value, Value)> {
         ("epsilon must be greater than 0", optimizer("epsilon", "1e-10"), optimizer("epsilon", "0")),
         ("names that begin with SWITCHYARD_", env("SWITCHYARD_KERNEL"), env("SWITCHYARD_RANK")),
         ("only cpu and memory are supported", limits("cpu"), limits("nvidia.com/gpu")),
+        ("engine must be set with", plain(json!({})), with(&[("/spec/trainer", json!({"framework": "Plain"}))])),
+        (
+            "trainer.command and trainer.args",
+            plain(json!({"command": ["python"], "args": ["train.py"]})),
+            with(&[("/spec/trainer", json!({"command": ["python"]}))]),
+        ),
+        (
+            "set exactly one of onExitCodes",
+            rule(json!({"onExitCodes": {"operator": "In", "values": [42]}})),
+            rule(json!({"onExitCodes": {"operator": "In", "values": [42]}, "onPodCondition": {"type": "A"}})),
+        ),
     ]
 }
 
@@ -93,9 +114,26 @@ fn spec_is_immutable() {
     let mut labelled = old.clone();
     labelled.metadata.labels = Some([("team".to_string(), "a".to_string())].into());
     assert!(labelled.validate_cel_update(&old).is_ok(), "metadata stays free");
-    let new = read(&with(&[("/spec/engine/steps", json!(11))]));
-    let errors = new.validate_cel_update(&old).unwrap_err().to_string();
-    assert!(errors.contains("spec is immutable"), "{errors}");
+    let free = [
+        ("/spec/suspend", json!(true)),
+        ("/spec/activeDeadlineSeconds", json!(9)),
+        ("/spec/ttlSecondsAfterFinished", json!(9)),
+    ];
+    assert!(read(&with(&free)).validate_cel_update(&old).is_ok());
+    for fixed in [
+        ("/spec/engine/steps", json!(11)),
+        ("/spec/trainer", json!({"numNodes": 2})),
+        ("/spec/template", json!({"spec": {"hostNetwork": true}})),
+        ("/spec/gangPolicy", json!({"scheduleTimeoutSeconds": 9})),
+        ("/spec/failurePolicy", json!({"maxRestarts": 9})),
+        ("/spec/topologyPolicy", json!({"mode": "Required"})),
+        ("/spec/managedBy", json!("kueue.x-k8s.io/multikueue")),
+        ("/spec/engine", Value::Null),
+    ] {
+        let new = read(&with(std::slice::from_ref(&fixed)));
+        let errors = new.validate_cel_update(&old).expect_err(fixed.0).to_string();
+        assert!(errors.contains("spec is immutable"), "{fixed:?}: {errors}");
+    }
 }
 
 /// A rule without a case above is found here.

@@ -244,7 +244,7 @@ spec:
     fn a_good_manifest_is_read_with_defaults() {
         let job = parse("job.yaml", GOOD).unwrap();
         assert_eq!(job.spec.trainer.num_proc_per_node, 1);
-        assert_eq!(job.spec.engine.optimizer.learning_rate, "0.001");
+        assert_eq!(job.spec.engine.as_ref().unwrap().optimizer.learning_rate, "0.001");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::placement::{self, Reason};
 use crate::topology::build::{self, BuildError};
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_worker_contract::config::EngineConfig;
 
 /// Everything a plan is made from.
 #[derive(Debug, Clone)]
@@ -72,11 +73,27 @@ fn on(node: &Option<String>) -> String {
 /// All faults of the job, an unusable report, or the reason why no placement exists.
 pub fn plan(snapshot: &Snapshot<'_>) -> Result<Plan, Refusal> {
     let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
+    let engine = local_engine(snapshot.job, &job).map_err(|fault| Refusal::Invalid(vec![fault]))?;
     let named = build::build(snapshot.nodes)?;
     let assignment = placement::solve(&named.cluster, &job.request).map_err(|reason| Refusal::NotPlaceable {
         job: job.name.clone(),
         node: reason.node().and_then(|node| named.names.get(node.0 as usize).cloned()),
         reason,
     })?;
-    Ok(processes::processes(&job, &named, &assignment, snapshot))
+    Ok(processes::processes(&job, engine, &named, &assignment, snapshot))
+}
+
+/// The engine's configuration, for a job that can run without a cluster.
+fn local_engine<'a>(job: &TrainJob, valid: &'a ValidJob) -> Result<&'a EngineConfig, Invalid> {
+    let refuse = |field: &str, got: &str, expected: &str| Invalid {
+        field: field.to_string(),
+        got: got.to_string(),
+        expected: expected.to_string(),
+    };
+    if job.spec.suspend {
+        return Err(refuse("spec.suspend", "true", "false: `switchyard run` starts the job now"));
+    }
+    valid.engine.as_ref().ok_or_else(|| {
+        refuse("spec.trainer.framework", "Plain", "Switchyard: images of other frameworks run in a cluster only")
+    })
 }

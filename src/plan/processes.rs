@@ -102,6 +102,7 @@ pub struct EnvEntry {
 
 pub(super) fn processes(
     job: &ValidJob,
+    engine: &EngineConfig,
     named: &NamedCluster,
     assignment: &Assignment,
     snapshot: &Snapshot<'_>,
@@ -133,7 +134,7 @@ pub(super) fn processes(
         reason: reason(job, named, assignment),
         warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
         nodes,
-        engine: EngineConfig { cpu_threads: threads, ..job.engine.clone() },
+        engine: EngineConfig { cpu_threads: threads, ..engine.clone() },
         memory_limit_bytes: job.memory_limit,
         max_restarts: job.max_restarts,
     }

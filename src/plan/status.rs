@@ -94,7 +94,14 @@ pub fn status(observed: &Observed<'_>, previous: Option<&TrainJobStatus>, now: T
         },
         attempt: observed.attempt.map(|attempt| attempt as i32),
         conditions: found,
-        restarts: observed.attempt.map(|_| Restarts { application: observed.restarts as i32 }),
+        restarts: observed.attempt.map(|_| Restarts {
+            application: observed.restarts as i32,
+            total: observed.restarts as i32,
+            ..Restarts::default()
+        }),
+        attempt_time: None,
+        ready: None,
+        nodes: None,
         placement: observed.plan.map(placement),
         trainer_status: observed.figures.as_ref().map(trainer_status),
     }

@@ -12,8 +12,8 @@ pub struct ValidJob {
     pub name: String,
     /// What is asked of placement.
     pub request: Request,
-    /// What the engine needs, but for the number of threads, which placement decides.
-    pub engine: EngineConfig,
+    /// What the engine needs, but for the number of threads, which placement decides; with framework Switchyard only.
+    pub engine: Option<EngineConfig>,
     /// The user's environment, in the manifest's order.
     pub env: Vec<(String, String)>,
     /// Memory limit of a node, bytes.
@@ -63,8 +63,10 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
             expected: "text without, as the environment of a process cannot hold it".to_string(),
         });
     }
-    let engine = engine::config(&spec.engine, &mut faults);
-    let (Some(engine), true) = (engine, faults.is_empty()) else { return Err(faults) };
+    let engine = spec.engine.as_ref().and_then(|engine| engine::config(engine, &mut faults));
+    if !faults.is_empty() {
+        return Err(faults);
+    }
     let request = Request {
         nodes: count(spec.trainer.num_nodes),
         processes_per_node: count(spec.trainer.num_proc_per_node),
