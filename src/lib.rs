@@ -9,7 +9,9 @@
 //! See ARCHITECTURE.md for the rooms and what each may use.
 #![forbid(unsafe_code)]
 
+pub mod apply;
 pub mod cli;
+pub mod controller;
 pub mod local;
 pub mod placement;
 pub mod plan;

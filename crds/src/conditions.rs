@@ -11,6 +11,24 @@ pub const PLACED: &str = "Placed";
 /// Whether `spec.suspend` holds the job; `False` with the reason `Resumed` after it did.
 pub const SUSPENDED: &str = "Suspended";
 
+/// `False` when settings of the template were not taken; the message lists them. Absent: all were.
+pub const TEMPLATE_MERGED: &str = "TemplateMerged";
+
+/// Reason of [`FAILED`]: the job ran longer than it may.
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// Reason of [`FAILED`]: the spec asks for something that cannot be.
+pub const INVALID_SPEC: &str = "InvalidSpec";
+/// Reason of [`FAILED`]: the program failed, and its restarts are used up.
+pub const APPLICATION_FAILURE: &str = "ApplicationFailure";
+/// Reason of [`FAILED`]: nodes or images failed, and the restarts for that are used up.
+pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
+/// Reason of [`FAILED`]: preempted more often than allowed.
+pub const PREEMPTED: &str = "Preempted";
+/// Reason of [`FAILED`]: the same thing would happen again.
+pub const PERMANENT_FAILURE: &str = "PermanentFailure";
+/// Reason of [`FAILED`]: a rule of the failure policy says so.
+pub const FAILURE_POLICY: &str = "FailurePolicy";
+
 /// Stage of an unfinished job: the reason of [`SUCCEEDED`] while it is `Unknown`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {

@@ -1,6 +1,8 @@
 //! Arguments.
 
+use crate::controller::telemetry;
 use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_worker_contract::exit::Exit;
 
@@ -66,6 +68,8 @@ pub(super) enum Command {
     Plan(PlanArgs),
     /// Show how this machine, or the one described by a file, is built: GPUs, NICs, NUMA nodes, cores.
     Topo(TopoArgs),
+    /// Run the controller: reconciles the TrainJobs of a cluster.
+    Controller(ControllerArgs),
     /// Print the CRDs of Switchyard, for `kubectl apply --server-side -f -`.
     Crd,
     /// Explain an error code, such as SY0003.
@@ -104,6 +108,76 @@ pub(super) struct PlanArgs {
 pub(super) struct TopoArgs {
     /// A GPUTopology (YAML). Default: this machine.
     pub file: Option<PathBuf>,
+}
+
+/// A switch of the command line, with the words of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub(super) enum Toggle {
+    /// On.
+    Enabled,
+    /// Off.
+    Disabled,
+}
+
+/// Arguments of `controller`.
+#[derive(Debug, Args)]
+pub(super) struct ControllerArgs {
+    /// Kubeconfig. Default: the pod's service account, else KUBECONFIG, else ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig. Default: the current one.
+    #[arg(long)]
+    pub context: Option<String>,
+
+    /// Namespace of the Lease. Default: switchyard-system.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub namespace: Option<String>,
+
+    /// Name of this controller in the Lease. Default: the host name; a random part is added.
+    #[arg(long, env = "POD_NAME")]
+    pub identity: Option<String>,
+
+    /// Address of /healthz, /readyz and /metrics.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
+    pub listen: SocketAddr,
+
+    /// Whether several controllers choose a leader by a Lease.
+    #[arg(long, value_enum, default_value_t = Toggle::Enabled)]
+    pub leader_elect: Toggle,
+
+    /// Seconds after which a Lease that nobody renews is free.
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub lease_duration_seconds: u16,
+
+    /// Seconds after which a leader that could not renew stops.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub renew_deadline_seconds: u16,
+
+    /// Seconds between two tries to take or renew the Lease.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub retry_period_seconds: u16,
+
+    /// Reconcile the TrainJobs of this namespace only. Default: of all.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub watch_namespace: Option<String>,
+
+    /// Image of the worker, for jobs that name none.
+    #[arg(long, value_name = "IMAGE", default_value = concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")))]
+    pub worker_image: String,
+
+    /// Jobs that are looked at at a time.
+    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub concurrent_reconciles: u16,
+
+    /// Form of the log on standard error.
+    #[arg(long, value_enum, default_value_t = telemetry::Format::Text)]
+    pub log_format: telemetry::Format,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter of the tracing library.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
 }
 
 /// The table of exit codes for `--help`.

@@ -3,6 +3,7 @@
 //! Results go to standard output; progress, warnings and errors to standard error.
 
 mod args;
+mod controller;
 mod explain;
 mod machine;
 mod manifest;
@@ -23,6 +24,7 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Run(args) => run::run(&cli, args),
         Command::Plan(args) => run::plan(&cli, args),
         Command::Topo(args) => machine::show(&cli, args),
+        Command::Controller(args) => controller::controller(args),
         Command::Crd => crd(),
         Command::Explain { code } => explain::explain(code),
         Command::Version => {

@@ -192,6 +192,8 @@ impl Group<'_> {
                 self.fold.evaluation(loss);
                 self.tell(observer, Update::Evaluation { step, loss });
             }
+            // Printed by the supervisor of a pod only.
+            Event::Summary(_) => {}
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {
                 own.seen.failure = Some(failure);

@@ -9,8 +9,12 @@
 //! Two executors carry a plan out: `local` starts its processes on this machine, and the controller's `apply` will create pods.
 //! Neither decides anything.
 
+pub mod cluster;
+pub mod eligible;
 mod engine;
+pub mod objects;
 mod processes;
+pub mod resources;
 pub mod restart;
 pub mod status;
 mod validate;

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{PlacedNode, PlacementStatus, Restarts, TrainJobStatus, TrainerStatus};
+use switchyard_worker_contract::event::Summary;
 
 /// What is known about a job at one moment.
 #[derive(Debug, Clone)]
@@ -50,6 +51,23 @@ pub struct Figures {
     pub input_percent: f64,
     /// Time of the report.
     pub at: Timestamp,
+}
+
+impl Figures {
+    /// Figures from a pod's log or termination message.
+    pub(super) fn of(summary: &Summary, at: Timestamp) -> Figures {
+        Figures {
+            step: summary.step,
+            total_steps: summary.total_steps,
+            loss: summary.loss,
+            validation_loss: summary.validation_loss,
+            tokens_per_second: summary.tokens_per_second,
+            remaining_seconds: summary.remaining_seconds,
+            communication_percent: summary.communication_percent,
+            input_percent: summary.input_percent,
+            at,
+        }
+    }
 }
 
 /// Makes the status. Transition times of `previous` are kept where the condition's status has not changed.
@@ -129,7 +147,7 @@ fn placement(plan: &Plan) -> PlacementStatus {
     }
 }
 
-fn trainer_status(figures: &Figures) -> TrainerStatus {
+pub(super) fn trainer_status(figures: &Figures) -> TrainerStatus {
     TrainerStatus {
         step: figures.step as i64,
         total_steps: figures.total_steps as i64,

@@ -1,6 +1,8 @@
 //! TrainJob to [`ValidJob`]: what schema and CEL rules cannot say, and the translation into the engine's and placement's own words.
 
 use super::engine;
+use super::objects;
+use super::resources::parse_quantity;
 use crate::placement::{Mode, NumaBinding, Request};
 use switchyard_crds::{self as api, TrainJob};
 use switchyard_worker_contract::config::EngineConfig;
@@ -64,6 +66,7 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         });
     }
     let engine = spec.engine.as_ref().and_then(|engine| engine::config(engine, &mut faults));
+    faults.extend(objects::faults(job));
     if !faults.is_empty() {
         return Err(faults);
     }
@@ -97,48 +100,4 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
 /// A count that the schema bounds from below.
 fn count(value: i32) -> u32 {
     value.unsigned_abs().max(1)
-}
-
-/// The value of a Kubernetes quantity (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
-fn parse_quantity(text: &str) -> Option<f64> {
-    let suffixes: [(&str, f64); 15] = [
-        ("Ki", 1024.0),
-        ("Mi", 1024.0_f64.powi(2)),
-        ("Gi", 1024.0_f64.powi(3)),
-        ("Ti", 1024.0_f64.powi(4)),
-        ("Pi", 1024.0_f64.powi(5)),
-        ("Ei", 1024.0_f64.powi(6)),
-        ("n", 1e-9),
-        ("u", 1e-6),
-        ("m", 1e-3),
-        ("k", 1e3),
-        ("M", 1e6),
-        ("G", 1e9),
-        ("T", 1e12),
-        ("P", 1e15),
-        ("E", 1e18),
-    ];
-    let (number, factor) = suffixes
-        .iter()
-        .find_map(|(suffix, factor)| text.strip_suffix(suffix).map(|number| (number, *factor)))
-        .unwrap_or((text, 1.0));
-    let value = number.parse::<f64>().ok()? * factor;
-    value.is_finite().then_some(value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_quantity;
-
-    #[test]
-    fn quantities() {
-        for (text, value) in
-            [("2", 2.0), ("500m", 0.5), ("4Gi", 4294967296.0), ("1.5k", 1500.0), ("1e3", 1000.0), ("2E", 2e18)]
-        {
-            assert_eq!(parse_quantity(text), Some(value), "{text}");
-        }
-        for text in ["", "Gi", "4GiB", "nan", "inf"] {
-            assert_eq!(parse_quantity(text), None, "{text}");
-        }
-    }
 }

@@ -31,7 +31,7 @@ pub struct EngineConfig {
     pub evaluation: Evaluation,
     /// A progress event is printed every so many steps.
     pub fetch_every_steps: u32,
-    /// Compute threads per process.
+    /// Compute threads per process; 0: as many as the process has CPUs.
     pub cpu_threads: u32,
 }
 

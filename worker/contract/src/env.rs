@@ -34,8 +34,12 @@ pub const KERNEL: &str = "SWITCHYARD_KERNEL";
 /// Seconds without any sign of life of a peer after which it counts as failed. Default 10.
 pub const PEER_TIMEOUT_SECONDS: &str = "SWITCHYARD_PEER_TIMEOUT_SECONDS";
 
+/// Path of the file that becomes the container's termination message: [`crate::event::Termination`] as JSON. Absent: none is
+/// written.
+pub const TERMINATION_LOG: &str = "SWITCHYARD_TERMINATION_LOG";
+
 /// Every name above, for checks that a manifest does not set one of them by accident.
-pub const ALL: [&str; 17] = [
+pub const ALL: [&str; 18] = [
     JOB,
     ATTEMPT,
     NODE_RANK,
@@ -53,6 +57,7 @@ pub const ALL: [&str; 17] = [
     KERNEL,
     PEER_TIMEOUT_SECONDS,
     FAULT,
+    TERMINATION_LOG,
 ];
 
 /// Fault injection for tests: `exit:STEP`, `kill:STEP`, `hang:STEP` or `panic:STEP`, with an optional `@RANK` and `#ATTEMPT`

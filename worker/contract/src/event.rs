@@ -20,6 +20,8 @@ pub enum Event {
         /// Mean cross entropy, nats per token.
         loss: f64,
     },
+    /// Everything a reader of the log needs, in one line; printed by the supervisor of the pod of node 0.
+    Summary(Summary),
     /// All steps are done.
     Finished(Finished),
     /// The rank gives up.
@@ -128,6 +130,73 @@ pub struct Failure {
     pub exit_code: u8,
 }
 
+/// Where the training stands. Each one can be read alone: whoever reads the last lines of a log needs no more.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Optimizer steps in all.
+    pub total_steps: u64,
+    /// Mean training loss of the last interval, nats per token.
+    pub loss: f64,
+    /// Last loss on the validation split, nats per token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// Tokens per second of the whole job.
+    pub tokens_per_second: f64,
+    /// Seconds until the last step; absent while too little is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remaining_seconds: Option<f64>,
+    /// Share of the step time that rank 0 waits for reductions, percent.
+    pub communication_percent: f64,
+    /// Share of the step time that rank 0 waits for input, percent.
+    pub input_percent: f64,
+}
+
+impl Summary {
+    /// The last summary in the end of a log; the first line may be cut.
+    pub fn last_in(log: &str) -> Option<Summary> {
+        log.lines().rev().find_map(|line| match serde_json::from_str(line) {
+            Ok(Event::Summary(summary)) => Some(summary),
+            _ => None,
+        })
+    }
+}
+
+/// Most bytes of a termination message that a kubelet reads.
+pub const TERMINATION_BYTES: usize = 4096;
+
+/// What a pod leaves behind: its container's termination message.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Termination {
+    /// Where the training stood; of node 0 only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary: Option<Summary>,
+    /// Why it ended, when it failed. The cause is cut where the message would be too long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+}
+
+impl Termination {
+    /// As JSON of at most [`TERMINATION_BYTES`].
+    pub fn to_json(&self) -> String {
+        let mut short = self.clone();
+        loop {
+            let text = serde_json::to_string(&short).unwrap_or_default();
+            match &mut short.failure {
+                Some(failure) if text.len() > TERMINATION_BYTES && !failure.cause.is_empty() => {
+                    let keep = failure.cause.chars().count() / 2;
+                    failure.cause = failure.cause.chars().take(keep).collect();
+                    failure.during = failure.during.chars().take(200).collect();
+                }
+                _ => return text,
+            }
+        }
+    }
+}
+
 /// The answer of `switchyard-worker inspect`: the static plan and the data, examined before any rank starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -165,4 +234,42 @@ pub struct Inspection {
     pub steps_per_epoch: u64,
     /// Optimizer steps of this job.
     pub total_steps: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(step: u64) -> Summary {
+        Summary {
+            step,
+            total_steps: 100,
+            loss: 2.5,
+            validation_loss: None,
+            tokens_per_second: 1e4,
+            remaining_seconds: Some(3.0),
+            communication_percent: 1.0,
+            input_percent: 0.0,
+        }
+    }
+
+    #[test]
+    fn the_last_summary_of_a_log_is_found() {
+        let line = |step| serde_json::to_string(&Event::Summary(summary(step))).expect("serialises");
+        let log = format!("ut line}}\n{}\nsomething else\n{}\n{{\"event\":\"unknown\"}}\n", line(10), line(20));
+        assert_eq!(Summary::last_in(&log), Some(summary(20)));
+        assert_eq!(Summary::last_in("nothing here"), None);
+    }
+
+    #[test]
+    fn a_termination_message_fits_and_stays_json() {
+        let failure =
+            Failure { rank: 1, origin_rank: 0, cause: "ä\"\n".repeat(3000), during: "step".into(), exit_code: 4 };
+        let message = Termination { summary: Some(summary(5)), failure: Some(failure) };
+        let text = message.to_json();
+        assert!(text.len() <= TERMINATION_BYTES, "{}", text.len());
+        let read: Termination = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(read.summary, message.summary);
+        assert!(read.failure.is_some_and(|failure| !failure.cause.is_empty() && failure.exit_code == 4));
+    }
 }

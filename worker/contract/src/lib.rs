@@ -14,3 +14,21 @@ pub mod event;
 pub mod exit;
 
 pub use cpu_list::{CpuList, CpuListError};
+
+/// Where things lie in a pod of a job.
+pub mod pod {
+    /// Port on which rank 0 listens.
+    pub const RENDEZVOUS_PORT: u16 = 29400;
+    /// Directory of the engine configuration, `engine.json`.
+    pub const CONFIG_DIR: &str = "/etc/switchyard";
+    /// Directory of the job's key, `key`.
+    pub const KEY_DIR: &str = "/var/run/secrets/switchyard";
+    /// Directory for what a run leaves behind.
+    pub const RUN_DIR: &str = "/var/lib/switchyard";
+    /// The container's termination message.
+    pub const TERMINATION_LOG: &str = "/dev/termination-log";
+    /// Name of the configuration's file and of its key in the ConfigMap.
+    pub const CONFIG_FILE: &str = "engine.json";
+    /// Name of the key's file and of its key in the Secret.
+    pub const KEY_FILE: &str = "key";
+}

@@ -1,0 +1,132 @@
+//! What a write met, as a table: who has to act, and when to try again.
+
+use kube::core::Status;
+use std::time::Duration;
+
+/// Sort of a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The object is not as it was when the write was planned.
+    Stale,
+    /// The name is taken by an object of somebody else.
+    Taken,
+    /// The namespace is being deleted.
+    Ending,
+    /// Quota, admission or rights: somebody has to change something first.
+    Forbidden,
+    /// The server does not accept the object.
+    Invalid,
+    /// The server does not know the kind: CRD or API missing.
+    Unknown,
+    /// The server is busy, or answers too late, or not at all.
+    Unreachable,
+}
+
+/// When to try again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// When the cache shows something new.
+    OnChange,
+    /// After the pause of repeated failures.
+    BackOff,
+}
+
+impl Cause {
+    /// The error policy.
+    pub fn retry(self) -> Retry {
+        match self {
+            Cause::Stale | Cause::Ending => Retry::OnChange,
+            Cause::Taken | Cause::Forbidden | Cause::Invalid | Cause::Unknown | Cause::Unreachable => Retry::BackOff,
+        }
+    }
+
+    /// Word for metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Cause::Stale => "stale",
+            Cause::Taken => "taken",
+            Cause::Ending => "ending",
+            Cause::Forbidden => "forbidden",
+            Cause::Invalid => "invalid",
+            Cause::Unknown => "unknown",
+            Cause::Unreachable => "unreachable",
+        }
+    }
+
+    /// Classifies an error of kube's client.
+    pub fn of(error: &kube::Error) -> Cause {
+        match error {
+            kube::Error::Api(status) => Cause::of_status(status),
+            _ => Cause::Unreachable,
+        }
+    }
+
+    fn of_status(status: &Status) -> Cause {
+        let ending =
+            status.details.iter().flat_map(|details| &details.causes).any(|c| c.reason == "NamespaceTerminating");
+        match status.code {
+            _ if ending => Cause::Ending,
+            401 | 403 => Cause::Forbidden,
+            404 if status.details.as_ref().is_none_or(|details| details.name.is_empty()) => Cause::Unknown,
+            404 | 409 => Cause::Stale,
+            400 | 405 | 413 | 415 | 422 => Cause::Invalid,
+            _ => Cause::Unreachable,
+        }
+    }
+}
+
+/// One write that was not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot {what}: {why}")]
+pub struct Refusal {
+    /// What was to be done, such as `create Pod a-1-0`.
+    pub what: String,
+    /// Why not: the server's own sentence.
+    pub why: String,
+    /// Sort.
+    pub cause: Cause,
+}
+
+impl Refusal {
+    pub(super) fn new(what: String, error: &kube::Error) -> Refusal {
+        let why = match error {
+            kube::Error::Api(status) => status.message.clone(),
+            other => format!("the API server cannot be reached: {other}"),
+        };
+        Refusal { what, why, cause: Cause::of(error) }
+    }
+
+    pub(super) fn late(what: String, deadline: Duration) -> Refusal {
+        let why = format!("the API server did not answer within {} s", deadline.as_secs());
+        Refusal { what, why, cause: Cause::Unreachable }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cause, Retry};
+    use kube::core::Status;
+    use kube::core::response::{StatusCause, StatusDetails};
+
+    #[test]
+    fn the_table() {
+        let status = |code, name: &str, cause: &str| {
+            let causes = vec![StatusCause { reason: cause.into(), ..StatusCause::default() }];
+            let details = StatusDetails { name: name.into(), causes, ..StatusDetails::default() };
+            kube::Error::Api(Status { code, details: Some(details), ..Status::default() }.boxed())
+        };
+        for (code, name, cause, expected, retry) in [
+            (409, "a", "", Cause::Stale, Retry::OnChange),
+            (404, "a", "", Cause::Stale, Retry::OnChange),
+            (404, "", "", Cause::Unknown, Retry::BackOff),
+            (403, "a", "", Cause::Forbidden, Retry::BackOff),
+            (403, "a", "NamespaceTerminating", Cause::Ending, Retry::OnChange),
+            (422, "a", "FieldValueInvalid", Cause::Invalid, Retry::BackOff),
+            (429, "", "", Cause::Unreachable, Retry::BackOff),
+            (500, "", "", Cause::Unreachable, Retry::BackOff),
+        ] {
+            let found = Cause::of(&status(code, name, cause));
+            assert_eq!((found, found.retry()), (expected, retry), "{code} {name} {cause}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! `switchyard controller`: flags, signals, and then the controller.
+
+use super::args::{ControllerArgs, Toggle};
+use super::refuse;
+use crate::controller::{self, Connection, Settings, Timing, telemetry};
+use crate::plan::objects::Defaults;
+use std::time::Duration;
+use switchyard_worker_contract::exit::Exit;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch::{Sender, channel};
+
+/// Namespace of the Lease when nothing says another one.
+const NAMESPACE: &str = "switchyard-system";
+
+pub(super) fn controller(args: &ControllerArgs) -> Exit {
+    if let Err(message) = telemetry::start(args.log_format, &args.log_level) {
+        return refuse(&message, Exit::Usage);
+    }
+    let election = match timing(args) {
+        Ok(election) => election,
+        Err(message) => return refuse(&message, Exit::Usage),
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return refuse(&format!("cannot start: {error}"), Exit::Unexpected),
+    };
+    runtime.block_on(async {
+        let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
+        let config = match controller::connect(&connection).await {
+            Ok(config) => config,
+            Err(message) => return refuse(&message, Exit::Usage),
+        };
+        // Outside a pod the namespace of a kubeconfig is only where its user happens to work.
+        let namespace = args.namespace.clone().unwrap_or_else(|| NAMESPACE.to_string());
+        let settings = Settings {
+            namespace,
+            identity: identity(args),
+            listen: args.listen,
+            election,
+            watch_namespace: args.watch_namespace.clone(),
+            concurrent_reconciles: args.concurrent_reconciles.into(),
+            defaults: Defaults { worker_image: args.worker_image.clone() },
+        };
+        let (stop, stopped) = channel(false);
+        let (sent, exit) = channel(Exit::Done);
+        if let Err(error) = stop_on_signal(stop, sent) {
+            return refuse(&format!("cannot listen to signals: {error}"), Exit::Unexpected);
+        }
+        match controller::run(settings, config, stopped).await {
+            Ok(()) => *exit.borrow(),
+            Err(error) => refuse(&error.to_string(), Exit::Usage),
+        }
+    })
+}
+
+fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {
+    if args.leader_elect == Toggle::Disabled {
+        return Ok(None);
+    }
+    let seconds = |seconds: u16| Duration::from_secs(seconds.into());
+    let timing = Timing {
+        duration: seconds(args.lease_duration_seconds),
+        renew_deadline: seconds(args.renew_deadline_seconds),
+        retry: seconds(args.retry_period_seconds),
+    };
+    if timing.renew_deadline + timing.retry >= timing.duration {
+        return Err(format!(
+            "--renew-deadline-seconds and --retry-period-seconds: got {} and {}; expected less than --lease-duration-seconds ({}) \
+             together, so that a leader stops before another one may begin",
+            args.renew_deadline_seconds, args.retry_period_seconds, args.lease_duration_seconds
+        ));
+    }
+    Ok(Some(timing))
+}
+
+/// A name that no other start of this program has, also not in the same pod.
+fn identity(args: &ControllerArgs) -> String {
+    let name =
+        args.identity.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let mut random = [0; 4];
+    // Without random bytes the process id tells two starts apart.
+    if getrandom::fill(&mut random).is_err() {
+        random = std::process::id().to_ne_bytes();
+    }
+    format!("{name}-{:08x}", u32::from_ne_bytes(random))
+}
+
+/// The first signal stops gracefully; the second one at once.
+fn stop_on_signal(stop: Sender<bool>, sent: Sender<Exit>) -> std::io::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::spawn(async move {
+        loop {
+            let exit = tokio::select! {
+                _ = interrupt.recv() => Exit::Interrupted,
+                _ = terminate.recv() => Exit::Terminated,
+            };
+            if *stop.borrow() {
+                std::process::exit(exit.code().into());
+            }
+            // A pod that is stopped has done what it was asked to do.
+            sent.send_replace(if exit == Exit::Terminated { Exit::Done } else { exit });
+            stop.send_replace(true);
+        }
+    });
+    Ok(())
+}

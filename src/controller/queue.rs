@@ -1,0 +1,261 @@
+//! A queue of keys to look at: each key once, at its earliest time, and never twice at a time.
+//!
+//! [`Schedule`] is the rule, with time as a parameter; [`Queue`] lets tasks wait for it.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// First pause after a failure; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// Longest pause in the first minute of failures, and shortest after it.
+const MINUTE_PAUSE: Duration = Duration::from_secs(5);
+/// Longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Failures are expected to pass in this time.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// When which key is due.
+#[derive(Debug)]
+pub(super) struct Schedule<K> {
+    due: BTreeSet<(Instant, u64, K)>,
+    at: HashMap<K, (Instant, u64)>,
+    running: HashSet<K>,
+    /// Added while they ran.
+    again: HashMap<K, Instant>,
+    failing: HashMap<K, Failing>,
+    sequence: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Failing {
+    since: Instant,
+    pause: Duration,
+}
+
+impl<K> Default for Schedule<K> {
+    fn default() -> Self {
+        Schedule {
+            due: BTreeSet::new(),
+            at: HashMap::new(),
+            running: HashSet::new(),
+            again: HashMap::new(),
+            failing: HashMap::new(),
+            sequence: 0,
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
+    /// Looks at a key at this time, or earlier if that was asked for already.
+    pub fn add(&mut self, key: K, at: Instant) {
+        if self.running.contains(&key) {
+            let again = self.again.entry(key).or_insert(at);
+            *again = (*again).min(at);
+            return;
+        }
+        if let Some((before, sequence)) = self.at.get(&key).copied() {
+            if before <= at {
+                return;
+            }
+            self.due.remove(&(before, sequence, key.clone()));
+        }
+        self.sequence += 1;
+        self.at.insert(key.clone(), (at, self.sequence));
+        self.due.insert((at, self.sequence, key));
+    }
+
+    /// A key that is due; it runs until [`Schedule::done`].
+    pub fn pop(&mut self, now: Instant) -> Option<K> {
+        if self.due.first().is_none_or(|(at, ..)| *at > now) {
+            return None;
+        }
+        let (_, _, key) = self.due.pop_first()?;
+        self.at.remove(&key);
+        self.running.insert(key.clone());
+        Some(key)
+    }
+
+    /// The key does not run any more.
+    pub fn done(&mut self, key: &K) {
+        self.running.remove(key);
+        if let Some(at) = self.again.remove(key) {
+            self.add(key.clone(), at);
+        }
+    }
+
+    /// When the next key is due.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(at, ..)| *at)
+    }
+
+    /// Keys that wait, and the age of the oldest that is due.
+    pub fn depth(&self, now: Instant) -> (usize, Duration) {
+        let due = self.due.iter().take_while(|(at, ..)| *at <= now).count();
+        (due, self.next_due().map(|at| now.saturating_duration_since(at)).unwrap_or_default())
+    }
+
+    /// The time of the next try of a key that failed. A change that is observed before makes it earlier.
+    pub fn failed(&mut self, key: &K, now: Instant) -> Instant {
+        let failing = self.failing.entry(key.clone()).or_insert(Failing { since: now, pause: FIRST_PAUSE / 2 });
+        let is_new = now.duration_since(failing.since) < MINUTE;
+        let next = failing.pause * 2;
+        failing.pause = if is_new { next.min(MINUTE_PAUSE) } else { next.clamp(MINUTE_PAUSE, LONGEST_PAUSE) };
+        now + failing.pause
+    }
+
+    /// The key went well: failures start from none.
+    pub fn succeeded(&mut self, key: &K) {
+        self.failing.remove(key);
+    }
+}
+
+/// A [`Schedule`] that tasks share.
+#[derive(Debug, Clone)]
+pub(super) struct Queue<K> {
+    schedule: Arc<Mutex<Schedule<K>>>,
+    changed: Arc<Notify>,
+}
+
+impl<K> Default for Queue<K> {
+    fn default() -> Self {
+        Queue { schedule: Arc::default(), changed: Arc::default() }
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Queue<K> {
+    fn with<T>(&self, change: impl FnOnce(&mut Schedule<K>) -> T) -> T {
+        change(&mut self.schedule.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// See [`Schedule::add`].
+    pub fn add(&self, key: K, at: Instant) {
+        self.with(|schedule| schedule.add(key, at));
+        self.changed.notify_one();
+    }
+
+    /// Waits for the next key that is due.
+    pub async fn next(&self) -> K {
+        loop {
+            let (key, due) = self.with(|schedule| (schedule.pop(Instant::now()), schedule.next_due()));
+            match (key, due) {
+                (Some(key), _) => return key,
+                (None, Some(due)) => {
+                    let _ = tokio::time::timeout_at(due.into(), self.changed.notified()).await;
+                }
+                (None, None) => self.changed.notified().await,
+            }
+        }
+    }
+
+    /// See [`Schedule::done`].
+    pub fn done(&self, key: &K) {
+        self.with(|schedule| schedule.done(key));
+        self.changed.notify_one();
+    }
+
+    /// Tries a key again after its pause. Answers when.
+    pub fn failed(&self, key: &K) -> Instant {
+        let now = Instant::now();
+        self.with(|schedule| {
+            let at = schedule.failed(key, now);
+            schedule.add(key.clone(), at);
+            at
+        })
+    }
+
+    /// See [`Schedule::succeeded`].
+    pub fn succeeded(&self, key: &K) {
+        self.with(|schedule| schedule.succeeded(key));
+    }
+
+    /// See [`Schedule::depth`].
+    pub fn depth(&self) -> (usize, Duration) {
+        self.with(|schedule| schedule.depth(Instant::now()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_earliest_time_of_a_key_wins() {
+        let (mut schedule, now) = (Schedule::default(), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        schedule.add("a", at(5));
+        schedule.add("a", at(3));
+        schedule.add("b", at(4));
+        schedule.add("a", at(9));
+        assert_eq!(schedule.next_due(), Some(at(3)));
+        assert_eq!(schedule.pop(at(2)), None);
+        assert_eq!((schedule.pop(at(9)), schedule.pop(at(9)), schedule.pop(at(9))), (Some("a"), Some("b"), None));
+    }
+
+    #[test]
+    fn what_is_added_while_it_runs_runs_once_more() {
+        let (mut schedule, now) = (Schedule::default(), Instant::now());
+        schedule.add("a", now);
+        assert_eq!(schedule.pop(now), Some("a"));
+        schedule.add("a", now);
+        schedule.add("a", now);
+        assert_eq!(schedule.pop(now), None, "it runs");
+        schedule.done(&"a");
+        assert_eq!((schedule.pop(now), schedule.pop(now)), (Some("a"), None));
+    }
+
+    #[test]
+    fn failures_are_tried_less_and_less_often() {
+        let (mut schedule, start) = (Schedule::default(), Instant::now());
+        let (mut now, mut tries) = (start, Vec::new());
+        while now < start + Duration::from_secs(600) {
+            tries.push(now.duration_since(start).as_secs_f64());
+            now = schedule.failed(&"a", now);
+        }
+        assert!(tries[1] <= 0.051, "{tries:?}");
+        assert!(tries.windows(2).filter(|pair| pair[0] >= 60.0).all(|pair| pair[1] - pair[0] >= 5.0), "{tries:?}");
+        assert!(tries.windows(2).all(|pair| pair[1] - pair[0] <= 60.0), "{tries:?}");
+        schedule.succeeded(&"a");
+        assert_eq!(schedule.failed(&"a", now), now + FIRST_PAUSE);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_and_nothing_runs_twice_at_a_time(steps in prop::collection::vec((0_u8..4, 0_u8..3, 0_u64..5), 1..200)) {
+            let (mut schedule, start) = (Schedule::default(), Instant::now());
+            let (mut now, mut running, mut owed) = (start, HashSet::new(), HashSet::new());
+            for (key, operation, seconds) in steps {
+                match operation {
+                    0 => {
+                        schedule.add(key, now + Duration::from_secs(seconds));
+                        owed.insert(key);
+                    }
+                    1 => {
+                        now += Duration::from_secs(seconds);
+                        if let Some(key) = schedule.pop(now) {
+                            prop_assert!(running.insert(key), "runs twice");
+                            owed.remove(&key);
+                        }
+                    }
+                    _ => {
+                        if running.remove(&key) {
+                            schedule.done(&key);
+                        }
+                    }
+                }
+            }
+            for key in running {
+                schedule.done(&key);
+            }
+            now += Duration::from_secs(1000);
+            let mut left = HashSet::new();
+            while let Some(key) = schedule.pop(now) {
+                left.insert(key);
+            }
+            prop_assert_eq!(left, owed);
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! One look at one job: snapshot, plan, apply, status.
+//!
+//! ```text
+//! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
+//! ```
+
+use super::index::{Index, Key};
+use super::{Context, own_writes};
+use crate::apply::{Applied, Refusal, Retry};
+use crate::plan::cluster::view::PodView;
+use crate::plan::cluster::{self, Action, Reconciliation, Snapshot};
+use jiff::Timestamp;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use switchyard_crds::{TrainJob, TrainJobStatus};
+use tracing::{debug, info, warn};
+
+/// A job that somebody else fights over is looked at again this soon at the latest.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How a look ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Outcome {
+    /// Nothing to do.
+    Quiet,
+    /// Something was written.
+    Wrote,
+    /// The cache does not show the last write yet.
+    Behind,
+    /// A write was refused.
+    Refused,
+}
+
+/// What is planned for a job, and what it was planned from.
+struct Planned {
+    job: Arc<TrainJob>,
+    uid: String,
+    plan: Reconciliation,
+    /// Some creates wait for a pause to end.
+    held: Option<Instant>,
+}
+
+impl Context {
+    /// Looks at a job.
+    pub(super) async fn reconcile(&self, key: &Key) -> Outcome {
+        let unreadable = self.index().unreadable.get(key).cloned();
+        if let Some(job) = unreadable {
+            let written = self.executor.refuse_unreadable(&key.namespace, &key.name, &job.version, &job.why).await;
+            return self.ended(key, None, written.err());
+        }
+        if !self.index().jobs.contains_key(key) {
+            return self.clean_up(key).await;
+        }
+        let planned = match self.plan(key) {
+            Ok(Some(planned)) => planned,
+            Ok(None) => return Outcome::Quiet,
+            Err(until) => {
+                // A change of the cache comes first; this is for a watch that lost something.
+                self.queue.add(key.clone(), until);
+                return Outcome::Behind;
+            }
+        };
+        self.carry_out(key, planned).await
+    }
+
+    /// Makes the plan, under the lock: what it decides is taken into account by the next one.
+    fn plan(&self, key: &Key) -> Result<Option<Planned>, Instant> {
+        let (now, instant) = (Timestamp::now(), Instant::now());
+        let mut guard = self.index();
+        let index: &mut Index = &mut guard;
+        let Some(job) = index.jobs.get(key).cloned() else { return Ok(None) };
+        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let family = index.families.entry(uid.clone()).or_default();
+        let gave_up = family.own.seen(&index.versions, instant)?;
+        if gave_up {
+            warn!(job = %key, "the cache did not show a write for {} s; going on", own_writes::PATIENCE.as_secs());
+            self.metrics.rescued();
+        }
+        let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
+        let patched: Vec<PodView> = family
+            .pods
+            .values()
+            .filter(|pod| !pod.deleting && deleted(pod))
+            .map(|pod| PodView { deleting: true, ..pod.clone() })
+            .collect();
+        let as_known = |pod| patched.iter().find(|p: &&PodView| p.uid == pod_uid(pod)).unwrap_or(pod);
+        let pods: Vec<&PodView> = if patched.is_empty() {
+            family.pods.values().collect()
+        } else {
+            family.pods.values().map(as_known).collect()
+        };
+        let snapshot = Snapshot {
+            job: &job,
+            pods: &pods,
+            objects: &family.objects,
+            nodes: index.usage.nodes(),
+            defaults: &self.settings.defaults,
+            trouble: family.trouble.as_deref(),
+            summary: family.summary.as_ref(),
+            status_written: family.status_written,
+        };
+        let mut plan = cluster::plan(&snapshot, now);
+        let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
+        plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
+        let held = hold(&mut plan, &mut family.own, attempt, instant);
+        if plan.actions.is_empty() && held.is_none() {
+            family.trouble = None;
+        }
+        if plan.waiting {
+            index.waiting.insert(key.clone());
+        } else {
+            index.waiting.remove(key);
+        }
+        // Before the cache shows the decision, the place is taken for whoever plans next.
+        if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
+            && next.placement != job.status.as_ref().and_then(|status| status.placement.clone())
+        {
+            let attempt = next.attempt.unwrap_or(0).unsigned_abs();
+            index.assume(&uid, attempt, next.placement.clone());
+        }
+        Ok(Some(Planned { job, uid, plan, held }))
+    }
+
+    async fn carry_out(&self, key: &Key, planned: Planned) -> Outcome {
+        let Planned { job, uid, plan, held } = planned;
+        if let Some(wake) = plan.wake {
+            let wait = wake.duration_since(Timestamp::now());
+            self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
+        }
+        if let Some(until) = held {
+            self.queue.add(key.clone(), until.max(Instant::now() + SECOND / 10));
+        }
+        if !self.leads() {
+            return Outcome::Quiet;
+        }
+        let mut outcome = Outcome::Quiet;
+        let mut refusal = None;
+        if !plan.actions.is_empty() {
+            debug!(job = %key, actions = plan.actions.len(), "applying");
+            outcome = Outcome::Wrote;
+            let applied = self.executor.apply(&key.namespace, &uid, plan.actions).await;
+            refusal = self.note(&uid, applied);
+        }
+        let mut next = plan.status;
+        if let Some(refusal) = &refusal {
+            // The status says what is wrong before anything is tried again.
+            next = self.status_with(key, &refusal.to_string()).or(next);
+        }
+        if let Some(next) = next {
+            match self.write_status(key, &job, next, plan.events).await {
+                Ok(()) => outcome = Outcome::Wrote,
+                Err(error) => {
+                    self.index().assume(&uid, 0, None);
+                    refusal = refusal.or(Some(error));
+                }
+            }
+        } else if plan.waiting {
+            self.tell(&job, plan.events).await;
+        }
+        match self.ended(key, Some(&uid), refusal) {
+            Outcome::Refused => Outcome::Refused,
+            _ => outcome,
+        }
+    }
+
+    /// Remembers what was written, so that nothing is planned before the cache shows it.
+    fn note(&self, uid: &str, applied: Applied) -> Option<Refusal> {
+        let now = Instant::now();
+        let mut index = self.index();
+        let family = index.families.entry(uid.to_string()).or_default();
+        for (kind, version) in applied.written {
+            family.own.wrote(kind, &version, now);
+        }
+        for uid in applied.deleted {
+            family.own.deletes(uid, now);
+        }
+        // What is only out of date is planned anew, and told to nobody.
+        let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
+        family.trouble = told.as_ref().map(ToString::to_string);
+        told.or_else(|| applied.refusals.into_iter().next())
+    }
+
+    /// The status with a trouble in it, from the same view.
+    fn status_with(&self, key: &Key, _trouble: &str) -> Option<TrainJobStatus> {
+        let planned = self.plan(key).ok()??;
+        planned.plan.status
+    }
+
+    async fn write_status(
+        &self,
+        key: &Key,
+        job: &TrainJob,
+        next: TrainJobStatus,
+        events: Vec<cluster::events::EventDraft>,
+    ) -> Result<(), Refusal> {
+        let previous = job.status.clone();
+        let version = self.executor.write_status(job, next.clone()).await?;
+        let uid = job.metadata.uid.clone().unwrap_or_default();
+        {
+            let mut index = self.index();
+            let family = index.families.entry(uid).or_default();
+            family.status_written = Some(Timestamp::now());
+            if let Some(version) = version {
+                family.own.wrote("TrainJob", &version, Instant::now());
+            }
+        }
+        let stage = stage_of(&next);
+        if stage != previous.as_ref().and_then(stage_of) {
+            info!(job = %key, attempt = next.attempt, stage = stage.unwrap_or_default(), "{}", message_of(&next));
+        }
+        self.metrics.status_changed(job, previous.as_ref(), &next, Timestamp::now());
+        self.tell(job, events).await;
+        Ok(())
+    }
+
+    /// What follows from how it ended.
+    fn ended(&self, key: &Key, uid: Option<&str>, refusal: Option<Refusal>) -> Outcome {
+        let Some(refusal) = refusal else {
+            self.queue.succeeded(key);
+            return Outcome::Quiet;
+        };
+        self.metrics.refused(refusal.cause);
+        if refusal.cause.retry() == Retry::OnChange {
+            debug!(job = %key, error = %refusal, "out of date; planned anew");
+            // The change is on its way; should it not come, it is asked for.
+            self.queue.add(key.clone(), Instant::now() + SECOND);
+            return Outcome::Refused;
+        }
+        let until = self.queue.failed(key);
+        if let Some(uid) = uid
+            && let Some(family) = self.index().families.get_mut(uid)
+        {
+            family.own.hold(until);
+        }
+        warn!(job = %key, error = %refusal, retry_in_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64, "refused");
+        Outcome::Refused
+    }
+
+    /// A job is gone: its pods are deleted at once, the rest is left to the garbage collector.
+    async fn clean_up(&self, key: &Key) -> Outcome {
+        let now = Instant::now();
+        let orphans: Vec<(String, Vec<Action>)> = {
+            let index = self.index();
+            let of_job = index.families.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
+            of_job
+                .map(|(uid, family)| {
+                    let pods: Vec<&PodView> =
+                        family.pods.values().filter(|pod| !family.own.deleted(&pod.uid, now)).collect();
+                    (uid.clone(), cluster::remove(&pods))
+                })
+                .filter(|(_, actions)| !actions.is_empty())
+                .collect()
+        };
+        let mut outcome = Outcome::Quiet;
+        for (uid, actions) in orphans {
+            // The list of jobs may be older than that of the pods.
+            match self.executor.is_gone(&key.namespace, &key.name, &uid).await {
+                Ok(true) if self.leads() => {}
+                Ok(_) => continue,
+                Err(refusal) => return self.ended(key, None, Some(refusal)),
+            }
+            info!(job = %key, pods = actions.len(), "the job is gone; deleting its pods");
+            let applied = self.executor.apply(&key.namespace, &uid, actions).await;
+            let refusal = self.note(&uid, applied);
+            outcome = Outcome::Wrote;
+            if self.ended(key, None, refusal) == Outcome::Refused {
+                return Outcome::Refused;
+            }
+        }
+        outcome
+    }
+}
+
+fn pod_uid(pod: &PodView) -> &str {
+    &pod.uid
+}
+
+/// Takes creates and repairs out of a plan that must not be tried yet: after a refusal, and in a fight over an object.
+fn hold(plan: &mut Reconciliation, own: &mut own_writes::OwnWrites, attempt: u32, now: Instant) -> Option<Instant> {
+    let is_made = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
+    if !plan.actions.iter().any(is_made) {
+        return None;
+    }
+    let until = own.held(now).or_else(|| {
+        let mut repeats = false;
+        for action in &plan.actions {
+            let name = match action {
+                // Created once per attempt without a look whether it exists: no sign of a fight.
+                Action::Create(crate::plan::objects::Object::Secret(_)) => continue,
+                Action::Create(object) => format!("{}/{}", object.kind(), object.name()),
+                Action::Repair(object) => format!("{}/{}/repair", object.kind(), object.name()),
+                _ => continue,
+            };
+            repeats |= own.makes(attempt, name);
+        }
+        if repeats { own.repeat(now).err() } else { None }
+    });
+    if until.is_some() {
+        plan.actions.retain(|action| !is_made(action));
+    }
+    until
+}
+
+pub(super) fn stage_of(status: &TrainJobStatus) -> Option<&str> {
+    summary_of(status).map(|condition| condition.reason.as_str())
+}
+
+fn message_of(status: &TrainJobStatus) -> &str {
+    summary_of(status).map_or("", |condition| condition.message.as_str())
+}
+
+fn summary_of(status: &TrainJobStatus) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == switchyard_crds::conditions::SUCCEEDED)
+}
+
+/// Jobs by stage, for the gauge.
+pub(super) fn stages(index: &Index) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for job in index.jobs.values() {
+        let stage = job.status.as_ref().and_then(stage_of).unwrap_or("New");
+        *counts.entry(stage.to_string()).or_default() += 1;
+    }
+    counts
+}

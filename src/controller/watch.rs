@@ -1,0 +1,185 @@
+//! The watches: what the API server shows, into the index and the queue. One watch per kind, shared by everything.
+
+use super::Context;
+use super::index::{Effect, Index, Key};
+use crate::plan::objects::observed_content;
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::DeserializeGuard;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+use switchyard_crds::{TrainJob, labels};
+use tracing::{debug, info, warn};
+
+/// Changes of this time are looked at together: a thousand pods that start are not a thousand reconciles.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// The same for room that becomes free.
+const ROOM_TOGETHER: Duration = Duration::from_millis(100);
+
+/// What is watched.
+pub(super) const KINDS: [&str; 7] =
+    ["TrainJob", "Pod", "Node", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"];
+
+/// What a kind does to the index.
+struct Rules<K> {
+    kind: &'static str,
+    apply: fn(&mut Index, K) -> Effect,
+    delete: fn(&mut Index, &ObjectMeta) -> Effect,
+}
+
+/// Watches everything until the tasks are dropped with the runtime.
+pub(super) fn start(context: &Context) {
+    let everything = watcher::Config::default();
+    let ours = watcher::Config::default().labels(labels::JOB_UID);
+    let jobs = Rules::<DeserializeGuard<TrainJob>> {
+        kind: "TrainJob",
+        apply: |index, job| match job.0 {
+            Ok(job) => index.apply_job(job),
+            Err(invalid) => index.apply_unreadable(&invalid.metadata, invalid.error),
+        },
+        delete: Index::delete_job,
+    };
+    let pods = Rules::<Pod> { kind: "Pod", apply: |index, pod| index.apply_pod(&pod), delete: Index::delete_pod };
+    let nodes =
+        Rules::<Node> { kind: "Node", apply: |index, node| index.apply_node(&node), delete: Index::delete_node };
+    // Pods of other namespaces take room on the nodes, too.
+    spawn(context, pods, Api::all(context.client.clone()), everything.clone());
+    spawn(context, nodes, Api::all(context.client.clone()), everything.clone());
+    spawn(context, jobs, scoped(context), everything);
+    macro_rules! object {
+        ($type:ty, $kind:literal) => {
+            let rules = Rules::<$type> {
+                kind: $kind,
+                apply: |index, object| {
+                    let content = observed_content(&serde_json::to_value(&object).unwrap_or_default());
+                    index.apply_object($kind, &object.metadata, content)
+                },
+                delete: |index, metadata| index.delete_object($kind, metadata),
+            };
+            spawn(context, rules, scoped(context), ours.clone());
+        };
+    }
+    object!(Service, "Service");
+    object!(ConfigMap, "ConfigMap");
+    object!(PodDisruptionBudget, "PodDisruptionBudget");
+    object!(NetworkPolicy, "NetworkPolicy");
+}
+
+fn scoped<K>(context: &Context) -> Api<K>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+{
+    match &context.settings.watch_namespace {
+        Some(namespace) => Api::namespaced(context.client.clone(), namespace),
+        None => Api::all(context.client.clone()),
+    }
+}
+
+fn spawn<K>(context: &Context, rules: Rules<K>, api: Api<K>, config: watcher::Config)
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
+{
+    let context = context.clone();
+    tokio::spawn(async move {
+        let mut events = Box::pin(watcher(api, config).default_backoff());
+        let mut known = Known::default();
+        let mut failing: Option<String> = None;
+        loop {
+            match events.try_next().await {
+                Ok(Some(event)) => {
+                    if let Some(was) = failing.take() {
+                        info!(kind = rules.kind, was, "the watch works again");
+                    }
+                    context.on_event(&rules, event, &mut known);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    let text = error.to_string();
+                    context.metrics.watch_failed(rules.kind);
+                    context.health.watch_failed(rules.kind, &text);
+                    // The same trouble once, not at every try.
+                    if failing.as_ref() != Some(&text) {
+                        warn!(kind = rules.kind, error = text, "the watch failed; it is tried again with back-off");
+                        failing = Some(text);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Objects a watch has shown, to notice after a new list which of them are gone.
+#[derive(Default)]
+struct Known {
+    by_name: HashMap<(String, String), ObjectMeta>,
+    /// Shown by the list that is being read.
+    listed: HashMap<(String, String), ObjectMeta>,
+}
+
+/// What is kept of an object's metadata: enough to take it out of the index.
+fn name_of(metadata: &ObjectMeta) -> ((String, String), ObjectMeta) {
+    let key = (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
+    let kept = ObjectMeta {
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone(),
+        uid: metadata.uid.clone(),
+        ..ObjectMeta::default()
+    };
+    (key, kept)
+}
+
+impl Context {
+    fn on_event<K: Resource<DynamicType = ()>>(&self, rules: &Rules<K>, event: watcher::Event<K>, known: &mut Known) {
+        match event {
+            watcher::Event::Init => known.listed.clear(),
+            watcher::Event::InitApply(object) => {
+                let (key, kept) = name_of(object.meta());
+                known.listed.insert(key, kept);
+                self.take_in(|index| (rules.apply)(index, object));
+            }
+            watcher::Event::InitDone => {
+                let before = std::mem::replace(&mut known.by_name, std::mem::take(&mut known.listed));
+                let gone = before.into_iter().filter(|(key, _)| !known.by_name.contains_key(key));
+                for (_, metadata) in gone {
+                    self.take_in(|index| (rules.delete)(index, &metadata));
+                }
+                debug!(kind = rules.kind, objects = known.by_name.len(), "listed");
+                self.health.listed(rules.kind);
+            }
+            watcher::Event::Apply(object) => {
+                let (key, kept) = name_of(object.meta());
+                known.by_name.insert(key, kept);
+                self.take_in(|index| (rules.apply)(index, object));
+            }
+            watcher::Event::Delete(object) => {
+                known.by_name.remove(&name_of(object.meta()).0);
+                self.take_in(|index| (rules.delete)(index, object.meta()));
+            }
+        }
+    }
+
+    /// Changes the index, and has looked at what that concerns.
+    fn take_in(&self, change: impl FnOnce(&mut Index) -> Effect) {
+        let (effect, waiting) = {
+            let mut index = self.index();
+            let effect = change(&mut index);
+            let waiting: Vec<Key> =
+                if effect.room { std::mem::take(&mut index.waiting).into_iter().collect() } else { Vec::new() };
+            (effect, waiting)
+        };
+        let now = Instant::now();
+        for key in effect.jobs {
+            self.queue.add(key, now + TOGETHER);
+        }
+        for key in waiting {
+            self.queue.add(key, now + ROOM_TOGETHER);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
+
+use super::election::Candidate;
+use super::metrics::Metrics;
+use super::pages::{self, Health};
+use super::queue::Queue;
+use super::reconcile::Outcome;
+use super::{Context, Error, Settings, client, progress, watch};
+use crate::apply::Executor;
+use crate::plan::cluster::events::{EventDraft, Severity};
+use kube::Resource;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use switchyard_crds::TrainJob;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::sync::watch::{Receiver, channel};
+use tracing::{Instrument, debug, info, info_span};
+
+/// How often every job is looked at although nothing happened. Nothing should be found: `rescues` counts.
+const RESYNC: Duration = Duration::from_secs(600);
+/// Work that has begun may end after the order to stop.
+const LAST_WORK: Duration = Duration::from_secs(10);
+/// The main loop shows that it is alive.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Runs the controller until `stop` becomes true.
+///
+/// # Errors
+/// The address of the pages cannot be had, or the kubeconfig cannot be used.
+pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bool>) -> Result<(), Error> {
+    let metrics = Arc::new(Metrics::new());
+    let client = client::client(config, Arc::clone(&metrics)).map_err(Error::Config)?;
+    let address = settings.listen;
+    let listener = TcpListener::bind(address).await.map_err(|error| Error::Listen { address, error })?;
+    let (lead, leader) = channel(settings.election.is_none());
+    let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
+    let context = Context {
+        executor: Executor::new(client.clone()),
+        recorder: Recorder::new(client.clone(), reporter),
+        client: client.clone(),
+        index: Arc::default(),
+        queue: Queue::default(),
+        metrics,
+        health: Arc::new(Health::new()),
+        leader,
+        settings: Arc::new(settings),
+    };
+    let settings = &context.settings;
+    info!(identity = settings.identity, listen = %listener.local_addr().unwrap_or(address), "the controller starts");
+    watch::start(&context);
+    let pages = tokio::spawn(pages::serve(listener, context.clone(), stop.clone()));
+    let election = settings.election.map(|timing| {
+        let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
+        tokio::spawn(Candidate { client, namespace, identity, timing }.run(lead, stop.clone()))
+    });
+    tokio::spawn(progress::run(context.clone(), stop.clone()));
+    let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
+    tokio::select! {
+        () = work(&context, &running) => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+    info!("stopping: no new work");
+    let all = u32::try_from(settings.concurrent_reconciles).unwrap_or(u32::MAX);
+    let _ = tokio::time::timeout(LAST_WORK, running.acquire_many(all)).await;
+    if let Some(election) = election {
+        let _ = election.await;
+    }
+    let _ = tokio::time::timeout(TICK, pages).await;
+    info!("stopped");
+    Ok(())
+}
+
+/// Looks at jobs that are due, for ever.
+async fn work(context: &Context, running: &Arc<Semaphore>) {
+    let mut leader = context.leader.clone();
+    loop {
+        wait_until_ready(context).await;
+        while !*leader.borrow_and_update() {
+            context.health.tick();
+            let _ = tokio::time::timeout(TICK, leader.changed()).await;
+        }
+        // Whatever changed while somebody else led, or nobody.
+        context.look_at_all();
+        let mut resync = Instant::now() + RESYNC;
+        while *leader.borrow_and_update() {
+            context.health.tick();
+            if Instant::now() >= resync {
+                context.look_at_all();
+                resync = Instant::now() + RESYNC;
+            }
+            let Ok(turn) = Arc::clone(running).acquire_owned().await else { return };
+            let Ok(key) = tokio::time::timeout(TICK, context.queue.next()).await else { continue };
+            let context = context.clone();
+            let span = info_span!("reconcile", job = %key);
+            tokio::spawn(
+                async move {
+                    let start = Instant::now();
+                    let outcome = context.reconcile(&key).await;
+                    context.queue.done(&key);
+                    context.metrics.reconciled(outcome.word(), start.elapsed());
+                    drop(turn);
+                }
+                .instrument(span),
+            );
+        }
+    }
+}
+
+/// Nothing is planned from a cache with holes.
+async fn wait_until_ready(context: &Context) {
+    let mut told: Vec<String> = Vec::new();
+    loop {
+        context.health.tick();
+        let missing = context.health.missing();
+        if missing.is_empty() {
+            info!("all kinds are listed");
+            return;
+        }
+        if missing != told {
+            debug!(missing = missing.join("; "), "not ready");
+            told = missing;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+impl Outcome {
+    fn word(self) -> &'static str {
+        match self {
+            Outcome::Quiet => "quiet",
+            Outcome::Wrote => "wrote",
+            Outcome::Behind => "behind",
+            Outcome::Refused => "refused",
+        }
+    }
+}
+
+impl Context {
+    fn look_at_all(&self) {
+        let now = Instant::now();
+        let index = self.index();
+        let of_families = index.families.values().filter_map(|family| family.key.clone());
+        for key in index.jobs.keys().chain(index.unreadable.keys()).cloned().chain(of_families) {
+            self.queue.add(key, now);
+        }
+    }
+
+    /// Sends events. They inform; nothing depends on them.
+    pub(super) async fn tell(&self, job: &TrainJob, events: Vec<EventDraft>) {
+        for event in events {
+            let note: String = event.note.chars().take(1000).collect();
+            let kind = match event.severity {
+                Severity::Normal => EventType::Normal,
+                Severity::Warning => EventType::Warning,
+            };
+            let (reason, action) = (event.reason.to_string(), "Reconcile".to_string());
+            let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
+            if let Err(error) = self.recorder.publish(&event, &job.object_ref(&())).await {
+                debug!(%error, "an event was not sent");
+            }
+        }
+    }
+}

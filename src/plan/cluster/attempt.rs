@@ -1,0 +1,354 @@
+//! One attempt: its objects and pods, from the first create to all pods ended.
+//!
+//! ```text
+//! pods gated ─> all exist ─> place (decision) ─> gates lifted ─> bound ─> running ─> all succeeded ─> Complete
+//!      ^                                              │             │         │
+//!      └──────────────── next attempt <── too late ───┴── failure ──┴─────────┘
+//! ```
+
+use super::events::{self, EventDraft};
+use super::status::{self, Draft};
+use super::view::{Phase, PodView};
+use super::{Action, Ending, Reconciliation, Snapshot, delete_pod, end, failure, gang};
+use crate::plan::ValidJob;
+use crate::plan::objects::{self, Object};
+use jiff::{SignedDuration, Timestamp};
+use switchyard_crds::PlacementStatus;
+use switchyard_crds::conditions::{self, Stage};
+
+/// Seconds before a gang that the scheduler did not bind in time is tried again.
+const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+
+/// The current attempt and its pods.
+pub(super) struct Attempt<'a> {
+    pub snapshot: Snapshot<'a>,
+    pub valid: &'a ValidJob,
+    pub number: u32,
+    /// Pods of this attempt by node rank; `None`: does not exist.
+    pub pods: Vec<Option<&'a PodView>>,
+    /// The place of the gang is decided: gates may be lifted, and a pod that is not there has been deleted.
+    pub placed: bool,
+    pub now: Timestamp,
+}
+
+impl<'a> Attempt<'a> {
+    fn of(snapshot: &Snapshot<'a>, valid: &'a ValidJob, number: u32, now: Timestamp) -> Attempt<'a> {
+        let mut pods = vec![None; valid.request.nodes as usize];
+        for pod in snapshot.pods.iter().copied().filter(|pod| pod.attempt == number) {
+            if let Some(slot) = pods.get_mut(pod.node_rank as usize) {
+                *slot = Some(pod);
+            }
+        }
+        let status = snapshot.job.status.as_ref();
+        let placed = status.and_then(|status| status::condition_of(status, conditions::PLACED));
+        let placed = placed.is_some_and(|condition| condition.status == "True");
+        Attempt { snapshot: *snapshot, valid, number, pods, placed, now }
+    }
+
+    pub fn existing(&self) -> Vec<&'a PodView> {
+        self.pods.iter().copied().flatten().collect()
+    }
+
+    fn all(&self, is: impl Fn(&PodView) -> bool) -> bool {
+        self.pods.iter().all(|pod| pod.is_some_and(&is))
+    }
+
+    fn count(&self, is: impl Fn(&PodView) -> bool) -> usize {
+        self.pods.iter().flatten().filter(|pod| is(pod)).count()
+    }
+
+    /// When the place was decided.
+    fn placed_at(&self) -> Option<Timestamp> {
+        let status = self.snapshot.job.status.as_ref()?;
+        status::condition_of(status, conditions::PLACED).map(|condition| condition.last_transition_time.0)
+    }
+
+    fn draft(&self) -> Draft<'a> {
+        let mut draft = Draft::new(self.snapshot.job, self.now);
+        let pods = self.existing();
+        draft.counts(&pods, self.valid.request.nodes as i32);
+        draft.figures(&self.snapshot, &pods);
+        draft
+    }
+}
+
+/// The next step of an attempt.
+pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: Timestamp) -> Reconciliation {
+    let attempt = Attempt::of(snapshot, valid, number, now);
+    if attempt.placed && attempt.all(|pod| pod.phase == Phase::Succeeded) {
+        let pods = attempt.pods.len();
+        let text = format!("all {pods} node{} done in attempt {number}", if pods == 1 { " is" } else { "s are" });
+        return end(snapshot, now, Ending { complete: true, reason: "Complete", message: text });
+    }
+    let verdict = failure::judge(&attempt);
+    if let failure::Verdict::Failed(failed) = &verdict {
+        return after_failure(&attempt, failed);
+    }
+    let mut result = if !attempt.placed { gather(&attempt) } else { follow(&attempt) };
+    if let failure::Verdict::Look(at) = verdict {
+        result.wake_at(at);
+    }
+    result
+}
+
+/// Before the gang has a place: creates what is missing, then asks for a place.
+fn gather(attempt: &Attempt<'_>) -> Reconciliation {
+    let status = attempt.snapshot.job.status.as_ref();
+    let not_before = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
+    if let Some(not_before) = not_before.filter(|at| *at > attempt.now) {
+        // The stage and its reason were written with the decision to start again.
+        let mut result = attempt.draft().act(&attempt.snapshot, attempt.now);
+        result.actions = old_pods(attempt);
+        result.wake_at(not_before);
+        return result;
+    }
+    let mut actions = old_pods(attempt);
+    let strangers = objects_of(attempt, &mut actions);
+    let missing = attempt.pods.iter().filter(|pod| pod.is_none()).count();
+    let numbered = (0_u32..).zip(&attempt.pods).filter(|(_, pod)| pod.is_none());
+    let (job, defaults) = (attempt.snapshot.job, attempt.snapshot.defaults);
+    actions.extend(numbered.map(|(rank, _)| {
+        Action::Create(Object::Pod(Box::new(objects::pod(job, attempt.valid, defaults, attempt.number, rank))))
+    }));
+    let desired = attempt.pods.len();
+    if missing > 0 || attempt.existing().iter().any(|pod| pod.deleting) {
+        let mut draft = attempt.draft();
+        let text = match (attempt.snapshot.trouble, strangers.first()) {
+            (Some(trouble), _) => trouble.to_string(),
+            (None, Some(stranger)) => stranger.clone(),
+            (None, None) => format!("{} of {desired} pods exist", desired - missing),
+        };
+        // After a failure the stage stays Restarting, with the cause, until the next attempt is complete.
+        let is_restart =
+            status.and_then(|s| status::reason_of(s, conditions::SUCCEEDED)) == Some(Stage::Restarting.reason());
+        if !is_restart || attempt.snapshot.trouble.is_some() {
+            let stage = if is_restart { Stage::Restarting } else { Stage::Placing };
+            draft.stage(stage, text);
+        }
+        let mut result = draft.act(&attempt.snapshot, attempt.now);
+        result.actions = actions;
+        return result;
+    }
+    let mut result = place(attempt);
+    if result.status.is_none() || result.waiting {
+        result.actions = actions;
+    }
+    result
+}
+
+/// All pods exist: the whole gang gets a place, or waits.
+fn place(attempt: &Attempt<'_>) -> Reconciliation {
+    let pods = attempt.existing();
+    let mut draft = attempt.draft();
+    if let Some(pod) = pods.iter().find(|pod| pod.gated_by_others) {
+        draft.stage(Stage::Queued, format!("a scheduling gate of somebody else holds pod {}", pod.name));
+        return draft.act(&attempt.snapshot, attempt.now);
+    }
+    match gang::place(attempt) {
+        Ok(placement) => {
+            let reason = placement.reason.clone();
+            draft.next.placement = Some(placement);
+            draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
+            draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
+            draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
+        }
+        Err(why) => {
+            let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some("NoRoom");
+            draft.condition(conditions::PLACED, "False", "NoRoom", why.clone());
+            draft.stage(Stage::Queued, why.clone());
+            let mut result = draft.act(&attempt.snapshot, attempt.now);
+            result.waiting = true;
+            if is_new {
+                result.events.push(EventDraft::normal(events::NO_ROOM, why));
+            }
+            result
+        }
+    }
+}
+
+/// The gang has a place: gates are lifted, and the pods are followed until they end.
+fn follow(attempt: &Attempt<'_>) -> Reconciliation {
+    let mut actions = old_pods(attempt);
+    let strangers = objects_of(attempt, &mut actions);
+    let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
+    actions.extend(releases(attempt, placement));
+    if let Some(result) = roll_back(attempt) {
+        return result;
+    }
+    let desired = attempt.pods.len();
+    let running = attempt.count(|pod| matches!(pod.phase, Phase::Running | Phase::Succeeded));
+    let mut draft = attempt.draft();
+    let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
+    let mut events = Vec::new();
+    if let Some(text) = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned()) {
+        draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
+    } else if running == desired {
+        let ended = attempt.count(PodView::is_over);
+        let text = if ended == 0 {
+            format!("{desired} of {desired} nodes train")
+        } else {
+            format!("{} of {desired} nodes train, {ended} are done", desired - ended)
+        };
+        draft.stage(Stage::Running, text);
+        if is_new {
+            let of = if attempt.number > 1 { format!(" in attempt {}", attempt.number) } else { String::new() };
+            events.push(EventDraft::normal(events::RUNNING, format!("all {desired} pods run{of}")));
+        }
+    } else if is_new {
+        // A pod that was seen running stays so for the stage: a kubelet that restarts reports less for a moment.
+        draft.stage(Stage::Starting, starting(attempt, running));
+    }
+    let mut result = draft.act(&attempt.snapshot, attempt.now);
+    result.actions = actions;
+    result.events = if result.status.is_some() { events } else { Vec::new() };
+    if running < desired
+        && let Some(at) = attempt.placed_at()
+    {
+        result.wake_at(due(attempt, at));
+    }
+    result
+}
+
+fn due(attempt: &Attempt<'_>, placed: Timestamp) -> Timestamp {
+    let seconds = attempt.snapshot.job.spec.gang_policy.schedule_timeout_seconds;
+    placed.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX)
+}
+
+/// What the pods that do not run wait for.
+fn starting(attempt: &Attempt<'_>, running: usize) -> String {
+    let desired = attempt.pods.len();
+    let why = attempt.existing().into_iter().find_map(|pod| {
+        let waits =
+            pod.waiting.as_ref().filter(|w| !matches!(w.reason.as_str(), "ContainerCreating" | "PodInitializing"));
+        let why = match (waits, &pod.unschedulable) {
+            (Some(waiting), _) => format!("{}: {}", waiting.reason, waiting.message),
+            (None, Some(message)) => format!("not scheduled: {message}"),
+            (None, None) => return None,
+        };
+        Some(format!("; pod {}: {why}", pod.name))
+    });
+    format!("{running} of {desired} pods run{}", why.unwrap_or_default())
+}
+
+/// Lifts the gates of all pods that still have one.
+fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
+    let per_node = attempt.valid.request.processes_per_node;
+    let node_of = |pod: &PodView| {
+        let first = (pod.node_rank * per_node) as i32;
+        let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
+        // Written in rank order; looked up by rank nevertheless, since a status can be edited.
+        let guess = nodes.get(pod.node_rank as usize).filter(|node| node.first_rank == first);
+        guess.or_else(|| nodes.iter().find(|node| node.first_rank == first)).map(|node| node.node_name.clone())
+    };
+    let gated = attempt.existing().into_iter().filter(|pod| pod.gated && !pod.deleting);
+    gated
+        .filter_map(|pod| {
+            let wanted = objects::pod(
+                attempt.snapshot.job,
+                attempt.valid,
+                attempt.snapshot.defaults,
+                attempt.number,
+                pod.node_rank,
+            );
+            let patch = objects::placement_patch(&wanted, &node_of(pod)?);
+            Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
+        })
+        .collect()
+}
+
+/// Takes a gang back that the scheduler did not bind as a whole in time.
+fn roll_back(attempt: &Attempt<'_>) -> Option<Reconciliation> {
+    let at = attempt.placed_at()?;
+    let unbound: Vec<&PodView> = attempt.existing().into_iter().filter(|pod| pod.node.is_none()).collect();
+    if unbound.is_empty() || due(attempt, at) > attempt.now {
+        return None;
+    }
+    let why = unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?)));
+    let (open, all) = (unbound.len(), attempt.pods.len());
+    let seconds = attempt.snapshot.job.spec.gang_policy.schedule_timeout_seconds;
+    let why = why.unwrap_or_else(|| "the scheduler gives no reason".into());
+    let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now.saturating_add(ROLLBACK_PAUSE).unwrap_or(attempt.now));
+    draft.condition(conditions::PLACED, "False", "ScheduleTimeout", text.clone());
+    draft.stage(Stage::Placing, format!("attempt {} follows: {text}", attempt.number + 1));
+    Some(draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]))
+}
+
+fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timestamp) {
+    draft.next.attempt = Some(attempt.number as i32 + 1);
+    draft.next.attempt_time = Some(status::time(not_before));
+    draft.next.placement = None;
+    draft.counts(&[], attempt.valid.request.nodes as i32);
+}
+
+/// The decision after a failure: another attempt, or the end.
+fn after_failure(attempt: &Attempt<'_>, failed: &failure::Failure) -> Reconciliation {
+    let status = attempt.snapshot.job.status.as_ref();
+    let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
+    let since = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
+    let lasted = since.map(|since| attempt.now.duration_since(since)).unwrap_or_default();
+    match failure::decide(failed, &attempt.snapshot.job.spec, &restarts, lasted) {
+        failure::Decision::GiveUp { reason, message } => {
+            end(&attempt.snapshot, attempt.now, Ending::failed(reason, message))
+        }
+        failure::Decision::Restart { restarts, pause } => {
+            let mut draft = attempt.draft();
+            next_attempt(attempt, &mut draft, attempt.now.saturating_add(pause).unwrap_or(attempt.now));
+            draft.next.restarts = Some(restarts);
+            draft.condition(conditions::PLACED, "False", "Restarting", failed.sentence());
+            let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
+            let text = format!("attempt {} starts{wait}: {}", attempt.number + 1, failed.sentence());
+            draft.stage(Stage::Restarting, text.clone());
+            draft.decide(vec![EventDraft::warning(events::RESTARTING, text)])
+        }
+    }
+}
+
+/// Pods of older attempts that have not ended are deleted, and what ended two attempts ago: the logs of the last failure stay.
+fn old_pods(attempt: &Attempt<'_>) -> Vec<Action> {
+    let is_old = |pod: &PodView| {
+        pod.attempt < attempt.number && !pod.deleting && (!pod.is_over() || pod.attempt + 1 < attempt.number)
+    };
+    attempt.snapshot.pods.iter().filter(|pod| is_old(pod)).map(|pod| delete_pod(pod)).collect()
+}
+
+/// Creates or repairs the objects beside the pods. Answers what cannot be done, one sentence each.
+fn objects_of(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
+    let Snapshot { job, objects: existing, .. } = attempt.snapshot;
+    let mut strangers = Vec::new();
+    let config = objects::config_map(job, attempt.valid, attempt.number).map(Object::ConfigMap);
+    for object in objects::shared(job, attempt.valid).into_iter().chain(config) {
+        if let Object::Secret(_) = object {
+            // Nobody may read Secrets, so it cannot be observed; it is created with the first pods of every attempt.
+            if attempt.existing().is_empty() {
+                actions.push(Action::Create(object));
+            }
+            continue;
+        }
+        let (kind, name) = (object.kind(), object.name().to_string());
+        match existing.get(&(kind, name.clone())) {
+            None => actions.push(Action::Create(object)),
+            Some(view) if !view.owned => {
+                strangers.push(format!(
+                    "{kind} {name} exists and does not belong to this job: delete it, or name the job otherwise"
+                ));
+            }
+            Some(view) if view.deleting => {}
+            Some(view) if view.covers(&object.content()) => {}
+            // What is immutable cannot be repaired, and what is immutable was right when it was made.
+            Some(_) if kind == "ConfigMap" => {}
+            Some(_) => actions.push(Action::Repair(object)),
+        }
+    }
+    let old = existing.iter().filter(|((kind, _), view)| *kind == "ConfigMap" && view.owned && !view.deleting);
+    let current = objects::config_map(job, attempt.valid, attempt.number).and_then(|config| config.metadata.name);
+    actions.extend(
+        old.filter(|((_, name), _)| Some(name) != current.as_ref()).map(|((kind, name), view)| Action::Delete {
+            kind,
+            name: name.clone(),
+            uid: view.uid.clone(),
+        }),
+    );
+    strangers
+}

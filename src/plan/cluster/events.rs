@@ -1,0 +1,54 @@
+//! What is told about a decision as a Kubernetes Event. Reasons are constants: people and alerts match them.
+
+/// Severity of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Severity {
+    /// As expected.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}
+
+/// An event to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventDraft {
+    /// Severity.
+    pub severity: Severity,
+    /// One of the constants of this module.
+    pub reason: &'static str,
+    /// One sentence.
+    pub note: String,
+}
+
+impl EventDraft {
+    pub(super) fn normal(reason: &'static str, note: String) -> EventDraft {
+        EventDraft { severity: Severity::Normal, reason, note }
+    }
+
+    pub(super) fn warning(reason: &'static str, note: String) -> EventDraft {
+        EventDraft { severity: Severity::Warning, reason, note }
+    }
+}
+
+/// The whole gang has a place; its gates are lifted.
+pub const PLACED: &str = "GangPlaced";
+/// There is no room for the gang now.
+pub const NO_ROOM: &str = "NoRoom";
+/// The scheduler did not bind the whole gang in time; the attempt is taken back.
+pub const ROLLED_BACK: &str = "GangRolledBack";
+/// All pods run.
+pub const RUNNING: &str = "Running";
+/// The group is started again.
+pub const RESTARTING: &str = "Restarting";
+/// `spec.suspend` became true.
+pub const SUSPENDED: &str = "Suspended";
+/// `spec.suspend` became false.
+pub const RESUMED: &str = "Resumed";
+/// Ended well.
+pub const COMPLETE: &str = "Complete";
+/// Given up.
+pub const FAILED: &str = "Failed";
+/// Two settings of the same thing, and which one won.
+pub const MERGE_CONFLICT: &str = "MergeConflict";
+/// The API server refuses what the job needs.
+pub const REFUSED: &str = "Refused";

@@ -1,0 +1,228 @@
+//! What one reconcile may look at: small views of Kubernetes objects. Everything else about them is left out, so that a test can
+//! write a situation down in a few lines.
+
+use crate::plan::objects::TRAINER;
+use crate::plan::resources::Resources;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use switchyard_crds::labels;
+use switchyard_worker_contract::event::Termination;
+
+/// Phase of a pod.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Not all containers have started.
+    #[default]
+    Pending,
+    /// Bound, and a container runs.
+    Running,
+    /// All containers ended well.
+    Succeeded,
+    /// A container failed, or the pod was ended.
+    Failed,
+    /// The node does not answer.
+    Unknown,
+}
+
+/// How the trainer container ended.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Ended {
+    /// Exit code.
+    pub code: i32,
+    /// The runtime's word, such as `Error` or `OOMKilled`.
+    pub reason: String,
+    /// The termination message: JSON of the worker, or the end of the log.
+    pub message: String,
+    /// When it ended.
+    pub at: Option<Timestamp>,
+}
+
+impl Ended {
+    /// The worker's own account of its end.
+    pub fn account(&self) -> Option<Termination> {
+        serde_json::from_str(&self.message).ok()
+    }
+}
+
+/// Why the trainer container does not run yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// The kubelet's word, such as `ImagePullBackOff`.
+    pub reason: String,
+    /// Its sentence.
+    pub message: String,
+}
+
+/// A pod of a job.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodView {
+    /// Name.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+    /// Attempt it belongs to, from its label.
+    pub attempt: u32,
+    /// Position of its node in the job, from its label.
+    pub node_rank: u32,
+    /// Our scheduling gate is still there.
+    pub gated: bool,
+    /// Gates of others are there.
+    pub gated_by_others: bool,
+    /// Node it is bound to.
+    pub node: Option<String>,
+    /// Phase.
+    pub phase: Phase,
+    /// The pod is ready.
+    pub ready: bool,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// Why the scheduler does not bind it.
+    pub unschedulable: Option<String>,
+    /// Why it is disturbed: reason and message of the condition `DisruptionTarget`.
+    pub disruption: Option<(String, String)>,
+    /// Types of all conditions that are true.
+    pub true_conditions: Vec<String>,
+    /// Reason and message of the pod itself, such as `Evicted`.
+    pub reason: Option<(String, String)>,
+    /// The trainer container waits.
+    pub waiting: Option<Waiting>,
+    /// The trainer container has ended.
+    pub ended: Option<Ended>,
+    /// When the kubelet took the pod.
+    pub started: Option<Timestamp>,
+    /// What it asks of a node.
+    pub requests: Resources,
+}
+
+impl PodView {
+    /// Succeeded or failed.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+
+    /// Reads a pod of ours; what its labels do not say is 0.
+    pub fn of(pod: &Pod) -> PodView {
+        let label = |name: &str| {
+            pod.metadata.labels.as_ref().and_then(|labels| labels.get(name)?.parse().ok()).unwrap_or_default()
+        };
+        let spec = pod.spec.as_ref();
+        let status = pod.status.as_ref();
+        let gates: Vec<&str> = spec
+            .and_then(|spec| spec.scheduling_gates.as_deref())
+            .unwrap_or_default()
+            .iter()
+            .map(|g| g.name.as_str())
+            .collect();
+        let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        let is = |kind: &str, state: &str| conditions.iter().find(|c| c.type_ == kind && c.status == state);
+        let because = |c: &PodCondition| (c.reason.clone().unwrap_or_default(), c.message.clone().unwrap_or_default());
+        let container = status
+            .and_then(|status| status.container_statuses.as_deref())
+            .unwrap_or_default()
+            .iter()
+            .find(|container| container.name == TRAINER)
+            .and_then(|container| container.state.clone())
+            .unwrap_or_default();
+        let ContainerState { waiting, terminated, .. } = container;
+        PodView {
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            attempt: label(labels::ATTEMPT),
+            node_rank: label(labels::NODE_RANK),
+            gated: gates.contains(&labels::GANG_GATE),
+            gated_by_others: gates.iter().any(|gate| *gate != labels::GANG_GATE),
+            node: spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty()),
+            phase: match status.and_then(|status| status.phase.as_deref()) {
+                Some("Running") => Phase::Running,
+                Some("Succeeded") => Phase::Succeeded,
+                Some("Failed") => Phase::Failed,
+                Some("Unknown") => Phase::Unknown,
+                _ => Phase::Pending,
+            },
+            ready: is("Ready", "True").is_some(),
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            unschedulable: is("PodScheduled", "False")
+                .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
+                .map(|c| because(c).1),
+            disruption: is("DisruptionTarget", "True").map(because),
+            true_conditions: conditions.iter().filter(|c| c.status == "True").map(|c| c.type_.clone()).collect(),
+            reason: status
+                .and_then(|status| Some((status.reason.clone()?, status.message.clone().unwrap_or_default()))),
+            waiting: waiting
+                .map(|w| Waiting { reason: w.reason.unwrap_or_default(), message: w.message.unwrap_or_default() }),
+            ended: terminated.map(|t| Ended {
+                code: t.exit_code,
+                reason: t.reason.unwrap_or_default(),
+                message: t.message.unwrap_or_default(),
+                at: t.finished_at.map(|time| time.0),
+            }),
+            started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
+            requests: spec.map(Resources::of_pod).unwrap_or_default(),
+        }
+    }
+}
+
+/// UID of the TrainJob that controls an object.
+pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
+    let owners = metadata.owner_references.as_deref().unwrap_or_default();
+    let ours = |owner: &&k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference| {
+        owner.controller == Some(true) && owner.kind == "TrainJob" && owner.api_version == labels::API_VERSION
+    };
+    owners.iter().find(ours).map(|owner| owner.uid.as_str())
+}
+
+/// An object of a job other than a pod, as it is in the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ObjectView {
+    /// UID.
+    pub uid: String,
+    /// The job controls it.
+    pub owned: bool,
+    /// It is being deleted.
+    pub deleting: bool,
+    /// The object as JSON, without its status.
+    pub content: serde_json::Value,
+}
+
+impl ObjectView {
+    /// Whether everything that `wanted` says is so; what the server or others added does not matter.
+    pub fn covers(&self, wanted: &serde_json::Value) -> bool {
+        covers(&self.content, wanted)
+    }
+}
+
+fn covers(is: &serde_json::Value, wanted: &serde_json::Value) -> bool {
+    use serde_json::Value;
+    match (is, wanted) {
+        (Value::Object(is), Value::Object(wanted)) => {
+            wanted.iter().all(|(key, value)| is.get(key).map_or(is_empty(value), |is| covers(is, value)))
+        }
+        (Value::Array(is), Value::Array(wanted)) => {
+            is.len() == wanted.len() && is.iter().zip(wanted).all(|(is, wanted)| covers(is, wanted))
+        }
+        (is, wanted) => is == wanted,
+    }
+}
+
+/// The server drops what is empty.
+fn is_empty(value: &serde_json::Value) -> bool {
+    use serde_json::Value;
+    match value {
+        Value::Null => true,
+        Value::Object(map) => map.values().all(is_empty),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    }
+}
+
+/// A node that may take a pod, and what is free on it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeView {
+    /// What decides whether a pod may go there.
+    pub facts: crate::plan::eligible::NodeFacts,
+    /// Since when it is not ready; `None`: it is.
+    pub not_ready_since: Option<Timestamp>,
+    /// Free: allocatable less what bound pods and claims of other jobs take.
+    pub free: Resources,
+}

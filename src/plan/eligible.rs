@@ -1,0 +1,207 @@
+//! Whether a pod may go to a node at all: what the scheduler would check before it looks at free resources.
+//!
+//! Node selector, required node affinity, taints, cordons and readiness are here. Volumes, pod affinity and spreading are left to
+//! the scheduler: a gang that it does not bind in time is taken back.
+
+use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
+use std::collections::BTreeMap;
+
+/// What decides about a node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeFacts {
+    /// Name.
+    pub name: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Taints.
+    pub taints: Vec<Taint>,
+    /// Cordoned.
+    pub unschedulable: bool,
+    /// Reports that it is ready.
+    pub ready: bool,
+}
+
+/// Why a node is left out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// Does not report.
+    #[error("not ready")]
+    NotReady,
+    /// Cordoned.
+    #[error("cordoned")]
+    Cordoned,
+    /// Not tolerated.
+    #[error("taint {0} is not tolerated")]
+    Tainted(String),
+    /// Node selector.
+    #[error("label {0} is not what spec.template.spec.nodeSelector asks for")]
+    Selector(String),
+    /// Node affinity.
+    #[error("spec.template.spec.affinity.nodeAffinity does not match")]
+    Affinity,
+}
+
+/// Whether the pod may run on the node.
+///
+/// # Errors
+/// The first reason why not.
+pub fn may_run(pod: &PodSpec, node: &NodeFacts) -> Result<(), Unfit> {
+    if !node.ready {
+        return Err(Unfit::NotReady);
+    }
+    let tolerations = pod.tolerations.as_deref().unwrap_or_default();
+    let cordon =
+        Taint { key: "node.kubernetes.io/unschedulable".into(), effect: "NoSchedule".into(), ..Taint::default() };
+    if node.unschedulable && !tolerations.iter().any(|toleration| tolerates(toleration, &cordon)) {
+        return Err(Unfit::Cordoned);
+    }
+    let hard = node.taints.iter().filter(|taint| taint.effect != "PreferNoSchedule");
+    for taint in hard.filter(|taint| taint.key != cordon.key) {
+        if !tolerations.iter().any(|toleration| tolerates(toleration, taint)) {
+            return Err(Unfit::Tainted(taint.key.clone()));
+        }
+    }
+    for (key, value) in pod.node_selector.iter().flatten() {
+        if node.labels.get(key) != Some(value) {
+            return Err(Unfit::Selector(key.clone()));
+        }
+    }
+    let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    match affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref()) {
+        Some(selector) if !selector.node_selector_terms.iter().any(|term| term_matches(term, node)) => {
+            Err(Unfit::Affinity)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// <https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    if !effect.is_empty() && effect != taint.effect {
+        return false;
+    }
+    let key = toleration.key.as_deref().unwrap_or_default();
+    match toleration.operator.as_deref() {
+        Some("Exists") => key.is_empty() || key == taint.key,
+        _ => {
+            key == taint.key
+                && toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
+        }
+    }
+}
+
+fn term_matches(term: &NodeSelectorTerm, node: &NodeFacts) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    // A term without requirements matches no node.
+    !(expressions.is_empty() && fields.is_empty())
+        && expressions
+            .iter()
+            .all(|requirement| matches(requirement, node.labels.get(&requirement.key).map(String::as_str)))
+        && fields.iter().all(|requirement| requirement.key == "metadata.name" && matches(requirement, Some(&node.name)))
+}
+
+fn matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let number = |text: &str| text.parse::<i64>().ok();
+    let compare = |is: fn(i64, i64) -> bool| {
+        value
+            .and_then(number)
+            .zip(values.first().and_then(|wanted| number(wanted)))
+            .is_some_and(|(value, wanted)| is(value, wanted))
+    };
+    match requirement.operator.as_str() {
+        "In" => value.is_some_and(|value| values.iter().any(|wanted| wanted == value)),
+        "NotIn" => value.is_none_or(|value| values.iter().all(|wanted| wanted != value)),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => compare(|value, wanted| value > wanted),
+        "Lt" => compare(|value, wanted| value < wanted),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn node(change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
+        let labels = [("zone", "a"), ("gpus", "8")].map(|(key, value)| (key.to_string(), value.to_string()));
+        let mut node = NodeFacts { name: "n1".into(), labels: labels.into(), ready: true, ..NodeFacts::default() };
+        change(&mut node);
+        node
+    }
+
+    fn pod(spec: Value) -> PodSpec {
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn state_of_the_node() {
+        assert_eq!(may_run(&pod(json!({})), &node(|_| {})), Ok(()));
+        assert_eq!(may_run(&pod(json!({})), &node(|n| n.ready = false)), Err(Unfit::NotReady));
+        assert_eq!(may_run(&pod(json!({})), &node(|n| n.unschedulable = true)), Err(Unfit::Cordoned));
+    }
+
+    #[test]
+    fn taints_need_a_toleration() {
+        let taint = |effect: &str| {
+            let taint =
+                Taint { key: "gpu".into(), value: Some("yes".into()), effect: effect.into(), ..Taint::default() };
+            node(|n| n.taints = vec![taint])
+        };
+        assert_eq!(may_run(&pod(json!({})), &taint("PreferNoSchedule")), Ok(()));
+        for effect in ["NoSchedule", "NoExecute"] {
+            assert_eq!(may_run(&pod(json!({})), &taint(effect)), Err(Unfit::Tainted("gpu".into())));
+            for toleration in [
+                json!({"operator": "Exists"}),
+                json!({"key": "gpu", "operator": "Exists"}),
+                json!({"key": "gpu", "value": "yes"}),
+                json!({"key": "gpu", "value": "yes", "effect": effect}),
+            ] {
+                assert_eq!(may_run(&pod(json!({"tolerations": [toleration]})), &taint(effect)), Ok(()), "{toleration}");
+            }
+            let wrong = json!({"tolerations": [{"key": "gpu", "value": "no"}, {"key": "other", "operator": "Exists"}]});
+            assert!(may_run(&pod(wrong), &taint(effect)).is_err());
+        }
+    }
+
+    #[test]
+    fn selector_and_affinity() {
+        assert_eq!(may_run(&pod(json!({"nodeSelector": {"zone": "a"}})), &node(|_| {})), Ok(()));
+        assert_eq!(
+            may_run(&pod(json!({"nodeSelector": {"zone": "b"}})), &node(|_| {})),
+            Err(Unfit::Selector("zone".into()))
+        );
+        let affinity = |terms: Value| {
+            pod(
+                json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}),
+            )
+        };
+        let one = |key: &str, operator: &str, values: Value| json!([{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]);
+        for (term, fits) in [
+            (one("zone", "In", json!(["a", "b"])), true),
+            (one("zone", "In", json!(["b"])), false),
+            (one("zone", "NotIn", json!(["b"])), true),
+            (one("absent", "NotIn", json!(["b"])), true),
+            (one("zone", "Exists", json!([])), true),
+            (one("absent", "Exists", json!([])), false),
+            (one("absent", "DoesNotExist", json!([])), true),
+            (one("gpus", "Gt", json!(["4"])), true),
+            (one("gpus", "Lt", json!(["4"])), false),
+            (one("zone", "Gt", json!(["4"])), false),
+            (json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]), true),
+            (json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]), false),
+            (json!([{}]), false),
+            (
+                json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]},
+                {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]),
+                true,
+            ),
+        ] {
+            assert_eq!(may_run(&affinity(term.clone()), &node(|_| {})).is_ok(), fits, "{term}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Where the user's template and Switchyard set the same thing: who wins, said in words; and what cannot be merged.
+
+use super::Defaults;
+use super::pod::{CONFIG, KEY, Place, TRAINER};
+use crate::plan::{Invalid, ValidJob};
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use std::collections::BTreeSet;
+use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_worker_contract::pod as paths;
+
+/// A setting of the template that is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {theirs} is not taken; {ours}")]
+pub struct MergeConflict {
+    /// Path of the field.
+    pub field: String,
+    /// What the template says.
+    pub theirs: String,
+    /// What is taken instead, and why.
+    pub ours: String,
+}
+
+/// The container that trains, if the template has it.
+pub(super) fn trainer_of(spec: &PodSpec) -> Option<&Container> {
+    spec.containers.iter().find(|container| container.name == TRAINER)
+}
+
+/// Every setting of the template that is not taken.
+pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<MergeConflict> {
+    let Some(template) = &job.spec.template else { return Vec::new() };
+    let mut found = Vec::new();
+    let mut conflict = |field: String, theirs: String, ours: &str| {
+        found.push(MergeConflict { field: format!("spec.template.{field}"), theirs, ours: ours.to_string() });
+    };
+    let own_prefix = labels::GROUP;
+    for label in template.metadata.iter().flat_map(|meta| meta.labels.iter().flatten()) {
+        if label.0.starts_with(own_prefix) {
+            conflict(
+                format!("metadata.labels[{}]", label.0),
+                format!("`{}`", label.1),
+                "labels with this prefix are Switchyard's",
+            );
+        }
+    }
+    let Some(spec) = &template.spec else { return found };
+    if let Some(policy) = spec.restart_policy.as_ref().filter(|policy| *policy != "Never") {
+        conflict(
+            "spec.restartPolicy".into(),
+            policy.clone(),
+            "Never: a rank cannot come back alone, the group starts again",
+        );
+    }
+    if valid.request.nodes > 1 {
+        for (field, value) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
+            if let Some(value) = value {
+                conflict(
+                    format!("spec.{field}"),
+                    format!("`{value}`"),
+                    "the name of the pod, by which ranks find rank 0",
+                );
+            }
+        }
+    }
+    let is_ours = job.spec.trainer.framework == Framework::Switchyard;
+    if is_ours {
+        for volume in spec.volumes.iter().flatten() {
+            if [CONFIG, KEY].contains(&volume.name.as_str()) {
+                conflict(format!("spec.volumes[{}]", volume.name), "the volume".into(), "the name is Switchyard's");
+            }
+        }
+    }
+    let Some(trainer) = trainer_of(spec) else { return found };
+    let at = |field: &str| format!("spec.containers[{TRAINER}].{field}");
+    if let (Some(theirs), Some(ours)) = (&trainer.image, &job.spec.trainer.image)
+        && theirs != ours
+    {
+        conflict(at("image"), format!("`{theirs}`"), "spec.trainer.image is taken");
+    }
+    let has = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
+    if is_ours {
+        for (field, list) in [("command", &trainer.command), ("args", &trainer.args)] {
+            if has(list) {
+                conflict(at(field), "it".into(), "framework Switchyard starts the worker");
+            }
+        }
+        for mount in trainer.volume_mounts.iter().flatten() {
+            let path = mount.mount_path.trim_end_matches('/');
+            if [paths::CONFIG_DIR, paths::KEY_DIR].contains(&path) {
+                conflict(at(&format!("volumeMounts[{path}]")), "the mount".into(), "Switchyard's own lies there");
+            }
+        }
+    }
+    if let Some(path) = trainer.termination_message_path.as_ref().filter(|path| *path != paths::TERMINATION_LOG) {
+        conflict(
+            at("terminationMessagePath"),
+            format!("`{path}`"),
+            "the cause of a failure is read from the default path",
+        );
+    }
+    let place = Place { job, valid, defaults, attempt: 1, node_rank: 0 };
+    let ours: BTreeSet<String> = place.environment().into_iter().map(|entry| entry.name).collect();
+    let users: BTreeSet<&str> = job.spec.trainer.env.iter().map(|entry| entry.name.as_str()).collect();
+    for entry in trainer.env.iter().flatten() {
+        if ours.contains(&entry.name) {
+            conflict(
+                at(&format!("env[{}]", entry.name)),
+                "the value".into(),
+                "Switchyard sets it: it says which rank this is",
+            );
+        } else if users.contains(entry.name.as_str()) {
+            conflict(at(&format!("env[{}]", entry.name)), "the value".into(), "spec.trainer.env is taken");
+        }
+    }
+    found
+}
+
+/// What no API server would accept once it is merged.
+pub fn faults(job: &TrainJob) -> Vec<Invalid> {
+    let mut found = Vec::new();
+    let mut fault = |field: String, got: String, expected: &str| {
+        found.push(Invalid { field, got, expected: expected.to_string() });
+    };
+    let spec = job.spec.template.as_ref().and_then(|template| template.spec.clone()).unwrap_or_default();
+    let image = trainer_of(&spec).and_then(|trainer| trainer.image.as_ref()).or(job.spec.trainer.image.as_ref());
+    if job.spec.trainer.framework == Framework::Plain && image.is_none() {
+        let field = "spec.trainer.image".to_string();
+        fault(field, "nothing".into(), "an image: with framework Plain there is no default");
+    }
+    let init = spec.init_containers.as_deref().unwrap_or_default();
+    if init.iter().any(|container| container.name == TRAINER) {
+        let field = format!("spec.template.spec.initContainers[{TRAINER}]");
+        fault(
+            field,
+            format!("an init container `{TRAINER}`"),
+            "another name: it is the name of the container that trains",
+        );
+    }
+    for container in spec.containers.iter().filter(|container| container.name != TRAINER).chain(init) {
+        if container.image.is_none() {
+            let field = format!("spec.template.spec.containers[{}].image", container.name);
+            fault(field, "nothing".into(), "an image");
+        }
+    }
+    for (list, names) in [
+        ("containers", spec.containers.iter().map(|container| container.name.clone()).collect::<Vec<_>>()),
+        ("initContainers", init.iter().map(|container| container.name.clone()).collect()),
+        ("volumes", spec.volumes.iter().flatten().map(|volume| volume.name.clone()).collect()),
+    ] {
+        let mut seen = BTreeSet::new();
+        for name in names.iter().filter(|name| !seen.insert(name.as_str())) {
+            fault(format!("spec.template.spec.{list}"), format!("`{name}` twice"), "names that occur once");
+        }
+    }
+    if spec.node_name.is_some() {
+        let field = "spec.template.spec.nodeName".to_string();
+        fault(field, "a node".into(), "nothing: a pod with a node cannot be gated; use nodeSelector or nodeAffinity");
+    }
+    found
+}

@@ -1,0 +1,216 @@
+//! The objects of a job in a cluster, as a pure function of the job. Total: a valid job has its objects.
+//!
+//! | object | name | when |
+//! |---|---|---|
+//! | Pod, gated | `JOB-ATTEMPT-NODERANK` | one per node |
+//! | ConfigMap, immutable | `JOB-ATTEMPT` | framework Switchyard |
+//! | PodDisruptionBudget | `JOB` | always: a drain must not end a run |
+//! | Service, headless | `JOB` | more than one node |
+//! | NetworkPolicy | `JOB` | more than one node |
+//! | Secret, immutable | `JOB-key-UID8` | more than one node and framework Switchyard |
+//!
+//! All carry the labels of the job and its owner reference. A job of one pod gets only what it needs.
+
+mod merge;
+mod pod;
+#[cfg(test)]
+mod tests;
+
+pub use merge::{MergeConflict, conflicts, faults};
+pub use pod::{TRAINER, placement_patch, pod};
+
+use super::ValidJob;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_worker_contract::pod::CONFIG_FILE;
+
+/// Kind of a disruption budget.
+pub const BUDGET: &str = "PodDisruptionBudget";
+
+/// Settings of the operator that show in objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Defaults {
+    /// Image of the worker, for jobs that name none.
+    pub worker_image: String,
+}
+
+/// An object of a job.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Object {
+    /// A node of the job.
+    Pod(Box<Pod>),
+    /// Names of the pods.
+    Service(Service),
+    /// The engine's configuration.
+    ConfigMap(ConfigMap),
+    /// The job's key: 32 random bytes, filled in when it is written.
+    Secret(Secret),
+    /// Keeps drains away.
+    PodDisruptionBudget(PodDisruptionBudget),
+    /// Keeps strangers away.
+    NetworkPolicy(NetworkPolicy),
+}
+
+impl Object {
+    /// Kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Object::Pod(_) => "Pod",
+            Object::Service(_) => "Service",
+            Object::ConfigMap(_) => "ConfigMap",
+            Object::Secret(_) => "Secret",
+            Object::PodDisruptionBudget(_) => BUDGET,
+            Object::NetworkPolicy(_) => "NetworkPolicy",
+        }
+    }
+
+    /// Metadata.
+    pub fn metadata(&self) -> &ObjectMeta {
+        match self {
+            Object::Pod(object) => &object.metadata,
+            Object::Service(object) => &object.metadata,
+            Object::ConfigMap(object) => &object.metadata,
+            Object::Secret(object) => &object.metadata,
+            Object::PodDisruptionBudget(object) => &object.metadata,
+            Object::NetworkPolicy(object) => &object.metadata,
+        }
+    }
+
+    /// Name.
+    pub fn name(&self) -> &str {
+        self.metadata().name.as_deref().unwrap_or_default()
+    }
+
+    /// What has to be so in the cluster: labels, owner and content.
+    pub fn content(&self) -> Value {
+        let value = match self {
+            Object::Pod(object) => serde_json::to_value(object),
+            Object::Service(object) => serde_json::to_value(object),
+            Object::ConfigMap(object) => serde_json::to_value(object),
+            Object::Secret(object) => serde_json::to_value(object),
+            Object::PodDisruptionBudget(object) => serde_json::to_value(object),
+            Object::NetworkPolicy(object) => serde_json::to_value(object),
+        };
+        let mut value = value.expect("invariant: a Kubernetes object serialises to JSON");
+        if let Some(map) = value.as_object_mut() {
+            map.retain(|key, _| !matches!(key.as_str(), "apiVersion" | "kind"));
+        }
+        value
+    }
+}
+
+/// The part of an object that [`Object::content`] is compared with.
+pub fn observed_content(object: &Value) -> Value {
+    let mut value = object.clone();
+    if let Some(map) = value.as_object_mut() {
+        map.retain(|key, _| !matches!(key.as_str(), "apiVersion" | "kind" | "status"));
+    }
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.retain(|key, _| matches!(key.as_str(), "name" | "namespace" | "labels" | "ownerReferences"));
+    }
+    value
+}
+
+/// What lives as long as the job.
+pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
+    let name = &valid.name;
+    let selector = json!({"matchLabels": {labels::JOB_UID: uid(job)}});
+    let mut objects = vec![Object::PodDisruptionBudget(object(
+        metadata(job, valid, name.clone()),
+        json!({"spec": {"maxUnavailable": 0, "selector": selector}}),
+    ))];
+    if valid.request.nodes > 1 {
+        let service = json!({"spec": {
+            "clusterIP": "None",
+            // Ranks look for rank 0 before anything is ready.
+            "publishNotReadyAddresses": true,
+            "selector": {labels::JOB_UID: uid(job)},
+        }});
+        let policy = json!({"spec": {
+            "podSelector": selector,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": selector}]}],
+        }});
+        objects.push(Object::Service(object(metadata(job, valid, name.clone()), service)));
+        objects.push(Object::NetworkPolicy(object(metadata(job, valid, name.clone()), policy)));
+        if job.spec.trainer.framework == Framework::Switchyard {
+            let secret = json!({"type": "Opaque", "immutable": true});
+            objects.push(Object::Secret(object(metadata(job, valid, key_name(job, valid)), secret)));
+        }
+    }
+    objects
+}
+
+/// The engine's configuration for one attempt.
+pub fn config_map(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<ConfigMap> {
+    let engine = valid.engine.as_ref()?;
+    let engine = switchyard_worker_contract::config::EngineConfig {
+        // The worker takes the cores that its pod gets.
+        cpu_threads: valid.request.threads.unwrap_or(0),
+        ..engine.clone()
+    };
+    let text = serde_json::to_string_pretty(&engine).expect("invariant: an engine configuration serialises to JSON");
+    let mut metadata = metadata(job, valid, config_name(valid, attempt));
+    metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
+    Some(object(metadata, json!({"immutable": true, "data": {CONFIG_FILE: text}})))
+}
+
+/// Name of the configuration of an attempt.
+fn config_name(valid: &ValidJob, attempt: u32) -> String {
+    format!("{}-{attempt}", valid.name)
+}
+
+/// Name of the Secret. The UID keeps a Secret of an earlier job of the same name out, which nobody may look at to tell.
+fn key_name(job: &TrainJob, valid: &ValidJob) -> String {
+    let uid: String = uid(job).chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+    format!("{}-key-{uid}", valid.name)
+}
+
+fn uid(job: &TrainJob) -> &str {
+    job.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// Labels of everything that belongs to the job.
+fn job_labels(job: &TrainJob, valid: &ValidJob) -> BTreeMap<String, String> {
+    [
+        ("app.kubernetes.io/managed-by", "switchyard"),
+        (labels::JOB_NAME, valid.name.as_str()),
+        (labels::JOB_UID, uid(job)),
+    ]
+    .map(|(name, value)| (name.to_string(), value.to_string()))
+    .into()
+}
+
+fn metadata(job: &TrainJob, valid: &ValidJob, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: job.metadata.namespace.clone(),
+        labels: Some(job_labels(job, valid)),
+        owner_references: Some(vec![OwnerReference {
+            api_version: labels::API_VERSION.into(),
+            kind: "TrainJob".into(),
+            name: valid.name.clone(),
+            uid: uid(job).into(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        }]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// A typed object from its metadata and the rest as JSON, which reads like the manifest it is.
+fn object<K: DeserializeOwned + k8s_openapi::Metadata<Ty = ObjectMeta>>(metadata: ObjectMeta, rest: Value) -> K {
+    let mut rest = rest;
+    rest["apiVersion"] = K::API_VERSION.into();
+    rest["kind"] = K::KIND.into();
+    let mut object: K =
+        serde_json::from_value(rest).expect("invariant: the objects written here have the form of their kind");
+    *object.metadata_mut() = metadata;
+    object
+}

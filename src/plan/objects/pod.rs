@@ -1,0 +1,263 @@
+//! The pod of one node: the user's template with what Switchyard needs merged into it.
+
+use super::merge::trainer_of;
+use super::{Defaults, config_name, key_name, metadata};
+use crate::plan::{EnvEntry, ValidJob};
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, Pod, PodSchedulingGate,
+    PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
+    VolumeMount,
+};
+use serde_json::{Value, json};
+use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_worker_contract::{env, pod as paths};
+
+/// Name of the container that trains.
+pub const TRAINER: &str = "trainer";
+/// Volume of the engine's configuration.
+pub(super) const CONFIG: &str = "switchyard-config";
+/// Volume of the job's key.
+pub(super) const KEY: &str = "switchyard-key";
+/// Volume for what the run leaves behind; a user's volume of this name is taken instead of ours.
+pub(super) const RUN: &str = "switchyard-run";
+/// User and group of the worker image.
+const WORKER_ID: i64 = 65532;
+/// Read by the owner and the group: a Secret's files belong to root, and the worker is in the group.
+const KEY_MODE: i32 = 0o440;
+/// Seconds between SIGTERM and SIGKILL unless the template says otherwise.
+const GRACE_SECONDS: i64 = 30;
+
+/// The pod of a node of an attempt, gated.
+pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
+    let template = job.spec.template.clone().unwrap_or_default();
+    let theirs = template.metadata.unwrap_or_default();
+    let name = format!("{}-{attempt}-{node_rank}", valid.name);
+    let mut meta = metadata(job, valid, name.clone());
+    let first_rank = node_rank * valid.request.processes_per_node;
+    let ours = meta.labels.take().unwrap_or_default();
+    let of_pod = [
+        (labels::ATTEMPT, attempt.to_string()),
+        (labels::NODE_RANK, node_rank.to_string()),
+        (labels::RANK, first_rank.to_string()),
+    ];
+    let mut merged = theirs.labels.unwrap_or_default();
+    merged.extend(ours);
+    merged.extend(of_pod.map(|(label, value)| (label.to_string(), value)));
+    meta.labels = Some(merged);
+    meta.annotations = theirs.annotations;
+    let mut spec = template.spec.unwrap_or_default();
+    let place = Place { job, valid, defaults, attempt, node_rank };
+    if valid.request.nodes > 1 {
+        spec.hostname = Some(name);
+        spec.subdomain = Some(valid.name.clone());
+    }
+    spec.restart_policy = Some("Never".into());
+    spec.scheduling_gates.get_or_insert_default().retain(|gate| gate.name != labels::GANG_GATE);
+    spec.scheduling_gates.get_or_insert_default().insert(0, PodSchedulingGate { name: labels::GANG_GATE.into() });
+    spec.termination_grace_period_seconds.get_or_insert(GRACE_SECONDS);
+    spec.automount_service_account_token.get_or_insert(false);
+    spec.enable_service_links.get_or_insert(false);
+    secure_pod(&mut spec, job.spec.trainer.framework);
+    place.volumes(&mut spec);
+    place.trainer(&mut spec);
+    spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
+    Pod { metadata: meta, spec: Some(spec), status: None }
+}
+
+/// What Pod Security `restricted` asks for, where the template does not say otherwise.
+fn secure_pod(spec: &mut PodSpec, framework: Framework) {
+    let context: &mut PodSecurityContext = spec.security_context.get_or_insert_default();
+    context.run_as_non_root.get_or_insert(true);
+    context
+        .seccomp_profile
+        .get_or_insert_with(|| SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None });
+    // Of other images the user is not known: theirs stays.
+    if framework == Framework::Switchyard {
+        context.run_as_user.get_or_insert(WORKER_ID);
+        context.run_as_group.get_or_insert(WORKER_ID);
+        context.fs_group.get_or_insert(WORKER_ID);
+    }
+}
+
+fn secure_container(container: &mut Container) {
+    let context: &mut SecurityContext = container.security_context.get_or_insert_default();
+    // A privileged container cannot be without privilege escalation: the template has decided.
+    if context.privileged != Some(true) {
+        context.allow_privilege_escalation.get_or_insert(false);
+        context.capabilities.get_or_insert_with(|| Capabilities { drop: Some(vec!["ALL".into()]), add: None });
+    }
+}
+
+/// Which pod it is.
+pub(super) struct Place<'a> {
+    pub job: &'a TrainJob,
+    pub valid: &'a ValidJob,
+    pub defaults: &'a Defaults,
+    pub attempt: u32,
+    pub node_rank: u32,
+}
+
+impl Place<'_> {
+    fn is_ours(&self) -> bool {
+        self.job.spec.trainer.framework == Framework::Switchyard
+    }
+
+    fn has_key(&self) -> bool {
+        self.is_ours() && self.valid.request.nodes > 1
+    }
+
+    fn volumes(&self, spec: &mut PodSpec) {
+        if !self.is_ours() {
+            return;
+        }
+        let config =
+            ConfigMapVolumeSource { name: config_name(self.valid, self.attempt), ..ConfigMapVolumeSource::default() };
+        let mut ours = vec![Volume { name: CONFIG.into(), config_map: Some(config), ..Volume::default() }];
+        if self.has_key() {
+            let secret = SecretVolumeSource {
+                secret_name: Some(key_name(self.job, self.valid)),
+                default_mode: Some(KEY_MODE),
+                ..SecretVolumeSource::default()
+            };
+            ours.push(Volume { name: KEY.into(), secret: Some(secret), ..Volume::default() });
+        }
+        let is_mounted = trainer_of(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
+        let volumes = spec.volumes.get_or_insert_default();
+        if !is_mounted && !volumes.iter().any(|volume| volume.name == RUN) {
+            let empty = EmptyDirVolumeSource::default();
+            ours.push(Volume { name: RUN.into(), empty_dir: Some(empty), ..Volume::default() });
+        }
+        volumes.retain(|volume| !ours.iter().any(|our| our.name == volume.name));
+        volumes.append(&mut ours);
+    }
+
+    fn trainer(&self, spec: &mut PodSpec) {
+        if trainer_of(spec).is_none() {
+            spec.containers.insert(0, Container { name: TRAINER.into(), ..Container::default() });
+        }
+        let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+        let asked = &self.job.spec.trainer;
+        if let Some(image) = &asked.image {
+            trainer.image = Some(image.clone());
+        }
+        if self.is_ours() {
+            trainer.image.get_or_insert_with(|| self.defaults.worker_image.clone());
+            trainer.command = Some(vec!["switchyard-worker".into(), "pod".into()]);
+            trainer.args = None;
+            trainer.security_context.get_or_insert_default().read_only_root_filesystem.get_or_insert(true);
+            self.mounts(trainer);
+        } else {
+            if !asked.command.is_empty() {
+                trainer.command = Some(asked.command.clone());
+            }
+            if !asked.args.is_empty() {
+                trainer.args = Some(asked.args.clone());
+            }
+        }
+        let limits = asked.resources_per_node.as_ref().map(|resources| &resources.limits);
+        let resources: &mut ResourceRequirements = trainer.resources.get_or_insert_default();
+        for (name, quantity) in limits.into_iter().flatten() {
+            resources.limits.get_or_insert_default().entry(name.clone()).or_insert_with(|| quantity.clone());
+        }
+        trainer.termination_message_path = Some(paths::TERMINATION_LOG.into());
+        trainer.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
+        let ours = self.environment();
+        let mut merged: Vec<EnvVar> = trainer.env.take().unwrap_or_default();
+        let users = asked.env.iter().map(|entry| (entry.name.clone(), entry.value.clone()));
+        for (name, value) in users.chain(ours.into_iter().map(|entry| (entry.name, entry.value))) {
+            merged.retain(|before| before.name != name);
+            merged.push(EnvVar { name, value: Some(value), value_from: None });
+        }
+        trainer.env = Some(merged);
+    }
+
+    fn mounts(&self, trainer: &mut Container) {
+        let mounts_run = mounts(trainer, paths::RUN_DIR);
+        let mounts = trainer.volume_mounts.get_or_insert_default();
+        let mut ours = vec![(CONFIG, paths::CONFIG_DIR, true)];
+        if self.has_key() {
+            ours.push((KEY, paths::KEY_DIR, true));
+        }
+        if !mounts_run {
+            ours.push((RUN, paths::RUN_DIR, false));
+        }
+        for (name, path, read_only) in ours {
+            mounts.retain(|mount| mount.mount_path != path);
+            let (name, mount_path) = (name.to_string(), path.to_string());
+            mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
+        }
+    }
+
+    /// The environment that makes a rank of the container, with the reason of each entry.
+    pub(super) fn environment(&self) -> Vec<EnvEntry> {
+        let mut entries = Vec::new();
+        let mut set = |name: &str, value: String, reason: &str| {
+            entries.push(EnvEntry { name: name.into(), value, reason: reason.into() });
+        };
+        let Place { job, valid, attempt, node_rank, .. } = self;
+        set(env::JOB, valid.name.clone(), "metadata.name");
+        set(env::ATTEMPT, attempt.to_string(), "fences off processes of older attempts");
+        set(env::NODE_RANK, node_rank.to_string(), "position of the node in the ring of nodes");
+        set(env::NUM_NODES, valid.request.nodes.to_string(), "spec.trainer.numNodes");
+        set(env::PROCS_PER_NODE, valid.request.processes_per_node.to_string(), "spec.trainer.numProcPerNode");
+        if valid.request.nodes > 1 {
+            let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
+            let (name, port) = (&valid.name, paths::RENDEZVOUS_PORT);
+            let address = format!("{name}-{attempt}-0.{name}.{namespace}.svc:{port}");
+            set(env::RENDEZVOUS, address, "rank 0 listens here and nowhere else");
+        }
+        if self.is_ours() {
+            set(
+                env::CONFIG,
+                format!("{}/{}", paths::CONFIG_DIR, paths::CONFIG_FILE),
+                "engine configuration, from the ConfigMap",
+            );
+            set(env::RUN_DIR, paths::RUN_DIR.into(), "where the trained model goes");
+            set(
+                env::TERMINATION_LOG,
+                paths::TERMINATION_LOG.into(),
+                "the root cause and the last figures, for the status",
+            );
+            if self.has_key() {
+                set(
+                    env::KEY_FILE,
+                    format!("{}/{}", paths::KEY_DIR, paths::KEY_FILE),
+                    "key of the job, from the Secret",
+                );
+            }
+        }
+        entries
+    }
+}
+
+fn mounts(container: &Container, path: &str) -> bool {
+    container.volume_mounts.iter().flatten().any(|mount| mount.mount_path.trim_end_matches('/') == path)
+}
+
+/// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. While a pod is gated, terms of its
+/// node affinity may be made narrower, each for itself
+/// (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
+pub fn placement_patch(pod: &Pod, node: &str) -> Value {
+    let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    let terms: Vec<Value> = match required {
+        Some(selector) => selector
+            .node_selector_terms
+            .iter()
+            .map(|term| {
+                let mut term = serde_json::to_value(term).expect("invariant: a selector term serialises to JSON");
+                match term["matchFields"].as_array_mut() {
+                    Some(fields) => fields.push(field.clone()),
+                    None => term["matchFields"] = json!([field]),
+                }
+                term
+            })
+            .collect(),
+        None => vec![json!({"matchFields": [field]})],
+    };
+    json!({"spec": {
+        "schedulingGates": [{"$patch": "delete", "name": labels::GANG_GATE}],
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
+    }})
+}
