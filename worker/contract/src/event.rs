@@ -20,6 +20,8 @@ pub enum Event {
         /// Mean cross entropy, nats per token.
         loss: f64,
     },
+    /// Where the job is; printed by the supervisor of a pod, never by a rank.
+    Summary(Summary),
     /// All steps are done.
     Finished(Finished),
     /// The rank gives up.
@@ -84,6 +86,43 @@ pub struct Progress {
     pub input_wait_ms: f64,
     /// Clipping and optimizer, ms.
     pub optimizer_ms: f64,
+}
+
+/// Where a job is, complete in one line: whoever reads the end of a log needs nothing before it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Steps in all.
+    pub total_steps: u64,
+    /// Mean training loss of the last interval over all ranks, nats per token.
+    pub loss: f64,
+    /// Last loss on the validation split, nats per token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// Tokens per second of the whole job.
+    pub tokens_per_second: f64,
+    /// Seconds until the last step; `None` while too little is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remaining_seconds: Option<f64>,
+    /// Share of the step time that the slowest rank waits for reductions, percent. In a pod: of the ranks of the first node.
+    pub communication_percent: f64,
+    /// Share of the step time that the slowest rank waits for input, percent. In a pod: of the ranks of the first node.
+    pub input_percent: f64,
+}
+
+impl Summary {
+    /// The last so many lines of the log of the first pod hold a summary, once there is one.
+    pub const TAIL_LINES: usize = 64;
+
+    /// The last summary in the lines of a log. Lines that are anything else are passed over.
+    pub fn last_in(log: &str) -> Option<Summary> {
+        log.lines().rev().find_map(|line| match serde_json::from_str(line) {
+            Ok(Event::Summary(summary)) => Some(summary),
+            _ => None,
+        })
+    }
 }
 
 /// The end of training on one rank.
@@ -165,4 +204,23 @@ pub struct Inspection {
     pub steps_per_epoch: u64,
     /// Optimizer steps of this job.
     pub total_steps: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_summary_is_found_among_other_lines() {
+        let line = |step: u64| {
+            format!(
+                r#"{{"event":"summary","step":{step},"totalSteps":9,"loss":2.5,"tokensPerSecond":10.0,"communicationPercent":1.0,"inputPercent":0.0}}"#
+            )
+        };
+        let log = format!("text\n{}\n{}\n[rank 0] {}\n{{\"event\":\"summary\",\"st", line(1), line(2), line(3));
+        let found = Summary::last_in(&log).unwrap();
+        assert_eq!((found.step, found.validation_loss, found.remaining_seconds), (2, None, None));
+        assert_eq!(Summary::last_in("{}\nno event here\n"), None);
+        assert_eq!(serde_json::to_string(&Event::Summary(found)).unwrap(), line(2));
+    }
 }
