@@ -175,7 +175,9 @@ impl Context {
             (effect, waiting)
         };
         let now = Instant::now();
-        for key in effect.jobs {
+        // Pods are watched everywhere for the room they take; jobs of other namespaces are not this controller's.
+        let ours = |key: &Key| self.settings.watch_namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace);
+        for key in effect.jobs.into_iter().filter(ours) {
             self.queue.add(key, now + TOGETHER);
         }
         for key in waiting {

@@ -11,6 +11,8 @@ pub(crate) enum What {
     Step,
     /// All-reduce between two local ranks, by size.
     AllReduce,
+    /// The controller with 1,000 workers and 1,000 jobs on a real API server, beside training-operator.
+    Controller,
     /// Matrix products and the model's step, by kernel.
     Kernels,
 }
@@ -22,11 +24,12 @@ pub(crate) fn bench(what: What) -> Result<()> {
     let (name, package, bench) = match what {
         What::Step => ("step", "switchyard-tests", "step"),
         What::AllReduce => ("all-reduce", "switchyard-worker", "all_reduce"),
+        What::Controller => ("controller", "switchyard-tests", "controller"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
-    if matches!(what, What::Step) {
+    if matches!(what, What::Step | What::Controller) {
         step("both programs in release mode", &mut crate::steps::build())?;
     }
     step(name, &mut cargo(&["bench", "-p", package, "--bench", bench, "--", "--json", &file]))

@@ -37,7 +37,7 @@ pub struct Options {
     pub scheduler: bool,
     /// etcd writes to disk before it answers: for tests that kill it.
     pub fsync: bool,
-    /// The API server writes every request to `audit.log`.
+    /// The API server notes every write of an operator in `audit.log`.
     pub audit: bool,
     /// Keeps the folder here instead of in a temporary one.
     pub folder: Option<PathBuf>,
@@ -72,11 +72,12 @@ struct Ports {
 }
 
 /// Users with a static token: name and groups.
-const USERS: [(&str, &str); 4] = [
+const USERS: [(&str, &str); 5] = [
     ("admin", "system:masters"),
     ("system:kube-controller-manager", ""),
     ("system:kube-scheduler", ""),
     ("switchyard-controller", "system:masters"),
+    ("training-operator", "system:masters"),
 ];
 
 impl ControlPlane {
@@ -312,7 +313,9 @@ impl ControlPlane {
             "--endpoint-reconciler-type=none".into(),
         ];
         if self.options.audit {
-            let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
+            let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+                          - {level: Metadata, verbs: [create, update, patch, delete, deletecollection], \
+                          users: [switchyard-controller, training-operator]}\n- {level: None}\n";
             fs::write(self.folder.join("audit.yaml"), policy)?;
             arguments.push(format!("--audit-policy-file={}", file("audit.yaml")));
             arguments.push(format!("--audit-log-path={}", file("audit.log")));
@@ -384,6 +387,21 @@ impl ControlPlane {
     /// The API server's process.
     pub fn api_server(&self) -> Option<&Daemon> {
         self.api_server.as_ref()
+    }
+
+    /// Writes of a user so far by resource and verb, from the audit log; Leases are not counted.
+    pub fn writes_of(&self, user: &str) -> std::collections::BTreeMap<String, u64> {
+        let mut counts = std::collections::BTreeMap::new();
+        let text = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
+        for entry in text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
+            let field = |path: &str| entry.pointer(path).and_then(serde_json::Value::as_str).unwrap_or_default();
+            if field("/user/username") == user && field("/objectRef/resource") != "leases" {
+                let sub = field("/objectRef/subresource");
+                let of = if sub.is_empty() { String::new() } else { format!("/{sub}") };
+                *counts.entry(format!("{} {}{of}", field("/verb"), field("/objectRef/resource"))).or_default() += 1;
+            }
+        }
+        counts
     }
 
     /// Where kubectl is.

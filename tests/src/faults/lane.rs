@@ -115,7 +115,9 @@ impl<'a> Lane<'a> {
             self.restarts += 1;
             return Ok(());
         }
-        self.controller.must_run().context("the controller ended")
+        let runs = self.controller.must_run();
+        // Killed between the two looks.
+        if runs.is_err() && self.proxy.has_killed() { Ok(()) } else { runs.context("the controller ended") }
     }
 
     /// Panics in the controller's log so far.
