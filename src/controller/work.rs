@@ -1,6 +1,6 @@
 //! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
 
-use super::election::Candidate;
+use super::election::{self, Candidate, boot_time};
 use super::metrics::Metrics;
 use super::pages::{self, Health};
 use super::queue::Queue;
@@ -34,7 +34,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let client = client::client(config, Arc::clone(&metrics)).map_err(Error::Config)?;
     let address = settings.listen;
     let listener = TcpListener::bind(address).await.map_err(|error| Error::Listen { address, error })?;
-    let (lead, leader) = channel(settings.election.is_none());
+    let (leader, leading) = election::channel(boot_time);
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
     let context = Context {
         executor: Executor::new(client.clone()),
@@ -44,17 +44,26 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         queue: Queue::default(),
         metrics,
         health: Arc::new(Health::new()),
-        leader,
+        leading,
         settings: Arc::new(settings),
     };
     let settings = &context.settings;
     info!(identity = settings.identity, listen = %listener.local_addr().unwrap_or(address), "the controller starts");
     watch::start(&context);
     let pages = tokio::spawn(pages::serve(listener, context.clone(), stop.clone()));
-    let election = settings.election.map(|timing| {
-        let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
-        tokio::spawn(Candidate { client, namespace, identity, timing }.run(lead, stop.clone()))
-    });
+    // Told after the last work is done: whoever leads next must find nobody at work.
+    let (retire, retired) = channel(false);
+    let election = match settings.election {
+        Some(timing) => {
+            let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
+            let candidate = Candidate { client, namespace, identity, timing, clock: boot_time };
+            Some(tokio::spawn(candidate.run(leader, retired)))
+        }
+        None => {
+            leader.forever();
+            None
+        }
+    };
     tokio::spawn(progress::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {
@@ -64,6 +73,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     info!("stopping: no new work");
     let all = u32::try_from(settings.concurrent_reconciles).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(LAST_WORK, running.acquire_many(all)).await;
+    retire.send_replace(true);
     if let Some(election) = election {
         let _ = election.await;
     }
@@ -74,17 +84,17 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
 
 /// Looks at jobs that are due, for ever.
 async fn work(context: &Context, running: &Arc<Semaphore>) {
-    let mut leader = context.leader.clone();
+    let mut leading = context.leading.clone();
     loop {
         wait_until_ready(context).await;
-        while !*leader.borrow_and_update() {
+        while !leading.now() {
             context.health.tick();
-            let _ = tokio::time::timeout(TICK, leader.changed()).await;
+            let _ = tokio::time::timeout(TICK, leading.changed()).await;
         }
         // Whatever changed while somebody else led, or nobody.
         context.look_at_all();
         let mut resync = Instant::now() + RESYNC;
-        while *leader.borrow_and_update() {
+        while leading.now() {
             context.health.tick();
             if Instant::now() >= resync {
                 context.look_at_all();
