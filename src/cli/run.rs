@@ -157,11 +157,11 @@ impl<'a> Show<'a> {
                 json!({
                     "time": figures.at, "step": figures.step, "totalSteps": figures.total_steps, "loss": figures.loss,
                     "validationLoss": figures.validation_loss, "tokensPerSecond": figures.tokens_per_second,
-                    "stepMilliseconds": interval.step_ms, "computeMilliseconds": interval.compute_ms,
-                    "communicationWaitMilliseconds": interval.communication_wait_ms, "inputWaitMilliseconds": interval.input_wait_ms,
+                    "stepMilliseconds": interval.breakdown.step_ms, "computeMilliseconds": interval.breakdown.compute_ms,
+                    "communicationWaitMilliseconds": interval.breakdown.communication_wait_ms, "inputWaitMilliseconds": interval.breakdown.input_wait_ms,
                     "communicationWaitPercent": figures.communication_percent, "inputWaitPercent": figures.input_percent,
-                    "remainingSeconds": figures.remaining_seconds, "learningRate": interval.learning_rate,
-                    "gradientNorm": interval.gradient_norm, "slowestRank": interval.slowest_rank,
+                    "remainingSeconds": figures.remaining_seconds, "learningRate": interval.breakdown.learning_rate,
+                    "gradientNorm": interval.breakdown.gradient_norm, "slowestRank": interval.breakdown.slowest_rank,
                 }),
             );
         }

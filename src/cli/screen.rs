@@ -160,7 +160,7 @@ pub(super) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
     }
     line.push_str(&format!(
         " tokensPerSecond={:.0} stepMs={:.1} inputWaitPct={:.1} commWaitPct={:.1}",
-        figures.tokens_per_second, interval.step_ms, figures.input_percent, figures.communication_percent
+        figures.tokens_per_second, interval.breakdown.step_ms, figures.input_percent, figures.communication_percent
     ));
     match figures.remaining_seconds {
         Some(seconds) => line.push_str(&format!(" etaS={:.0}", seconds.ceil())),
@@ -178,14 +178,17 @@ pub(super) fn bar_message(interval: &Interval) -> String {
         "loss {:.3}{validation}   {} tokens/s   ETA {eta}\n  {:.1} ms = compute {:.1} + all-reduce wait {:.1} + input wait {:.1} + other {:.1}",
         figures.loss,
         grouped(figures.tokens_per_second as u64),
-        interval.step_ms,
-        interval.compute_ms,
-        interval.communication_wait_ms,
-        interval.input_wait_ms,
-        interval.other_ms
+        interval.breakdown.step_ms,
+        interval.breakdown.compute_ms,
+        interval.breakdown.communication_wait_ms,
+        interval.breakdown.input_wait_ms,
+        interval.breakdown.other_ms
     );
-    if interval.slowest_by_ms > 0.05 * interval.step_ms {
-        text.push_str(&format!("   slowest rank {} (+{:.1})", interval.slowest_rank, interval.slowest_by_ms));
+    if interval.breakdown.slowest_by_ms > 0.05 * interval.breakdown.step_ms {
+        text.push_str(&format!(
+            "   slowest rank {} (+{:.1})",
+            interval.breakdown.slowest_rank, interval.breakdown.slowest_by_ms
+        ));
     }
     text
 }
@@ -255,6 +258,7 @@ mod tests {
     use crate::local::RankLog;
     use crate::plan::status::Figures;
     use jiff::Timestamp;
+    use switchyard_worker_contract::fold::Breakdown;
 
     #[test]
     fn tables_have_no_borders_and_no_trailing_spaces() {
@@ -275,15 +279,17 @@ mod tests {
                 input_percent: 0.4,
                 at: Timestamp::UNIX_EPOCH,
             },
-            learning_rate: 0.001,
-            gradient_norm: 0.7,
-            step_ms: 97.9,
-            compute_ms: 91.6,
-            communication_wait_ms: 3.1,
-            input_wait_ms: 0.4,
-            other_ms: 2.8,
-            slowest_rank: 1,
-            slowest_by_ms: 5.1,
+            breakdown: Breakdown {
+                learning_rate: 0.001,
+                gradient_norm: 0.7,
+                step_ms: 97.9,
+                compute_ms: 91.6,
+                communication_wait_ms: 3.1,
+                input_wait_ms: 0.4,
+                other_ms: 2.8,
+                slowest_rank: 1,
+                slowest_by_ms: 5.1,
+            },
         }
     }
 

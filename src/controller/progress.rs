@@ -26,8 +26,6 @@ const PERIOD: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(300);
 /// Reads per second over all jobs.
 const READS_PER_SECOND: usize = 10;
-/// Lines that surely have a summary among them.
-const LINES: i64 = 20;
 /// Bytes read at most.
 const BYTES: i64 = 16 << 10;
 /// Time for one read.
@@ -109,7 +107,7 @@ async fn read(context: &Context, source: &Source) -> Option<Summary> {
     let api = Api::<Pod>::namespaced(context.client.clone(), &source.key.namespace);
     let params = LogParams {
         container: Some(TRAINER.into()),
-        tail_lines: Some(LINES),
+        tail_lines: Some(Summary::TAIL_LINES as i64),
         limit_bytes: Some(BYTES),
         ..LogParams::default()
     };

@@ -158,6 +158,10 @@ impl Context {
         } else if plan.waiting {
             self.tell(&job, plan.events).await;
         }
+        // What waits for a pause has not gone well yet.
+        if refusal.is_none() && held.is_some() {
+            return outcome;
+        }
         match self.ended(key, Some(&uid), refusal) {
             Outcome::Refused => Outcome::Refused,
             _ => outcome,

@@ -1,7 +1,7 @@
 //! One attempt: starts the processes of a plan, listens to them, and ends them all when one fails or a stop is asked for.
 
 use super::cause::{RootCause, root_cause};
-use super::progress::{Fold, Interval};
+use super::progress::Interval;
 use super::rank::{Message, Rank, next_exit, start};
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
@@ -17,6 +17,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use switchyard_worker_contract::event::{Event, Finished, Ready};
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::fold::Fold;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::Instant;
 
@@ -183,16 +184,17 @@ impl Group<'_> {
                 }
             }
             Event::Progress(progress) => {
-                if let Some(folded) = self.fold.progress(progress, Timestamp::now()) {
-                    self.tell(observer, Update::Progress(&folded));
-                    self.interval = Some(folded);
+                if let Some(folded) = self.fold.progress(progress) {
+                    let interval = Interval::new(folded, Timestamp::now());
+                    self.tell(observer, Update::Progress(&interval));
+                    self.interval = Some(interval);
                 }
             }
             Event::Evaluation { step, loss } => {
                 self.fold.evaluation(loss);
                 self.tell(observer, Update::Evaluation { step, loss });
             }
-            // Printed by the supervisor of a pod only.
+            // Only a supervisor in a pod makes one.
             Event::Summary(_) => {}
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {

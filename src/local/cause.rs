@@ -1,9 +1,8 @@
 //! Which rank failed first, and why: a pure answer from what was seen of all of them.
 
-use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use switchyard_worker_contract::event::Failure;
-use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::exit::{Exit, describe};
 
 /// The first failure of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,36 +85,10 @@ pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCa
     }
 }
 
-/// Signals that end a training process in practice, by their numbers on Linux.
-const SIGNAL_NAMES: [(i32, &str); 9] = [
-    (1, "SIGHUP"),
-    (2, "SIGINT"),
-    (4, "SIGILL"),
-    (6, "SIGABRT"),
-    (7, "SIGBUS"),
-    (8, "SIGFPE"),
-    (9, "SIGKILL"),
-    (11, "SIGSEGV"),
-    (15, "SIGTERM"),
-];
-
-/// How a process ended, in words.
-fn describe(status: ExitStatus) -> String {
-    if let Some(signal) = status.signal() {
-        let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == signal);
-        let name = known.map_or_else(String::new, |(_, name)| format!(" ({name})"));
-        return format!("killed by signal {signal}{name}");
-    }
-    let code = status.code().unwrap_or_default();
-    match Exit::from_code(code) {
-        Some(exit) => format!("exit code {code}: {}", exit.meaning()),
-        None => format!("exit code {code}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
 
     fn exited(code: i32) -> Seen {
         Seen { pid: 1, ended: Some(ExitStatus::from_raw(code << 8)), ..Seen::default() }

@@ -7,12 +7,18 @@
 //! The two programs are built by [`programs`]: cargo does not build the programs of other packages for a test.
 #![forbid(unsafe_code)]
 
+mod control_plane;
+mod controller;
+mod kubelet;
 mod leftovers;
 mod manifest;
 mod program;
 mod programs;
 mod scene;
 
+pub use control_plane::{ControlPlane, Daemon, Options, Usage, programs_of};
+pub use controller::*;
+pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};
 pub use leftovers::{Leftover, leftovers};
 pub use manifest::Manifest;
 pub use program::{Ended, Program, Running};

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod programs;
 mod setup;
 mod steps;
 mod totals;
@@ -34,6 +35,18 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<String>,
     },
+    /// Build programs of others that tests and benchmarks run, where they are missing; print `NAME=FOLDER` lines.
+    Programs {
+        /// Which: etcd, kubernetes, training-operator.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// A control plane for developers, with nodes whose kubelet is ours.
+    Cluster {
+        /// `up`, `down` or `status`, and options (`up --help`).
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        arguments: Vec<String>,
+    },
     /// Write the generated CRDs to crds/generated.
     Gen,
     /// Measure, and write the result file to docs/results.
@@ -49,6 +62,8 @@ fn main() -> ExitCode {
         Command::Check => steps::check(),
         Command::Test => steps::test(),
         Command::Run { file, rest } => return steps::run(&file, &rest),
+        Command::Programs { names } => steps::programs(&names),
+        Command::Cluster { arguments } => return steps::cluster(&arguments),
         Command::Gen => steps::generate(),
         Command::Bench { what } => bench::bench(what),
     };

@@ -1,5 +1,6 @@
 //! The steps behind `check`, `test`, `run` and `gen`.
 
+use crate::programs::Family;
 use crate::setup;
 use crate::totals::Totals;
 use anyhow::{Context, Result, bail};
@@ -93,6 +94,36 @@ pub(crate) fn run(file: &Path, rest: &[String]) -> ExitCode {
     let error = Command::new(&program).arg("run").arg(file).args(rest).exec();
     eprintln!("error: cannot start {}: {error}", program.display());
     ExitCode::FAILURE
+}
+
+/// Builds programs of others and prints where they are.
+pub(crate) fn programs(names: &[String]) -> Result<()> {
+    for name in names {
+        println!("{name}={}", Family::named(name)?.build()?.display());
+    }
+    Ok(())
+}
+
+/// Runs the command of the tests' library that keeps a cluster; answers its exit code.
+pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
+    let own = ["build", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster"];
+    let built = control_plane().and_then(|()| step("building the bench", &mut cargo(&own)));
+    if let Err(error) = built.and_then(|()| step("building switchyard and switchyard-worker (release)", &mut build())) {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    let program = target().join("debug/switchyard-bench-cluster");
+    let error = Command::new(&program).args(arguments).exec();
+    eprintln!("error: cannot start {}: {error}", program.display());
+    ExitCode::FAILURE
+}
+
+/// Builds the control plane, where it is missing.
+fn control_plane() -> Result<()> {
+    for name in ["etcd", "kubernetes"] {
+        Family::named(name)?.build()?;
+    }
+    Ok(())
 }
 
 /// Where cargo builds.

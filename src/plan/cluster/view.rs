@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use switchyard_crds::labels;
-use switchyard_worker_contract::event::Termination;
+use switchyard_worker_contract::termination::Termination;
 
 /// Phase of a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ pub struct Ended {
 impl Ended {
     /// The worker's own account of its end.
     pub fn account(&self) -> Option<Termination> {
-        serde_json::from_str(&self.message).ok()
+        Termination::parse(&self.message)
     }
 }
 

@@ -24,7 +24,7 @@ const TABLE: [Row; 7] = [
     Row {
         package: CONTRACT,
         workspace: &[],
-        only: Some(&["serde", "thiserror"]),
+        only: Some(&["serde", "serde_json", "thiserror"]),
         never: &["tokio", "kube", "k8s-openapi"],
     },
     Row {

@@ -31,7 +31,8 @@ pub struct EngineConfig {
     pub evaluation: Evaluation,
     /// A progress event is printed every so many steps.
     pub fetch_every_steps: u32,
-    /// Compute threads per process; 0: as many as the process has CPUs.
+    /// Compute threads per process; 0: as many as the cores the process is given, which may differ between nodes.
+    /// The results do not depend on it.
     pub cpu_threads: u32,
 }
 

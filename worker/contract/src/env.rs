@@ -1,4 +1,5 @@
-//! Names of the environment variables a rank reads. All are set by the launcher.
+//! Names of the environment variables that the worker reads. All are set by whoever starts it: `switchyard run`, the controller
+//! for a pod, or the supervisor in a pod for its ranks.
 
 /// Name of the TrainJob.
 pub const JOB: &str = "SWITCHYARD_JOB";
@@ -13,16 +14,20 @@ pub const PROCS_PER_NODE: &str = "SWITCHYARD_PROCS_PER_NODE";
 /// Rank of this process on its node, from 0. The global rank is `NODE_RANK * PROCS_PER_NODE + LOCAL_RANK`.
 pub const LOCAL_RANK: &str = "SWITCHYARD_LOCAL_RANK";
 /// `ADDRESS:PORT` where rank 0 listens and all others connect. Rank 0 listens on this address only;
-/// when its standard input is a socket that already listens there (inetd style), it uses that one.
+/// when its standard input is a socket that already listens there (inetd style), it uses that one. A name is resolved again
+/// with every try. The supervisor of a pod that is the only one of its job needs none and makes its own.
 pub const RENDEZVOUS: &str = "SWITCHYARD_RENDEZVOUS";
 /// Path of the engine configuration: [`crate::config::EngineConfig`] as JSON.
 pub const CONFIG: &str = "SWITCHYARD_CONFIG";
-/// Path of the job token: 32 random bytes, mode 0600. The token itself is never in argv or the environment.
+/// Path of the job token: 32 random bytes that only this user, or a group to which the file was given, can read.
+/// The token itself is never in argv or the environment. The supervisor of a pod that is the only one of its job makes one.
 pub const KEY_FILE: &str = "SWITCHYARD_KEY_FILE";
 /// Directory for what this run leaves behind (trained model).
 pub const RUN_DIR: &str = "SWITCHYARD_RUN_DIR";
 /// Logical CPUs this rank is pinned to, as a kernel CPU list (`0-3,8`). Absent: not pinned.
 pub const CPUS: &str = "SWITCHYARD_CPUS";
+/// Compute threads of this rank where the configuration says 0. Absent: as many as the CPUs the rank may run on.
+pub const CPU_THREADS: &str = "SWITCHYARD_CPU_THREADS";
 /// Process id of the launcher. When it dies, the rank ends itself. Absent: the rank outlives its parent.
 pub const PARENT_PID: &str = "SWITCHYARD_PARENT_PID";
 /// Forces the transport: `auto` (default), `shm` or `tcp`. See [`crate::config::Transport`].
@@ -33,13 +38,13 @@ pub const HOST_ID: &str = "SWITCHYARD_HOST_ID";
 pub const KERNEL: &str = "SWITCHYARD_KERNEL";
 /// Seconds without any sign of life of a peer after which it counts as failed. Default 10.
 pub const PEER_TIMEOUT_SECONDS: &str = "SWITCHYARD_PEER_TIMEOUT_SECONDS";
-
-/// Path of the file that becomes the container's termination message: [`crate::event::Termination`] as JSON. Absent: none is
-/// written.
+/// Seconds within which all ranks must have met, counted by each rank from when it has read its data. Default 300.
+pub const CONNECT_TIMEOUT_SECONDS: &str = "SWITCHYARD_CONNECT_TIMEOUT_SECONDS";
+/// File that gets the [`crate::termination::Termination`] of a pod. Default `/dev/termination-log`, if it exists.
 pub const TERMINATION_LOG: &str = "SWITCHYARD_TERMINATION_LOG";
 
 /// Every name above, for checks that a manifest does not set one of them by accident.
-pub const ALL: [&str; 18] = [
+pub const ALL: [&str; 20] = [
     JOB,
     ATTEMPT,
     NODE_RANK,
@@ -51,13 +56,15 @@ pub const ALL: [&str; 18] = [
     KEY_FILE,
     RUN_DIR,
     CPUS,
+    CPU_THREADS,
     PARENT_PID,
     TRANSPORT,
     HOST_ID,
     KERNEL,
     PEER_TIMEOUT_SECONDS,
-    FAULT,
+    CONNECT_TIMEOUT_SECONDS,
     TERMINATION_LOG,
+    FAULT,
 ];
 
 /// Fault injection for tests: `exit:STEP`, `kill:STEP`, `hang:STEP` or `panic:STEP`, with an optional `@RANK` and `#ATTEMPT`
@@ -65,4 +72,4 @@ pub const ALL: [&str; 18] = [
 pub const FAULT: &str = "SWITCHYARD_FAULT";
 
 /// The names a user may set in `trainer.env`: they tune a rank without changing who it is.
-pub const USER_SETTABLE: [&str; 5] = [TRANSPORT, HOST_ID, KERNEL, PEER_TIMEOUT_SECONDS, FAULT];
+pub const USER_SETTABLE: [&str; 6] = [TRANSPORT, HOST_ID, KERNEL, PEER_TIMEOUT_SECONDS, CONNECT_TIMEOUT_SECONDS, FAULT];

@@ -20,7 +20,7 @@ pub enum Event {
         /// Mean cross entropy, nats per token.
         loss: f64,
     },
-    /// Everything a reader of the log needs, in one line; printed by the supervisor of the pod of node 0.
+    /// Where the job is; printed by the supervisor of a pod, never by a rank.
     Summary(Summary),
     /// All steps are done.
     Finished(Finished),
@@ -88,6 +88,43 @@ pub struct Progress {
     pub optimizer_ms: f64,
 }
 
+/// Where a job is, complete in one line: whoever reads the end of a log needs nothing before it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Summary {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Steps in all.
+    pub total_steps: u64,
+    /// Mean training loss of the last interval over all ranks, nats per token.
+    pub loss: f64,
+    /// Last loss on the validation split, nats per token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// Tokens per second of the whole job.
+    pub tokens_per_second: f64,
+    /// Seconds until the last step; `None` while too little is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remaining_seconds: Option<f64>,
+    /// Share of the step time that the slowest rank waits for reductions, percent. In a pod: of the ranks of the first node.
+    pub communication_percent: f64,
+    /// Share of the step time that the slowest rank waits for input, percent. In a pod: of the ranks of the first node.
+    pub input_percent: f64,
+}
+
+impl Summary {
+    /// The last so many lines of the log of the first pod hold a summary, once there is one.
+    pub const TAIL_LINES: usize = 64;
+
+    /// The last summary in the lines of a log. Lines that are anything else are passed over.
+    pub fn last_in(log: &str) -> Option<Summary> {
+        log.lines().rev().find_map(|line| match serde_json::from_str(line) {
+            Ok(Event::Summary(summary)) => Some(summary),
+            _ => None,
+        })
+    }
+}
+
 /// The end of training on one rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -128,73 +165,6 @@ pub struct Failure {
     pub during: String,
     /// Exit code that follows.
     pub exit_code: u8,
-}
-
-/// Where the training stands. Each one can be read alone: whoever reads the last lines of a log needs no more.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Summary {
-    /// Optimizer steps done.
-    pub step: u64,
-    /// Optimizer steps in all.
-    pub total_steps: u64,
-    /// Mean training loss of the last interval, nats per token.
-    pub loss: f64,
-    /// Last loss on the validation split, nats per token.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub validation_loss: Option<f64>,
-    /// Tokens per second of the whole job.
-    pub tokens_per_second: f64,
-    /// Seconds until the last step; absent while too little is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub remaining_seconds: Option<f64>,
-    /// Share of the step time that rank 0 waits for reductions, percent.
-    pub communication_percent: f64,
-    /// Share of the step time that rank 0 waits for input, percent.
-    pub input_percent: f64,
-}
-
-impl Summary {
-    /// The last summary in the end of a log; the first line may be cut.
-    pub fn last_in(log: &str) -> Option<Summary> {
-        log.lines().rev().find_map(|line| match serde_json::from_str(line) {
-            Ok(Event::Summary(summary)) => Some(summary),
-            _ => None,
-        })
-    }
-}
-
-/// Most bytes of a termination message that a kubelet reads.
-pub const TERMINATION_BYTES: usize = 4096;
-
-/// What a pod leaves behind: its container's termination message.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Termination {
-    /// Where the training stood; of node 0 only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub summary: Option<Summary>,
-    /// Why it ended, when it failed. The cause is cut where the message would be too long.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<Failure>,
-}
-
-impl Termination {
-    /// As JSON of at most [`TERMINATION_BYTES`].
-    pub fn to_json(&self) -> String {
-        let mut short = self.clone();
-        loop {
-            let text = serde_json::to_string(&short).unwrap_or_default();
-            match &mut short.failure {
-                Some(failure) if text.len() > TERMINATION_BYTES && !failure.cause.is_empty() => {
-                    let keep = failure.cause.chars().count() / 2;
-                    failure.cause = failure.cause.chars().take(keep).collect();
-                    failure.during = failure.during.chars().take(200).collect();
-                }
-                _ => return text,
-            }
-        }
-    }
 }
 
 /// The answer of `switchyard-worker inspect`: the static plan and the data, examined before any rank starts.
@@ -240,36 +210,17 @@ pub struct Inspection {
 mod tests {
     use super::*;
 
-    fn summary(step: u64) -> Summary {
-        Summary {
-            step,
-            total_steps: 100,
-            loss: 2.5,
-            validation_loss: None,
-            tokens_per_second: 1e4,
-            remaining_seconds: Some(3.0),
-            communication_percent: 1.0,
-            input_percent: 0.0,
-        }
-    }
-
     #[test]
-    fn the_last_summary_of_a_log_is_found() {
-        let line = |step| serde_json::to_string(&Event::Summary(summary(step))).expect("serialises");
-        let log = format!("ut line}}\n{}\nsomething else\n{}\n{{\"event\":\"unknown\"}}\n", line(10), line(20));
-        assert_eq!(Summary::last_in(&log), Some(summary(20)));
-        assert_eq!(Summary::last_in("nothing here"), None);
-    }
-
-    #[test]
-    fn a_termination_message_fits_and_stays_json() {
-        let failure =
-            Failure { rank: 1, origin_rank: 0, cause: "ä\"\n".repeat(3000), during: "step".into(), exit_code: 4 };
-        let message = Termination { summary: Some(summary(5)), failure: Some(failure) };
-        let text = message.to_json();
-        assert!(text.len() <= TERMINATION_BYTES, "{}", text.len());
-        let read: Termination = serde_json::from_str(&text).expect("JSON");
-        assert_eq!(read.summary, message.summary);
-        assert!(read.failure.is_some_and(|failure| !failure.cause.is_empty() && failure.exit_code == 4));
+    fn the_last_summary_is_found_among_other_lines() {
+        let line = |step: u64| {
+            format!(
+                r#"{{"event":"summary","step":{step},"totalSteps":9,"loss":2.5,"tokensPerSecond":10.0,"communicationPercent":1.0,"inputPercent":0.0}}"#
+            )
+        };
+        let log = format!("text\n{}\n{}\n[rank 0] {}\n{{\"event\":\"summary\",\"st", line(1), line(2), line(3));
+        let found = Summary::last_in(&log).unwrap();
+        assert_eq!((found.step, found.validation_loss, found.remaining_seconds), (2, None, None));
+        assert_eq!(Summary::last_in("{}\nno event here\n"), None);
+        assert_eq!(serde_json::to_string(&Event::Summary(found)).unwrap(), line(2));
     }
 }

@@ -1,4 +1,7 @@
-//! Exit codes of `switchyard` and `switchyard-worker`.
+//! Exit codes of `switchyard` and `switchyard-worker`, and how a process ended, in words.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 /// Why a process of Switchyard ended. The number is its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,5 +60,32 @@ impl Exit {
     /// One phrase for people.
     pub fn meaning(self) -> &'static str {
         Self::ALL.iter().find(|(exit, _)| *exit == self).map_or("", |(_, text)| text)
+    }
+}
+
+/// Signals that end a training process in practice, by their numbers on Linux.
+const SIGNAL_NAMES: [(i32, &str); 9] = [
+    (1, "SIGHUP"),
+    (2, "SIGINT"),
+    (4, "SIGILL"),
+    (6, "SIGABRT"),
+    (7, "SIGBUS"),
+    (8, "SIGFPE"),
+    (9, "SIGKILL"),
+    (11, "SIGSEGV"),
+    (15, "SIGTERM"),
+];
+
+/// How a process ended, in words.
+pub fn describe(status: ExitStatus) -> String {
+    if let Some(signal) = status.signal() {
+        let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == signal);
+        let name = known.map_or_else(String::new, |(_, name)| format!(" ({name})"));
+        return format!("killed by signal {signal}{name}");
+    }
+    let code = status.code().unwrap_or_default();
+    match Exit::from_code(code) {
+        Some(exit) => format!("exit code {code}: {}", exit.meaning()),
+        None => format!("exit code {code}"),
     }
 }

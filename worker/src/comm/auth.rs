@@ -1,14 +1,16 @@
 //! The mutual handshake that opens every connection, control and data alike, as pure functions and states.
 //!
 //! ```text
-//! connector -> acceptor  Hello      nonce, claims (purpose, from, to, world, attempt, digest of the job name)
+//! connector -> acceptor  Hello      nonce, claims (purpose, from, to, world, attempt)
 //! acceptor  -> connector Challenge  nonce
 //! connector -> acceptor  Proof      HMAC(key, "connector", claims, both nonces)
 //! acceptor  -> connector Verdict    code, HMAC(key, "acceptor", claims, both nonces, code, text), text
 //! ```
 //!
-//! The key comes from the job token by HKDF-SHA256. Whoever cannot prove the key learns nothing but "refused".
-//! A peer that can, but does not belong here (another attempt, a rank that is already present), is told why.
+//! The key comes by HKDF-SHA256 from the token, the name of the job and the attempt: a process of an older attempt has another
+//! key, even where the token is one for all attempts. Whoever cannot prove the key learns nothing but "refused".
+//! A peer that can, but does not belong here (another purpose, a rank that is already present), is told why.
+//! Every frame carries the attempt of its sender, so that two attempts that meet can say so; nobody is admitted for it.
 //! The handshake authenticates connections; what follows is neither encrypted nor signed.
 
 use super::{
@@ -17,7 +19,7 @@ use super::{
 };
 use hkdf::Hkdf;
 use hmac::{Hmac, KeyInit, Mac};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -40,15 +42,16 @@ pub(super) enum Purpose {
     SharedMemory = 3,
 }
 
-/// The key of a job's connections.
+/// The key of the connections of one attempt of a job.
 #[derive(Clone)]
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    pub fn derive(token: &Token) -> Key {
+    pub fn derive(token: &Token, job: &str, attempt: u32) -> Key {
         let mut key = [0; 32];
+        // The name comes last: all before it has a fixed length, so no two inputs run together.
         Hkdf::<Sha256>::new(None, token.bytes())
-            .expand(b"switchyard comm v1", &mut key)
+            .expand_multi_info(&[b"switchyard comm v2", &attempt.to_le_bytes(), job.as_bytes()], &mut key)
             .expect("invariant: 32 bytes are a valid length of HKDF-SHA256");
         Key(key)
     }
@@ -75,16 +78,10 @@ pub(super) struct Claims {
     pub to: u32,
     pub world: u32,
     pub attempt: u32,
-    pub job: [u8; 32],
 }
 
-const CLAIMS: usize = 1 + 4 * 4 + 32;
+const CLAIMS: usize = 1 + 4 * 4;
 const HELLO: usize = 32 + CLAIMS;
-
-/// Digest of a job name, so that claims have a fixed length.
-pub(super) fn job_digest(job: &str) -> [u8; 32] {
-    Sha256::digest(job.as_bytes()).into()
-}
 
 impl Claims {
     fn encode(&self) -> [u8; CLAIMS] {
@@ -93,7 +90,6 @@ impl Claims {
         for (i, value) in [self.from, self.to, self.world, self.attempt].into_iter().enumerate() {
             out[1 + 4 * i..5 + 4 * i].copy_from_slice(&value.to_le_bytes());
         }
-        out[17..].copy_from_slice(&self.job);
         out
     }
 
@@ -107,22 +103,18 @@ impl Claims {
             3 => Purpose::SharedMemory,
             _ => return None,
         };
-        let mut job = [0; 32];
-        job.copy_from_slice(&bytes[17..]);
         let field = |i: usize| frame::le32(&bytes[1 + 4 * i..]);
-        Some(Claims { purpose, from: field(0), to: field(1), world: field(2), attempt: field(3), job })
+        Some(Claims { purpose, from: field(0), to: field(1), world: field(2), attempt: field(3) })
     }
 }
 
 const ADMITTED: u8 = 0;
 const REFUSED: u8 = 1;
-/// The connector is of a newer attempt than the acceptor: worth another try, the old group is about to end.
-const STALE_ACCEPTOR: u8 = 2;
 
 /// Why a handshake ended without admission, as the connector sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The other side is of an older attempt.
+    /// The other side says that it is of an older attempt: worth another try, that group is about to end.
     StaleAcceptor,
     /// For this reason.
     Because(String),
@@ -155,6 +147,13 @@ impl Connector {
     pub fn frame(&mut self, header: Header, payload: &[u8]) -> ConnectorStep {
         let because = |text: &str| ConnectorStep::Refused(Refusal::Because(text.to_owned()));
         match (header.kind, self.theirs) {
+            // Not proven, but neither side could prove its key to the other.
+            (Kind::Challenge, None) if header.attempt < self.claims.attempt => {
+                ConnectorStep::Refused(Refusal::StaleAcceptor)
+            }
+            (Kind::Challenge, None) if header.attempt > self.claims.attempt => {
+                because(&format!("attempt {} is over, this is attempt {}", self.claims.attempt, header.attempt))
+            }
             (Kind::Challenge, None) if payload.len() == 32 => {
                 let mut theirs = [0; 32];
                 theirs.copy_from_slice(payload);
@@ -168,11 +167,10 @@ impl Connector {
                 said.extend_from_slice(text);
                 let mac = self.key.mac("acceptor", &self.claims, (&self.nonce, &theirs), &said);
                 if !bool::from(mac.ct_eq(&payload[1..33])) {
-                    return because("the handshake failed; both sides must have the same job token");
+                    return because("the handshake failed; both sides must have the same job token and be of one job");
                 }
                 match code {
                     ADMITTED => ConnectorStep::Admitted,
-                    STALE_ACCEPTOR => ConnectorStep::Refused(Refusal::StaleAcceptor),
                     _ => because(&String::from_utf8_lossy(text)),
                 }
             }
@@ -188,7 +186,6 @@ pub(super) struct Doorkeeper {
     pub me: u32,
     pub world: u32,
     pub attempt: u32,
-    pub job: [u8; 32],
 }
 
 enum Stage {
@@ -279,10 +276,12 @@ impl Gate {
                     // No word more than "refused" for someone without the key, and no MAC it could learn from.
                     let mut blank = vec![0; 33];
                     blank[0] = REFUSED;
-                    return GateStep::Refuse(
-                        frame::encode(Kind::Verdict, self.door.attempt, 0, &blank),
-                        "wrong job token".to_owned(),
-                    );
+                    let why = if claims.attempt == self.door.attempt {
+                        "wrong job token".to_owned()
+                    } else {
+                        format!("says that it is of attempt {}, this is attempt {}", claims.attempt, self.door.attempt)
+                    };
+                    return GateStep::Refuse(frame::encode(Kind::Verdict, self.door.attempt, 0, &blank), why);
                 }
                 let (code, text) = self.judge(&claims, present);
                 let mut said = vec![code];
@@ -300,15 +299,6 @@ impl Gate {
     fn judge(&self, claims: &Claims, present: &dyn Fn(u32) -> bool) -> (u8, String) {
         let door = &self.door;
         let refused = |text: String| (REFUSED, text);
-        if claims.job != door.job {
-            return refused("this is another job with the same token".to_owned());
-        }
-        if claims.attempt > door.attempt {
-            return (STALE_ACCEPTOR, format!("attempt {} is still here", door.attempt));
-        }
-        if claims.attempt != door.attempt {
-            return refused(format!("attempt {} is over, this is attempt {}", claims.attempt, door.attempt));
-        }
         if claims.world != door.world {
             return refused(format!(
                 "rank {} expects {} ranks, rank {} {}",
@@ -342,18 +332,22 @@ mod tests {
     }
 
     fn claims(from: u32) -> Claims {
-        Claims { purpose: Purpose::Control, from, to: 0, world: 4, attempt: 2, job: job_digest("job") }
+        Claims { purpose: Purpose::Control, from, to: 0, world: 4, attempt: 2 }
+    }
+
+    fn key(token: u8, attempt: u32) -> Key {
+        Key::derive(&Token::new([token; 32]), "job", attempt)
     }
 
     fn gate(token: u8) -> Gate {
-        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: 4, attempt: 2, job: job_digest("job") };
-        Gate::new(Key::derive(&Token::new([token; 32])), door)
+        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: 4, attempt: 2 };
+        Gate::new(key(token, 2), door)
     }
 
-    fn shake(gate: &mut Gate, token: u8, claims: Claims) -> (GateStep, Result<(), Refusal>) {
+    fn shake(gate: &mut Gate, key: Key, claims: Claims) -> (GateStep, Result<(), Refusal>) {
         let now = Instant::now();
         gate.opened(1, [9; 32], now);
-        let (mut connector, mut bytes) = Connector::new(Key::derive(&Token::new([token; 32])), claims, [5; 32]);
+        let (mut connector, mut bytes) = Connector::new(key, claims, [5; 32]);
         loop {
             let (header, payload) = open(&bytes);
             let step = gate.frame(1, header, &payload, &|rank| rank == 3);
@@ -372,14 +366,14 @@ mod tests {
 
     #[test]
     fn a_peer_with_the_token_is_admitted() {
-        let (step, result) = shake(&mut gate(1), 1, claims(2));
+        let (step, result) = shake(&mut gate(1), key(1, 2), claims(2));
         assert!(matches!(step, GateStep::Admit(_, 2)));
         assert_eq!(result, Ok(()));
     }
 
     #[test]
     fn a_wrong_token_learns_nothing() {
-        let (step, result) = shake(&mut gate(1), 2, claims(2));
+        let (step, result) = shake(&mut gate(1), key(2, 2), claims(2));
         let GateStep::Refuse(bytes, why) = step else { panic!() };
         assert_eq!(why, "wrong job token");
         assert!(open(&bytes).1[1..].iter().all(|b| *b == 0));
@@ -389,21 +383,35 @@ mod tests {
     #[test]
     fn whoever_does_not_belong_is_told_why() {
         let cases = [
-            (Claims { attempt: 1, ..claims(2) }, "attempt 1 is over, this is attempt 2"),
             (Claims { world: 8, ..claims(2) }, "expects 8 ranks"),
-            (Claims { job: job_digest("other"), ..claims(2) }, "another job"),
             (Claims { purpose: Purpose::Ring, ..claims(2) }, "Ring connection"),
             (claims(3), "rank 3 is already present"),
             (claims(4), "not a peer"),
             (claims(0), "not a peer"),
         ];
         for (claims, expected) in cases {
-            let (_, result) = shake(&mut gate(1), 1, claims);
+            let (_, result) = shake(&mut gate(1), key(1, 2), claims);
             let Err(Refusal::Because(text)) = result else { panic!("{result:?}") };
             assert!(text.contains(expected), "{text}");
         }
-        let (_, result) = shake(&mut gate(1), 1, Claims { attempt: 3, ..claims(2) });
+    }
+
+    #[test]
+    fn two_attempts_that_meet_say_so() {
+        let (_, result) = shake(&mut gate(1), key(1, 3), Claims { attempt: 3, ..claims(2) });
         assert_eq!(result, Err(Refusal::StaleAcceptor));
+        let (_, result) = shake(&mut gate(1), key(1, 1), Claims { attempt: 1, ..claims(2) });
+        assert!(matches!(result, Err(Refusal::Because(text)) if text == "attempt 1 is over, this is attempt 2"));
+    }
+
+    #[test]
+    fn with_the_key_of_another_attempt_or_job_no_claim_helps() {
+        let other_job = Key::derive(&Token::new([1; 32]), "other", 2);
+        for key in [key(1, 1), key(1, 3), other_job] {
+            let (step, result) = shake(&mut gate(1), key, claims(2));
+            assert!(matches!(step, GateStep::Refuse(_, why) if why == "wrong job token"));
+            assert!(matches!(result, Err(Refusal::Because(text)) if text.contains("same job token")));
+        }
     }
 
     #[test]

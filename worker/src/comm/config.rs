@@ -1,11 +1,11 @@
 //! Who this rank is, where it meets the others, and the secret they share.
 
 use super::error::CommError;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use std::{fmt, path::Path, str::FromStr, time::Duration};
 use switchyard_worker_contract::env as names;
 
-/// The secret of a job: 32 random bytes. It is never printed and never crosses a socket.
+/// The secret of a job, or of one attempt: 32 random bytes. It is never printed and never crosses a socket.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
 
@@ -22,22 +22,30 @@ impl Token {
         &self.0
     }
 
-    /// Reads a token file: a regular file of exactly 32 bytes that group and others cannot read.
+    /// Reads a token file: a regular file of exactly 32 bytes that nobody else can read.
+    ///
+    /// A group may read a file that belongs to another user: so it is in a Secret volume of Kubernetes, where the files are
+    /// the superuser's and the group is this pod's. Links are followed, since such a volume consists of them.
     pub fn from_file(path: &Path) -> Result<Token, CommError> {
         let fault = |got: String, expected: &'static str| CommError::KeyFile {
             path: path.display().to_string(),
             got,
             expected,
         };
-        const READABLE: &str = "a readable file of 32 bytes with mode 0600";
-        let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        const READABLE: &str = "a readable regular file of 32 bytes with mode 0600";
+        let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
             .map_err(|errno| fault(errno.to_string(), READABLE))?;
         // The mode is asked of the open file, so that it cannot be exchanged in between.
         let stat = rustix::fs::fstat(&fd).map_err(|errno| fault(errno.to_string(), READABLE))?;
-        let mode = Mode::from_raw_mode(stat.st_mode).bits() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(fault(format!("mode {mode:04o}"), "no access for group and others (mode 0600 or 0400)"));
+        if !FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(fault("no regular file".to_owned(), READABLE));
         }
+        let mode = Mode::from_raw_mode(stat.st_mode).bits() & 0o777;
+        let own = stat.st_uid == rustix::process::geteuid().as_raw();
+        admissible(mode, own).map_err(|expected| {
+            let owner = if own { "this user".to_owned() } else { format!("user {}", stat.st_uid) };
+            fault(format!("mode {mode:04o}, owned by {owner}"), expected)
+        })?;
         let mut bytes = [0u8; Token::LEN + 1];
         let mut filled = 0;
         while filled < bytes.len() {
@@ -55,6 +63,19 @@ impl Token {
         let mut token = [0u8; Token::LEN];
         token.copy_from_slice(&bytes[..Token::LEN]);
         Ok(Token(token))
+    }
+}
+
+/// Whether a token in a file with these permissions is a secret; if not, what is expected.
+fn admissible(mode: u32, own: bool) -> Result<(), &'static str> {
+    if mode & 0o007 != 0 {
+        return Err("no access for others (mode 0600, 0400, or 0440 in a Secret volume)");
+    }
+    match mode & 0o070 {
+        0 => Ok(()),
+        0o040 if !own => Ok(()),
+        0o040 => Err("no access for the group to a file of this user (mode 0600 or 0400)"),
+        _ => Err("a group that can read at most (mode 0600, 0400, or 0440 in a Secret volume)"),
     }
 }
 
@@ -118,13 +139,13 @@ pub struct GroupConfig {
 
 impl GroupConfig {
     /// Default of [`GroupConfig::connect_timeout`].
-    pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+    pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
     /// Default of [`GroupConfig::peer_timeout`].
     pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Reads the configuration from the environment the launcher sets. Errors name the variable.
     pub fn from_env() -> Result<GroupConfig, CommError> {
-        GroupConfig::from_lookup(&|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+        GroupConfig::from_lookup(&from_environment)
     }
 
     /// Checks what a user may set, before there is a group: the launcher asks this once, and no rank starts when it is wrong.
@@ -132,14 +153,18 @@ impl GroupConfig {
     /// # Errors
     /// The name of the variable, what was got and what was expected.
     pub fn check_settings() -> Result<(), CommError> {
-        settings(&|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())).map(drop)
+        settings(&from_environment).map(drop)
     }
 
-    fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<GroupConfig, CommError> {
+    /// As [`GroupConfig::from_env`], from any source of variables.
+    ///
+    /// # Errors
+    /// The name of the variable, what was got and what was expected.
+    pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<GroupConfig, CommError> {
         let num_nodes: u32 = number(lookup, names::NUM_NODES, "a number from 1 up", None)?;
         let procs_per_node: u32 = number(lookup, names::PROCS_PER_NODE, "a number from 1 up", None)?;
         let key_path = required(lookup, names::KEY_FILE, "the path of a key file")?;
-        let (transport, timeout) = settings(lookup)?;
+        let settings = settings(lookup)?;
         let config = GroupConfig {
             job: required(lookup, names::JOB, "the name of the job")?,
             attempt: number(lookup, names::ATTEMPT, "a number from 1 up", None)?,
@@ -154,10 +179,10 @@ impl GroupConfig {
             )?,
             rendezvous: required(lookup, names::RENDEZVOUS, "ADDRESS:PORT")?,
             key: Token::from_file(Path::new(&key_path))?,
-            transport,
+            transport: settings.transport,
             host_id: lookup(names::HOST_ID).unwrap_or_default(),
-            peer_timeout: timeout,
-            connect_timeout: GroupConfig::CONNECT_TIMEOUT,
+            peer_timeout: settings.peer_timeout,
+            connect_timeout: settings.connect_timeout,
         };
         config.check()?;
         Ok(config)
@@ -203,22 +228,36 @@ fn variable(name: &'static str, got: &str, expected: &str) -> CommError {
     CommError::Variable { name, got: format!("{got:?}"), expected: expected.to_owned() }
 }
 
-/// Transport and peer timeout, which a user may set.
-fn settings(lookup: &dyn Fn(&str) -> Option<String>) -> Result<(Force, Duration), CommError> {
+fn from_environment(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// What a user may set.
+struct Settings {
+    transport: Force,
+    peer_timeout: Duration,
+    connect_timeout: Duration,
+}
+
+fn settings(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Settings, CommError> {
     let transport = match lookup(names::TRANSPORT).as_deref() {
         None | Some("" | "auto") => Force::Auto,
         Some("shm") => Force::Shm,
         Some("tcp") => Force::Tcp,
         Some(other) => return Err(variable(names::TRANSPORT, other, "auto, shm or tcp")),
     };
-    let timeout = match lookup(names::PEER_TIMEOUT_SECONDS) {
-        None => GroupConfig::PEER_TIMEOUT,
+    let seconds = |name, default| match lookup(name) {
+        None => Ok(default),
         Some(text) => match text.parse::<f64>() {
-            Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Duration::from_secs_f64(seconds),
-            _ => return Err(variable(names::PEER_TIMEOUT_SECONDS, &text, "seconds from 0.1 to 86400")),
+            Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+            _ => Err(variable(name, &text, "seconds from 0.1 to 86400")),
         },
     };
-    Ok((transport, timeout))
+    Ok(Settings {
+        transport,
+        peer_timeout: seconds(names::PEER_TIMEOUT_SECONDS, GroupConfig::PEER_TIMEOUT)?,
+        connect_timeout: seconds(names::CONNECT_TIMEOUT_SECONDS, GroupConfig::CONNECT_TIMEOUT)?,
+    })
 }
 
 fn required(
@@ -298,6 +337,7 @@ mod tests {
             (names::RENDEZVOUS, "127.0.0.1"),
             (names::TRANSPORT, "rdma"),
             (names::PEER_TIMEOUT_SECONDS, "soon"),
+            (names::CONNECT_TIMEOUT_SECONDS, "0"),
             (names::JOB, ""),
         ] {
             let mut env = environment(key.path());
@@ -305,7 +345,7 @@ mod tests {
             let text = read(&env).unwrap_err().to_string();
             assert!(text.contains(name) && text.contains("expected"), "{text}");
             env.remove(name);
-            if name != names::TRANSPORT && name != names::PEER_TIMEOUT_SECONDS {
+            if !names::USER_SETTABLE.contains(&name) {
                 assert!(read(&env).unwrap_err().to_string().contains("not set"));
             }
         }
@@ -320,6 +360,38 @@ mod tests {
             let text = Token::from_file(key.path()).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");
         }
-        assert!(Token::from_file(Path::new("/nonexistent/key")).is_err());
+        for (path, word) in [("/nonexistent/key", "No such file"), ("/", "no regular file")] {
+            let text = Token::from_file(Path::new(path)).unwrap_err().to_string();
+            assert!(text.contains(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_group_may_read_what_belongs_to_another_user() {
+        for (mode, own, allowed) in [
+            (0o600, true, true),
+            (0o400, true, true),
+            (0o400, false, true),
+            (0o440, false, true),
+            (0o640, false, true),
+            (0o440, true, false),
+            (0o460, false, false),
+            (0o450, false, false),
+            (0o444, false, false),
+            (0o441, false, false),
+        ] {
+            assert_eq!(admissible(mode, own).is_ok(), allowed, "{mode:04o}, own: {own}");
+        }
+    }
+
+    #[test]
+    fn the_links_of_a_secret_volume_are_followed() {
+        let volume = tempfile::tempdir().unwrap();
+        let revision = volume.path().join("..2026_01_01");
+        std::fs::create_dir(&revision).unwrap();
+        std::fs::copy(key_file(0o400, 32).path(), revision.join("key")).unwrap();
+        std::os::unix::fs::symlink("..2026_01_01", volume.path().join("..data")).unwrap();
+        std::os::unix::fs::symlink("..data/key", volume.path().join("key")).unwrap();
+        assert_eq!(Token::from_file(&volume.path().join("key")).unwrap().bytes(), &[7; 32]);
     }
 }

@@ -3,13 +3,14 @@
 use std::{fs, path::Path};
 
 /// Ranks with equal identity can share memory: same boot of the same kernel, same network namespace (abstract sockets
-/// belong to one), same user.
+/// belong to one, and two pods have two), same user.
 pub(super) fn identity() -> String {
-    let read = |path: &str| fs::read_to_string(path).map(|s| s.trim().to_owned()).unwrap_or_default();
-    let boot = read("/proc/sys/kernel/random/boot_id");
-    let netns = fs::read_link("/proc/self/ns/net").map(|p| p.display().to_string()).unwrap_or_default();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let netns = fs::read_link("/proc/self/ns/net").map(|p| p.display().to_string());
+    // Where the kernel does not tell, nobody is known to be near.
+    let netns = netns.unwrap_or_else(|_| format!("process {}", std::process::id()));
     let uid = rustix::process::getuid().as_raw();
-    format!("{boot}/{netns}/{uid}")
+    format!("{}/{netns}/{uid}", boot.trim())
 }
 
 /// The host name, for people.
@@ -33,7 +34,7 @@ pub(super) fn allowed_cpus() -> Vec<u64> {
 }
 
 /// The CPU limit of the control group (version 2) and its parents, rounded up; 0 without limit.
-pub(super) fn cpu_quota() -> u32 {
+pub(crate) fn cpu_quota() -> u32 {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let path = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").trim_start_matches('/').to_owned();
     let mut at = Path::new("/sys/fs/cgroup").join(path);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::comm::{
-    auth::{Claims, Connector, ConnectorStep, Doorkeeper, Key, Purpose, job_digest},
+    auth::{Claims, Connector, ConnectorStep, Doorkeeper, Key, Purpose},
     config::Token,
     error::CauseKind,
     frame::FrameReader,
@@ -44,8 +44,8 @@ fn open(bytes: &[u8]) -> (Header, Vec<u8>) {
 impl World {
     fn new() -> World {
         let now = Instant::now();
-        let key = Key::derive(&Token::new([7; 32]));
-        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1, job: job_digest("job") };
+        let key = Key::derive(&Token::new([7; 32]), "job", 1);
+        let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1 };
         let hub = Hub::new(
             Gate::new(key, door),
             (WORLD, 1),
@@ -68,11 +68,10 @@ impl World {
 
     /// Lets rank `rank` in on a connection of the same number.
     fn admit(&mut self, rank: u32) {
-        let claims =
-            Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1, job: job_digest("job") };
+        let claims = Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1 };
         let conn = u64::from(rank);
         self.step(Event::Opened(conn, [3; 32]));
-        let (mut connector, mut bytes) = Connector::new(Key::derive(&Token::new([7; 32])), claims, [5; 32]);
+        let (mut connector, mut bytes) = Connector::new(Key::derive(&Token::new([7; 32]), "job", 1), claims, [5; 32]);
         loop {
             let (header, payload) = open(&bytes);
             let outputs = self.step(Event::Frame(conn, header, &payload));

@@ -1,7 +1,7 @@
 //! From a configuration to a connected rank: find rank 0, tell who this is, learn who the others are, connect to them.
 
 use super::{
-    auth::{Key, Purpose, job_digest},
+    auth::{Key, Purpose},
     client::{Client, reach_rank_zero},
     config::{Force, GroupConfig},
     engine::Engine,
@@ -46,8 +46,7 @@ pub(super) fn join(
     let start = Instant::now();
     let deadline = start + config.connect_timeout;
     let identity = Identity {
-        key: Key::derive(&config.key),
-        job: job_digest(&config.job),
+        key: Key::derive(&config.key, &config.job, config.attempt),
         rank: config.rank(),
         world: config.world(),
         attempt: config.attempt,

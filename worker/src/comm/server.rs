@@ -236,42 +236,40 @@ struct Ready {
     conns: Vec<u64>,
 }
 
+/// A foreign process that holds the port will not go away; the one of the attempt before may need so long to end.
+const PATIENCE_WITH_PORT: Duration = Duration::from_secs(10);
+
 /// The listener of rank 0: standard input if it already listens on that address, otherwise a new one on that address.
+/// The name of a pod may be unknown, or an old one, for a while after the pod has started: it is asked again until the deadline.
 pub(super) fn listen(rendezvous: &str, deadline: Instant) -> Result<(OwnedFd, SocketAddr), CommError> {
     let start = Instant::now();
+    let mut pause = Duration::from_millis(50);
     loop {
-        let last = match super::client::resolve(rendezvous) {
-            Ok(addresses) => {
-                if let Some(inherited) = inherited(&addresses) {
-                    return Ok(inherited);
-                }
-                match TcpListener::bind(addresses.as_slice()) {
-                    Ok(listener) => {
-                        let address =
-                            listener.local_addr().map_err(|e| CommError::system("read a socket's address", e))?;
-                        nonblocking(&listener)?;
-                        return Ok((listener.into(), address));
-                    }
-                    Err(error) => error,
-                }
-            }
+        let last = match listen_once(rendezvous) {
+            Ok(listener) => return Ok(listener),
             Err(error) => error,
         };
-        // The process of the attempt before may need a moment to end; a name may need a moment to be known.
-        if Instant::now() >= deadline || start.elapsed() > Duration::from_secs(10) {
-            return Err(CommError::system(format!("listen on the rendezvous address {rendezvous}"), last));
+        let taken = last.kind() == io::ErrorKind::AddrInUse && start.elapsed() >= PATIENCE_WITH_PORT;
+        if taken || Instant::now() + pause >= deadline {
+            let seconds = start.elapsed().as_secs_f64();
+            let what = format!("listen on the rendezvous address {rendezvous} (tried for {seconds:.0} s)");
+            return Err(CommError::system(what, last));
         }
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(pause);
+        pause = (pause * 3 / 2).min(Duration::from_secs(1));
     }
 }
 
-fn nonblocking(fd: impl AsFd) -> Result<(), CommError> {
+fn listen_once(rendezvous: &str) -> io::Result<(OwnedFd, SocketAddr)> {
+    let addresses = super::client::resolve(rendezvous)?;
+    if let Some(inherited) = inherited(&addresses) {
+        return Ok(inherited);
+    }
+    let listener = TcpListener::bind(addresses.as_slice())?;
     // With a blocking listener, a connection that vanishes between `poll` and `accept` would stop the thread.
-    let set = || {
-        let flags = rustix::fs::fcntl_getfl(fd.as_fd())?;
-        rustix::fs::fcntl_setfl(fd.as_fd(), flags | rustix::fs::OFlags::NONBLOCK)
-    };
-    set().map_err(|errno| CommError::system("make a listener non-blocking", errno))
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((listener.into(), address))
 }
 
 fn inherited(addresses: &[SocketAddr]) -> Option<(OwnedFd, SocketAddr)> {
@@ -284,6 +282,7 @@ fn inherited(addresses: &[SocketAddr]) -> Option<(OwnedFd, SocketAddr)> {
         return None;
     }
     let fd = rustix::io::fcntl_dupfd_cloexec(stdin, 3).ok()?;
-    nonblocking(&fd).ok()?;
-    Some((fd, address))
+    let listener = TcpListener::from(fd);
+    listener.set_nonblocking(true).ok()?;
+    Some((listener.into(), address))
 }

@@ -31,7 +31,6 @@ use std::{
 #[derive(Clone)]
 pub(super) struct Identity {
     pub key: Key,
-    pub job: [u8; 32],
     pub rank: u32,
     pub world: u32,
     pub attempt: u32,
@@ -39,12 +38,12 @@ pub(super) struct Identity {
 
 impl Identity {
     pub fn claims(&self, purpose: Purpose, to: u32) -> Claims {
-        Claims { purpose, from: self.rank, to, world: self.world, attempt: self.attempt, job: self.job }
+        Claims { purpose, from: self.rank, to, world: self.world, attempt: self.attempt }
     }
 
     pub fn gate(&self, purpose: Purpose) -> Gate {
-        let (me, world, attempt, job) = (self.rank, self.world, self.attempt, self.job);
-        Gate::new(self.key.clone(), Doorkeeper { purpose, me, world, attempt, job })
+        let (me, world, attempt) = (self.rank, self.world, self.attempt);
+        Gate::new(self.key.clone(), Doorkeeper { purpose, me, world, attempt })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::model::Model;
 use crate::optimizer::{AdamW, Schedule, sum_of_squares};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use switchyard_worker_contract::config;
+use switchyard_worker_contract::config::{self, EngineConfig};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Floats that travel with the last gradient bucket: the first is the loss. One cache line, so that nothing shares it.
@@ -68,7 +68,9 @@ impl Trainer {
         }
         lens.push(METRICS);
         let mut communicator = Communicator::connect(group, &lens)?;
-        let configuration = serde_json::to_vec(&blueprint.config).unwrap_or_default();
+        // Threads may differ between nodes: they do not change a bit of the results.
+        let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
+        let configuration = serde_json::to_vec(&shared).unwrap_or_default();
         communicator.agree("the engine configuration", digest(&configuration).as_bytes())?;
         communicator.agree("the training data", blueprint.corpus.digest().as_bytes())?;
         let mut weights = AlignedBuffer::zeroed(blueprint.model.layout().len);

@@ -1,0 +1,459 @@
+//! A real Kubernetes control plane on this machine: etcd, API server, and where asked for controller manager and scheduler.
+//!
+//! Everything is on loopback, on free ports, in a folder of its own, with a certificate authority of its own; it ends with the
+//! value, or with the process. There is no kubelet: see [`crate::Kubelet`].
+
+mod certificates;
+mod process;
+
+pub(crate) use certificates::self_signed;
+pub use process::{Daemon, Usage};
+
+use crate::{Ended, Program, root};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::{conditions, wait::await_condition};
+use kube::{Api, Client, Config, ResourceExt};
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Time for one component to become ready, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What is started, and how.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The real controller manager: garbage collection, service accounts, namespaces, node lifecycle.
+    pub controller_manager: bool,
+    /// The real scheduler.
+    pub scheduler: bool,
+    /// etcd writes to disk before it answers: for tests that kill it.
+    pub fsync: bool,
+    /// The API server writes every request to `audit.log`.
+    pub audit: bool,
+    /// Keeps the folder here instead of in a temporary one.
+    pub folder: Option<PathBuf>,
+}
+
+/// A control plane.
+#[derive(Debug)]
+pub struct ControlPlane {
+    folder: PathBuf,
+    programs: Programs,
+    options: Options,
+    ports: Ports,
+    // In the order in which they end.
+    scheduler: Option<Daemon>,
+    controller_manager: Option<Daemon>,
+    api_server: Option<Daemon>,
+    etcd: Option<Daemon>,
+    _temporary: Option<TempDir>,
+}
+
+#[derive(Debug, Clone)]
+struct Programs {
+    etcd: PathBuf,
+    kubernetes: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    api_server: u16,
+    etcd: u16,
+    etcd_peers: u16,
+}
+
+/// Users with a static token: name and groups.
+const USERS: [(&str, &str); 4] = [
+    ("admin", "system:masters"),
+    ("system:kube-controller-manager", ""),
+    ("system:kube-scheduler", ""),
+    ("switchyard-controller", "system:masters"),
+];
+
+impl ControlPlane {
+    /// Starts one and waits until it is ready.
+    ///
+    /// # Errors
+    /// A program is missing, or does not become ready; the end of its log is in the error.
+    pub fn start(options: &Options) -> Result<ControlPlane> {
+        let programs = built()?;
+        let temporary = match &options.folder {
+            Some(_) => None,
+            None => Some(tempfile::Builder::new().prefix("switchyard-control-plane-").tempdir()?),
+        };
+        let folder = match (&options.folder, &temporary) {
+            (Some(folder), _) => folder.clone(),
+            (None, Some(temporary)) => temporary.path().to_path_buf(),
+            (None, None) => bail!("invariant: there is a folder"),
+        };
+        fs::create_dir_all(&folder)?;
+        certificates::write(&folder)?;
+        let mut plane = ControlPlane {
+            folder,
+            programs,
+            options: options.clone(),
+            ports: Ports { api_server: free_port()?, etcd: free_port()?, etcd_peers: free_port()? },
+            scheduler: None,
+            controller_manager: None,
+            api_server: None,
+            etcd: None,
+            _temporary: temporary,
+        };
+        plane.write_users()?;
+        plane.start_etcd()?;
+        plane.start_api_server()?;
+        if options.controller_manager {
+            plane.start_controller_manager()?;
+        }
+        if options.scheduler {
+            plane.start_scheduler()?;
+        }
+        Ok(plane)
+    }
+
+    /// The one of this test binary, with controller manager and scheduler and our CRDs; started at first use.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    pub fn shared() -> &'static ControlPlane {
+        static SHARED: OnceLock<ControlPlane> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
+            let plane = ControlPlane::start(&options).unwrap_or_else(|error| panic!("{error:#}"));
+            plane.install_crds_now().unwrap_or_else(|error| panic!("{error:#}"));
+            plane
+        })
+    }
+
+    /// Folder of data, logs and configurations.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Address of the API server.
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.ports.api_server)
+    }
+
+    fn write_users(&self) -> Result<()> {
+        let mut tokens = String::new();
+        for (user, groups) in USERS {
+            let token = format!("token-{user}");
+            tokens.push_str(&format!("{token},{user},{user},\"{groups}\"\n"));
+            self.write_kubeconfig(user, &self.url())?;
+        }
+        fs::write(self.folder.join("tokens.csv"), tokens)?;
+        Ok(())
+    }
+
+    fn write_kubeconfig(&self, user: &str, server: &str) -> Result<PathBuf> {
+        let authority = self.folder.join("ca.crt");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: bench\nclusters:\n- name: bench\n  cluster:\n    server: {server}\n    \
+             certificate-authority: {}\nusers:\n- name: user\n  user:\n    token: \"token-{user}\"\ncontexts:\n- name: bench\n  context:\n    \
+             cluster: bench\n    user: user\n",
+            authority.display()
+        );
+        let path = self.folder.join(format!("{}.kubeconfig", user.replace(':', "-")));
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    /// A kubeconfig of the administrator for another address of this API server, such as a proxy before it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn kubeconfig_for(&self, name: &str, server: &str) -> Result<PathBuf> {
+        let path = self.folder.join(format!("{name}.kubeconfig"));
+        let admin = self.write_kubeconfig("admin", server)?;
+        fs::rename(admin, &path)?;
+        self.write_kubeconfig("admin", &self.url())?;
+        Ok(path)
+    }
+
+    /// The kubeconfig of a user.
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.folder.join(format!("{}.kubeconfig", user.replace(':', "-")))
+    }
+
+    /// Configuration of a client as administrator. No retries: a test wants to see what happens.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be read.
+    pub async fn config(&self) -> Result<Config> {
+        let file = Kubeconfig::read_from(self.kubeconfig("admin"))?;
+        Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+    }
+
+    /// A client as administrator.
+    ///
+    /// # Errors
+    /// See [`ControlPlane::config`].
+    pub async fn client(&self) -> Result<Client> {
+        Ok(Client::try_from(self.config().await?)?)
+    }
+
+    /// Runs kubectl as administrator.
+    pub fn kubectl(&self, arguments: &[&str]) -> Ended {
+        self.kubectl_with(arguments, "")
+    }
+
+    /// Runs kubectl as administrator with a standard input.
+    pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Ended {
+        let config = self.kubeconfig("admin").display().to_string();
+        Program::new(&self.programs.kubernetes.join("kubectl"), &self.folder, arguments)
+            .env("KUBECONFIG", &config)
+            .input(input)
+            .run(Duration::from_secs(60))
+    }
+
+    /// A namespace that no other test has.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub async fn namespace(&self, prefix: &str) -> Result<String> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let name = format!("{prefix}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let object: k8s_openapi::api::core::v1::Namespace =
+            serde_json::from_value(serde_json::json!({"metadata": {"name": name}}))?;
+        let client = self.client().await?;
+        Api::all(client.clone()).create(&Default::default(), &object).await?;
+        if self.options.controller_manager {
+            // Without its service account a namespace takes no pods.
+            let accounts = Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(client, &name);
+            let exists = await_condition(accounts, "default", |account: Option<&_>| account.is_some());
+            tokio::time::timeout(PATIENCE, exists)
+                .await
+                .context("no default service account: is the controller manager alive?")??;
+        }
+        Ok(name)
+    }
+
+    /// Installs our CRDs and waits until they are served.
+    ///
+    /// # Errors
+    /// The API server does not take them.
+    pub async fn install_crds(&self) -> Result<()> {
+        let api = Api::<CustomResourceDefinition>::all(self.client().await?);
+        for (_, crd) in switchyard_crds::generate::crds() {
+            api.patch(&crd.name_any(), &PatchParams::apply("switchyard-tests").force(), &Patch::Apply(&crd)).await?;
+            let name = crd.name_any();
+            let established = await_condition(api.clone(), &name, conditions::is_crd_established());
+            tokio::time::timeout(PATIENCE, established).await.context("the CRD is not established")??;
+        }
+        Ok(())
+    }
+
+    /// [`ControlPlane::install_crds`] for code without a runtime.
+    ///
+    /// # Errors
+    /// See there.
+    pub fn install_crds_now(&self) -> Result<()> {
+        std::thread::scope(|scope| {
+            let install = || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(self.install_crds())
+            };
+            scope.spawn(install).join().map_err(|_| anyhow::anyhow!("installing the CRDs panicked"))?
+        })
+    }
+
+    fn start_etcd(&mut self) -> Result<()> {
+        let Ports { etcd, etcd_peers, .. } = self.ports;
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let mut arguments = vec![
+            format!("--data-dir={}", self.folder.join("etcd").display()),
+            format!("--listen-client-urls={}", url(etcd)),
+            format!("--advertise-client-urls={}", url(etcd)),
+            format!("--listen-peer-urls={}", url(etcd_peers)),
+            format!("--initial-advertise-peer-urls={}", url(etcd_peers)),
+            format!("--initial-cluster=default={}", url(etcd_peers)),
+            "--log-level=warn".into(),
+        ];
+        if !self.options.fsync {
+            arguments.push("--unsafe-no-fsync".into());
+        }
+        let program = self.programs.etcd.join("etcd");
+        self.etcd = Some(Daemon::start(&program, &arguments, &[], &self.folder.join("etcd.log"))?);
+        wait(&mut self.etcd, "etcd", || std::net::TcpStream::connect(("127.0.0.1", etcd)).is_ok())
+    }
+
+    /// Starts the API server (again), with the same data and port.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub fn start_api_server(&mut self) -> Result<()> {
+        let file = |name: &str| self.folder.join(name).display().to_string();
+        let mut arguments = vec![
+            format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd),
+            "--bind-address=127.0.0.1".into(),
+            format!("--secure-port={}", self.ports.api_server),
+            format!("--tls-cert-file={}", file("server.crt")),
+            format!("--tls-private-key-file={}", file("server.key")),
+            format!("--token-auth-file={}", file("tokens.csv")),
+            "--authorization-mode=Node,RBAC".into(),
+            "--enable-admission-plugins=NodeRestriction".into(),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            format!("--service-account-key-file={}", file("accounts.pub")),
+            format!("--service-account-signing-key-file={}", file("accounts.key")),
+            "--service-cluster-ip-range=10.96.0.0/16".into(),
+            "--allow-privileged=true".into(),
+            "--kubelet-preferred-address-types=InternalIP".into(),
+            // The address of the Service `kubernetes` may not be on loopback; nothing here uses it.
+            "--endpoint-reconciler-type=none".into(),
+        ];
+        if self.options.audit {
+            let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
+            fs::write(self.folder.join("audit.yaml"), policy)?;
+            arguments.push(format!("--audit-policy-file={}", file("audit.yaml")));
+            arguments.push(format!("--audit-log-path={}", file("audit.log")));
+        }
+        let program = self.programs.kubernetes.join("kube-apiserver");
+        self.api_server = Some(Daemon::start(&program, &arguments, &[], &self.folder.join("kube-apiserver.log"))?);
+        let (kubectl, folder, config) =
+            (self.programs.kubernetes.join("kubectl"), self.folder.clone(), file("admin.kubeconfig"));
+        wait(&mut self.api_server, "kube-apiserver", || {
+            let ready = Program::new(&kubectl, &folder, ["get", "--raw", "/readyz", "--request-timeout=2s"])
+                .env("KUBECONFIG", &config)
+                .run(Duration::from_secs(20));
+            ready.code == Some(0)
+        })
+    }
+
+    fn start_controller_manager(&mut self) -> Result<()> {
+        let file = |name: &str| self.folder.join(name).display().to_string();
+        let arguments = vec![
+            format!("--kubeconfig={}", self.kubeconfig("system:kube-controller-manager").display()),
+            "--leader-elect=false".into(),
+            "--use-service-account-credentials=true".into(),
+            format!("--service-account-private-key-file={}", file("accounts.key")),
+            format!("--root-ca-file={}", file("ca.crt")),
+            "--secure-port=0".into(),
+            // What it does for us (garbage collection, node lifecycle) is not what is tested: it must not be the slow part.
+            "--kube-api-qps=500".into(),
+            "--kube-api-burst=1000".into(),
+            "--concurrent-gc-syncs=20".into(),
+            // Nodes of the bench renew no leases.
+            "--node-monitor-grace-period=1h".into(),
+        ];
+        let program = self.programs.kubernetes.join("kube-controller-manager");
+        let log = self.folder.join("kube-controller-manager.log");
+        self.controller_manager = Some(Daemon::start(&program, &arguments, &[], &log)?);
+        Ok(())
+    }
+
+    fn start_scheduler(&mut self) -> Result<()> {
+        let config = format!(
+            "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nleaderElection: {{leaderElect: false}}\n\
+             clientConnection: {{kubeconfig: {}, qps: 1000, burst: 2000}}\n",
+            self.kubeconfig("system:kube-scheduler").display()
+        );
+        let path = self.folder.join("scheduler.yaml");
+        fs::write(&path, config)?;
+        let arguments = [format!("--config={}", path.display()), "--secure-port=0".into()];
+        let program = self.programs.kubernetes.join("kube-scheduler");
+        self.scheduler = Some(Daemon::start(&program, &arguments, &[], &self.folder.join("kube-scheduler.log"))?);
+        Ok(())
+    }
+
+    /// Kills the API server.
+    pub fn kill_api_server(&mut self) {
+        self.api_server = None;
+    }
+
+    /// Kills etcd and the API server, and starts both again.
+    ///
+    /// # Errors
+    /// One does not become ready.
+    pub fn restart_all(&mut self) -> Result<()> {
+        self.api_server = None;
+        self.etcd = None;
+        self.start_etcd()?;
+        self.start_api_server()
+    }
+
+    /// The API server's process.
+    pub fn api_server(&self) -> Option<&Daemon> {
+        self.api_server.as_ref()
+    }
+
+    /// Where kubectl is.
+    pub fn kubectl_program(&self) -> PathBuf {
+        self.programs.kubernetes.join("kubectl")
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(temporary) = self._temporary.take()
+        {
+            let _ = fs::remove_dir_all(temporary.path().join("etcd"));
+            eprintln!("logs of the control plane: {}", temporary.keep().display());
+        }
+    }
+}
+
+/// Waits until a component is ready; fails at once when it has ended.
+fn wait(daemon: &mut Option<Daemon>, name: &str, is_ready: impl Fn() -> bool) -> Result<()> {
+    let daemon = daemon.as_mut().context("invariant: it was started")?;
+    let give_up = Instant::now() + PATIENCE;
+    while Instant::now() < give_up {
+        daemon.must_run()?;
+        if is_ready() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    bail!("{name} is not ready after {} s\n{}", PATIENCE.as_secs(), daemon.tail())
+}
+
+/// A port that nobody has now. Who takes it in between is told by the program that wants it.
+pub(crate) fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// Builds the programs, where they are missing.
+fn built() -> Result<Programs> {
+    static BUILT: OnceLock<Result<Programs, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        programs_of(&["etcd", "kubernetes"]).map_err(|error| format!("{error:#}")).map(|folders| {
+            let [etcd, kubernetes] = [folders[0].clone(), folders[1].clone()];
+            Programs { etcd, kubernetes }
+        })
+    });
+    built.clone().map_err(|error| anyhow::anyhow!(error))
+}
+
+/// Folders of programs of others, built where they are missing.
+///
+/// # Errors
+/// They do not build.
+pub fn programs_of(names: &[&str]) -> Result<Vec<PathBuf>> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--quiet", "-p", "xtask", "--", "programs"]).args(names).current_dir(root());
+    let output = command.output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!(
+            "cargo xtask programs {}: {}\n{}",
+            names.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let text = String::from_utf8(output.stdout)?;
+    let folder = |name: &&str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        line.map(PathBuf::from).with_context(|| format!("cargo xtask programs did not say where {name} is"))
+    };
+    names.iter().map(folder).collect()
+}

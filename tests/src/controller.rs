@@ -1,0 +1,215 @@
+//! The real controller as a process, and what tests ask about jobs.
+
+use crate::{ControlPlane, Daemon, programs};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use switchyard_crds::{TrainJob, conditions};
+
+/// Time for anything to happen on a loaded machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a controller is started.
+#[derive(Debug, Clone, Default)]
+pub struct ControllerOptions {
+    /// Only this namespace.
+    pub namespace: Option<String>,
+    /// More arguments.
+    pub arguments: Vec<String>,
+    /// Environment, such as faults.
+    pub environment: Vec<(&'static str, String)>,
+    /// A kubeconfig other than the administrator's.
+    pub kubeconfig: Option<PathBuf>,
+    /// Program other than `switchyard` of the test's profile.
+    pub program: Option<PathBuf>,
+}
+
+/// Starts `switchyard controller` against a control plane. Its log is `NAME.log` in the control plane's folder.
+///
+/// # Errors
+/// It cannot be started.
+pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOptions) -> Result<Daemon> {
+    let kubeconfig = options.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig("switchyard-controller"));
+    let mut arguments: Vec<String> = vec!["controller".into(), "--kubeconfig".into(), kubeconfig.display().to_string()];
+    if !options.arguments.iter().any(|argument| argument == "--listen") {
+        arguments.extend(["--listen".into(), "127.0.0.1:0".into()]);
+    }
+    if let Some(namespace) = &options.namespace {
+        arguments.extend(["--watch-namespace".into(), namespace.clone()]);
+    }
+    if !options.arguments.iter().any(|argument| argument == "--leader-elect") {
+        arguments.extend(["--leader-elect".into(), "Disabled".into()]);
+    }
+    arguments.extend(options.arguments.iter().cloned());
+    let program = options.program.clone().unwrap_or_else(|| programs().join("switchyard"));
+    Daemon::start(&program, &arguments, &options.environment, &plane.folder().join(format!("{name}.log")))
+}
+
+/// A TrainJob of `nodes` pods of another program, whose pods do what `policy` says.
+pub fn plain_job(name: &str, nodes: u32, policy: &str) -> Value {
+    json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
+        "spec": {
+            "trainer": {
+                "framework": "Plain", "image": "bench/none:1", "numNodes": nodes,
+                "resourcesPerNode": {"limits": {"cpu": "100m", "memory": "64Mi"}},
+            },
+            "template": {"metadata": {"annotations": {crate::POLICY: policy}}},
+        },
+    })
+}
+
+/// Jobs and pods of one namespace.
+#[derive(Clone)]
+pub struct Jobs {
+    /// Client of the administrator.
+    pub client: Client,
+    /// The namespace.
+    pub namespace: String,
+}
+
+impl Jobs {
+    /// Of a namespace.
+    pub fn new(client: Client, namespace: &str) -> Jobs {
+        Jobs { client, namespace: namespace.into() }
+    }
+
+    /// The API of TrainJobs.
+    pub fn api(&self) -> Api<TrainJob> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The API of pods.
+    pub fn pods_api(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates a job.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub async fn create(&self, job: Value) -> Result<TrainJob> {
+        let job: TrainJob = serde_json::from_value(job)?;
+        Ok(self.api().create(&PostParams::default(), &job).await?)
+    }
+
+    /// Waits until a job is as wanted.
+    ///
+    /// # Errors
+    /// It is not so in time; its status is in the error.
+    pub async fn wait(&self, name: &str, what: &str, is: impl Fn(&TrainJob) -> bool) -> Result<TrainJob> {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let job = self.api().get_opt(name).await;
+            if let Ok(Some(job)) = &job
+                && is(job)
+            {
+                return Ok(job.clone());
+            }
+            if Instant::now() > give_up {
+                let seen = job.map(|job| job.map(|job| serde_json::to_string_pretty(&job.status).unwrap_or_default()));
+                bail!("{name}: not {what} after {} s; seen: {seen:?}", PATIENCE.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+    }
+
+    /// Waits for a stage.
+    ///
+    /// # Errors
+    /// See [`Jobs::wait`].
+    pub async fn wait_stage(&self, name: &str, stage: &str) -> Result<TrainJob> {
+        self.wait(name, stage, |job| stage_of(job) == Some(stage)).await
+    }
+
+    /// Waits until a job is gone.
+    ///
+    /// # Errors
+    /// It is not.
+    pub async fn wait_gone(&self, name: &str) -> Result<()> {
+        let give_up = Instant::now() + PATIENCE;
+        while self.api().get_opt(name).await?.is_some() {
+            if Instant::now() > give_up {
+                bail!("{name}: not gone after {} s", PATIENCE.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        Ok(())
+    }
+
+    /// Pods, in the order of their names.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub async fn pods(&self) -> Result<Vec<Pod>> {
+        let mut pods = self.pods_api().list(&ListParams::default()).await?.items;
+        pods.sort_by_key(ResourceExt::name_any);
+        Ok(pods)
+    }
+
+    /// Waits until the pods are as wanted.
+    ///
+    /// # Errors
+    /// They are not so in time.
+    pub async fn wait_pods(&self, what: &str, is: impl Fn(&[Pod]) -> bool) -> Result<Vec<Pod>> {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let pods = self.pods().await;
+            if let Ok(pods) = &pods
+                && is(pods)
+            {
+                return Ok(pods.clone());
+            }
+            if Instant::now() > give_up {
+                let names =
+                    pods.context("pods cannot be listed")?.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
+                bail!("pods not {what} after {} s: {names:?}", PATIENCE.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+    }
+
+    /// Sets fields of a job by a merge patch.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub async fn patch(&self, name: &str, patch: Value) -> Result<TrainJob> {
+        Ok(self.api().patch(name, &Default::default(), &kube::api::Patch::Merge(patch)).await?)
+    }
+
+    /// Notes of the job's events with this reason.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub async fn events(&self, name: &str, reason: &str) -> Result<Vec<String>> {
+        let api = Api::<k8s_openapi::api::events::v1::Event>::namespaced(self.client.clone(), &self.namespace);
+        let of_job = |event: &k8s_openapi::api::events::v1::Event| {
+            event.regarding.as_ref().is_some_and(|regarding| regarding.name.as_deref() == Some(name))
+                && event.reason.as_deref() == Some(reason)
+        };
+        let events = api.list(&ListParams::default()).await?.items;
+        Ok(events.into_iter().filter(of_job).filter_map(|event| event.note).collect())
+    }
+}
+
+/// The stage of a job.
+pub fn stage_of(job: &TrainJob) -> Option<&str> {
+    condition_of(job, conditions::SUCCEEDED).map(|condition| condition.reason.as_str())
+}
+
+/// A condition of a job.
+pub fn condition_of<'a>(
+    job: &'a TrainJob,
+    kind: &str,
+) -> Option<&'a k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+    job.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+/// Folder of the worker for pods in worker mode.
+pub fn worker_folder() -> &'static Path {
+    programs()
+}

@@ -1,0 +1,274 @@
+//! One task per pod: from bound to gone.
+
+use super::status::{self, State};
+use super::{Command, POLICY, Policy, Shared, worker};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use std::time::Duration;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+
+/// What a pod's task is told.
+#[derive(Debug, Clone)]
+pub(super) enum Signal {
+    /// The object has changed, or the node is back.
+    Look,
+    /// It is being deleted, with this grace in seconds.
+    Delete(i64),
+    /// It is gone from the API server.
+    Gone,
+    /// By a test.
+    Order(Command),
+}
+
+/// Follows all pods that are bound to our nodes.
+pub(super) async fn watch(shared: Shared) {
+    let bound = watcher::Config::default().fields("spec.nodeName!=");
+    let api = Api::<Pod>::all(shared.client.clone());
+    let mut events = Box::pin(watcher(api, bound).default_backoff());
+    loop {
+        match events.try_next().await {
+            Ok(Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => shared.see(pod),
+            Ok(Some(watcher::Event::Delete(pod))) => shared.tell(&pod, Signal::Gone),
+            Ok(Some(_)) => {}
+            Ok(None) => return,
+            // The API server is away; the watcher comes back.
+            Err(_) => {}
+        }
+    }
+}
+
+impl Shared {
+    fn tell(&self, pod: &Pod, signal: Signal) {
+        if let Some(signals) = self.state().pods.get(&pod.uid().unwrap_or_default()) {
+            let _ = signals.send(signal);
+        }
+    }
+
+    fn see(&self, pod: Pod) {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        if !self.state().nodes.contains(&node) {
+            return;
+        }
+        let uid = pod.uid().unwrap_or_default();
+        let deleting = pod.metadata.deletion_timestamp.is_some();
+        let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+        if !self.state().pods.contains_key(&uid) {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
+            let is_over = phase == "Succeeded" || phase == "Failed";
+            if is_over && !deleting {
+                return;
+            }
+            let (signals, received) = mpsc::unbounded_channel();
+            self.state().pods.insert(uid.clone(), signals);
+            let shared = self.clone();
+            let own = pod.clone();
+            tokio::spawn(async move {
+                let task = Task { address: shared.address(&own), started: status::now(), node, shared, pod: own };
+                task.run(received, is_over).await;
+            });
+        }
+        if deleting {
+            self.tell(&pod, Signal::Delete(grace));
+        }
+    }
+
+    /// Kills everything that runs for pods.
+    pub(super) fn kill_all(&self) {
+        for group in self.state().groups.values() {
+            let _ = rustix::process::kill_process_group(*group, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+pub(super) struct Task {
+    pub shared: Shared,
+    pub pod: Pod,
+    pub node: String,
+    pub address: std::net::Ipv4Addr,
+    started: String,
+}
+
+/// How the container ended.
+pub(super) struct End {
+    pub code: i32,
+    pub reason: String,
+    pub message: String,
+}
+
+impl Task {
+    fn api(&self) -> Api<Pod> {
+        Api::namespaced(self.shared.client.clone(), &self.pod.namespace().unwrap_or_default())
+    }
+
+    fn policy(&self) -> Policy {
+        let own = self.pod.annotations().get(POLICY).and_then(|text| text.parse().ok());
+        own.unwrap_or_else(|| self.shared.options.policy.clone())
+    }
+
+    /// Writes a status; again while the API server is away. A lost node writes nothing.
+    async fn write(&self, state: State<'_>) {
+        let patch = status::patch(&self.pod, &self.started, self.address, &state);
+        for _ in 0..600 {
+            if self.shared.is_lost(&self.node) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+            let written = {
+                let _turn = self.shared.writes.acquire().await;
+                self.api().patch_status(&self.pod.name_any(), &PatchParams::default(), &Patch::Strategic(&patch)).await
+            };
+            match written {
+                Ok(_) => return,
+                Err(kube::Error::Api(status)) if [404, 409, 422].contains(&status.code) => return,
+                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+            }
+        }
+    }
+
+    async fn run(self, mut signals: UnboundedReceiver<Signal>, is_over: bool) {
+        let mut is_over = is_over;
+        if !is_over {
+            is_over = self.live(&mut signals).await;
+        }
+        let zombie = self.policy() == Policy::IgnoreDelete;
+        // Over, or told to end: stays until it is deleted.
+        loop {
+            let deleting = self.is_deleting().await;
+            if deleting && !zombie && !self.shared.is_lost(&self.node) && self.remove().await {
+                break;
+            }
+            match tokio::time::timeout(Duration::from_secs(1), signals.recv()).await {
+                Ok(None | Some(Signal::Gone)) => break,
+                Ok(Some(_)) => {}
+                Err(_) if is_over && !deleting => {
+                    // Nothing to do until something happens.
+                    match signals.recv().await {
+                        None | Some(Signal::Gone) => break,
+                        Some(_) => {}
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        let uid = self.pod.uid().unwrap_or_default();
+        self.shared.state().pods.remove(&uid);
+    }
+
+    async fn is_deleting(&self) -> bool {
+        match self.api().get_opt(&self.pod.name_any()).await {
+            Ok(Some(pod)) => pod.uid() != self.pod.uid() || pod.metadata.deletion_timestamp.is_some(),
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// Takes the pod out of the API server: only a kubelet may do that.
+    async fn remove(&self) -> bool {
+        let preconditions = Preconditions { uid: self.pod.uid(), resource_version: None };
+        let params = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(preconditions),
+            ..DeleteParams::default()
+        };
+        let _turn = self.shared.writes.acquire().await;
+        match self.api().delete(&self.pod.name_any(), &params).await {
+            Ok(_) => true,
+            Err(kube::Error::Api(status)) => [404, 409].contains(&status.code),
+            Err(_) => false,
+        }
+    }
+
+    /// From the first report to the end of the container. Answers whether the pod is over.
+    async fn live(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
+        let policy = self.policy();
+        match &policy {
+            Policy::Hang => self.write(State::Waiting("ContainerCreating", "")).await,
+            Policy::ImageMissing => {
+                self.write(State::Waiting("ErrImagePull", "no such image")).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                self.write(State::Waiting("ImagePullBackOff", "Back-off pulling image: no such image")).await;
+            }
+            Policy::Worker => return self.work(signals).await,
+            _ => self.write(State::Running).await,
+        }
+        let end = match policy {
+            Policy::SucceedAfter(time) => Some((time, 0, "Completed")),
+            Policy::Fail(code, time) => Some((time, code, "Error")),
+            Policy::OutOfMemory => Some((Duration::ZERO, 137, "OOMKilled")),
+            _ => None,
+        };
+        let due = end.map(|(time, ..)| tokio::time::Instant::now() + time);
+        loop {
+            let signal = match due {
+                Some(due) => match tokio::time::timeout_at(due, signals.recv()).await {
+                    Ok(signal) => signal,
+                    Err(_) => {
+                        let (_, code, reason) = end.unwrap_or_default();
+                        self.write(State::Ended(code, reason, "")).await;
+                        return true;
+                    }
+                },
+                None => signals.recv().await,
+            };
+            match signal {
+                None | Some(Signal::Gone) => return true,
+                Some(Signal::Delete(_)) if policy != Policy::IgnoreDelete => return false,
+                Some(Signal::Order(command)) => {
+                    self.obey(&command).await;
+                    return true;
+                }
+                Some(Signal::Delete(_) | Signal::Look) => {}
+            }
+        }
+    }
+
+    pub(super) async fn obey(&self, command: &Command) {
+        match command {
+            Command::Exit(code, message) => {
+                let reason = if *code == 0 { "Completed" } else { "Error" };
+                self.write(State::Ended(*code, reason, message)).await;
+            }
+            Command::Evict => {
+                let message = "The node was low on resource: memory.";
+                self.write(State::Removed("Evicted", message, Some("TerminationByKubelet"))).await;
+            }
+            Command::Preempt => {
+                let message = "preempting to accommodate a higher priority pod";
+                self.write(State::Removed("Preempting", message, Some("PreemptionByScheduler"))).await;
+            }
+        }
+    }
+
+    /// Starts the processes of the pod and follows them.
+    async fn work(&self, signals: &mut UnboundedReceiver<Signal>) -> bool {
+        let mut worker = match worker::Worker::start(self).await {
+            Ok(worker) => worker,
+            Err(error) => {
+                self.write(State::Ended(128, "StartError", &format!("{error:#}"))).await;
+                return true;
+            }
+        };
+        self.write(State::Running).await;
+        let end = loop {
+            tokio::select! {
+                end = worker.wait() => break end,
+                signal = signals.recv() => match signal {
+                    None | Some(Signal::Gone) => {
+                        worker.kill();
+                        break worker.wait().await;
+                    }
+                    Some(Signal::Delete(grace)) if !self.shared.is_lost(&self.node) => {
+                        break worker.stop(Duration::from_secs(grace.unsigned_abs())).await;
+                    }
+                    Some(Signal::Order(_)) => worker.kill(),
+                    Some(_) => {}
+                },
+            }
+        };
+        self.write(State::Ended(end.code, &end.reason, &end.message)).await;
+        true
+    }
+}

@@ -1,0 +1,194 @@
+//! The processes of a pod in worker mode.
+//!
+//! There is no container: volumes are folders, and what begins with a mount path in a value of the environment or in an argument
+//! is rewritten to the folder. Names of pods (`POD.SERVICE.NAMESPACE.svc`) in values are replaced by the address of the pod: that
+//! is all the cluster DNS this kubelet has. Everything else is as in a container: command, arguments, environment, termination
+//! message, signals, one process group.
+
+use super::logs::Log;
+use super::pods::{End, Task};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Secret, Volume};
+use kube::{Api, ResourceExt};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+use tokio::process::{Child, Command};
+
+/// Time for another pod to get its address.
+const NAMES: Duration = Duration::from_secs(60);
+
+/// Running processes.
+pub(super) struct Worker {
+    child: Child,
+    group: Pid,
+    message: PathBuf,
+    log: PathBuf,
+    forget: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Worker {
+    /// Starts the first container of the pod.
+    pub async fn start(task: &Task) -> Result<Worker> {
+        let pod = &task.pod;
+        let spec = pod.spec.as_ref().context("the pod has no spec")?;
+        let container = spec.containers.first().context("the pod has no container")?;
+        let uid = pod.uid().unwrap_or_default();
+        let folder = task.shared.folder.join(&uid);
+        fs::create_dir_all(&folder)?;
+        let mut mounts = Vec::new();
+        for volume in spec.volumes.iter().flatten() {
+            let path = folder.join("volumes").join(&volume.name);
+            fill(task, volume, &path).await.with_context(|| format!("volume {}", volume.name))?;
+            let mounted = container.volume_mounts.iter().flatten().filter(|mount| mount.name == volume.name);
+            mounts.extend(mounted.map(|mount| (mount.mount_path.clone(), path.clone())));
+        }
+        let message = folder.join("termination-log");
+        fs::write(&message, "")?;
+        let path = container.termination_message_path.clone().unwrap_or_else(|| "/dev/termination-log".into());
+        mounts.push((path, message.clone()));
+        // The longest path wins, as with real mounts.
+        mounts.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+        let log = folder.join("log");
+        let output = fs::File::create(&log)?;
+        let mut command = command(task, container, &mounts)?;
+        for entry in container.env.iter().flatten() {
+            let value = value_of(task, entry)?;
+            command.env(&entry.name, mapped(&mounts, &resolved(task, &value).await?));
+        }
+        let directory = container.working_dir.as_ref().map(PathBuf::from).filter(|path| path.is_dir());
+        command.current_dir(directory.unwrap_or_else(|| folder.clone()));
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0).kill_on_drop(true);
+        let child = command.spawn().with_context(|| format!("{:?}", container.command))?;
+        let group = child.id().and_then(|id| Pid::from_raw(id as i32)).context("the process has no id")?;
+        let mut state = task.shared.state();
+        state.groups.insert(uid.clone(), group);
+        state.logs.insert((pod.namespace().unwrap_or_default(), pod.name_any()), Log::File(log.clone()));
+        drop(state);
+        let shared = task.shared.clone();
+        let forget = Box::new(move || {
+            shared.state().groups.remove(&uid);
+        });
+        Ok(Worker { child, group, message, log, forget })
+    }
+
+    /// Waits for the end.
+    pub async fn wait(&mut self) -> End {
+        let status = self.child.wait().await;
+        // What it left behind ends with the container.
+        self.kill();
+        (self.forget)();
+        let (code, signal) = status.map(|status| (status.code(), status.signal())).unwrap_or((None, None));
+        let code = code.unwrap_or(128 + signal.unwrap_or(0));
+        let mut message = fs::read_to_string(&self.message).unwrap_or_default();
+        if message.is_empty() && code != 0 {
+            // FallbackToLogsOnError.
+            let log = fs::read(&self.log).unwrap_or_default();
+            message = String::from_utf8_lossy(&log[log.len().saturating_sub(2048)..]).into_owned();
+        }
+        let reason = if code == 0 { "Completed" } else { "Error" };
+        End { code, reason: reason.into(), message: message.chars().take(4096).collect() }
+    }
+
+    /// SIGTERM, and SIGKILL after the grace.
+    pub async fn stop(&mut self, grace: Duration) -> End {
+        let _ = kill_process_group(self.group, Signal::TERM);
+        if let Ok(end) = tokio::time::timeout(grace, self.wait()).await {
+            return end;
+        }
+        self.kill();
+        self.wait().await
+    }
+
+    /// SIGKILL.
+    pub fn kill(&self) {
+        let _ = kill_process_group(self.group, Signal::KILL);
+    }
+}
+
+fn command(task: &Task, container: &Container, mounts: &[(String, PathBuf)]) -> Result<Command> {
+    let words: Vec<&String> = container.command.iter().flatten().chain(container.args.iter().flatten()).collect();
+    let Some((program, arguments)) = words.split_first() else { bail!("an image's own command is not known here") };
+    let own = task.shared.options.programs.as_ref().map(|folder| folder.join(program.as_str()));
+    let program = own.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(program.as_str()));
+    let mut command = Command::new(program);
+    command.args(arguments.iter().map(|argument| mapped(mounts, argument)));
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    Ok(command)
+}
+
+fn value_of(task: &Task, entry: &k8s_openapi::api::core::v1::EnvVar) -> Result<String> {
+    if let Some(value) = &entry.value {
+        return Ok(value.clone());
+    }
+    let field =
+        entry.value_from.as_ref().and_then(|from| from.field_ref.as_ref()).map(|field| field.field_path.as_str());
+    Ok(match field {
+        None => String::new(),
+        Some("metadata.name") => task.pod.name_any(),
+        Some("metadata.namespace") => task.pod.namespace().unwrap_or_default(),
+        Some("metadata.uid") => task.pod.uid().unwrap_or_default(),
+        Some("spec.nodeName") => task.node.clone(),
+        Some("status.podIP") => task.address.to_string(),
+        Some(other) => bail!("env {}: fieldRef {other} is not known here", entry.name),
+    })
+}
+
+fn mapped(mounts: &[(String, PathBuf)], value: &str) -> String {
+    for (path, folder) in mounts {
+        if let Some(rest) = value.strip_prefix(path.as_str())
+            && (rest.is_empty() || rest.starts_with('/'))
+        {
+            return format!("{}{rest}", folder.display());
+        }
+    }
+    value.to_string()
+}
+
+/// Replaces the name of a pod by its address.
+async fn resolved(task: &Task, value: &str) -> Result<String> {
+    let namespace = task.pod.namespace().unwrap_or_default();
+    let suffix = format!(".{namespace}.svc");
+    let Some(position) = value.find(&suffix) else { return Ok(value.to_string()) };
+    let name = value[..position].split('.').next().unwrap_or_default().to_string();
+    let rest = &value[position + suffix.len()..];
+    let give_up = Instant::now() + NAMES;
+    while Instant::now() < give_up {
+        let address = task.shared.state().names.get(&(namespace.clone(), name.clone())).map(|(_, address)| *address);
+        if let Some(address) = address {
+            return Ok(format!("{address}{rest}"));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    bail!("no address of pod {name} after {} s", NAMES.as_secs())
+}
+
+async fn fill(task: &Task, volume: &Volume, path: &Path) -> Result<()> {
+    fs::create_dir_all(path)?;
+    let namespace = task.pod.namespace().unwrap_or_default();
+    let write = |name: &str, content: &[u8], mode: i32| -> Result<()> {
+        let file = path.join(name);
+        fs::write(&file, content)?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode.unsigned_abs()))?;
+        Ok(())
+    };
+    if let Some(source) = &volume.config_map {
+        let map = Api::<ConfigMap>::namespaced(task.shared.client.clone(), &namespace).get(&source.name).await?;
+        for (name, text) in map.data.iter().flatten() {
+            write(name, text.as_bytes(), source.default_mode.unwrap_or(0o644))?;
+        }
+    } else if let Some(source) = &volume.secret {
+        let name = source.secret_name.as_deref().unwrap_or_default();
+        let secret = Api::<Secret>::namespaced(task.shared.client.clone(), &namespace).get(name).await?;
+        for (name, bytes) in secret.data.iter().flatten() {
+            write(name, &bytes.0, source.default_mode.unwrap_or(0o644))?;
+        }
+    } else if volume.empty_dir.is_none() {
+        bail!("only ConfigMap, Secret and emptyDir are known here");
+    }
+    Ok(())
+}

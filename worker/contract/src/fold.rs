@@ -1,0 +1,155 @@
+//! The reports of several ranks read as one: the slowest rank is the speed of the group.
+
+use crate::event::{Progress, Summary};
+use std::collections::VecDeque;
+
+/// Steps before which an estimate would be a guess: the first ones warm caches up.
+const FIRST_ESTIMATE_STEP: u64 = 10;
+
+/// Steps whose median time an estimate uses.
+const ESTIMATE_STEPS: u64 = 50;
+
+/// Where the time of a step goes, over one interval of steps. Times are means per optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Breakdown {
+    /// Learning rate of the last step.
+    pub learning_rate: f64,
+    /// Global gradient norm of the last step, before clipping.
+    pub gradient_norm: f64,
+    /// Wall time per step, ms.
+    pub step_ms: f64,
+    /// Forward, backward and optimizer of the slowest rank, ms.
+    pub compute_ms: f64,
+    /// What the slowest rank waited for reductions, ms.
+    pub communication_wait_ms: f64,
+    /// What the slowest rank waited for input, ms.
+    pub input_wait_ms: f64,
+    /// The rest of the slowest rank's step, ms.
+    pub other_ms: f64,
+    /// The rank with the most compute time.
+    pub slowest_rank: u32,
+    /// How much more compute time it needs than the median rank, ms.
+    pub slowest_by_ms: f64,
+}
+
+/// The reports of one attempt.
+#[derive(Debug)]
+pub struct Fold {
+    latest: Vec<Option<Progress>>,
+    recent: VecDeque<(u64, f64)>,
+    validation_loss: Option<f64>,
+}
+
+impl Fold {
+    /// Folds the reports of the first `ranks` ranks.
+    pub fn new(ranks: u32) -> Self {
+        Fold { latest: vec![None; ranks as usize], recent: VecDeque::new(), validation_loss: None }
+    }
+
+    /// Remembers a validation loss.
+    pub fn evaluation(&mut self, loss: f64) {
+        self.validation_loss = Some(loss);
+    }
+
+    /// Takes the report of one rank; answers once all ranks have reported the same step.
+    pub fn progress(&mut self, progress: Progress) -> Option<(Summary, Breakdown)> {
+        let (rank, step) = (progress.rank as usize, progress.step);
+        *self.latest.get_mut(rank)? = Some(progress);
+        let reports: Option<Vec<&Progress>> =
+            self.latest.iter().map(|report| report.as_ref().filter(|r| r.step == step)).collect();
+        let reports = reports?;
+        let compute = |report: &Progress| report.forward_ms + report.backward_ms + report.optimizer_ms;
+        let slowest = *reports.iter().max_by(|a, b| compute(a).total_cmp(&compute(b)))?;
+        let mut times: Vec<f64> = reports.iter().map(|report| compute(report)).collect();
+        times.sort_by(f64::total_cmp);
+        let first = reports[0];
+        let step_ms = slowest.step_ms;
+        self.recent.push_back((first.interval_steps, step_ms));
+        while self.recent.len() > 1 && self.recent.iter().map(|(steps, _)| steps).sum::<u64>() > ESTIMATE_STEPS {
+            self.recent.pop_front();
+        }
+        let left = first.total_steps.saturating_sub(step) as f64;
+        let percent = |part: f64| if step_ms > 0.0 { 100.0 * part / step_ms } else { 0.0 };
+        let summary = Summary {
+            step,
+            total_steps: first.total_steps,
+            loss: first.loss,
+            validation_loss: self.validation_loss,
+            tokens_per_second: first.tokens_per_second,
+            remaining_seconds: (step >= FIRST_ESTIMATE_STEP).then(|| left * median(&self.recent) / 1000.0),
+            communication_percent: percent(slowest.communication_wait_ms),
+            input_percent: percent(slowest.input_wait_ms),
+        };
+        let breakdown = Breakdown {
+            learning_rate: first.learning_rate,
+            gradient_norm: first.gradient_norm,
+            step_ms,
+            compute_ms: compute(slowest),
+            communication_wait_ms: slowest.communication_wait_ms,
+            input_wait_ms: slowest.input_wait_ms,
+            other_ms: (step_ms - compute(slowest) - slowest.communication_wait_ms - slowest.input_wait_ms).max(0.0),
+            slowest_rank: slowest.rank,
+            slowest_by_ms: compute(slowest) - times[(times.len() - 1) / 2],
+        };
+        Some((summary, breakdown))
+    }
+}
+
+fn median(recent: &VecDeque<(u64, f64)>) -> f64 {
+    let mut times: Vec<f64> = recent.iter().map(|(_, ms)| *ms).collect();
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(rank: u32, step: u64, step_ms: f64, compute: f64, wait: f64) -> Progress {
+        Progress {
+            rank,
+            step,
+            total_steps: 100,
+            interval_steps: 10,
+            loss: 2.0,
+            learning_rate: 0.001,
+            gradient_norm: 1.0,
+            tokens_per_second: 1000.0,
+            step_ms,
+            max_step_ms: step_ms,
+            forward_ms: compute / 3.0,
+            backward_ms: compute / 3.0,
+            communication_wait_ms: wait,
+            input_wait_ms: 1.0,
+            optimizer_ms: compute / 3.0,
+        }
+    }
+
+    #[test]
+    fn waits_for_every_rank_and_shows_the_slowest() {
+        let mut fold = Fold::new(2);
+        assert_eq!(fold.progress(report(0, 10, 100.0, 80.0, 18.0)), None);
+        let (summary, breakdown) = fold.progress(report(1, 10, 100.0, 95.0, 3.0)).unwrap();
+        assert_eq!((breakdown.slowest_rank, summary.communication_percent), (1, 3.0));
+        assert!((breakdown.slowest_by_ms - 15.0).abs() < 1e-9);
+        assert!((breakdown.other_ms - 1.0).abs() < 1e-9);
+        assert_eq!(summary.remaining_seconds, Some(9.0));
+    }
+
+    #[test]
+    fn no_estimate_before_the_tenth_step_and_a_median_after() {
+        let mut fold = Fold::new(1);
+        let (first, _) = fold.progress(report(0, 5, 1000.0, 1.0, 0.0)).unwrap();
+        assert_eq!(first.remaining_seconds, None);
+        for step in [20, 30, 40] {
+            fold.progress(report(0, step, 100.0, 1.0, 0.0));
+        }
+        let (last, _) = fold.progress(report(0, 50, 5000.0, 1.0, 0.0)).unwrap();
+        assert_eq!(last.remaining_seconds, Some(5.0), "one slow interval does not move the median");
+    }
+
+    #[test]
+    fn an_unknown_rank_is_ignored() {
+        assert_eq!(Fold::new(1).progress(report(7, 10, 1.0, 1.0, 0.0)), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! The last words of a pod: a JSON document in the container's termination message, which stays when the log is gone.
+
+use crate::event::{Failure, Summary};
+use serde::{Deserialize, Serialize};
+
+/// How the part of a job in one pod ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Termination {
+    /// Exit code of the pod.
+    pub exit_code: u8,
+    /// Where the job was; from the pod of the first node only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<Summary>,
+    /// The first failure, or the stop, as far as this pod knows; present whenever `exit_code` is not 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+}
+
+/// Ends a text that was cut.
+const CUT: &str = " ...";
+
+impl Termination {
+    /// Longest message that the kubelet keeps, bytes.
+    pub const LIMIT: usize = 4096;
+
+    /// The message: JSON of at most [`Termination::LIMIT`] bytes. Texts that are too long are cut, never the JSON.
+    pub fn message(&self) -> String {
+        let mut cut = self.clone();
+        loop {
+            let text = serde_json::to_string(&cut).expect("invariant: a termination is plain data");
+            let over = text.len().saturating_sub(Termination::LIMIT);
+            let Some(failure) = cut.failure.as_mut().filter(|_| over > 0) else { return text };
+            // What was being done is worth less than what happened.
+            if failure.during.is_empty() {
+                shorten(&mut failure.cause, over);
+            } else {
+                shorten(&mut failure.during, over);
+            }
+        }
+    }
+
+    /// Reads a message; `None` when it is none of ours.
+    pub fn parse(message: &str) -> Option<Termination> {
+        serde_json::from_str(message).ok()
+    }
+
+    /// The failure behind all of these, the pods of one attempt: the words of the pod where it happened, else of any other.
+    pub fn root_cause(pods: &[Termination]) -> Option<&Failure> {
+        let failures = || pods.iter().filter_map(|pod| pod.failure.as_ref());
+        failures().find(|failure| failure.rank == failure.origin_rank).or_else(|| failures().next())
+    }
+}
+
+/// Cuts the end of a text of which `over` bytes are too many in JSON. There a byte can be as long as six, so a sixth is
+/// what surely has to go; the caller asks again until it is enough.
+fn shorten(text: &mut String, over: usize) {
+    let whole = text.strip_suffix(CUT).map_or(text.len(), str::len);
+    let keep = text.floor_char_boundary(whole.saturating_sub(over.div_ceil(6) + CUT.len()));
+    text.truncate(keep);
+    if keep > 0 {
+        text.push_str(CUT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn failed(rank: u32, origin_rank: u32, cause: &str, during: &str) -> Termination {
+        let failure = Failure { rank, origin_rank, cause: cause.into(), during: during.into(), exit_code: 5 };
+        Termination { exit_code: 5, summary: None, failure: Some(failure) }
+    }
+
+    #[test]
+    fn the_pod_where_it_happened_knows_best() {
+        let pods = [failed(0, 2, "connection closed", ""), failed(2, 2, "killed", ""), failed(5, 2, "closed", "")];
+        assert_eq!(Termination::root_cause(&pods).unwrap().cause, "killed");
+        assert_eq!(Termination::root_cause(&pods[..1]).unwrap().cause, "connection closed");
+        let done = Termination { exit_code: 0, summary: None, failure: None };
+        assert_eq!(Termination::root_cause(&[done]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_is_never_too_long_and_always_json(
+            (cause, times) in (".{1,3}|[\\x00-\\x1f\"\\\\]", 0usize..3000),
+            (during, again) in (".{1,3}", 0usize..3000),
+        ) {
+            let whole = failed(1, 1, &cause.repeat(times), &during.repeat(again));
+            let message = whole.message();
+            prop_assert!(message.len() <= Termination::LIMIT, "{} bytes", message.len());
+            let read = Termination::parse(&message).expect("JSON");
+            let (read, whole) = (read.failure.expect("a failure"), whole.failure.expect("a failure"));
+            if read.cause != whole.cause {
+                prop_assert!(read.during.is_empty() && message.len() > Termination::LIMIT / 2, "cut to {} bytes", message.len());
+                prop_assert!(whole.cause.starts_with(read.cause.strip_suffix(CUT).expect("a sign of the cut")));
+            }
+        }
+    }
+}

