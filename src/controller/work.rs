@@ -2,10 +2,10 @@
 
 use super::election::{self, Candidate, boot_time};
 use super::metrics::Metrics;
-use super::pages::{self, Health};
+use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, client, progress, watch};
+use super::{Context, Error, Settings, client, progress, reconcile, watch};
 use crate::apply::Executor;
 use crate::plan::cluster::events::{EventDraft, Severity};
 use kube::Resource;
@@ -43,14 +43,26 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         index: Arc::default(),
         queue: Queue::default(),
         metrics,
-        health: Arc::new(Health::new()),
+        health: Arc::new(Health::new(&watch::KINDS)),
         leading,
         settings: Arc::new(settings),
     };
     let settings = &context.settings;
     info!(identity = settings.identity, listen = %listener.local_addr().unwrap_or(address), "the controller starts");
     watch::start(&context);
-    let pages = tokio::spawn(pages::serve(listener, context.clone(), stop.clone()));
+    let pages = Pages {
+        health: Arc::clone(&context.health),
+        metrics: Arc::clone(&context.metrics),
+        leading: context.leading.clone(),
+        gauges: Arc::new({
+            let context = context.clone();
+            move || {
+                let stages = reconcile::stages(&context.index());
+                context.metrics.gauges(&stages, context.queue.depth(), context.leads());
+            }
+        }),
+    };
+    let pages = tokio::spawn(pages::serve(listener, pages, stop.clone()));
     // Told after the last work is done: whoever leads next must find nobody at work.
     let (retire, retired) = channel(false);
     let election = match settings.election {
@@ -103,12 +115,12 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
             let Ok(turn) = Arc::clone(running).acquire_owned().await else { return };
             let Ok(key) = tokio::time::timeout(TICK, context.queue.next()).await else { continue };
             let context = context.clone();
-            let span = info_span!("reconcile", job = %key);
+            let span = info_span!("reconcile", job = %*key);
             tokio::spawn(
                 async move {
                     let start = Instant::now();
                     let outcome = context.reconcile(&key).await;
-                    context.queue.done(&key);
+                    drop(key);
                     context.metrics.reconciled(outcome.word(), start.elapsed());
                     drop(turn);
                 }
@@ -165,6 +177,7 @@ impl Context {
                 Severity::Normal => EventType::Normal,
                 Severity::Warning => EventType::Warning,
             };
+            self.metrics.event(event.reason);
             let (reason, action) = (event.reason.to_string(), "Reconcile".to_string());
             let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
             if let Err(error) = self.recorder.publish(&event, &job.object_ref(&())).await {
