@@ -2,44 +2,85 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "lifecycle/ends.rs"]
+mod ends;
+#[path = "lifecycle/failures.rs"]
+mod failures;
+#[path = "lifecycle/hostile.rs"]
+mod hostile;
+#[path = "lifecycle/objects.rs"]
+mod objects;
+
 use anyhow::Result;
 use kube::ResourceExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, condition_of, plain_job, stage_of,
-    start_controller,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, start_controller,
 };
 
-/// A namespace with its own controller.
-async fn scene(prefix: &str) -> Result<(Jobs, Daemon)> {
-    let plane = ControlPlane::shared();
-    let namespace = plane.namespace(prefix).await?;
-    let options = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
-    let controller = start_controller(plane, &namespace, &options)?;
-    Ok((Jobs::new(plane.client().await?, &namespace), controller))
+/// A namespace with its own controller, and nodes that only its jobs use.
+struct Scene {
+    jobs: Jobs,
+    kubelet: Kubelet,
+    controller: Daemon,
+    label: String,
 }
 
-/// Nodes of a test: others do not go there.
-async fn nodes(prefix: &str, count: usize) -> Result<Kubelet> {
-    let plane = ControlPlane::shared();
-    Kubelet::start(plane.config().await?, KubeletOptions::new(prefix, count)).await
-}
-
-#[tokio::test]
-async fn a_job_of_three_pods_runs_and_completes() -> Result<()> {
-    let kubelet = nodes("complete", 3).await?;
-    let (jobs, _controller) = scene("complete").await?;
-    jobs.create(plain_job("a", 3, "run")).await?;
-    let running = jobs.wait_stage("a", "Running").await?;
-    let status = running.status.clone().unwrap();
-    assert_eq!((status.attempt, status.ready.as_deref()), (Some(1), Some("3/3")));
-    let pods = jobs.pods().await?;
-    assert_eq!(pods.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["a-1-0", "a-1-1", "a-1-2"]);
-    for pod in &pods {
-        kubelet.order(&jobs.namespace, &pod.name_any(), Command::Exit(0, String::new()))?;
+impl Scene {
+    async fn new(prefix: &str, nodes: usize) -> Result<Scene> {
+        let plane = ControlPlane::shared();
+        let namespace = plane.namespace(prefix).await?;
+        let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, nodes)).await?;
+        let options = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
+        let controller = start_controller(plane, &namespace, &options)?;
+        Ok(Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, controller, label: namespace })
     }
-    let done = jobs.wait_stage("a", "Complete").await?;
-    assert!(condition_of(&done, "Complete").is_some_and(|c| c.status == "True"), "{:?}", done.status);
-    assert!(done.status.unwrap().completion_time.is_some());
-    Ok(())
+
+    /// A job of another program on the nodes of this scene.
+    fn job(&self, name: &str, nodes: u32, policy: &str, spec: Value) -> Value {
+        let mut job = switchyard_tests::plain_job(name, nodes, policy);
+        merge(&mut job["spec"], spec);
+        let names: Vec<String> = self.kubelet.nodes();
+        merge(
+            &mut job["spec"],
+            json!({"template": {"spec": {"affinity": {"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": names}]}
+                ]},
+            }}}}}),
+        );
+        job
+    }
+
+    async fn create(&self, name: &str, nodes: u32, policy: &str, spec: Value) -> Result<()> {
+        self.jobs.create(self.job(name, nodes, policy, spec)).await?;
+        Ok(())
+    }
+
+    fn order(&self, pod: &str, command: Command) -> Result<()> {
+        self.kubelet.order(&self.jobs.namespace, pod, command)
+    }
+
+    /// All pods end well.
+    async fn finish(&self) -> Result<()> {
+        for pod in self.jobs.pods().await? {
+            let _ = self.order(&pod.name_any(), Command::Exit(0, String::new()));
+        }
+        Ok(())
+    }
+
+    async fn names(&self) -> Result<Vec<String>> {
+        Ok(self.jobs.pods().await?.iter().map(ResourceExt::name_any).collect())
+    }
+}
+
+fn merge(target: &mut Value, source: Value) {
+    match (target, source) {
+        (Value::Object(target), Value::Object(source)) => {
+            for (key, value) in source {
+                merge(target.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (target, source) => *target = source,
+    }
 }

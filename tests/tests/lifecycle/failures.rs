@@ -1,0 +1,187 @@
+//! What fails, who pays, and what comes after.
+
+use super::Scene;
+use anyhow::Result;
+use kube::ResourceExt;
+use serde_json::json;
+use switchyard_crds::TrainJob;
+use switchyard_tests::{Command, condition_of, stage_of};
+
+fn in_attempt(attempt: i32) -> impl Fn(&TrainJob) -> bool {
+    move |job| {
+        stage_of(job) == Some("Running") && job.status.as_ref().is_some_and(|status| status.attempt == Some(attempt))
+    }
+}
+
+#[tokio::test]
+async fn the_whole_gang_starts_again_and_the_budget_ends() -> Result<()> {
+    let scene = Scene::new("restart", 2).await?;
+    scene.create("a", 2, "run", json!({"failurePolicy": {"maxRestarts": 1}})).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    scene.order("a-1-1", Command::Exit(9, "boom".into()))?;
+    let second = scene.jobs.wait("a", "in attempt 2", in_attempt(2)).await?;
+    let restarts = second.status.unwrap().restarts.unwrap();
+    assert_eq!((restarts.application, restarts.infrastructure, restarts.total), (1, 0, 1));
+    let names = scene.names().await?;
+    assert!(names.contains(&"a-1-1".to_string()), "the log of the failed pod stays: {names:?}");
+    let note = &scene.jobs.events("a", "Restarting").await?[0];
+    assert!(note.contains("pod a-1-1") && note.contains("exit code 9: boom"), "{note}");
+    scene.order("a-2-0", Command::Exit(3, String::new()))?;
+    let failed = scene.jobs.wait_stage("a", "Failed").await?;
+    let condition = condition_of(&failed, "Failed").unwrap();
+    assert_eq!(condition.reason, "ApplicationFailure");
+    assert!(condition.message.contains("1 of 1 restarts used (failurePolicy.maxRestarts)"), "{}", condition.message);
+    scene
+        .jobs
+        .wait_pods("only ended ones", |pods| {
+            pods.iter().all(|pod| {
+                pod.status.as_ref().is_some_and(|s| matches!(s.phase.as_deref(), Some("Failed" | "Succeeded")))
+            })
+        })
+        .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn evictions_and_preemptions_have_budgets_of_their_own() -> Result<()> {
+    let scene = Scene::new("classes", 2).await?;
+    scene.create("a", 2, "run", json!({"failurePolicy": {"maxPreemptionRestarts": 0}})).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    scene.order("a-1-0", Command::Evict)?;
+    let second = scene.jobs.wait("a", "in attempt 2", in_attempt(2)).await?;
+    let restarts = second.status.unwrap().restarts.unwrap();
+    assert_eq!((restarts.application, restarts.infrastructure, restarts.preemption), (0, 1, 0));
+    scene.order("a-2-1", Command::Preempt)?;
+    let failed = scene.jobs.wait_stage("a", "Failed").await?;
+    assert_eq!(condition_of(&failed, "Failed").map(|c| c.reason.as_str()), Some("Preempted"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn rules_decide_before_budgets() -> Result<()> {
+    let scene = Scene::new("rules", 1).await?;
+    let rules = json!({"failurePolicy": {"maxRestarts": 5, "rules": [
+        {"action": "RestartTrainJobAndIgnoreMaxRestarts", "onExitCodes": {"operator": "In", "values": [77]}},
+        {"action": "FailTrainJob", "onExitCodes": {"operator": "In", "values": [42]}},
+    ]}});
+    scene.create("a", 1, "run", rules).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    scene.order("a-1-0", Command::Exit(77, String::new()))?;
+    let second = scene.jobs.wait("a", "in attempt 2", in_attempt(2)).await?;
+    let restarts = second.status.unwrap().restarts.unwrap();
+    assert_eq!((restarts.application, restarts.total), (0, 1));
+    scene.order("a-2-0", Command::Exit(42, String::new()))?;
+    let failed = scene.jobs.wait_stage("a", "Failed").await?;
+    let condition = condition_of(&failed, "Failed").unwrap();
+    assert!(condition.reason == "FailurePolicy" && condition.message.contains("rules[1]"), "{condition:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn out_of_memory_is_told_and_charged_to_the_infrastructure() -> Result<()> {
+    let scene = Scene::new("oom", 1).await?;
+    scene.create("a", 1, "oom", json!({"failurePolicy": {"maxInfrastructureRestarts": 0}})).await?;
+    let failed = scene.jobs.wait_stage("a", "Failed").await?;
+    let condition = condition_of(&failed, "Failed").unwrap();
+    assert_eq!(condition.reason, "InfrastructureFailure");
+    assert!(condition.message.contains("OOMKilled"), "{}", condition.message);
+    Ok(())
+}
+
+/// G6 in small: a lost node's pod stays `Terminating`; the next attempt begins elsewhere.
+#[tokio::test]
+async fn a_lost_node_does_not_hold_the_job() -> Result<()> {
+    let scene = Scene::new("lost", 3).await?;
+    scene.create("a", 2, "run", json!({})).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    let lost = scene.kubelet.nodes()[1].clone();
+    scene.kubelet.lose_node(&lost).await?;
+    let second = scene.jobs.wait("a", "in attempt 2", in_attempt(2)).await?;
+    let status = second.status.unwrap();
+    assert_eq!(status.restarts.unwrap().infrastructure, 1);
+    let nodes: Vec<String> = status.placement.unwrap().nodes.into_iter().map(|node| node.node_name).collect();
+    assert!(!nodes.contains(&lost), "{nodes:?}");
+    let names = scene.names().await?;
+    assert!(names.contains(&"a-1-1".to_string()), "the zombie is still there: {names:?}");
+    scene.kubelet.recover_node(&lost).await?;
+    scene.jobs.wait_pods("without the zombie", |pods| pods.iter().all(|pod| pod.name_any() != "a-1-1")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_gang_without_room_waits_and_is_placed_when_there_is_some() -> Result<()> {
+    let scene = Scene::new("room", 2).await?;
+    let all = json!({"trainer": {"resourcesPerNode": {"limits": {"cpu": "8", "memory": "1Gi"}}}});
+    scene.create("first", 2, "run", all.clone()).await?;
+    scene.jobs.wait_stage("first", "Running").await?;
+    scene.create("second", 2, "run", all).await?;
+    let waits = scene.jobs.wait_stage("second", "Queued").await?;
+    let placed = condition_of(&waits, "Placed").unwrap();
+    assert!(placed.reason == "NoRoom" && placed.message.contains("0 of 2 nodes have room for cpu 8"), "{placed:?}");
+    let gated = scene.jobs.pods().await?;
+    assert!(
+        gated.iter().filter(|pod| pod.name_any().starts_with("second")).all(|pod| pod
+            .spec
+            .as_ref()
+            .unwrap()
+            .node_name
+            .is_none())
+    );
+    scene.finish().await?;
+    scene.jobs.wait_stage("first", "Complete").await?;
+    scene.jobs.wait_stage("second", "Running").await?;
+    Ok(())
+}
+
+/// The scheduler sees what our placement does not, such as pods that must not meet: the gang is taken back as a whole.
+#[tokio::test]
+async fn a_gang_that_is_bound_in_part_is_taken_back() -> Result<()> {
+    let scene = Scene::new("rollback", 2).await?;
+    let anti = json!({"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"labelSelector": {"matchLabels": {"keep": "away"}}, "topologyKey": "kubernetes.io/hostname"}]});
+    let stranger = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger", "labels": {"keep": "away"}},
+        "spec": {"nodeSelector": {"kubernetes.io/hostname": scene.kubelet.nodes()[1]}, "containers": [{"name": "a", "image": "none"}]}});
+    let pods = scene.jobs.pods_api();
+    pods.create(&Default::default(), &serde_json::from_value(stranger)?).await?;
+    scene.jobs.wait_pods("bound", |pods| pods.iter().all(|pod| pod.spec.as_ref().unwrap().node_name.is_some())).await?;
+    scene
+        .create(
+            "a",
+            2,
+            "run",
+            json!({
+                "gangPolicy": {"scheduleTimeoutSeconds": 2},
+                "template": {"spec": {"affinity": {"podAntiAffinity": anti}}},
+            }),
+        )
+        .await?;
+    let back = scene
+        .jobs
+        .wait("a", "taken back", |job| condition_of(job, "Placed").is_some_and(|c| c.reason == "ScheduleTimeout"))
+        .await?;
+    let message = &condition_of(&back, "Placed").unwrap().message;
+    assert!(message.contains("1 of 2 pods not scheduled within 2 s: pod a-1-1"), "{message}");
+    assert_eq!(back.status.unwrap().restarts.unwrap().total, 0);
+    scene
+        .jobs
+        .wait_pods("without the first attempt", |pods| pods.iter().all(|pod| !pod.name_any().starts_with("a-1-")))
+        .await?;
+    pods.delete("stranger", &Default::default()).await?;
+    scene.jobs.wait("a", "running", |job| stage_of(job) == Some("Running")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_missing_image_is_told_while_it_is_tried() -> Result<()> {
+    let scene = Scene::new("image", 1).await?;
+    scene.create("a", 1, "image=missing", json!({})).await?;
+    let starting = scene
+        .jobs
+        .wait("a", "starting with a reason", |job| {
+            condition_of(job, "Succeeded")
+                .is_some_and(|c| c.reason == "Starting" && c.message.contains("no such image"))
+        })
+        .await?;
+    assert_eq!(starting.status.unwrap().attempt, Some(1));
+    Ok(())
+}
