@@ -23,10 +23,13 @@ fn filter(level: &str) -> Result<EnvFilter, String> {
             "--log-level: got `{level}`; expected a level such as info, or a filter such as info,switchyard=debug: {error}"
         )
     };
-    // The library takes a bare word that is no level for the name of a part of the program, and then logs nothing else.
-    let bare = level.split(',').map(str::trim).filter(|part| !part.contains(['=', '[']));
-    if let Some(error) = bare.filter_map(|word| word.parse::<LevelFilter>().err()).next() {
-        return Err(refuse(&error));
+    // The library takes a word that is no level for the name of a part of the program, and then logs nothing else; and no level
+    // at all for `error`.
+    let plain = level.split(',').filter(|part| !part.contains('['));
+    for word in plain.map(|part| part.rsplit('=').next().unwrap_or_default().trim()) {
+        if word.is_empty() || word.parse::<LevelFilter>().is_err() {
+            return Err(refuse(&format!("`{word}` is not one of off, error, warn, info, debug, trace")));
+        }
     }
     let filter = EnvFilter::builder().parse(level).map_err(|error| refuse(&error))?;
     if level.contains("kube_client") {
@@ -55,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_bad_level_is_told_with_its_flag() {
-        for level in ["loud", "info,switchyard=", "a=b=c"] {
+        for level in ["loud", "", "info,switchyard=", "a=b=c", "[span"] {
             let Err(message) = filter(level) else { panic!("{level} was taken") };
             assert!(message.starts_with(&format!("--log-level: got `{level}`; expected")), "{message}");
         }
