@@ -9,6 +9,7 @@
 
 mod control_plane;
 mod controller;
+pub mod faults;
 mod kubelet;
 mod leftovers;
 mod manifest;

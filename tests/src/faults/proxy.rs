@@ -1,0 +1,258 @@
+//! The proxy: plain HTTP on loopback in front, the real API server behind.
+
+use super::plan::{Call, Fault, Plan};
+use super::stream::{self, Events};
+use crate::ControlPlane;
+use anyhow::Result;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{Response, StatusCode};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// A proxy that treats calls by a plan; ended on drop.
+pub struct Proxy {
+    shared: Arc<Shared>,
+    address: String,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    kubeconfig: PathBuf,
+}
+
+struct Shared {
+    client: RwLock<Client>,
+    plan: RwLock<Plan>,
+    events: Mutex<Events>,
+    writes: AtomicU64,
+    calls: AtomicU64,
+    faults: AtomicU64,
+    killed: AtomicBool,
+    target: AtomicI32,
+    log: Mutex<Vec<String>>,
+}
+
+impl Proxy {
+    /// Starts a proxy before a control plane, for a controller with the rights of the administrator.
+    ///
+    /// # Errors
+    /// No client, or no port.
+    pub async fn start(plane: &ControlPlane, name: &str) -> Result<Proxy> {
+        let file = Kubeconfig::read_from(plane.kubeconfig("switchyard-controller"))?;
+        let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+        // Only the controller's own retries count.
+        config.default_retry = false;
+        let shared = Arc::new(Shared {
+            client: RwLock::new(Client::try_from(config.clone())?),
+            plan: RwLock::new(Plan::Quiet),
+            events: Mutex::default(),
+            writes: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
+            killed: AtomicBool::new(false),
+            target: AtomicI32::new(0),
+            log: Mutex::default(),
+        });
+        let (ready, is_ready) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("proxy".into()).spawn(move || {
+            let Ok(runtime) = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build() else {
+                return;
+            };
+            runtime.block_on(async {
+                // A client belongs to the runtime that made its connections.
+                if let Ok(client) = Client::try_from(config) {
+                    *served.client.write().unwrap_or_else(PoisonError::into_inner) = client;
+                }
+                let listener = TcpListener::bind(("127.0.0.1", 0)).await;
+                let address = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok());
+                let _ = ready.send(address);
+                let Ok(listener) = listener else { return };
+                let router = Router::new().fallback(treat).with_state(served);
+                tokio::select! {
+                    _ = axum::serve(listener, router) => {}
+                    _ = stopped => {}
+                }
+            });
+            runtime.shutdown_background();
+        })?;
+        let address = is_ready.await?.ok_or_else(|| anyhow::anyhow!("no port for the proxy"))?;
+        let address = format!("http://{address}");
+        let kubeconfig = plane.kubeconfig_for(name, &address)?;
+        Ok(Proxy { shared, address, stop: Some(stop), thread: Some(thread), kubeconfig })
+    }
+
+    /// A kubeconfig that leads through it.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.kubeconfig.clone()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Treats calls by this plan from now on; writes are counted from 1 again.
+    pub fn set(&self, plan: Plan) {
+        *self.shared.plan.write().unwrap_or_else(PoisonError::into_inner) = plan;
+        self.shared.writes.store(0, Ordering::SeqCst);
+        self.shared.killed.store(false, Ordering::SeqCst);
+        self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Shows the events of watches that begin from now on late, and ends the watch instead of every n-th.
+    pub fn set_events(&self, delay: Duration, cut_every: u64) {
+        let mut events = self.shared.events.lock().unwrap_or_else(PoisonError::into_inner);
+        *events = Events { delay, cut_every, ..events.clone() };
+    }
+
+    /// The process that faults kill.
+    pub fn set_target(&self, pid: u32) {
+        self.shared.target.store(i32::try_from(pid).unwrap_or(0), Ordering::SeqCst);
+    }
+
+    /// Writes since the plan was set.
+    pub fn writes(&self) -> u64 {
+        self.shared.writes.load(Ordering::SeqCst)
+    }
+
+    /// All calls so far.
+    pub fn calls(&self) -> u64 {
+        self.shared.calls.load(Ordering::SeqCst)
+    }
+
+    /// Faults so far.
+    pub fn faults(&self) -> u64 {
+        self.shared.faults.load(Ordering::SeqCst)
+    }
+
+    /// Watches that were cut so far.
+    pub fn cuts(&self) -> u64 {
+        self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).cut.load(Ordering::Relaxed)
+    }
+
+    /// The target was killed since the plan was set.
+    pub fn has_killed(&self) -> bool {
+        self.shared.killed.load(Ordering::SeqCst)
+    }
+
+    /// The writes since the plan was set, in order.
+    pub fn log(&self) -> Vec<String> {
+        self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn kill(&self) {
+        self.killed.store(true, Ordering::SeqCst);
+        if let Some(pid) = Pid::from_raw(self.target.load(Ordering::SeqCst)) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+fn answer(status: u16) -> Response<Body> {
+    let reason = match status {
+        409 => "Conflict",
+        429 => "TooManyRequests",
+        503 => "ServiceUnavailable",
+        _ => "InternalError",
+    };
+    let body = serde_json::json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "reason": reason, "message": "planted fault",
+    });
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    headers.insert("content-type", axum::http::HeaderValue::from_static("application/json"));
+    if status == 429 {
+        headers.insert("retry-after", axum::http::HeaderValue::from_static("1"));
+    }
+    response
+}
+
+/// An answer that breaks off: the client sees a connection that ends.
+fn broken() -> Response<Body> {
+    let broken = futures::stream::once(async { Err::<bytes::Bytes, _>(std::io::Error::other("planted fault")) });
+    Response::new(Body::from_stream(broken))
+}
+
+async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_string());
+    let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+    let is_write = Call::is_write(&method, &path);
+    let write =
+        if is_write { shared.writes.fetch_add(1, Ordering::SeqCst) + 1 } else { shared.writes.load(Ordering::SeqCst) };
+    shared.calls.fetch_add(1, Ordering::SeqCst);
+    if is_write {
+        shared.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{write} {method} {path}"));
+    }
+    let call = Call { method, path, is_watch, write };
+    let fault = shared.plan.read().unwrap_or_else(PoisonError::into_inner).decide(&call);
+    if fault != Fault::Pass {
+        shared.faults.fetch_add(1, Ordering::SeqCst);
+    }
+    match &fault {
+        Fault::KillBefore => {
+            shared.kill();
+            return broken();
+        }
+        // After a kill nothing of the dead process is passed on: a call that was under way is lost with it.
+        _ if shared.killed.load(Ordering::SeqCst) => return broken(),
+        Fault::Answer(status) => return answer(*status),
+        Fault::Delay(time) => tokio::time::sleep(*time).await,
+        Fault::Hang => futures::future::pending::<()>().await,
+        Fault::Pass | Fault::KillAfter | Fault::DropReply => {}
+    }
+    let response = forward(&shared, request, is_watch).await;
+    match fault {
+        Fault::KillAfter => {
+            shared.kill();
+            broken()
+        }
+        Fault::DropReply => broken(),
+        _ => response,
+    }
+}
+
+async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<Body> {
+    let (mut parts, body) = request.into_parts();
+    // The real client puts the address and its own token in.
+    parts.uri = parts.uri.path_and_query().map(|path| path.as_str().parse().unwrap_or_default()).unwrap_or_default();
+    for name in ["host", "authorization", "content-length", "accept-encoding"] {
+        parts.headers.remove(name);
+    }
+    let Ok(body) = axum::body::to_bytes(body, 16 << 20).await else { return answer(500) };
+    let client = shared.client.read().unwrap_or_else(PoisonError::into_inner).clone();
+    match client.send(http::Request::from_parts(parts, kube::client::Body::from(body.to_vec()))).await {
+        Ok(response) => {
+            let (parts, body) = response.into_parts();
+            let data = http_body_util::BodyDataStream::new(body);
+            let events = shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let body = if is_watch && (events.cut_every > 0 || !events.delay.is_zero()) {
+                Body::from_stream(stream::treat(data, events))
+            } else {
+                Body::from_stream(data)
+            };
+            Response::from_parts(parts, body)
+        }
+        Err(_) => answer(503),
+    }
+}
