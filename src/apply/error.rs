@@ -111,8 +111,9 @@ mod tests {
     #[test]
     fn the_table() {
         let status = |code, name: &str, cause: &str| {
-            let causes = vec![StatusCause { reason: cause.into(), ..StatusCause::default() }];
-            let details = StatusDetails { name: name.into(), causes, ..StatusDetails::default() };
+            let causes = vec![StatusCause { reason: cause.into(), message: String::new(), field: String::new() }];
+            let [group, kind, uid] = [const { String::new() }; 3];
+            let details = StatusDetails { name: name.into(), group, kind, uid, causes, retry_after_seconds: 0 };
             kube::Error::Api(Status { code, details: Some(details), ..Status::default() }.boxed())
         };
         for (code, name, cause, expected, retry) in [

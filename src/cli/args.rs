@@ -123,7 +123,7 @@ pub(super) enum Toggle {
 /// Arguments of `controller`.
 #[derive(Debug, Args)]
 pub(super) struct ControllerArgs {
-    /// Kubeconfig. Default: the pod's service account, else KUBECONFIG, else ~/.kube/config.
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config, else the pod's service account.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 

@@ -1,7 +1,8 @@
 //! The connection to the API server: no throttle of our own (the server has priority and fairness), and every request counted.
 
 use super::metrics::Metrics;
-use http::{Request, Response};
+use http::header::{HeaderValue, USER_AGENT};
+use http::{Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -42,12 +43,47 @@ pub async fn connect(connection: &Connection) -> Result<Config, String> {
 ///
 /// # Errors
 /// The configuration has a certificate or key that cannot be used.
-pub(super) fn client(config: Config, metrics: Arc<Metrics>) -> Result<Client, String> {
+pub(super) fn client(mut config: Config, metrics: Arc<Metrics>) -> Result<Client, String> {
+    let agent = HeaderValue::from_static(concat!("switchyard-controller/", env!("CARGO_PKG_VERSION")));
+    config.headers.push((USER_AGENT, agent));
     let builder = ClientBuilder::try_from(config).map_err(|error| format!("cannot use the kubeconfig: {error}"))?;
     Ok(builder.with_layer(&Counted(metrics)).build())
 }
 
-/// Counts requests by method and status.
+/// What a request does, in the words of rights: verb, and resource with subresource.
+fn verb_and_resource(method: &Method, path: &str, query: &str) -> (&'static str, String) {
+    // /api/v1 or /apis/GROUP/VERSION, then perhaps namespaces/NAME, then RESOURCE[/NAME[/SUBRESOURCE]].
+    let mut parts = path.trim_matches('/').split('/');
+    let prefix = match parts.next() {
+        Some("api") => 1,
+        Some("apis") => 2,
+        _ => return ("get", "other".into()),
+    };
+    let rest: Vec<&str> = parts.skip(prefix).collect();
+    let rest = match rest.as_slice() {
+        ["namespaces", _, rest @ ..] if !rest.is_empty() => rest,
+        rest => rest,
+    };
+    let (resource, is_named) = match rest {
+        [] => return ("get", "other".into()),
+        [resource] => (resource.to_string(), false),
+        [resource, _] => (resource.to_string(), true),
+        [resource, _, sub, ..] => (format!("{resource}/{sub}"), true),
+    };
+    let verb = match *method {
+        Method::GET if query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1")) => "watch",
+        Method::GET if is_named => "get",
+        Method::GET => "list",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "other",
+    };
+    (verb, resource)
+}
+
+/// Counts requests by verb, resource and status.
 struct Counted(Arc<Metrics>);
 
 impl<S> Layer<S> for Counted {
@@ -79,12 +115,59 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let metrics = Arc::clone(&self.metrics);
-        let method = request.method().to_string();
+        let (verb, resource) =
+            verb_and_resource(request.method(), request.uri().path(), request.uri().query().unwrap_or_default());
         let answer = self.inner.call(request);
         Box::pin(async move {
             let result = answer.await;
-            metrics.request(&method, result.as_ref().ok().map(|response| response.status().as_u16()));
+            metrics.request(verb, resource, result.as_ref().ok().map(|response| response.status().as_u16()));
             result
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_named_as_rights_are() {
+        for (method, path, query, verb, resource) in [
+            (Method::GET, "/api/v1/pods", "limit=500", "list", "pods"),
+            (Method::GET, "/api/v1/pods", "labelSelector=a&watch=true", "watch", "pods"),
+            (Method::GET, "/api/v1/namespaces/a/pods/b/log", "", "get", "pods/log"),
+            (Method::GET, "/api/v1/namespaces/a", "", "get", "namespaces"),
+            (Method::POST, "/api/v1/namespaces/a/secrets", "", "create", "secrets"),
+            (Method::PUT, "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", "", "update", "leases"),
+            (Method::PUT, "/apis/x.y/v1/namespaces/pods/trainjobs/pods/status", "", "update", "trainjobs/status"),
+            (
+                Method::DELETE,
+                "/apis/policy/v1/namespaces/a/poddisruptionbudgets/b",
+                "",
+                "delete",
+                "poddisruptionbudgets",
+            ),
+            (Method::GET, "/version", "", "get", "other"),
+            (Method::GET, "/apis/x.y/v1", "", "get", "other"),
+        ] {
+            assert_eq!(verb_and_resource(&method, path, query), (verb, resource.to_string()), "{method} {path}");
+        }
+    }
+
+    /// The layer counts what the API server answered, and that it did not answer.
+    #[tokio::test]
+    async fn answers_and_failures_are_counted() {
+        let metrics = Arc::new(Metrics::new());
+        let answers = tower::service_fn(async |request: Request<Body>| match request.uri().path() {
+            "/api/v1/nodes/a" => Ok(Response::new(Body::empty())),
+            _ => Err(std::io::Error::other("no route")),
+        });
+        let mut service = Counted(Arc::clone(&metrics)).layer(answers);
+        for path in ["/api/v1/nodes/a", "/api/v1/nodes"] {
+            let _ = service.call(Request::get(path).body(Body::empty()).unwrap()).await;
+        }
+        let text = metrics.text();
+        assert!(text.contains(r#"{verb="get",resource="nodes",code="200"} 1"#), "{text}");
+        assert!(text.contains(r#"{verb="list",resource="nodes",code="none"} 1"#), "{text}");
     }
 }

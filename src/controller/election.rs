@@ -1,80 +1,33 @@
 //! Leader election by a Lease, so that one controller works and the others wait. It saves work; correctness does not hang on it.
 //!
 //! Only the time since *this* process saw the Lease change counts, never the times written in it: clocks of other machines are
-//! not ours (client-go#448). A leader that could not renew within its deadline stops before another one may begin.
+//! not ours (client-go#448). A leader that could not renew within its deadline stops before another one may begin, and
+//! [`Leading`] looks at the clock whenever it is asked, so that a process that was stopped for a while does not go on as leader
+//! in the moment before its election task runs again.
 
+mod decide;
+mod leading;
+#[cfg(test)]
+mod tests;
+
+pub use decide::Timing;
+pub(super) use leading::{Clock, Leading, boot_time, channel};
+
+use decide::{Action, Role, Seen, decide};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
+use leading::Leader;
 use std::time::Duration;
-use tokio::sync::watch::{Receiver, Sender};
+use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
 /// Name of the Lease.
 const LEASE: &str = "switchyard-controller";
-
-/// Times of the election.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
-    /// A Lease that nobody renews for this long is free.
-    pub duration: Duration,
-    /// A leader that could not renew for this long stops. Shorter than `duration`.
-    pub renew_deadline: Duration,
-    /// Pause between two tries.
-    pub retry: Duration,
-}
-
-impl Default for Timing {
-    fn default() -> Self {
-        // As Kubernetes' own controllers.
-        Timing {
-            duration: Duration::from_secs(15),
-            renew_deadline: Duration::from_secs(10),
-            retry: Duration::from_secs(2),
-        }
-    }
-}
-
-/// What this process knows about the Lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen<'a> {
-    /// There is none.
-    Absent,
-    /// Somebody holds it, and it has been seen unchanged for this long.
-    Held { holder: &'a str, unchanged: Duration },
-}
-
-/// What to do now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Action {
-    /// Make the Lease.
-    Create,
-    /// Write our name into it.
-    Take,
-    /// Write it again.
-    Renew,
-    /// Leave it alone.
-    Wait,
-}
-
-/// Decides from what was seen. Pure.
-fn decide(me: &str, seen: Seen<'_>, timing: &Timing) -> Action {
-    match seen {
-        Seen::Absent => Action::Create,
-        Seen::Held { holder, .. } if holder == me => Action::Renew,
-        Seen::Held { holder: "", .. } => Action::Take,
-        Seen::Held { unchanged, .. } if unchanged >= timing.duration => Action::Take,
-        Seen::Held { .. } => Action::Wait,
-    }
-}
-
-/// Time since the machine started, also while it sleeps or the process is stopped.
-fn boot_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
-}
+/// A Lease that claims to last longer is not believed: nobody could take over.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A candidate.
 pub(super) struct Candidate {
@@ -82,89 +35,170 @@ pub(super) struct Candidate {
     pub namespace: String,
     pub identity: String,
     pub timing: Timing,
+    pub clock: Clock,
 }
 
-/// The record of the Lease as it was last seen, and when it was first seen so.
-type Observed = Option<(String, Duration)>;
+/// The Lease as this process last saw it.
+#[derive(Debug, Default)]
+struct View {
+    /// `None`: there is none, as far as we know.
+    lease: Option<Lease>,
+    /// When what it says (not its labels) was first seen so, since the machine started. The holder of a Lease that was deleted
+    /// is remembered, since it may not know yet.
+    since: Duration,
+    spec: LeaseSpec,
+}
+
+impl View {
+    /// Takes in what the API server showed.
+    fn see(&mut self, lease: Option<Lease>, now: Duration) {
+        if let Some(spec) = lease.as_ref().map(|lease| lease.spec.clone().unwrap_or_default())
+            && (spec != self.spec || self.since.is_zero())
+        {
+            self.spec = spec;
+            self.since = now;
+        }
+        self.lease = lease;
+    }
+
+    fn seen(&self, now: Duration, timing: &Timing) -> Seen<'_> {
+        let promised = self.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let promised = promised.map(Duration::from_secs).filter(|promised| !promised.is_zero() && *promised <= LONGEST);
+        Seen {
+            holder: self.spec.holder_identity.as_deref().unwrap_or_default(),
+            unchanged: now.saturating_sub(self.since),
+            lasts: promised.unwrap_or(timing.duration),
+        }
+    }
+}
 
 impl Candidate {
-    /// Takes part until `stop`, and gives the Lease back. Tells `leader` whenever that changes.
-    pub async fn run(self, leader: Sender<bool>, mut stop: Receiver<bool>) {
-        let mut observed: Observed = None;
-        let mut renewed: Option<Duration> = None;
+    /// Takes part until `stop`, and gives the Lease back. Tells `leader` whenever something changes.
+    pub async fn run(self, leader: Leader, mut stop: Receiver<bool>) {
+        let mut view = View::default();
+        let mut role = Role::Standby;
         let mut trouble: Option<String> = None;
         while !*stop.borrow() {
-            let before = boot_time();
-            let step = tokio::time::timeout(self.timing.renew_deadline, self.step(&mut observed)).await;
-            match step.unwrap_or_else(|_| Err("the API server does not answer".to_string())) {
-                Ok(true) => renewed = Some(before),
-                Ok(false) => renewed = None,
-                // The same trouble once, not at every try.
-                Err(text) if trouble.as_ref() != Some(&text) => {
-                    warn!(error = text, "the Lease cannot be read or written");
-                    trouble = Some(text);
+            let pause = match self.round(&mut view, &mut role, &leader).await {
+                Ok(pause) => {
+                    if trouble.take().is_some() {
+                        info!("the Lease can be read and written again");
+                    }
+                    pause
                 }
-                Err(_) => {}
+                Err(text) => {
+                    // The same trouble once, not at every try.
+                    if trouble.as_ref() != Some(&text) {
+                        warn!(error = text, "the Lease cannot be read or written; it is tried again");
+                        trouble = Some(text);
+                    }
+                    self.timing.retry
+                }
+            };
+            let _ = tokio::time::timeout(self.shortened(self.until_deadline(role, pause)), stop.changed()).await;
+        }
+        leader.lost();
+        if matches!(role, Role::Leading { .. }) {
+            self.release(view).await;
+        }
+    }
+
+    /// One look at the Lease and what follows from it. Answers how long to wait before the next one.
+    async fn round(&self, view: &mut View, role: &mut Role, leader: &Leader) -> Result<Duration, String> {
+        // First of all: was this process stopped for too long?
+        self.step_down_if_late(role, leader);
+        // A leader knows its own Lease; the version of a write shows whether it still does.
+        if *role == Role::Standby || view.lease.is_none() {
+            let lease = self.bounded(*role, self.api().get_opt(LEASE)).await?.map_err(|error| error.to_string())?;
+            view.see(lease, (self.clock)());
+        }
+        let now = (self.clock)();
+        match decide(&self.identity, now, *role, view.seen(now, &self.timing), &self.timing) {
+            Action::Wait(pause) => Ok(pause),
+            Action::StepDown(why) => {
+                self.step_down(role, leader, &why);
+                Ok(self.timing.retry)
             }
-            self.tell(&leader, renewed);
-            // Woken more often than it writes: a process that was stopped finds out at once.
-            let _ = tokio::time::timeout(self.jittered(before), stop.changed()).await;
-            self.tell(&leader, renewed);
-        }
-        if renewed.is_some() {
-            leader.send_replace(false);
-            self.release().await;
+            Action::Write => self.write(now, view, role, leader).await,
         }
     }
 
-    fn tell(&self, leader: &Sender<bool>, renewed: Option<Duration>) {
-        let leads = renewed.is_some_and(|renewed| boot_time().saturating_sub(renewed) < self.timing.renew_deadline);
-        let changed = leader.send_if_modified(|before| std::mem::replace(before, leads) != leads);
-        if changed {
-            let identity = self.identity.as_str();
-            if leads { info!(identity, "leading") } else { warn!(identity, "not leading any more") }
+    /// Writes our name into the Lease. The lead counts from before the call: that is what the others can have seen at the latest.
+    async fn write(
+        &self,
+        before: Duration,
+        view: &mut View,
+        role: &mut Role,
+        leader: &Leader,
+    ) -> Result<Duration, String> {
+        let lease = self.record(view.lease.clone());
+        let api = self.api();
+        let params = PostParams::default();
+        let written = match view.lease {
+            None => self.bounded(*role, api.create(&params, &lease)).await?,
+            Some(_) => self.bounded(*role, api.replace(LEASE, &params, &lease)).await?,
+        };
+        match written {
+            Ok(lease) => {
+                view.see(Some(lease), (self.clock)());
+                if *role == Role::Standby {
+                    info!(identity = self.identity, "leading");
+                }
+                *role = Role::Leading { renewed: before };
+                leader.until(before + self.timing.renew_deadline);
+                self.step_down_if_late(role, leader);
+                Ok(self.timing.retry)
+            }
+            // Somebody changed, made or deleted it: it is read again, soon. A create that finds nothing lacks the namespace.
+            Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 && view.lease.is_some() => {
+                view.lease = None;
+                Ok(self.timing.retry / 10)
+            }
+            Err(error) => Err(error.to_string()),
         }
     }
 
-    fn jittered(&self, at: Duration) -> Duration {
-        // Spread by up to a fifth, so that candidates do not write at the same moment.
-        let fifth = self.timing.retry / 5;
-        self.timing.retry + fifth.mul_f64(f64::from(at.subsec_nanos() % 1000) / 1000.0)
+    fn step_down_if_late(&self, role: &mut Role, leader: &Leader) {
+        if let Role::Leading { renewed } = *role
+            && (self.clock)().saturating_sub(renewed) >= self.timing.renew_deadline
+        {
+            self.step_down(role, leader, "the Lease was not renewed in time");
+        }
+    }
+
+    fn step_down(&self, role: &mut Role, leader: &Leader, why: &str) {
+        leader.lost();
+        *role = Role::Standby;
+        warn!(identity = self.identity, why, "not leading any more");
+    }
+
+    /// A call that ends before the deadline of a leader does.
+    async fn bounded<T>(&self, role: Role, call: impl Future<Output = T>) -> Result<T, String> {
+        let most = self.timing.renew_deadline / 2;
+        let late = || format!("the API server did not answer within {} s", most.as_secs_f32());
+        tokio::time::timeout(self.until_deadline(role, most), call).await.map_err(|_| late())
+    }
+
+    /// This long, or up to the deadline of a leader.
+    fn until_deadline(&self, role: Role, most: Duration) -> Duration {
+        match role {
+            Role::Standby => most,
+            Role::Leading { renewed } => {
+                most.min((renewed + self.timing.renew_deadline).saturating_sub((self.clock)()))
+            }
+        }
+    }
+
+    /// Shortened by up to a fifth, so that candidates do not write at the same moment.
+    fn shortened(&self, pause: Duration) -> Duration {
+        let mut random = [0; 1];
+        // Without random bytes there is no spread; nothing depends on it.
+        let _ = getrandom::fill(&mut random);
+        pause - pause.mul_f64(f64::from(random[0]) / 256.0 / 5.0)
     }
 
     fn api(&self) -> Api<Lease> {
         Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
-    /// One try. Answers whether the Lease is ours.
-    async fn step(&self, observed: &mut Observed) -> Result<bool, String> {
-        let lease = self.api().get_opt(LEASE).await.map_err(|error| error.to_string())?;
-        let now = boot_time();
-        let version = lease.as_ref().and_then(ResourceExt::resource_version).unwrap_or_default();
-        if observed.as_ref().is_none_or(|(seen, _)| *seen != version) {
-            *observed = Some((version, now));
-        }
-        let since = observed.as_ref().map_or(now, |(_, since)| *since);
-        let holder = lease.as_ref().and_then(|lease| lease.spec.as_ref()?.holder_identity.as_deref());
-        let seen = match &lease {
-            None => Seen::Absent,
-            Some(_) => Seen::Held { holder: holder.unwrap_or_default(), unchanged: now.saturating_sub(since) },
-        };
-        let action = decide(&self.identity, seen, &self.timing);
-        let params = PostParams::default();
-        let written = match (action, lease) {
-            (Action::Wait, _) => return Ok(false),
-            (Action::Create, _) | (_, None) => self.api().create(&params, &self.record(None)).await,
-            (Action::Take | Action::Renew, Some(lease)) => {
-                self.api().replace(LEASE, &params, &self.record(Some(lease))).await
-            }
-        };
-        match written {
-            Ok(_) => Ok(true),
-            // Somebody else was faster.
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-            Err(error) => Err(error.to_string()),
-        }
     }
 
     /// The Lease with our name in it; the resource version of the one before makes the write fail if it has changed.
@@ -182,56 +216,23 @@ impl Candidate {
         if spec.holder_identity.as_deref() != Some(&self.identity) {
             spec.holder_identity = Some(self.identity.clone());
             spec.acquire_time = Some(now.clone());
-            spec.lease_transitions = Some(spec.lease_transitions.unwrap_or(0) + 1);
+            spec.lease_transitions = Some(spec.lease_transitions.unwrap_or(0).saturating_add(1));
         }
         spec.renew_time = Some(now);
-        spec.lease_duration_seconds = Some(self.timing.duration.as_secs() as i32);
+        // Whole seconds, rounded up: others must not take it before we have stopped.
+        spec.lease_duration_seconds = Some(self.timing.duration.as_secs_f64().ceil() as i32);
         lease
     }
 
-    /// Empties the Lease, so that the next one need not wait.
-    async fn release(&self) {
-        let release = async {
-            let mut lease = self.api().get(LEASE).await?;
-            let spec = lease.spec.get_or_insert_default();
-            if spec.holder_identity.as_deref() == Some(&self.identity) {
-                spec.holder_identity = Some(String::new());
-                self.api().replace(LEASE, &PostParams::default(), &lease).await?;
-            }
-            Ok::<(), kube::Error>(())
-        };
-        match tokio::time::timeout(self.timing.retry, release).await {
-            Ok(Ok(())) => info!("the Lease is given back"),
+    /// Empties the Lease, so that the next one need not wait. It fails if somebody else has changed it since.
+    async fn release(&self, view: View) {
+        let Some(mut lease) = view.lease else { return };
+        lease.spec.get_or_insert_default().holder_identity = Some(String::new());
+        let params = PostParams::default();
+        match tokio::time::timeout(self.timing.retry, self.api().replace(LEASE, &params, &lease)).await {
+            Ok(Ok(_)) => info!("the Lease is given back"),
             Ok(Err(error)) => warn!(%error, "the Lease cannot be given back; it runs out by itself"),
             Err(_) => warn!("the Lease cannot be given back in time; it runs out by itself"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table() {
-        let timing = Timing::default();
-        let held = |holder, seconds| Seen::Held { holder, unchanged: Duration::from_secs(seconds) };
-        for (seen, action) in [
-            (Seen::Absent, Action::Create),
-            (held("", 0), Action::Take),
-            (held("me", 0), Action::Renew),
-            (held("me", 99), Action::Renew),
-            (held("other", 0), Action::Wait),
-            (held("other", 14), Action::Wait),
-            (held("other", 15), Action::Take),
-        ] {
-            assert_eq!(decide("me", seen, &timing), action, "{seen:?}");
-        }
-    }
-
-    #[test]
-    fn a_leader_stops_before_the_lease_is_free() {
-        let timing = Timing::default();
-        assert!(timing.renew_deadline + timing.retry < timing.duration);
     }
 }

@@ -8,13 +8,14 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{TrainJob, TrainJobStatus};
 
-type Labels = [(&'static str, String); 1];
+type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
 
 /// Everything that is counted.
 pub(super) struct Metrics {
@@ -25,10 +26,12 @@ pub(super) struct Metrics {
     first_step: Histogram,
     recovered: Histogram,
     reconcile: Histogram,
+    plan: Histogram,
     reconciles: Family<Labels, Counter>,
     refused: Family<Labels, Counter>,
     restarts: Family<Labels, Counter>,
-    requests: Family<[(&'static str, String); 2], Counter>,
+    requests: Family<Labels<3>, Counter>,
+    events: Family<Labels, Counter>,
     watch_failures: Family<Labels, Counter>,
     rescues: Counter,
     jobs: Family<Labels, Gauge>,
@@ -40,7 +43,7 @@ pub(super) struct Metrics {
 impl Metrics {
     pub fn new() -> Metrics {
         // From 10 ms to 3 hours.
-        let long = || Histogram::new(exponential_buckets(0.01, 2.0, 20));
+        let long = || Histogram::new(exponential_buckets(0.01, 2.0, 21));
         let short = || Histogram::new(exponential_buckets(0.0001, 4.0, 10));
         let mut metrics = Metrics {
             registry: Registry::with_prefix("switchyard"),
@@ -49,10 +52,12 @@ impl Metrics {
             first_step: long(),
             recovered: long(),
             reconcile: short(),
+            plan: short(),
             reconciles: Family::default(),
             refused: Family::default(),
             restarts: Family::default(),
             requests: Family::default(),
+            events: Family::default(),
             watch_failures: Family::default(),
             rescues: Counter::default(),
             jobs: Family::default(),
@@ -72,6 +77,7 @@ impl Metrics {
             ("time_to_first_step", "From creation of a job to the first report of the engine", &self.first_step),
             ("time_to_recovered", "From the decision to start again to all pods running", &self.recovered),
             ("reconcile", "One look at one job, calls included", &self.reconcile),
+            ("plan", "One decision about one job, without calls", &self.plan),
         ];
         for (name, help, histogram) in times {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
@@ -81,9 +87,10 @@ impl Metrics {
         registry.register("restarts", "Restarts of a group by the class of the failure", self.restarts.clone());
         registry.register(
             "api_requests",
-            "Requests to the API server by method and status code",
+            "Requests to the API server by verb, resource and status code; the code is `none` without an answer",
             self.requests.clone(),
         );
+        registry.register("events", "Events by reason", self.events.clone());
         registry.register("watch_failures", "Watches that ended with an error, by kind", self.watch_failures.clone());
         registry.register("rescues", "Times the cache did not show a write in time", self.rescues.clone());
         registry.register("jobs", "Jobs by stage", self.jobs.clone());
@@ -99,24 +106,34 @@ impl Metrics {
 
     /// One look at a job has ended.
     pub fn reconciled(&self, outcome: &'static str, took: Duration) {
-        self.reconciles.get_or_create(&[("outcome", outcome.to_string())]).inc();
+        self.reconciles.get_or_create(&[("outcome", outcome.into())]).inc();
         self.reconcile.observe(took.as_secs_f64());
     }
 
     /// A write was refused.
     pub fn refused(&self, cause: Cause) {
-        self.refused.get_or_create(&[("cause", cause.word().to_string())]).inc();
+        self.refused.get_or_create(&[("cause", cause.word().into())]).inc();
     }
 
     /// A request was answered; no status: it was not.
-    pub fn request(&self, method: &str, status: Option<u16>) {
-        let status = status.map_or_else(|| "none".to_string(), |status| status.to_string());
-        self.requests.get_or_create(&[("method", method.to_string()), ("status", status)]).inc();
+    pub fn request(&self, verb: &'static str, resource: String, status: Option<u16>) {
+        let code = status.map_or(Cow::Borrowed("none"), |status| status.to_string().into());
+        self.requests.get_or_create(&[("verb", verb.into()), ("resource", resource.into()), ("code", code)]).inc();
+    }
+
+    /// An event was sent.
+    pub fn event(&self, reason: &'static str) {
+        self.events.get_or_create(&[("reason", reason.into())]).inc();
+    }
+
+    /// A plan was made.
+    pub fn planned(&self, took: Duration) {
+        self.plan.observe(took.as_secs_f64());
     }
 
     /// A watch ended with an error.
     pub fn watch_failed(&self, kind: &'static str) {
-        self.watch_failures.get_or_create(&[("kind", kind.to_string())]).inc();
+        self.watch_failures.get_or_create(&[("kind", kind.into())]).inc();
     }
 
     /// The cache was given up on.
@@ -128,7 +145,7 @@ impl Metrics {
     pub fn gauges(&self, stages: &BTreeMap<String, usize>, depth: (usize, Duration), leads: bool) {
         self.jobs.clear();
         for (stage, jobs) in stages {
-            self.jobs.get_or_create(&[("stage", stage.clone())]).set(*jobs as i64);
+            self.jobs.get_or_create(&[("stage", stage.clone().into())]).set(*jobs as i64);
         }
         self.queue_depth.set(depth.0 as i64);
         self.queue_age.set(depth.1.as_secs_f64());
@@ -177,7 +194,7 @@ impl Metrics {
             ("preemption", after.preemption - before.preemption),
         ] {
             if grown > 0 {
-                self.restarts.get_or_create(&[("class", class.to_string())]).inc_by(grown.unsigned_abs().into());
+                self.restarts.get_or_create(&[("class", class.into())]).inc_by(grown.unsigned_abs().into());
             }
         }
     }
@@ -188,5 +205,100 @@ impl Metrics {
         // Writing into a string does not fail.
         let _ = encode(&mut text, &self.registry);
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// Lines of a metric, without those of buckets.
+    fn lines(metrics: &Metrics, name: &str) -> Vec<String> {
+        let text = metrics.text();
+        let wanted = |line: &&str| line.starts_with(&format!("switchyard_{name}")) && !line.contains("_bucket{");
+        text.lines().filter(wanted).map(str::to_string).collect()
+    }
+
+    fn status(stage: &str, placed: &str, restarts: Value, attempt_time: &str, step: Option<u64>) -> TrainJobStatus {
+        let condition = |kind: &str, status: &str, reason: &str| json!({"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let mut status = json!({
+            "conditions": [condition("Succeeded", "Unknown", stage), condition("Placed", placed, "x")],
+            "restarts": restarts, "attemptTime": attempt_time,
+        });
+        if let Some(step) = step {
+            status["trainerStatus"] =
+                json!({"step": step, "totalSteps": 10, "progressPercentage": 10, "lastUpdatedTime": attempt_time});
+        }
+        serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn the_life_of_a_job_is_measured_once() {
+        let metrics = Metrics::new();
+        let job: TrainJob = serde_json::from_value(json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
+            "metadata": {"name": "secret-name", "namespace": "secret-namespace", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"trainer": {}},
+        }))
+        .unwrap();
+        let at = |second: u8| format!("2026-01-01T00:00:{second:02}Z");
+        let none = json!({"application": 0, "total": 0});
+        let one = json!({"application": 0, "infrastructure": 1, "total": 1});
+        let life = [
+            (2, status("Placing", "False", none.clone(), &at(1), None)),
+            (3, status("Starting", "True", none.clone(), &at(1), None)),
+            (4, status("Running", "True", none.clone(), &at(1), None)),
+            (5, status("Running", "True", none, &at(1), Some(1))),
+            (20, status("Restarting", "False", one.clone(), &at(20), Some(1))),
+            (27, status("Running", "True", one.clone(), &at(20), Some(1))),
+            (30, status("Running", "True", one, &at(20), Some(2))),
+        ];
+        let mut previous = None;
+        for (second, next) in &life {
+            metrics.status_changed(&job, previous, next, at(*second).parse().unwrap());
+            previous = Some(next);
+        }
+        for (name, seconds) in [
+            ("time_to_placed", "3.0"),
+            ("time_to_running", "4.0"),
+            ("time_to_first_step", "5.0"),
+            ("time_to_recovered", "7.0"),
+        ] {
+            let name = format!("{name}_seconds");
+            let expected = [format!("switchyard_{name}_sum {seconds}"), format!("switchyard_{name}_count 1")];
+            assert_eq!(lines(&metrics, &name), expected, "{name}");
+        }
+        assert_eq!(lines(&metrics, "restarts"), ["switchyard_restarts_total{class=\"infrastructure\"} 1"]);
+        assert!(!metrics.text().contains("secret"), "{}", metrics.text());
+    }
+
+    #[test]
+    fn what_is_counted_has_its_labels() {
+        let metrics = Metrics::new();
+        metrics.request("create", "pods".into(), Some(201));
+        metrics.request("create", "pods".into(), None);
+        metrics.event("Placed");
+        metrics.planned(Duration::from_millis(1));
+        metrics.reconciled("wrote", Duration::from_millis(3));
+        metrics.gauges(&BTreeMap::from([("Running".to_string(), 2)]), (3, Duration::from_secs(4)), true);
+        let text = metrics.text();
+        for line in [
+            "switchyard_api_requests_total{verb=\"create\",resource=\"pods\",code=\"201\"} 1",
+            "switchyard_api_requests_total{verb=\"create\",resource=\"pods\",code=\"none\"} 1",
+            "switchyard_events_total{reason=\"Placed\"} 1",
+            "switchyard_plan_seconds_count 1",
+            "switchyard_reconciles_total{outcome=\"wrote\"} 1",
+            "switchyard_jobs{stage=\"Running\"} 2",
+            "switchyard_queue_depth 3",
+            "switchyard_queue_age_seconds 4.0",
+            "switchyard_leader 1",
+            "switchyard_rescues_total 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
+        }
+        // A stage without jobs is not told any more.
+        metrics.gauges(&BTreeMap::new(), (0, Duration::ZERO), false);
+        assert!(!metrics.text().contains("switchyard_jobs{"));
     }
 }

@@ -27,6 +27,7 @@ pub use election::Timing;
 
 use crate::apply::Executor;
 use crate::plan::objects::Defaults;
+use election::Leading;
 use index::{Index, Key};
 use kube::Client;
 use kube::runtime::events::Recorder;
@@ -35,7 +36,6 @@ use pages::Health;
 use queue::Queue;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::watch::Receiver;
 
 /// What an operator sets.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ struct Context {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     recorder: Recorder,
-    leader: Receiver<bool>,
+    leading: Leading,
 }
 
 impl Context {
@@ -76,7 +76,7 @@ impl Context {
     }
 
     fn leads(&self) -> bool {
-        *self.leader.borrow()
+        self.leading.now()
     }
 }
 

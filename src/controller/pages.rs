@@ -1,13 +1,14 @@
 //! `/healthz`, `/readyz` and `/metrics`.
 
-use super::watch::KINDS;
-use super::{Context, reconcile};
+use super::election::Leading;
+use super::metrics::Metrics;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderName};
 use axum::routing::get;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch::Receiver;
@@ -17,48 +18,50 @@ const ALIVE: Duration = Duration::from_secs(30);
 
 /// What the pages tell.
 pub(super) struct Health {
-    state: Mutex<State_>,
+    kinds: &'static [&'static str],
+    facts: Mutex<Facts>,
 }
 
-struct State_ {
+struct Facts {
     tick: Instant,
     /// By kind: listed, or the last error.
     watches: BTreeMap<&'static str, Result<(), String>>,
 }
 
 impl Health {
-    pub fn new() -> Health {
-        Health { state: Mutex::new(State_ { tick: Instant::now(), watches: BTreeMap::new() }) }
+    /// The main loop begins, and nothing of these kinds is known yet.
+    pub fn new(kinds: &'static [&'static str]) -> Health {
+        Health { kinds, facts: Mutex::new(Facts { tick: Instant::now(), watches: BTreeMap::new() }) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State_> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The main loop is alive.
     pub fn tick(&self) {
-        self.state().tick = Instant::now();
+        self.facts().tick = Instant::now();
     }
 
     /// A watch has shown all there is.
     pub fn listed(&self, kind: &'static str) {
-        self.state().watches.insert(kind, Ok(()));
+        self.facts().watches.insert(kind, Ok(()));
     }
 
     /// A watch that has not shown all yet failed.
     pub fn watch_failed(&self, kind: &'static str, error: &str) {
-        let mut state = self.state();
-        if state.watches.get(kind).is_none_or(Result::is_err) {
-            state.watches.insert(kind, Err(error.to_string()));
+        let mut facts = self.facts();
+        if facts.watches.get(kind).is_none_or(Result::is_err) {
+            facts.watches.insert(kind, Err(error.to_string()));
         }
     }
 
     /// What is missing before work can begin, one line each.
     pub fn missing(&self) -> Vec<String> {
-        let state = self.state();
-        KINDS
+        let facts = self.facts();
+        self.kinds
             .iter()
-            .filter_map(|kind| match state.watches.get(kind) {
+            .filter_map(|kind| match facts.watches.get(kind) {
                 Some(Ok(())) => None,
                 Some(Err(error)) => Some(format!("{kind} cannot be watched: {error}")),
                 None => Some(format!("{kind} are not listed yet")),
@@ -67,13 +70,23 @@ impl Health {
     }
 }
 
+/// Where the pages get what they tell.
+#[derive(Clone)]
+pub(super) struct Pages {
+    pub health: Arc<Health>,
+    pub metrics: Arc<Metrics>,
+    pub leading: Leading,
+    /// Sets the gauges, before they are read.
+    pub gauges: Arc<dyn Fn() + Send + Sync>,
+}
+
 /// Serves the pages until `stop`.
-pub(super) async fn serve(listener: TcpListener, context: Context, mut stop: Receiver<bool>) {
+pub(super) async fn serve(listener: TcpListener, pages: Pages, mut stop: Receiver<bool>) {
     let router = Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .with_state(context);
+        .with_state(pages);
     let stopped = async move {
         let _ = stop.wait_for(|stop| *stop).await;
     };
@@ -82,8 +95,12 @@ pub(super) async fn serve(listener: TcpListener, context: Context, mut stop: Rec
     }
 }
 
-async fn healthz(State(context): State<Context>) -> (StatusCode, String) {
-    let age = context.health.state().tick.elapsed();
+async fn healthz(State(pages): State<Pages>) -> (StatusCode, String) {
+    alive(pages.health.facts().tick.elapsed())
+}
+
+/// The page of a main loop that moved this long ago.
+fn alive(age: Duration) -> (StatusCode, String) {
     if age < ALIVE {
         (StatusCode::OK, "ok\n".into())
     } else {
@@ -91,18 +108,86 @@ async fn healthz(State(context): State<Context>) -> (StatusCode, String) {
     }
 }
 
-async fn readyz(State(context): State<Context>) -> (StatusCode, String) {
-    let missing = context.health.missing();
+async fn readyz(State(pages): State<Pages>) -> (StatusCode, String) {
+    let missing = pages.health.missing();
     if missing.is_empty() {
-        let role = if context.leads() { "leading" } else { "standing by" };
+        let role = if pages.leading.now() { "leading" } else { "standing by" };
         (StatusCode::OK, format!("ok, {role}\n"))
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, missing.join("\n") + "\n")
     }
 }
 
-async fn metrics(State(context): State<Context>) -> String {
-    let stages = reconcile::stages(&context.index());
-    context.metrics.gauges(&stages, context.queue.depth(), context.leads());
-    context.metrics.text()
+async fn metrics(State(pages): State<Pages>) -> ([(HeaderName, &'static str); 1], String) {
+    (pages.gauges)();
+    ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], pages.metrics.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::election::{boot_time, channel};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Status line, headers and body of a page.
+    async fn page(address: std::net::SocketAddr, path: &str) -> String {
+        let ask = async {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            text
+        };
+        tokio::time::timeout(PATIENCE, ask).await.expect("an answer within 30 s")
+    }
+
+    #[tokio::test]
+    async fn the_pages_tell_what_is_missing_and_end_when_told() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (leader, leading) = channel(boot_time);
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let health = Arc::new(Health::new(&["Pod", "Node"]));
+        let metrics = Arc::new(Metrics::new());
+        let gauges = Arc::new({
+            let metrics = Arc::clone(&metrics);
+            move || metrics.gauges(&BTreeMap::new(), (7, Duration::ZERO), false)
+        });
+        let pages = Pages { health: Arc::clone(&health), metrics, leading, gauges };
+        let server = tokio::spawn(serve(listener, pages, stopped));
+
+        assert!(page(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        health.watch_failed("Pod", "forbidden");
+        let ready = page(address, "/readyz").await;
+        assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+        assert!(ready.ends_with("Pod cannot be watched: forbidden\nNode are not listed yet\n"), "{ready}");
+        health.listed("Pod");
+        health.listed("Node");
+        // What has been seen once stays known: a watch that fails later does not end readiness.
+        health.watch_failed("Pod", "gone");
+        assert!(page(address, "/readyz").await.ends_with("ok, standing by\n"));
+        leader.forever();
+        assert!(page(address, "/readyz").await.ends_with("ok, leading\n"));
+        let metrics = page(address, "/metrics").await;
+        assert!(metrics.contains("switchyard_queue_depth 7") && metrics.ends_with("# EOF\n"), "{metrics}");
+        assert!(page(address, "/other").await.starts_with("HTTP/1.1 404"));
+
+        stop.send_replace(true);
+        tokio::time::timeout(PATIENCE, server).await.expect("ends within 30 s").unwrap();
+        assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[test]
+    fn a_main_loop_that_hangs_is_told() {
+        assert_eq!(alive(ALIVE - Duration::from_secs(1)).0, StatusCode::OK);
+        let (code, text) = alive(ALIVE);
+        assert_eq!(
+            (code, text.as_str()),
+            (StatusCode::INTERNAL_SERVER_ERROR, "the main loop has not moved for 30 s\n")
+        );
+    }
 }

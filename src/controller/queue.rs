@@ -1,9 +1,11 @@
 //! A queue of keys to look at: each key once, at its earliest time, and never twice at a time.
 //!
-//! [`Schedule`] is the rule, with time as a parameter; [`Queue`] lets tasks wait for it.
+//! [`Schedule`] is the rule, with time as a parameter; [`Queue`] lets tasks wait for it. Whoever takes a key holds a [`Turn`], so
+//! that the key is free again however the work ends.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -136,24 +138,18 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         self.changed.notify_one();
     }
 
-    /// Waits for the next key that is due.
-    pub async fn next(&self) -> K {
+    /// Waits for the next key that is due. Nothing is lost when the caller does not wait to the end.
+    pub async fn next(&self) -> Turn<K> {
         loop {
             let (key, due) = self.with(|schedule| (schedule.pop(Instant::now()), schedule.next_due()));
             match (key, due) {
-                (Some(key), _) => return key,
+                (Some(key), _) => return Turn { key, queue: self.clone() },
                 (None, Some(due)) => {
                     let _ = tokio::time::timeout_at(due.into(), self.changed.notified()).await;
                 }
                 (None, None) => self.changed.notified().await,
             }
         }
-    }
-
-    /// See [`Schedule::done`].
-    pub fn done(&self, key: &K) {
-        self.with(|schedule| schedule.done(key));
-        self.changed.notify_one();
     }
 
     /// Tries a key again after its pause. Answers when.
@@ -177,10 +173,36 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     }
 }
 
+/// A key that is being worked on; it is done when this is dropped. A panic counts as a failure: the key is tried again later.
+#[derive(Debug)]
+pub(super) struct Turn<K: Clone + Eq + Hash + Ord> {
+    key: K,
+    queue: Queue<K>,
+}
+
+impl<K: Clone + Eq + Hash + Ord> Deref for Turn<K> {
+    type Target = K;
+
+    fn deref(&self) -> &K {
+        &self.key
+    }
+}
+
+impl<K: Clone + Eq + Hash + Ord> Drop for Turn<K> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.queue.failed(&self.key);
+        }
+        self.queue.with(|schedule| schedule.done(&self.key));
+        self.queue.changed.notify_one();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn the_earliest_time_of_a_key_wins() {
@@ -217,12 +239,52 @@ mod tests {
         }
         assert!(tries[1] <= 0.051, "{tries:?}");
         assert!(tries.windows(2).filter(|pair| pair[0] >= 60.0).all(|pair| pair[1] - pair[0] >= 5.0), "{tries:?}");
-        assert!(tries.windows(2).all(|pair| pair[1] - pair[0] <= 60.0), "{tries:?}");
+        assert!(tries.windows(2).all(|pair| pair[1] - pair[0] < 60.001), "{tries:?}");
         schedule.succeeded(&"a");
         assert_eq!(schedule.failed(&"a", now), now + FIRST_PAUSE);
     }
 
+    #[tokio::test]
+    async fn a_turn_ends_however_its_work_ends() {
+        let queue = Queue::default();
+        queue.add("a", Instant::now());
+        let soon = async |queue: &Queue<&'static str>| {
+            tokio::time::timeout(Duration::from_secs(30), queue.next()).await.expect("a key within 30 s")
+        };
+        let turn = soon(&queue).await;
+        queue.add("a", Instant::now());
+        queue.add("b", Instant::now());
+        assert_eq!(*soon(&queue).await, "b", "a runs");
+        let waits = tokio::spawn({
+            let queue = queue.clone();
+            async move { *queue.next().await }
+        });
+        drop(turn);
+        assert_eq!(tokio::time::timeout(Duration::from_secs(30), waits).await.unwrap().unwrap(), "a");
+        queue.add("c", Instant::now());
+        let turn = soon(&queue).await;
+        let panics = tokio::spawn(async move { panic!("planned, while {} runs", *turn) });
+        assert!(panics.await.is_err());
+        assert_eq!(*soon(&queue).await, "c", "after its pause");
+    }
+
     proptest! {
+        #[test]
+        fn keys_come_in_the_order_in_which_they_are_due(times in prop::collection::vec((0_u8..20, 0_u64..9), 1..60)) {
+            let (mut schedule, start) = (Schedule::default(), Instant::now());
+            let mut earliest: BTreeMap<u8, u64> = BTreeMap::new();
+            for (key, seconds) in times {
+                schedule.add(key, start + Duration::from_secs(seconds));
+                earliest.entry(key).and_modify(|before| *before = seconds.min(*before)).or_insert(seconds);
+            }
+            for second in 0..9 {
+                let now = start + Duration::from_secs(second);
+                let due: Vec<u8> = std::iter::from_fn(|| schedule.pop(now)).collect();
+                prop_assert!(due.iter().all(|key| earliest[key] == second), "{due:?} at {second}: {earliest:?}");
+                prop_assert_eq!(due.len(), earliest.values().filter(|at| **at == second).count());
+            }
+        }
+
         #[test]
         fn nothing_is_lost_and_nothing_runs_twice_at_a_time(steps in prop::collection::vec((0_u8..4, 0_u8..3, 0_u64..5), 1..200)) {
             let (mut schedule, start) = (Schedule::default(), Instant::now());

@@ -100,7 +100,9 @@ impl Context {
             summary: family.summary.as_ref(),
             status_written: family.status_written,
         };
+        let start = Instant::now();
         let mut plan = cluster::plan(&snapshot, now);
+        self.metrics.planned(start.elapsed());
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
         let held = hold(&mut plan, &mut family.own, attempt, instant);

@@ -1,11 +1,11 @@
 //! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
 
-use super::election::Candidate;
+use super::election::{self, Candidate, boot_time};
 use super::metrics::Metrics;
-use super::pages::{self, Health};
+use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, client, progress, watch};
+use super::{Context, Error, Settings, client, progress, reconcile, watch};
 use crate::apply::Executor;
 use crate::plan::cluster::events::{EventDraft, Severity};
 use kube::Resource;
@@ -34,7 +34,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let client = client::client(config, Arc::clone(&metrics)).map_err(Error::Config)?;
     let address = settings.listen;
     let listener = TcpListener::bind(address).await.map_err(|error| Error::Listen { address, error })?;
-    let (lead, leader) = channel(settings.election.is_none());
+    let (leader, leading) = election::channel(boot_time);
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
     let context = Context {
         executor: Executor::new(client.clone()),
@@ -43,18 +43,39 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         index: Arc::default(),
         queue: Queue::default(),
         metrics,
-        health: Arc::new(Health::new()),
-        leader,
+        health: Arc::new(Health::new(&watch::KINDS)),
+        leading,
         settings: Arc::new(settings),
     };
     let settings = &context.settings;
     info!(identity = settings.identity, listen = %listener.local_addr().unwrap_or(address), "the controller starts");
     watch::start(&context);
-    let pages = tokio::spawn(pages::serve(listener, context.clone(), stop.clone()));
-    let election = settings.election.map(|timing| {
-        let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
-        tokio::spawn(Candidate { client, namespace, identity, timing }.run(lead, stop.clone()))
-    });
+    let pages = Pages {
+        health: Arc::clone(&context.health),
+        metrics: Arc::clone(&context.metrics),
+        leading: context.leading.clone(),
+        gauges: Arc::new({
+            let context = context.clone();
+            move || {
+                let stages = reconcile::stages(&context.index());
+                context.metrics.gauges(&stages, context.queue.depth(), context.leads());
+            }
+        }),
+    };
+    let pages = tokio::spawn(pages::serve(listener, pages, stop.clone()));
+    // Told after the last work is done: whoever leads next must find nobody at work.
+    let (retire, retired) = channel(false);
+    let election = match settings.election {
+        Some(timing) => {
+            let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
+            let candidate = Candidate { client, namespace, identity, timing, clock: boot_time };
+            Some(tokio::spawn(candidate.run(leader, retired)))
+        }
+        None => {
+            leader.forever();
+            None
+        }
+    };
     tokio::spawn(progress::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {
@@ -64,6 +85,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     info!("stopping: no new work");
     let all = u32::try_from(settings.concurrent_reconciles).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(LAST_WORK, running.acquire_many(all)).await;
+    retire.send_replace(true);
     if let Some(election) = election {
         let _ = election.await;
     }
@@ -74,17 +96,17 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
 
 /// Looks at jobs that are due, for ever.
 async fn work(context: &Context, running: &Arc<Semaphore>) {
-    let mut leader = context.leader.clone();
+    let mut leading = context.leading.clone();
     loop {
         wait_until_ready(context).await;
-        while !*leader.borrow_and_update() {
+        while !leading.now() {
             context.health.tick();
-            let _ = tokio::time::timeout(TICK, leader.changed()).await;
+            let _ = tokio::time::timeout(TICK, leading.changed()).await;
         }
         // Whatever changed while somebody else led, or nobody.
         context.look_at_all();
         let mut resync = Instant::now() + RESYNC;
-        while *leader.borrow_and_update() {
+        while leading.now() {
             context.health.tick();
             if Instant::now() >= resync {
                 context.look_at_all();
@@ -93,12 +115,12 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
             let Ok(turn) = Arc::clone(running).acquire_owned().await else { return };
             let Ok(key) = tokio::time::timeout(TICK, context.queue.next()).await else { continue };
             let context = context.clone();
-            let span = info_span!("reconcile", job = %key);
+            let span = info_span!("reconcile", job = %*key);
             tokio::spawn(
                 async move {
                     let start = Instant::now();
                     let outcome = context.reconcile(&key).await;
-                    context.queue.done(&key);
+                    drop(key);
                     context.metrics.reconciled(outcome.word(), start.elapsed());
                     drop(turn);
                 }
@@ -155,6 +177,7 @@ impl Context {
                 Severity::Normal => EventType::Normal,
                 Severity::Warning => EventType::Warning,
             };
+            self.metrics.event(event.reason);
             let (reason, action) = (event.reason.to_string(), "Reconcile".to_string());
             let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
             if let Err(error) = self.recorder.publish(&event, &job.object_ref(&())).await {

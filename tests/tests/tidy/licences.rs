@@ -48,10 +48,11 @@ fn one(words: &mut &[&str], allowed: &[String]) -> bool {
         }
         return result;
     }
-    if words.first() == Some(&"WITH") {
-        // An exception is a licence of its own here: none is on the list.
-        *words = words.get(2..).unwrap_or_default();
-        return false;
+    if let ["WITH", exception, rest @ ..] = *words {
+        // With an exception it is a licence of its own.
+        let whole = format!("{first} WITH {exception}");
+        *words = rest;
+        return allowed.contains(&whole);
     }
     allowed.iter().any(|known| known == first)
 }

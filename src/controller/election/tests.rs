@@ -1,0 +1,229 @@
+//! The stories of `stories.txt`, played by real candidates against a Lease in memory.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use super::leading::Leading;
+use super::*;
+use http::{Method, Request, Response, StatusCode};
+use kube::client::Body;
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+thread_local! {
+    static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// The time of the story that this thread plays.
+fn story_time() -> Duration {
+    NOW.get()
+}
+
+/// What an API server keeps of the Lease, with its optimistic concurrency.
+#[derive(Default)]
+struct Store {
+    lease: Option<Value>,
+    version: u64,
+    is_down: bool,
+    /// The next write is carried out without an answer.
+    loses_answer: bool,
+    /// Hours by which times are wrong.
+    skew: i64,
+    writes: u32,
+}
+
+impl Store {
+    fn put(&mut self, mut lease: Value) {
+        self.version += 1;
+        lease["metadata"]["resourceVersion"] = self.version.to_string().into();
+        self.lease = Some(lease);
+    }
+
+    fn edit(&mut self, pointer: &str, value: Value) {
+        let mut lease = self.lease.clone().expect("there is a Lease");
+        match lease.pointer_mut(pointer) {
+            Some(place) => *place = value,
+            None => lease["metadata"]["labels"] = value,
+        }
+        self.put(lease);
+    }
+
+    /// One request, as the API server answers it.
+    fn answer(&mut self, method: &Method, body: Value) -> (StatusCode, Value) {
+        let refuse = |code: StatusCode| {
+            let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
+            let status = json!({"status": "Failure", "code": code.as_u16(), "reason": reason, "message": "no"});
+            (code, status)
+        };
+        if self.is_down {
+            return refuse(StatusCode::INTERNAL_SERVER_ERROR);
+        }
+        let current = self.lease.as_ref().map(|lease| lease["metadata"]["resourceVersion"].clone());
+        match (method, current) {
+            (&Method::GET, Some(_)) => return (StatusCode::OK, self.lease.clone().unwrap()),
+            (&Method::POST, None) => {}
+            (&Method::PUT, Some(version)) if body["metadata"]["resourceVersion"] == version => {}
+            (&Method::POST | &Method::PUT, Some(_)) => return refuse(StatusCode::CONFLICT),
+            _ => return refuse(StatusCode::NOT_FOUND),
+        }
+        let mut body = body;
+        for field in ["renewTime", "acquireTime"] {
+            let time: Timestamp = body["spec"][field].as_str().unwrap().parse().unwrap();
+            let skewed = time + jiff::SignedDuration::from_hours(self.skew);
+            body["spec"][field] = serde_json::to_value(MicroTime(skewed)).unwrap();
+        }
+        self.writes += 1;
+        self.put(body);
+        match std::mem::take(&mut self.loses_answer) {
+            true => refuse(StatusCode::GATEWAY_TIMEOUT),
+            false => (StatusCode::OK, self.lease.clone().unwrap()),
+        }
+    }
+}
+
+fn client(store: &Arc<Mutex<Store>>) -> Client {
+    let store = Arc::clone(store);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let store = Arc::clone(&store);
+        async move {
+            let method = request.method().clone();
+            let bytes = request.into_body().collect_bytes().await.unwrap();
+            let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            let (code, answer) = store.lock().unwrap().answer(&method, body);
+            let body = Body::from(serde_json::to_vec(&answer).unwrap());
+            Ok::<_, std::io::Error>(Response::builder().status(code).body(body).unwrap())
+        }
+    });
+    Client::new(service, "default")
+}
+
+/// A candidate and what it keeps between rounds.
+struct Actor {
+    candidate: Candidate,
+    view: View,
+    role: Role,
+    leader: Leader,
+    leading: Leading,
+}
+
+impl Actor {
+    fn new(name: &str, store: &Arc<Mutex<Store>>) -> Actor {
+        let (leader, leading) = channel(story_time);
+        let candidate = Candidate {
+            client: client(store),
+            namespace: "default".into(),
+            identity: name.into(),
+            timing: Timing::default(),
+            clock: story_time,
+        };
+        Actor { candidate, view: View::default(), role: Role::Standby, leader, leading }
+    }
+
+    async fn round(&mut self) -> &'static str {
+        match self.candidate.round(&mut self.view, &mut self.role, &self.leader).await {
+            Err(error) => {
+                println!("{}: {error}", self.candidate.identity);
+                "error"
+            }
+            Ok(_) if matches!(self.role, Role::Leading { .. }) => "leads",
+            Ok(_) => "waits",
+        }
+    }
+}
+
+/// Plays the lines of one story; answers what was not as told.
+async fn play(story: &str) -> Vec<String> {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let mut actors: BTreeMap<String, Actor> = BTreeMap::new();
+    let mut faults = Vec::new();
+    for line in story.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (command, expected) = line.split_once(" -> ").unwrap_or((line, ""));
+        let words: Vec<&str> = command.split(' ').collect();
+        NOW.set(Duration::from_secs(1000) + Duration::from_secs_f64(words[0].parse().unwrap()));
+        let edit = |pointer: &str, value: Value| store.lock().unwrap().edit(pointer, value);
+        let mut found = "";
+        match words[1..] {
+            ["api", state] => store.lock().unwrap().is_down = state == "down",
+            ["lost", _] => store.lock().unwrap().loses_answer = true,
+            ["clock", hours] => store.lock().unwrap().skew = hours.parse().unwrap(),
+            ["holder", name] => edit("/spec/holderIdentity", name.trim_matches('-').into()),
+            ["label"] => edit("/metadata/labels", json!({"touched": line.len().to_string()})),
+            ["duration", seconds] => {
+                edit("/spec/leaseDurationSeconds", seconds.parse::<i32>().unwrap().into());
+            }
+            ["delete"] => store.lock().unwrap().lease = None,
+            [who, "?"] => found = if actors[who].leading.now() { "yes" } else { "no" },
+            [who] => {
+                let actor = actors.entry(who.into()).or_insert_with(|| Actor::new(who, &store));
+                found = actor.round().await;
+            }
+            _ => panic!("not a line of a story: {line}"),
+        }
+        if found != expected {
+            faults.push(format!("{line}, but found {found}"));
+        }
+    }
+    faults
+}
+
+#[tokio::test]
+async fn every_story_goes_as_told() {
+    let stories: Vec<&str> = include_str!("stories.txt").split("\nstory ").skip(1).collect();
+    assert!(stories.len() >= 20, "{} stories", stories.len());
+    let mut faults = Vec::new();
+    for story in stories {
+        let (title, lines) = story.split_once('\n').unwrap();
+        faults.extend(play(lines).await.into_iter().map(|fault| format!("{title}: {fault}")));
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[tokio::test]
+async fn a_story_that_is_wrong_is_noticed() {
+    assert_eq!(play("0 a -> leads\n0 b -> leads").await, ["0 b -> leads, but found waits"]);
+    assert_eq!(play("0 a -> leads\n0 b -> waits\n14 b -> leads").await.len(), 1);
+}
+
+#[test]
+fn a_leader_stops_before_the_lease_is_free() {
+    let timing = Timing::default();
+    assert!(timing.renew_deadline + timing.retry < timing.duration);
+}
+
+/// The whole loop with real time: one leads; when it is told to stop, the other takes over without waiting for the duration.
+#[tokio::test]
+async fn a_lease_that_is_given_back_is_taken_at_once() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let start = |name: &str| {
+        let (leader, leading) = channel(boot_time);
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let timing = Timing {
+            duration: Duration::from_secs(3600),
+            renew_deadline: Duration::from_secs(1800),
+            retry: Duration::from_millis(20),
+        };
+        let (client, namespace, identity) = (client(&store), "default".into(), name.into());
+        let candidate = Candidate { client, namespace, identity, timing, clock: boot_time };
+        (leading, stop, tokio::spawn(candidate.run(leader, stopped)))
+    };
+    let until_leads = async |leading: &mut Leading| {
+        let changed = async {
+            while !leading.now() {
+                leading.changed().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), changed).await.expect("leads within 30 s");
+    };
+    let (mut first, stop_first, first_task) = start("first");
+    until_leads(&mut first).await;
+    let (mut second, stop_second, second_task) = start("second");
+    assert!(!second.now());
+    stop_first.send_replace(true);
+    first_task.await.unwrap();
+    assert!(!first.now());
+    until_leads(&mut second).await;
+    assert_eq!(store.lock().unwrap().lease.as_ref().unwrap()["spec"]["leaseTransitions"], 2);
+    stop_second.send_replace(true);
+    second_task.await.unwrap();
+    assert_eq!(store.lock().unwrap().lease.as_ref().unwrap()["spec"]["holderIdentity"], "");
+}

@@ -1,0 +1,253 @@
+//! What a TrainJob may ask for, and what the controller may do: the manifests of the chart on a real API server, through kubectl.
+//!
+//! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new policy or a changed
+//! ConfigMap into account a moment later: a case is tried again until it ends as told, or a deadline has passed.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use anyhow::Result;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use switchyard_tests::{ControlPlane, Ended, Options, root};
+
+/// Time for an API server to take a policy into account.
+const PATIENCE: Duration = Duration::from_secs(30);
+const CONTROLLER: &str = "system:serviceaccount:switchyard-system:switchyard-controller";
+
+/// One line of `cases.yaml`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    title: String,
+    user: String,
+    pod: Option<Value>,
+    #[serde(default)]
+    refused: Vec<String>,
+    #[serde(default)]
+    allowed: BTreeMap<String, String>,
+}
+
+impl Case {
+    fn manifest(&self) -> Value {
+        let mut spec = json!({"trainer": {"framework": "Plain", "image": "image", "command": ["train"]}});
+        if let Some(pod) = &self.pod {
+            spec["template"] = json!({"spec": pod});
+        }
+        json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "case"}, "spec": spec})
+    }
+
+    /// What is not as told.
+    fn fault(&self, accepted: bool, message: &str) -> Option<String> {
+        let missing: Vec<&String> = self.refused.iter().filter(|words| !message.contains(words.as_str())).collect();
+        match (accepted, self.refused.is_empty()) {
+            (true, true) => None,
+            (true, false) => Some(format!("{}: accepted; expected a refusal with {:?}", self.title, self.refused)),
+            (false, true) => Some(format!("{}: refused: {message}", self.title)),
+            (false, false) if missing.is_empty() => None,
+            (false, false) => Some(format!("{}: the message lacks {missing:?}: {message}", self.title)),
+        }
+    }
+}
+
+/// A control plane with the manifests of the chart, and a namespace with the users of the cases.
+struct Scene {
+    plane: ControlPlane,
+    namespace: String,
+}
+
+impl Scene {
+    async fn new() -> Result<Scene> {
+        let plane = ControlPlane::start(&Options::default())?;
+        plane.install_crds().await?;
+        let namespace = plane.namespace("admission").await?;
+        let scene = Scene { plane, namespace };
+        scene.must(&["create", "namespace", "switchyard-system"], "");
+        let manifests = root().join("charts/switchyard/manifests");
+        scene.must(&["apply", "-f", manifests.to_str().unwrap()], "");
+        let users = root().join("tests/tests/admission/users.yaml");
+        scene.must(&["apply", "-n", &scene.namespace, "-f", users.to_str().unwrap()], "");
+        Ok(scene)
+    }
+
+    fn must(&self, arguments: &[&str], input: &str) {
+        let ended = self.plane.kubectl_with(arguments, input);
+        assert_eq!(ended.code, Some(0), "kubectl {arguments:?}: {}", ended.stderr);
+    }
+
+    fn as_user(&self, user: &str, arguments: &[&str], input: &Value) -> Ended {
+        let mut all = vec!["--as", user, "-n", &self.namespace];
+        all.extend(arguments);
+        self.plane.kubectl_with(&all, &input.to_string())
+    }
+
+    /// Tries until it ends as told; answers the last fault at the deadline.
+    fn settles(&self, fault: impl Fn() -> Option<String>) -> Option<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match fault() {
+                Some(fault) if Instant::now() >= deadline => return Some(fault),
+                None => return None,
+                Some(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+
+    fn allow(&self, allowed: &BTreeMap<String, String>) {
+        let data: BTreeMap<&String, String> =
+            allowed.iter().map(|(key, value)| (key, value.replace("NAMESPACE", &self.namespace))).collect();
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": data,
+            "metadata": {"name": "switchyard-admission", "namespace": "switchyard-system"}});
+        self.must(&["replace", "-f", "-"], &map.to_string());
+    }
+
+    fn try_case(&self, case: &Case) -> Option<String> {
+        let ended = self.as_user(&case.user, &["create", "--dry-run=server", "-f", "-"], &case.manifest());
+        case.fault(ended.code == Some(0), &ended.stderr)
+    }
+}
+
+fn cases() -> Vec<Case> {
+    serde_saphyr::from_str(include_str!("admission/cases.yaml")).unwrap()
+}
+
+#[tokio::test]
+async fn accepted_and_refused_jobs() -> Result<()> {
+    let scene = Scene::new().await?;
+    // A policy that is not active yet accepts everything: one refusal of each before anything else.
+    let mut cases = cases();
+    cases.sort_by_key(|case| (!case.allowed.is_empty(), case.refused.is_empty()));
+    let mut faults = Vec::new();
+    let mut allowed = BTreeMap::new();
+    for case in &cases {
+        if case.allowed != allowed {
+            scene.allow(&case.allowed);
+            allowed.clone_from(&case.allowed);
+        }
+        faults.extend(scene.settles(|| scene.try_case(case)));
+    }
+    assert!(faults.is_empty(), "{} of {} cases:\n{}", faults.len(), cases.len(), faults.join("\n"));
+
+    updates(&scene);
+    children(&scene);
+    scene.must(&["delete", "configmap", "-n", "switchyard-system", "switchyard-admission"], "");
+    let case = cases.iter().find(|case| case.title == "no template").unwrap();
+    let without = Case { refused: vec!["no params found".into()], ..case.clone() };
+    assert_eq!(scene.settles(|| scene.try_case(&without)), None, "without the ConfigMap all are refused");
+    Ok(())
+}
+
+/// Who changes the spec needs the rights of an author; who changes a label does not.
+fn updates(scene: &Scene) {
+    let job = Case {
+        title: "a job".into(),
+        user: "reader".into(),
+        pod: Some(json!({"volumes": [{"name": "v", "secret": {"secretName": "other"}}]})),
+        refused: Vec::new(),
+        allowed: BTreeMap::new(),
+    };
+    let ended = scene.as_user("reader", &["create", "-f", "-"], &job.manifest());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let patch = |user: &str, patch: &str| {
+        scene.as_user(user, &["patch", "trainjob", "case", "--type=merge", "-p", patch], &Value::Null)
+    };
+    let label = patch("novice", r#"{"metadata":{"labels":{"team":"a"}}}"#);
+    assert_eq!(label.code, Some(0), "{}", label.stderr);
+    let suspend = patch("novice", r#"{"spec":{"suspend":true}}"#);
+    assert!(suspend.stderr.contains("novice may not create pods"), "{}", suspend.stderr);
+    // The template is the same as before: who suspends the job need not be able to read its Secrets.
+    let suspend = patch("author", r#"{"spec":{"suspend":true}}"#);
+    assert_eq!(suspend.code, Some(0), "{}", suspend.stderr);
+}
+
+/// Only the controller makes pods of jobs.
+fn children(scene: &Scene) {
+    let pod = |labels: Value| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "labels": labels},
+            "spec": {"automountServiceAccountToken": false, "containers": [{"name": "trainer", "image": "image"}]}})
+    };
+    let ours = pod(json!({"training.switchyard.dev/job-uid": "1"}));
+    let create = ["create", "--dry-run=server", "-f", "-"];
+    // The plugin for service accounts wants one to be there.
+    scene.must(&["create", "serviceaccount", "default", "-n", &scene.namespace], "");
+    let refused = || {
+        let ended = scene.as_user("author", &create, &ours);
+        let named = ended.stderr.contains("metadata.labels[training.switchyard.dev/job-uid]");
+        (!named).then(|| format!("a pod with our label: {}{}", ended.stdout, ended.stderr))
+    };
+    assert_eq!(scene.settles(refused), None);
+    for (user, pod) in [("author", pod(json!({"app": "a"}))), (CONTROLLER, ours)] {
+        let ended = scene.as_user(user, &create, &pod);
+        assert_eq!(ended.code, Some(0), "{user}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_case_that_ends_otherwise_is_noticed() {
+    let all = cases();
+    assert!(all.len() >= 60, "{} cases", all.len());
+    let accepted = all.iter().find(|case| case.refused.is_empty()).unwrap();
+    assert!(accepted.fault(false, "forbidden").is_some_and(|fault| fault.contains("refused: forbidden")));
+    let refused = all.iter().find(|case| !case.refused.is_empty()).unwrap();
+    assert!(refused.fault(true, "").is_some_and(|fault| fault.contains("accepted; expected a refusal")));
+    assert!(refused.fault(false, "forbidden for some other reason").is_some_and(|fault| fault.contains("lacks")));
+}
+
+/// Verb, resource (with `.group` and `/subresource`), namespace, and whether the controller may.
+const RIGHTS: [(&str, &str, &str, bool); 32] = [
+    ("list", "trainjobs.training.switchyard.dev", "any", true),
+    ("delete", "trainjobs.training.switchyard.dev", "any", true),
+    ("update", "trainjobs.training.switchyard.dev", "any", false),
+    ("patch", "trainjobs.training.switchyard.dev", "any", false),
+    ("create", "trainjobs.training.switchyard.dev", "any", false),
+    ("patch", "trainjobs.training.switchyard.dev/status", "any", true),
+    ("update", "trainjobs.training.switchyard.dev/finalizers", "any", true),
+    ("create", "pods", "any", true),
+    ("delete", "pods", "any", true),
+    ("get", "pods/log", "any", true),
+    ("create", "pods/exec", "any", false),
+    ("create", "pods/binding", "any", false),
+    ("watch", "nodes", "any", true),
+    ("patch", "nodes", "any", false),
+    ("patch", "services", "any", true),
+    ("patch", "configmaps", "any", true),
+    ("patch", "poddisruptionbudgets.policy", "any", true),
+    ("patch", "networkpolicies.networking.k8s.io", "any", true),
+    ("create", "secrets", "any", true),
+    ("get", "secrets", "any", false),
+    ("list", "secrets", "any", false),
+    ("delete", "secrets", "any", false),
+    ("update", "secrets", "any", false),
+    ("create", "events.events.k8s.io", "any", true),
+    ("list", "priorityclasses.scheduling.k8s.io", "any", true),
+    ("list", "resourcequotas", "any", false),
+    ("create", "rolebindings.rbac.authorization.k8s.io", "any", false),
+    ("impersonate", "serviceaccounts", "any", false),
+    ("update", "leases.coordination.k8s.io/switchyard-controller", "switchyard-system", true),
+    ("update", "leases.coordination.k8s.io/other", "switchyard-system", false),
+    ("create", "leases.coordination.k8s.io", "switchyard-system", true),
+    ("update", "leases.coordination.k8s.io/switchyard-controller", "any", false),
+];
+
+#[tokio::test]
+async fn the_controller_may_do_what_the_table_says_and_no_more() -> Result<()> {
+    let scene = Scene::new().await?;
+    let mut faults = Vec::new();
+    for (verb, resource, namespace, may) in RIGHTS {
+        let mut arguments = vec!["auth", "can-i", verb, "-n", namespace, "--as", CONTROLLER];
+        // `TYPE/NAME` is a name for kubectl, and a subresource is a flag.
+        match resource.split_once('/') {
+            Some((kind, part)) if ["status", "finalizers", "log", "exec", "binding"].contains(&part) => {
+                arguments.extend([kind, "--subresource", part]);
+            }
+            _ => arguments.push(resource),
+        }
+        let ended = scene.plane.kubectl(&arguments);
+        let answer = ended.stdout.trim();
+        if answer != if may { "yes" } else { "no" } {
+            faults.push(format!("{verb} {resource} in {namespace}: {answer} {}", ended.stderr.trim()));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! The program `switchyard controller` as a process: leaders, signals, pages, rights, and surroundings that are not there.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, plain_job, programs,
+    root, start_controller,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `found` answers something.
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = found() {
+            return Ok(found);
+        }
+        if Instant::now() > give_up {
+            bail!("not within {} s: {what}", PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(25));
+    }
+}
+
+/// The address that a controller wrote into its log.
+fn address_of(controller: &Daemon) -> Result<SocketAddr> {
+    wait_for("a log with listen=ADDRESS", || {
+        let log = std::fs::read_to_string(&controller.log).ok()?;
+        log.split("listen=").nth(1)?.split_whitespace().next()?.parse().ok()
+    })
+    .with_context(|| controller.tail())
+}
+
+/// A page with its status line, or nothing if it is not served.
+fn page(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    (!text.is_empty()).then_some(text)
+}
+
+fn leads(address: SocketAddr) -> Option<bool> {
+    let metrics = page(address, "/metrics")?;
+    Some(metrics.lines().any(|line| line == "switchyard_leader 1"))
+}
+
+fn holder(plane: &ControlPlane, namespace: &str) -> String {
+    let path = "jsonpath={.spec.holderIdentity}";
+    plane.kubectl(&["get", "lease", "switchyard-controller", "-n", namespace, "-o", path]).stdout
+}
+
+fn candidate(plane: &ControlPlane, namespace: &str, name: &str, duration: &str) -> Result<(Daemon, SocketAddr)> {
+    let arguments = [
+        "--leader-elect",
+        "Enabled",
+        "--lease-duration-seconds",
+        duration,
+        "--renew-deadline-seconds=2",
+        "--retry-period-seconds=1",
+        "--namespace",
+        namespace,
+        "--identity",
+        name,
+    ];
+    let options = ControllerOptions {
+        namespace: Some(namespace.into()),
+        arguments: arguments.map(String::from).to_vec(),
+        ..ControllerOptions::default()
+    };
+    let controller = start_controller(plane, name, &options)?;
+    let address = address_of(&controller)?;
+    Ok((controller, address))
+}
+
+#[tokio::test]
+async fn a_leader_that_is_stopped_is_replaced_and_knows_it_at_once() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("leaders").await?;
+    let (first, first_page) = candidate(plane, &namespace, "first", "4")?;
+    wait_for("the first leads", || leads(first_page).filter(|leads| *leads))?;
+    let (mut second, second_page) = candidate(plane, &namespace, "second", "4")?;
+    wait_for("the second is ready", || page(second_page, "/readyz").filter(|page| page.contains("standing by")))?;
+
+    first.signal(Signal::STOP);
+    wait_for("the second leads", || leads(second_page).filter(|leads| *leads))?;
+    assert!(holder(plane, &namespace).starts_with("second-"));
+    first.signal(Signal::CONT);
+    // Whatever page is served after the pause: it does not say that the first leads.
+    for _ in 0..20 {
+        assert!(!wait_for("a page of the first", || leads(first_page))?);
+    }
+    assert_eq!(leads(second_page), Some(true));
+
+    // A leader that is told to end gives the Lease back.
+    second.signal(Signal::TERM);
+    assert_eq!(second.wait(PATIENCE), Some(0), "{}", second.tail());
+    assert!(second.tail().contains("the Lease is given back"), "{}", second.tail());
+    wait_for("the first leads again", || leads(first_page).filter(|leads| *leads))?;
+    assert!(holder(plane, &namespace).starts_with("first-"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_that_is_given_back_is_taken_long_before_it_runs_out() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("handover").await?;
+    let (mut first, first_page) = candidate(plane, &namespace, "giver", "3600")?;
+    wait_for("the first leads", || leads(first_page).filter(|leads| *leads))?;
+    let (_second, second_page) = candidate(plane, &namespace, "taker", "3600")?;
+    wait_for("the second is ready", || page(second_page, "/readyz").filter(|page| page.contains("standing by")))?;
+    first.signal(Signal::INT);
+    assert_eq!(first.wait(PATIENCE), Some(130), "{}", first.tail());
+    wait_for("the second leads", || leads(second_page).filter(|leads| *leads))?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_crds_and_without_an_api_server_it_waits_and_says_so() -> Result<()> {
+    let mut plane = ControlPlane::start(&Options::default())?;
+    let mut controller = start_controller(&plane, "early", &ControllerOptions::default())?;
+    let address = address_of(&controller)?;
+    let ready =
+        wait_for("what is missing", || page(address, "/readyz").filter(|page| page.contains("cannot be watched")))?;
+    assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("TrainJob cannot be watched"), "{ready}");
+    assert!(page(address, "/healthz").unwrap().starts_with("HTTP/1.1 200"));
+    plane.install_crds().await?;
+    wait_for("readiness", || page(address, "/readyz").filter(|page| page.starts_with("HTTP/1.1 200")))
+        .with_context(|| controller.tail())?;
+
+    plane.kill_api_server();
+    let mut late = start_controller(&plane, "late", &ControllerOptions::default())?;
+    let address = address_of(&late)?;
+    let ready =
+        wait_for("what is missing", || page(address, "/readyz").filter(|page| page.contains("cannot be watched")))?;
+    assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+    for controller in [&mut controller, &mut late] {
+        controller.signal(Signal::TERM);
+        assert_eq!(controller.wait(PATIENCE), Some(0), "{}", controller.tail());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_rights_of_the_chart_are_enough_for_the_life_of_a_job() -> Result<()> {
+    let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
+    plane.install_crds().await?;
+    let must = |arguments: &[&str]| {
+        let ended = plane.kubectl(arguments);
+        assert_eq!(ended.code, Some(0), "kubectl {arguments:?}: {}", ended.stderr);
+        ended.stdout
+    };
+    must(&["create", "namespace", "switchyard-system"]);
+    must(&["apply", "-f", root().join("charts/switchyard/manifests").to_str().unwrap()]);
+    let token = must(&["create", "token", "switchyard-controller", "-n", "switchyard-system"]);
+    let admin = std::fs::read_to_string(plane.kubeconfig("admin"))?;
+    let kubeconfig = plane.folder().join("chart.kubeconfig");
+    std::fs::write(&kubeconfig, admin.replace("token-admin", token.trim()))?;
+
+    let namespace = plane.namespace("rights").await?;
+    let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("rights", 2)).await?;
+    let arguments = ["--leader-elect", "Enabled", "--namespace", "switchyard-system"].map(String::from).to_vec();
+    let options = ControllerOptions { kubeconfig: Some(kubeconfig), arguments, ..ControllerOptions::default() };
+    let controller = start_controller(&plane, "rights", &options)?;
+    let jobs = Jobs::new(plane.client().await?, &namespace);
+    let mut job = plain_job("a", 2, "succeed-after=0.1s");
+    job["spec"]["ttlSecondsAfterFinished"] = 1.into();
+    jobs.create(job).await?;
+    jobs.wait_gone("a").await.with_context(|| controller.tail())?;
+    let log = std::fs::read_to_string(&controller.log)?;
+    assert!(log.contains("Complete") && !log.contains("forbidden"), "{log}");
+    Ok(())
+}
+
+#[test]
+fn wrong_flags_are_told_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let arguments = ["controller"].iter().chain(arguments);
+        Program::new(&programs().join("switchyard"), folder.path(), arguments)
+            .env("HOME", folder.path().to_str().unwrap())
+            .env("KUBECONFIG", folder.path().join("none").to_str().unwrap())
+            .run(PATIENCE)
+    };
+    for (arguments, words) in [
+        (&["--log-level", "loud"][..], "--log-level: got `loud`; expected"),
+        (&["--listen", "here"], "--listen"),
+        (&["--kubeconfig", "/no/such/file"], "--kubeconfig /no/such/file"),
+        (&["--context", "none"], "--context"),
+        (&["--renew-deadline-seconds", "15"], "--renew-deadline-seconds"),
+        (&["--concurrent-reconciles", "0"], "--concurrent-reconciles"),
+        (&[], "kubeconfig"),
+    ] {
+        let ended = run(arguments);
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{arguments:?}: {}", ended.stderr);
+    }
+}
