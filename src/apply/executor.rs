@@ -100,14 +100,14 @@ impl Executor {
         match action {
             Action::Create(object) => match object {
                 Object::Pod(pod) => self.create(job, "Pod", *pod).await,
-                Object::Service(service) => self.create(job, "Service", service).await,
+                Object::Service(service) => self.create(job, "Service", *service).await,
                 Object::ConfigMap(config) => self.create(job, "ConfigMap", config).await,
                 Object::PodDisruptionBudget(budget) => self.create(job, "PodDisruptionBudget", budget).await,
                 Object::NetworkPolicy(policy) => self.create(job, "NetworkPolicy", policy).await,
                 Object::Secret(secret) => self.create_secret(job, secret).await,
             },
             Action::Repair(object) => match object {
-                Object::Service(service) => self.set(job, "Service", &service).await,
+                Object::Service(service) => self.set(job, "Service", &*service).await,
                 Object::PodDisruptionBudget(budget) => self.set(job, "PodDisruptionBudget", &budget).await,
                 Object::NetworkPolicy(policy) => self.set(job, "NetworkPolicy", &policy).await,
                 // Immutable: what has its name is what was made.

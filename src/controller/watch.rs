@@ -165,6 +165,11 @@ impl Context {
         }
     }
 
+    /// Whether a job is in the namespace that is watched.
+    pub(super) fn watches(&self, key: &Key) -> bool {
+        self.settings.watch_namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
+    }
+
     /// Changes the index, and has looked at what that concerns.
     fn take_in(&self, change: impl FnOnce(&mut Index) -> Effect) {
         let (effect, waiting) = {
@@ -176,8 +181,7 @@ impl Context {
         };
         let now = Instant::now();
         // Pods are watched everywhere for the room they take; jobs of other namespaces are not this controller's.
-        let ours = |key: &Key| self.settings.watch_namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace);
-        for key in effect.jobs.into_iter().filter(ours) {
+        for key in effect.jobs.into_iter().filter(|key| self.watches(key)) {
             self.queue.add(key, now + TOGETHER);
         }
         for key in waiting {

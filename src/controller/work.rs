@@ -164,7 +164,8 @@ impl Context {
         let now = Instant::now();
         let index = self.index();
         let of_families = index.families.values().filter_map(|family| family.key.clone());
-        for key in index.jobs.keys().chain(index.unreadable.keys()).cloned().chain(of_families) {
+        let keys = index.jobs.keys().chain(index.unreadable.keys()).cloned().chain(of_families);
+        for key in keys.filter(|key| self.watches(key)) {
             self.queue.add(key, now);
         }
     }

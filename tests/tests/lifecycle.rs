@@ -22,8 +22,7 @@ use switchyard_tests::{
 struct Scene {
     jobs: Jobs,
     kubelet: Kubelet,
-    controller: Daemon,
-    label: String,
+    _controller: Daemon,
 }
 
 impl Scene {
@@ -33,7 +32,7 @@ impl Scene {
         let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, nodes)).await?;
         let options = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
         let controller = start_controller(plane, &namespace, &options)?;
-        Ok(Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, controller, label: namespace })
+        Ok(Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, _controller: controller })
     }
 
     /// A job of another program on the nodes of this scene.

@@ -46,7 +46,7 @@ pub enum Object {
     /// A node of the job.
     Pod(Box<Pod>),
     /// Names of the pods.
-    Service(Service),
+    Service(Box<Service>),
     /// The engine's configuration.
     ConfigMap(ConfigMap),
     /// The job's key: 32 random bytes, filled in when it is written.
@@ -137,7 +137,7 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
             "policyTypes": ["Ingress"],
             "ingress": [{"from": [{"podSelector": selector}]}],
         }});
-        objects.push(Object::Service(object(metadata(job, valid, name.clone()), service)));
+        objects.push(Object::Service(Box::new(object(metadata(job, valid, name.clone()), service))));
         objects.push(Object::NetworkPolicy(object(metadata(job, valid, name.clone()), policy)));
         if job.spec.trainer.framework == Framework::Switchyard {
             let secret = json!({"type": "Opaque", "immutable": true});

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, plain_job, stage_of, start_controller,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, plain_job, stage_of,
+    start_controller,
 };
 
 /// User of the controller in the audit log.
@@ -73,7 +74,9 @@ impl Bench {
             *writes.entry(what).or_default() -= count;
         }
         let of_pods: u64 = writes.iter().filter(|(what, _)| what.ends_with(" pods")).map(|(_, count)| count).sum();
-        println!("A: created {created:.2} s, lifted {lifted:.2} s, running {running:.2} s, status {status:.2} s; {writes:?}");
+        println!(
+            "A: created {created:.2} s, lifted {lifted:.2} s, running {running:.2} s, status {status:.2} s; {writes:?}"
+        );
         Ok(json!({
             "created": created, "lifted": lifted, "running": running, "statusRunning": status, "statusAfterLast": status - running,
             "writesPerPod": of_pods as f64 / COUNT as f64, "writes": writes,
@@ -84,7 +87,9 @@ impl Bench {
         let give_up = Instant::now() + LIMIT;
         loop {
             let job = self.jobs.api().get(name).await?;
-            if stage_of(&job) == Some(stage) && job.status.as_ref().is_some_and(|status| status.attempt == Some(attempt)) {
+            if stage_of(&job) == Some(stage)
+                && job.status.as_ref().is_some_and(|status| status.attempt == Some(attempt))
+            {
                 return Ok(());
             }
             if Instant::now() > give_up {

@@ -33,7 +33,10 @@ impl Seen {
                     Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
                         let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
                         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-                        let now = PodSeen { gated: gates.is_some_and(|gates| !gates.is_empty()), running: phase == Some("Running") };
+                        let now = PodSeen {
+                            gated: gates.is_some_and(|gates| !gates.is_empty()),
+                            running: phase == Some("Running"),
+                        };
                         own.0.lock().unwrap().insert(pod.name_any(), now);
                     }
                     Some(watcher::Event::Delete(pod)) => drop(own.0.lock().unwrap().remove(&pod.name_any())),
