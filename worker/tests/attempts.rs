@@ -12,6 +12,15 @@ use switchyard_worker::comm::{CommError, Communicator, GroupConfig};
 /// Tries of each kind of intruder.
 const TRIES: usize = 50;
 
+/// Ends the rounds even when the test fails between, so that it fails instead of waiting for them.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 fn of_attempt(attempt: u32, rank: u32, port: u16) -> GroupConfig {
     GroupConfig { attempt, ..config(rank, 2, port) }
 }
@@ -40,6 +49,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
     };
     std::thread::scope(|scope| {
         let ranks = [scope.spawn(move || member(0)), scope.spawn(move || member(1))];
+        let end = End(&over);
         let intrude = |attempt: u32, limit: Duration| {
             let intruder = GroupConfig { connect_timeout: limit, ..of_attempt(attempt, 1, port) };
             Communicator::connect(&intruder, &[100]).err().unwrap()
@@ -52,7 +62,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
             let error = intrude(3, Duration::from_millis(30));
             assert!(matches!(error, CommError::Unreachable { .. }), "{error}");
         }
-        over.store(true, Ordering::Release);
+        drop(end);
         let [zero, one] = ranks.map(|rank| rank.join().unwrap());
         assert_eq!(zero, one);
     });
