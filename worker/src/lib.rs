@@ -4,7 +4,7 @@
 //! EngineConfig -> data (samples) -> model (static plan, arena) -> comm (buckets) -> train (step loop) -> events
 //! ```
 //!
-//! Nothing here knows Kubernetes; the engine is told who it is by environment variables
+//! `pod` starts and watches the ranks of one node; everything else is one rank. Nothing here knows Kubernetes; the engine is told who it is by environment variables
 //! (see `switchyard_worker_contract::env`) and what to do by one JSON file.
 #![deny(unsafe_code)]
 
@@ -13,5 +13,6 @@ pub mod cpu;
 pub mod data;
 pub mod model;
 pub mod optimizer;
+pub mod pod;
 pub mod process;
 pub mod train;

@@ -1,4 +1,4 @@
-//! The `switchyard-worker` program: one rank of a training job.
+//! The `switchyard-worker` program: one rank of a training job, or all of a pod.
 #![forbid(unsafe_code)]
 
 use clap::{Parser, Subcommand};
@@ -6,16 +6,15 @@ use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use switchyard_worker::comm::{Aborter, GroupConfig};
+use switchyard_worker::comm::{Aborter, CommError, GroupConfig};
 use switchyard_worker::process::{self, variable};
 use switchyard_worker::train::fault::Fault;
-use switchyard_worker::train::{self, Blueprint, Reporter, TrainError};
-use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker::train::{self, Blueprint, Reporter, TrainError, config};
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Failure};
 use switchyard_worker_contract::exit::Exit;
 
-/// One rank of a training job. Started by `switchyard run`, or in a pod.
+/// One rank of a training job, or all ranks of one node. Started by `switchyard run`, or in a pod.
 #[derive(Debug, Parser)]
 #[command(name = "switchyard-worker", version, about, after_long_help = help(), max_term_width = 100)]
 struct Cli {
@@ -27,16 +26,21 @@ struct Cli {
 enum Command {
     /// Train as the rank that the environment names. Prints one JSON event per line.
     Train,
+    /// Start and watch all ranks of this node, as the main process of a pod: divides the CPUs among the ranks, hands on what
+    /// they print, stops them on SIGTERM (25 s, then SIGKILL; at once on a second signal), reaps orphans, and leaves a
+    /// termination message. Prints the events of rank 0 and, in its pod, a `summary` of where the job is every 5 s.
+    Pod,
     /// Read an engine configuration (JSON) from standard input and print what would be trained, as JSON; starts nothing.
     Inspect,
 }
 
 fn main() -> ExitCode {
     let exit = match Cli::parse().command {
-        Command::Train => train_rank(),
-        Command::Inspect => inspect(),
+        Command::Train => train_rank().code(),
+        Command::Pod => switchyard_worker::pod::run(),
+        Command::Inspect => inspect().code(),
     };
-    ExitCode::from(exit.code())
+    ExitCode::from(exit)
 }
 
 /// `switchyard-worker inspect`
@@ -46,7 +50,7 @@ fn inspect() -> Exit {
         std::io::stdin()
             .read_to_string(&mut text)
             .map_err(|error| TrainError::Usage(format!("standard input: {error}")))?;
-        let config = parse_config(&text, "standard input")?;
+        let config = config::parse(&text, "standard input")?;
         GroupConfig::check_settings()?;
         variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
         let world = count(env::NUM_NODES)?.saturating_mul(count(env::PROCS_PER_NODE)?);
@@ -111,11 +115,7 @@ fn train_group<W: std::io::Write>(
     reporter: &mut Reporter<W>,
     joined: impl FnOnce(Aborter),
 ) -> Result<(), TrainError> {
-    let path =
-        variable(env::CONFIG).ok_or_else(|| TrainError::Usage(format!("{}: not set; expected a path", env::CONFIG)))?;
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| TrainError::Usage(format!("{}: {path}: {error}", env::CONFIG)))?;
-    let config = parse_config(&text, &path)?;
+    let config = config::from_env()?;
     let fault = variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
     let run_dir = PathBuf::from(variable(env::RUN_DIR).unwrap_or_else(|| ".".into()));
     let blueprint = Blueprint::new(&config, group.world(), variable(env::KERNEL).as_deref())?;
@@ -124,23 +124,21 @@ fn train_group<W: std::io::Write>(
 
 fn describe(error: &TrainError, rank: u32) -> (Failure, Exit) {
     let exit = error.exit(rank);
-    let told = match error {
-        TrainError::Comm(error) => error.cause().cloned(),
-        _ => None,
+    // Whoever did not come is the origin, as far as this rank knows.
+    let origin = match error {
+        TrainError::Comm(CommError::Failed(cause)) => {
+            let told = failure(rank, cause.origin_rank, cause.text.clone(), cause.during.clone(), exit);
+            return (told, exit);
+        }
+        TrainError::Comm(CommError::Missing { missing, .. }) => missing.first().copied().unwrap_or(rank),
+        TrainError::Comm(CommError::Unreachable { .. }) => 0,
+        _ => rank,
     };
-    match told {
-        Some(cause) => (failure(rank, cause.origin_rank, cause.text, cause.during, exit), exit),
-        None => (failure(rank, rank, error.to_string(), String::new(), exit), exit),
-    }
+    (failure(rank, origin, error.to_string(), String::new(), exit), exit)
 }
 
 fn failure(rank: u32, origin_rank: u32, cause: String, during: String, exit: Exit) -> Failure {
     Failure { rank, origin_rank, cause, during, exit_code: exit.code() }
-}
-
-fn parse_config(text: &str, source: &str) -> Result<EngineConfig, TrainError> {
-    serde_json::from_str(text)
-        .map_err(|error| TrainError::Usage(format!("engine configuration from {source}: {error}")))
 }
 
 fn count(name: &str) -> Result<u32, TrainError> {

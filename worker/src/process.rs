@@ -27,12 +27,23 @@ pub fn pin() -> Result<(), String> {
     sched_setaffinity(None, &set).map_err(|error| format!("{}: cannot run on CPUs {list}: {error}", env::CPUS))
 }
 
-/// The CPUs this process may run on, as a kernel list.
-pub fn allowed_cpus() -> String {
-    match sched_getaffinity(None) {
-        Ok(set) => CpuList::new((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32)).to_string(),
-        Err(_) => String::new(),
+/// The CPUs this process may run on; empty where the kernel does not tell.
+pub fn allowed() -> CpuList {
+    let set = sched_getaffinity(None).unwrap_or_default();
+    CpuList::new((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32))
+}
+
+/// Compute threads: what the configuration says; if that is 0, what whoever started this rank says; if nobody does, all CPUs.
+///
+/// # Errors
+/// The variable is no number.
+pub fn threads(configured: u32) -> Result<u32, String> {
+    if configured > 0 {
+        return Ok(configured);
     }
+    let Some(text) = variable(env::CPU_THREADS) else { return Ok((allowed().len() as u32).max(1)) };
+    let number = text.parse::<u32>().ok().filter(|threads| *threads > 0);
+    number.ok_or_else(|| format!("{}: got `{text}`; expected a number from 1 up", env::CPU_THREADS))
 }
 
 /// Ends this process with its launcher: the kernel does, and it is checked once that the launcher was still there.

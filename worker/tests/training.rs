@@ -141,6 +141,10 @@ fn threads_do_not_change_a_bit() {
     let mut three = config(4, 1);
     three.cpu_threads = 3;
     assert_eq!(one, train_alike(&three, 1, 8, Force::Auto, &[]));
+    // Nor need the ranks have the same number: the nodes of a job may differ.
+    let two = train_alike(&config(4, 1), 2, 8, Force::Auto, &[]);
+    let mixed = train(&[config(4, 1), three], 8, Force::Auto, &[]);
+    assert!(mixed.iter().all(|rank| rank.as_ref().unwrap() == &two), "{mixed:?}");
 }
 
 #[test]

@@ -72,5 +72,6 @@ mod tests {
     fn this_process_has_a_cpu_and_an_identity() {
         assert!(allowed_cpus().iter().any(|word| *word != 0));
         assert_eq!(identity().matches('/').count(), 2, "{}", identity());
+        assert!(identity().contains("/net:["), "two pods of one machine would pass for one host: {}", identity());
     }
 }

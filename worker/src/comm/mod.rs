@@ -39,3 +39,4 @@ mod wait;
 pub use communicator::{Aborter, Communicator};
 pub use config::{Force, GroupConfig, Token};
 pub use error::{Cause, CauseKind, CommError};
+pub(crate) use host::cpu_quota;

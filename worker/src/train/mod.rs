@@ -11,6 +11,7 @@
 //! norm and optimizer give the same bits on every CPU. Nothing else ever touches the weights.
 
 mod blueprint;
+pub mod config;
 mod error;
 pub mod fault;
 mod run;

@@ -69,7 +69,7 @@ fn to_the_end<W: Write>(
         rank,
         pid: std::process::id(),
         host: communicator.host().to_string(),
-        cpus: crate::process::allowed_cpus(),
+        cpus: crate::process::allowed().to_string(),
         threads: trainer.blueprint().config.cpu_threads,
         kernel: trainer.blueprint().isa.name().to_string(),
         address: communicator.local_address().to_string(),

@@ -1,0 +1,97 @@
+//! The CPUs of a pod divided among its ranks: pure, but for the reading.
+//!
+//! Shares are contiguous runs of cores in the order of the kernel's numbers. That keeps a rank inside a NUMA node wherever the
+//! ranks of a node divide its cores evenly, and is no more than that: which node a pod comes to is the controller's choice.
+
+use std::collections::BTreeMap;
+use std::fs;
+use switchyard_worker_contract::CpuList;
+
+/// What one rank gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Share {
+    /// CPUs to pin to; absent: not pinned.
+    pub cpus: Option<CpuList>,
+    /// Compute threads, where the configuration leaves it open.
+    pub threads: u32,
+}
+
+/// The cores among the CPUs that this process may use; each with its hardware threads.
+pub(super) fn cores() -> Vec<Vec<u32>> {
+    let allowed = crate::process::allowed();
+    let mut cores: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for cpu in allowed.iter() {
+        let siblings = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        let siblings = fs::read_to_string(siblings).ok().and_then(|text| text.trim().parse::<CpuList>().ok());
+        // Where the kernel does not tell, a CPU is a core.
+        cores.entry(siblings.and_then(|list| list.first()).unwrap_or(cpu)).or_default().push(cpu);
+    }
+    cores.into_values().collect()
+}
+
+/// Divides cores among ranks. `quota` is the CPU time limit in CPUs, 0 without one.
+///
+/// With a limit below the CPUs that may be used, or with fewer cores than ranks, nobody is pinned: the CPUs are then shared
+/// with other pods (each of which would take the same first ones) or among the ranks, and the scheduler knows better.
+pub(super) fn shares(cores: &[Vec<u32>], quota: u32, ranks: u32) -> Vec<Share> {
+    let cpus: usize = cores.iter().map(Vec::len).sum();
+    let limited = quota > 0 && (quota as usize) < cpus;
+    if limited || cores.len() < ranks as usize {
+        let usable = if limited { cores.len().min(quota as usize) } else { cores.len() } as u32;
+        return vec![Share { cpus: None, threads: (usable / ranks).max(1) }; ranks as usize];
+    }
+    let share = |rank: usize| {
+        let own = &cores[rank * cores.len() / ranks as usize..(rank + 1) * cores.len() / ranks as usize];
+        Share { cpus: Some(CpuList::new(own.iter().flatten().copied())), threads: own.len() as u32 }
+    };
+    (0..ranks as usize).map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(cores: &[Vec<u32>], quota: u32, ranks: u32) -> Vec<(String, u32)> {
+        let text = |share: Share| (share.cpus.map_or("-".to_string(), |cpus| cpus.to_string()), share.threads);
+        shares(cores, quota, ranks).into_iter().map(text).collect()
+    }
+
+    fn plain(count: u32) -> Vec<Vec<u32>> {
+        (0..count).map(|cpu| vec![cpu]).collect()
+    }
+
+    fn expect(found: Vec<(String, u32)>, expected: &[(&str, u32)]) {
+        let expected: Vec<_> = expected.iter().map(|(cpus, threads)| (cpus.to_string(), *threads)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_core_is_given_once_and_in_runs() {
+        expect(texts(&plain(8), 0, 2), &[("0-3", 4), ("4-7", 4)]);
+        expect(texts(&plain(5), 0, 2), &[("0-1", 2), ("2-4", 3)]);
+        expect(texts(&plain(3), 3, 3), &[("0", 1), ("1", 1), ("2", 1)]);
+    }
+
+    #[test]
+    fn hardware_threads_of_a_core_stay_together_and_count_once() {
+        let cores = vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]];
+        expect(texts(&cores, 8, 2), &[("0-1,4-5", 2), ("2-3,6-7", 2)]);
+    }
+
+    #[test]
+    fn nobody_is_pinned_to_what_is_shared() {
+        expect(texts(&plain(64), 8, 2), &[("-", 4), ("-", 4)]);
+        expect(texts(&plain(64), 1, 2), &[("-", 1), ("-", 1)]);
+        expect(texts(&plain(2), 0, 3), &[("-", 1), ("-", 1), ("-", 1)]);
+        let hyper = vec![vec![0, 2], vec![1, 3]];
+        expect(texts(&hyper, 3, 1), &[("-", 2)]);
+    }
+
+    #[test]
+    fn this_machine_has_cores_and_each_cpu_in_one() {
+        let mut cpus: Vec<u32> = cores().into_iter().flatten().collect();
+        cpus.sort_unstable();
+        assert_eq!(CpuList::new(cpus.iter().copied()).len(), cpus.len());
+        assert_eq!(CpuList::new(cpus).to_string(), crate::process::allowed().to_string());
+    }
+}

@@ -1,0 +1,194 @@
+//! Processes: started, listened to, reaped, ended.
+
+use super::cores::Share;
+use super::output::Output;
+use super::settings::Settings;
+use super::verdict::Seen;
+use rustix::process::{Pid, Signal, WaitOptions};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::Failure;
+
+/// Longest line taken from a rank; the rest of a longer one is cut.
+const LONGEST_LINE: u64 = 64 * 1024;
+
+/// What is left at the end is given so long to be gone.
+const SWEEP: Duration = Duration::from_secs(2);
+
+/// Something that happened to this pod.
+pub(super) enum Message {
+    /// A signal came.
+    Signal(i32),
+    /// The rank with this index told of a failure.
+    Failed(usize, Failure),
+    /// A stream of a rank has come to its end.
+    Closed,
+}
+
+/// The streams of the pod, shared by those who read the ranks.
+pub(super) type Log = Arc<Mutex<Output<io::Stdout, io::Stderr>>>;
+
+/// A process and what was seen of it.
+pub(super) struct Rank {
+    pid: Pid,
+    pub seen: Seen,
+}
+
+impl Rank {
+    /// Starts a rank; what it prints goes to `log`, and its failure becomes a message.
+    pub fn start(
+        settings: &Settings,
+        index: u32,
+        stdin: Stdio,
+        share: &Share,
+        log: &Log,
+        sender: &Sender<Message>,
+    ) -> io::Result<Rank> {
+        let rank = settings.first_rank() + index;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("train");
+        command.env(env::LOCAL_RANK, index.to_string());
+        command.env(env::CPU_THREADS, share.threads.to_string());
+        command.env(env::PARENT_PID, std::process::id().to_string());
+        match &share.cpus {
+            Some(cpus) => command.env(env::CPUS, cpus.to_string()),
+            None => command.env_remove(env::CPUS),
+        };
+        if let Some(alone) = &settings.alone {
+            command.env(env::RENDEZVOUS, &alone.rendezvous);
+            if let Some(path) = alone.key_path() {
+                command.env(env::KEY_FILE, path);
+            }
+        }
+        // A group of its own, so that whatever it starts can be ended with it.
+        command.process_group(0).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
+        if let Some(stdout) = child.stdout.take() {
+            let (log, told) = (Arc::clone(log), sender.clone());
+            listen(format!("out-{rank}"), stdout, sender.clone(), move |line| {
+                let failure = lock(&log).stdout(rank, line, Instant::now());
+                // Nobody receives only when the supervisor is about to end.
+                failure.into_iter().for_each(|failure| drop(told.send(Message::Failed(index as usize, failure))));
+            })?;
+        }
+        if let Some(stderr) = child.stderr.take() {
+            let log = Arc::clone(log);
+            listen(format!("err-{rank}"), stderr, sender.clone(), move |line| {
+                lock(&log).stderr(rank, line, Instant::now());
+            })?;
+        }
+        // It is reaped with all others, by its number.
+        drop(child);
+        Ok(Rank { pid, seen: Seen { rank, ..Seen::default() } })
+    }
+
+    /// Asks the rank to stop, unless it has ended.
+    pub fn signal(&self, signal: Signal) {
+        if self.seen.ended.is_none() {
+            // Our child and not yet reaped, so the number cannot belong to another.
+            let _ = rustix::process::kill_process(self.pid, signal);
+        }
+    }
+
+    /// Ends the rank and what it has started, unless it has ended.
+    pub fn kill(&mut self) {
+        if self.seen.ended.is_none() {
+            self.seen.killed = true;
+            let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        }
+    }
+}
+
+/// A lock that a panicking reader does not take away from the others.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads a stream line by line on a thread of its own.
+fn listen(
+    name: String,
+    stream: impl Read + Send + 'static,
+    sender: Sender<Message>,
+    mut each: impl FnMut(&str) + Send + 'static,
+) -> io::Result<()> {
+    let read = move || {
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        while let Ok(true) = read_line(&mut reader, &mut line) {
+            each(String::from_utf8_lossy(&line).trim_end());
+        }
+        let _ = sender.send(Message::Closed);
+    };
+    std::thread::Builder::new().name(name).spawn(read).map(drop)
+}
+
+/// Reads up to a line feed; keeps at most [`LONGEST_LINE`] bytes of it. `false` at the end of the stream.
+fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    let kept = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', line)?;
+    if kept as u64 == LONGEST_LINE && line.last() != Some(&b'\n') {
+        reader.skip_until(b'\n')?;
+    }
+    Ok(kept > 0)
+}
+
+/// Reaps every child that has ended, ours and orphans; notes how ranks ended and answers with their indices.
+pub(super) fn reap(ranks: &mut [Rank]) -> Vec<usize> {
+    let mut ended = Vec::new();
+    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+        if let Some(index) = ranks.iter().position(|rank| rank.pid == pid && rank.seen.ended.is_none()) {
+            ranks[index].seen.ended = Some(ExitStatus::from_raw(status.as_raw()));
+            ended.push(index);
+        }
+    }
+    ended
+}
+
+/// Ends and reaps what is left of all that was started here, however far it had gone from its parent.
+pub(super) fn sweep(ranks: &mut [Rank]) {
+    let deadline = Instant::now() + SWEEP;
+    loop {
+        reap(ranks);
+        let left = children();
+        if left.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        for pid in left {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The children of this process; those of ours that nobody reaped are among them.
+fn children() -> Vec<Pid> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let numbers: Vec<i32> =
+        texts.flat_map(|text| text.split_whitespace().flat_map(str::parse).collect::<Vec<_>>()).collect();
+    numbers.into_iter().filter_map(Pid::from_raw).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_and_the_next_one_is_whole() {
+        let long = "x".repeat(LONGEST_LINE as usize + 10);
+        let text = format!("{long}\nshort\n\nlast");
+        let mut reader = BufReader::new(text.as_bytes());
+        let (mut line, mut lengths) = (Vec::new(), Vec::new());
+        while read_line(&mut reader, &mut line).unwrap() {
+            lengths.push(line.len());
+        }
+        assert_eq!(lengths, [LONGEST_LINE as usize, 6, 1, 4]);
+    }
+}

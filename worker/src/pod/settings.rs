@@ -1,0 +1,115 @@
+//! What the environment of a pod says, checked before any rank is started: one clear refusal instead of one from every rank.
+
+use crate::comm::{GroupConfig, Token};
+use crate::process::variable;
+use crate::train::fault::Fault;
+use crate::train::{TrainError, config};
+use rustix::fs::{Access, AtFlags, CWD, MemfdFlags, Mode};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use switchyard_worker_contract::env;
+
+/// What is the same for all ranks of a pod.
+pub(super) struct Settings {
+    /// The place of the first rank of this pod.
+    pub group: GroupConfig,
+    /// Only with one node: what its ranks need and nobody else can know.
+    pub alone: Option<Alone>,
+}
+
+/// The meeting place and the token of a job with one node.
+pub(super) struct Alone {
+    /// Where rank 0 listens; it is given this socket as its standard input.
+    pub listener: Option<TcpListener>,
+    /// Its address.
+    pub rendezvous: String,
+    /// A token in memory that has no name. Ranks inherit it; absent when a key file was given.
+    pub token: Option<OwnedFd>,
+}
+
+impl Alone {
+    fn new(key_file: bool) -> Result<Alone, TrainError> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let bound = listener.and_then(|listener| Ok((listener.local_addr()?.to_string(), listener)));
+        let (rendezvous, listener) =
+            bound.map_err(|error| TrainError::Usage(format!("cannot listen on {}: {error}", Ipv4Addr::LOCALHOST)))?;
+        let token = (!key_file).then(make_token).transpose();
+        let token = token.map_err(|error| TrainError::Usage(format!("cannot make a token: {error}")))?;
+        Ok(Alone { listener: Some(listener), rendezvous, token })
+    }
+
+    /// The path under which a rank opens the token that it inherited.
+    pub fn key_path(&self) -> Option<String> {
+        self.token.as_ref().map(|token| format!("/proc/self/fd/{}", token.as_raw_fd()))
+    }
+}
+
+/// A file without a name that children inherit.
+fn make_token() -> std::io::Result<OwnedFd> {
+    let mut token = [0; Token::LEN];
+    getrandom::fill(&mut token).map_err(|error| std::io::Error::other(error.to_string()))?;
+    let file = rustix::fs::memfd_create("switchyard-token", MemfdFlags::empty())?;
+    rustix::fs::fchmod(&file, Mode::RUSR)?;
+    if rustix::io::write(&file, &token)? != token.len() {
+        return Err(std::io::ErrorKind::WriteZero.into());
+    }
+    Ok(file)
+}
+
+impl Settings {
+    /// Reads and checks everything that does not need the data.
+    ///
+    /// # Errors
+    /// The name of the variable or file, what was got and what was expected.
+    pub fn from_env() -> Result<Settings, TrainError> {
+        let alone = (variable(env::NUM_NODES).as_deref() == Some("1"))
+            .then(|| Alone::new(variable(env::KEY_FILE).is_some()))
+            .transpose()?;
+        let own = |name: &str| match (name, &alone) {
+            (env::LOCAL_RANK, _) => Some("0".to_string()),
+            (env::RENDEZVOUS, Some(alone)) => Some(alone.rendezvous.clone()),
+            (env::KEY_FILE, Some(alone)) => alone.key_path(),
+            _ => None,
+        };
+        let group = GroupConfig::from_lookup(&|name| own(name).or_else(|| variable(name)))
+            .map_err(|error| TrainError::Usage(error.to_string()))?;
+        let settings = Settings { group, alone };
+        config::from_env()?;
+        variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
+        settings.check_run_dir()?;
+        Ok(settings)
+    }
+
+    /// The lowest global rank of this pod, as far as an environment tells that may be refused.
+    pub fn first_rank_of_env() -> u32 {
+        let number = |name| variable(name).and_then(|text| text.parse::<u32>().ok()).unwrap_or_default();
+        number(env::NODE_RANK).saturating_mul(number(env::PROCS_PER_NODE))
+    }
+
+    /// The lowest global rank of this pod.
+    pub fn first_rank(&self) -> u32 {
+        self.group.rank()
+    }
+
+    /// Whether rank 0 is here.
+    pub fn leads(&self) -> bool {
+        self.group.node_rank == 0
+    }
+
+    /// Rank 0 writes the trained model when all is done: too late to learn that it cannot.
+    fn check_run_dir(&self) -> Result<(), TrainError> {
+        let expected = "expected a directory that can be written to";
+        let path = variable(env::RUN_DIR)
+            .ok_or_else(|| TrainError::Usage(format!("{}: not set; {expected}", env::RUN_DIR)))?;
+        if !self.leads() {
+            return Ok(());
+        }
+        let wrong = |got: &str| TrainError::Usage(format!("{}: {path}: {got}; {expected}", env::RUN_DIR));
+        if !Path::new(&path).is_dir() {
+            return Err(wrong("no directory"));
+        }
+        rustix::fs::accessat(CWD, path.as_str(), Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+            .map_err(|errno| wrong(&errno.to_string()))
+    }
+}

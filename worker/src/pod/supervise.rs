@@ -1,0 +1,153 @@
+//! The life of the ranks of a pod: start, watch, end.
+
+use super::cores;
+use super::output::Output;
+use super::ranks::{Log, Message, Rank, reap, sweep};
+use super::settings::Settings;
+use super::verdict::{Seen, verdict};
+use rustix::process::{Signal, getpid, set_child_subreaper};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::Stdio;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::termination::Termination;
+
+/// After the first failure the other ranks have this long to stop by themselves, with the root cause in the log.
+const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
+
+/// After a stop was asked for the ranks have this long. Kubernetes waits 30 s by default before it kills the pod.
+const GRACE_AFTER_STOP: Duration = Duration::from_secs(25);
+
+/// After the last rank has ended its pipes have this long to run dry.
+const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
+
+/// Starts the ranks and stays until all have ended and nothing of them is left.
+///
+/// # Errors
+/// Signals cannot be listened to, or a rank cannot be started; then none is left running.
+pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
+    set_child_subreaper(Some(getpid()))?;
+    let (sender, receiver) = channel();
+    listen_to_signals(sender.clone())?;
+    let mut listener = settings.alone.as_mut().and_then(|alone| alone.listener.take());
+    let count = settings.group.procs_per_node;
+    let output = Output::new(io::stdout(), io::stderr(), settings.leads().then_some(count));
+    let log: Log = Arc::new(Mutex::new(output));
+    let mut pod = Pod { ranks: Vec::new(), open: 0, first: None, stopped: None, kill_at: None };
+    for (index, share) in (0u32..).zip(cores::shares(&cores::cores(), crate::comm::cpu_quota(), count)) {
+        let stdin = listener.take().map_or_else(Stdio::null, |listener| Stdio::from(OwnedFd::from(listener)));
+        match Rank::start(&settings, index, stdin, &share, &log, &sender) {
+            Ok(rank) => pod.ranks.push(rank),
+            Err(error) => {
+                sweep(&mut pod.ranks);
+                return Err(io::Error::other(format!("cannot start rank {}: {error}", settings.first_rank() + index)));
+            }
+        }
+    }
+    pod.open = 2 * pod.ranks.len();
+    pod.watch(&receiver);
+    sweep(&mut pod.ranks);
+    // A reader that cannot write its line holds the log for ever: the pod ends all the same.
+    let summary = log.try_lock().ok().and_then(|mut log| log.finish(Instant::now()));
+    let seen: Vec<Seen> = pod.ranks.into_iter().map(|rank| rank.seen).collect();
+    let failure = verdict(&seen, pod.first, pod.stopped);
+    Ok(Termination { exit_code: failure.as_ref().map_or(0, |failure| failure.exit_code), summary, failure })
+}
+
+fn listen_to_signals(sender: Sender<Message>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGCHLD, SIGINT, SIGTERM])?;
+    let forward = move || {
+        for signal in signals.forever() {
+            if sender.send(Message::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop)
+}
+
+/// The ranks and what happened so far.
+struct Pod {
+    ranks: Vec<Rank>,
+    /// Streams of ranks that are still open.
+    open: usize,
+    /// The rank whose failure was heard of first.
+    first: Option<usize>,
+    /// What this pod was asked for before any failure.
+    stopped: Option<Exit>,
+    /// When patience with what still runs, or with pipes that stay open, ends.
+    kill_at: Option<Instant>,
+}
+
+impl Pod {
+    /// Stays until every rank has ended and everything they printed is read.
+    fn watch(&mut self, messages: &Receiver<Message>) {
+        // Of what ended before signals were listened to, no signal tells.
+        self.on_exits();
+        while self.running() > 0 || self.open > 0 {
+            let patience = self.kill_at.map(|at| at.saturating_duration_since(Instant::now()));
+            // Without a deadline, a long one: the signal thread keeps the channel open.
+            match messages.recv_timeout(patience.unwrap_or(Duration::from_secs(3600))) {
+                Ok(Message::Signal(SIGCHLD)) => self.on_exits(),
+                Ok(Message::Signal(signal)) => self.on_signal(signal),
+                Ok(Message::Failed(index, failure)) => {
+                    self.ranks[index].seen.failure = Some(failure);
+                    self.on_failure(index);
+                }
+                Ok(Message::Closed) => self.open -= 1,
+                Err(RecvTimeoutError::Timeout) if patience.is_none() => {}
+                Err(_) => {
+                    self.kill_at = None;
+                    if self.running() == 0 {
+                        return;
+                    }
+                    self.kill_all();
+                }
+            }
+        }
+    }
+
+    fn on_exits(&mut self) {
+        let ended = reap(&mut self.ranks);
+        if !ended.is_empty() && self.running() == 0 {
+            // A stray process that keeps a pipe open does not hold us.
+            self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
+        }
+        for index in ended {
+            if self.ranks[index].seen.ended.is_some_and(|status| !status.success()) {
+                self.on_failure(index);
+            }
+        }
+    }
+
+    fn on_failure(&mut self, index: usize) {
+        self.first.get_or_insert(index);
+        self.kill_at.get_or_insert(Instant::now() + GRACE_AFTER_FAILURE);
+    }
+
+    fn on_signal(&mut self, signal: i32) {
+        if self.stopped.is_some() {
+            return self.kill_all();
+        }
+        // After a failure the ranks are ending already; its cause is worth more than that the rest was stopped as well.
+        if self.first.is_none() {
+            self.stopped = Some(if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated });
+            self.kill_at = Some(Instant::now() + GRACE_AFTER_STOP);
+        }
+        let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
+        self.ranks.iter().for_each(|rank| rank.signal(signal));
+    }
+
+    fn running(&self) -> usize {
+        self.ranks.iter().filter(|rank| rank.seen.ended.is_none()).count()
+    }
+
+    fn kill_all(&mut self) {
+        self.ranks.iter_mut().for_each(Rank::kill);
+    }
+}

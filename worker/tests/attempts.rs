@@ -1,0 +1,69 @@
+//! A process of an older attempt, with the same token in its memory, gets nowhere: the token of a job outlives its attempts.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod collective_support;
+
+use collective_support::{config, free_port};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use switchyard_worker::comm::{CommError, Communicator, GroupConfig};
+
+/// Tries of each kind of intruder.
+const TRIES: usize = 50;
+
+/// Ends the rounds even when the test fails between, so that it fails instead of waiting for them.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn of_attempt(attempt: u32, rank: u32, port: u16) -> GroupConfig {
+    GroupConfig { attempt, ..config(rank, 2, port) }
+}
+
+#[test]
+fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
+    let port = free_port();
+    let over = AtomicBool::new(false);
+    let member = |rank: u32| {
+        let mut comm = Communicator::connect(&of_attempt(2, rank, port), &[100]).unwrap();
+        let mut sums = 0u64;
+        loop {
+            // Both see the end in the same round, because they agree on it by a sum.
+            let end = rank == 0 && over.load(Ordering::Acquire);
+            comm.bucket_mut(0).fill(1.0);
+            comm.bucket_mut(0)[0] = f32::from(u8::from(end));
+            comm.start(0);
+            comm.wait(0).unwrap();
+            assert_eq!(comm.bucket_mut(0)[1], 2.0, "round {sums}");
+            sums += 1;
+            if comm.bucket_mut(0)[0] > 0.0 {
+                comm.leave().unwrap();
+                return sums;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let ranks = [scope.spawn(move || member(0)), scope.spawn(move || member(1))];
+        let end = End(&over);
+        let intrude = |attempt: u32, limit: Duration| {
+            let intruder = GroupConfig { connect_timeout: limit, ..of_attempt(attempt, 1, port) };
+            Communicator::connect(&intruder, &[100]).err().unwrap()
+        };
+        for _ in 0..TRIES {
+            let error = intrude(1, Duration::from_secs(20));
+            assert!(matches!(error, CommError::Refused { .. }), "{error}");
+            assert!(error.to_string().contains("attempt 1 is over, this is attempt 2"), "{error}");
+            // The next attempt waits for this one to end, as long as it may.
+            let error = intrude(3, Duration::from_millis(30));
+            assert!(matches!(error, CommError::Unreachable { .. }), "{error}");
+        }
+        drop(end);
+        let [zero, one] = ranks.map(|rank| rank.join().unwrap());
+        assert_eq!(zero, one);
+    });
+}
