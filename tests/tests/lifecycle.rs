@@ -10,6 +10,8 @@ mod failures;
 mod hostile;
 #[path = "lifecycle/objects.rs"]
 mod objects;
+#[path = "lifecycle/training.rs"]
+mod training;
 
 use anyhow::Result;
 use kube::ResourceExt;

@@ -123,7 +123,8 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     let selector = json!({"matchLabels": {labels::JOB_UID: uid(job)}});
     let mut objects = vec![Object::PodDisruptionBudget(object(
         metadata(job, valid, name.clone()),
-        json!({"spec": {"maxUnavailable": 0, "selector": selector}}),
+        // Not `maxUnavailable: 0`: for that the disruption controller asks the owner for its scale, which a TrainJob has not.
+        json!({"spec": {"minAvailable": valid.request.nodes, "selector": selector}}),
     ))];
     if valid.request.nodes > 1 {
         let service = json!({"spec": {

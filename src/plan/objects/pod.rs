@@ -45,6 +45,8 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     merged.extend(of_pod.map(|(label, value)| (label.to_string(), value)));
     meta.labels = Some(merged);
     meta.annotations = theirs.annotations;
+    let annotations = meta.annotations.get_or_insert_default();
+    annotations.entry("kubectl.kubernetes.io/default-container".into()).or_insert_with(|| TRAINER.into());
     let mut spec = template.spec.unwrap_or_default();
     let place = Place { job, valid, defaults, attempt, node_rank };
     if valid.request.nodes > 1 {
@@ -76,6 +78,8 @@ fn secure_pod(spec: &mut PodSpec, framework: Framework) {
         context.run_as_user.get_or_insert(WORKER_ID);
         context.run_as_group.get_or_insert(WORKER_ID);
         context.fs_group.get_or_insert(WORKER_ID);
+        // Or a large volume of data would be given to the group anew at every start.
+        context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
     }
 }
 

@@ -1,18 +1,18 @@
-//! Watch streams, line by line: late, or with events missing.
+//! Watch streams, line by line: late, or cut off.
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
 
 /// What happens to the events of a watch.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Events {
-    /// Shown this much later.
+    /// Shown this long after they came.
     pub delay: Duration,
-    /// Every n-th event ends the watch instead of being shown: the next list has to bring it. 0: none.
+    /// Instead of every n-th event the watch ends: the event is lost, and the next list has to bring it. 0: none.
     pub cut_every: u64,
     /// Events so far, over all watches.
     pub seen: Arc<AtomicU64>,
@@ -26,36 +26,40 @@ where
     S: Stream<Item = Result<Bytes, E>> + Send + Unpin + 'static,
     E: Send + 'static,
 {
-    let state = (source, Vec::<u8>::new(), VecDeque::<Bytes>::new(), events, false);
-    futures::stream::unfold(state, |(mut source, mut rest, mut lines, events, mut ended)| async move {
-        loop {
-            if ended {
-                return None;
-            }
-            if let Some(line) = lines.pop_front() {
-                let number = events.seen.fetch_add(1, Ordering::Relaxed) + 1;
-                if events.cut_every > 0 && number.is_multiple_of(events.cut_every) {
-                    events.cut.fetch_add(1, Ordering::Relaxed);
-                    return None;
-                }
-                if !events.delay.is_zero() {
-                    tokio::time::sleep(events.delay).await;
-                }
-                return Some((Ok(line), (source, rest, lines, events, ended)));
-            }
-            match source.next().await {
-                Some(Ok(chunk)) => {
-                    rest.extend_from_slice(&chunk);
-                    while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-                        lines.push_back(Bytes::from(rest.drain(..=end).collect::<Vec<u8>>()));
-                    }
-                }
-                Some(Err(error)) => {
-                    ended = true;
-                    return Some((Err(error), (source, rest, lines, events, ended)));
-                }
-                None => return None,
-            }
+    let (lines, received) = mpsc::unbounded_channel();
+    tokio::spawn(read(source, lines));
+    futures::stream::unfold((received, events), |(mut received, events)| async move {
+        let (came, line): (Instant, Result<Bytes, E>) = received.recv().await?;
+        let number = events.seen.fetch_add(1, Ordering::Relaxed) + 1;
+        if events.cut_every > 0 && number.is_multiple_of(events.cut_every) {
+            events.cut.fetch_add(1, Ordering::Relaxed);
+            return None;
         }
+        tokio::time::sleep_until((came + events.delay).into()).await;
+        Some((line, (received, events)))
     })
+}
+
+/// Stamps every line with the time at which it came.
+async fn read<S, E>(mut source: S, lines: mpsc::UnboundedSender<(Instant, Result<Bytes, E>)>)
+where
+    S: Stream<Item = Result<Bytes, E>> + Send + Unpin,
+{
+    let mut rest = Vec::<u8>::new();
+    while let Some(chunk) = source.next().await {
+        let sent = match chunk {
+            Ok(chunk) => {
+                rest.extend_from_slice(&chunk);
+                let mut sent = Ok(());
+                while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                    sent = lines.send((Instant::now(), Ok(Bytes::from(rest.drain(..=end).collect::<Vec<u8>>()))));
+                }
+                sent
+            }
+            Err(error) => lines.send((Instant::now(), Err(error))),
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
 }
