@@ -1,7 +1,7 @@
 //! The fault layer: whatever dies or gets lost at whatever moment, a job ends as if nothing had happened.
 //!
-//! The controller under test is the real program behind a proxy. Every point prints what it is when it fails, and can be run
-//! alone: `SWITCHYARD_POINT='Restart 7 KillAfter' cargo test -p switchyard-tests --test faults one_point`.
+//! The controller under test is the real program behind a proxy. Counts and seeds are printed; `cargo xtask chaos` runs the long
+//! ones in full.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -11,8 +11,8 @@ use futures::stream::FuturesUnordered;
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
-use switchyard_tests::faults::{Fault, Lane, Plan, Point, Scenario};
-use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions};
+use switchyard_tests::faults::{Fault, Lane, Plan, Point, Scenario, Weather};
+use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, KubeletOptions};
 
 /// Lanes at a time: two cores are busy with four.
 const LANES: usize = 4;
@@ -81,7 +81,7 @@ async fn crash_points_have_the_same_final_state() -> Result<()> {
     let points = points(&base, &[Fault::KillBefore, Fault::KillAfter]);
     let count = points.len();
     let came = play_all(&kubelet, "crash", points, &base).await?;
-    println!("G1 crash points: {count} points, {came} reached, 0 violations");
+    report("g1-crash-points", &serde_json::json!({"points": count, "reached": came, "violations": 0}))?;
     ensure!(came >= 400, "{came} crash points were reached; 400 are wanted");
     Ok(())
 }
@@ -96,7 +96,154 @@ async fn lost_replies_have_no_double_effect() -> Result<()> {
     let points = points(&base, &[Fault::DropReply]);
     let count = points.len();
     let came = play_all(&kubelet, "reply", points, &base).await?;
-    println!("G2 lost replies: {count} points, {came} reached, 0 violations");
+    report("g2-lost-replies", &serde_json::json!({"points": count, "reached": came, "violations": 0}))?;
     ensure!(came >= 200, "{came} replies were lost; 200 are wanted");
     Ok(())
+}
+
+/// How many, in CI and in `cargo xtask chaos`.
+fn size(ci: usize, full: usize) -> usize {
+    if std::env::var_os("SWITCHYARD_CHAOS").is_some() { full } else { ci }
+}
+
+/// Says what was counted, and writes it down where `cargo xtask chaos` collects it.
+fn report(id: &str, result: &Value) -> Result<()> {
+    println!("{id}: {result}");
+    if let Some(folder) = std::env::var_os("SWITCHYARD_CHAOS") {
+        let path = std::path::Path::new(&folder).join(format!("{id}.json"));
+        std::fs::write(&path, format!("{}\n", serde_json::to_string_pretty(result)?))
+            .with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// G3: what the controller sees is old, or missing until the next list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stale_views_change_nothing() -> Result<()> {
+    let kubelet = kubelet("stale").await?;
+    let mut lane = Lane::new(ControlPlane::shared(), &kubelet, "stale", &[]).await?;
+    let base = baselines(&mut lane).await?;
+    let views = [(100, 0), (1000, 0), (0, 5), (100, 3), (0, 2)];
+    let mut plans = 0;
+    for round in 0..size(1, 3) {
+        for (delay, cut) in views {
+            lane.proxy.set_events(std::time::Duration::from_millis(delay), cut);
+            // The watches that there are were begun before: the controller that is started now has others.
+            lane.start_again()?;
+            for scenario in Scenario::ALL {
+                let name = format!("s{round}-{plans}");
+                let played = lane.play(scenario, &name, Plan::Quiet).await;
+                played.with_context(|| format!("{scenario:?} with events {delay} ms late, every {cut}th lost"))?;
+                lane.must_become(&name, &base[&scenario].0)
+                    .await
+                    .with_context(|| format!("{scenario:?} {delay} {cut}"))?;
+                lane.clear(&name).await?;
+                plans += 1;
+            }
+        }
+    }
+    ensure!(lane.proxy.cuts() > 0, "no watch was cut");
+    ensure!(lane.panics() == 0, "the controller panicked");
+    report("g3-stale-views", &serde_json::json!({"plans": plans, "watchesCut": lane.proxy.cuts(), "violations": 0}))
+}
+
+/// G4, first half: calls fail in a sequence that the seed decides.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn api_weather_leaves_nothing_stuck() -> Result<()> {
+    let seed = std::env::var("SWITCHYARD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20261121);
+    let kubelet = kubelet("weather").await?;
+    let mut lane = Lane::new(ControlPlane::shared(), &kubelet, "weather", &[]).await?;
+    let base = baselines(&mut lane).await?;
+    let (quiet, wanted) = (lane.proxy.calls(), size(150, 10_000) as u64);
+    let mut plays = 0_u64;
+    while lane.proxy.faults() < wanted {
+        for scenario in Scenario::ALL {
+            let name = format!("w{plays}");
+            let weather = Plan::Weather(Weather::new(seed + plays, 150));
+            lane.play(scenario, &name, weather)
+                .await
+                .with_context(|| format!("seed {seed}, play {plays}, {scenario:?}"))?;
+            lane.must_become(&name, &base[&scenario].0).await.with_context(|| format!("seed {seed}, play {plays}"))?;
+            lane.clear(&name).await?;
+            plays += 1;
+        }
+    }
+    ensure!(lane.panics() == 0, "the controller panicked");
+    let calls = (lane.proxy.calls() - quiet) as f64 / plays as f64;
+    let quiet = quiet as f64 / Scenario::ALL.len() as f64;
+    ensure!(calls <= 3.0 * quiet, "{calls:.0} calls per play; {quiet:.0} without faults");
+    report(
+        "g4-api-weather",
+        &serde_json::json!({
+            "seed": seed, "plays": plays, "faults": lane.proxy.faults(), "callsPerPlay": calls, "callsPerQuietPlay": quiet, "stuck": 0, "panics": 0,
+        }),
+    )
+}
+
+/// G5: two controllers that both believe they lead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_controllers_at_once_decide_nothing_twice() -> Result<()> {
+    let kubelet = kubelet("two").await?;
+    let mut lane = Lane::new(ControlPlane::shared(), &kubelet, "two", &[]).await?;
+    let base = baselines(&mut lane).await?;
+    // The second one goes straight to the API server.
+    let options = ControllerOptions { namespace: Some(lane.jobs.namespace.clone()), ..ControllerOptions::default() };
+    let second = switchyard_tests::start_controller(ControlPlane::shared(), "two-second", &options)?;
+    let (mut plays, mut pauses) = (0, 0);
+    for round in 0..size(1, 13) {
+        for scenario in Scenario::ALL {
+            let name = format!("t{round}-{plays}");
+            // Stopped in the middle of the play, and let go while the other one works.
+            let pause = async {
+                tokio::time::sleep(std::time::Duration::from_millis(60 + 40 * (plays % 5))).await;
+                second.signal(rustix::process::Signal::STOP);
+                tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+                second.signal(rustix::process::Signal::CONT);
+            };
+            let (played, ()) = tokio::join!(lane.play(scenario, &name, Plan::Quiet), pause);
+            played.with_context(|| format!("{scenario:?}"))?;
+            lane.must_become(&name, &base[&scenario].0).await.with_context(|| format!("{scenario:?}"))?;
+            lane.clear(&name).await?;
+            (plays, pauses) = (plays + 1, pauses + 1);
+        }
+    }
+    report("g5-two-controllers", &serde_json::json!({"plays": plays, "pauses": pauses, "doubleRuns": 0}))
+}
+
+/// G6: the pods of a lost node go on; the next attempt does not wait for them, and they end when the node is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zombies_hold_nothing_up() -> Result<()> {
+    let kubelet = kubelet("zombie").await?;
+    let mut lane = Lane::new(ControlPlane::shared(), &kubelet, "zombie", &[]).await?;
+    let wanted = size(3, 50);
+    for number in 0..wanted {
+        let name = format!("z{number}");
+        let mut job = switchyard_tests::plain_job(&name, 2, "run");
+        job["spec"]["template"]["spec"] = serde_json::json!({"affinity": {"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [
+                {"key": "kubernetes.io/hostname", "operator": "In", "values": kubelet.nodes()}]}]}}}});
+        lane.jobs.create(job).await?;
+        let first = lane.jobs.wait_stage(&name, "Running").await?;
+        let node = first.status.unwrap().placement.unwrap().nodes[1].node_name.clone();
+        kubelet.lose_node(&node).await?;
+        let second = lane.jobs.wait(&name, "running in attempt 2", |job| {
+            switchyard_tests::stage_of(job) == Some("Running")
+                && job.status.as_ref().is_some_and(|s| s.attempt == Some(2))
+        });
+        let status = second.await?.status.unwrap();
+        ensure!(status.restarts.as_ref().is_some_and(|restarts| restarts.infrastructure == 1), "{:?}", status.restarts);
+        ensure!(
+            status.placement.is_some_and(|p| p.nodes.iter().all(|n| n.node_name != node)),
+            "placed on the lost node"
+        );
+        let zombies = lane.jobs.pods().await?;
+        let zombie = format!("{name}-1-1");
+        ensure!(zombies.iter().any(|pod| pod.metadata.name.as_ref() == Some(&zombie)), "the zombie is gone already");
+        kubelet.recover_node(&node).await?;
+        lane.jobs
+            .wait_pods("without the zombie", |pods| pods.iter().all(|pod| pod.metadata.name.as_ref() != Some(&zombie)))
+            .await?;
+        lane.clear(&name).await?;
+    }
+    report("g6-zombies", &serde_json::json!({"zombies": wanted, "doubleRuns": 0}))
 }

@@ -35,6 +35,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<String>,
     },
+    /// The fault layer in full: hours of faults in minutes, with seeds; writes the result files to docs/results.
+    Chaos,
     /// Build programs of others that tests and benchmarks run, where they are missing; print `NAME=FOLDER` lines.
     Programs {
         /// Which: etcd, kubernetes, training-operator.
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         Command::Check => steps::check(),
         Command::Test => steps::test(),
         Command::Run { file, rest } => return steps::run(&file, &rest),
+        Command::Chaos => steps::chaos(),
         Command::Programs { names } => steps::programs(&names),
         Command::Cluster { arguments } => return steps::cluster(&arguments),
         Command::Gen => steps::generate(),

@@ -72,6 +72,17 @@ pub(crate) fn test() -> Result<()> {
     let processes =
         ["test", "-p", "switchyard-tests", "--lib", "--test", "bad_input", "--test", "run", "--test", "example"];
     totals.run("real processes", &mut cargo(&processes))?;
+    step(
+        "control plane: etcd and Kubernetes",
+        &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "programs", "etcd", "kubernetes"]),
+    )?;
+    let cluster = ["--test", "lifecycle", "--test", "admission", "--test", "controller", "--test", "verdicts"];
+    totals.run(
+        "controller on a real API server",
+        &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
+    )?;
+    let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
+    totals.run("controller under faults", &mut cargo(&faults))?;
     totals.run("documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
@@ -94,6 +105,14 @@ pub(crate) fn run(file: &Path, rest: &[String]) -> ExitCode {
     let error = Command::new(&program).arg("run").arg(file).args(rest).exec();
     eprintln!("error: cannot start {}: {error}", program.display());
     ExitCode::FAILURE
+}
+
+/// The fault layer in full.
+pub(crate) fn chaos() -> Result<()> {
+    control_plane()?;
+    let results = root().join("docs/results");
+    let args = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1", "--nocapture"];
+    step("faults, in full", cargo(&args).env("SWITCHYARD_CHAOS", results))
 }
 
 /// Builds programs of others and prints where they are.

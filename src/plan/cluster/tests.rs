@@ -1,1 +1,335 @@
+//! The life of a job, from snapshots written down by hand.
 
+use super::view::{Ended, NodeView, Phase, PodView, Waiting};
+use super::*;
+use crate::plan::eligible::NodeFacts;
+use crate::plan::resources::Resources;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use switchyard_crds::validate as schema;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + second).unwrap()
+}
+
+fn amounts(cpu: &str) -> Resources {
+    let quantities = [("cpu", cpu), ("pods", "9")].map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
+    Resources::of_quantities(&quantities.into())
+}
+
+/// A cluster of one job.
+struct World {
+    job: TrainJob,
+    pods: Vec<PodView>,
+    objects: BTreeMap<(&'static str, String), ObjectView>,
+    nodes: BTreeMap<String, NodeView>,
+    now: i64,
+}
+
+impl World {
+    fn new(nodes: u32, spec: Value) -> World {
+        let mut document = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"},
+            "spec": {"trainer": {
+                "framework": "Plain", "image": "i", "numNodes": nodes, "resourcesPerNode": {"limits": {"cpu": "2"}},
+            }},
+        });
+        for (key, value) in spec.as_object().unwrap() {
+            document["spec"][key] = value.clone();
+        }
+        let mut job = schema::train_job(&document).unwrap();
+        (job.metadata.uid, job.metadata.namespace) = (Some("0123456789".into()), Some("ns".into()));
+        job.metadata.generation = Some(1);
+        let mut world = World { job, pods: Vec::new(), objects: BTreeMap::new(), nodes: BTreeMap::new(), now: 0 };
+        for number in 0..nodes {
+            world.node(&format!("n{number}"), "4");
+        }
+        world
+    }
+
+    fn node(&mut self, name: &str, cpu: &str) {
+        let facts = NodeFacts { name: name.into(), ready: true, ..NodeFacts::default() };
+        self.nodes.insert(name.into(), NodeView { facts, not_ready_since: None, free: amounts(cpu) });
+    }
+
+    fn plan(&self) -> Reconciliation {
+        let mut pods: Vec<&PodView> = self.pods.iter().collect();
+        pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
+        let defaults = Defaults { worker_image: "worker:1".into() };
+        let snapshot = Snapshot {
+            job: &self.job,
+            pods: &pods,
+            objects: &self.objects,
+            nodes: &self.nodes,
+            defaults: &defaults,
+            trouble: None,
+            summary: None,
+            status_written: None,
+        };
+        plan(&snapshot, at(self.now))
+    }
+
+    /// Plans and does what the plan says, as the API server, the scheduler and the kubelets would.
+    fn step(&mut self) -> Reconciliation {
+        let done = self.plan();
+        for action in &done.actions {
+            match action {
+                Action::Create(Object::Pod(pod)) => self.pods.push(PodView::of(pod)),
+                Action::Create(object) | Action::Repair(object) => {
+                    let view = ObjectView {
+                        uid: object.name().into(),
+                        owned: true,
+                        deleting: false,
+                        content: object.content(),
+                    };
+                    self.objects.insert((object.kind(), object.name().into()), view);
+                }
+                Action::Release { pod, patch, .. } => {
+                    let terms =
+                        "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+                    let node = patch.pointer(&format!("{terms}/0/matchFields/0/values/0")).unwrap().as_str().unwrap();
+                    let pod = self.pods.iter_mut().find(|other| other.name == *pod).unwrap();
+                    (pod.gated, pod.node, pod.phase, pod.ready) = (false, Some(node.into()), Phase::Running, true);
+                }
+                Action::Delete { kind: "Pod", name, .. } => self.pods.retain(|pod| pod.name != *name),
+                Action::Delete { kind, name, .. } => drop(self.objects.remove(&(*kind, name.clone()))),
+            }
+        }
+        if let Some(status) = &done.status {
+            self.job.status = Some(status.clone());
+        }
+        done
+    }
+
+    fn run(&mut self) {
+        for _ in 0..20 {
+            let done = self.step();
+            if done.actions.is_empty() && done.status.is_none() {
+                return;
+            }
+        }
+        panic!("does not come to rest: {:?}", self.job.status);
+    }
+
+    fn stage(&self) -> &str {
+        self.job.status.as_ref().and_then(|status| status::reason_of(status, conditions::SUCCEEDED)).unwrap_or("-")
+    }
+
+    fn message(&self) -> String {
+        let status = self.job.status.as_ref().unwrap();
+        status::condition_of(status, conditions::SUCCEEDED).unwrap().message.clone()
+    }
+
+    fn attempt(&self) -> i32 {
+        self.job.status.as_ref().unwrap().attempt.unwrap()
+    }
+
+    fn exit(&mut self, name: &str, code: i32, message: &str) {
+        let now = at(self.now);
+        let pod = self.pods.iter_mut().find(|pod| pod.name == name).unwrap();
+        pod.phase = if code == 0 { Phase::Succeeded } else { Phase::Failed };
+        (pod.ready, pod.ended) =
+            (false, Some(Ended { code, reason: "Error".into(), message: message.into(), at: Some(now) }));
+    }
+}
+
+#[test]
+fn a_decision_writes_the_status_and_nothing_else() {
+    let mut world = World::new(2, json!({}));
+    let first = world.step();
+    assert!(
+        first.actions.is_empty() && first.status.is_some(),
+        "the attempt is written before anything is made for it"
+    );
+    let second = world.step();
+    let kinds: Vec<&str> =
+        second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind() } else { "-" }).collect();
+    assert_eq!(kinds, ["PodDisruptionBudget", "Service", "NetworkPolicy", "Pod", "Pod"]);
+    let place = world.step();
+    assert!(place.actions.is_empty(), "the place is written before a gate is lifted");
+    assert!(world.pods.iter().all(|pod| pod.gated));
+    let lift = world.step();
+    assert!(lift.actions.iter().all(|action| matches!(action, Action::Release { .. })) && lift.actions.len() == 2);
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1));
+}
+
+#[test]
+fn a_gang_waits_as_a_whole_and_says_what_is_short() {
+    let mut world = World::new(2, json!({}));
+    world.node("n1", "1");
+    world.run();
+    assert_eq!(world.stage(), "Queued");
+    assert!(world.message().starts_with("1 of 2 nodes have room for cpu 2"), "{}", world.message());
+    assert!(world.pods.iter().all(|pod| pod.gated), "no pod holds anything");
+    world.node("n1", "4");
+    world.run();
+    assert_eq!(world.stage(), "Running");
+}
+
+#[test]
+fn the_root_cause_is_not_the_echo() {
+    let mut world = World::new(3, json!({"failurePolicy": {"maxRestarts": 1}}));
+    world.run();
+    world.now = 10;
+    world.exit("a-1-0", 4, "");
+    let looks = world.plan();
+    assert!(
+        looks.status.is_none_or(|status| status.attempt == Some(1)),
+        "a failed peer names another one: wait for it"
+    );
+    world.exit("a-1-2", 7, "disk on fire");
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2));
+    world.now = 20;
+    world.exit("a-2-1", 7, "disk on fire");
+    world.run();
+    assert_eq!(world.stage(), "Failed");
+    assert!(
+        world.message().contains("pod a-2-1 on node n1: exit code 7: disk on fire; 1 of 1 restarts used"),
+        "{}",
+        world.message()
+    );
+}
+
+#[test]
+fn pauses_between_attempts_grow_and_survive_the_controller() {
+    let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));
+    world.run();
+    let mut pauses = Vec::new();
+    for attempt in 1..=6 {
+        world.now += 1;
+        world.exit(&format!("a-{attempt}-0"), 9, "");
+        world.run();
+        let not_before = world.job.status.as_ref().unwrap().attempt_time.clone().unwrap().0;
+        pauses.push(not_before.duration_since(at(world.now)).as_secs());
+        world.now += pauses.last().unwrap();
+        world.run();
+        assert_eq!(world.stage(), "Running");
+    }
+    assert_eq!(pauses, [0, 10, 20, 40, 80, 160]);
+    world.now += 1000;
+    world.exit("a-7-0", 9, "");
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 8), "an attempt that lasted needs no pause");
+}
+
+#[test]
+fn an_attempt_below_that_of_a_pod_is_set_right() {
+    let mut world = World::new(1, json!({}));
+    world.run();
+    world.pods[0].attempt = 5;
+    world.job.status.as_mut().unwrap().attempt = Some(2);
+    world.step();
+    assert_eq!(world.attempt(), 5);
+}
+
+#[test]
+fn a_name_that_is_no_image_is_not_tried_again() {
+    let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));
+    world.run();
+    world.pods[0].phase = Phase::Pending;
+    world.pods[0].waiting = Some(Waiting { reason: "InvalidImageName".into(), message: "no".into() });
+    world.run();
+    let failed = status::condition_of(world.job.status.as_ref().unwrap(), conditions::FAILED).unwrap().clone();
+    assert_eq!(failed.reason, conditions::PERMANENT_FAILURE);
+}
+
+#[test]
+fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
+    let mut world = World::new(2, json!({}));
+    world.run();
+    world.pods[0].ready = false;
+    let pods: Vec<&PodView> = world.pods.iter().collect();
+    let defaults = Defaults { worker_image: "worker:1".into() };
+    let mut snapshot = Snapshot {
+        job: &world.job,
+        pods: &pods,
+        objects: &world.objects,
+        nodes: &world.nodes,
+        defaults: &defaults,
+        trouble: None,
+        summary: None,
+        status_written: Some(at(0)),
+    };
+    let waits = plan(&snapshot, at(3));
+    assert_eq!((waits.status, waits.wake), (None, Some(at(10))));
+    assert!(plan(&snapshot, at(10)).status.is_some());
+    snapshot.trouble = None;
+    let mut held = world.job.clone();
+    held.spec.suspend = true;
+    snapshot.job = &held;
+    assert!(plan(&snapshot, at(3)).status.is_some(), "another stage does not wait");
+}
+
+/// What may happen to the pods of a job.
+#[derive(Debug, Clone)]
+enum Happening {
+    Exit(usize, i32),
+    Vanish(usize),
+    LoseNode(usize),
+    Suspend(bool),
+    Later(i64),
+    Step,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        (0_usize..4, prop_oneof![Just(0), Just(3), Just(4), Just(9), Just(137)])
+            .prop_map(|(pod, code)| Happening::Exit(pod, code)),
+        (0_usize..4).prop_map(Happening::Vanish),
+        (0_usize..4).prop_map(Happening::LoseNode),
+        any::<bool>().prop_map(Happening::Suspend),
+        (1_i64..400).prop_map(Happening::Later),
+        Just(Happening::Step),
+        Just(Happening::Step),
+        Just(Happening::Step),
+    ]
+}
+
+proptest! {
+    // A case is a whole life.
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Terminal is terminal, attempts and counters never go back, and a decision comes alone.
+    #[test]
+    fn whatever_happens(nodes in 1_u32..4, restarts in 0_i32..3, happenings in prop::collection::vec(happening(), 0..60)) {
+        let mut world = World::new(nodes, json!({"failurePolicy": {"maxRestarts": restarts, "maxInfrastructureRestarts": 2}}));
+        let mut before = (0, 0);
+        for happening in happenings {
+            match happening {
+                Happening::Exit(pod, code) if pod < world.pods.len() && !world.pods[pod].is_over() && !world.pods[pod].gated => {
+                    let name = world.pods[pod].name.clone();
+                    world.exit(&name, code, "");
+                }
+                Happening::Vanish(pod) if pod < world.pods.len() => drop(world.pods.remove(pod)),
+                Happening::LoseNode(node) => {
+                    let lost = at(world.now);
+                    if let Some(node) = world.nodes.get_mut(&format!("n{node}")) {
+                        (node.not_ready_since, node.facts.ready) = (Some(lost), false);
+                    }
+                }
+                Happening::Suspend(suspend) => world.job.spec.suspend = suspend,
+                Happening::Later(seconds) => world.now += seconds,
+                _ => {}
+            }
+            let was_over = is_over(&world.job);
+            let old = world.job.status.clone();
+            let done = world.step();
+            if was_over {
+                let makes = |a: &Action| matches!(a, Action::Create(_) | Action::Repair(_) | Action::Release { .. });
+                prop_assert!(!done.actions.iter().any(makes), "made after the end");
+                prop_assert_eq!(&world.job.status, &old);
+            }
+            if let Some(status) = &done.status {
+                let now = (status.attempt.unwrap_or(0), status.restarts.as_ref().map_or(0, |restarts| restarts.total));
+                prop_assert!(now >= before, "{now:?} after {before:?}");
+                let decided = old.as_ref().and_then(|old| old.attempt) != status.attempt;
+                prop_assert!(!decided || done.actions.is_empty(), "a new attempt and actions at once");
+                before = now;
+            }
+            let ready = world.pods.iter().filter(|pod| !pod.gated).map(|pod| pod.attempt).collect::<std::collections::BTreeSet<_>>();
+            prop_assert!(ready.len() <= 2, "pods of more than the last two attempts: {ready:?}");
+        }
+    }
+}

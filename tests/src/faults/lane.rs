@@ -120,6 +120,16 @@ impl<'a> Lane<'a> {
         if runs.is_err() && self.proxy.has_killed() { Ok(()) } else { runs.context("the controller ended") }
     }
 
+    /// Ends the controller and starts it again.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start_again(&mut self) -> Result<()> {
+        self.controller.kill();
+        self.controller = Lane::start(self.plane, &self.jobs.namespace, &self.proxy, &self.arguments)?;
+        Ok(())
+    }
+
     /// Panics in the controller's log so far.
     pub fn panics(&self) -> usize {
         std::fs::read_to_string(&self.controller.log).unwrap_or_default().matches("panicked at").count()
