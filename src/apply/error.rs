@@ -8,6 +8,10 @@ use std::time::Duration;
 pub enum Cause {
     /// The object is not as it was when the write was planned.
     Stale,
+    /// There is an object of this name already.
+    Exists,
+    /// The object is not there.
+    Gone,
     /// The name is taken by an object of somebody else.
     Taken,
     /// The namespace is being deleted.
@@ -35,7 +39,7 @@ impl Cause {
     /// The error policy.
     pub fn retry(self) -> Retry {
         match self {
-            Cause::Stale | Cause::Ending => Retry::OnChange,
+            Cause::Stale | Cause::Exists | Cause::Gone | Cause::Ending => Retry::OnChange,
             Cause::Taken | Cause::Forbidden | Cause::Invalid | Cause::Unknown | Cause::Unreachable => Retry::BackOff,
         }
     }
@@ -44,6 +48,8 @@ impl Cause {
     pub fn word(self) -> &'static str {
         match self {
             Cause::Stale => "stale",
+            Cause::Exists => "exists",
+            Cause::Gone => "gone",
             Cause::Taken => "taken",
             Cause::Ending => "ending",
             Cause::Forbidden => "forbidden",
@@ -68,7 +74,9 @@ impl Cause {
             _ if ending => Cause::Ending,
             401 | 403 => Cause::Forbidden,
             404 if status.details.as_ref().is_none_or(|details| details.name.is_empty()) => Cause::Unknown,
-            404 | 409 => Cause::Stale,
+            404 => Cause::Gone,
+            409 if status.reason == "AlreadyExists" => Cause::Exists,
+            409 => Cause::Stale,
             400 | 405 | 413 | 415 | 422 => Cause::Invalid,
             _ => Cause::Unreachable,
         }
@@ -114,11 +122,13 @@ mod tests {
             let causes = vec![StatusCause { reason: cause.into(), message: String::new(), field: String::new() }];
             let [group, kind, uid] = [const { String::new() }; 3];
             let details = StatusDetails { name: name.into(), group, kind, uid, causes, retry_after_seconds: 0 };
-            kube::Error::Api(Status { code, details: Some(details), ..Status::default() }.boxed())
+            let reason = if cause == "AlreadyExists" { cause.to_string() } else { String::new() };
+            kube::Error::Api(Status { code, reason, details: Some(details), ..Status::default() }.boxed())
         };
         for (code, name, cause, expected, retry) in [
             (409, "a", "", Cause::Stale, Retry::OnChange),
-            (404, "a", "", Cause::Stale, Retry::OnChange),
+            (409, "a", "AlreadyExists", Cause::Exists, Retry::OnChange),
+            (404, "a", "", Cause::Gone, Retry::OnChange),
             (404, "", "", Cause::Unknown, Retry::BackOff),
             (403, "a", "", Cause::Forbidden, Retry::BackOff),
             (403, "a", "NamespaceTerminating", Cause::Ending, Retry::OnChange),

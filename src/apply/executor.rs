@@ -145,7 +145,7 @@ impl Executor {
         let what = format!("create {kind} {name}");
         match self.call(&what, api.create(&params, &object)).await {
             Ok(made) => Ok(Done::Written(kind, made.resource_version())),
-            Err(refusal) if refusal.cause == Cause::Stale => {
+            Err(refusal) if refusal.cause == Cause::Exists => {
                 let Some(found) = self.call(&what, api.get_opt(&name)).await? else { return Err(refusal) };
                 if view::owner(found.meta()) != Some(job.uid) {
                     let why = "the name is taken by an object that does not belong to this job".to_string();
@@ -173,7 +173,7 @@ impl Executor {
         let params = PostParams { field_manager: Some(PLAN_MANAGER.into()), ..PostParams::default() };
         match self.call(&what, api.create(&params, &secret)).await {
             Ok(_) => Ok(Done::Written("Secret", None)),
-            Err(refusal) if refusal.cause == Cause::Stale => Ok(Done::Written("Secret", None)),
+            Err(refusal) if refusal.cause == Cause::Exists => Ok(Done::Written("Secret", None)),
             Err(refusal) => Err(refusal),
         }
     }
@@ -207,8 +207,8 @@ impl Executor {
         };
         match self.call(&format!("delete {kind} {name}"), api.delete(name, &params)).await {
             Ok(_) => Ok(Done::Deleted(uid)),
-            // Gone, or another one by now.
-            Err(refusal) if refusal.cause == Cause::Stale => Ok(Done::Deleted(uid)),
+            Err(refusal) if refusal.cause == Cause::Gone => Ok(Done::Deleted(uid)),
+            // A conflict says that it is another one by now, or only that the server was in two minds: the cache will tell.
             Err(refusal) => Err(refusal),
         }
     }
