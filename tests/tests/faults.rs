@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use switchyard_tests::faults::{Fault, Lane, Plan, Point, Scenario, Weather};
-use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, KubeletOptions};
+use switchyard_tests::{ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options};
 
 /// Lanes at a time: two cores are busy with four.
 const LANES: usize = 4;
@@ -246,4 +246,39 @@ async fn zombies_hold_nothing_up() -> Result<()> {
         lane.clear(&name).await?;
     }
     report("g6-zombies", &serde_json::json!({"zombies": wanted, "doubleRuns": 0}))
+}
+
+/// G4, second half: API server and etcd are killed while a job starts, and come back with what was written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_api_server_and_etcd_are_killed() -> Result<()> {
+    let options = Options { scheduler: true, fsync: true, ..Options::default() };
+    let mut plane = ControlPlane::start(&options)?;
+    plane.install_crds().await?;
+    let mut nodes = KubeletOptions::new("killed", 4);
+    nodes.capacity = [("cpu", "100"), ("memory", "100Gi"), ("pods", "100")].map(|(a, b)| (a.into(), b.into())).into();
+    let kubelet = Kubelet::start(plane.config().await?, nodes).await?;
+    let namespace = plane.namespace("killed").await?;
+    let account = serde_json::json!({"metadata": {"name": "default"}});
+    let accounts = kube::Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(plane.client().await?, &namespace);
+    accounts.create(&Default::default(), &serde_json::from_value(account)?).await?;
+    let own = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
+    let mut controller = switchyard_tests::start_controller(&plane, "controller", &own)?;
+    let jobs = Jobs::new(plane.client().await?, &namespace);
+    let kills = size(2, 20);
+    for kill in 0..kills {
+        let name = format!("k{kill}");
+        jobs.create(switchyard_tests::plain_job(&name, 4, "run")).await?;
+        // At another moment of its start each time.
+        tokio::time::sleep(std::time::Duration::from_millis(37 * kill as u64 % 400)).await;
+        plane.restart_all()?;
+        jobs.wait_stage(&name, "Running").await?;
+        for rank in 0..4 {
+            kubelet.order(&namespace, &format!("{name}-1-{rank}"), switchyard_tests::Command::Exit(0, String::new()))?;
+        }
+        let done = jobs.wait_stage(&name, "Complete").await?;
+        let status = done.status.unwrap();
+        ensure!(status.attempt == Some(1) && status.restarts.is_some_and(|r| r.total == 0), "an attempt was lost: {:?}", status.attempt);
+        controller.must_run()?;
+    }
+    report("g4-kills", &serde_json::json!({"kills": kills, "stuck": 0}))
 }

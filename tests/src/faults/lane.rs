@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, labels};
 
-/// Time to the final state after the last fault.
-const CONVERGE: Duration = Duration::from_secs(15);
+/// Time to the final state after the last fault, on a loaded machine.
+const CONVERGE: Duration = Duration::from_secs(30);
 /// Time for one step of a scenario, restarts of the controller included.
-const STEP: Duration = Duration::from_secs(30);
+const STEP: Duration = Duration::from_secs(60);
 /// A state that lasts this long is final.
 const SETTLE: Duration = Duration::from_millis(250);
 

@@ -113,3 +113,18 @@ async fn a_job_that_cannot_be_read_fails_with_a_reason_and_holds_nobody_up() -> 
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }
+
+#[tokio::test]
+async fn huge_jobs_are_refused_or_run_and_nothing_hangs() -> Result<()> {
+    let scene = Scene::new("huge", 1).await?;
+    let many: Vec<_> = (0..10_000).map(|number| json!({"name": format!("N{number}"), "value": "x"})).collect();
+    let refused = scene.create("env", 1, "run", json!({"trainer": {"env": many}})).await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("Too many")), "10,000 entries are accepted");
+    // A megabyte where it is allowed: the template is the user's.
+    let large = json!({"template": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "LARGE", "value": "x".repeat(900_000)}]}]}}});
+    scene.create("large", 1, "run", large).await?;
+    scene.create("small", 1, "run", json!({})).await?;
+    scene.jobs.wait_stage("small", "Running").await?;
+    scene.jobs.wait_stage("large", "Running").await?;
+    Ok(())
+}
