@@ -111,11 +111,13 @@ pub fn train_job(document: &Value) -> Result<TrainJob, Vec<Fault>> {
     if !faults.is_empty() {
         return Err(faults);
     }
-    check(&schema, document, &mut Vec::new(), &mut faults);
+    let mut document = document.clone();
+    prune_nulls(&schema, &mut document);
+    check(&schema, &document, &mut Vec::new(), &mut faults);
     if !faults.is_empty() {
         return Err(faults);
     }
-    let complete = cel::apply_defaults(&schema, document);
+    let complete = cel::apply_defaults(&schema, &document);
     if let Err(errors) = cel::Validator::new().validate(&schema, &complete, None) {
         return Err(errors.into_vec().into_iter().map(|error| rule_fault(error, &complete)).collect());
     }
@@ -200,15 +202,30 @@ fn check_envelope(document: &Value, faults: &mut Vec<Fault>) {
     }
 }
 
+/// A field without a value is a field that is not there: so it is for the API server, and in its rules also where the schema says
+/// `nullable`.
+fn prune_nulls(schema: &Value, value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            let of = |name: &str| schema["properties"].get(name).or_else(|| schema.get("additionalProperties"));
+            object.retain(|name, item| !item.is_null() || of(name).is_none_or(|property| property["type"].is_null()));
+            for (name, item) in object.iter_mut() {
+                if let Some(property) = of(name) {
+                    prune_nulls(property, item);
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| prune_nulls(&schema["items"], item)),
+        _ => {}
+    }
+}
+
 /// Walks the value beside its structural schema. The schema is our own and uses the structural subset only, which is why this is a
 /// page and not a general JSON Schema library; the messages name what people can do.
 fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec<Fault>) {
     let mut report = |kind, message: &str, got: String, expected: String, help: String| {
         faults.push(Fault { kind, path: path.clone(), message: message.to_string(), got, expected, help });
     };
-    if value.is_null() && schema["nullable"] == true {
-        return;
-    }
     if schema["x-kubernetes-int-or-string"] == true {
         if !(value.is_string() || value.is_i64() || value.is_u64()) {
             report(FaultKind::WrongType, "wrong type", describe(value), "an integer or a string".into(), String::new());
@@ -249,6 +266,10 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
             if let Some(most) = schema["maxItems"].as_u64().filter(|most| items.len() as u64 > *most) {
                 let got = format!("{} items", items.len());
                 report(FaultKind::OutOfRange, "too many items", got, format!("at most {most}"), String::new());
+            }
+            if let Some(least) = schema["minItems"].as_u64().filter(|least| (items.len() as u64) < *least) {
+                let got = format!("{} items", items.len());
+                report(FaultKind::OutOfRange, "too few items", got, format!("at least {least}"), String::new());
             }
             check_distinct(schema, items, &mut report);
             for (index, item) in items.iter().enumerate() {

@@ -49,6 +49,13 @@ pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOp
     Daemon::start(&program, &arguments, &options.environment, &plane.folder().join(format!("{name}.log")))
 }
 
+/// A pod template that only these nodes take: the nodes of other tests' kubelets are there as well.
+pub fn template_on(nodes: &[String]) -> Value {
+    json!({"spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}]},
+    ]}}}}})
+}
+
 /// A TrainJob of `nodes` pods of another program, whose pods do what `policy` says.
 pub fn plain_job(name: &str, nodes: u32, policy: &str) -> Value {
     json!({

@@ -219,9 +219,8 @@ async fn zombies_hold_nothing_up() -> Result<()> {
     for number in 0..wanted {
         let name = format!("z{number}");
         let mut job = switchyard_tests::plain_job(&name, 2, "run");
-        job["spec"]["template"]["spec"] = serde_json::json!({"affinity": {"nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [
-                {"key": "kubernetes.io/hostname", "operator": "In", "values": kubelet.nodes()}]}]}}}});
+        let spec = switchyard_tests::template_on(&kubelet.nodes())["spec"].take();
+        job["spec"]["template"]["spec"] = spec;
         lane.jobs.create(job).await?;
         let first = lane.jobs.wait_stage(&name, "Running").await?;
         let node = first.status.unwrap().placement.unwrap().nodes[1].node_name.clone();
@@ -259,7 +258,8 @@ async fn the_api_server_and_etcd_are_killed() -> Result<()> {
     let kubelet = Kubelet::start(plane.config().await?, nodes).await?;
     let namespace = plane.namespace("killed").await?;
     let account = serde_json::json!({"metadata": {"name": "default"}});
-    let accounts = kube::Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(plane.client().await?, &namespace);
+    let accounts =
+        kube::Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(plane.client().await?, &namespace);
     accounts.create(&Default::default(), &serde_json::from_value(account)?).await?;
     let own = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
     let mut controller = switchyard_tests::start_controller(&plane, "controller", &own)?;
@@ -273,11 +273,19 @@ async fn the_api_server_and_etcd_are_killed() -> Result<()> {
         plane.restart_all()?;
         jobs.wait_stage(&name, "Running").await?;
         for rank in 0..4 {
-            kubelet.order(&namespace, &format!("{name}-1-{rank}"), switchyard_tests::Command::Exit(0, String::new()))?;
+            kubelet.order(
+                &namespace,
+                &format!("{name}-1-{rank}"),
+                switchyard_tests::Command::Exit(0, String::new()),
+            )?;
         }
         let done = jobs.wait_stage(&name, "Complete").await?;
         let status = done.status.unwrap();
-        ensure!(status.attempt == Some(1) && status.restarts.is_some_and(|r| r.total == 0), "an attempt was lost: {:?}", status.attempt);
+        ensure!(
+            status.attempt == Some(1) && status.restarts.is_some_and(|r| r.total == 0),
+            "an attempt was lost: {:?}",
+            status.attempt
+        );
         controller.must_run()?;
     }
     report("g4-kills", &serde_json::json!({"kills": kills, "stuck": 0}))

@@ -17,7 +17,7 @@ use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, start_controller,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, start_controller, template_on,
 };
 
 /// A namespace with its own controller, and nodes that only its jobs use.
@@ -41,15 +41,7 @@ impl Scene {
     fn job(&self, name: &str, nodes: u32, policy: &str, spec: Value) -> Value {
         let mut job = switchyard_tests::plain_job(name, nodes, policy);
         merge(&mut job["spec"], spec);
-        let names: Vec<String> = self.kubelet.nodes();
-        merge(
-            &mut job["spec"],
-            json!({"template": {"spec": {"affinity": {"nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-                    {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": names}]}
-                ]},
-            }}}}}),
-        );
+        merge(&mut job["spec"], json!({"template": template_on(&self.kubelet.nodes())}));
         job
     }
 

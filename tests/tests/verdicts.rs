@@ -4,7 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Result, ensure};
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use kube::Api;
 use kube::api::{DynamicObject, GroupVersionKind, PostParams};
 use kube::core::ApiResource;
@@ -67,6 +67,19 @@ fn values(schema: &Value) -> Vec<Value> {
     values
 }
 
+/// The place of a key or an index; it is made where it is missing.
+fn place<'a>(at: &'a mut Value, part: &str) -> &'a mut Value {
+    match part.parse::<usize>() {
+        Ok(index) => {
+            if at.as_array().is_none_or(|list| list.len() <= index) {
+                *at = json!([null]);
+            }
+            &mut at[index]
+        }
+        Err(_) => &mut at[part],
+    }
+}
+
 fn walk(schema: &Value, path: &mut Vec<String>, cases: &mut Vec<Case>) {
     // The pod template has Kubernetes' own schema.
     if path.last().is_some_and(|last| last == "template") {
@@ -80,18 +93,11 @@ fn walk(schema: &Value, path: &mut Vec<String>, cases: &mut Vec<Case>) {
             let (last, parents) = path.split_last().unwrap();
             let mut at = &mut job;
             for part in parents {
-                at = match part.parse::<usize>() {
-                    Ok(index) => &mut at[index],
-                    Err(_) => &mut at[part.as_str()],
-                };
-                if at.is_null() {
-                    *at = json!({});
-                }
+                at = place(at, part);
             }
-            match (&value, last.parse::<usize>()) {
-                (Some(value), Ok(index)) => at[index] = value.clone(),
-                (Some(value), Err(_)) => at[last.as_str()] = value.clone(),
-                (None, _) => drop(at.as_object_mut().and_then(|map| map.remove(last))),
+            match &value {
+                Some(value) => *place(at, last) = value.clone(),
+                None => drop(at.as_object_mut().and_then(|map| map.remove(last))),
             }
             let text: String = value.map_or("removed".into(), |value| value.to_string()).chars().take(40).collect();
             cases.push(Case { what: format!("{} {text}", path.join(".")), job });
@@ -123,17 +129,17 @@ async fn our_verdict_is_the_servers() -> Result<()> {
     walk(&schema, &mut vec!["spec".into()], &mut cases);
     let params = PostParams { dry_run: true, ..PostParams::default() };
     let verdicts = futures::stream::iter(cases.into_iter().map(|case| {
-        let (api, params) = (api.clone(), &params);
-        async move {
+        let (api, params) = (api.clone(), params.clone());
+        tokio::spawn(async move {
             let ours = validate::train_job(&case.job).map(|_| ()).map_err(|faults| faults[0].to_string());
             let theirs = match serde_json::from_value(case.job.clone()) {
-                Ok(job) => api.create(params, &job).await.map(|_| ()).map_err(|error| error.to_string()),
+                Ok(job) => api.create(&params, &job).await.map(|_| ()).map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
             (case, ours, theirs)
-        }
+        })
     }));
-    let verdicts: Vec<_> = verdicts.buffer_unordered(8).collect().await;
+    let verdicts: Vec<_> = verdicts.buffer_unordered(8).try_collect().await?;
     let mut differences = BTreeSet::new();
     let (mut valid, mut invalid) = (0, 0);
     for (case, ours, theirs) in verdicts {

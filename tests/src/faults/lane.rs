@@ -2,7 +2,9 @@
 //! scenarios, which drive a job to a final state that has to be the same with and without faults.
 
 use super::{Fault, Plan, Proxy};
-use crate::{Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, plain_job, stage_of, start_controller};
+use crate::{
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, plain_job, stage_of, start_controller, template_on,
+};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -54,8 +56,9 @@ impl Scenario {
         Scenario::Delete,
     ];
 
-    fn job(self, name: &str) -> Value {
+    fn job(self, name: &str, nodes: &[String]) -> Value {
         let mut job = plain_job(name, 5, "run");
+        job["spec"]["template"]["spec"] = template_on(nodes)["spec"].take();
         job["spec"]["failurePolicy"] = json!({"maxRestarts": if self == Scenario::GiveUp { 0 } else { 1 }});
         job
     }
@@ -181,7 +184,7 @@ impl<'a> Lane<'a> {
     /// A step does not come about.
     pub async fn play(&mut self, scenario: Scenario, name: &str, plan: Plan) -> Result<Value> {
         self.proxy.set(plan);
-        self.jobs.create(scenario.job(name)).await?;
+        self.jobs.create(scenario.job(name, &self.kubelet.nodes())).await?;
         self.running(name, 1).await?;
         match scenario {
             Scenario::Create => {}

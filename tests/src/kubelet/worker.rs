@@ -173,7 +173,9 @@ async fn fill(task: &Task, volume: &Volume, path: &Path) -> Result<()> {
     let write = |name: &str, content: &[u8], mode: i32| -> Result<()> {
         let file = path.join(name);
         fs::write(&file, content)?;
-        fs::set_permissions(&file, fs::Permissions::from_mode(mode.unsigned_abs()))?;
+        // Only root can give a file to the pod's group: another user's files stay this user's own.
+        let mask = if rustix::process::geteuid().is_root() { 0o777 } else { 0o700 };
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode.unsigned_abs() & mask))?;
         Ok(())
     };
     if let Some(source) = &volume.config_map {

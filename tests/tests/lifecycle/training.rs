@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Policy, Scene as Folder, condition_of,
-    start_controller, worker_folder,
+    start_controller, template_on, worker_folder,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -24,7 +24,7 @@ async fn two_pods_train_a_model() -> Result<()> {
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
             "spec": {
                 "trainer": {"numNodes": 2, "cpuThreads": 1, "resourcesPerNode": {"limits": {"cpu": "1"}}},
-                "template": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}},
+                "template": template_on(&kubelet.nodes()),
                 "engine": {
                     "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 32, "heads": 2, "contextLength": 32}},
                     "data": {"path": path}, "batchSizePerProcess": 4, "steps": steps, "evaluation": {"batches": 2},

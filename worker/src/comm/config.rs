@@ -41,8 +41,10 @@ impl Token {
             return Err(fault("no regular file".to_owned(), READABLE));
         }
         let mode = Mode::from_raw_mode(stat.st_mode).bits() & 0o777;
-        let own = stat.st_uid == rustix::process::geteuid().as_raw();
-        admissible(mode, own).map_err(|expected| {
+        let user = rustix::process::geteuid();
+        let own = stat.st_uid == user.as_raw();
+        // A kubelet writes Secret volumes as root, for a group: so a pod that runs as root owns them.
+        admissible(mode, own && !user.is_root()).map_err(|expected| {
             let owner = if own { "this user".to_owned() } else { format!("user {}", stat.st_uid) };
             fault(format!("mode {mode:04o}, owned by {owner}"), expected)
         })?;
@@ -66,7 +68,7 @@ impl Token {
     }
 }
 
-/// Whether a token in a file with these permissions is a secret; if not, what is expected.
+/// Whether a token in a file with these permissions is a secret; if not, what is expected. `own`: an ordinary user's own file.
 fn admissible(mode: u32, own: bool) -> Result<(), &'static str> {
     if mode & 0o007 != 0 {
         return Err("no access for others (mode 0600, 0400, or 0440 in a Secret volume)");
@@ -354,7 +356,7 @@ mod tests {
     #[test]
     fn a_key_that_others_can_read_or_of_wrong_size_is_refused() {
         for (mode, len, word) in
-            [(0o640, 32, "mode 0640"), (0o604, 32, "mode 0604"), (0o600, 31, "31 bytes"), (0o600, 33, "more than 32")]
+            [(0o660, 32, "mode 0660"), (0o604, 32, "mode 0604"), (0o600, 31, "31 bytes"), (0o600, 33, "more than 32")]
         {
             let key = key_file(mode, len);
             let text = Token::from_file(key.path()).unwrap_err().to_string();
