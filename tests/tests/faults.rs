@@ -28,7 +28,8 @@ async fn kubelet(prefix: &str) -> Result<Kubelet> {
 async fn baselines(lane: &mut Lane<'_>) -> Result<HashMap<Scenario, (Value, u64)>> {
     let mut found = HashMap::new();
     for scenario in Scenario::ALL {
-        let state = lane.play(scenario, "base", Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;
+        lane.play(scenario, "base", Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;
+        let state = lane.settled("base").await?;
         found.insert(scenario, (state, lane.proxy.writes()));
         lane.clear("base").await?;
     }

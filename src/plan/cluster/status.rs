@@ -138,9 +138,11 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Whether a status says more than other figures: another stage, condition, attempt, place or count of restarts.
+/// Whether a status says more than other figures: another stage, condition, attempt, place or count of restarts, or that the last
+/// pod is gone and its resources are free.
 pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
     let Some(previous) = previous else { return true };
+    let is_empty = |status: &TrainJobStatus| status.nodes.as_ref().is_none_or(|nodes| nodes.active == 0);
     let verdicts = |status: &TrainJobStatus| {
         let verdict = |c: &Condition| (c.type_.clone(), c.status.clone(), c.reason.clone());
         status.conditions.iter().map(verdict).collect::<Vec<_>>()
@@ -151,4 +153,5 @@ pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
         || previous.placement != next.placement
         || previous.completion_time != next.completion_time
         || previous.observed_generation != next.observed_generation
+        || (is_empty(next) && !is_empty(previous))
 }

@@ -260,7 +260,13 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     let mut held = world.job.clone();
     held.spec.suspend = true;
     snapshot.job = &held;
-    assert!(plan(&snapshot, at(3)).status.is_some(), "another stage does not wait");
+    let suspended = plan(&snapshot, at(3)).status;
+    assert!(suspended.as_ref().is_some_and(|status| status.nodes.as_ref().is_some_and(|nodes| nodes.active > 0)));
+    let held = TrainJob { status: suspended, ..held.clone() };
+    snapshot.job = &held;
+    snapshot.pods = &[];
+    let freed = plan(&snapshot, at(4)).status;
+    assert!(freed.is_some_and(|status| status.nodes.is_some_and(|nodes| nodes.active == 0)), "free resources are told");
 }
 
 /// What may happen to the pods of a job.

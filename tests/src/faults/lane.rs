@@ -19,8 +19,10 @@ use switchyard_crds::{TrainJob, labels};
 const CONVERGE: Duration = Duration::from_secs(30);
 /// Time for one step of a scenario, restarts of the controller included.
 const STEP: Duration = Duration::from_secs(60);
-/// A state that lasts this long is final.
-const SETTLE: Duration = Duration::from_millis(250);
+/// A state without faults that lasts this long is final.
+const SETTLE: Duration = Duration::from_secs(2);
+/// The expected state has to last this long.
+const STEADY: Duration = Duration::from_millis(250);
 
 /// What a user and the nodes do to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -178,11 +180,11 @@ impl<'a> Lane<'a> {
         Ok(self.jobs.pods_api().list(&of_job).await?.items)
     }
 
-    /// Plays a scenario with a fault at the n-th write of the controller. Answers the final state.
+    /// Plays a scenario under a plan of faults.
     ///
     /// # Errors
     /// A step does not come about.
-    pub async fn play(&mut self, scenario: Scenario, name: &str, plan: Plan) -> Result<Value> {
+    pub async fn play(&mut self, scenario: Scenario, name: &str, plan: Plan) -> Result<()> {
         self.proxy.set(plan);
         self.jobs.create(scenario.job(name, &self.kubelet.nodes())).await?;
         self.running(name, 1).await?;
@@ -224,11 +226,14 @@ impl<'a> Lane<'a> {
                 self.until("gone", name, |job, pods| job.is_none() && pods.is_empty()).await?;
             }
         }
-        self.settled(name).await
+        Ok(())
     }
 
     /// The state once it does not change any more.
-    async fn settled(&mut self, name: &str) -> Result<Value> {
+    ///
+    /// # Errors
+    /// The controller ended, or the API server does not answer.
+    pub async fn settled(&mut self, name: &str) -> Result<Value> {
         let mut last = (self.state(name).await?, Instant::now());
         let give_up = Instant::now() + CONVERGE;
         loop {
@@ -243,20 +248,24 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Waits for a final state.
+    /// Waits for a final state that stays.
     ///
     /// # Errors
     /// Another one came about; both are in the error.
     pub async fn must_become(&mut self, name: &str, expected: &Value) -> Result<()> {
         let give_up = Instant::now() + CONVERGE;
+        let mut since = None;
         loop {
             self.tend()?;
             let state = self.state(name).await?;
             if state == *expected {
-                return Ok(());
-            }
-            if Instant::now() > give_up {
+                if since.get_or_insert_with(Instant::now).elapsed() >= STEADY {
+                    return Ok(());
+                }
+            } else if Instant::now() > give_up {
                 bail!("another final state after {} s:\n{state:#}\nexpected:\n{expected:#}", CONVERGE.as_secs());
+            } else {
+                since = None;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -331,7 +340,7 @@ impl<'a> Lane<'a> {
         let before = self.proxy.faults();
         let played = self.play(point.scenario, name, plan).await;
         let ended = match played {
-            Ok(_) => self.must_become(name, expected).await,
+            Ok(()) => self.must_become(name, expected).await,
             Err(error) => Err(error),
         };
         let came = self.proxy.faults() > before;
