@@ -26,7 +26,13 @@ pub fn programs() -> &'static Path {
         // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
         let note = format!("building switchyard and switchyard-worker for the tests (profile {profile})\n");
         let _ = std::io::stderr().write_all(note.as_bytes());
-        let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // What cargo tells a test about its package: build scripts that look at it would make half the tree anew each time.
+        let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+            cargo.env_remove(name);
+        }
+        let status = cargo
             .args([
                 "build",
                 "--quiet",
