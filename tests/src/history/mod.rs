@@ -101,8 +101,8 @@ pub struct NodeFact {
     pub ready: bool,
     /// Neither cordoned nor tainted.
     pub open: bool,
-    /// What its pods may ask for.
-    pub allocatable: Resources,
+    /// What its pods may ask for; `None`: it has not reported since it registered.
+    pub allocatable: Option<Resources>,
 }
 
 impl NodeFact {
@@ -112,7 +112,7 @@ impl NodeFact {
         NodeFact {
             ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
             open: spec.unschedulable != Some(true) && spec.taints.is_none_or(|taints| taints.is_empty()),
-            allocatable: status.allocatable.as_ref().map(Resources::of_quantities).unwrap_or_default(),
+            allocatable: status.allocatable.as_ref().map(Resources::of_quantities),
         }
     }
 }

@@ -57,12 +57,12 @@ pub fn over_allocated(history: &History) -> Vec<Violation> {
             Fact::Node(_) => Some(change.name.as_str()),
             Fact::Job(_) => None,
         };
-        let Some((name, node)) = name.and_then(|name| Some((name, *world.nodes.get(name)?))) else { return };
+        let report = |name| Some((name, world.nodes.get(name)?.allocatable.as_ref()?));
+        let Some((name, allocatable)) = name.and_then(report) else { return };
         let taken = taken(world, name);
-        for resource in taken.names().filter(|resource| taken.get(resource) > node.allocatable.get(resource)) {
+        for resource in taken.names().filter(|resource| taken.get(resource) > allocatable.get(resource)) {
             let amount = |of: &Resources| Resources::amount(resource, of.get(resource));
-            let text =
-                format!("node {name}: {resource}: {} of {} asked for", amount(&taken), amount(&node.allocatable));
+            let text = format!("node {name}: {resource}: {} of {} asked for", amount(&taken), amount(allocatable));
             found.push(Violation::at(change, text));
         }
     });
@@ -260,7 +260,8 @@ pub fn waits_in_vain(history: &History) -> Vec<Violation> {
         };
         let need = &pod.view.requests;
         let has_room = |node: &&str| {
-            let free = end.nodes[*node].allocatable.less(&taken(&end, node)).less(&promised(&end, node));
+            let Some(allocatable) = &end.nodes[*node].allocatable else { return false };
+            let free = allocatable.less(&taken(&end, node)).less(&promised(&end, node));
             need.names().all(|resource| need.get(resource) <= free.get(resource))
         };
         let open = end.nodes.iter().filter(|(_, node)| node.ready && node.open).map(|(name, _)| *name);

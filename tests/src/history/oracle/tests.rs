@@ -35,7 +35,7 @@ impl Story {
 
     fn node(&mut self, name: &str, cpu: &str) {
         let allocatable = serde_json::from_value(json!({"cpu": cpu, "memory": "1Gi", "pods": "4"})).unwrap();
-        let allocatable = Resources::of_quantities(&allocatable);
+        let allocatable = Some(Resources::of_quantities(&allocatable));
         self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable }));
     }
 
@@ -168,9 +168,14 @@ fn too_much_on_a_node_is_seen() {
     story.pod(1, 2, "succeeded");
     story.node("n", "900m");
     assert_eq!(over_allocated(&story.history()).len(), 2);
+    // Of a node that has registered again and not reported nothing is known.
+    story.set("n", Fact::Node(NodeFact { ready: true, open: true, allocatable: None }));
+    assert_eq!(over_allocated(&story.history()).len(), 2);
+    story.node("n", "900m");
+    assert_eq!(over_allocated(&story.history()).len(), 3);
     // What has ended takes nothing.
     story.pod(1, 1, "succeeded");
-    assert_eq!(over_allocated(&story.history()).len(), 2);
+    assert_eq!(over_allocated(&story.history()).len(), 3);
 }
 
 #[test]
@@ -205,7 +210,7 @@ fn two_attempts_at_once_are_seen() {
         story.known.insert("j-1-0".into(), story.changes[7].fact.clone());
         story.job(2, "Restarting", 2);
         story.pod(1, 0, state);
-        story.set("n", Fact::Node(NodeFact { ready, open: true, allocatable: Resources::default() }));
+        story.set("n", Fact::Node(NodeFact { ready, open: true, allocatable: None }));
         story.pod(2, 0, "gated");
         story.pod(2, 1, "gated");
         story.pod(2, 0, "running");
