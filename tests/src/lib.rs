@@ -7,14 +7,17 @@
 //! The two programs are built by [`programs`]: cargo does not build the programs of other packages for a test.
 #![forbid(unsafe_code)]
 
+pub mod chaos;
 mod control_plane;
 mod controller;
 pub mod faults;
+pub mod history;
 mod kubelet;
 mod leftovers;
 mod manifest;
 mod program;
 mod programs;
+mod random;
 mod scene;
 
 pub use control_plane::{ControlPlane, Daemon, Options, Usage, programs_of};
@@ -24,6 +27,7 @@ pub use leftovers::{Leftover, leftovers};
 pub use manifest::Manifest;
 pub use program::{Ended, Program, Running};
 pub use programs::programs;
+pub use random::Random;
 pub use scene::Scene;
 
 use std::path::Path;

@@ -11,6 +11,7 @@ use futures::stream::FuturesUnordered;
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
+use switchyard_tests::chaos::{self, report, size};
 use switchyard_tests::faults::{Fault, Lane, Plan, Point, Scenario, Weather};
 use switchyard_tests::{ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options};
 
@@ -102,22 +103,6 @@ async fn lost_replies_have_no_double_effect() -> Result<()> {
     Ok(())
 }
 
-/// How many, in CI and in `cargo xtask chaos`.
-fn size(ci: usize, full: usize) -> usize {
-    if std::env::var_os("SWITCHYARD_CHAOS").is_some() { full } else { ci }
-}
-
-/// Says what was counted, and writes it down where `cargo xtask chaos` collects it.
-fn report(id: &str, result: &Value) -> Result<()> {
-    println!("{id}: {result}");
-    if let Some(folder) = std::env::var_os("SWITCHYARD_CHAOS") {
-        let path = std::path::Path::new(&folder).join(format!("{id}.json"));
-        std::fs::write(&path, format!("{}\n", serde_json::to_string_pretty(result)?))
-            .with_context(|| path.display().to_string())?;
-    }
-    Ok(())
-}
-
 /// G3: what the controller sees is old, or missing until the next list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_views_change_nothing() -> Result<()> {
@@ -151,7 +136,7 @@ async fn stale_views_change_nothing() -> Result<()> {
 /// G4, first half: calls fail in a sequence that the seed decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn api_weather_leaves_nothing_stuck() -> Result<()> {
-    let seed = std::env::var("SWITCHYARD_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20261121);
+    let seed = chaos::seed().unwrap_or(20261121);
     let kubelet = kubelet("weather").await?;
     let mut lane = Lane::new(ControlPlane::shared(), &kubelet, "weather", &[]).await?;
     let base = baselines(&mut lane).await?;

@@ -83,6 +83,7 @@ pub(crate) fn test() -> Result<()> {
     )?;
     let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
     totals.run("controller under faults", &mut cargo(&faults))?;
+    totals.run("churn, judged offline", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "churn"]))?;
     totals.run("documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
@@ -111,8 +112,9 @@ pub(crate) fn run(file: &Path, rest: &[String]) -> ExitCode {
 pub(crate) fn chaos() -> Result<()> {
     control_plane()?;
     let results = root().join("docs/results");
-    let args = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1", "--nocapture"];
-    step("faults, in full", cargo(&args).env("SWITCHYARD_CHAOS", results))
+    let full = ["test", "-p", "switchyard-tests", "--test", "faults", "--test", "churn"];
+    let args = [&full[..], &["--", "--test-threads", "1", "--nocapture"]].concat();
+    step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", results))
 }
 
 /// Builds programs of others and prints where they are.

@@ -1,6 +1,6 @@
 //! What happens to which call. Pure: the same calls in the same order meet the same faults.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::Random;
 use std::time::Duration;
 
 /// What happens to a call.
@@ -60,21 +60,13 @@ pub enum Plan {
 pub struct Weather {
     /// Calls in a thousand that fail.
     pub per_mille: u64,
-    state: AtomicU64,
+    random: Random,
 }
 
 impl Weather {
     /// From a seed.
     pub fn new(seed: u64, per_mille: u64) -> Weather {
-        Weather { per_mille, state: AtomicU64::new(seed) }
-    }
-
-    /// SplitMix64 (Steele, Lea and Flood 2014).
-    fn next(&self) -> u64 {
-        let mut z = self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        Weather { per_mille, random: Random::new(seed) }
     }
 }
 
@@ -88,16 +80,16 @@ impl Plan {
             Plan::EveryReplyOf(n) if is_write && call.write.is_multiple_of(*n) => Fault::DropReply,
             Plan::AtWrite(..) | Plan::EveryReplyOf(_) => Fault::Pass,
             Plan::Weather(weather) => {
-                if call.is_watch || weather.next() % 1000 >= weather.per_mille {
+                if call.is_watch || weather.random.next() % 1000 >= weather.per_mille {
                     return Fault::Pass;
                 }
-                match weather.next() % 6 {
+                match weather.random.next() % 6 {
                     0 => Fault::Answer(409),
                     1 => Fault::Answer(429),
                     2 => Fault::Answer(500),
                     3 => Fault::Answer(503),
                     4 if is_write => Fault::DropReply,
-                    _ => Fault::Delay(Duration::from_millis(weather.next() % 300)),
+                    _ => Fault::Delay(Duration::from_millis(weather.random.next() % 300)),
                 }
             }
         }

@@ -137,6 +137,8 @@ struct State {
     /// UID and address by namespace and name.
     names: HashMap<(String, String), (String, Ipv4Addr)>,
     addresses: u32,
+    /// Where logs are served.
+    port: u16,
     /// Texts and files of logs by namespace and name.
     logs: HashMap<(String, String), logs::Log>,
     /// Processes that run for pods, by UID.
@@ -259,11 +261,36 @@ impl Kubelet {
     /// # Errors
     /// The condition cannot be written.
     pub async fn recover_node(&self, node: &str) -> Result<()> {
-        self.shared.state().lost.remove(node);
-        for signals in self.shared.state().pods.values() {
+        self.find(node);
+        nodes::set_ready(&self.shared.client, node, true).await
+    }
+
+    /// A node is lost, and somebody deletes its object.
+    ///
+    /// # Errors
+    /// It cannot be deleted.
+    pub async fn delete_node(&self, node: &str) -> Result<()> {
+        self.shared.state().lost.insert(node.into());
+        let api = kube::Api::<k8s_openapi::api::core::v1::Node>::all(self.shared.client.clone());
+        api.delete(node, &Default::default()).await?;
+        Ok(())
+    }
+
+    /// A deleted node registers again, under its name and with a new UID. What takes its taint away is the controller manager.
+    ///
+    /// # Errors
+    /// It cannot be registered.
+    pub async fn register_node(&self, node: &str) -> Result<()> {
+        self.find(node);
+        nodes::make(&self.shared, node).await
+    }
+
+    fn find(&self, node: &str) {
+        let mut state = self.shared.state();
+        state.lost.remove(node);
+        for signals in state.pods.values() {
             let _ = signals.send(pods::Signal::Look);
         }
-        nodes::set_ready(&self.shared.client, node, true).await
     }
 }
 
@@ -285,7 +312,8 @@ async fn begin(config: kube::Config, options: KubeletOptions, folder: PathBuf) -
         writes: Arc::new(Semaphore::new(WRITES)),
     };
     let port = logs::serve(shared.clone()).await?;
-    nodes::register(&shared, port).await?;
+    shared.state().port = port;
+    nodes::register(&shared).await?;
     tokio::spawn(pods::watch(shared.clone()));
     Ok(shared)
 }

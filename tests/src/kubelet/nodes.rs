@@ -10,39 +10,16 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Makes all nodes, ready.
-pub(super) async fn register(shared: &Shared, port: u16) -> Result<()> {
+pub(super) async fn register(shared: &Shared) -> Result<()> {
     let width = shared.options.nodes.max(1).to_string().len();
     let names = (0..shared.options.nodes).map(|number| format!("{}-{number:0width$}", shared.options.prefix));
     let names: Vec<String> = names.collect();
     shared.state().nodes.extend(names.iter().cloned());
-    let api = Api::<Node>::all(shared.client.clone());
-    let capacity: BTreeMap<&str, &str> =
-        shared.options.capacity.iter().map(|(name, amount)| (name.as_str(), amount.as_str())).collect();
     futures::stream::iter(names.into_iter().map(Ok))
-        .try_for_each_concurrent(super::WRITES, |name| {
-            let (api, capacity) = (api.clone(), capacity.clone());
-            async move {
-                let node: Node = serde_json::from_value(json!({
-                    "metadata": {"name": name, "labels": {
-                        "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
-                    }},
-                }))?;
-                match api.create(&PostParams::default(), &node).await {
-                    Err(kube::Error::Api(status)) if status.code == 409 => {}
-                    other => drop(other?),
-                }
-                let status = json!({"status": {
-                    "capacity": capacity, "allocatable": capacity,
-                    "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
-                    "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
-                    "conditions": conditions(true),
-                }});
-                api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?;
-                anyhow::Ok(())
-            }
-        })
+        .try_for_each_concurrent(super::WRITES, |name| async move { make(shared, &name).await })
         .await?;
     // A new node is tainted until the controller manager has seen it ready; without one nobody takes the taint away.
+    let api = Api::<Node>::all(shared.client.clone());
     let tainted =
         |node: &Node| node.spec.as_ref().is_some_and(|spec| spec.taints.as_ref().is_some_and(|t| !t.is_empty()));
     let stream = futures::stream::iter(api.list(&Default::default()).await?.items.into_iter().filter(tainted));
@@ -56,6 +33,31 @@ pub(super) async fn register(shared: &Shared, port: u16) -> Result<()> {
             }
         })
         .await;
+    Ok(())
+}
+
+/// Makes one node, ready.
+pub(super) async fn make(shared: &Shared, name: &str) -> Result<()> {
+    let api = Api::<Node>::all(shared.client.clone());
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {
+            "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+        }},
+    }))?;
+    match api.create(&PostParams::default(), &node).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        other => drop(other?),
+    }
+    let capacity: BTreeMap<&str, &str> =
+        shared.options.capacity.iter().map(|(name, amount)| (name.as_str(), amount.as_str())).collect();
+    let port = shared.state().port;
+    let status = json!({"status": {
+        "capacity": capacity, "allocatable": capacity,
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+        "conditions": conditions(true),
+    }});
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
     Ok(())
 }
 

@@ -1,0 +1,223 @@
+//! What happened in a control plane, change by change, and whether it was right.
+//!
+//! ```text
+//! Recorder (one raw watch per kind) ─> History (one list, by revision) ─> oracle (pure) ─> Violations
+//! ```
+//!
+//! Custom resources, pods and nodes live in one etcd, so their resource versions are numbers of one sequence: sorted by them, the
+//! changes of several watches are what really happened, in order.
+
+mod oracle;
+mod recorder;
+
+pub use oracle::{
+    ORACLES, Violation, double_runs, monotone_attempts, over_allocated, partial_gangs, status_writes,
+    too_many_status_writes, waits_in_vain,
+};
+pub use recorder::Recorder;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard::plan::cluster::view::{self, PodView};
+use switchyard::plan::resources::Resources;
+use switchyard_crds::{TrainJob, TrainJobStatus};
+
+/// What a change did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// The object is new, or was there when the recording began.
+    Added,
+    /// It is another.
+    Modified,
+    /// It is gone.
+    Deleted,
+}
+
+/// A job, as far as the oracles need it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct JobFact {
+    /// Pods it wants.
+    pub nodes: usize,
+    /// Changes with the specification.
+    pub generation: i64,
+    /// Somebody deletes it.
+    pub deleting: bool,
+    /// Its status; of a new one the empty status.
+    pub status: TrainJobStatus,
+}
+
+impl JobFact {
+    fn of(job: &TrainJob) -> JobFact {
+        JobFact {
+            nodes: job.spec.trainer.num_nodes.unsigned_abs() as usize,
+            generation: job.metadata.generation.unwrap_or(0),
+            deleting: job.metadata.deletion_timestamp.is_some(),
+            status: job.status.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Whether a condition is true.
+    pub fn is(&self, kind: &str) -> bool {
+        self.status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
+    }
+
+    /// The stage; empty before the first one.
+    pub fn stage(&self) -> &str {
+        let summary = self.status.conditions.iter().find(|c| c.type_ == switchyard_crds::conditions::SUCCEEDED);
+        summary.map_or("", |condition| condition.reason.as_str())
+    }
+
+    /// The current attempt; 0 before the first one.
+    pub fn attempt(&self) -> u32 {
+        self.status.attempt.unwrap_or(0).unsigned_abs()
+    }
+}
+
+/// A pod of a job, or of anybody.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodFact {
+    /// UID of its job; empty: not ours.
+    pub job: String,
+    /// Everything else.
+    pub view: PodView,
+}
+
+impl PodFact {
+    fn of(pod: &Pod) -> PodFact {
+        PodFact { job: view::owner(&pod.metadata).unwrap_or_default().into(), view: PodView::of(pod) }
+    }
+
+    /// Takes room on this node.
+    pub fn holds(&self) -> Option<&str> {
+        self.view.node.as_deref().filter(|_| !self.view.is_over())
+    }
+}
+
+/// A node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeFact {
+    /// It reports.
+    pub ready: bool,
+    /// Neither cordoned nor tainted.
+    pub open: bool,
+    /// What its pods may ask for; `None`: it has not reported since it registered.
+    pub allocatable: Option<Resources>,
+}
+
+impl NodeFact {
+    fn of(node: &Node) -> NodeFact {
+        let spec = node.spec.clone().unwrap_or_default();
+        let status = node.status.clone().unwrap_or_default();
+        NodeFact {
+            ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
+            open: spec.unschedulable != Some(true) && spec.taints.is_none_or(|taints| taints.is_empty()),
+            allocatable: status.allocatable.as_ref().map(Resources::of_quantities),
+        }
+    }
+}
+
+/// The object after a change; of one that is gone, what it was last.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fact {
+    /// A TrainJob.
+    Job(JobFact),
+    /// A pod.
+    Pod(PodFact),
+    /// A node.
+    Node(NodeFact),
+}
+
+/// One change of one object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// Its resource version.
+    pub revision: u64,
+    /// What it did.
+    pub what: What,
+    /// `NAMESPACE/NAME`; of a node its name.
+    pub name: String,
+    /// UID of the object.
+    pub uid: String,
+    /// The object.
+    pub fact: Fact,
+}
+
+/// All changes in the order in which they happened.
+#[derive(Debug, Clone, Default)]
+pub struct History {
+    changes: Vec<Change>,
+}
+
+impl History {
+    /// Sorts the changes.
+    ///
+    /// # Errors
+    /// One is missing or there twice: an object changes that is not there, or appears that is.
+    pub fn new(mut changes: Vec<Change>) -> Result<History> {
+        changes.sort_by_key(|change| change.revision);
+        let mut alive = BTreeSet::new();
+        let mut last = 0;
+        for Change { revision, what, name, uid, .. } in &changes {
+            ensure!(*revision > last, "revision {revision} is there twice: {name}");
+            last = *revision;
+            let fits = match what {
+                What::Added => alive.insert(uid),
+                What::Modified => alive.contains(uid),
+                What::Deleted => alive.remove(uid),
+            };
+            ensure!(fits, "revision {revision}: {name} is {what:?}: a change before it is missing");
+        }
+        Ok(History { changes })
+    }
+
+    /// The changes.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// Goes through all changes: what the object was before, what exists after, and the change. Answers what exists at the end.
+    pub fn walk<'a>(&'a self, mut look: impl FnMut(Option<&'a Fact>, &World<'a>, &'a Change)) -> World<'a> {
+        let mut world = World::default();
+        let mut facts: BTreeMap<&str, &Fact> = BTreeMap::new();
+        for change in &self.changes {
+            world.apply(change);
+            look(facts.insert(&change.uid, &change.fact), &world, change);
+            if change.what == What::Deleted {
+                facts.remove(change.uid.as_str());
+            }
+        }
+        world
+    }
+}
+
+/// What exists at one revision.
+#[derive(Debug, Clone, Default)]
+pub struct World<'a> {
+    /// Jobs by UID, with their names.
+    pub jobs: BTreeMap<&'a str, (&'a str, &'a JobFact)>,
+    /// Pods by UID.
+    pub pods: BTreeMap<&'a str, &'a PodFact>,
+    /// Nodes by name.
+    pub nodes: BTreeMap<&'a str, &'a NodeFact>,
+}
+
+impl<'a> World<'a> {
+    fn apply(&mut self, change: &'a Change) {
+        let gone = change.what == What::Deleted;
+        let (uid, name) = (change.uid.as_str(), change.name.as_str());
+        match &change.fact {
+            Fact::Job(_) if gone => drop(self.jobs.remove(uid)),
+            Fact::Pod(_) if gone => drop(self.pods.remove(uid)),
+            Fact::Node(_) if gone => drop(self.nodes.remove(name)),
+            Fact::Job(job) => drop(self.jobs.insert(uid, (name, job))),
+            Fact::Pod(pod) => drop(self.pods.insert(uid, pod)),
+            Fact::Node(node) => drop(self.nodes.insert(name, node)),
+        }
+    }
+
+    /// Pods of a job.
+    pub fn pods_of<'b>(&'b self, job: &'b str) -> impl Iterator<Item = &'a PodFact> + 'b {
+        self.pods.values().copied().filter(move |pod| pod.job == job)
+    }
+}

@@ -1,0 +1,293 @@
+//! What must never be. Every oracle is a pure function of a history.
+
+use super::{Change, Fact, History, JobFact, PodFact, What, World};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use switchyard::plan::resources::Resources;
+use switchyard_crds::conditions::{COMPLETE, FAILED, PLACED, Stage};
+
+/// Something that must not be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// At which revision.
+    pub revision: u64,
+    /// Which object.
+    pub name: String,
+    /// What is wrong.
+    pub text: String,
+}
+
+impl Violation {
+    fn at(change: &Change, text: String) -> Violation {
+        Violation { revision: change.revision, name: change.name.clone(), text }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "revision {}: {}: {}", self.revision, self.name, self.text)
+    }
+}
+
+/// Looks for violations of one rule.
+pub type Oracle = fn(&History) -> Vec<Violation>;
+
+/// All oracles with their names.
+pub const ORACLES: [(&str, Oracle); 6] = [
+    ("over_allocated", over_allocated),
+    ("partial_gangs", partial_gangs),
+    ("double_runs", double_runs),
+    ("monotone_attempts", monotone_attempts),
+    ("too_many_status_writes", too_many_status_writes),
+    ("waits_in_vain", waits_in_vain),
+];
+
+/// What the bound pods of a node that have not ended ask for.
+fn taken(world: &World<'_>, node: &str) -> Resources {
+    let on_it = world.pods.values().filter(|pod| pod.holds() == Some(node));
+    on_it.fold(Resources::default(), |sum, pod| sum.plus(&pod.view.requests))
+}
+
+/// At no revision do the bound pods of a node that have not ended ask for more than it has.
+pub fn over_allocated(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    history.walk(|_, world, change| {
+        let name = match &change.fact {
+            Fact::Pod(pod) => pod.holds(),
+            Fact::Node(_) => Some(change.name.as_str()),
+            Fact::Job(_) => None,
+        };
+        let report = |name| Some((name, world.nodes.get(name)?.allocatable.as_ref()?));
+        let Some((name, allocatable)) = name.and_then(report) else { return };
+        let taken = taken(world, name);
+        for resource in taken.names().filter(|resource| taken.get(resource) > allocatable.get(resource)) {
+            let amount = |of: &Resources| Resources::amount(resource, of.get(resource));
+            let text = format!("node {name}: {resource}: {} of {} asked for", amount(&taken), amount(allocatable));
+            found.push(Violation::at(change, text));
+        }
+    });
+    found
+}
+
+/// The gate of a pod is lifted only when at one revision before it all pods of its attempt existed; and at the end, when all is
+/// quiet, a job holds room for all its pods or for none.
+pub fn partial_gangs(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut sizes: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut complete: BTreeSet<(&str, u32)> = BTreeSet::new();
+    let end = history.walk(|before, world, change| match &change.fact {
+        Fact::Job(job) => drop(sizes.insert(&change.uid, job.nodes)),
+        Fact::Pod(pod) if !pod.job.is_empty() => {
+            let attempt = (pod.job.as_str(), pod.view.attempt);
+            let size = sizes.get(pod.job.as_str()).copied();
+            let of_attempt = world.pods_of(&pod.job).filter(|pod| pod.view.attempt == attempt.1 && !pod.view.deleting);
+            if Some(of_attempt.count()) == size {
+                complete.insert(attempt);
+            }
+            let was_gated = matches!(before, Some(Fact::Pod(before)) if before.view.gated);
+            if was_gated && !pod.view.gated && change.what == What::Modified && !complete.contains(&attempt) {
+                found.push(Violation::at(change, "its gate is lifted, and its attempt never had all pods".into()));
+            }
+        }
+        Fact::Pod(_) | Fact::Node(_) => {}
+    });
+    let revision = history.changes().last().map_or(0, |change| change.revision);
+    for (uid, (name, job)) in &end.jobs {
+        let current = || end.pods_of(uid).filter(|pod| pod.view.attempt == job.attempt());
+        let holding = current().filter(|pod| pod.holds().is_some()).count();
+        let done = current().filter(|pod| pod.view.phase == super::view::Phase::Succeeded).count();
+        if holding > 0 && holding + done < job.nodes {
+            let text = format!("holds room for {holding} of {} pods at the end, {done} are done", job.nodes);
+            found.push(Violation { revision, name: (*name).into(), text });
+        }
+    }
+    found
+}
+
+/// No rank of a job runs in two attempts, except where the older pod is being deleted or its node is lost. Within an attempt a
+/// pod is created a second time only if the first one is gone and its gate was never lifted.
+pub fn double_runs(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    // The pods that had their gates lifted, by job, attempt and rank.
+    let mut lifted: BTreeSet<(&str, u32, u32)> = BTreeSet::new();
+    history.walk(|_, world, change| {
+        let Fact::Pod(pod) = &change.fact else { return };
+        if pod.job.is_empty() || change.what == What::Deleted {
+            return;
+        }
+        let view = &pod.view;
+        let place = (pod.job.as_str(), view.attempt, view.node_rank);
+        if change.what == What::Added {
+            let twin = |other: &PodFact| (other.view.attempt, other.view.node_rank) == (place.1, place.2);
+            if world.pods_of(&pod.job).filter(|other| twin(other)).count() > 1 {
+                found.push(Violation::at(change, "there are two pods of this attempt and rank".into()));
+            }
+            if lifted.contains(&place) {
+                found.push(Violation::at(change, "created again after its gate was lifted".into()));
+            }
+        }
+        if !view.gated {
+            lifted.insert(place);
+        }
+        let runs = |pod: &PodFact| pod.view.phase == super::view::Phase::Running;
+        let is_lost = |pod: &PodFact| {
+            let node = pod.view.node.as_deref().and_then(|name| world.nodes.get(name));
+            pod.view.deleting || !node.is_some_and(|node| node.ready)
+        };
+        let same_rank = world.pods_of(&pod.job).filter(|other| other.view.node_rank == view.node_rank && runs(other));
+        let mut running: Vec<&PodFact> = same_rank.collect();
+        running.sort_by_key(|other| other.view.attempt);
+        running.pop();
+        if runs(pod)
+            && let Some(other) = running.into_iter().find(|other| !is_lost(other))
+        {
+            found.push(Violation::at(change, format!("runs while {} runs", other.view.name)));
+        }
+    });
+    found
+}
+
+/// How a job ended.
+fn end_of(job: &JobFact) -> (bool, bool) {
+    (job.is(COMPLETE), job.is(FAILED))
+}
+
+/// The attempt and the counts of restarts never go down, no pod is created for an attempt that is over, and after the end nothing
+/// is created and the end stays what it was.
+pub fn monotone_attempts(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let counters = |job: &JobFact| {
+        let restarts = job.status.restarts.clone().unwrap_or_default();
+        let counts = [restarts.application, restarts.infrastructure, restarts.preemption, restarts.total];
+        (job.status.attempt.unwrap_or(0), counts)
+    };
+    history.walk(|before, world, change| match (before, &change.fact) {
+        (Some(Fact::Job(before)), Fact::Job(job)) => {
+            let ((was, counted), (is, counts)) = (counters(before), counters(job));
+            if is < was || counts.iter().zip(&counted).any(|(is, was)| is < was) {
+                let text = format!("attempt and restarts went from {was} {counted:?} to {is} {counts:?}");
+                found.push(Violation::at(change, text));
+            }
+            let (was, is) = (end_of(before), end_of(job));
+            if is == (true, true) || (was != (false, false) && is != was) {
+                found.push(Violation::at(change, format!("complete and failed went from {was:?} to {is:?}")));
+            }
+        }
+        (None, Fact::Pod(pod)) => {
+            let Some((_, job)) = world.jobs.get(pod.job.as_str()) else { return };
+            if end_of(job) != (false, false) {
+                found.push(Violation::at(change, "created after the end of its job".into()));
+            }
+            if pod.view.attempt < job.attempt() {
+                found.push(Violation::at(change, format!("created while attempt {} is current", job.attempt())));
+            }
+        }
+        _ => {}
+    });
+    found
+}
+
+/// Status writes of a job in a row without any news for it: a decision, the decision that a newer view adds, what is said while
+/// acting on it, and one later line of figures whose cause came before.
+///
+/// A reconcile writes the status once, and writes only what differs: without news the second one has nothing to say. News may
+/// have been seen late, so each of the four can have its cause before the first. A loop or a fight has no bound.
+const LONGEST_BURST: usize = 4;
+
+/// Status writes of all jobs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StatusWrites {
+    /// All.
+    pub writes: usize,
+    /// Those that change the stage, the attempt or the count of ready pods.
+    pub telling: usize,
+    /// Most of one job in a row without news for it.
+    pub longest_burst: usize,
+}
+
+/// Counts status writes.
+pub fn status_writes(history: &History) -> StatusWrites {
+    bursts(history, |_, _| {})
+}
+
+/// No job's status is written more than [`LONGEST_BURST`] times without news for it.
+pub fn too_many_status_writes(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    bursts(history, |change, burst| {
+        if burst == LONGEST_BURST + 1 {
+            found.push(Violation::at(change, format!("{burst} writes of the status without news for it")));
+        }
+    });
+    found
+}
+
+/// News for a job: its specification, its pods, any node; while it waits for room, whatever happens to others.
+fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrites {
+    let mut bursts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut sum = StatusWrites::default();
+    history.walk(|before, world, change| {
+        let own_write = match (before, &change.fact) {
+            (Some(Fact::Job(before)), Fact::Job(job)) => (before.status != job.status).then_some((before, job)),
+            _ => None,
+        };
+        let waits = |uid: &str| world.jobs.get(uid).is_some_and(|(_, job)| job.stage() == Stage::Queued.reason());
+        match &change.fact {
+            Fact::Node(_) => bursts.clear(),
+            Fact::Pod(pod) => bursts.retain(|uid, _| *uid != pod.job && !waits(uid)),
+            Fact::Job(_) => bursts.retain(|uid, _| if *uid == change.uid { own_write.is_some() } else { !waits(uid) }),
+        }
+        let Some((before, job)) = own_write else { return };
+        let burst = bursts.entry(&change.uid).or_default();
+        *burst += 1;
+        let told = |job: &JobFact| (job.stage().to_string(), job.status.attempt, job.status.ready.clone());
+        sum.writes += 1;
+        sum.telling += usize::from(told(before) != told(job));
+        sum.longest_burst = sum.longest_burst.max(*burst);
+        each(change, *burst);
+    });
+    sum
+}
+
+/// At the end, when all is quiet, no job waits for room that there is.
+pub fn waits_in_vain(history: &History) -> Vec<Violation> {
+    let end = history.walk(|_, _, _| {});
+    let revision = history.changes().last().map_or(0, |change| change.revision);
+    let mut found = Vec::new();
+    for (uid, (name, job)) in end.jobs.iter().filter(|(_, (_, job))| job.stage() == Stage::Queued.reason()) {
+        let Some(pod) = end.pods_of(uid).find(|pod| pod.view.attempt == job.attempt()) else {
+            found.push(Violation { revision, name: (*name).into(), text: "waits for room without pods".into() });
+            continue;
+        };
+        let need = &pod.view.requests;
+        let has_room = |node: &&str| {
+            let Some(allocatable) = &end.nodes[*node].allocatable else { return false };
+            let free = allocatable.less(&taken(&end, node)).less(&promised(&end, node));
+            need.names().all(|resource| need.get(resource) <= free.get(resource))
+        };
+        let open = end.nodes.iter().filter(|(_, node)| node.ready && node.open).map(|(name, _)| *name);
+        let room = open.filter(has_room).count();
+        if room >= job.nodes {
+            let text = format!("waits for {} nodes, and {room} have room", job.nodes);
+            found.push(Violation { revision, name: (*name).into(), text });
+        }
+    }
+    found
+}
+
+/// What placed pods that are not bound yet will take of a node.
+fn promised(world: &World<'_>, node: &str) -> Resources {
+    let mut sum = Resources::default();
+    for (uid, (_, job)) in world.jobs.iter().filter(|(_, (_, job))| job.is(PLACED) && end_of(job) == (false, false)) {
+        let Some(placement) = &job.status.placement else { continue };
+        for pod in world.pods_of(uid).filter(|pod| pod.view.attempt == job.attempt() && pod.view.node.is_none()) {
+            let place = placement.nodes.get(pod.view.node_rank as usize);
+            if place.is_some_and(|place| place.node_name == node) {
+                sum = sum.plus(&pod.view.requests);
+            }
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests;

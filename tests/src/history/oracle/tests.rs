@@ -1,0 +1,293 @@
+//! Every oracle on a history that is right, and on one in which something was planted.
+
+use super::*;
+use crate::history::NodeFact;
+use crate::history::view::Phase;
+use serde_json::json;
+use std::collections::BTreeMap;
+use switchyard_crds::TrainJobStatus;
+
+/// A history in the making; each step is a revision.
+#[derive(Default)]
+struct Story {
+    changes: Vec<Change>,
+    known: BTreeMap<String, Fact>,
+}
+
+impl Story {
+    fn step(&mut self, name: &str, what: What, fact: Fact) {
+        let revision = self.changes.len() as u64 + 1;
+        self.known.insert(name.into(), fact.clone());
+        self.changes.push(Change { revision, what, name: name.into(), uid: format!("uid-{name}"), fact });
+    }
+
+    /// The object is there, or is another.
+    fn set(&mut self, name: &str, fact: Fact) {
+        let what = if self.known.contains_key(name) { What::Modified } else { What::Added };
+        self.step(name, what, fact);
+    }
+
+    fn gone(&mut self, name: &str) {
+        let fact = self.known[name].clone();
+        self.step(name, What::Deleted, fact);
+        self.known.remove(name);
+    }
+
+    fn node(&mut self, name: &str, cpu: &str) {
+        let allocatable = serde_json::from_value(json!({"cpu": cpu, "memory": "1Gi", "pods": "4"})).unwrap();
+        let allocatable = Some(Resources::of_quantities(&allocatable));
+        self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable }));
+    }
+
+    fn job(&mut self, nodes: usize, stage: &str, attempt: i32) {
+        self.status(nodes, job(stage, attempt));
+    }
+
+    fn status(&mut self, nodes: usize, status: TrainJobStatus) {
+        self.set("j", Fact::Job(JobFact { nodes, generation: 1, deleting: false, status }));
+    }
+
+    /// A pod of attempt and rank: `gated`, `bound` or a phase, on node `n`.
+    fn pod(&mut self, attempt: u32, rank: u32, state: &str) {
+        let mut pod = PodFact { job: "uid-j".into(), ..PodFact::default() };
+        let spec = json!({"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "500m"}}}]});
+        pod.view.requests = Resources::of_pod(&serde_json::from_value(spec).unwrap());
+        pod.view.name = format!("j-{attempt}-{rank}");
+        (pod.view.attempt, pod.view.node_rank) = (attempt, rank);
+        pod.view.gated = state == "gated";
+        pod.view.node = (state != "gated").then(|| "n".into());
+        pod.view.deleting = state == "deleting";
+        pod.view.phase = match state {
+            "running" | "deleting" => Phase::Running,
+            "succeeded" => Phase::Succeeded,
+            _ => Phase::Pending,
+        };
+        let name = pod.view.name.clone();
+        self.set(&name, Fact::Pod(pod));
+    }
+
+    fn history(&self) -> History {
+        History::new(self.changes.clone()).unwrap()
+    }
+
+    /// All violations that all oracles see, by the name of the oracle.
+    fn judged(&self) -> Vec<(&'static str, u64)> {
+        let history = self.history();
+        let all = ORACLES.iter().flat_map(|(name, oracle)| {
+            oracle(&history).into_iter().map(|violation| (*name, violation.revision)).collect::<Vec<_>>()
+        });
+        all.collect()
+    }
+}
+
+fn job(stage: &str, attempt: i32) -> TrainJobStatus {
+    let condition = |kind: &str, state: &str, reason: &str| json!({"type": kind, "status": state, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let mut conditions = vec![condition("Succeeded", "Unknown", stage)];
+    if stage == "Complete" || stage == "Failed" {
+        conditions.push(condition(stage, "True", stage));
+    }
+    if stage == "Starting" || stage == "Running" {
+        conditions.push(condition("Placed", "True", "Placed"));
+    }
+    let placement =
+        json!({"reason": "", "nodes": [{"firstRank": 0, "nodeName": "n"}, {"firstRank": 1, "nodeName": "n"}]});
+    serde_json::from_value(json!({
+        "attempt": attempt, "restarts": {"application": 0, "infrastructure": 0, "preemption": 0, "total": attempt - 1}, "conditions": conditions, "placement": placement,
+    }))
+    .unwrap()
+}
+
+/// Two nodes, one job of two pods, one failure, a second attempt, the end.
+fn life() -> Story {
+    let mut story = Story::default();
+    story.node("n", "1");
+    story.node("m", "1");
+    story.job(2, "Placing", 1);
+    for attempt in 1..=2 {
+        story.pod(attempt, 0, "gated");
+        story.pod(attempt, 1, "gated");
+        story.job(2, "Starting", attempt as i32);
+        for state in ["bound", "running"] {
+            story.pod(attempt, 0, state);
+            story.pod(attempt, 1, state);
+        }
+        story.job(2, "Running", attempt as i32);
+        if attempt == 1 {
+            story.job(2, "Restarting", 2);
+            story.pod(1, 0, "deleting");
+            story.pod(1, 1, "deleting");
+            story.gone("j-1-0");
+            story.gone("j-1-1");
+        }
+    }
+    story
+}
+
+#[test]
+fn a_life_without_faults_is_clean() {
+    let mut story = life();
+    assert_eq!(story.judged(), []);
+    story.pod(2, 0, "succeeded");
+    assert_eq!(story.judged(), [], "one of two is done");
+    story.pod(2, 1, "succeeded");
+    story.job(2, "Complete", 2);
+    story.gone("j");
+    assert_eq!(story.judged(), []);
+}
+
+#[test]
+fn a_history_with_a_gap_is_none() {
+    let whole = life().changes;
+    let without = |revision: u64| whole.iter().filter(|change| change.revision != revision).cloned().collect();
+    // The creation of a pod, and its deletion, which the next pod of that name shows.
+    assert!(History::new(without(4)).unwrap_err().to_string().contains("j-1-0 is Modified: a change before it"));
+    let mut twice = whole.clone();
+    twice.push(whole[3].clone());
+    assert!(History::new(twice).unwrap_err().to_string().contains("there twice"));
+    let mut again = whole.clone();
+    again.push(Change { revision: 1000, what: What::Added, ..whole[0].clone() });
+    assert!(History::new(again).unwrap_err().to_string().contains("n is Added: a change before it"));
+    let mut shuffled = whole.clone();
+    shuffled.reverse();
+    assert_eq!(History::new(shuffled).unwrap().changes(), whole);
+}
+
+#[test]
+fn too_much_on_a_node_is_seen() {
+    let mut story = Story::default();
+    story.node("n", "1");
+    story.job(3, "Starting", 1);
+    (0..3).for_each(|rank| story.pod(1, rank, "gated"));
+    story.pod(1, 0, "bound");
+    story.pod(1, 1, "bound");
+    assert_eq!(story.judged().iter().filter(|(name, _)| *name == "over_allocated").count(), 0);
+    story.pod(1, 2, "bound");
+    assert_eq!(story.judged(), [("over_allocated", 8)]);
+    assert_eq!(over_allocated(&story.history())[0].to_string(), "revision 8: j-1-2: node n: cpu: 1500m of 1 asked for");
+    // A node that shrinks under its pods.
+    story.pod(1, 2, "succeeded");
+    story.node("n", "900m");
+    assert_eq!(over_allocated(&story.history()).len(), 2);
+    // Of a node that has registered again and not reported nothing is known.
+    story.set("n", Fact::Node(NodeFact { ready: true, open: true, allocatable: None }));
+    assert_eq!(over_allocated(&story.history()).len(), 2);
+    story.node("n", "900m");
+    assert_eq!(over_allocated(&story.history()).len(), 3);
+    // What has ended takes nothing.
+    story.pod(1, 1, "succeeded");
+    assert_eq!(over_allocated(&story.history()).len(), 3);
+}
+
+#[test]
+fn a_gate_lifted_too_early_is_seen() {
+    let mut story = Story::default();
+    story.node("n", "1");
+    story.job(2, "Starting", 1);
+    story.pod(1, 0, "gated");
+    story.pod(1, 0, "bound");
+    let early = story.judged();
+    assert!(early.contains(&("partial_gangs", 4)), "{early:?}");
+    // Now all are there, and nothing is partial at the end either; what was done stays done.
+    story.pod(1, 1, "gated");
+    story.pod(1, 1, "bound");
+    assert_eq!(story.judged(), [("partial_gangs", 4)]);
+}
+
+#[test]
+fn half_a_gang_at_the_end_is_seen() {
+    let mut story = life();
+    story.gone("j-2-1");
+    assert_eq!(story.judged(), [("partial_gangs", story.changes.len() as u64)]);
+    assert!(partial_gangs(&story.history())[0].text.starts_with("holds room for 1 of 2 pods"));
+}
+
+#[test]
+fn two_attempts_at_once_are_seen() {
+    let at_once = |state: &str, ready: bool| {
+        let mut story = life();
+        story.changes.truncate(9);
+        story.known.retain(|name, _| !name.starts_with("j-2"));
+        story.known.insert("j-1-0".into(), story.changes[7].fact.clone());
+        story.job(2, "Restarting", 2);
+        story.pod(1, 0, state);
+        story.set("n", Fact::Node(NodeFact { ready, open: true, allocatable: None }));
+        story.pod(2, 0, "gated");
+        story.pod(2, 1, "gated");
+        story.pod(2, 0, "running");
+        double_runs(&story.history())
+    };
+    assert_eq!(at_once("running", true)[0].text, "runs while j-1-0 runs");
+    assert_eq!(at_once("deleting", true), [], "it is being deleted");
+    assert_eq!(at_once("running", false), [], "its node is lost");
+}
+
+#[test]
+fn a_pod_made_again_after_its_gate_was_lifted_is_seen() {
+    let mut story = life();
+    story.gone("j-2-1");
+    story.pod(2, 1, "gated");
+    assert_eq!(double_runs(&story.history())[0].text, "created again after its gate was lifted");
+    let mut gated = Story::default();
+    gated.job(1, "Placing", 1);
+    gated.pod(1, 0, "gated");
+    gated.gone("j-1-0");
+    gated.pod(1, 0, "gated");
+    assert_eq!(double_runs(&gated.history()), []);
+}
+
+#[test]
+fn counters_that_go_back_and_life_after_the_end_are_seen() {
+    let mut story = life();
+    story.job(2, "Running", 1);
+    assert_eq!(
+        monotone_attempts(&story.history())[0].text,
+        "attempt and restarts went from 2 [0, 0, 0, 1] to 1 [0, 0, 0, 0]"
+    );
+    let mut old = life();
+    old.pod(1, 0, "gated");
+    assert_eq!(monotone_attempts(&old.history())[0].text, "created while attempt 2 is current");
+    let mut over = life();
+    over.job(2, "Complete", 2);
+    over.pod(3, 0, "gated");
+    over.job(2, "Failed", 2);
+    let texts: Vec<String> = monotone_attempts(&over.history()).into_iter().map(|found| found.text).collect();
+    assert_eq!(
+        texts,
+        ["created after the end of its job", "complete and failed went from (true, false) to (false, true)"]
+    );
+}
+
+#[test]
+fn a_status_that_is_written_on_and_on_is_seen() {
+    let mut story = life();
+    for turn in 0..12 {
+        let mut status = job(if turn % 2 == 0 { "Starting" } else { "Running" }, 2);
+        status.ready = Some(format!("{turn}/2"));
+        story.status(2, status);
+    }
+    let writes = status_writes(&story.history());
+    // One of the life itself comes before the twelve.
+    assert_eq!((writes.telling, writes.longest_burst), (writes.writes, 13));
+    assert_eq!(story.judged(), [("too_many_status_writes", story.changes.len() as u64 - 8)]);
+    // The same twelve with news between them.
+    let mut story = life();
+    for turn in 0..12 {
+        story.job(2, if turn % 2 == 0 { "Starting" } else { "Running" }, 2);
+        story.node("m", if turn % 2 == 0 { "2" } else { "1" });
+    }
+    assert_eq!(story.judged(), []);
+}
+
+#[test]
+fn a_job_that_nobody_wakes_is_seen() {
+    let mut story = Story::default();
+    story.node("m", "1");
+    story.node("n", "400m");
+    story.job(2, "Placing", 1);
+    story.pod(1, 0, "gated");
+    story.pod(1, 1, "gated");
+    story.job(2, "Queued", 1);
+    assert_eq!(story.judged(), [], "one of two nodes has room");
+    story.node("n", "500m");
+    assert_eq!(story.judged(), [("waits_in_vain", 7)]);
+}

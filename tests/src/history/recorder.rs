@@ -1,0 +1,177 @@
+//! Writes down every change of TrainJobs, pods and nodes of a control plane.
+
+use super::{Change, Fact, History, JobFact, NodeFact, PodFact, What};
+use crate::PATIENCE;
+use anyhow::{Context, Result, bail};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use switchyard_crds::TrainJob;
+use tokio::task::JoinHandle;
+
+/// The API server has forgotten what came after the version that was asked for.
+const GONE: u16 = 410;
+
+/// A recording in progress; it ends with the value.
+pub struct Recorder {
+    client: Client,
+    record: Arc<Mutex<Record>>,
+    watches: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    changes: Vec<Change>,
+    /// Resource version by UID, of what exists.
+    versions: BTreeMap<String, String>,
+    /// Watches that ended and were taken up again.
+    resumed: u64,
+    /// Why the recording has a gap.
+    gap: Option<String>,
+}
+
+impl Record {
+    fn take<K: Resource<DynamicType = ()>>(&mut self, what: What, object: &K, fact: fn(&K) -> Fact) {
+        let version = object.resource_version().unwrap_or_default();
+        let uid = object.uid().unwrap_or_default();
+        let Ok(revision) = version.parse() else {
+            self.gap = Some(format!("{}: `{version}` is no resource version with an order", object.name_any()));
+            return;
+        };
+        match what {
+            What::Deleted => drop(self.versions.remove(&uid)),
+            What::Added | What::Modified => drop(self.versions.insert(uid.clone(), version)),
+        }
+        let name = object.namespace().map_or_else(|| object.name_any(), |own| format!("{own}/{}", object.name_any()));
+        self.changes.push(Change { revision, what, name, uid, fact: fact(object) });
+    }
+}
+
+impl Recorder {
+    /// Begins with what is there now; that has the revisions of its last changes.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub async fn start(client: Client) -> Result<Recorder> {
+        let record = Arc::default();
+        let watches = vec![
+            follow(Api::<Node>::all(client.clone()), |node| Fact::Node(NodeFact::of(node)), &record).await?,
+            follow(Api::<TrainJob>::all(client.clone()), |job| Fact::Job(JobFact::of(job)), &record).await?,
+            follow(Api::<Pod>::all(client.clone()), |pod| Fact::Pod(PodFact::of(pod)), &record).await?,
+        ];
+        Ok(Recorder { client, record, watches })
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        lock(&self.record)
+    }
+
+    /// Changes so far.
+    pub fn changes(&self) -> usize {
+        self.record().changes.len()
+    }
+
+    /// Watches that broke and were taken up again where they were.
+    pub fn resumed(&self) -> u64 {
+        self.record().resumed
+    }
+
+    /// Ends the recording when it shows what the API server has now.
+    ///
+    /// # Errors
+    /// It does not come to show that, or has a gap.
+    pub async fn finish(self) -> Result<History> {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let mut exist = versions(&Api::<Node>::all(self.client.clone())).await?;
+            exist.extend(versions(&Api::<TrainJob>::all(self.client.clone())).await?);
+            exist.extend(versions(&Api::<Pod>::all(self.client.clone())).await?);
+            {
+                let mut record = self.record();
+                if let Some(gap) = &record.gap {
+                    bail!("the recording has a gap: {gap}");
+                }
+                if record.versions == exist {
+                    return History::new(std::mem::take(&mut record.changes));
+                }
+                if Instant::now() > give_up {
+                    let wrong = exist.iter().find(|(uid, version)| record.versions.get(*uid) != Some(version));
+                    bail!("the recording does not show what exists after {} s: {wrong:?}", PATIENCE.as_secs());
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.watches.iter().for_each(JoinHandle::abort);
+    }
+}
+
+fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn versions<K>(api: &Api<K>) -> Result<BTreeMap<String, String>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let list = api.list_metadata(&ListParams::default()).await?;
+    Ok(list.iter().filter_map(|object| Some((object.uid()?, object.resource_version()?))).collect())
+}
+
+/// Lists a kind, then watches it from there on.
+async fn follow<K>(api: Api<K>, fact: fn(&K) -> Fact, record: &Arc<Mutex<Record>>) -> Result<JoinHandle<()>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
+{
+    let list = api.list(&ListParams::default()).await?;
+    let mut version = list.metadata.resource_version.clone().context("a list without a resource version")?;
+    list.items.iter().for_each(|object| lock(record).take(What::Added, object, fact));
+    let record = record.clone();
+    Ok(tokio::spawn(async move {
+        loop {
+            match watch(&api, &mut version, fact, &record).await {
+                Err(kube::Error::Api(status)) if status.code == GONE => {
+                    lock(&record).gap = Some(format!("{} after version {version}: {status}", K::kind(&())));
+                    return;
+                }
+                Ok(()) => {}
+                // The API server is away, for a time.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+            lock(&record).resumed += 1;
+        }
+    }))
+}
+
+/// One watch, to its end. `version` is the last one seen.
+async fn watch<K>(api: &Api<K>, version: &mut String, fact: fn(&K) -> Fact, record: &Mutex<Record>) -> kube::Result<()>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let mut events = std::pin::pin!(api.watch(&WatchParams::default(), version).await?);
+    while let Some(event) = events.try_next().await? {
+        let (what, object) = match event {
+            WatchEvent::Added(object) => (What::Added, object),
+            WatchEvent::Modified(object) => (What::Modified, object),
+            WatchEvent::Deleted(object) => (What::Deleted, object),
+            WatchEvent::Bookmark(bookmark) => {
+                *version = bookmark.metadata.resource_version;
+                continue;
+            }
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+        };
+        *version = object.resource_version().unwrap_or_default();
+        lock(record).take(what, &object, fact);
+    }
+    Ok(())
+}

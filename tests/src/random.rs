@@ -1,0 +1,32 @@
+//! Numbers that a seed decides.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// SplitMix64 (Steele, Lea and Flood 2014). The same seed gives the same numbers.
+#[derive(Debug)]
+pub struct Random(AtomicU64);
+
+impl Random {
+    /// From a seed.
+    pub fn new(seed: u64) -> Random {
+        Random(AtomicU64::new(seed))
+    }
+
+    /// The next number.
+    pub fn next(&self) -> u64 {
+        let mut z = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`; 0 where there is none.
+    pub fn below(&self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    /// One of several.
+    pub fn pick<'a, T>(&self, of: &'a [T]) -> &'a T {
+        &of[self.below(of.len())]
+    }
+}

@@ -1,0 +1,257 @@
+//! Churn: jobs come, go, stop and fail, nodes are cordoned, lost and replaced; every revision is recorded and judged afterwards.
+//!
+//! Control plane, scheduler, controller manager and controller are the real ones. A seed decides what happens, so that a failure
+//! can be played again: `SWITCHYARD_SEED=... cargo test -p switchyard-tests --test churn`.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "churn/script.rs"]
+mod script;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DeleteParams, Patch};
+use kube::{Api, ResourceExt};
+use script::{BLOCK, Event, script};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use switchyard_crds::TrainJob;
+use switchyard_crds::conditions::Stage;
+use switchyard_tests::chaos::{self, report, size};
+use switchyard_tests::history::{History, ORACLES, Recorder, status_writes};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, stage_of, start_controller,
+};
+
+const NODES: usize = 200;
+/// Calls at a time.
+const CALLS: usize = 16;
+/// What is put off (figures of a status, 10 s) has been written after this time without a change.
+const STILL: Duration = Duration::from_secs(12);
+/// Time for all pauses between attempts, which add up to minutes, and for orphans of deleted nodes.
+const SETTLES: Duration = Duration::from_secs(900);
+
+struct Churn {
+    plane: ControlPlane,
+    kubelet: Kubelet,
+    nodes: Vec<String>,
+}
+
+impl Churn {
+    async fn start() -> Result<Churn> {
+        let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
+        let plane = ControlPlane::start(&options)?;
+        plane.install_crds().await?;
+        let mut nodes = KubeletOptions::new("churn", NODES);
+        nodes.capacity = [("cpu", "1"), ("memory", "1Gi"), ("pods", "3")].map(|(a, b)| (a.into(), b.into())).into();
+        let kubelet = Kubelet::start(plane.config().await?, nodes).await?;
+        let nodes = kubelet.nodes();
+        Ok(Churn { plane, kubelet, nodes })
+    }
+
+    /// The controller's writes so far.
+    fn writes(&self) -> BTreeMap<String, u64> {
+        self.plane.writes_of("switchyard-controller")
+    }
+
+    /// Does what an event says. Answers whether there was something to do.
+    async fn happens(&self, jobs: &Jobs, event: &Event) -> Result<bool> {
+        match event {
+            Event::Create(job) => drop(jobs.create((**job).clone()).await?),
+            Event::Suspend(job, suspend) => {
+                return done(jobs.patch(job, json!({"spec": {"suspend": suspend}})).await);
+            }
+            Event::Delete(job) => {
+                return done(jobs.api().delete(job, &DeleteParams::default()).await.map_err(Into::into));
+            }
+            Event::Order(job, rank, command) => {
+                let Some(pod) = pod_of(jobs, job, *rank).await? else { return Ok(false) };
+                return Ok(self.kubelet.order(&jobs.namespace, &pod, command.clone()).is_ok());
+            }
+            Event::DeletePod(job, rank) => {
+                let Some(pod) = pod_of(jobs, job, *rank).await? else { return Ok(false) };
+                let deleted = jobs.pods_api().delete(&pod, &DeleteParams::default()).await;
+                return done(deleted.map_err(Into::into));
+            }
+            Event::Cordon(block, cordon) => {
+                let nodes = &self.nodes[block * BLOCK..(block + 1) * BLOCK];
+                self.cordon(jobs, nodes, *cordon).await?;
+            }
+            Event::Lose(node) => self.kubelet.lose_node(&self.nodes[*node]).await?,
+            Event::Recover(node) => self.kubelet.recover_node(&self.nodes[*node]).await?,
+            Event::DeleteNode(node) => self.kubelet.delete_node(&self.nodes[*node]).await?,
+            Event::RegisterNode(node) => self.kubelet.register_node(&self.nodes[*node]).await?,
+        }
+        Ok(true)
+    }
+
+    async fn cordon(&self, jobs: &Jobs, nodes: &[String], cordon: bool) -> Result<()> {
+        let api = Api::<Node>::all(jobs.client.clone());
+        let patch = Patch::Merge(json!({"spec": {"unschedulable": cordon}}));
+        for node in nodes {
+            // It may be deleted just now.
+            done(api.patch(node, &Default::default(), &patch).await.map_err(Into::into))?;
+        }
+        Ok(())
+    }
+
+    /// All nodes are there and open.
+    async fn calm(&self, jobs: &Jobs) -> Result<()> {
+        let calls = futures::stream::iter(self.nodes.iter().map(Ok));
+        calls
+            .try_for_each_concurrent(CALLS, |node| async move {
+                self.kubelet.register_node(node).await?;
+                self.cordon(jobs, std::slice::from_ref(node), false).await
+            })
+            .await
+    }
+
+    /// One seed from the first event to the judgement.
+    async fn play(&self, seed: u64, events: usize, quiet: Duration) -> Result<Value> {
+        let jobs = Jobs::new(self.plane.client().await?, &self.plane.namespace("churn").await?);
+        let recorder = Recorder::start(self.plane.client().await?).await?;
+        let (mut counts, mut idle) = (BTreeMap::<&str, u64>::new(), 0_u64);
+        for (number, (wait, event)) in script(seed, events, NODES).into_iter().enumerate() {
+            tokio::time::sleep(wait).await;
+            let did = self.happens(&jobs, &event).await.with_context(|| format!("event {number}: {event:?}"))?;
+            *counts.entry(event.kind()).or_default() += u64::from(did);
+            idle += u64::from(!did);
+        }
+        self.calm(&jobs).await?;
+        let settling = Instant::now();
+        settle(&jobs, &recorder).await?;
+        let settled = settling.elapsed().as_secs();
+        let before = self.writes();
+        tokio::time::sleep(quiet).await;
+        let after = self.writes();
+        ensure!(before == after, "seed {seed}: writes in {} s of quiet: {before:?}, then {after:?}", quiet.as_secs());
+        let stages = stages(&jobs).await?;
+        let resumed = recorder.resumed();
+        let history = recorder.finish().await?;
+        let judged = judge(&history);
+        self.must_be_clean(seed, &history, &judged)?;
+        clear(&jobs).await?;
+        let writes = status_writes(&history);
+        let attempts = history.changes().iter().filter_map(attempt_of).collect::<std::collections::BTreeSet<_>>();
+        Ok(json!({
+            "seed": seed, "events": events, "happened": counts, "withoutEffect": idle, "changes": history.changes().len(),
+            "attempts": attempts.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": resumed,
+            "status": {"writes": writes.writes, "telling": writes.telling, "longestBurst": writes.longest_burst},
+            "quietSeconds": quiet.as_secs(), "writesInQuiet": 0, "violations": judged.len(),
+        }))
+    }
+
+    /// Shows every violation with the last changes of its object, and keeps the history.
+    fn must_be_clean(&self, seed: u64, history: &History, judged: &[String]) -> Result<()> {
+        if judged.is_empty() {
+            return Ok(());
+        }
+        let file = self.plane.folder().join(format!("history-{seed}.txt"));
+        let lines: Vec<String> = history.changes().iter().map(|change| format!("{change:?}")).collect();
+        std::fs::write(&file, lines.join("\n"))?;
+        // A panic, since that keeps the folder of the control plane.
+        panic!("seed {seed}: {} violations; {}\n{}", judged.len(), file.display(), judged.join("\n"));
+    }
+}
+
+/// What is not there, or not so any more, is not done.
+fn done<T>(result: Result<T>) -> Result<bool> {
+    match result {
+        Ok(_) => Ok(true),
+        Err(error) => match error.downcast_ref::<kube::Error>() {
+            Some(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// The pod of a rank in the current attempt, if the job has one.
+async fn pod_of(jobs: &Jobs, job: &str, rank: usize) -> Result<Option<String>> {
+    let job = jobs.api().get_opt(job).await?;
+    let attempt = job.as_ref().and_then(|job| job.status.as_ref()?.attempt);
+    Ok(job.zip(attempt).map(|(job, attempt)| format!("{}-{attempt}-{rank}", job.name_any())))
+}
+
+fn attempt_of(change: &switchyard_tests::history::Change) -> Option<(&str, u32)> {
+    match &change.fact {
+        switchyard_tests::history::Fact::Job(job) if job.attempt() > 0 => Some((&change.uid, job.attempt())),
+        _ => None,
+    }
+}
+
+/// A job of which nothing more is to be expected: it is over, or runs until it is told otherwise.
+fn rests(job: &TrainJob) -> bool {
+    let stage = stage_of(job).unwrap_or_default();
+    let is_over = [Stage::Complete, Stage::Failed].iter().any(|over| over.reason() == stage);
+    let stays = [Stage::Running, Stage::Queued, Stage::Suspended].iter().any(|stays| stays.reason() == stage);
+    stays || (is_over && job.spec.ttl_seconds_after_finished.is_none())
+}
+
+/// Waits until all jobs rest and nothing has changed for a while.
+async fn settle(jobs: &Jobs, recorder: &Recorder) -> Result<()> {
+    let give_up = Instant::now() + SETTLES;
+    let (mut changes, mut since) = (0, Instant::now());
+    loop {
+        if recorder.changes() != changes {
+            (changes, since) = (recorder.changes(), Instant::now());
+        }
+        if since.elapsed() > STILL {
+            let list = jobs.api().list(&Default::default()).await?.items;
+            let restless: Vec<&TrainJob> = list.iter().filter(|job| !rests(job)).collect();
+            if restless.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > give_up {
+                let first = serde_json::to_string_pretty(&restless[0].status)?;
+                let names: Vec<String> = restless.iter().map(|job| job.name_any()).collect();
+                bail!("stuck after {} s: {names:?}; the first one: {first}", SETTLES.as_secs());
+            }
+        } else if Instant::now() > give_up {
+            bail!("still {changes} changes and more after {} s", SETTLES.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+}
+
+async fn stages(jobs: &Jobs) -> Result<BTreeMap<String, u64>> {
+    let mut stages = BTreeMap::new();
+    for job in jobs.api().list(&Default::default()).await?.items {
+        *stages.entry(stage_of(&job).unwrap_or_default().to_string()).or_default() += 1;
+    }
+    Ok(stages)
+}
+
+/// All violations, one line each.
+fn judge(history: &History) -> Vec<String> {
+    let all = ORACLES.iter().flat_map(|(name, oracle)| {
+        oracle(history).into_iter().map(|violation| format!("{name}: {violation}")).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+/// The next seed finds no jobs and no pods.
+async fn clear(jobs: &Jobs) -> Result<()> {
+    jobs.api().delete_collection(&DeleteParams::default(), &Default::default()).await?;
+    jobs.wait_pods("gone", <[_]>::is_empty).await?;
+    Ok(())
+}
+
+/// G7: the invariants hold at every revision, whatever happens to jobs and nodes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_jobs_and_nodes_break_no_invariant() -> Result<()> {
+    let churn = Churn::start().await?;
+    let mut controller = start_controller(&churn.plane, "controller", &ControllerOptions::default())?;
+    let first = chaos::seed().unwrap_or(20261121);
+    let (seeds, events) = (if chaos::seed().is_some() { 1 } else { size(1, 5) }, size(300, 2000));
+    let quiet = Duration::from_secs(size(10, 60) as u64);
+    let mut runs = Vec::new();
+    for seed in first..first + seeds as u64 {
+        let run = churn.play(seed, events, quiet).await.with_context(|| format!("seed {seed}"))?;
+        println!("{run}");
+        runs.push(run);
+        controller.must_run()?;
+    }
+    report("g7-churn", &json!({"nodes": NODES, "seeds": seeds, "runs": runs, "violations": 0}))
+}

@@ -1,0 +1,202 @@
+//! What happens in a churn, decided by a seed alone.
+
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::time::Duration;
+use switchyard_tests::{Command, Random, plain_job};
+
+/// Jobs that are not deleted yet.
+const LIVE_JOBS: usize = 50;
+/// Nodes that are cordoned together.
+pub const BLOCK: usize = 10;
+/// Blocks cordoned at a time: with all of them the jobs have a third of the nodes.
+const CORDONED: usize = 13;
+/// Nodes lost at a time, and deleted at a time. A lost node is back before its kubelet gives up writing.
+const LOST: usize = 6;
+/// Longest time between two events, milliseconds.
+const LONGEST_WAIT: usize = 120;
+
+/// Something that happens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A job is created.
+    Create(Box<Value>),
+    /// `spec.suspend` of a job.
+    Suspend(String, bool),
+    /// A job is deleted.
+    Delete(String),
+    /// Something happens to the pod of this job and rank, in whatever attempt it is.
+    Order(String, usize, Command),
+    /// The same pod is deleted.
+    DeletePod(String, usize),
+    /// A block of nodes takes no more pods, or does again.
+    Cordon(usize, bool),
+    /// A node is lost.
+    Lose(usize),
+    /// It is back.
+    Recover(usize),
+    /// A node is lost, and its object deleted.
+    DeleteNode(usize),
+    /// It registers again.
+    RegisterNode(usize),
+}
+
+impl Event {
+    /// Its name in the result.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Event::Create(_) => "create",
+            Event::Suspend(_, true) => "suspend",
+            Event::Suspend(_, false) => "resume",
+            Event::Delete(_) => "delete",
+            Event::Order(_, _, Command::Exit(..)) => "exit",
+            Event::Order(_, _, Command::Evict) => "evict",
+            Event::Order(_, _, Command::Preempt) => "preempt",
+            Event::DeletePod(..) => "deletePod",
+            Event::Cordon(_, true) => "cordon",
+            Event::Cordon(_, false) => "uncordon",
+            Event::Lose(_) => "loseNode",
+            Event::Recover(_) => "recoverNode",
+            Event::DeleteNode(_) => "deleteNode",
+            Event::RegisterNode(_) => "registerNode",
+        }
+    }
+}
+
+/// The events of a seed, each after a wait.
+pub fn script(seed: u64, events: usize, nodes: usize) -> Vec<(Duration, Event)> {
+    let mut writer = Writer { random: Random::new(seed), nodes, ..Writer::default() };
+    let mut script = Vec::with_capacity(events);
+    while script.len() < events {
+        if let Some(event) = writer.event() {
+            script.push((Duration::from_millis(writer.random.below(LONGEST_WAIT) as u64), event));
+        }
+    }
+    script
+}
+
+struct Writer {
+    random: Random,
+    nodes: usize,
+    created: usize,
+    /// Name and number of pods.
+    jobs: Vec<(String, usize)>,
+    cordoned: VecDeque<usize>,
+    lost: VecDeque<usize>,
+    deleted: VecDeque<usize>,
+}
+
+impl Default for Writer {
+    fn default() -> Writer {
+        let none = VecDeque::new;
+        Writer {
+            random: Random::new(0),
+            nodes: 0,
+            created: 0,
+            jobs: Vec::new(),
+            cordoned: none(),
+            lost: none(),
+            deleted: none(),
+        }
+    }
+}
+
+impl Writer {
+    /// An event; `None`: what the dice say cannot happen now.
+    fn event(&mut self) -> Option<Event> {
+        let dice = self.random.below(100);
+        match dice {
+            0..30 if self.jobs.len() < LIVE_JOBS => Some(self.create()),
+            0..10 => {
+                let at = self.random.below(self.jobs.len());
+                Some(Event::Delete(self.jobs.swap_remove(at).0))
+            }
+            10..30 => None,
+            30..52 => self.order(),
+            52..60 => self.job().map(|(job, rank)| Event::DeletePod(job, rank)),
+            60..74 => self.job().map(|(job, _)| Event::Suspend(job, dice < 66)),
+            74..80 => {
+                let block = self.other(&self.cordoned, self.nodes / BLOCK, CORDONED)?;
+                self.cordoned.push_back(block);
+                Some(Event::Cordon(block, true))
+            }
+            80..84 => Some(Event::Cordon(self.cordoned.pop_front()?, false)),
+            84..89 => {
+                let node = self.other(&self.lost, self.nodes, LOST)?;
+                self.lost.push_back(node);
+                Some(Event::Lose(node))
+            }
+            89..94 => Some(Event::Recover(self.lost.pop_front()?)),
+            94..97 => {
+                let node = self.other(&self.deleted, self.nodes, LOST)?;
+                self.deleted.push_back(node);
+                Some(Event::DeleteNode(node))
+            }
+            _ => Some(Event::RegisterNode(self.deleted.pop_front()?)),
+        }
+    }
+
+    /// A number that is not among these, where there may be one more. A node is lost or deleted, not both.
+    fn other(&self, these: &VecDeque<usize>, end: usize, most: usize) -> Option<usize> {
+        let number = self.random.below(end);
+        let is_away = end == self.nodes && (self.lost.contains(&number) || self.deleted.contains(&number));
+        (these.len() < most && !these.contains(&number) && !is_away).then_some(number)
+    }
+
+    /// A job that is not deleted, and one of its ranks.
+    fn job(&self) -> Option<(String, usize)> {
+        let (name, size) = self.jobs.get(self.random.below(self.jobs.len()))?;
+        Some((name.clone(), self.random.below(*size)))
+    }
+
+    fn order(&self) -> Option<Event> {
+        let (job, rank) = self.job()?;
+        let command = match self.random.below(10) {
+            0..3 => Command::Exit(0, String::new()),
+            3..5 => Command::Exit(1, "a bug".into()),
+            5 => Command::Exit(77, String::new()),
+            6 | 7 => Command::Evict,
+            _ => Command::Preempt,
+        };
+        Some(Event::Order(job, rank, command))
+    }
+
+    fn create(&mut self) -> Event {
+        let random = &self.random;
+        let (name, size) = (format!("j{}", self.created), 1 + random.below(8));
+        let seconds = random.below(40) as f64 / 10.0;
+        let policy = match random.below(10) {
+            0..6 => "run".to_string(),
+            6 | 7 => format!("succeed-after={seconds}s"),
+            8 => format!("fail=3@{seconds}s"),
+            _ => "oom".to_string(),
+        };
+        let mut job = plain_job(&name, size as u32, &policy);
+        let spec = &mut job["spec"];
+        // One, two or three pods fill a node.
+        spec["trainer"]["resourcesPerNode"]["limits"]["cpu"] = (*random.pick(&["300m", "500m", "900m"])).into();
+        spec["suspend"] = (random.below(8) == 0).into();
+        spec["failurePolicy"] = json!({
+            "maxRestarts": random.below(4), "maxInfrastructureRestarts": random.below(4), "maxPreemptionRestarts": random.below(4),
+            "rules": [{"action": "FailTrainJob", "onExitCodes": {"operator": "In", "values": [77]}}],
+        });
+        // Some gangs are taken back when a node goes between the place and the binding.
+        spec["gangPolicy"] = json!({"scheduleTimeoutSeconds": *random.pick(&[5, 20, 300])});
+        if random.below(4) == 0 {
+            spec["ttlSecondsAfterFinished"] = random.below(10).into();
+        }
+        self.created += 1;
+        self.jobs.push((name, size));
+        Event::Create(Box::new(job))
+    }
+}
+
+#[test]
+fn a_seed_is_a_script_in_which_everything_happens() {
+    let events = |seed| script(seed, 300, 200);
+    assert_eq!(events(7), events(7));
+    assert_ne!(events(7), events(8));
+    let kinds: std::collections::BTreeSet<&str> = events(7).iter().map(|(_, event)| event.kind()).collect();
+    assert_eq!(kinds.len(), 14, "{kinds:?}");
+    assert_eq!(events(7), script(7, 2000, 200)[..300], "a longer one begins as the shorter one");
+}
