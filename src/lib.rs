@@ -15,4 +15,5 @@ pub mod controller;
 pub mod local;
 pub mod placement;
 pub mod plan;
+mod planted;
 pub mod topology;

@@ -9,6 +9,7 @@ use super::{Context, own_writes};
 use crate::apply::{Applied, Refusal, Retry};
 use crate::plan::cluster::view::PodView;
 use crate::plan::cluster::{self, Action, Reconciliation, Snapshot};
+use crate::planted;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -231,6 +232,9 @@ impl Context {
             debug!(job = %key, error = %refusal, "out of date; planned anew");
             // The change is on its way; should it not come, it is asked for.
             self.queue.add(key.clone(), Instant::now() + SECOND);
+            return Outcome::Refused;
+        }
+        if planted::bug("forgets") {
             return Outcome::Refused;
         }
         let until = self.queue.failed(key);

@@ -15,43 +15,49 @@ use std::sync::OnceLock;
 pub fn programs() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        // TARGET/PROFILE/deps/test-0123: wherever CARGO_TARGET_DIR or a configuration put it.
-        let test = std::env::current_exe().expect("the path of the running test");
-        let folder = test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf();
-        let profile = match folder.file_name().and_then(|name| name.to_str()) {
-            Some("debug") | None => "dev",
-            Some(profile) => profile,
-        };
-        let target = folder.parent().expect("invariant: the profile's folder lies in the target folder");
-        // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
-        let note = format!("building switchyard and switchyard-worker for the tests (profile {profile})\n");
-        let _ = std::io::stderr().write_all(note.as_bytes());
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // What cargo tells a test about its package: build scripts that look at it would make half the tree anew each time.
-        let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
-            cargo.env_remove(name);
-        }
-        let status = cargo
-            .args([
-                "build",
-                "--quiet",
-                "--package",
-                "switchyard",
-                "--package",
-                "switchyard-worker",
-                "--profile",
-                profile,
-            ])
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(root())
-            .status();
-        let status = status.unwrap_or_else(|error| panic!("cannot start cargo: {error}"));
-        assert!(status.success(), "the programs do not build: {status}");
-        for program in ["switchyard", "switchyard-worker"] {
-            assert!(folder.join(program).is_file(), "{program} is not in {}", folder.display());
-        }
-        folder
+        let packages = ["--package", "switchyard", "--package", "switchyard-worker"];
+        build(&packages, &["switchyard", "switchyard-worker"])
     })
+}
+
+/// `switchyard` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one.
+///
+/// # Panics
+/// It does not build.
+pub fn planted() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let name = "switchyard-planted";
+        build(&["--package", "switchyard-tests", "--features", "planted", "--bin", name], &[name]).join(name)
+    })
+}
+
+/// Builds programs in the profile and target folder of the running test. Answers their folder.
+fn build(what: &[&str], programs: &[&str]) -> PathBuf {
+    // TARGET/PROFILE/deps/test-0123: wherever CARGO_TARGET_DIR or a configuration put it.
+    let test = std::env::current_exe().expect("the path of the running test");
+    let folder = test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf();
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(profile) => profile,
+    };
+    let target = folder.parent().expect("invariant: the profile's folder lies in the target folder");
+    let names = programs.join(" and ");
+    // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
+    let note = format!("building {names} for the tests (profile {profile})\n");
+    let _ = std::io::stderr().write_all(note.as_bytes());
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // What cargo tells a test about its package: build scripts that look at it would make half the tree anew each time.
+    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+        cargo.env_remove(name);
+    }
+    cargo.args(["build", "--quiet", "--profile", profile]).args(what);
+    let status = cargo.arg("--target-dir").arg(target).current_dir(root()).status();
+    let status = status.unwrap_or_else(|error| panic!("cannot start cargo: {error}"));
+    assert!(status.success(), "{names} do not build: {status}");
+    for program in programs {
+        assert!(folder.join(program).is_file(), "{program} is not in {}", folder.display());
+    }
+    folder
 }

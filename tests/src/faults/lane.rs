@@ -3,7 +3,8 @@
 
 use super::{Fault, Plan, Proxy};
 use crate::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, plain_job, stage_of, start_controller, template_on,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, PATIENCE, plain_job, stage_of, start_controller,
+    template_on,
 };
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
@@ -15,10 +16,6 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, labels};
 
-/// Time to the final state after the last fault, on a loaded machine.
-const CONVERGE: Duration = Duration::from_secs(30);
-/// Time for one step of a scenario, restarts of the controller included.
-const STEP: Duration = Duration::from_secs(60);
 /// A state without faults that lasts this long is final.
 const SETTLE: Duration = Duration::from_secs(2);
 /// The expected state has to last this long.
@@ -75,13 +72,14 @@ pub struct Lane<'a> {
     /// Between the controller and the API server.
     pub proxy: Proxy,
     controller: Daemon,
-    arguments: Vec<String>,
-    /// How often the controller was started again.
-    pub restarts: u32,
+    options: ControllerOptions,
+    /// Time for one step of a scenario, restarts of the controller included, on a loaded machine; and to the final state after
+    /// the last one.
+    pub patience: Duration,
 }
 
 impl<'a> Lane<'a> {
-    /// A new lane.
+    /// A new lane; its controller is started with these options, in the namespace of the lane and behind its proxy.
     ///
     /// # Errors
     /// A part does not start.
@@ -89,26 +87,27 @@ impl<'a> Lane<'a> {
         plane: &'a ControlPlane,
         kubelet: &'a Kubelet,
         name: &str,
-        arguments: &[&str],
+        mut options: ControllerOptions,
     ) -> Result<Lane<'a>> {
         let namespace = plane.namespace(name).await?;
         let proxy = Proxy::start(plane, &namespace).await?;
         let jobs = Jobs::new(plane.client().await?, &namespace);
-        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
-        let controller = Lane::start(plane, &namespace, &proxy, &arguments)?;
-        Ok(Lane { plane, kubelet, jobs, proxy, controller, arguments, restarts: 0 })
+        options.environment.extend([("POD_NAMESPACE", namespace.clone()), ("POD_NAME", "first".into())]);
+        options.kubeconfig = Some(proxy.kubeconfig());
+        options.namespace = Some(namespace);
+        let controller = Lane::start(plane, &proxy, &options)?;
+        Ok(Lane { plane, kubelet, jobs, proxy, controller, options, patience: PATIENCE })
     }
 
-    fn start(plane: &ControlPlane, namespace: &str, proxy: &Proxy, arguments: &[String]) -> Result<Daemon> {
-        let options = ControllerOptions {
-            namespace: Some(namespace.into()),
-            kubeconfig: Some(proxy.kubeconfig()),
-            arguments: arguments.to_vec(),
-            ..ControllerOptions::default()
-        };
-        let daemon = start_controller(plane, namespace, &options)?;
+    fn start(plane: &ControlPlane, proxy: &Proxy, options: &ControllerOptions) -> Result<Daemon> {
+        let daemon = start_controller(plane, options.namespace.as_deref().unwrap_or_default(), options)?;
         proxy.set_target(daemon.pid());
         Ok(daemon)
+    }
+
+    /// Process ID of its controller.
+    pub fn pid(&self) -> u32 {
+        self.controller.pid()
     }
 
     /// Starts the controller again if a fault has killed it; fails if it ended by itself.
@@ -116,8 +115,7 @@ impl<'a> Lane<'a> {
         if self.proxy.has_killed() {
             self.controller.kill();
             self.proxy.set(Plan::Quiet);
-            self.controller = Lane::start(self.plane, &self.jobs.namespace, &self.proxy, &self.arguments)?;
-            self.restarts += 1;
+            self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
             return Ok(());
         }
         let runs = self.controller.must_run();
@@ -131,7 +129,7 @@ impl<'a> Lane<'a> {
     /// It does not start.
     pub fn start_again(&mut self) -> Result<()> {
         self.controller.kill();
-        self.controller = Lane::start(self.plane, &self.jobs.namespace, &self.proxy, &self.arguments)?;
+        self.controller = Lane::start(self.plane, &self.proxy, &self.options)?;
         Ok(())
     }
 
@@ -141,7 +139,7 @@ impl<'a> Lane<'a> {
     }
 
     async fn until(&mut self, what: &str, name: &str, is: impl Fn(Option<&TrainJob>, &[Pod]) -> bool) -> Result<()> {
-        let give_up = Instant::now() + STEP;
+        let give_up = Instant::now() + self.patience;
         loop {
             self.tend()?;
             let job = self.jobs.api().get_opt(name).await?;
@@ -152,7 +150,7 @@ impl<'a> Lane<'a> {
             if Instant::now() > give_up {
                 let status = job.map(|job| serde_json::to_string(&job.status).unwrap_or_default());
                 let pods: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
-                bail!("{name}: not {what} after {} s; pods {pods:?}; status {status:?}", STEP.as_secs());
+                bail!("{name}: not {what} after {} s; pods {pods:?}; status {status:?}", self.patience.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -235,7 +233,7 @@ impl<'a> Lane<'a> {
     /// The controller ended, or the API server does not answer.
     pub async fn settled(&mut self, name: &str) -> Result<Value> {
         let mut last = (self.state(name).await?, Instant::now());
-        let give_up = Instant::now() + CONVERGE;
+        let give_up = Instant::now() + self.patience;
         loop {
             self.tend()?;
             let now = self.state(name).await?;
@@ -253,7 +251,7 @@ impl<'a> Lane<'a> {
     /// # Errors
     /// Another one came about; both are in the error.
     pub async fn must_become(&mut self, name: &str, expected: &Value) -> Result<()> {
-        let give_up = Instant::now() + CONVERGE;
+        let give_up = Instant::now() + self.patience;
         let mut since = None;
         loop {
             self.tend()?;
@@ -263,7 +261,7 @@ impl<'a> Lane<'a> {
                     return Ok(());
                 }
             } else if Instant::now() > give_up {
-                bail!("another final state after {} s:\n{state:#}\nexpected:\n{expected:#}", CONVERGE.as_secs());
+                bail!("another final state after {} s:\n{state:#}\nexpected:\n{expected:#}", self.patience.as_secs());
             } else {
                 since = None;
             }

@@ -1,0 +1,106 @@
+//! Each row has a planted bug that it must catch: a check that cannot fail proves nothing.
+
+use super::{Base, baselines, kubelet, views, zombies};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::time::Duration;
+use switchyard_tests::faults::{Fault, Lane, Plan, Point, Scenario, Weather};
+use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, chaos, planted, start_controller};
+
+/// Long enough for a job without the bug: the rows themselves are the proof of that.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+fn options(bug: &str) -> ControllerOptions {
+    ControllerOptions {
+        program: Some(planted().to_path_buf()),
+        environment: vec![("SWITCHYARD_PLANTED", bug.into())],
+        ..ControllerOptions::default()
+    }
+}
+
+async fn lane<'a>(kubelet: &'a Kubelet, bug: &str) -> Result<Lane<'a>> {
+    let mut lane = Lane::new(ControlPlane::shared(), kubelet, bug, options(bug)).await?;
+    lane.patience = PATIENCE;
+    Ok(lane)
+}
+
+/// Plays points until one is a violation.
+async fn catches_at(kubelet: &Kubelet, bug: &str, base: &Base, fault: Fault) -> Result<bool> {
+    let mut lane = lane(kubelet, bug).await?;
+    let scenario = Scenario::Create;
+    for write in 1..=base[&scenario].1 {
+        let point = Point { scenario, write, fault: fault.clone() };
+        if lane.point(&point, &format!("p{write}"), &base[&scenario].0).await.is_err() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Plays all scenarios up to three times, until one ends otherwise.
+async fn catches(lane: &mut Lane<'_>, base: &Base, plan: impl Fn(usize) -> Plan) -> Result<bool> {
+    for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
+        let name = format!("c{number}");
+        let played = lane.play(scenario, &name, plan(number)).await;
+        if played.is_err() || lane.must_become(&name, &base[&scenario].0).await.is_err() {
+            return Ok(true);
+        }
+        lane.clear(&name).await?;
+    }
+    Ok(false)
+}
+
+async fn two(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool> {
+    let mut lane = lane(kubelet, bug).await?;
+    let own = ControllerOptions { namespace: Some(lane.jobs.namespace.clone()), ..options(bug) };
+    let _second = start_controller(ControlPlane::shared(), &format!("{bug}-second"), &own)?;
+    catches(&mut lane, base, |_| Plan::Quiet).await
+}
+
+async fn late(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool> {
+    let mut lane = lane(kubelet, bug).await?;
+    let (delay, cut) = views::VIEWS[4];
+    lane.proxy.set_events(Duration::from_millis(delay), cut);
+    lane.start_again()?;
+    catches(&mut lane, base, |_| Plan::Quiet).await
+}
+
+async fn weather(kubelet: &Kubelet, bug: &str, base: &Base) -> Result<bool> {
+    let mut lane = lane(kubelet, bug).await?;
+    catches(&mut lane, base, |number| Plan::Weather(Weather::new(number as u64, 200))).await
+}
+
+/// Without a bug the same program catches nothing.
+async fn nothing(kubelet: &Kubelet, base: &Base) -> Result<bool> {
+    catches(&mut lane(kubelet, "none").await?, base, |_| Plan::Quiet).await
+}
+
+async fn zombie(bug: &str) -> Result<bool> {
+    let kubelet = kubelet(bug).await?;
+    let lane = lane(&kubelet, bug).await?;
+    Ok(zombies::play(&kubelet, &lane, "z").await.is_err())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_row_catches_its_planted_bug() -> Result<()> {
+    let kubelet = kubelet("planted").await?;
+    let (base, _) = baselines(&kubelet, "planted-base").await?;
+    let rows = tokio::join!(
+        catches_at(&kubelet, "half-a-gang", &base, Fault::KillAfter),
+        catches_at(&kubelet, "another-name", &base, Fault::DropReply),
+        late(&kubelet, "ghosts", &base),
+        weather(&kubelet, "forgets", &base),
+        two(&kubelet, "name-is-taken", &base),
+        zombie("waits-for-zombies"),
+        nothing(&kubelet, &base),
+    );
+    let caught = json!({
+        "g1 half-a-gang": rows.0.context("G1")?, "g2 another-name": rows.1.context("G2")?,
+        "g3 ghosts": rows.2.context("G3")?, "g4 forgets": rows.3.context("G4")?,
+        "g5 name-is-taken": rows.4.context("G5")?, "g6 waits-for-zombies": rows.5.context("G6")?,
+    });
+    chaos::report("planted-bugs", &caught)?;
+    ensure!(!rows.6.context("no bug")?, "a bug was found where none is planted");
+    ensure!(caught.as_object().is_some_and(|rows| rows.values().all(|caught| *caught == true)), "{caught}");
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! G1 and G2: every write of the controller is a point at which it may die, or its answer get lost.
+
+use super::{Base, baselines, kubelet, lanes, on_lanes};
+use anyhow::{Result, ensure};
+use serde_json::json;
+use switchyard_tests::chaos;
+use switchyard_tests::faults::{Fault, Point, Scenario};
+
+fn points(base: &Base, faults: &[Fault]) -> Vec<Point> {
+    let mut points = Vec::new();
+    for scenario in Scenario::ALL {
+        for write in 1..=base[&scenario].1 {
+            points.extend(faults.iter().map(|fault| Point { scenario, write, fault: fault.clone() }));
+        }
+    }
+    points
+}
+
+/// Plays all points. Answers how many there were, and at how many the fault came about: a run is not always as long as the one
+/// without faults, since what is seen at once is written at once.
+async fn play_all(prefix: &str, faults: &[Fault]) -> Result<(usize, usize)> {
+    let kubelet = kubelet(prefix).await?;
+    let (base, _) = baselines(&kubelet, &format!("{prefix}-base")).await?;
+    let points = points(&base, faults);
+    let count = points.len();
+    let lanes = lanes(&kubelet, prefix, 4).await?;
+    let came = on_lanes(lanes, points, async |lane, number, point| {
+        lane.point(&point, &format!("p{number}"), &base[&point.scenario].0).await
+    });
+    Ok((count, came.await?.into_iter().filter(|came| *came).count()))
+}
+
+/// G1: the controller dies before and after each of its writes, in eight scenarios.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crash_points_have_the_same_final_state() -> Result<()> {
+    let (points, reached) = play_all("crash", &[Fault::KillBefore, Fault::KillAfter]).await?;
+    chaos::report("g1-crash-points", &json!({"points": points, "reached": reached, "violations": 0}))?;
+    ensure!(reached >= 400, "{reached} crash points were reached; 400 are wanted");
+    Ok(())
+}
+
+/// G2: a write is done, and its answer is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_replies_have_no_double_effect() -> Result<()> {
+    let (points, reached) = play_all("reply", &[Fault::DropReply]).await?;
+    chaos::report("g2-lost-replies", &json!({"points": points, "reached": reached, "violations": 0}))?;
+    ensure!(reached >= 200, "{reached} replies were lost; 200 are wanted");
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! G3: what the controller sees is old, or missing until the next list.
+
+use super::{baselines, kubelet, lanes, on_lanes};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::time::Duration;
+use switchyard_tests::chaos;
+use switchyard_tests::faults::{Plan, Scenario};
+
+/// Milliseconds by which events are late, and the how manieth is lost with its watch (0: none).
+pub const VIEWS: [(u64, u64); 5] = [(100, 0), (1000, 0), (0, 5), (100, 3), (0, 2)];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stale_views_change_nothing() -> Result<()> {
+    let kubelet = kubelet("stale").await?;
+    let (base, _) = baselines(&kubelet, "stale-base").await?;
+    let lanes = lanes(&kubelet, "stale", VIEWS.len()).await?;
+    let rounds = chaos::size(1, 4);
+    let views: Vec<_> = (0..rounds).flat_map(|_| VIEWS).collect();
+    let played = on_lanes(lanes, views, async |lane, number, (delay, cut)| {
+        lane.proxy.set_events(Duration::from_millis(delay), cut);
+        let before = lane.proxy.cuts();
+        // The watches that there are were begun before: the controller that is started now has others.
+        lane.start_again()?;
+        for scenario in Scenario::ALL {
+            let name = format!("s{number}-{}", scenario as u8);
+            let ended = match lane.play(scenario, &name, Plan::Quiet).await {
+                Ok(()) => lane.must_become(&name, &base[&scenario].0).await,
+                Err(error) => Err(error),
+            };
+            ended.with_context(|| format!("{scenario:?} with events {delay} ms late, every {cut}th lost"))?;
+            lane.clear(&name).await?;
+        }
+        Ok(lane.proxy.cuts() - before)
+    });
+    let cuts = played.await?;
+    let (plans, cut) = (cuts.len() * Scenario::ALL.len(), cuts.iter().sum::<u64>());
+    ensure!(cut > 0, "no watch was cut");
+    chaos::report("g3-stale-views", &json!({"plans": plans, "watchesCut": cut, "violations": 0}))
+}

@@ -1,0 +1,50 @@
+//! G4, first half: calls fail in a sequence that the seed decides.
+
+use super::{baselines, kubelet, lanes, on_lanes};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use switchyard_tests::chaos;
+use switchyard_tests::faults::{Plan, Scenario, Weather};
+
+/// Calls in a thousand that fail: more than any server's bad day, since a play has few calls.
+const PER_MILLE: u64 = 200;
+/// Faults that a round of all scenarios meets at least, by experience.
+const PER_ROUND: usize = 40;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn api_weather_leaves_nothing_stuck() -> Result<()> {
+    let seed = chaos::seed().unwrap_or(20_261_121);
+    let kubelet = kubelet("weather").await?;
+    let (base, quiet) = baselines(&kubelet, "weather-base").await?;
+    let wanted = chaos::size(150, 10_000);
+    // A play waits for retries most of the time.
+    let lanes = lanes(&kubelet, "weather", chaos::size(6, 16)).await?;
+    let rounds = wanted.div_ceil(PER_ROUND);
+    let plays: Vec<Scenario> = (0..rounds).flat_map(|_| Scenario::ALL).collect();
+    let played = on_lanes(lanes, plays, async |lane, number, scenario| {
+        let (name, before) = (format!("w{number}"), (lane.proxy.faults(), lane.proxy.calls()));
+        let seed = seed + number as u64;
+        let ended = match lane.play(scenario, &name, Plan::Weather(Weather::new(seed, PER_MILLE))).await {
+            Ok(()) => lane.must_become(&name, &base[&scenario].0).await,
+            Err(error) => Err(error),
+        };
+        ended.with_context(|| format!("{scenario:?}; again with SWITCHYARD_SEED={seed}"))?;
+        lane.clear(&name).await?;
+        Ok((lane.proxy.faults() - before.0, lane.proxy.calls() - before.1))
+    });
+    let counts = played.await?;
+    let plays = counts.len();
+    let faults: u64 = counts.iter().map(|(faults, _)| faults).sum();
+    let calls = counts.iter().map(|(_, calls)| calls).sum::<u64>() as f64 / plays as f64;
+    let quiet = quiet as f64 / Scenario::ALL.len() as f64;
+    ensure!(calls <= 3.0 * quiet, "{calls:.0} calls per play; {quiet:.0} without faults");
+    chaos::report(
+        "g4-api-weather",
+        &json!({
+            "seed": seed, "plays": plays, "faults": faults, "callsPerPlay": calls, "callsPerQuietPlay": quiet,
+            "stuck": 0, "panics": 0,
+        }),
+    )?;
+    ensure!(faults >= wanted as u64, "{faults} faults came about; {wanted} are wanted");
+    Ok(())
+}
