@@ -15,12 +15,12 @@ use kube::api::{DeleteParams, Patch};
 use kube::{Api, ResourceExt};
 use script::{BLOCK, Event, script};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_crds::conditions::Stage;
 use switchyard_tests::chaos::{self, report, size};
-use switchyard_tests::history::{History, ORACLES, Recorder, status_writes};
+use switchyard_tests::history::{Change, Fact, History, JobFact, ORACLES, Recorder, status_writes};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, stage_of, start_controller,
 };
@@ -134,10 +134,14 @@ impl Churn {
         self.must_be_clean(seed, &history, &judged)?;
         clear(&jobs).await?;
         let writes = status_writes(&history);
-        let attempts = history.changes().iter().filter_map(attempt_of).collect::<std::collections::BTreeSet<_>>();
+        let of_jobs = || history.changes().iter().filter_map(job_of);
+        let attempts: BTreeSet<_> = of_jobs().map(|(uid, job)| (uid, job.attempt())).collect();
+        let queued = |job: &JobFact| job.stage() == Stage::Queued.reason();
+        let waited: BTreeSet<_> = of_jobs().filter(|(_, job)| queued(job)).map(|(uid, _)| uid).collect();
+        ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; jobs and nodes are to be chosen otherwise");
         Ok(json!({
             "seed": seed, "events": events, "happened": counts, "withoutEffect": idle, "changes": history.changes().len(),
-            "attempts": attempts.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": resumed,
+            "attempts": attempts.len(), "waitedForRoom": waited.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": resumed,
             "status": {"writes": writes.writes, "telling": writes.telling, "longestBurst": writes.longest_burst},
             "quietSeconds": quiet.as_secs(), "writesInQuiet": 0, "violations": judged.len(),
         }))
@@ -174,10 +178,10 @@ async fn pod_of(jobs: &Jobs, job: &str, rank: usize) -> Result<Option<String>> {
     Ok(job.zip(attempt).map(|(job, attempt)| format!("{}-{attempt}-{rank}", job.name_any())))
 }
 
-fn attempt_of(change: &switchyard_tests::history::Change) -> Option<(&str, u32)> {
+fn job_of(change: &Change) -> Option<(&str, &JobFact)> {
     match &change.fact {
-        switchyard_tests::history::Fact::Job(job) if job.attempt() > 0 => Some((&change.uid, job.attempt())),
-        _ => None,
+        Fact::Job(job) => Some((&change.uid, job)),
+        Fact::Pod(_) | Fact::Node(_) => None,
     }
 }
 
