@@ -65,7 +65,9 @@ impl Event {
 
 /// The events of a seed, each after a wait.
 pub fn script(seed: u64, events: usize, nodes: usize) -> Vec<(Duration, Event)> {
-    let mut writer = Writer { random: Random::new(seed), nodes, ..Writer::default() };
+    let none = VecDeque::new;
+    let (jobs, random) = (Vec::new(), Random::new(seed));
+    let mut writer = Writer { random, nodes, created: 0, jobs, cordoned: none(), lost: none(), deleted: none() };
     let mut script = Vec::with_capacity(events);
     while script.len() < events {
         if let Some(event) = writer.event() {
@@ -84,21 +86,6 @@ struct Writer {
     cordoned: VecDeque<usize>,
     lost: VecDeque<usize>,
     deleted: VecDeque<usize>,
-}
-
-impl Default for Writer {
-    fn default() -> Writer {
-        let none = VecDeque::new;
-        Writer {
-            random: Random::new(0),
-            nodes: 0,
-            created: 0,
-            jobs: Vec::new(),
-            cordoned: none(),
-            lost: none(),
-            deleted: none(),
-        }
-    }
 }
 
 impl Writer {
