@@ -68,7 +68,10 @@ pub fn script(seed: u64, events: usize, nodes: usize) -> Vec<(Duration, Event)> 
     let none = VecDeque::new;
     let (jobs, random) = (Vec::new(), Random::new(seed));
     let mut writer = Writer { random, nodes, created: 0, jobs, cordoned: none(), lost: none(), deleted: none() };
-    let mut script = Vec::with_capacity(events);
+    // Most nodes are closed at first: jobs wait for room in a short run, too.
+    writer.cordoned.extend((0..CORDONED).filter(|block| *block < nodes / BLOCK));
+    let mut script: Vec<(Duration, Event)> =
+        writer.cordoned.iter().map(|block| (Duration::ZERO, Event::Cordon(*block, true))).collect();
     while script.len() < events {
         if let Some(event) = writer.event() {
             script.push((Duration::from_millis(writer.random.below(LONGEST_WAIT) as u64), event));
