@@ -12,17 +12,19 @@ use anyhow::{Context, Result, bail, ensure};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, Patch};
-use kube::{Api, ResourceExt};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Config, ResourceExt};
 use script::{BLOCK, Event, script};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_crds::conditions::Stage;
 use switchyard_tests::chaos::{self, report, size};
-use switchyard_tests::history::{History, ORACLES, Recorder, status_writes};
+use switchyard_tests::faults::Proxy;
+use switchyard_tests::history::{Change, Fact, History, JobFact, ORACLES, Recorder, status_writes};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, stage_of, start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, plain_job, stage_of, start_controller,
 };
 
 const NODES: usize = 200;
@@ -128,16 +130,19 @@ impl Churn {
         let after = self.writes();
         ensure!(before == after, "seed {seed}: writes in {} s of quiet: {before:?}, then {after:?}", quiet.as_secs());
         let stages = stages(&jobs).await?;
-        let resumed = recorder.resumed();
-        let history = recorder.finish().await?;
+        let history = recorder.history().await?;
         let judged = judge(&history);
         self.must_be_clean(seed, &history, &judged)?;
         clear(&jobs).await?;
         let writes = status_writes(&history);
-        let attempts = history.changes().iter().filter_map(attempt_of).collect::<std::collections::BTreeSet<_>>();
+        let of_jobs = || history.changes().iter().filter_map(job_of);
+        let attempts: BTreeSet<_> = of_jobs().map(|(uid, job)| (uid, job.attempt())).collect();
+        let queued = |job: &JobFact| job.stage() == Stage::Queued.reason();
+        let waited: BTreeSet<_> = of_jobs().filter(|(_, job)| queued(job)).map(|(uid, _)| uid).collect();
+        ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; jobs and nodes are to be chosen otherwise");
         Ok(json!({
             "seed": seed, "events": events, "happened": counts, "withoutEffect": idle, "changes": history.changes().len(),
-            "attempts": attempts.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": resumed,
+            "attempts": attempts.len(), "waitedForRoom": waited.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": recorder.resumed(),
             "status": {"writes": writes.writes, "telling": writes.telling, "longestBurst": writes.longest_burst},
             "quietSeconds": quiet.as_secs(), "writesInQuiet": 0, "violations": judged.len(),
         }))
@@ -174,10 +179,10 @@ async fn pod_of(jobs: &Jobs, job: &str, rank: usize) -> Result<Option<String>> {
     Ok(job.zip(attempt).map(|(job, attempt)| format!("{}-{attempt}-{rank}", job.name_any())))
 }
 
-fn attempt_of(change: &switchyard_tests::history::Change) -> Option<(&str, u32)> {
+fn job_of(change: &Change) -> Option<(&str, &JobFact)> {
     match &change.fact {
-        switchyard_tests::history::Fact::Job(job) if job.attempt() > 0 => Some((&change.uid, job.attempt())),
-        _ => None,
+        Fact::Job(job) => Some((&change.uid, job)),
+        Fact::Pod(_) | Fact::Node(_) => None,
     }
 }
 
@@ -235,6 +240,35 @@ fn judge(history: &History) -> Vec<String> {
 async fn clear(jobs: &Jobs) -> Result<()> {
     jobs.api().delete_collection(&DeleteParams::default(), &Default::default()).await?;
     jobs.wait_pods("gone", <[_]>::is_empty).await?;
+    Ok(())
+}
+
+/// A recording whose watches are cut, with the loss of an event each time, is the same as one whose watches are not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recording_has_no_gap_when_its_watches_are_cut() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    plane.install_crds().await?;
+    let jobs = Jobs::new(plane.client().await?, &plane.namespace("cut").await?);
+    let proxy = Proxy::start(&plane, "cut").await?;
+    proxy.set_events(Duration::ZERO, 4);
+    let through = Kubeconfig::read_from(proxy.kubeconfig())?;
+    let through = Config::from_custom_kubeconfig(through, &KubeConfigOptions::default()).await?;
+    let whole = Recorder::start(plane.client().await?).await?;
+    let cut = Recorder::start(through.try_into()?).await?;
+    let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("cut", 3)).await?;
+    for round in 0..10 {
+        let name = format!("a{round}");
+        jobs.create(plain_job(&name, 1, "run")).await?;
+        kubelet.lose_node(&kubelet.nodes()[round % 3]).await?;
+        jobs.patch(&name, json!({"spec": {"suspend": true}})).await?;
+        kubelet.delete_node(&kubelet.nodes()[round % 3]).await?;
+        kubelet.register_node(&kubelet.nodes()[round % 3]).await?;
+        jobs.api().delete(&name, &DeleteParams::default()).await?;
+    }
+    let (whole, through) = (whole.history().await?, cut.history().await?);
+    ensure!(cut.resumed() >= 10, "{} watches were resumed", cut.resumed());
+    ensure!(whole.changes().len() >= 60, "{} changes", whole.changes().len());
+    assert_eq!(whole.changes(), through.changes());
     Ok(())
 }
 

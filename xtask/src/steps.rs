@@ -83,7 +83,8 @@ pub(crate) fn test() -> Result<()> {
     )?;
     let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
     totals.run("controller under faults", &mut cargo(&faults))?;
-    totals.run("churn, judged offline", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "churn"]))?;
+    let churn = ["test", "-p", "switchyard-tests", "--test", "churn", "--", "--test-threads", "1"];
+    totals.run("churn, judged offline", &mut cargo(&churn))?;
     totals.run("documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     println!("==> {:.0} s in all", start.elapsed().as_secs_f64());

@@ -11,7 +11,7 @@ mod oracle;
 mod recorder;
 
 pub use oracle::{
-    ORACLES, Violation, double_runs, monotone_attempts, over_allocated, partial_gangs, status_writes,
+    ORACLES, Violation, double_runs, monotone_attempts, over_allocated, over_promised, partial_gangs, status_writes,
     too_many_status_writes, waits_in_vain,
 };
 pub use recorder::Recorder;

@@ -82,23 +82,23 @@ impl Recorder {
         self.record().resumed
     }
 
-    /// Ends the recording when it shows what the API server has now.
+    /// The history so far, as soon as it shows what the API server has now.
     ///
     /// # Errors
     /// It does not come to show that, or has a gap.
-    pub async fn finish(self) -> Result<History> {
+    pub async fn history(&self) -> Result<History> {
         let give_up = Instant::now() + PATIENCE;
         loop {
             let mut exist = versions(&Api::<Node>::all(self.client.clone())).await?;
             exist.extend(versions(&Api::<TrainJob>::all(self.client.clone())).await?);
             exist.extend(versions(&Api::<Pod>::all(self.client.clone())).await?);
             {
-                let mut record = self.record();
+                let record = self.record();
                 if let Some(gap) = &record.gap {
                     bail!("the recording has a gap: {gap}");
                 }
                 if record.versions == exist {
-                    return History::new(std::mem::take(&mut record.changes));
+                    return History::new(record.changes.clone());
                 }
                 if Instant::now() > give_up {
                     let wrong = exist.iter().find(|(uid, version)| record.versions.get(*uid) != Some(version));

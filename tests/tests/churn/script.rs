@@ -14,7 +14,7 @@ const CORDONED: usize = 13;
 /// Nodes lost at a time, and deleted at a time. A lost node is back before its kubelet gives up writing.
 const LOST: usize = 6;
 /// Longest time between two events, milliseconds.
-const LONGEST_WAIT: usize = 120;
+const LONGEST_WAIT: usize = 80;
 
 /// Something that happens.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,8 +65,13 @@ impl Event {
 
 /// The events of a seed, each after a wait.
 pub fn script(seed: u64, events: usize, nodes: usize) -> Vec<(Duration, Event)> {
-    let mut writer = Writer { random: Random::new(seed), nodes, ..Writer::default() };
-    let mut script = Vec::with_capacity(events);
+    let none = VecDeque::new;
+    let (jobs, random) = (Vec::new(), Random::new(seed));
+    let mut writer = Writer { random, nodes, created: 0, jobs, cordoned: none(), lost: none(), deleted: none() };
+    // Most nodes are closed at first: jobs wait for room in a short run, too.
+    writer.cordoned.extend((0..CORDONED).filter(|block| *block < nodes / BLOCK));
+    let mut script: Vec<(Duration, Event)> =
+        writer.cordoned.iter().map(|block| (Duration::ZERO, Event::Cordon(*block, true))).collect();
     while script.len() < events {
         if let Some(event) = writer.event() {
             script.push((Duration::from_millis(writer.random.below(LONGEST_WAIT) as u64), event));
@@ -86,48 +91,34 @@ struct Writer {
     deleted: VecDeque<usize>,
 }
 
-impl Default for Writer {
-    fn default() -> Writer {
-        let none = VecDeque::new;
-        Writer {
-            random: Random::new(0),
-            nodes: 0,
-            created: 0,
-            jobs: Vec::new(),
-            cordoned: none(),
-            lost: none(),
-            deleted: none(),
-        }
-    }
-}
-
 impl Writer {
     /// An event; `None`: what the dice say cannot happen now.
     fn event(&mut self) -> Option<Event> {
         let dice = self.random.below(100);
         match dice {
-            0..30 if self.jobs.len() < LIVE_JOBS => Some(self.create()),
+            0..40 if self.jobs.len() < LIVE_JOBS => Some(self.create()),
             0..10 => {
-                let at = self.random.below(self.jobs.len());
-                Some(Event::Delete(self.jobs.swap_remove(at).0))
+                // The oldest one or any: the old ones are often over, and would leave no room for others in the number of jobs.
+                let end = if dice < 5 { 1 } else { self.jobs.len() };
+                Some(Event::Delete(self.jobs.remove(self.random.below(end)).0))
             }
-            10..30 => None,
-            30..52 => self.order(),
-            52..60 => self.job().map(|(job, rank)| Event::DeletePod(job, rank)),
-            60..74 => self.job().map(|(job, _)| Event::Suspend(job, dice < 66)),
-            74..80 => {
+            10..40 => None,
+            40..55 => self.order(),
+            55..61 => self.job().map(|(job, rank)| Event::DeletePod(job, rank)),
+            61..72 => self.job().map(|(job, _)| Event::Suspend(job, dice < 65)),
+            72..80 => {
                 let block = self.other(&self.cordoned, self.nodes / BLOCK, CORDONED)?;
                 self.cordoned.push_back(block);
                 Some(Event::Cordon(block, true))
             }
-            80..84 => Some(Event::Cordon(self.cordoned.pop_front()?, false)),
-            84..89 => {
+            80..83 => Some(Event::Cordon(self.cordoned.pop_front()?, false)),
+            83..88 => {
                 let node = self.other(&self.lost, self.nodes, LOST)?;
                 self.lost.push_back(node);
                 Some(Event::Lose(node))
             }
-            89..94 => Some(Event::Recover(self.lost.pop_front()?)),
-            94..97 => {
+            88..93 => Some(Event::Recover(self.lost.pop_front()?)),
+            93..97 => {
                 let node = self.other(&self.deleted, self.nodes, LOST)?;
                 self.deleted.push_back(node);
                 Some(Event::DeleteNode(node))
@@ -163,19 +154,20 @@ impl Writer {
 
     fn create(&mut self) -> Event {
         let random = &self.random;
-        let (name, size) = (format!("j{}", self.created), 1 + random.below(8));
+        // More large ones than small ones: together the jobs want more nodes than there are.
+        let (name, size) = (format!("j{}", self.created), 1 + random.below(8).max(random.below(8)));
         let seconds = random.below(40) as f64 / 10.0;
         let policy = match random.below(10) {
-            0..6 => "run".to_string(),
-            6 | 7 => format!("succeed-after={seconds}s"),
+            0..7 => "run".to_string(),
+            7 => format!("succeed-after={seconds}s"),
             8 => format!("fail=3@{seconds}s"),
             _ => "oom".to_string(),
         };
         let mut job = plain_job(&name, size as u32, &policy);
         let spec = &mut job["spec"];
-        // One, two or three pods fill a node.
-        spec["trainer"]["resourcesPerNode"]["limits"]["cpu"] = (*random.pick(&["300m", "500m", "900m"])).into();
-        spec["suspend"] = (random.below(8) == 0).into();
+        // A small and a middle one share a node.
+        spec["trainer"]["resourcesPerNode"]["limits"]["cpu"] = (*random.pick(&["300m", "700m", "900m"])).into();
+        spec["suspend"] = (random.below(16) == 0).into();
         spec["failurePolicy"] = json!({
             "maxRestarts": random.below(4), "maxInfrastructureRestarts": random.below(4), "maxPreemptionRestarts": random.below(4),
             "rules": [{"action": "FailTrainJob", "onExitCodes": {"operator": "In", "values": [77]}}],

@@ -179,6 +179,23 @@ fn too_much_on_a_node_is_seen() {
 }
 
 #[test]
+fn room_promised_twice_is_seen() {
+    let mut story = Story::default();
+    // Two pods of 500m each get their place on it.
+    story.node("n", "900m");
+    story.job(2, "Placing", 1);
+    story.pod(1, 0, "gated");
+    story.pod(1, 1, "gated");
+    story.job(2, "Starting", 1);
+    assert_eq!(over_promised(&story.history())[0].to_string(), "revision 5: j: node n: cpu: 1 of 900m promised");
+    // An ended pod takes nothing.
+    story.changes.truncate(4);
+    story.pod(1, 1, "succeeded");
+    story.job(2, "Starting", 1);
+    assert_eq!(over_promised(&story.history()), []);
+}
+
+#[test]
 fn a_gate_lifted_too_early_is_seen() {
     let mut story = Story::default();
     story.node("n", "1");
