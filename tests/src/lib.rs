@@ -23,7 +23,7 @@ pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};
 pub use leftovers::{Leftover, leftovers};
 pub use manifest::Manifest;
 pub use program::{Ended, Program, Running};
-pub use programs::programs;
+pub use programs::{clock_by, programs};
 pub use scene::Scene;
 
 use std::path::Path;

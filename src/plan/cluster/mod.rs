@@ -11,6 +11,7 @@
 //! the same. That is all there is to crash safety here.
 
 mod attempt;
+mod clock;
 pub mod events;
 mod failure;
 mod gang;
@@ -246,7 +247,9 @@ fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliatio
     // What still runs is deleted right after this, and the status of a finished job does not change again.
     draft.rest();
     draft.figures(snapshot, &current);
-    draft.next.completion_time = Some(status::time(now));
+    // Not before its start, whatever the clock says by now.
+    let start = draft.next.start_time.as_ref().map_or(now, |start| start.0);
+    draft.next.completion_time = Some(status::time(now.max(start)));
     let stage = if complete { Stage::Complete } else { Stage::Failed };
     draft.stage(stage, message.clone());
     let event = if complete {

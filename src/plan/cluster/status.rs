@@ -2,7 +2,7 @@
 
 use super::events::EventDraft;
 use super::view::{Phase, PodView};
-use super::{FIGURES_PERIOD, Reconciliation, Snapshot};
+use super::{FIGURES_PERIOD, Reconciliation, Snapshot, clock};
 use crate::plan::status::{Figures, trainer_status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -131,7 +131,7 @@ impl<'a> Draft<'a> {
         let due =
             snapshot.status_written.map(|written| written.saturating_add(FIGURES_PERIOD).unwrap_or(Timestamp::MAX));
         match due {
-            Some(due) if due > now && !major(previous, &self.next) => result.wake_at(due),
+            Some(due) if !clock::is_over(due, FIGURES_PERIOD, now) && !major(previous, &self.next) => result.wake_at(due),
             _ => result.status = Some(self.next),
         }
         result
