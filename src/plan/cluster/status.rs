@@ -131,7 +131,9 @@ impl<'a> Draft<'a> {
         let due =
             snapshot.status_written.map(|written| written.saturating_add(FIGURES_PERIOD).unwrap_or(Timestamp::MAX));
         match due {
-            Some(due) if !clock::is_over(due, FIGURES_PERIOD, now) && !major(previous, &self.next) => result.wake_at(due),
+            Some(due) if !clock::is_over(due, FIGURES_PERIOD, now) && !major(previous, &self.next) => {
+                result.wake_at(due)
+            }
             _ => result.status = Some(self.next),
         }
         result

@@ -392,8 +392,7 @@ impl ControlPlane {
     /// Writes of a user so far by resource and verb, from the audit log; Leases are not counted.
     pub fn writes_of(&self, user: &str) -> std::collections::BTreeMap<String, u64> {
         let mut counts = std::collections::BTreeMap::new();
-        let text = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
-        for entry in text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
+        for entry in self.audited() {
             let field = |path: &str| entry.pointer(path).and_then(serde_json::Value::as_str).unwrap_or_default();
             if field("/user/username") == user && field("/objectRef/resource") != "leases" {
                 let sub = field("/objectRef/subresource");
@@ -402,6 +401,12 @@ impl ControlPlane {
             }
         }
         counts
+    }
+
+    /// All entries of the audit log so far.
+    pub fn audited(&self) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Where kubectl is.
