@@ -4,7 +4,7 @@
 //! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
-use super::index::{Index, Key};
+use super::index::{Index, Key, Unreadable};
 use super::{Context, own_writes};
 use crate::apply::{Applied, Refusal, Retry};
 use crate::plan::cluster::view::PodView;
@@ -46,8 +46,7 @@ impl Context {
     pub(super) async fn reconcile(&self, key: &Key) -> Outcome {
         let unreadable = self.index().unreadable.get(key).cloned();
         if let Some(job) = unreadable {
-            let written = self.executor.refuse_unreadable(&key.namespace, &key.name, &job.version, &job.why).await;
-            return self.ended(key, None, written.err());
+            return self.refuse(key, job).await;
         }
         if !self.index().jobs.contains_key(key) {
             return self.clean_up(key).await;
@@ -62,6 +61,22 @@ impl Context {
             }
         };
         self.carry_out(key, planned).await
+    }
+
+    /// Says of a job that it cannot be read: in the log, and in its status unless the server does not take that of such a job either.
+    async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
+        if job.told {
+            return Outcome::Quiet;
+        }
+        warn!(job = %key, error = job.why, "the job cannot be read");
+        let why = format!("the TrainJob cannot be read: {}", job.why);
+        let written = self.executor.refuse_unreadable(&key.namespace, &key.name, &job.version, &why).await;
+        if written.is_ok()
+            && let Some(now) = self.index().unreadable.get_mut(key).filter(|now| now.why == job.why)
+        {
+            now.told = true;
+        }
+        self.ended(key, None, written.err())
     }
 
     /// Makes the plan, under the lock: what it decides is taken into account by the next one.

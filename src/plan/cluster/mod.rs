@@ -179,6 +179,12 @@ fn alive(snapshot: &Snapshot<'_>, valid: &ValidJob, now: Timestamp) -> Reconcili
 
 /// The first attempt, or the first one after the job was suspended.
 fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestamp) -> Reconciliation {
+    // Schema and rules are the server's to check, but not for what was stored before it knew them. Only here: what has begun goes on,
+    // even if a later version would refuse it.
+    if let Err(faults) = switchyard_crds::validate::stored(snapshot.job) {
+        let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        return end(snapshot, now, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
+    }
     let attempt = attempt_number(snapshot).map_or(1, |attempt| attempt + 1);
     let mut draft = Draft::new(snapshot.job, now);
     draft.next.attempt = Some(attempt as i32);

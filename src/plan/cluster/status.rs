@@ -79,6 +79,8 @@ impl<'a> Draft<'a> {
 
     /// Counts the pods of the current attempt.
     pub fn counts(&mut self, pods: &[&PodView], desired: i32) {
+        // Negative in a job that nothing checked: the server takes no such count.
+        let desired = desired.max(0);
         let count = |is: fn(&PodView) -> bool| pods.iter().filter(|pod| is(pod)).count() as i32;
         let counts = NodeCounts {
             desired,
