@@ -174,7 +174,7 @@ impl Index {
         let place = (next.attempt, next.node_rank, next.name.clone());
         let family = self.families.entry(job.clone()).or_default();
         if family.key.is_none() {
-            let name = pod.metadata.labels.as_ref().and_then(|labels| labels.get(labels::JOB_NAME)).cloned();
+            let name = view::controller(&pod.metadata).map(|owner| owner.name.clone());
             let namespace = pod.metadata.namespace.clone().unwrap_or_default();
             family.key = name.map(|name| Key { namespace, name });
         }
