@@ -37,7 +37,7 @@ pub struct Options {
     pub scheduler: bool,
     /// etcd writes to disk before it answers: for tests that kill it.
     pub fsync: bool,
-    /// The API server notes every write of an operator in `audit.log`.
+    /// The API server notes every write of an operator in `audit.log`, and every call of a service account in `switchyard-system`.
     pub audit: bool,
     /// Keeps the folder here instead of in a temporary one.
     pub folder: Option<PathBuf>,
@@ -315,7 +315,8 @@ impl ControlPlane {
         if self.options.audit {
             let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
                           - {level: Metadata, verbs: [create, update, patch, delete, deletecollection], \
-                          users: [switchyard-controller, training-operator]}\n- {level: None}\n";
+                          users: [switchyard-controller, training-operator]}\n\
+                          - {level: Metadata, userGroups: ['system:serviceaccounts:switchyard-system']}\n- {level: None}\n";
             fs::write(self.folder.join("audit.yaml"), policy)?;
             arguments.push(format!("--audit-policy-file={}", file("audit.yaml")));
             arguments.push(format!("--audit-log-path={}", file("audit.log")));
