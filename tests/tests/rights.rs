@@ -209,7 +209,8 @@ impl<'a> Actor<'a> {
         let give_up = Instant::now() + PATIENCE;
         loop {
             self.controller.must_run()?;
-            let log = std::fs::read_to_string(&self.controller.log)?;
+            // Errors are quoted in the log, some twice.
+            let log = std::fs::read_to_string(&self.controller.log)?.replace('\\', "");
             ensure!(!log.contains("panicked"), "{log}");
             let is_named = |right: &&Right| log.contains(&format!("cannot {} resource \"{}\"", right.1, right.0));
             let named: Vec<Right> = self.lost.iter().filter(is_named).copied().collect();
