@@ -12,8 +12,6 @@ mod failures;
 mod hostile;
 #[path = "lifecycle/objects.rs"]
 mod objects;
-#[path = "lifecycle/surroundings.rs"]
-mod surroundings;
 #[path = "lifecycle/training.rs"]
 mod training;
 
