@@ -157,6 +157,11 @@ fn pod_template_schema(generator: &mut SchemaGenerator) -> Schema {
     Schema::try_from(schema).expect("invariant: an object is a schema")
 }
 
+/// Most nodes of a job.
+pub const MAX_NODES: i32 = 1024;
+/// Most processes on a node.
+pub const MAX_PROC_PER_NODE: i32 = 64;
+
 /// Processes, their resources and environment.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -164,12 +169,12 @@ pub struct Trainer {
     /// Nodes (one pod each). Default 1. `switchyard run` has one machine: with `topologyPolicy.mode: Preferred` it starts
     /// the processes of all nodes there and says so, with `Required` it refuses.
     #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 1024))]
+    #[schemars(range(min = 1, max = MAX_NODES))]
     pub num_nodes: i32,
 
     /// Processes on each node. Default 1.
     #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 64))]
+    #[schemars(range(min = 1, max = MAX_PROC_PER_NODE))]
     pub num_proc_per_node: i32,
 
     /// What runs in the trainer container. Default `Switchyard`.

@@ -9,6 +9,7 @@ use crate::labels::API_VERSION;
 use kube::CustomResourceExt;
 use kube::core::cel;
 use serde_json::Value;
+use std::sync::LazyLock;
 
 /// Sort of a fault. The code is stable and documented in `docs/errors.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,25 +101,38 @@ fn join_path(path: &[String]) -> String {
     text
 }
 
+/// The schema with what every object has.
+static SCHEMA: LazyLock<Value> = LazyLock::new(train_job_schema);
+
+/// Checks name and spec of a job that an API server holds, which it may have stored before it had this schema and these rules.
+///
+/// # Errors
+/// See [`train_job`].
+pub fn stored(job: &TrainJob) -> Result<TrainJob, Vec<Fault>> {
+    let spec = serde_json::to_value(&job.spec).expect("invariant: a spec serialises to JSON");
+    let metadata = serde_json::json!({"name": job.metadata.name, "namespace": job.metadata.namespace});
+    train_job(&serde_json::json!({"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": metadata, "spec": spec}))
+}
+
 /// Checks a document as the API server would and fills in the defaults.
 ///
 /// # Errors
 /// All faults of the first pass that finds any, in document order.
 pub fn train_job(document: &Value) -> Result<TrainJob, Vec<Fault>> {
-    let schema = train_job_schema();
+    let schema: &Value = &SCHEMA;
     let mut faults = Vec::new();
     check_envelope(document, &mut faults);
     if !faults.is_empty() {
         return Err(faults);
     }
     let mut document = document.clone();
-    prune_nulls(&schema, &mut document);
-    check(&schema, &document, &mut Vec::new(), &mut faults);
+    prune_nulls(schema, &mut document);
+    check(schema, &document, &mut Vec::new(), &mut faults);
     if !faults.is_empty() {
         return Err(faults);
     }
-    let complete = cel::apply_defaults(&schema, &document);
-    if let Err(errors) = cel::Validator::new().validate(&schema, &complete, None) {
+    let complete = cel::apply_defaults(schema, &document);
+    if let Err(errors) = cel::Validator::new().validate(schema, &complete, None) {
         return Err(errors.into_vec().into_iter().map(|error| rule_fault(error, &complete)).collect());
     }
     serde_json::from_value(complete).map_err(|error| {

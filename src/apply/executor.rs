@@ -161,7 +161,7 @@ impl Executor {
                     let why = "the name is taken by an object that does not belong to this job".to_string();
                     return Err(Refusal { what, why, cause: Cause::Taken });
                 }
-                if kind == "Pod" || kind == "ConfigMap" {
+                if kind == "Pod" {
                     return Ok(Done::Written(kind, found.resource_version()));
                 }
                 // Ours, but not where it is looked for: somebody took our labels off.

@@ -29,6 +29,11 @@ const LEASE: &str = "switchyard-controller";
 /// A Lease that claims to last longer is not believed: nobody could take over.
 const LONGEST: Duration = Duration::from_secs(3600);
 
+/// Trouble of this time is not expected to pass soon.
+const MINUTE: Duration = Duration::from_secs(60);
+/// Between two tries after that.
+const LONG_PAUSE: Duration = Duration::from_secs(7);
+
 /// A candidate.
 pub(super) struct Candidate {
     pub client: Client,
@@ -78,9 +83,11 @@ impl Candidate {
         let mut view = View::default();
         let mut role = Role::Standby;
         let mut trouble: Option<String> = None;
+        let mut well = (self.clock)();
         while !*stop.borrow() {
             let pause = match self.round(&mut view, &mut role, &leader).await {
                 Ok(pause) => {
+                    well = (self.clock)();
                     if trouble.take().is_some() {
                         info!("the Lease can be read and written again");
                     }
@@ -92,7 +99,8 @@ impl Candidate {
                         warn!(error = text, "the Lease cannot be read or written; it is tried again");
                         trouble = Some(text);
                     }
-                    self.timing.retry
+                    let is_long = role == Role::Standby && (self.clock)().saturating_sub(well) > MINUTE;
+                    if is_long { self.timing.retry.max(LONG_PAUSE) } else { self.timing.retry }
                 }
             };
             let _ = tokio::time::timeout(self.shortened(self.until_deadline(role, pause)), stop.changed()).await;

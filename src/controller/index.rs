@@ -33,6 +33,8 @@ impl std::fmt::Display for Key {
 pub(super) struct Unreadable {
     pub version: String,
     pub why: String,
+    /// Its status says so.
+    pub told: bool,
 }
 
 /// What belongs to one job, by the UID that its objects carry.
@@ -120,8 +122,11 @@ impl Index {
         self.saw("TrainJob", metadata);
         let key = key_of(metadata);
         let version = metadata.resource_version.clone().unwrap_or_default();
-        self.unreadable.insert(key.clone(), Unreadable { version, why });
-        Effect { jobs: HashSet::from([key]), room: false }
+        // Our own write comes back as a change: that it is told already must not be told again.
+        let told = self.unreadable.get(&key).is_some_and(|before| before.told && before.why == why);
+        self.unreadable.insert(key.clone(), Unreadable { version, why, told });
+        let jobs = if told { HashSet::new() } else { HashSet::from([key]) };
+        Effect { jobs, room: false }
     }
 
     /// A job is gone.
@@ -169,7 +174,7 @@ impl Index {
         let place = (next.attempt, next.node_rank, next.name.clone());
         let family = self.families.entry(job.clone()).or_default();
         if family.key.is_none() {
-            let name = pod.metadata.labels.as_ref().and_then(|labels| labels.get(labels::JOB_NAME)).cloned();
+            let name = view::controller(&pod.metadata).map(|owner| owner.name.clone());
             let namespace = pod.metadata.namespace.clone().unwrap_or_default();
             family.key = name.map(|name| Key { namespace, name });
         }

@@ -35,6 +35,7 @@ use metrics::Metrics;
 use pages::Health;
 use queue::Queue;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What an operator sets.
@@ -68,6 +69,8 @@ struct Context {
     health: Arc<Health>,
     recorder: Recorder,
     leading: Leading,
+    /// The last event could not be sent.
+    silent: Arc<AtomicBool>,
 }
 
 impl Context {

@@ -9,8 +9,12 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for the cache. A watch that is this late is started again by its own timeout.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// Failures of the last minute are tried again quickly.
-const MINUTE: Duration = Duration::from_secs(60);
+/// First pause in a fight; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause in a fight.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A fight is over when nothing was undone for this long.
+pub(super) const PEACE: Duration = Duration::from_secs(60);
 
 /// What this process wrote for one job.
 #[derive(Debug, Default)]
@@ -19,8 +23,19 @@ pub(super) struct OwnWrites {
     deleted: HashMap<String, Instant>,
     /// Objects made for the current attempt, to notice that they are made again and again.
     made: (u32, HashSet<String>),
-    repeats: Option<(Instant, Instant)>,
+    fight: Option<Fight>,
     hold: Option<Instant>,
+}
+
+/// Somebody undoes what we do.
+#[derive(Debug, Clone)]
+struct Fight {
+    /// What is undone.
+    what: String,
+    /// Our last try.
+    last: Instant,
+    /// Before the next one.
+    pause: Duration,
 }
 
 impl OwnWrites {
@@ -60,14 +75,21 @@ impl OwnWrites {
 
     /// Notes that an object is about to be made (or set right) in an attempt. Answers whether that was done before.
     pub fn makes(&mut self, attempt: u32, name: String) -> bool {
-        if self.made.0 != attempt {
+        // Attempts only grow; a lower number was written by somebody else.
+        if self.made.0 < attempt {
             self.made = (attempt, HashSet::new());
         }
         !self.made.1.insert(name)
     }
 
-    /// Nothing is created before this time: the last try was refused.
+    /// Whether that was done before.
+    pub fn has_made(&self, attempt: u32, name: &str) -> bool {
+        self.made.0 >= attempt && self.made.1.contains(name)
+    }
+
+    /// Nothing is created before this time: the last try was refused. What was refused is not undone by anybody.
     pub fn hold(&mut self, until: Instant) {
+        (self.fight, self.made.1) = (None, HashSet::new());
         self.hold = Some(until);
     }
 
@@ -76,18 +98,21 @@ impl OwnWrites {
         self.hold.filter(|until| *until > now)
     }
 
-    /// Somebody undoes what we do: after a minute of that, at most one try in 5 s. Answers when the next try is allowed.
-    pub fn repeat(&mut self, now: Instant) -> Result<(), Instant> {
-        let Some((first, last)) = self.repeats.filter(|(_, last)| now.duration_since(*last) < 2 * MINUTE) else {
-            self.repeats = Some((now, now));
-            return Ok(());
+    /// Something that was done before is to be done again. Answers when that is allowed if not now.
+    pub fn repeat(&mut self, what: &str, now: Instant) -> Result<(), Instant> {
+        let pause = match self.fight.as_ref().filter(|fight| now.duration_since(fight.last) < PEACE) {
+            None => FIRST_PAUSE,
+            Some(fight) if now.duration_since(fight.last) < fight.pause => return Err(fight.last + fight.pause),
+            Some(fight) => (fight.pause * 2).min(LONGEST_PAUSE),
         };
-        let pause = if now.duration_since(first) < MINUTE { Duration::from_secs(1) } else { Duration::from_secs(5) };
-        if now.duration_since(last) < pause {
-            return Err(last + pause);
-        }
-        self.repeats = Some((first, now));
+        self.fight = Some(Fight { what: what.to_string(), last: now, pause });
         Ok(())
+    }
+
+    /// What somebody undoes, again and again.
+    pub fn fights(&self, now: Instant) -> Option<&str> {
+        let goes_on = |fight: &&Fight| fight.pause > FIRST_PAUSE && now.duration_since(fight.last) < PEACE;
+        self.fight.as_ref().filter(goes_on).map(|fight| fight.what.as_str())
     }
 }
 
@@ -123,14 +148,11 @@ mod tests {
         let (mut own, start) = (OwnWrites::default(), Instant::now());
         assert!(!own.makes(1, "Service a".into()) && own.makes(1, "Service a".into()));
         assert!(!own.makes(2, "Service a".into()), "a new attempt makes its own");
-        let mut tries = Vec::new();
-        for second in 0..300 {
-            if own.repeat(start + Duration::from_secs(second)).is_ok() {
-                tries.push(second);
-            }
-        }
-        assert_eq!(tries.iter().filter(|at| **at < 60).count(), 60);
-        let late: Vec<&u64> = tries.iter().filter(|at| **at >= 61).collect();
-        assert!(late.windows(2).all(|pair| pair[1] - pair[0] >= 5), "{late:?}");
+        assert!(own.makes(1, "Service a".into()) && own.makes(2, "Service a".into()), "attempts do not go back");
+        let at = |second: u64| start + Duration::from_secs(second);
+        let tries: Vec<u64> = (0..30).filter(|second| own.repeat("Service a", at(*second)).is_ok()).collect();
+        assert_eq!(tries, [0, 1, 3, 7, 12, 17, 22, 27]);
+        assert_eq!((own.fights(at(28)), own.fights(at(87))), (Some("Service a"), None));
+        assert_eq!((own.repeat("Pod b", at(87)), own.fights(at(87))), (Ok(()), None), "the first after a peace");
     }
 }

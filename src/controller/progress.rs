@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use switchyard_crds::Framework;
 use switchyard_worker_contract::event::Summary;
 use tokio::sync::watch::Receiver;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::plan::cluster::view::Phase;
 use crate::plan::objects::TRAINER;
@@ -48,6 +48,7 @@ struct Source {
 /// Reads until `stop`.
 pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
     let mut next: HashMap<String, Next> = HashMap::new();
+    let mut is_forbidden = false;
     loop {
         if tokio::time::timeout(Duration::from_secs(1), stop.wait_for(|stop| *stop)).await.is_ok() {
             return;
@@ -68,6 +69,14 @@ pub(super) async fn run(context: Context, mut stop: Receiver<bool>) {
         let due: Vec<&Source> = due.into_iter().map(|(_, source)| source).collect();
         let summaries = futures::future::join_all(due.iter().map(|source| read(&context, source))).await;
         for (source, summary) in due.into_iter().zip(summaries) {
+            let summary = summary.unwrap_or_else(|error| {
+                // The same for every pod: told once.
+                if !std::mem::replace(&mut is_forbidden, true) {
+                    warn!(pod = source.pod, error, "logs cannot be read: running jobs have no figures");
+                }
+                None
+            });
+            is_forbidden &= summary.is_none();
             let pause = next.get(&source.uid).map_or(PERIOD, |next| next.pause);
             let pause = if summary.is_some() { PERIOD } else { (pause * 2).min(LONGEST) };
             next.insert(source.uid.clone(), Next { at: Instant::now() + pause, pause });
@@ -103,7 +112,11 @@ fn sources(context: &Context) -> Vec<Source> {
     found
 }
 
-async fn read(context: &Context, source: &Source) -> Option<Summary> {
+/// The last figures in a log; `None`: there are none, or it cannot be read now.
+///
+/// # Errors
+/// The controller lacks the right to read logs.
+async fn read(context: &Context, source: &Source) -> Result<Option<Summary>, String> {
     let api = Api::<Pod>::namespaced(context.client.clone(), &source.key.namespace);
     let params = LogParams {
         container: Some(TRAINER.into()),
@@ -112,11 +125,12 @@ async fn read(context: &Context, source: &Source) -> Option<Summary> {
         ..LogParams::default()
     };
     match tokio::time::timeout(DEADLINE, api.logs(&source.pod, &params)).await {
-        Ok(Ok(log)) => Summary::last_in(&log),
+        Ok(Ok(log)) => Ok(Summary::last_in(&log)),
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(status.message),
         Ok(Err(error)) => {
             debug!(pod = source.pod, %error, "the log cannot be read");
-            None
+            Ok(None)
         }
-        Err(_) => None,
+        Err(_) => Ok(None),
     }
 }

@@ -4,7 +4,8 @@
 //! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
-use super::index::{Index, Key};
+use super::index::{Index, Key, Unreadable};
+use super::own_writes::OwnWrites;
 use super::{Context, own_writes};
 use crate::apply::{Applied, Refusal, Retry};
 use crate::plan::cluster::view::PodView;
@@ -40,6 +41,8 @@ struct Planned {
     plan: Reconciliation,
     /// Some creates wait for a pause to end.
     held: Option<Instant>,
+    /// Somebody undoes what is written.
+    fights: bool,
 }
 
 impl Context {
@@ -47,8 +50,7 @@ impl Context {
     pub(super) async fn reconcile(&self, key: &Key) -> Outcome {
         let unreadable = self.index().unreadable.get(key).cloned();
         if let Some(job) = unreadable {
-            let written = self.executor.refuse_unreadable(&key.namespace, &key.name, &job.version, &job.why).await;
-            return self.ended(key, None, written.err());
+            return self.refuse(key, job).await;
         }
         if !self.index().jobs.contains_key(key) {
             return self.clean_up(key).await;
@@ -63,6 +65,22 @@ impl Context {
             }
         };
         self.carry_out(key, planned).await
+    }
+
+    /// Says of a job that it cannot be read: in the log, and in its status unless the server does not take that of such a job either.
+    async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
+        if job.told {
+            return Outcome::Quiet;
+        }
+        warn!(job = %key, error = job.why, "the job cannot be read");
+        let why = format!("the TrainJob cannot be read: {}", job.why);
+        let written = self.executor.refuse_unreadable(&key.namespace, &key.name, &job.version, &why).await;
+        if written.is_ok()
+            && let Some(now) = self.index().unreadable.get_mut(key).filter(|now| now.why == job.why)
+        {
+            now.told = true;
+        }
+        self.ended(key, None, written.err())
     }
 
     /// Makes the plan, under the lock: what it decides is taken into account by the next one.
@@ -91,13 +109,16 @@ impl Context {
         } else {
             family.pods.values().map(as_known).collect()
         };
+        let fight = family.own.fights(instant).map(|what| {
+            format!("somebody undoes what this controller writes: {what}; it is written again every few seconds")
+        });
         let snapshot = Snapshot {
             job: &job,
             pods: &pods,
             objects: &family.objects,
             nodes: index.usage.nodes(),
             defaults: &self.settings.defaults,
-            trouble: family.trouble.as_deref(),
+            trouble: family.trouble.as_deref().or(fight.as_deref()),
             summary: family.summary.as_ref(),
             status_written: family.status_written,
         };
@@ -110,6 +131,7 @@ impl Context {
         if plan.actions.is_empty() && held.is_none() {
             family.trouble = None;
         }
+        let fights = family.own.fights(instant).is_some();
         if plan.waiting {
             index.waiting.insert(key.clone());
         } else {
@@ -122,14 +144,18 @@ impl Context {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
             index.assume(&uid, attempt, next.placement.clone());
         }
-        Ok(Some(Planned { job, uid, plan, held }))
+        Ok(Some(Planned { job, uid, plan, held, fights }))
     }
 
     async fn carry_out(&self, key: &Key, planned: Planned) -> Outcome {
-        let Planned { job, uid, plan, held } = planned;
+        let Planned { job, uid, plan, held, fights } = planned;
         if let Some(wake) = plan.wake {
             let wait = wake.duration_since(Timestamp::now());
             self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
+        }
+        if fights {
+            // Should there be peace by then, the status says so.
+            self.queue.add(key.clone(), Instant::now() + own_writes::PEACE);
         }
         if let Some(until) = held {
             self.queue.add(key.clone(), until.max(Instant::now() + SECOND / 10));
@@ -208,6 +234,7 @@ impl Context {
             let mut index = self.index();
             let family = index.families.entry(uid).or_default();
             family.status_written = Some(Timestamp::now());
+            family.own.makes(next.attempt.unwrap_or(0).unsigned_abs(), words_of(&next));
             if let Some(version) = version {
                 family.own.wrote("TrainJob", &version, Instant::now());
             }
@@ -286,30 +313,41 @@ fn pod_uid(pod: &PodView) -> &str {
     &pod.uid
 }
 
-/// Takes creates and repairs out of a plan that must not be tried yet: after a refusal, and in a fight over an object.
-fn hold(plan: &mut Reconciliation, own: &mut own_writes::OwnWrites, attempt: u32, now: Instant) -> Option<Instant> {
+/// Takes out of a plan what must not be tried yet: creates and repairs after a refusal, and in a fight whatever is written again.
+fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, attempt: u32, now: Instant) -> Option<Instant> {
     let is_made = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
-    if !plan.actions.iter().any(is_made) {
-        return None;
-    }
-    let until = own.held(now).or_else(|| {
-        let mut repeats = false;
+    let status = plan.status.as_ref().map(words_of).filter(|words| own.has_made(attempt, words));
+    let mut until = own.held(now).filter(|_| plan.actions.iter().any(is_made));
+    if until.is_none() {
+        let mut undone = status.as_ref().map(|_| "the status".to_string());
         for action in &plan.actions {
-            let name = match action {
+            let (verb, object) = match action {
                 // Created once per attempt without a look whether it exists: no sign of a fight.
                 Action::Create(crate::plan::objects::Object::Secret(_)) => continue,
-                Action::Create(object) => format!("{}/{}", object.kind(), object.name()),
-                Action::Repair(object) => format!("{}/{}/repair", object.kind(), object.name()),
+                Action::Create(object) => ("create", object),
+                Action::Repair(object) => ("repair", object),
                 _ => continue,
             };
-            repeats |= own.makes(attempt, name);
+            let name = format!("{} {}", object.kind(), object.name());
+            if own.makes(attempt, format!("{verb} {name}")) {
+                undone = Some(name);
+            }
         }
-        if repeats { own.repeat(now).err() } else { None }
-    });
+        until = undone.and_then(|what| own.repeat(&what, now).err());
+        if until.is_some() && status.is_some() {
+            (plan.status, plan.events) = (None, Vec::new());
+        }
+    }
     if until.is_some() {
         plan.actions.retain(|action| !is_made(action));
     }
     until
+}
+
+/// What a status says, without times and figures: one that says the same again was undone.
+fn words_of(status: &TrainJobStatus) -> String {
+    let conditions: Vec<_> = status.conditions.iter().map(|c| (&c.type_, &c.status, &c.reason, &c.message)).collect();
+    format!("{:?}", (status.attempt, &status.restarts, &status.ready, &status.placement, conditions))
 }
 
 pub(super) fn stage_of(status: &TrainJobStatus) -> Option<&str> {

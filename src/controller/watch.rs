@@ -10,7 +10,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DeserializeGuard;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
@@ -23,6 +23,11 @@ use tracing::{debug, info, warn};
 const TOGETHER: Duration = Duration::from_millis(20);
 /// The same for room that becomes free.
 const ROOM_TOGETHER: Duration = Duration::from_millis(100);
+
+/// First pause after a watch failed; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(400);
+/// Longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What is watched.
 pub(super) const KINDS: [&str; 7] =
@@ -89,14 +94,19 @@ where
 {
     let context = context.clone();
     tokio::spawn(async move {
-        let mut events = Box::pin(watcher(api, config).default_backoff());
+        let mut events = Box::pin(watcher(api, config));
+        let mut pause = FIRST_PAUSE;
         let mut known = Known::default();
         let mut failing: Option<String> = None;
         loop {
             match events.try_next().await {
                 Ok(Some(event)) => {
-                    if let Some(was) = failing.take() {
-                        info!(kind = rules.kind, was, "the watch works again");
+                    // The beginning of a list is no answer of the server yet: the watcher says so before it asks.
+                    if !matches!(event, watcher::Event::Init) {
+                        pause = FIRST_PAUSE;
+                        if let Some(was) = failing.take() {
+                            info!(kind = rules.kind, was, "the watch works again");
+                        }
                     }
                     context.on_event(&rules, event, &mut known);
                 }
@@ -110,6 +120,8 @@ where
                         warn!(kind = rules.kind, error = text, "the watch failed; it is tried again with back-off");
                         failing = Some(text);
                     }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }

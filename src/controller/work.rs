@@ -11,12 +11,13 @@ use crate::plan::cluster::events::{EventDraft, Severity};
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::watch::{Receiver, channel};
-use tracing::{Instrument, debug, info, info_span};
+use tracing::{Instrument, debug, info, info_span, warn};
 
 /// How often every job is looked at although nothing happened. Nothing should be found: `rescues` counts.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -45,6 +46,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         metrics,
         health: Arc::new(Health::new(&watch::KINDS)),
         leading,
+        silent: Arc::default(),
         settings: Arc::new(settings),
     };
     let settings = &context.settings;
@@ -181,8 +183,12 @@ impl Context {
             self.metrics.event(event.reason);
             let (reason, action) = (event.reason.to_string(), "Reconcile".to_string());
             let event = Event { type_: kind, reason, note: Some(note), action, secondary: None };
-            if let Err(error) = self.recorder.publish(&event, &job.object_ref(&())).await {
-                debug!(%error, "an event was not sent");
+            match self.recorder.publish(&event, &job.object_ref(&())).await {
+                Ok(()) if self.silent.swap(false, Ordering::Relaxed) => info!("events can be sent again"),
+                Ok(()) => {}
+                // The same trouble once, not with every event.
+                Err(error) if !self.silent.swap(true, Ordering::Relaxed) => warn!(%error, "an event cannot be sent"),
+                Err(error) => debug!(%error, "an event was not sent"),
             }
         }
     }

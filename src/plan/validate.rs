@@ -43,6 +43,16 @@ pub struct Invalid {
 pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let mut faults = Vec::new();
     let spec = &job.spec;
+    // The schema says so as well. A job that was stored without it must not ask for a million pods.
+    for (field, got, most) in [
+        ("numNodes", spec.trainer.num_nodes, api::MAX_NODES),
+        ("numProcPerNode", spec.trainer.num_proc_per_node, api::MAX_PROC_PER_NODE),
+    ] {
+        if !(1..=most).contains(&got) {
+            let (field, expected) = (format!("spec.trainer.{field}"), format!("1 to {most}"));
+            faults.push(Invalid { field, got: got.to_string(), expected });
+        }
+    }
     let limits = spec.trainer.resources_per_node.as_ref().map(|resources| &resources.limits);
     let mut quantity = |name: &str, expected: &str| {
         let text = &limits?.get(name)?.0;

@@ -26,7 +26,7 @@ pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};
 pub use leftovers::{Leftover, leftovers};
 pub use manifest::Manifest;
 pub use program::{Ended, Program, Running};
-pub use programs::{planted, programs};
+pub use programs::{clock_by, planted, programs};
 pub use random::Random;
 pub use scene::Scene;
 

@@ -32,8 +32,20 @@ pub fn planted() -> &'static Path {
     })
 }
 
-/// Builds programs in the profile and target folder of the running test. Answers their folder.
-fn build(what: &[&str], programs: &[&str]) -> PathBuf {
+/// Environment by which a program's wall clock is off by the whole seconds that are written in this file, from when they are written.
+///
+/// # Panics
+/// The library that does it does not build.
+pub fn clock_by(file: &Path) -> Vec<(&'static str, String)> {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let library = "libswitchyard_test_clock.so";
+    let folder = FOLDER.get_or_init(|| build(&["--package", "switchyard-test-clock"], &[library]));
+    let text = |path: &Path| path.display().to_string();
+    vec![("LD_PRELOAD", text(&folder.join(library))), ("SYTEST_CLOCK_OFFSET", text(file))]
+}
+
+/// Builds files in the profile and target folder of the running test. Answers their folder.
+fn build(what: &[&str], files: &[&str]) -> PathBuf {
     // TARGET/PROFILE/deps/test-0123: wherever CARGO_TARGET_DIR or a configuration put it.
     let test = std::env::current_exe().expect("the path of the running test");
     let folder = test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf();
@@ -42,7 +54,7 @@ fn build(what: &[&str], programs: &[&str]) -> PathBuf {
         Some(profile) => profile,
     };
     let target = folder.parent().expect("invariant: the profile's folder lies in the target folder");
-    let names = programs.join(" and ");
+    let names = files.join(" and ");
     // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
     let note = format!("building {names} for the tests (profile {profile})\n");
     let _ = std::io::stderr().write_all(note.as_bytes());
@@ -56,8 +68,8 @@ fn build(what: &[&str], programs: &[&str]) -> PathBuf {
     let status = cargo.arg("--target-dir").arg(target).current_dir(root()).status();
     let status = status.unwrap_or_else(|error| panic!("cannot start cargo: {error}"));
     assert!(status.success(), "{names} do not build: {status}");
-    for program in programs {
-        assert!(folder.join(program).is_file(), "{program} is not in {}", folder.display());
+    for file in files {
+        assert!(folder.join(file).is_file(), "{file} is not in {}", folder.display());
     }
     folder
 }

@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, plain_job, programs,
-    root, start_controller,
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, plain_job,
+    programs, root, start_controller,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,6 +57,16 @@ fn holder(plane: &ControlPlane, namespace: &str) -> String {
 }
 
 fn candidate(plane: &ControlPlane, namespace: &str, name: &str, duration: &str) -> Result<(Daemon, SocketAddr)> {
+    candidate_with(plane, namespace, name, duration, Vec::new())
+}
+
+fn candidate_with(
+    plane: &ControlPlane,
+    namespace: &str,
+    name: &str,
+    duration: &str,
+    environment: Vec<(&'static str, String)>,
+) -> Result<(Daemon, SocketAddr)> {
     let arguments = [
         "--leader-elect",
         "Enabled",
@@ -72,6 +82,7 @@ fn candidate(plane: &ControlPlane, namespace: &str, name: &str, duration: &str) 
     let options = ControllerOptions {
         namespace: Some(namespace.into()),
         arguments: arguments.map(String::from).to_vec(),
+        environment,
         ..ControllerOptions::default()
     };
     let controller = start_controller(plane, name, &options)?;
@@ -118,6 +129,51 @@ async fn a_lease_that_is_given_back_is_taken_long_before_it_runs_out() -> Result
     first.signal(Signal::INT);
     assert_eq!(first.wait(PATIENCE), Some(130), "{}", first.tail());
     wait_for("the second leads", || leads(second_page).filter(|leads| *leads))?;
+    Ok(())
+}
+
+/// A candidate whose clock jumps neither takes the Lease of a live leader nor waits longer for a dead one.
+#[tokio::test]
+async fn clocks_that_are_an_hour_off_do_not_decide_who_leads() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("clocks").await?;
+    let offset = plane.folder().join("clocks.offset");
+    std::fs::write(&offset, "0")?;
+    let lease = |field: &str| {
+        let path = format!("jsonpath={{.spec.{field}}}");
+        plane.kubectl(&["get", "lease", "switchyard-controller", "-n", &namespace, "-o", &path]).stdout
+    };
+    // Longer than the Lease lasts: its leader renews it about once a second.
+    let renewals = |count: usize| -> Result<()> {
+        for _ in 0..count {
+            let before = lease("renewTime");
+            wait_for("a renewal", || (lease("renewTime") != before).then_some(()))?;
+        }
+        Ok(())
+    };
+    let (mut live, live_page) = candidate(plane, &namespace, "live", "4")?;
+    wait_for("the first leads", || leads(live_page).filter(|leads| *leads))?;
+    let (mut wrong, wrong_page) = candidate_with(plane, &namespace, "wrong", "4", clock_by(&offset))?;
+    wait_for("the second is ready", || page(wrong_page, "/readyz").filter(|page| page.contains("standing by")))?;
+    for seconds in ["3600", "-3600"] {
+        std::fs::write(&offset, seconds)?;
+        renewals(6)?;
+        assert!(holder(plane, &namespace).starts_with("live-") && lease("leaseTransitions") == "1", "{seconds}");
+    }
+    live.kill();
+    wait_for("the one an hour behind leads", || leads(wrong_page).filter(|leads| *leads))?;
+    assert!(lease("renewTime") < jiff::Timestamp::now().to_string(), "the clock is not behind");
+
+    // And a leader whose clock jumps keeps the lead, and loses it when it is dead.
+    let (_next, next_page) = candidate(plane, &namespace, "next", "4")?;
+    wait_for("the third is ready", || page(next_page, "/readyz").filter(|page| page.contains("standing by")))?;
+    for seconds in ["3600", "-3600", "3600"] {
+        std::fs::write(&offset, seconds)?;
+        renewals(4)?;
+        assert!(holder(plane, &namespace).starts_with("wrong-") && lease("leaseTransitions") == "2", "{seconds}");
+    }
+    wrong.kill();
+    wait_for("the third leads, an hour before the time in the Lease", || leads(next_page).filter(|leads| *leads))?;
     Ok(())
 }
 

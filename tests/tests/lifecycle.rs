@@ -2,6 +2,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "lifecycle/clock.rs"]
+mod clock;
 #[path = "lifecycle/ends.rs"]
 mod ends;
 #[path = "lifecycle/failures.rs"]
@@ -24,17 +26,23 @@ use switchyard_tests::{
 struct Scene {
     jobs: Jobs,
     kubelet: Kubelet,
-    _controller: Daemon,
+    controller: Daemon,
 }
 
 impl Scene {
     async fn new(prefix: &str, nodes: usize) -> Result<Scene> {
+        Scene::with(prefix, nodes, Vec::new()).await
+    }
+
+    /// With an environment of the controller.
+    async fn with(prefix: &str, nodes: usize, environment: Vec<(&'static str, String)>) -> Result<Scene> {
         let plane = ControlPlane::shared();
         let namespace = plane.namespace(prefix).await?;
         let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, nodes)).await?;
-        let options = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
+        let options =
+            ControllerOptions { namespace: Some(namespace.clone()), environment, ..ControllerOptions::default() };
         let controller = start_controller(plane, &namespace, &options)?;
-        Ok(Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, _controller: controller })
+        Ok(Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, controller })
     }
 
     /// A job of another program on the nodes of this scene.
@@ -59,6 +67,13 @@ impl Scene {
         for pod in self.jobs.pods().await? {
             let _ = self.order(&pod.name_any(), Command::Exit(0, String::new()));
         }
+        Ok(())
+    }
+
+    /// The controller never panicked: one that did goes on with the other jobs, and only its log shows it.
+    fn never_panicked(&self) -> Result<()> {
+        let log = std::fs::read_to_string(&self.controller.log)?;
+        anyhow::ensure!(!log.contains("panicked"), "{}", self.controller.tail());
         Ok(())
     }
 

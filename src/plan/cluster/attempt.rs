@@ -9,7 +9,7 @@
 use super::events::{self, EventDraft};
 use super::status::{self, Draft};
 use super::view::{Phase, PodView};
-use super::{Action, Ending, Reconciliation, Snapshot, delete_pod, end, failure, gang};
+use super::{Action, Ending, Reconciliation, Snapshot, clock, delete_pod, end, failure, gang};
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
 use crate::planted;
@@ -96,7 +96,7 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
 fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let not_before = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
-    if let Some(not_before) = not_before.filter(|at| *at > attempt.now) {
+    if let Some(not_before) = not_before.filter(|at| !clock::is_over(*at, failure::LONGEST_PAUSE, attempt.now)) {
         // The stage and its reason were written with the decision to start again.
         let mut result = attempt.draft().act(&attempt.snapshot, attempt.now);
         result.actions = old_pods(attempt);
@@ -214,9 +214,12 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     result
 }
 
+fn schedule_timeout(attempt: &Attempt<'_>) -> SignedDuration {
+    SignedDuration::from_secs(attempt.snapshot.job.spec.gang_policy.schedule_timeout_seconds.into())
+}
+
 fn due(attempt: &Attempt<'_>, placed: Timestamp) -> Timestamp {
-    let seconds = attempt.snapshot.job.spec.gang_policy.schedule_timeout_seconds;
-    placed.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX)
+    placed.saturating_add(schedule_timeout(attempt)).unwrap_or(Timestamp::MAX)
 }
 
 /// What the pods that do not run wait for.
@@ -265,12 +268,12 @@ fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<A
 fn roll_back(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let at = attempt.placed_at()?;
     let unbound: Vec<&PodView> = attempt.existing().into_iter().filter(|pod| pod.node.is_none()).collect();
-    if unbound.is_empty() || due(attempt, at) > attempt.now {
+    if unbound.is_empty() || !clock::is_over(due(attempt, at), schedule_timeout(attempt), attempt.now) {
         return None;
     }
     let why = unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?)));
     let (open, all) = (unbound.len(), attempt.pods.len());
-    let seconds = attempt.snapshot.job.spec.gang_policy.schedule_timeout_seconds;
+    let seconds = schedule_timeout(attempt).as_secs();
     let why = why.unwrap_or_else(|| "the scheduler gives no reason".into());
     let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
     let mut draft = attempt.draft();

@@ -4,6 +4,7 @@
 //! image could not be had. `preemption`: it gave way to a pod of higher priority. `application`: everything else.
 
 use super::attempt::Attempt;
+use super::clock;
 use super::view::{Phase, PodView};
 use crate::plan::restart;
 use jiff::{SignedDuration, Timestamp};
@@ -22,7 +23,7 @@ const LASTED: SignedDuration = SignedDuration::from_secs(600);
 /// Pause before the second restart in a row; the first has none, each further one twice the one before.
 const FIRST_PAUSE: i64 = 10;
 /// Longest pause.
-const LONGEST_PAUSE: i64 = 300;
+pub(super) const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 
 /// Who pays for a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +100,8 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
         Some(echo) => {
             let until = echo.at.unwrap_or(attempt.now).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now);
             let others_run = attempt.existing().iter().any(|pod| !pod.is_over());
-            if others_run && until > attempt.now { Verdict::Look(until) } else { Verdict::Failed(echo.clone()) }
+            let waits = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now);
+            if waits { Verdict::Look(until) } else { Verdict::Failed(echo.clone()) }
         }
         None => look.map_or(Verdict::Well, Verdict::Look),
     }
@@ -166,7 +168,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
 /// Failed once it lasts longer than `grace`.
 fn after(attempt: &Attempt<'_>, since: Timestamp, grace: SignedDuration, failure: impl FnOnce() -> Failure) -> Verdict {
     let due = since.saturating_add(grace).unwrap_or(Timestamp::MAX);
-    if due > attempt.now { Verdict::Look(due) } else { Verdict::Failed(failure()) }
+    if clock::is_over(due, grace, attempt.now) { Verdict::Failed(failure()) } else { Verdict::Look(due) }
 }
 
 /// A container that cannot be started.
@@ -267,7 +269,7 @@ fn pause(before: i32, lasted: SignedDuration) -> SignedDuration {
         return SignedDuration::ZERO;
     }
     let doublings = (before - 1).clamp(0, 16) as u32;
-    SignedDuration::from_secs((FIRST_PAUSE << doublings).min(LONGEST_PAUSE))
+    SignedDuration::from_secs(FIRST_PAUSE << doublings).min(LONGEST_PAUSE)
 }
 
 fn matches(rule: &FailureRule, failed: &Failure) -> bool {

@@ -11,6 +11,7 @@
 //! the same. That is all there is to crash safety here.
 
 mod attempt;
+mod clock;
 pub mod events;
 mod failure;
 mod gang;
@@ -178,6 +179,12 @@ fn alive(snapshot: &Snapshot<'_>, valid: &ValidJob, now: Timestamp) -> Reconcili
 
 /// The first attempt, or the first one after the job was suspended.
 fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestamp) -> Reconciliation {
+    // Schema and rules are the server's to check, but not for what was stored before it knew them. Only here: what has begun goes on,
+    // even if a later version would refuse it.
+    if let Err(faults) = switchyard_crds::validate::stored(snapshot.job) {
+        let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        return end(snapshot, now, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
+    }
     let attempt = attempt_number(snapshot).map_or(1, |attempt| attempt + 1);
     let mut draft = Draft::new(snapshot.job, now);
     draft.next.attempt = Some(attempt as i32);
@@ -246,7 +253,9 @@ fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliatio
     // What still runs is deleted right after this, and the status of a finished job does not change again.
     draft.rest();
     draft.figures(snapshot, &current);
-    draft.next.completion_time = Some(status::time(now));
+    // Not before its start, whatever the clock says by now.
+    let start = draft.next.start_time.as_ref().map_or(now, |start| start.0);
+    draft.next.completion_time = Some(status::time(now.max(start)));
     let stage = if complete { Stage::Complete } else { Stage::Failed };
     draft.stage(stage, message.clone());
     let event = if complete {

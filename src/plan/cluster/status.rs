@@ -2,7 +2,7 @@
 
 use super::events::EventDraft;
 use super::view::{Phase, PodView};
-use super::{FIGURES_PERIOD, Reconciliation, Snapshot};
+use super::{FIGURES_PERIOD, Reconciliation, Snapshot, clock};
 use crate::plan::status::{Figures, trainer_status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -79,6 +79,8 @@ impl<'a> Draft<'a> {
 
     /// Counts the pods of the current attempt.
     pub fn counts(&mut self, pods: &[&PodView], desired: i32) {
+        // Negative in a job that nothing checked: the server takes no such count.
+        let desired = desired.max(0);
         let count = |is: fn(&PodView) -> bool| pods.iter().filter(|pod| is(pod)).count() as i32;
         let counts = NodeCounts {
             desired,
@@ -131,7 +133,9 @@ impl<'a> Draft<'a> {
         let due =
             snapshot.status_written.map(|written| written.saturating_add(FIGURES_PERIOD).unwrap_or(Timestamp::MAX));
         match due {
-            Some(due) if due > now && !major(previous, &self.next) => result.wake_at(due),
+            Some(due) if !clock::is_over(due, FIGURES_PERIOD, now) && !major(previous, &self.next) => {
+                result.wake_at(due)
+            }
             _ => result.status = Some(self.next),
         }
         result

@@ -216,6 +216,47 @@ fn pauses_between_attempts_grow_and_survive_the_controller() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_holds_nothing_up() {
+    let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 60}));
+    world.run();
+    world.now -= 3600;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "what runs is not disturbed");
+    world.exit("a-1-0", 9, "");
+    world.run();
+    world.exit("a-2-0", 9, "");
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Restarting", 3), "a pause");
+    world.now -= 3600;
+    world.run();
+    assert_eq!(world.stage(), "Running", "the pause is not an hour");
+    world.exit("a-3-0", 4, "");
+    world.now -= 3600;
+    world.run();
+    assert_eq!(world.attempt(), 4, "nor is the wait for the root cause");
+    world.now += 20;
+    world.run();
+    assert_eq!(world.stage(), "Running");
+    let since = at(world.now + 3600);
+    world.nodes.get_mut("n0").unwrap().not_ready_since = Some(since);
+    world.step();
+    assert_eq!(world.attempt(), 5, "nor that for a lost node");
+}
+
+#[test]
+fn a_job_never_ends_before_its_start() {
+    let mut world = World::new(1, json!({"ttlSecondsAfterFinished": 10}));
+    world.run();
+    world.now -= 3600;
+    world.exit("a-1-0", 0, "");
+    world.run();
+    let status = world.job.status.clone().unwrap();
+    assert_eq!((world.stage(), status.completion_time), ("Complete", status.start_time));
+    world.now += 3610;
+    assert!(matches!(&world.plan().actions[..], [Action::Delete { kind: "TrainJob", .. }]));
+}
+
+#[test]
 fn an_attempt_below_that_of_a_pod_is_set_right() {
     let mut world = World::new(1, json!({}));
     world.run();
@@ -256,6 +297,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     let waits = plan(&snapshot, at(3));
     assert_eq!((waits.status, waits.wake), (None, Some(at(10))));
     assert!(plan(&snapshot, at(10)).status.is_some());
+    assert!(plan(&snapshot, at(-3600)).status.is_some(), "a clock that is set back does not stop them");
     snapshot.trouble = None;
     let mut held = world.job.clone();
     held.spec.suspend = true;
@@ -288,6 +330,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         (0_usize..4).prop_map(Happening::LoseNode),
         any::<bool>().prop_map(Happening::Suspend),
         (1_i64..400).prop_map(Happening::Later),
+        // The clock is set right.
+        prop_oneof![Just(-3600), Just(3600)].prop_map(Happening::Later),
         Just(Happening::Step),
         Just(Happening::Step),
         Just(Happening::Step),
@@ -330,6 +374,8 @@ proptest! {
             if let Some(status) = &done.status {
                 let now = (status.attempt.unwrap_or(0), status.restarts.as_ref().map_or(0, |restarts| restarts.total));
                 prop_assert!(now >= before, "{now:?} after {before:?}");
+                let ended = status.completion_time.as_ref().map(|time| time.0);
+                prop_assert!(ended.is_none_or(|ended| ended >= status.start_time.as_ref().unwrap().0), "ends before its start");
                 let decided = old.as_ref().and_then(|old| old.attempt) != status.attempt;
                 prop_assert!(!decided || done.actions.is_empty(), "a new attempt and actions at once");
                 before = now;

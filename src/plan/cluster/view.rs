@@ -5,7 +5,7 @@ use crate::plan::objects::TRAINER;
 use crate::plan::resources::Resources;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use switchyard_crds::labels;
 use switchyard_worker_contract::termination::Termination;
 
@@ -61,9 +61,9 @@ pub struct PodView {
     pub name: String,
     /// UID.
     pub uid: String,
-    /// Attempt it belongs to, from its label.
+    /// Attempt it belongs to.
     pub attempt: u32,
-    /// Position of its node in the job, from its label.
+    /// Position of its node in the job.
     pub node_rank: u32,
     /// Our scheduling gate is still there.
     pub gated: bool,
@@ -101,11 +101,11 @@ impl PodView {
         matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
 
-    /// Reads a pod of ours; what its labels do not say is 0.
+    /// Reads a pod of ours. Attempt and position stand in its name, which nobody can change, as they do in its labels.
     pub fn of(pod: &Pod) -> PodView {
-        let label = |name: &str| {
-            pod.metadata.labels.as_ref().and_then(|labels| labels.get(name)?.parse().ok()).unwrap_or_default()
-        };
+        let mut parts = pod.metadata.name.as_deref().unwrap_or_default().rsplit('-');
+        let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or_default();
+        let (node_rank, attempt) = (number(), number());
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let gates: Vec<&str> = spec
@@ -128,8 +128,8 @@ impl PodView {
         PodView {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: pod.metadata.uid.clone().unwrap_or_default(),
-            attempt: label(labels::ATTEMPT),
-            node_rank: label(labels::NODE_RANK),
+            attempt,
+            node_rank,
             gated: gates.contains(&labels::GANG_GATE),
             gated_by_others: gates.iter().any(|gate| *gate != labels::GANG_GATE),
             node: spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty()),
@@ -165,11 +165,16 @@ impl PodView {
 
 /// UID of the TrainJob that controls an object.
 pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
+    controller(metadata).map(|owner| owner.uid.as_str())
+}
+
+/// The TrainJob that controls an object.
+pub fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
-    let ours = |owner: &&k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference| {
+    let ours = |owner: &&OwnerReference| {
         owner.controller == Some(true) && owner.kind == "TrainJob" && owner.api_version == labels::API_VERSION
     };
-    owners.iter().find(ours).map(|owner| owner.uid.as_str())
+    owners.iter().find(ours)
 }
 
 /// An object of a job other than a pod, as it is in the cluster.

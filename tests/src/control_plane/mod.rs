@@ -37,7 +37,7 @@ pub struct Options {
     pub scheduler: bool,
     /// etcd writes to disk before it answers: for tests that kill it.
     pub fsync: bool,
-    /// The API server notes every write of an operator in `audit.log`.
+    /// The API server notes every write of an operator in `audit.log`, and every call of a service account in `switchyard-system`.
     pub audit: bool,
     /// Keeps the folder here instead of in a temporary one.
     pub folder: Option<PathBuf>,
@@ -315,7 +315,8 @@ impl ControlPlane {
         if self.options.audit {
             let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
                           - {level: Metadata, verbs: [create, update, patch, delete, deletecollection], \
-                          users: [switchyard-controller, training-operator]}\n- {level: None}\n";
+                          users: [switchyard-controller, training-operator]}\n\
+                          - {level: Metadata, userGroups: ['system:serviceaccounts:switchyard-system']}\n- {level: None}\n";
             fs::write(self.folder.join("audit.yaml"), policy)?;
             arguments.push(format!("--audit-policy-file={}", file("audit.yaml")));
             arguments.push(format!("--audit-log-path={}", file("audit.log")));
@@ -392,8 +393,7 @@ impl ControlPlane {
     /// Writes of a user so far by resource and verb, from the audit log; Leases are not counted.
     pub fn writes_of(&self, user: &str) -> std::collections::BTreeMap<String, u64> {
         let mut counts = std::collections::BTreeMap::new();
-        let text = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
-        for entry in text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
+        for entry in self.audited() {
             let field = |path: &str| entry.pointer(path).and_then(serde_json::Value::as_str).unwrap_or_default();
             if field("/user/username") == user && field("/objectRef/resource") != "leases" {
                 let sub = field("/objectRef/subresource");
@@ -402,6 +402,12 @@ impl ControlPlane {
             }
         }
         counts
+    }
+
+    /// All entries of the audit log so far.
+    pub fn audited(&self) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(self.folder.join("audit.log")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Where kubectl is.

@@ -20,7 +20,7 @@ const AGENT: &str = "switchyard-node-agent";
 const WORKER: &str = "switchyard-worker";
 
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 7] = [
+const TABLE: [Row; 8] = [
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -52,6 +52,7 @@ const TABLE: [Row; 7] = [
         only: None,
         never: &[],
     },
+    Row { package: "switchyard-test-clock", workspace: &[], only: Some(&[]), never: &[] },
     Row { package: "xtask", workspace: &[CRDS], only: None, never: &["switchyard", WORKER, "tokio"] },
 ];
 

@@ -1,0 +1,28 @@
+//! Pauses that begin at a time somebody wrote down: this controller, one before it, or another machine. Clocks are set right
+//! while jobs run, by an hour where a zone or a battery was wrong.
+
+use jiff::{SignedDuration, Timestamp};
+
+/// Clocks of a cluster differ by less than this: a certificate or a token would not work with more.
+const SKEW: SignedDuration = SignedDuration::from_secs(60);
+
+/// Whether a pause of at most `longest` that ends at `end` is over. One that would still last longer than it can began in a future
+/// that is not ours: the clock was set back, and nobody waits for it to come there again.
+pub(super) fn is_over(end: Timestamp, longest: SignedDuration, now: Timestamp) -> bool {
+    let left = end.duration_since(now);
+    !left.is_positive() || left > longest.saturating_add(SKEW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_ends_in_time_and_when_the_clock_was_set_back() {
+        let (now, pause) = (Timestamp::from_second(1_000_000).unwrap(), SignedDuration::from_secs(10));
+        for (left, over) in [(-3600, true), (0, true), (1, false), (10, false), (70, false), (71, true), (3600, true)] {
+            assert_eq!(is_over(now + SignedDuration::from_secs(left), pause, now), over, "{left} s left");
+        }
+        assert!(!is_over(Timestamp::MAX, SignedDuration::MAX, now), "no longest pause");
+    }
+}

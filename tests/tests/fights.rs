@@ -1,0 +1,162 @@
+//! Somebody who at once puts back what the controller writes, and users who edit or delete what it made. Every write of the controller
+//! is counted from the audit log of the API server.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use anyhow::{Context, Result, ensure};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::Patch;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use switchyard_crds::TrainJob;
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, plain_job, start_controller,
+};
+
+/// Rounds of a fight that are looked at: pauses of 1, 2, 4 and 5 s between them.
+const ROUNDS: usize = 5;
+
+fn job(name: &str, engine: bool) -> Value {
+    let mut job = plain_job(name, 2, "run");
+    if engine {
+        job["spec"]["trainer"] = json!({"numNodes": 2, "resourcesPerNode": {"limits": {"cpu": "100m"}}});
+        job["spec"]["engine"] = json!({
+            "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 32, "heads": 2, "contextLength": 32}},
+            "data": {"path": "/data"}, "steps": 3,
+        });
+    }
+    job
+}
+
+/// Whoever does `undo` to every state of an object that he does not like, for ever.
+fn fight<K, F>(api: Api<K>, name: &str, undo: impl Fn(Api<K>, K) -> F + Send + 'static) -> tokio::task::JoinHandle<()>
+where
+    K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
+    F: Future<Output = ()> + Send,
+{
+    let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    tokio::spawn(async move {
+        let mut changes = Box::pin(watcher(api.clone(), config).default_backoff().applied_objects());
+        while let Ok(Some(object)) = changes.try_next().await {
+            undo(api.clone(), object).await;
+        }
+    })
+}
+
+/// Times of the controller's writes of an object, in order.
+fn writes(plane: &ControlPlane, resource: &str, name: &str, subresource: &str) -> Vec<Timestamp> {
+    let field = |entry: &Value, path: &str| entry.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
+    let is_it = |entry: &&Value| {
+        field(entry, "/user/username") == "switchyard-controller"
+            && field(entry, "/objectRef/resource") == resource
+            && field(entry, "/objectRef/name") == name
+            && field(entry, "/objectRef/subresource") == subresource
+            && field(entry, "/verb") != "delete"
+    };
+    let audited = plane.audited();
+    audited.iter().filter(is_it).filter_map(|entry| field(entry, "/requestReceivedTimestamp").parse().ok()).collect()
+}
+
+/// The last writes of a fight are further and further apart, up to 5 s.
+fn slows_down(what: &str, times: &[Timestamp]) -> Result<()> {
+    let pauses: Vec<f64> = times.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64()).collect();
+    // A loaded machine makes a pause longer and never shorter; the first moments are free.
+    let long = pauses.iter().filter(|pause| **pause >= 4.5).count();
+    let medium = pauses.iter().filter(|pause| **pause >= 1.9).count();
+    ensure!(long >= 1 && medium >= 2 && pauses.last().is_some_and(|last| *last >= 3.5), "{what}: pauses {pauses:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
+    let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
+    let plane = ControlPlane::start(&options)?;
+    plane.install_crds().await?;
+    let namespace = plane.namespace("fight").await?;
+    let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("fight", 4)).await?;
+    let mut controller = start_controller(&plane, "fight", &ControllerOptions::default())?;
+    let client = plane.client().await?;
+    let jobs = Jobs::new(client.clone(), &namespace);
+    let all = ["service", "config", "status", "label"];
+    for name in all {
+        jobs.create(job(name, name == "config")).await?;
+    }
+    for name in all {
+        jobs.wait_stage(name, "Running").await.with_context(|| controller.tail())?;
+    }
+    let services = Api::<Service>::namespaced(client.clone(), &namespace);
+    let configs = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
+    // Immutable: its data can be changed in one way only, by deleting it.
+    let theirs = Patch::Merge(json!({"data": {"engine.json": "{}"}}));
+    let refused = configs.patch("config-1", &Default::default(), &theirs).await;
+    ensure!(refused.is_err_and(|error| error.to_string().contains("immutable")));
+    let fights = [
+        fight(services.clone(), "service", |api, service| async move {
+            let theirs = json!({"spec": {"selector": {"training.switchyard.dev/job-uid": "theirs"}}});
+            if service.spec.and_then(|spec| spec.selector).is_some_and(|s| s.values().all(|uid| uid != "theirs")) {
+                let _ = api.patch("service", &Default::default(), &Patch::Merge(theirs)).await;
+            }
+        }),
+        fight(configs, "config-1", |api, _| async move {
+            let _ = api.delete("config-1", &Default::default()).await;
+        }),
+        fight(jobs.api(), "status", |api: Api<TrainJob>, job| async move {
+            let theirs = json!([{"type": "Succeeded", "status": "Unknown", "reason": "Theirs", "message": "ours", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+            if condition_of(&job, "Succeeded").is_some_and(|condition| condition.reason != "Theirs") {
+                let patch = json!({"status": {"conditions": theirs}});
+                let _ = api.patch_status("status", &Default::default(), &Patch::Merge(patch)).await;
+            }
+        }),
+        fight(jobs.pods_api(), "label-1-0", |api: Api<Pod>, pod| async move {
+            if pod.labels().get("training.switchyard.dev/attempt").is_some_and(|attempt| attempt != "7") {
+                let patch = json!({"metadata": {"labels": {"training.switchyard.dev/attempt": "7"}}});
+                let _ = api.patch("label-1-0", &Default::default(), &Patch::Merge(patch)).await;
+            }
+        }),
+    ];
+    let of = |what: &str| match what {
+        "service" => writes(&plane, "services", "service", ""),
+        "config" => writes(&plane, "configmaps", "config-1", ""),
+        _ => writes(&plane, "trainjobs", "status", "status"),
+    };
+    let before: Vec<usize> = all[..3].iter().map(|what| of(what).len()).collect();
+    let give_up = Instant::now() + Duration::from_secs(90);
+    while all[..3].iter().zip(&before).any(|(what, before)| of(what).len() < before + ROUNDS) {
+        let seen: Vec<usize> = all[..3].iter().map(|what| of(what).len()).collect();
+        ensure!(Instant::now() < give_up, "not {ROUNDS} rounds: {before:?} to {seen:?}\n{}", controller.tail());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    for (what, before) in all[..3].iter().zip(&before) {
+        let times = of(what);
+        println!("{what}: {times:?}");
+        slows_down(what, &times[before.saturating_sub(1)..])?;
+    }
+    for (name, says) in [("service", "Service service"), ("config", "ConfigMap config-1")] {
+        let told =
+            |job: &TrainJob| condition_of(job, "Succeeded").is_some_and(|c| c.message.contains("somebody undoes"));
+        let job = jobs.wait(name, "told", told).await?;
+        let message = &condition_of(&job, "Succeeded").unwrap().message;
+        ensure!(message.contains(says), "{message}");
+    }
+    fights.iter().for_each(tokio::task::JoinHandle::abort);
+    // Labels of pods are not fought over: what a pod is stands in its name. And no count has changed.
+    let pod = jobs.pods_api().get("label-1-0").await?;
+    ensure!(pod.labels().get("training.switchyard.dev/attempt").is_some_and(|attempt| attempt == "7"));
+    for name in all {
+        let job = jobs.wait_stage(name, "Running").await?;
+        let status = job.status.as_ref().unwrap();
+        ensure!(status.attempt == Some(1) && status.restarts.as_ref().unwrap().total == 0, "{name}: {status:?}");
+    }
+    let right = |service: Option<&Service>| {
+        let selector = service.and_then(|service| service.spec.as_ref()?.selector.clone()).unwrap_or_default();
+        selector.values().any(|uid| uid != "theirs")
+    };
+    tokio::time::timeout(Duration::from_secs(60), kube::runtime::wait::await_condition(services, "service", right))
+        .await??;
+    controller.must_run()?;
+    ensure!(!std::fs::read_to_string(&controller.log)?.contains("panicked"), "{}", controller.tail());
+    Ok(())
+}

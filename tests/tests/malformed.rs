@@ -1,0 +1,169 @@
+//! TrainJobs that no validation has seen: stored by an older version, or while somebody had switched validation off.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::{DynamicObject, GroupVersionKind, Patch, PatchParams};
+use kube::core::ApiResource;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, PATIENCE, plain_job, start_controller,
+};
+
+/// Tries to write one status before its pauses are longer than a test: 50 ms, doubled up to 5 s.
+const TRIES: usize = 12;
+
+fn with(name: &str, pointer: &str, value: Value) -> Value {
+    let mut job = plain_job(name, 1, "run");
+    let (parent, field) = pointer.rsplit_once('/').unwrap();
+    job.pointer_mut(parent).unwrap()[field] = value;
+    job
+}
+
+/// What cannot be carried out, and a word of the reason.
+fn bad() -> Vec<(Value, &'static str)> {
+    let mut without_spec = plain_job("no-spec", 1, "run");
+    without_spec.as_object_mut().unwrap().remove("spec");
+    let mut begun = with("nodes-begun", "/spec/trainer/numNodes", 1_000_000.into());
+    begun["status"] = json!({"attempt": 1});
+    vec![
+        (without_spec, "spec"),
+        (begun, "numNodes"),
+        (with("spec-text", "/spec", "text".into()), "text"),
+        // The server fills in its defaults: with framework Switchyard an engine is missing.
+        (with("spec-null", "/spec/trainer", Value::Null), "engine"),
+        (with("nodes-text", "/spec/trainer/numNodes", "two".into()), "two"),
+        (with("nodes-negative", "/spec/trainer/numNodes", (-3).into()), "numNodes"),
+        (with("nodes-zero", "/spec/trainer/numNodes", 0.into()), "numNodes"),
+        (with("nodes-huge", "/spec/trainer/numNodes", (1_u64 << 40).into()), "1099511627776"),
+        (with("nodes-many", "/spec/trainer/numNodes", 1_000_000.into()), "numNodes"),
+        (with("word", "/spec/topologyPolicy", json!({"mode": "Sometimes"})), "Sometimes"),
+        (with("framework", "/spec/trainer/framework", "TensorFlow1".into()), "TensorFlow1"),
+        (with("engine", "/spec/trainer/framework", "Switchyard".into()), "engine"),
+        (with("amount", "/spec/trainer/resourcesPerNode/limits/cpu", "a lot".into()), "a lot"),
+        (with("template", "/spec/template/spec", json!({"containers": "none"})), "none"),
+        (with("status-text", "/status", json!({"attempt": "two"})), "two"),
+        (with("name-that-is-much-too-long-for-the-names-of-all-its-pods", "/spec/suspend", false.into()), "name"),
+    ]
+}
+
+/// What another version left, and is no harm.
+fn good() -> Vec<Value> {
+    let workers: Vec<Value> = (0..5000).map(|rank| json!({"rank": rank, "state": "Training", "host": "h"})).collect();
+    vec![
+        plain_job("plain", 1, "run"),
+        with("status-old", "/status", json!({"phase": "Training", "workers": workers, "observedGeneration": 1})),
+        with("status-negative", "/status", json!({"attempt": -5, "restarts": {"application": -1, "total": -7}})),
+        with("spec-old", "/spec/cleanPodPolicy", "Running".into()),
+    ]
+}
+
+/// The CRD of a cluster in which anything may be stored, from the real one.
+fn loosened() -> Result<Value> {
+    let crds = switchyard_crds::generate::crds();
+    let crd = crds.iter().find(|(file, _)| *file == "trainjobs.yaml").context("the CRD")?;
+    let mut crd = serde_json::to_value(&crd.1)?;
+    let version = &mut crd["spec"]["versions"][0];
+    version["schema"] = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    for field in ["subresources", "additionalPrinterColumns", "selectableFields"] {
+        version.as_object_mut().unwrap().remove(field);
+    }
+    Ok(crd)
+}
+
+/// Stores what the real CRD would refuse.
+async fn store(plane: &ControlPlane, namespace: &str, jobs: &[Value]) -> Result<()> {
+    let client = plane.client().await?;
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    let name = "trainjobs.training.switchyard.dev";
+    crds.patch(name, &PatchParams::apply("loose").force(), &Patch::Apply(loosened()?)).await?;
+    let established = kube::runtime::conditions::is_crd_established();
+    tokio::time::timeout(PATIENCE, kube::runtime::wait::await_condition(crds.clone(), name, established)).await??;
+    let kind = GroupVersionKind::gvk("training.switchyard.dev", "v1alpha1", "TrainJob");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "trainjobs");
+    let api = Api::<DynamicObject>::namespaced_with(client, namespace, &resource);
+    for job in jobs {
+        let made = api.create(&Default::default(), &serde_json::from_value(job.clone())?).await;
+        made.with_context(|| format!("storing {}", job["metadata"]["name"]))?;
+    }
+    // Two managers of one CRD: the fields of the first go with it.
+    let strict = PatchParams::apply("loose").force();
+    let crd = switchyard_crds::generate::crds().into_iter().find(|(file, _)| *file == "trainjobs.yaml");
+    crds.patch(name, &strict, &Patch::Apply(&crd.context("the CRD")?.1)).await?;
+    plane.install_crds().await?;
+    // The new schema is in force once it refuses what it has to.
+    let give_up = Instant::now() + PATIENCE;
+    let refused = with("probe", "/spec/trainer/numNodes", "two".into());
+    loop {
+        match api.create(&Default::default(), &serde_json::from_value(refused.clone())?).await {
+            Err(_) => return Ok(()),
+            Ok(_) => api.delete("probe", &Default::default()).await?,
+        };
+        ensure!(Instant::now() < give_up, "the real CRD is not in force");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The message of the condition `Failed`, or what the controller's log says of this job.
+fn reason(plane: &ControlPlane, jobs: &Jobs, name: &str, log: &str) -> Option<String> {
+    let path = "jsonpath={.status.conditions[?(@.type==\"Failed\")].message}";
+    let told = plane.kubectl(&["get", "trainjobs.training.switchyard.dev", name, "-n", &jobs.namespace, "-o", path]);
+    let of_job = format!("job={}/{name} ", jobs.namespace);
+    match told.stdout.trim() {
+        // Not even a status is taken of it. Why it cannot be read stands in the line before.
+        "" => {
+            let lines: Vec<&str> = log.lines().filter(|line| line.contains(&of_job)).collect();
+            lines.iter().any(|line| line.contains("cannot write the status")).then(|| lines[0].to_string())
+        }
+        text => Some(text.to_string()),
+    }
+}
+
+#[tokio::test]
+async fn stored_jobs_that_cannot_be_carried_out_are_told_and_hold_nobody_up() -> Result<()> {
+    let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
+    let plane = ControlPlane::start(&options)?;
+    let namespace = plane.namespace("stored").await?;
+    let all: Vec<Value> = bad().into_iter().map(|(job, _)| job).chain(good()).collect();
+    store(&plane, &namespace, &all).await?;
+    let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("stored", 4)).await?;
+    let mut controller = start_controller(&plane, "stored", &ControllerOptions::default())?;
+    let jobs = Jobs::new(plane.client().await?, &namespace);
+    for job in good() {
+        jobs.wait_stage(job["metadata"]["name"].as_str().unwrap(), "Running")
+            .await
+            .with_context(|| controller.tail())?;
+    }
+    let give_up = Instant::now() + PATIENCE;
+    let mut faults = Vec::new();
+    for (job, word) in bad() {
+        let name = job["metadata"]["name"].as_str().unwrap();
+        let told = loop {
+            let log = std::fs::read_to_string(&controller.log)?;
+            if let Some(told) = reason(&plane, &jobs, name, &log) {
+                break told;
+            }
+            ensure!(Instant::now() < give_up, "{name}: no reason\n{}", controller.tail());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        println!("{name}: {told}");
+        if !told.contains(word) || told.contains('\n') {
+            faults.push(format!("{name}: expected a sentence with `{word}`: {told}"));
+        }
+        let is_of_job = |entry: &&Value| entry.pointer("/objectRef/name").is_some_and(|found| found == name);
+        let tries = plane.audited().iter().filter(is_of_job).count();
+        if tries > TRIES {
+            faults.push(format!("{name}: {tries} writes"));
+        }
+    }
+    ensure!(faults.is_empty(), "{}", faults.join("\n"));
+    // One that comes later is served as any other.
+    jobs.create(plain_job("later", 1, "succeed-after=0.1s")).await?;
+    jobs.wait_stage("later", "Complete").await?;
+    controller.must_run()?;
+    let log = std::fs::read_to_string(&controller.log)?;
+    ensure!(!log.contains("panicked"), "{log}");
+    Ok(())
+}

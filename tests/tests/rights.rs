@@ -1,0 +1,344 @@
+//! A controller that lost rights: it names each as verb and resource in one sentence, does not try hot, and goes on by itself when the
+//! right is back. The rights are those of the chart.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use anyhow::{Context, Result, ensure};
+use futures::future::try_join_all;
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use kube::api::Patch;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use switchyard_tests::{
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, plain_job, root,
+    stage_of, start_controller, template_on,
+};
+
+const SYSTEM: &str = "switchyard-system";
+/// Time for all rights of a case to be named and given back, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// Resource and verb, in the words of the API server.
+type Right = (&'static str, &'static str);
+
+/// Rights that no case takes away, and why.
+const KEPT: [(Right, &str); 10] = [
+    (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
+    (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
+    (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
+    (("nodes", "get"), "never asked for"),
+    (("services", "delete"), "never asked for: the garbage collector deletes them"),
+    (("networkpolicies", "delete"), "never asked for: the garbage collector deletes them"),
+    (("events", "patch"), "asked for when an event repeats within minutes"),
+    (("priorityclasses", "get"), "never asked for"),
+    (("priorityclasses", "list"), "never asked for"),
+    (("priorityclasses", "watch"), "never asked for"),
+];
+
+/// What one controller lacks, and what happens to its job.
+struct Case {
+    name: &'static str,
+    lost: &'static [Right],
+    story: Story,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Story {
+    /// A job comes to run.
+    Run,
+    /// It loses a pod, ends, and is deleted when its time to live is over; another is deleted by its user.
+    End,
+    /// Somebody takes our labels off its objects.
+    Repair,
+}
+
+const CASES: [Case; 6] = [
+    Case {
+        name: "list",
+        lost: &[
+            ("trainjobs", "list"),
+            ("pods", "list"),
+            ("nodes", "list"),
+            ("services", "list"),
+            ("configmaps", "list"),
+            ("poddisruptionbudgets", "list"),
+            ("networkpolicies", "list"),
+        ],
+        story: Story::Run,
+    },
+    Case {
+        name: "watch",
+        lost: &[
+            ("trainjobs", "watch"),
+            ("pods", "watch"),
+            ("nodes", "watch"),
+            ("services", "watch"),
+            ("configmaps", "watch"),
+            ("poddisruptionbudgets", "watch"),
+            ("networkpolicies", "watch"),
+        ],
+        story: Story::Run,
+    },
+    Case {
+        name: "create",
+        lost: &[
+            ("trainjobs/status", "update"),
+            ("events", "create"),
+            ("services", "create"),
+            ("configmaps", "create"),
+            ("poddisruptionbudgets", "create"),
+            ("networkpolicies", "create"),
+            ("secrets", "create"),
+            ("pods", "create"),
+            ("pods", "patch"),
+            ("pods/log", "get"),
+        ],
+        story: Story::Run,
+    },
+    Case {
+        name: "delete",
+        lost: &[
+            ("pods", "delete"),
+            ("configmaps", "delete"),
+            ("poddisruptionbudgets", "delete"),
+            ("trainjobs", "delete"),
+            ("trainjobs", "get"),
+        ],
+        story: Story::End,
+    },
+    Case {
+        name: "repair",
+        lost: &[
+            ("services", "get"),
+            ("services", "patch"),
+            ("configmaps", "get"),
+            ("configmaps", "patch"),
+            ("poddisruptionbudgets", "get"),
+            ("poddisruptionbudgets", "patch"),
+            ("networkpolicies", "get"),
+            ("networkpolicies", "patch"),
+        ],
+        story: Story::Repair,
+    },
+    Case { name: "lease", lost: &[("leases", "get"), ("leases", "create"), ("leases", "update")], story: Story::Run },
+];
+
+/// Every rule of the chart, one verb of one resource each.
+fn rules() -> Result<Vec<PolicyRule>> {
+    let text = std::fs::read_to_string(root().join("charts/switchyard/manifests/rbac.yaml"))?;
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;
+    let mut all = Vec::new();
+    for rule in documents.iter().filter_map(|document| document["rules"].as_array()).flatten() {
+        let rule: PolicyRule = serde_json::from_value(rule.clone())?;
+        for resource in rule.resources.iter().flatten() {
+            let one = |verb: &String| PolicyRule {
+                resources: Some(vec![resource.clone()]),
+                verbs: vec![verb.clone()],
+                ..rule.clone()
+            };
+            all.extend(rule.verbs.iter().map(one));
+        }
+    }
+    Ok(all)
+}
+
+fn is(rule: &PolicyRule, right: &Right) -> bool {
+    rule.resources.as_deref() == Some(&[right.0.to_string()]) && rule.verbs == [right.1]
+}
+
+/// One controller with rights of its own.
+struct Actor<'a> {
+    plane: &'a ControlPlane,
+    case: &'a Case,
+    jobs: Jobs,
+    kubelet: Arc<Kubelet>,
+    controller: Daemon,
+    lost: BTreeSet<Right>,
+    started: Instant,
+}
+
+impl<'a> Actor<'a> {
+    async fn start(plane: &'a ControlPlane, case: &'a Case) -> Result<Actor<'a>> {
+        let user = format!("lost-{}", case.name);
+        let lost: BTreeSet<Right> = case.lost.iter().copied().collect();
+        let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": user},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+            "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": SYSTEM}]});
+        let account =
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": user, "namespace": SYSTEM}});
+        let objects = json!({"apiVersion": "v1", "kind": "List", "items": [account, role(&user, &lost)?, binding]});
+        let made = plane.kubectl_with(&["apply", "-f", "-"], &objects.to_string());
+        ensure!(made.code == Some(0), "{}", made.stderr);
+        let token = plane.kubectl(&["create", "token", &user, "-n", SYSTEM]);
+        let admin = std::fs::read_to_string(plane.kubeconfig("admin"))?;
+        let kubeconfig = plane.folder().join(format!("{user}.kubeconfig"));
+        std::fs::write(&kubeconfig, admin.replace("token-admin", token.stdout.trim()))?;
+
+        let namespace = plane.namespace(case.name).await?;
+        let kubelet = Arc::new(Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 2)).await?);
+        let elects = case.name == "lease";
+        let arguments: &[&str] = if elects { &["--leader-elect", "Enabled", "--namespace", SYSTEM] } else { &[] };
+        let arguments = arguments.iter().map(ToString::to_string).collect();
+        let (kubeconfig, watched) = (Some(kubeconfig), Some(namespace.clone()));
+        let options = ControllerOptions { kubeconfig, arguments, namespace: watched, ..ControllerOptions::default() };
+        let controller = start_controller(plane, &user, &options)?;
+        let jobs = Jobs::new(plane.client().await?, &namespace);
+        Ok(Actor { plane, case, jobs, kubelet, controller, lost, started: Instant::now() })
+    }
+
+    /// A job of the engine on two nodes: it needs every kind of object.
+    async fn create(&self, name: &str, spec: Value) -> Result<()> {
+        let mut job = plain_job(name, 2, "run");
+        job["spec"]["trainer"] = json!({"numNodes": 2, "resourcesPerNode": {"limits": {"cpu": "100m"}}});
+        job["spec"]["engine"] = json!({
+            "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 32, "heads": 2, "contextLength": 32}},
+            "data": {"path": "/data"}, "steps": 3,
+        });
+        job["spec"]["template"]["spec"] = template_on(&self.kubelet.nodes())["spec"].clone();
+        for (key, value) in spec.as_object().unwrap() {
+            job["spec"][key] = value.clone();
+        }
+        self.jobs.create(job).await?;
+        Ok(())
+    }
+
+    /// Gives back each right when it was named, until `done` and all were.
+    async fn ladder(&mut self, done: impl AsyncFn(&Jobs) -> Result<bool>) -> Result<()> {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            self.controller.must_run()?;
+            // Errors are quoted in the log, some twice.
+            let log = std::fs::read_to_string(&self.controller.log)?.replace('\\', "");
+            ensure!(!log.contains("panicked"), "{log}");
+            let is_named = |right: &&Right| log.contains(&format!("cannot {} resource \"{}\"", right.1, right.0));
+            let named: Vec<Right> = self.lost.iter().filter(is_named).copied().collect();
+            for right in named {
+                self.lost.remove(&right);
+                let role = Patch::Apply(role(&format!("lost-{}", self.case.name), &self.lost)?);
+                let api = Api::<k8s_openapi::api::rbac::v1::ClusterRole>::all(self.jobs.client.clone());
+                let params = kube::api::PatchParams::apply("test").force();
+                api.patch(&format!("lost-{}", self.case.name), &params, &role).await?;
+            }
+            // Asked in every round: the story may go on by it.
+            let is_done = done(&self.jobs).await?;
+            if self.lost.is_empty() && is_done {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < give_up,
+                "{}: not done, or not named: {:?}\n{}",
+                self.case.name,
+                self.lost,
+                self.controller.tail()
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn play(mut self) -> Result<()> {
+        let runs =
+            async |jobs: &Jobs| Ok(jobs.api().get_opt("a").await?.is_some_and(|job| stage_of(&job) == Some("Running")));
+        match self.case.story {
+            Story::Run => {
+                self.create("a", json!({})).await?;
+                self.ladder(runs).await?;
+            }
+            Story::End => {
+                self.create("a", json!({"ttlSecondsAfterFinished": 1, "failurePolicy": {"maxRestarts": 1}})).await?;
+                self.create("b", json!({})).await?;
+                self.jobs.wait_stage("a", "Running").await?;
+                self.jobs.wait_stage("b", "Running").await?;
+                self.jobs.api().delete("b", &Default::default()).await?;
+                self.kubelet.order(&self.jobs.namespace, "a-1-1", Command::Exit(9, String::new()))?;
+                let kubelet = Arc::clone(&self.kubelet);
+                let ended = async move |jobs: &Jobs| {
+                    for pod in
+                        jobs.pods().await?.iter().map(ResourceExt::name_any).filter(|name| name.starts_with("a-2"))
+                    {
+                        let _ = kubelet.order(&jobs.namespace, &pod, Command::Exit(0, String::new()));
+                    }
+                    Ok(jobs.api().get_opt("a").await?.is_none())
+                };
+                self.ladder(ended).await?;
+            }
+            Story::Repair => {
+                self.create("a", json!({})).await?;
+                self.jobs.wait_stage("a", "Running").await?;
+                let name = ["service/a", "networkpolicy/a", "poddisruptionbudget/a", "configmap/a-1"];
+                let namespace = self.jobs.namespace.clone();
+                for object in name {
+                    let ended =
+                        self.plane.kubectl(&["label", object, "-n", &namespace, "training.switchyard.dev/job-uid-"]);
+                    ensure!(ended.code == Some(0), "{}", ended.stderr);
+                }
+                let plane = self.plane;
+                let whole = async move |jobs: &Jobs| {
+                    let kinds = "services,networkpolicies,poddisruptionbudgets,configmaps";
+                    let labelled =
+                        ["get", kinds, "-n", &jobs.namespace, "-l", "training.switchyard.dev/job-uid", "-o", "name"];
+                    Ok(plane.kubectl(&labelled).stdout.lines().count() == 4)
+                };
+                self.ladder(whole).await?;
+            }
+        }
+        self.was_not_hot()
+    }
+
+    /// Calls that were refused for want of a right, by verb and resource: quick at first, then one try in 5 s.
+    fn was_not_hot(&self) -> Result<()> {
+        let user = format!("system:serviceaccount:{SYSTEM}:lost-{}", self.case.name);
+        let mut refused: BTreeMap<String, u64> = BTreeMap::new();
+        for entry in self.plane.audited() {
+            let field = |path: &str| entry.pointer(path).and_then(Value::as_str).unwrap_or_default();
+            if field("/user/username") == user && entry.pointer("/responseStatus/code") == Some(&403.into()) {
+                *refused.entry(format!("{} {}", field("/verb"), field("/objectRef/resource"))).or_default() += 1;
+            }
+        }
+        println!("{} in {} s: {refused:?}", self.case.name, self.started.elapsed().as_secs());
+        // Two pods are made at a time, and the Lease is looked at every 2 s.
+        let most = 2 * (12 + self.started.elapsed().as_secs() / 4);
+        ensure!(refused.values().all(|count| *count <= most), "{}: more than {most}: {refused:?}", self.case.name);
+        ensure!(!refused.is_empty(), "{}: nothing was refused", self.case.name);
+        Ok(())
+    }
+}
+
+fn role(name: &str, lost: &BTreeSet<Right>) -> Result<Value> {
+    let rules: Vec<PolicyRule> =
+        rules()?.into_iter().filter(|rule| !lost.iter().any(|right| is(rule, right))).collect();
+    Ok(
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}),
+    )
+}
+
+#[tokio::test]
+async fn a_right_that_is_lost_is_named_and_its_return_is_noticed() -> Result<()> {
+    let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
+    let plane = ControlPlane::start(&options)?;
+    plane.install_crds().await?;
+    let made = plane.kubectl(&["create", "namespace", SYSTEM]);
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    let mut actors = Vec::new();
+    for case in &CASES {
+        actors.push(Actor::start(&plane, case).await.context(case.name)?);
+    }
+    try_join_all(actors.into_iter().map(Actor::play)).await?;
+    Ok(())
+}
+
+/// A right that is added to the chart needs a case, or a reason.
+#[test]
+fn every_right_of_the_chart_is_in_a_case_or_kept_for_a_reason() -> Result<()> {
+    let rules = rules()?;
+    let cases = CASES.iter().flat_map(|case| case.lost).chain(KEPT.iter().map(|(right, _)| right));
+    let known: Vec<&Right> = cases.collect();
+    for rule in &rules {
+        ensure!(known.iter().any(|right| is(rule, right)), "no case takes this right away: {rule:?}");
+    }
+    for right in known {
+        ensure!(rules.iter().any(|rule| is(rule, right)), "the chart does not give this right: {right:?}");
+    }
+    Ok(())
+}
