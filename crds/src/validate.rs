@@ -4,12 +4,15 @@
 //! strict field validation would refuse: structure (types, ranges, unknown fields), then schema defaults, then the CEL rules.
 //! Every pass reports all faults it finds, each with the path of the field, what was got and what was expected.
 
+mod words;
+
 use crate::TrainJob;
 use crate::labels::API_VERSION;
 use kube::CustomResourceExt;
 use kube::core::cel;
 use serde_json::Value;
 use std::sync::LazyLock;
+use words::{describe, is_quantity, nearest, type_words};
 
 /// Sort of a fault. The code is stable and documented in `docs/errors.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -452,54 +455,4 @@ fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
         .map(describe)
         .unwrap_or_default();
     Fault { kind: FaultKind::Rule, path, message: error.message, got, expected: String::new(), help: String::new() }
-}
-
-/// The known word nearest to a mistyped one, if it is near enough to be meant.
-fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .map(|candidate| (strsim::damerau_levenshtein(&word.to_lowercase(), &candidate.to_lowercase()), candidate))
-        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 5)
-        .min()
-        .map(|(_, candidate)| candidate)
-}
-
-/// A value in words, short enough for one line.
-fn describe(value: &Value) -> String {
-    match value {
-        Value::Null => "nothing (null)".into(),
-        Value::Bool(word) => format!("boolean {word}"),
-        Value::Number(number) if number.is_f64() => format!("number {number}"),
-        Value::Number(number) => format!("integer {number}"),
-        Value::String(text) if text.chars().count() > 60 => {
-            format!("text of {} characters", text.chars().count())
-        }
-        Value::String(text) => format!("text {text:?}"),
-        Value::Array(items) => format!("a list of {}", items.len()),
-        Value::Object(_) => "an object".into(),
-    }
-}
-
-/// What a schema takes, in words.
-fn type_words(schema: &Value) -> String {
-    if let Some(words) = schema["enum"].as_array() {
-        return format!("one of {}", words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "));
-    }
-    match schema["type"].as_str() {
-        Some("object") => "an object".into(),
-        Some("array") => "a list".into(),
-        Some("integer") => "an integer".into(),
-        Some("string") if schema["pattern"].as_str().is_some_and(|p| p.starts_with("^[0-9]{1,12}")) => {
-            "a decimal string, such as \"0.001\"".into()
-        }
-        Some("string") => "a string".into(),
-        Some("boolean") => "a boolean".into(),
-        Some("number") => "a number".into(),
-        _ => String::new(),
-    }
-}
-
-/// Whether text is a Kubernetes quantity: a decimal number with an optional suffix.
-fn is_quantity(text: &str) -> bool {
-    regex::Regex::new(r"^[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$")
-        .is_ok_and(|expression| expression.is_match(text))
 }

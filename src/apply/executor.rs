@@ -223,6 +223,13 @@ impl Executor {
         }
     }
 
+    /// Whether a pod of the job with this UID is really gone: asked of the server before its absence has consequences.
+    pub async fn is_absent(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
+        let api = Api::<kube::core::PartialObjectMeta<Pod>>::namespaced(self.client.clone(), namespace);
+        let found = self.call(&format!("look for Pod {name}"), api.get_metadata_opt(name)).await?;
+        Ok(found.is_none_or(|found| view::owner(&found.metadata) != Some(uid)))
+    }
+
     /// Whether the job with this UID is really gone: asked of the server before anything of it is deleted.
     pub async fn is_gone(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
         let api = Api::<kube::core::PartialObjectMeta<TrainJob>>::namespaced(self.client.clone(), namespace);

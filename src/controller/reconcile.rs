@@ -163,6 +163,17 @@ impl Context {
         if !self.leads() {
             return Outcome::Quiet;
         }
+        if let Some(pod) = &plan.absent {
+            match self.executor.is_absent(&key.namespace, pod, &uid).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    debug!(job = %key, pod, "the pod is there; the cache does not show it yet");
+                    self.queue.add(key.clone(), Instant::now() + SECOND);
+                    return Outcome::Behind;
+                }
+                Err(refusal) => return self.ended(key, Some(&uid), Some(refusal)),
+            }
+        }
         let mut outcome = Outcome::Quiet;
         let mut refusal = None;
         if !plan.actions.is_empty() {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// SplitMix64 (Steele, Lea and Flood 2014). The same seed gives the same numbers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Random(AtomicU64);
 
 impl Random {

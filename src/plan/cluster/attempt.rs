@@ -290,8 +290,15 @@ fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timest
     draft.counts(&[], attempt.valid.request.nodes as i32);
 }
 
-/// The decision after a failure: another attempt, or the end.
+/// The decision after a failure; where that is the absence of a pod, it has to be confirmed.
 fn after_failure(attempt: &Attempt<'_>, failed: &failure::Failure) -> Reconciliation {
+    let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
+    let absent = if is_seen { None } else { Some(failed.pod.clone()) };
+    Reconciliation { absent, ..decided(attempt, failed) }
+}
+
+/// Another attempt, or the end.
+fn decided(attempt: &Attempt<'_>, failed: &failure::Failure) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
     let since = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);

@@ -93,6 +93,9 @@ pub struct Reconciliation {
     pub status: Option<TrainJobStatus>,
     /// Sent once the status is written.
     pub events: Vec<EventDraft>,
+    /// A pod whose absence the decision stands on. The server is asked before it is written: the job may have been seen newer than its
+    /// pods, by a controller that has just begun or that works beside another one.
+    pub absent: Option<String>,
     /// When to look again even if nothing changes.
     pub wake: Option<Timestamp>,
     /// The gang has no room: look again when resources become free.

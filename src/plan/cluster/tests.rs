@@ -311,6 +311,19 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     assert!(freed.is_some_and(|status| status.nodes.is_some_and(|nodes| nodes.active == 0)), "free resources are told");
 }
 
+#[test]
+fn a_decision_from_an_absent_pod_names_it() {
+    let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 3}}));
+    world.run();
+    world.pods.pop();
+    let decision = world.plan();
+    assert_eq!((decision.absent.as_deref(), decision.status.map(|s| s.attempt)), (Some("a-1-1"), Some(Some(2))));
+    world.run();
+    world.exit("a-2-0", 9, "");
+    let decision = world.plan();
+    assert_eq!((decision.absent, decision.status.map(|s| s.attempt)), (None, Some(Some(3))));
+}
+
 /// What may happen to the pods of a job.
 #[derive(Debug, Clone)]
 enum Happening {

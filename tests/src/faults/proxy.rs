@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{Response, StatusCode};
+use axum::serve::ListenerExt;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 /// A proxy that treats calls by a plan; ended on drop.
@@ -78,7 +79,7 @@ impl Proxy {
                 let Ok(listener) = listener else { return };
                 let router = Router::new().fallback(treat).with_state(served);
                 tokio::select! {
-                    _ = axum::serve(listener, router) => {}
+                    _ = axum::serve(listener.tap_io(at_once), router) => {}
                     _ = stopped => {}
                 }
             });
@@ -108,10 +109,10 @@ impl Proxy {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Shows the events of watches that begin from now on late, and ends the watch instead of every n-th.
-    pub fn set_events(&self, delay: Duration, cut_every: u64) {
+    /// Shows the events of watches that begin from now on late, and ends the watch instead of one in so many.
+    pub fn set_events(&self, delay: Duration, cut_one_in: u64) {
         let mut events = self.shared.events.lock().unwrap_or_else(PoisonError::into_inner);
-        *events = Events { delay, cut_every, ..events.clone() };
+        *events = Events { delay, cut_one_in, ..events.clone() };
     }
 
     /// The process that faults kill.
@@ -166,6 +167,11 @@ impl Shared {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
+}
+
+/// Small pieces are sent at once: else each event of a watch would wait for an acknowledgement.
+fn at_once(stream: &mut TcpStream) {
+    let _ = stream.set_nodelay(true);
 }
 
 fn answer(status: u16) -> Response<Body> {
@@ -246,7 +252,7 @@ async fn forward(shared: &Shared, request: Request, is_watch: bool) -> Response<
             let (parts, body) = response.into_parts();
             let data = http_body_util::BodyDataStream::new(body);
             let events = shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let body = if is_watch && (events.cut_every > 0 || !events.delay.is_zero()) {
+            let body = if is_watch && (events.cut_one_in > 0 || !events.delay.is_zero()) {
                 Body::from_stream(stream::treat(data, events))
             } else {
                 Body::from_stream(data)

@@ -1,5 +1,6 @@
 //! Watch streams, line by line: late, or cut off.
 
+use crate::Random;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use std::sync::Arc;
@@ -12,10 +13,11 @@ use tokio::sync::mpsc;
 pub(super) struct Events {
     /// Shown this long after they came.
     pub delay: Duration,
-    /// Instead of every n-th event the watch ends: the event is lost, and the next list has to bring it. 0: none.
-    pub cut_every: u64,
-    /// Events so far, over all watches.
-    pub seen: Arc<AtomicU64>,
+    /// Instead of one in so many events the watch ends: the event is lost, and the next watch or list has to bring it. 0: none. Which
+    /// one is decided by a seed: counting would lose the same event again whenever two watches take turns.
+    pub cut_one_in: u64,
+    /// Decides, over all watches.
+    pub dice: Arc<Random>,
     /// Watches that were cut.
     pub cut: Arc<AtomicU64>,
 }
@@ -30,8 +32,7 @@ where
     tokio::spawn(read(source, lines));
     futures::stream::unfold((received, events), |(mut received, events)| async move {
         let (came, line): (Instant, Result<Bytes, E>) = received.recv().await?;
-        let number = events.seen.fetch_add(1, Ordering::Relaxed) + 1;
-        if events.cut_every > 0 && number.is_multiple_of(events.cut_every) {
+        if events.cut_one_in > 0 && events.dice.next().is_multiple_of(events.cut_one_in) {
             events.cut.fetch_add(1, Ordering::Relaxed);
             return None;
         }

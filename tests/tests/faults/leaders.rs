@@ -11,7 +11,7 @@ use switchyard_tests::faults::{Lane, Plan, Scenario};
 use switchyard_tests::{ControlPlane, ControllerOptions, Daemon, Kubelet, PATIENCE, chaos, start_controller};
 
 /// Seconds for which a Lease lasts here; the default is 15.
-const LEASE: u64 = 3;
+const LEASE: u64 = 4;
 
 /// The second controller of a lane goes straight to the API server.
 fn second(lane: &Lane<'_>, arguments: &[&str]) -> Result<Daemon> {

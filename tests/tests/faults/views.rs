@@ -4,10 +4,10 @@ use super::{baselines, kubelet, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::time::Duration;
-use switchyard_tests::chaos;
 use switchyard_tests::faults::{Plan, Scenario};
+use switchyard_tests::{PATIENCE, chaos};
 
-/// Milliseconds by which events are late, and the how manieth is lost with its watch (0: none).
+/// Milliseconds by which events are late, and of how many one is lost with its watch (0: none).
 pub const VIEWS: [(u64, u64); 5] = [(100, 0), (1000, 0), (0, 5), (100, 3), (0, 2)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,6 +18,8 @@ async fn stale_views_change_nothing() -> Result<()> {
     let rounds = chaos::size(1, 4);
     let views: Vec<_> = (0..rounds).flat_map(|_| VIEWS).collect();
     let played = on_lanes(lanes, views, async |lane, number, (delay, cut)| {
+        // Half of the events lost is a new watch for every event.
+        lane.patience = 2 * PATIENCE;
         lane.proxy.set_events(Duration::from_millis(delay), cut);
         let before = lane.proxy.cuts();
         // The watches that there are were begun before: the controller that is started now has others.
@@ -28,7 +30,7 @@ async fn stale_views_change_nothing() -> Result<()> {
                 Ok(()) => lane.must_become(&name, &base[&scenario].0).await,
                 Err(error) => Err(error),
             };
-            ended.with_context(|| format!("{scenario:?} with events {delay} ms late, every {cut}th lost"))?;
+            ended.with_context(|| format!("{scenario:?} with events {delay} ms late, one in {cut} lost"))?;
             lane.clear(&name).await?;
         }
         Ok(lane.proxy.cuts() - before)

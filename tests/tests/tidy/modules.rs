@@ -21,7 +21,7 @@ const CONTRACT: &str = "switchyard_worker_contract";
 
 /// What the controller names. Of kube it has what reads: the parameters of writes (`kube::api::PostParams` and its like) are for
 /// `apply` and the election only.
-const CONTROLLER_MAY: [&str; 25] = [
+const CONTROLLER_MAY: [&str; 26] = [
     "crate::plan",
     "crate::planted",
     "crate::apply",
@@ -31,6 +31,7 @@ const CONTROLLER_MAY: [&str; 25] = [
     "kube::Api",
     "kube::Client",
     "kube::Config",
+    "kube::Error",
     "kube::Resource",
     "kube::ResourceExt",
     "kube::api::LogParams",

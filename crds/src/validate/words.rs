@@ -1,0 +1,53 @@
+//! Values and schemas in words.
+
+use serde_json::Value;
+
+/// The known word nearest to a mistyped one, if it is near enough to be meant.
+pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .map(|candidate| (strsim::damerau_levenshtein(&word.to_lowercase(), &candidate.to_lowercase()), candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 5)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// A value in words, short enough for one line.
+pub(super) fn describe(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing (null)".into(),
+        Value::Bool(word) => format!("boolean {word}"),
+        Value::Number(number) if number.is_f64() => format!("number {number}"),
+        Value::Number(number) => format!("integer {number}"),
+        Value::String(text) if text.chars().count() > 60 => {
+            format!("text of {} characters", text.chars().count())
+        }
+        Value::String(text) => format!("text {text:?}"),
+        Value::Array(items) => format!("a list of {}", items.len()),
+        Value::Object(_) => "an object".into(),
+    }
+}
+
+/// What a schema takes, in words.
+pub(super) fn type_words(schema: &Value) -> String {
+    if let Some(words) = schema["enum"].as_array() {
+        return format!("one of {}", words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "));
+    }
+    match schema["type"].as_str() {
+        Some("object") => "an object".into(),
+        Some("array") => "a list".into(),
+        Some("integer") => "an integer".into(),
+        Some("string") if schema["pattern"].as_str().is_some_and(|p| p.starts_with("^[0-9]{1,12}")) => {
+            "a decimal string, such as \"0.001\"".into()
+        }
+        Some("string") => "a string".into(),
+        Some("boolean") => "a boolean".into(),
+        Some("number") => "a number".into(),
+        _ => String::new(),
+    }
+}
+
+/// Whether text is a Kubernetes quantity: a decimal number with an optional suffix.
+pub(super) fn is_quantity(text: &str) -> bool {
+    regex::Regex::new(r"^[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$")
+        .is_ok_and(|expression| expression.is_match(text))
+}
