@@ -76,7 +76,8 @@ pub(crate) fn test() -> Result<()> {
         "control plane: etcd and Kubernetes",
         &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "programs", "etcd", "kubernetes"]),
     )?;
-    let cluster = ["--test", "lifecycle", "--test", "admission", "--test", "controller", "--test", "verdicts"];
+    let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights"];
+    let cluster: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
     totals.run(
         "controller on a real API server",
         &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
