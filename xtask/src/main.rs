@@ -35,7 +35,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<String>,
     },
-    /// The fault layer in full: hours of faults in minutes, with seeds; writes the result files to docs/results.
+    /// The fault layer and the churn in full, about an hour, with seeds; writes the result files to docs/results.
     Chaos,
     /// Build programs of others that tests and benchmarks run, where they are missing; print `NAME=FOLDER` lines.
     Programs {

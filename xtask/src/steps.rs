@@ -21,6 +21,12 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
+    // What cargo told this program about its package: build scripts that look at it (ring's) would make half the tree anew whenever
+    // cargo is called from here after it was called by hand.
+    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+        command.env_remove(name);
+    }
     command
 }
 
