@@ -53,7 +53,7 @@ pub(crate) const CASES: &[Case] = &[
         &["SY0004", "spec.engine.data.include", "write a list: [\"*.txt\"]"],
     ),
     field("list instead of a block", ["{path: data}", "[data]"], 2, &["SY0004", "spec.engine.data"]),
-    field("null", ["steps: 3", "steps:"], 2, &["spec.engine", "steps and epochs", "exactly one of them"]),
+    field("null", ["steps: 3", "steps:"], 2, &["SY0100", "spec.engine", "set exactly one of steps and epochs"]),
     field(
         "another kind of network",
         ["type: GPT", "type: ResNet"],
