@@ -6,7 +6,7 @@
 //!            └─────────────────────── the API server <─────────────────────────┘
 //! ```
 //!
-//! One controller leads ([`election`]); the others keep their caches warm. Correctness does not depend on that: see `apply`.
+//! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
 
 mod client;
 mod election;

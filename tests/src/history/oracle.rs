@@ -236,7 +236,7 @@ pub fn status_writes(history: &History) -> StatusWrites {
     bursts(history, |_, _| {})
 }
 
-/// No job's status is written more than [`LONGEST_BURST`] times without news for it.
+/// No job's status is written more than `LONGEST_BURST` times without news for it.
 pub fn too_many_status_writes(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     bursts(history, |change, burst| {
