@@ -16,8 +16,9 @@ use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, plain_job, start_controller,
 };
 
-/// Rounds of a fight that are looked at: pauses of 1, 2, 4 and 5 s between them.
-const ROUNDS: usize = 5;
+/// Most writes of a fight up to its first pause of 5 s: two at once (the first undoing can cross the last of the job's own writes), then
+/// after 1, 2, 4 and 5 s; and one to spare for another author's write that crossed ours.
+const MOST_WRITES: usize = 7;
 
 fn job(name: &str, engine: bool) -> Value {
     let mut job = plain_job(name, 2, "run");
@@ -60,14 +61,10 @@ fn writes(plane: &ControlPlane, resource: &str, name: &str, subresource: &str) -
     audited.iter().filter(is_it).filter_map(|entry| field(entry, "/requestReceivedTimestamp").parse().ok()).collect()
 }
 
-/// The last writes of a fight are further and further apart, up to 5 s.
-fn slows_down(what: &str, times: &[Timestamp]) -> Result<()> {
+/// Whether the writes of a fight have come to be 5 s apart. A loaded machine shortens a pause by what it delayed the write before.
+fn slowed_down(times: &[Timestamp]) -> bool {
     let pauses: Vec<f64> = times.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64()).collect();
-    // A loaded machine makes a pause longer and never shorter; the first moments are free.
-    let long = pauses.iter().filter(|pause| **pause >= 4.5).count();
-    let medium = pauses.iter().filter(|pause| **pause >= 1.9).count();
-    ensure!(long >= 1 && medium >= 2 && pauses.last().is_some_and(|last| *last >= 3.5), "{what}: pauses {pauses:?}");
-    Ok(())
+    pauses.last().is_some_and(|last| *last >= 4.2) && pauses.iter().filter(|pause| **pause >= 1.7).count() >= 3
 }
 
 #[tokio::test]
@@ -124,15 +121,15 @@ async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
     };
     let before: Vec<usize> = all[..3].iter().map(|what| of(what).len()).collect();
     let give_up = Instant::now() + Duration::from_secs(90);
-    while all[..3].iter().zip(&before).any(|(what, before)| of(what).len() < before + ROUNDS) {
-        let seen: Vec<usize> = all[..3].iter().map(|what| of(what).len()).collect();
-        ensure!(Instant::now() < give_up, "not {ROUNDS} rounds: {before:?} to {seen:?}\n{}", controller.tail());
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
     for (what, before) in all[..3].iter().zip(&before) {
-        let times = of(what);
-        println!("{what}: {times:?}");
-        slows_down(what, &times[before.saturating_sub(1)..])?;
+        let fought = || of(what).split_off(*before);
+        while !slowed_down(&fought()) {
+            let state = format!("{what}: {:?}\n{}", fought(), controller.tail());
+            ensure!(fought().len() <= MOST_WRITES, "still fast after {state}");
+            ensure!(Instant::now() < give_up, "no pause of 5 s: {state}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        println!("{what}: {:?}", fought());
     }
     for (name, says) in [("service", "Service service"), ("config", "ConfigMap config-1")] {
         let told =
