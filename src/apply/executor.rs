@@ -123,11 +123,11 @@ impl Executor {
                 let pod = self.call(&what, api.patch(&pod, &params, &Patch::Strategic(patch))).await?;
                 Ok(Done::Written("Pod", pod.resource_version()))
             }
-            Action::Delete { kind, name, uid } => match kind {
-                "Pod" => self.delete::<Pod>(job, kind, &name, uid).await,
-                "ConfigMap" => self.delete::<ConfigMap>(job, kind, &name, uid).await,
-                "PodDisruptionBudget" => self.delete::<PodDisruptionBudget>(job, kind, &name, uid).await,
-                _ => self.delete::<TrainJob>(job, kind, &name, uid).await,
+            Action::Delete { kind, name, uid, version } => match kind {
+                "Pod" => self.delete::<Pod>(job, kind, &name, uid, version).await,
+                "ConfigMap" => self.delete::<ConfigMap>(job, kind, &name, uid, version).await,
+                "PodDisruptionBudget" => self.delete::<PodDisruptionBudget>(job, kind, &name, uid, version).await,
+                _ => self.delete::<TrainJob>(job, kind, &name, uid, version).await,
             },
         }
     }
@@ -205,20 +205,27 @@ impl Executor {
         Ok(Done::Written(kind, made.resource_version()))
     }
 
-    async fn delete<K>(&self, job: Job<'_>, kind: &'static str, name: &str, uid: String) -> Result<Done, Refusal>
+    async fn delete<K>(
+        &self,
+        job: Job<'_>,
+        kind: &'static str,
+        name: &str,
+        uid: String,
+        version: Option<String>,
+    ) -> Result<Done, Refusal>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()> + DeserializeOwned + Clone + Debug,
     {
         let api = Api::<K>::namespaced(self.client.clone(), job.namespace);
         let params = DeleteParams {
-            preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
+            preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: version }),
             propagation_policy: Some(PropagationPolicy::Background),
             ..DeleteParams::default()
         };
         match self.call(&format!("delete {kind} {name}"), api.delete(name, &params)).await {
             Ok(_) => Ok(Done::Deleted(uid)),
             Err(refusal) if refusal.cause == Cause::Gone => Ok(Done::Deleted(uid)),
-            // A conflict says that it is another one by now, or only that the server was in two minds: the cache will tell.
+            // A conflict says that it is another one by now, or not as it was, or only that the server was in two minds: the cache will tell.
             Err(refusal) => Err(refusal),
         }
     }

@@ -183,8 +183,11 @@ impl Index {
         {
             family.pods.remove(&before);
         }
-        let is_news = family.pods.get(&place) != Some(&next);
-        family.pods.insert(place.clone(), next);
+        // Only what the plan reads is news; a version alone is not.
+        let is_news = match family.pods.insert(place.clone(), next.clone()) {
+            None => true,
+            Some(before) => PodView { version: next.version.clone(), ..before } != next,
+        };
         effect.room = self.recount_pod(&job, &place);
         if is_news {
             self.touch(&job, &mut effect);

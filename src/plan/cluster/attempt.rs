@@ -9,7 +9,7 @@
 use super::events::{self, EventDraft};
 use super::status::{self, Draft};
 use super::view::{Phase, PodView};
-use super::{Action, Ending, Reconciliation, Snapshot, clock, delete_pod, end, failure, gang};
+use super::{Action, Ending, Reconciliation, Snapshot, clock, delete_unfinished, end, failure, gang};
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
 use crate::planted;
@@ -325,7 +325,7 @@ fn old_pods(attempt: &Attempt<'_>) -> Vec<Action> {
     let is_old = |pod: &PodView| {
         pod.attempt < attempt.number && !pod.deleting && (!pod.is_over() || pod.attempt + 1 < attempt.number)
     };
-    attempt.snapshot.pods.iter().filter(|pod| is_old(pod)).map(|pod| delete_pod(pod)).collect()
+    attempt.snapshot.pods.iter().filter(|pod| is_old(pod)).map(|pod| delete_unfinished(pod)).collect()
 }
 
 /// Creates or repairs the objects beside the pods. Answers what cannot be done, one sentence each.
@@ -363,6 +363,7 @@ fn objects_of(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
             kind,
             name: name.clone(),
             uid: view.uid.clone(),
+            version: None,
         }),
     );
     strangers

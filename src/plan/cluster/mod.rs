@@ -73,7 +73,7 @@ pub enum Action {
         /// The patch.
         patch: serde_json::Value,
     },
-    /// Deletes an object, if it still has this UID.
+    /// Deletes an object, if it still has this UID and this version.
     Delete {
         /// Kind.
         kind: &'static str,
@@ -81,6 +81,8 @@ pub enum Action {
         name: String,
         /// UID.
         uid: String,
+        /// Resource version, where the decision depends on the state; `None`: whatever became of it.
+        version: Option<String>,
     },
 }
 
@@ -139,7 +141,12 @@ pub fn remove(pods: &[&PodView]) -> Vec<Action> {
 }
 
 fn delete_pod(pod: &PodView) -> Action {
-    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone() }
+    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: None }
+}
+
+/// Deletes a pod as it was seen. One that has ended meanwhile stays, for its log.
+fn delete_unfinished(pod: &PodView) -> Action {
+    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
 }
 
 /// Complete or failed, for ever.
@@ -276,7 +283,7 @@ fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
     let mut result = Reconciliation::default();
     let job = snapshot.job;
     let alive = snapshot.pods.iter().filter(|pod| !pod.is_over() && !pod.deleting);
-    result.actions.extend(alive.map(|pod| delete_pod(pod)));
+    result.actions.extend(alive.map(|pod| delete_unfinished(pod)));
     // A budget that outlives its pods blocks the drain of nobody, but a finished job owes the cluster nothing.
     let budget =
         snapshot.objects.iter().filter(|((kind, _), view)| *kind == objects::BUDGET && view.owned && !view.deleting);
@@ -284,6 +291,7 @@ fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         kind,
         name: name.clone(),
         uid: view.uid.clone(),
+        version: None,
     }));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
     if let (Some(seconds), Some(ended)) = (job.spec.ttl_seconds_after_finished, ended) {
@@ -291,7 +299,7 @@ fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         if due <= now {
             let (name, uid) =
                 (job.metadata.name.clone().unwrap_or_default(), job.metadata.uid.clone().unwrap_or_default());
-            result.actions.push(Action::Delete { kind: "TrainJob", name, uid });
+            result.actions.push(Action::Delete { kind: "TrainJob", name, uid, version: None });
         } else {
             result.wake_at(due);
         }

@@ -215,6 +215,24 @@ fn pauses_between_attempts_grow_and_survive_the_controller() {
     assert_eq!((world.stage(), world.attempt()), ("Running", 8), "an attempt that lasted needs no pause");
 }
 
+/// Found by G5: a controller that had not seen yet that pods had succeeded deleted them, and their logs, when the job was complete.
+#[test]
+fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
+    let mut world = World::new(2, json!({}));
+    world.run();
+    world.pods.iter_mut().for_each(|pod| pod.version = Some("7".into()));
+    let old = world.pods.clone();
+    world.exit("a-1-0", 0, "");
+    world.exit("a-1-1", 0, "");
+    world.run();
+    assert_eq!(world.stage(), "Complete");
+    world.pods = old;
+    let actions = world.plan().actions;
+    let as_seen =
+        |action: &Action| matches!(action, Action::Delete { kind: "Pod", version: Some(seen), .. } if seen == "7");
+    assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
+}
+
 #[test]
 fn a_clock_that_is_set_back_holds_nothing_up() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 60}));

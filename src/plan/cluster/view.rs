@@ -61,6 +61,8 @@ pub struct PodView {
     pub name: String,
     /// UID.
     pub uid: String,
+    /// Resource version: the state that was seen.
+    pub version: Option<String>,
     /// Attempt it belongs to.
     pub attempt: u32,
     /// Position of its node in the job.
@@ -128,6 +130,7 @@ impl PodView {
         PodView {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: pod.metadata.uid.clone().unwrap_or_default(),
+            version: pod.metadata.resource_version.clone(),
             attempt,
             node_rank,
             gated: gates.contains(&labels::GANG_GATE),
