@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 pub mod gang;
+pub mod gpus;
 mod model;
 mod solve;
 #[cfg(test)]

@@ -3,5 +3,6 @@
 //! [`model`] is the structure, [`build`] makes it from `GPUTopology` reports, [`path`] classifies PCIe paths.
 
 pub mod build;
+pub mod devices;
 pub mod model;
 pub mod path;

@@ -1,0 +1,63 @@
+//! The GPUs of each pod, on nodes that are chosen already.
+
+use super::fleet::Fleet;
+use super::shape::subsets;
+use super::solve::{Pod, Request};
+use std::collections::BTreeMap;
+
+/// GPUs asked for, kind of node, free GPUs: nodes that are equal in these have the same choice.
+type Kind = (u8, u32, u32);
+/// For every choice of rails the best set, by its wholeness and then the lowest.
+type ByRails = BTreeMap<u64, (u64, u32)>;
+
+/// Chooses the GPUs for each (group, position of the node). Every set is worth the bandwidth of the gang at least: more would gain
+/// nothing. Of those the ones that use the same rails on as many nodes as possible are taken, then those that leave the most whole.
+pub(super) fn devices(fleet: &Fleet, request: &Request, level: Option<usize>, chosen: &[(usize, usize)]) -> Vec<Pod> {
+    let level = level.map(|level| fleet.levels[level]);
+    let kind = |group: usize, position: usize| {
+        let place = &fleet.sites[position];
+        (request.groups[group].gpus, place.shape, place.free)
+    };
+    let mut kinds: BTreeMap<Kind, Vec<(u32, u32)>> = BTreeMap::new();
+    for (group, position) in chosen {
+        kinds.entry(kind(*group, *position)).or_default();
+    }
+    let mut enough = u32::MAX;
+    for ((gpus, shape, free), sets) in &mut kinds {
+        let shape = &fleet.shapes[*shape as usize];
+        let value = |set: u32| (shape.value(set, level, request.min_link), set);
+        *sets = subsets(*free, *gpus).map(value).filter(|(value, _)| *value > 0).collect();
+        enough = enough.min(sets.iter().map(|(value, _)| *value).max().unwrap_or(0));
+    }
+    let mut choices: BTreeMap<Kind, ByRails> = BTreeMap::new();
+    for (kind, sets) in &kinds {
+        let shape = &fleet.shapes[kind.1 as usize];
+        let by_rails = choices.entry(*kind).or_default();
+        for (_, set) in sets.iter().filter(|(value, _)| *value >= enough) {
+            let candidate = (shape.wholeness(kind.2, *set), u32::MAX - *set);
+            let best = by_rails.entry(shape.rails[*set as usize]).or_insert(candidate);
+            *best = candidate.max(*best);
+        }
+    }
+    let mut votes: BTreeMap<(u8, u64), u32> = BTreeMap::new();
+    for (group, position) in chosen {
+        let kind = kind(*group, *position);
+        choices[&kind].keys().for_each(|rails| *votes.entry((kind.0, *rails)).or_default() += 1);
+    }
+    let pod = |(group, position): &(usize, usize)| {
+        let kind = kind(*group, *position);
+        let place = &fleet.sites[*position];
+        let shape = &fleet.shapes[place.shape as usize];
+        let best = choices[&kind].iter().max_by_key(|(rails, best)| (votes[&(kind.0, **rails)], **best));
+        let set = best.map_or(0, |(_, (_, inverse))| u32::MAX - inverse);
+        Pod {
+            group: *group,
+            node: place.node,
+            set,
+            gpus: shape.by_rail(set),
+            ring: if set == 0 { u32::MAX } else { shape.ring[set as usize] },
+            outward: shape.outward(set, level),
+        }
+    };
+    chosen.iter().map(pod).collect()
+}

@@ -1,0 +1,16 @@
+//! Exact GPUs for a gang: which nodes, which GPUs and NICs on them, in which order of ranks.
+
+mod choose;
+mod fleet;
+mod groups;
+pub mod ring;
+mod shape;
+mod solve;
+
+#[cfg(test)]
+mod tests;
+
+pub use fleet::{Fleet, FleetError, MOST_LEVELS, Site};
+pub use ring::{MinLink, UNKNOWN_NIC, UNLIMITED};
+pub use shape::{Level, MOST_GPUS, Shape};
+pub use solve::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};
