@@ -50,11 +50,19 @@ const CONTROLLER_MAY: [&str; 26] = [
     "tracing",
 ];
 
-const TABLE: [Row; 14] = [
+const TABLE: [Row; 17] = [
     // One function that is `false` in every program that is shipped.
     Row { module: "planted", may: &[], tests_may: &[], pure: false },
     Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
     Row { module: "topology::build", may: &[CRDS, CONTRACT, "thiserror"], tests_may: &["proptest"], pure: true },
+    Row {
+        module: "topology::import",
+        may: &[CRDS, CONTRACT, "thiserror"],
+        tests_may: &["insta", "proptest", "serde_json"],
+        pure: true,
+    },
+    Row { module: "topology::matrix", may: &[CONTRACT], tests_may: &["proptest"], pure: true },
+    Row { module: "topology::tree", may: &["thiserror"], tests_may: &["proptest"], pure: true },
     Row { module: "placement", may: &["crate::topology::model", "thiserror"], tests_may: &["proptest"], pure: true },
     Row {
         module: "plan",
