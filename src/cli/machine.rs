@@ -1,7 +1,7 @@
 //! Machines on the command line: this one, or described by a file; `switchyard topo`.
 
-use super::args::{Cli, Output, TopoArgs};
-use super::{manifest, refuse, topo};
+use super::args::{Cli, Output, TopoArgs, TopoCommand};
+use super::{import, manifest, refuse, topo};
 use jiff::Timestamp;
 use serde_json::json;
 use std::io::IsTerminal;
@@ -52,8 +52,19 @@ pub(super) fn read_file(path: &Path) -> Result<GPUTopology, String> {
     Ok(topology)
 }
 
-/// Shows a machine.
-pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Exit {
+/// Shows a machine, or imports one.
+pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Exit {
+    match &args.command {
+        // clap could refuse this, but then also `topo -o json import FILE`.
+        Some(TopoCommand::Import(_)) if args.file.is_some() => {
+            refuse("got a FILE before `import`; expected it after: switchyard topo import FILE", Exit::Usage)
+        }
+        Some(TopoCommand::Import(args)) => import::import(cli, args),
+        None => show(cli, args),
+    }
+}
+
+fn show(cli: &Cli, args: &TopoArgs) -> Exit {
     let found = match &args.file {
         Some(path) => read_file(path).map_err(|error| (error, Exit::Usage)),
         None => this_machine().map_err(|error| (error, Exit::Unexpected)),

@@ -5,6 +5,7 @@
 mod args;
 mod controller;
 mod explain;
+mod import;
 mod machine;
 mod manifest;
 mod run;
@@ -23,7 +24,7 @@ pub fn execute(cli: Cli) -> Exit {
     match &cli.command {
         Command::Run(args) => run::run(&cli, args),
         Command::Plan(args) => run::plan(&cli, args),
-        Command::Topo(args) => machine::show(&cli, args),
+        Command::Topo(args) => machine::topo(&cli, args),
         Command::Controller(args) => controller::controller(args),
         Command::Crd => crd(),
         Command::Explain { code } => explain::explain(code),
