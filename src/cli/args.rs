@@ -1,6 +1,8 @@
 //! Arguments.
 
+use super::import;
 use crate::controller::telemetry;
+use crate::topology::import::NicRate;
 use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -106,8 +108,40 @@ pub(super) struct PlanArgs {
 /// Arguments of `topo`.
 #[derive(Debug, Args)]
 pub(super) struct TopoArgs {
-    /// A GPUTopology (YAML). Default: this machine.
+    /// Something else than showing a machine.
+    #[command(subcommand)]
+    pub command: Option<TopoCommand>,
+
+    /// A GPUTopology (YAML); one that is called `import` as `./import`. Default: this machine.
     pub file: Option<PathBuf>,
+}
+
+/// Subcommands of `topo`.
+#[derive(Debug, Subcommand)]
+pub(super) enum TopoCommand {
+    /// Make a GPUTopology (YAML, or JSON with `-o json`) of the text that `nvidia-smi topo -m` prints.
+    ///
+    /// Paths, bus ids and UUIDs are made up, so that they have the distances of the matrix; sources in the result say so.
+    Import(ImportArgs),
+}
+
+/// Arguments of `topo import`.
+#[derive(Debug, Args)]
+pub(super) struct ImportArgs {
+    /// Text of `nvidia-smi topo -m`; `-` reads standard input.
+    pub file: PathBuf,
+
+    /// Name of the node.
+    #[arg(long, default_value = "imported", value_parser = import::object_name)]
+    pub name: String,
+
+    /// Model of the GPUs, such as H100 or A100-SXM4-80GB: the speed of NVLinks follows from it.
+    #[arg(long, value_name = "MODEL", value_parser = import::product_name)]
+    pub gpu_model: Option<String>,
+
+    /// Rate of the NICs in Gbit/s, one direction; of one NIC as NAME=RATE. May be repeated.
+    #[arg(long, value_name = "[NAME=]RATE", value_parser = import::nic_rate)]
+    pub nic_gbps: Vec<NicRate>,
 }
 
 /// A switch of the command line, with the words of the API.

@@ -1,6 +1,6 @@
 //! `switchyard explain SYnnnn`: the page of an error code, without a network.
 
-use super::refuse;
+use super::{print, refuse};
 use switchyard_worker_contract::exit::Exit;
 
 /// The pages, one heading per code.
@@ -10,7 +10,7 @@ const PAGES: &str = include_str!("../../docs/errors.md");
 pub(super) fn explain(code: &str) -> Exit {
     match page(code) {
         Some(text) => {
-            println!("{text}");
+            print(&text);
             Exit::Done
         }
         None => {

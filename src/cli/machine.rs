@@ -1,7 +1,7 @@
 //! Machines on the command line: this one, or described by a file; `switchyard topo`.
 
-use super::args::{Cli, Output, TopoArgs};
-use super::{manifest, refuse, topo};
+use super::args::{Cli, Output, TopoArgs, TopoCommand};
+use super::{import, manifest, print, print_yaml, refuse, topo};
 use jiff::Timestamp;
 use serde_json::json;
 use std::io::IsTerminal;
@@ -52,8 +52,19 @@ pub(super) fn read_file(path: &Path) -> Result<GPUTopology, String> {
     Ok(topology)
 }
 
-/// Shows a machine.
-pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Exit {
+/// Shows a machine, or imports one.
+pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Exit {
+    match &args.command {
+        // clap could refuse this, but then also `topo -o json import FILE`.
+        Some(TopoCommand::Import(_)) if args.file.is_some() => {
+            refuse("got a FILE before `import`; expected it after: switchyard topo import FILE", Exit::Usage)
+        }
+        Some(TopoCommand::Import(args)) => import::import(cli, args),
+        None => show(cli, args),
+    }
+}
+
+fn show(cli: &Cli, args: &TopoArgs) -> Exit {
     let found = match &args.file {
         Some(path) => read_file(path).map_err(|error| (error, Exit::Usage)),
         None => this_machine().map_err(|error| (error, Exit::Unexpected)),
@@ -69,10 +80,10 @@ pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Exit {
             } else {
                 PIPE_WIDTH
             };
-            println!("{}", topo::render(&topology, width).trim_end());
+            print(&topo::render(&topology, width));
         }
-        Output::Yaml => println!("{}", serde_saphyr::to_string(&topology).unwrap_or_default().trim_end()),
-        Output::Json => println!("{}", json!(topology)),
+        Output::Yaml => print_yaml(&topology),
+        Output::Json => print(&json!(topology).to_string()),
     }
     Exit::Done
 }

@@ -5,6 +5,7 @@
 mod args;
 mod controller;
 mod explain;
+mod import;
 mod machine;
 mod manifest;
 mod run;
@@ -23,21 +24,37 @@ pub fn execute(cli: Cli) -> Exit {
     match &cli.command {
         Command::Run(args) => run::run(&cli, args),
         Command::Plan(args) => run::plan(&cli, args),
-        Command::Topo(args) => machine::show(&cli, args),
+        Command::Topo(args) => machine::topo(&cli, args),
         Command::Controller(args) => controller::controller(args),
         Command::Crd => crd(),
         Command::Explain { code } => explain::explain(code),
         Command::Version => {
-            println!("switchyard {}", env!("CARGO_PKG_VERSION"));
+            print(concat!("switchyard ", env!("CARGO_PKG_VERSION")));
             Exit::Done
         }
     }
 }
 
+/// Prints a result. A reader that has gone (`| head`) has seen enough; a disk that is full is told.
+fn print(text: &str) {
+    use std::io::Write;
+    let written = writeln!(std::io::stdout(), "{}", text.trim_end());
+    if let Err(error) = written.as_ref()
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        anstream::eprintln!("error: the result cannot be printed: {error}");
+    }
+}
+
+/// Prints a result as YAML.
+fn print_yaml(result: &impl serde::Serialize) {
+    print(&serde_saphyr::to_string(result).unwrap_or_default());
+}
+
 /// Prints the CRDs, for `kubectl apply -f -`.
 fn crd() -> Exit {
     for (_, crd) in switchyard_crds::generate::crds() {
-        println!("---\n{}", switchyard_crds::generate::yaml(&crd).trim_end());
+        print(&format!("---\n{}", switchyard_crds::generate::yaml(&crd)));
     }
     Exit::Done
 }

@@ -1,7 +1,7 @@
 //! `switchyard run` and `switchyard plan`.
 
 use super::args::{Cli, Output, PlanArgs, RunArgs};
-use super::{machine, manifest, refuse, screen};
+use super::{machine, manifest, print, print_yaml, refuse, screen};
 use crate::local::{self, Interval, Observer, RunDir, RunDirError, Update, Worker};
 use crate::plan::{Snapshot, plan as make_plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -46,7 +46,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
     match ended {
         Ok(outcome) => {
             match cli.output {
-                Output::Yaml => println!("{}", serde_saphyr::to_string(&outcome.job).unwrap_or_default().trim_end()),
+                Output::Yaml => print_yaml(&outcome.job),
                 Output::Json => {
                     json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job}))
                 }
@@ -82,7 +82,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
             match cli.output {
                 Output::Json => json_line("Plan", json!(plan)),
                 Output::Table | Output::Yaml => {
-                    println!("{}", serde_saphyr::to_string(&plan).unwrap_or_default().trim_end())
+                    print_yaml(&plan);
                 }
             }
             Exit::Done
@@ -98,7 +98,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
 fn json_line(kind: &str, mut body: serde_json::Value) {
     body["apiVersion"] = CLI_VERSION.into();
     body["kind"] = kind.into();
-    println!("{body}");
+    print(&body.to_string());
 }
 
 /// Shows a run: on a terminal with a bar, else with lines, for programs as JSON.
@@ -254,10 +254,7 @@ impl Observer for Show<'_> {
             Update::Finished { report, inspection, seconds, tokens_per_second } => {
                 self.clear();
                 if self.output == Output::Table {
-                    println!(
-                        "{}",
-                        screen::summary(report, inspection, seconds, tokens_per_second, &self.run_dir.short())
-                    );
+                    print(&screen::summary(report, inspection, seconds, tokens_per_second, &self.run_dir.short()));
                 }
             }
         }

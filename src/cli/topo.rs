@@ -3,13 +3,15 @@
 //! A pure function from the description to text. No row is ever wrapped: what does not fit is dropped from the right,
 //! the columns that another table repeats first.
 
+mod sets;
 mod text;
 
 use super::units::{binary, plural, speed, three_digits};
 use crate::topology::path::{self, path_class};
+use crate::topology::report::numa_of;
 use std::collections::BTreeSet;
 use switchyard_crds::gpu_topology::{
-    Cache, CacheKind, Cpus, Facts, GPUTopology, GPUTopologyStatus, Gpu, LinkKind, Nic, PathClass as Reported,
+    Cache, CacheKind, Cpus, Facts, GPUTopology, GPUTopologyStatus, Gpu, LinkKind, Nic,
 };
 use text::{Screen, Table, cut, length, plain, short_list};
 
@@ -30,6 +32,7 @@ pub fn render(topology: &GPUTopology, width: usize) -> String {
         screen.paragraph("no GPU", reason.unwrap_or("the description does not say why"));
     } else {
         device_matrix(&mut screen, status);
+        sets::table(&mut screen, status);
     }
     numa_tables(&mut screen, status);
     cpu_lines(&mut screen, status);
@@ -83,23 +86,18 @@ struct Device<'a> {
 }
 
 fn devices(status: &GPUTopologyStatus) -> Vec<Device<'_>> {
-    // Firmware of machines with one NUMA node often does not say in which one a device is.
-    let only_node = match status.numa_nodes.as_slice() {
-        [node] => Some(node.id),
-        _ => None,
-    };
     let gpus = status.gpus.iter().map(|gpu| Device {
         label: format!("GPU{}", gpu.index),
         name: format!("GPU{}", gpu.index),
         path: &gpu.pcie_path,
-        numa: gpu.numa_node.or(only_node),
+        numa: numa_of(status, gpu.numa_node),
         gpu: Some(gpu),
     });
     let nics = matrix_nics(status).enumerate().map(|(index, nic)| Device {
         label: format!("NIC{index}"),
         name: nic_name(nic).to_owned(),
         path: &nic.pcie_path,
-        numa: nic.numa_node.or(only_node),
+        numa: numa_of(status, nic.numa_node),
         gpu: None,
     });
     gpus.chain(nics).collect()
@@ -180,7 +178,7 @@ fn cell(status: &GPUTopologyStatus, a: &Device<'_>, b: &Device<'_>) -> (String, 
             return (format!("NV{count}"), None);
         }
         if let Some(class) = between(LinkKind::PCIe).and_then(|link| link.path_class) {
-            let class = from_reported(class);
+            let class = path::PathClass::from(class);
             return (class.word().to_owned(), Some(class));
         }
     }
@@ -190,16 +188,6 @@ fn cell(status: &GPUTopologyStatus, a: &Device<'_>, b: &Device<'_>) -> (String, 
         class => class,
     };
     (class.word().to_owned(), Some(class))
-}
-
-fn from_reported(class: Reported) -> path::PathClass {
-    match class {
-        Reported::Internal | Reported::PIX => path::PathClass::Pix,
-        Reported::PXB => path::PathClass::Pxb,
-        Reported::PHB => path::PathClass::Phb,
-        Reported::NODE => path::PathClass::Node,
-        Reported::SYS => path::PathClass::Sys,
-    }
 }
 
 /// A word, and what to do when it is not `ok`.

@@ -1,8 +1,17 @@
-//! The machines as placement sees them: ordinals, cores and distances, without a Kubernetes name.
+//! The machines as placement sees them: ordinals, cores, devices and distances, without a Kubernetes name.
 //!
-//! [`model`] is the structure, [`build`] makes it from `GPUTopology` reports, [`path`] classifies PCIe paths.
+//! [`model`] and [`devices`] are the structure: CPUs, and GPUs with NICs. [`build`] and [`report`] make them from `GPUTopology` reports,
+//! [`path`] classifies PCIe paths, [`rates`] says what a link is good for.
+//! The other way round: [`matrix`] reads the text of `nvidia-smi topo -m`, [`tree`] finds PCIe paths for its classes, and
+//! [`import`] makes a `GPUTopology` of both and of what [`gpu_model`] knows about NVLink.
 
 pub mod build;
 pub mod devices;
+pub mod gpu_model;
+pub mod import;
+pub mod matrix;
 pub mod model;
 pub mod path;
+pub mod rates;
+pub mod report;
+pub mod tree;

@@ -30,6 +30,12 @@ impl PathClass {
         }
     }
 
+    /// The class of a word that `nvidia-smi topo` prints.
+    pub fn from_word(word: &str) -> Option<PathClass> {
+        use PathClass::{Node, Phb, Pix, Pxb, Same, Sys};
+        [Same, Pix, Pxb, Phb, Node, Sys].into_iter().find(|class| class.word() == word)
+    }
+
     /// What the word means.
     pub fn meaning(self) -> &'static str {
         match self {

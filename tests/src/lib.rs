@@ -15,6 +15,7 @@ pub mod history;
 mod kubelet;
 mod leftovers;
 mod manifest;
+pub mod placement;
 mod program;
 mod programs;
 mod random;

@@ -125,10 +125,17 @@ impl Churn {
         let settling = Instant::now();
         settle(&jobs, &recorder).await?;
         let settled = settling.elapsed().as_secs();
-        let before = self.writes();
+        let (before, seen) = (self.writes(), recorder.changes());
         tokio::time::sleep(quiet).await;
-        let after = self.writes();
-        ensure!(before == after, "seed {seed}: writes in {} s of quiet: {before:?}, then {after:?}", quiet.as_secs());
+        if before != self.writes() {
+            let history = recorder.history().await?;
+            let news: String = format!("{:?}", &history.changes()[seen.min(history.changes().len())..]);
+            bail!(
+                "seed {seed}: writes in {} s of quiet: {}",
+                quiet.as_secs(),
+                news.chars().take(6000).collect::<String>()
+            );
+        }
         let stages = stages(&jobs).await?;
         let history = recorder.history().await?;
         let judged = judge(&history);

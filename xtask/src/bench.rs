@@ -13,6 +13,8 @@ pub(crate) enum What {
     AllReduce,
     /// The controller with 1,000 workers and 1,000 jobs on a real API server, beside training-operator.
     Controller,
+    /// Placement of GPUs: quality against brute force and what is usual, time at 10,000 nodes.
+    Placement,
     /// Matrix products and the model's step, by kernel.
     Kernels,
 }
@@ -25,6 +27,7 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Step => ("step", "switchyard-tests", "step"),
         What::AllReduce => ("all-reduce", "switchyard-worker", "all_reduce"),
         What::Controller => ("controller", "switchyard-tests", "controller"),
+        What::Placement => ("placement", "switchyard-tests", "placement"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
     };
     let file = folder.join(format!("{name}.json"));

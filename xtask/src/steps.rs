@@ -57,8 +57,8 @@ fn quick(totals: &mut Totals) -> Result<()> {
     args.extend(PURE.iter().flat_map(|package| ["-p", package]));
     totals.run("tests of the pure rooms", &mut cargo(&args))?;
     totals.run(
-        "tidy: dependency table, file sizes, paths",
-        &mut cargo(&["test", "-p", "switchyard-tests", "--test", "tidy"]),
+        "placement against brute force; tidy: dependency table, file sizes, paths",
+        &mut cargo(&["test", "-p", "switchyard-tests", "--test", "placement", "--test", "tidy"]),
     )
 }
 

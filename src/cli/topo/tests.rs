@@ -217,6 +217,11 @@ mlx5_3  SYS   SYS   SYS   SYS   NODE  NODE  PIX   PIX   SYS     SYS     NODE    
 GPU5    warn: the driver asks for a reset of this GPU
 PIX same PCIe switch   NODE same NUMA node   SYS across NUMA nodes   NV# number of NVLinks
 
+BEST  RING GB/s  OUT GB/s  GPUS
+1     -          48        0
+2     371        96        0,2
+4     371        192       0,2,4,6
+
 NUMA  MEMORY    DISTANCES  CPUS
 0     1007 GiB  10 21      0-55,112-167
 1     1008 GiB  21 10      56-111,168-223

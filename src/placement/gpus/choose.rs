@@ -39,16 +39,20 @@ pub(super) fn devices(fleet: &Fleet, request: &Request, level: Option<usize>, ch
             *best = candidate.max(*best);
         }
     }
-    let mut votes: BTreeMap<(u8, u64), u32> = BTreeMap::new();
+    // On how many nodes these rails can be used, and how whole that leaves them all together: the same order for all.
+    let mut votes: BTreeMap<(u8, u64), (u32, u64)> = BTreeMap::new();
     for (group, position) in chosen {
         let kind = kind(*group, *position);
-        choices[&kind].keys().for_each(|rails| *votes.entry((kind.0, *rails)).or_default() += 1);
+        for (rails, (wholeness, _)) in &choices[&kind] {
+            let (nodes, sum) = votes.entry((kind.0, *rails)).or_default();
+            (*nodes, *sum) = (*nodes + 1, *sum + wholeness);
+        }
     }
     let pod = |(group, position): &(usize, usize)| {
         let kind = kind(*group, *position);
         let place = &fleet.sites[*position];
         let shape = &fleet.shapes[place.shape as usize];
-        let best = choices[&kind].iter().max_by_key(|(rails, best)| (votes[&(kind.0, **rails)], **best));
+        let best = choices[&kind].iter().max_by_key(|(rails, _)| (votes[&(kind.0, **rails)], u64::MAX - **rails));
         let set = best.map_or(0, |(_, (_, inverse))| u32::MAX - inverse);
         Pod {
             group: *group,

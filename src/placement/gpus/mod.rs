@@ -7,9 +7,6 @@ pub mod ring;
 mod shape;
 mod solve;
 
-#[cfg(test)]
-mod tests;
-
 pub use fleet::{Fleet, FleetError, MOST_LEVELS, Site};
 pub use ring::{MinLink, UNKNOWN_NIC, UNLIMITED};
 pub use shape::{Level, MOST_GPUS, Shape};

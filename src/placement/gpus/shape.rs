@@ -100,6 +100,15 @@ impl Shape {
         best
     }
 
+    /// The best set of `gpus` free GPUs for a gang of this spread; of equal ones the one that leaves the most whole.
+    pub fn best_set(&self, free: u32, gpus: u8, level: Option<Level>) -> Option<u32> {
+        let key = |set: &u32| {
+            let value = self.value(*set, level, MinLink::System);
+            (value, self.ring[*set as usize], self.wholeness(free, *set), u32::MAX - set)
+        };
+        subsets(free & self.all(), gpus).max_by_key(key)
+    }
+
     /// How good it is to take a set out of the free ones, comparable for the same free ones: cells stay whole inside or outside.
     pub fn wholeness(&self, free: u32, taken: u32) -> u64 {
         10 * self.packing[(free & !taken) as usize] + 9 * self.packing[taken as usize]

@@ -259,6 +259,7 @@ impl Fleet {
 pub(super) struct Rooms {
     /// From the smallest level up: number of the first domain, and the rooms from there on.
     rows: Vec<(usize, Vec<u32>)>,
+    slices: Option<Slices>,
 }
 
 impl Rooms {
@@ -289,7 +290,7 @@ impl Rooms {
             }
             rows.push((range.start, row));
         }
-        Rooms { rows }
+        Rooms { rows, slices: slices.filter(|slices| slices.level < level) }
     }
 
     /// Pods that fit into the whole domain.
@@ -297,35 +298,46 @@ impl Rooms {
         self.rows.last().map_or(0, |(_, row)| row.iter().sum())
     }
 
-    /// Spreads pods over the fewest domains, level by level from above: the roomiest first, the last one as tight as it goes.
-    /// Answers the smallest domains with their pods, and how many domains of each level below are used.
+    /// Spreads pods over the fewest domains, level by level from above. Answers the smallest domains with their pods, and how many
+    /// domains of each level below are used.
+    ///
+    /// Which domains of a level are used is decided over all that were chosen above together: how many pods each of those takes is
+    /// still open, but below slices, whose domains have taken theirs.
     pub fn descend(&self, fleet: &Fleet, level: usize, domain: usize, pods: u32) -> (Vec<(usize, u32)>, Vec<u32>) {
         let mut parts = vec![(domain, pods)];
         let mut used = vec![0; level];
         for below in (0..level).rev() {
             let (first, rooms) = &self.rows[below];
-            let mut lower = Vec::new();
-            for (domain, pods) in parts {
+            let rooms_in = |domain: usize| {
                 let children = fleet.within(below + 1, domain, below);
-                let mut order: Vec<(u32, usize)> =
-                    children.map(|child| (rooms[child - first], child)).filter(|(room, _)| *room > 0).collect();
-                order.sort_unstable_by_key(|(room, child)| (std::cmp::Reverse(*room), *child));
-                let mut left = pods;
-                for (index, (room, child)) in order.iter().enumerate() {
-                    if *room < left {
-                        lower.push((*child, *room));
-                        left -= room;
-                        continue;
-                    }
-                    let tight = order[index..].iter().filter(|(room, _)| *room >= left);
-                    lower.extend(tight.min_by_key(|(room, child)| (*room, *child)).map(|(_, child)| (*child, left)));
-                    break;
-                }
-            }
-            used[below] = lower.len() as u32;
-            parts = lower;
+                children.map(|child| (rooms[child - first], child)).filter(|(room, _)| *room > 0)
+            };
+            parts = if self.slices.is_some_and(|slices| below < slices.level) {
+                parts.iter().flat_map(|(domain, pods)| fewest(rooms_in(*domain).collect(), *pods)).collect()
+            } else {
+                fewest(parts.iter().flat_map(|(domain, _)| rooms_in(*domain)).collect(), pods)
+            };
+            used[below] = parts.len() as u32;
         }
         parts.sort_unstable();
         (parts, used)
     }
+}
+
+/// Takes pods from the roomiest domains, and the last ones from the domain where they fit most tightly: the fewest domains there can
+/// be. Rooms come as (pods, domain); answers (domain, pods).
+fn fewest(mut rooms: Vec<(u32, usize)>, pods: u32) -> Vec<(usize, u32)> {
+    rooms.sort_unstable_by_key(|(room, domain)| (std::cmp::Reverse(*room), *domain));
+    let (mut taken, mut left) = (Vec::new(), pods);
+    for (index, (room, domain)) in rooms.iter().enumerate() {
+        if *room < left {
+            taken.push((*domain, *room));
+            left -= room;
+            continue;
+        }
+        let tight = rooms[index..].iter().filter(|(room, _)| *room >= left);
+        taken.extend(tight.min_by_key(|(room, domain)| (*room, *domain)).map(|(_, domain)| (*domain, left)));
+        break;
+    }
+    taken
 }

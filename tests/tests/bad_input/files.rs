@@ -200,6 +200,43 @@ pub(crate) const CASES: &[Case] = &[
         ],
     },
     Case {
+        name: "a matrix that is cut off",
+        make: Make::Scene(|scene| {
+            scene.write("topo.txt", "     GPU0 GPU1 CPU Affinity\nGPU0  X   PHB  0-3\n");
+            arguments("topo import topo.txt")
+        }),
+        code: 2,
+        says: &[
+            "topo.txt cannot be used as output of `nvidia-smi topo -m`",
+            "row GPU1: got no row",
+            "expected one row",
+        ],
+    },
+    Case {
+        name: "a TrainJob as matrix",
+        make: Make::Scene(|_| arguments("topo import job.yaml")),
+        code: 2,
+        says: &["job.yaml", "got no header", "GPU0 GPU1 NIC0 CPU Affinity"],
+    },
+    Case {
+        name: "a file before import",
+        make: Make::Scene(|_| arguments("topo job.yaml import job.yaml")),
+        code: 2,
+        says: &["got a FILE before `import`", "expected it after"],
+    },
+    Case {
+        name: "a missing matrix",
+        make: Make::Scene(|_| arguments("topo import gone.txt")),
+        code: 2,
+        says: &["gone.txt", "No such file"],
+    },
+    Case {
+        name: "an imported machine with a name that no node has",
+        make: Make::Scene(|_| arguments("topo import job.yaml --name GPU_7")),
+        code: 2,
+        says: &["--name", "GPU_7", "expected the name of a node"],
+    },
+    Case {
         name: "a topology without a machine",
         make: Make::Scene(|scene| {
             let text =

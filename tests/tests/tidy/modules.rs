@@ -50,12 +50,27 @@ const CONTROLLER_MAY: [&str; 26] = [
     "tracing",
 ];
 
-const TABLE: [Row; 14] = [
+const TABLE: [Row; 19] = [
     // One function that is `false` in every program that is shipped.
     Row { module: "planted", may: &[], tests_may: &[], pure: false },
     Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
     Row { module: "topology::build", may: &[CRDS, CONTRACT, "thiserror"], tests_may: &["proptest"], pure: true },
+    Row {
+        module: "topology::import",
+        may: &[CRDS, CONTRACT, "thiserror"],
+        tests_may: &["insta", "proptest", "serde_json"],
+        pure: true,
+    },
+    Row { module: "topology::matrix", may: &[CONTRACT], tests_may: &["proptest"], pure: true },
+    Row { module: "topology::report", may: &[CRDS, "thiserror"], tests_may: &[], pure: true },
+    Row { module: "topology::tree", may: &["thiserror"], tests_may: &["proptest"], pure: true },
     Row { module: "placement", may: &["crate::topology::model", "thiserror"], tests_may: &["proptest"], pure: true },
+    Row {
+        module: "placement::gpus",
+        may: &["crate::topology::devices", "crate::topology::model", "crate::topology::path", "thiserror"],
+        tests_may: &[],
+        pure: true,
+    },
     Row {
         module: "plan",
         may: &[

@@ -1,0 +1,321 @@
+//! A [`Matrix`] to a `GPUTopology`, as good as a matrix can be.
+//!
+//! A matrix has classes where a `GPUTopology` has paths, so the paths are reconstructed ([`super::tree`]); addresses and
+//! UUIDs are made up, and `sources` says so. The way over PCIe between two GPUs joined by NVLink, which the matrix hides,
+//! comes out as the nearest that other devices prove; without proof the NUMA nodes decide. What the result cannot say
+//! as the matrix does is said to be farther, never nearer, and named in the warnings.
+
+mod notes;
+
+use super::gpu_model::{self, GpuModel, MOST_LINKS};
+use super::matrix::Matrix;
+use super::path::{PathClass, path_class};
+use super::tree::{TooManyBuses, paths};
+use notes::{Doubt, Notes};
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard_crds::gpu_topology::{
+    Cpus, Facts, GPUTopology, GPUTopologySpec, GPUTopologyStatus, Gpu, Link, LinkKind, LinkVia, Nic, NumaNode,
+    PathClass as Reported,
+};
+use switchyard_worker_contract::CpuList;
+
+/// As much of the name of a node goes into a UUID, which a `GPUTopology` limits to 96 characters.
+const NAME_IN_UUID: usize = 80;
+
+/// What a matrix does not say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Name of the node.
+    pub name: String,
+    /// Product name of the GPUs.
+    pub gpu_model: Option<String>,
+    /// Rates of NICs.
+    pub rates: Vec<NicRate>,
+}
+
+/// The rate of one NIC or of all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicRate {
+    /// Column or RDMA device; `None`: every NIC without a rate of its own.
+    pub nic: Option<String>,
+    /// One direction, megabits (10^6) per second.
+    pub megabits_per_second: u64,
+}
+
+/// The result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Imported {
+    /// The machine.
+    pub topology: GPUTopology,
+    /// What the user should know, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// Why a matrix and options make no `GPUTopology`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ImportError {
+    /// A rate for a NIC that is not there.
+    #[error("got a rate for {got}; expected one of the NICs of the matrix: {expected}")]
+    NoSuchNic {
+        /// The name.
+        got: String,
+        /// The names that would do.
+        expected: String,
+    },
+    /// A tree that PCI cannot number.
+    #[error("{label}: {source}")]
+    TooManyBuses {
+        /// One of the devices.
+        label: String,
+        /// How many it would need.
+        source: TooManyBuses,
+    },
+}
+
+/// Makes the `GPUTopology`.
+///
+/// # Errors
+/// A rate for a NIC that the matrix does not have; more devices at one root complex than PCI can number.
+pub fn import(matrix: &Matrix, options: &Options) -> Result<Imported, ImportError> {
+    let rates = rates(matrix, &options.rates)?;
+    let paths = paths(matrix.devices(), |a, b| matrix.class(a, b))
+        .map_err(|source| ImportError::TooManyBuses { label: matrix.label(source.device), source })?;
+    let numa = numa_nodes_of_devices(matrix);
+    let mut notes = Notes::default();
+    let model = options.gpu_model.as_deref().map(|name| known_model(matrix, name, &mut notes));
+    let class = |a: usize, b: usize| path_class(&paths[a], &paths[b], numa[a], numa[b]);
+
+    let gpus: Vec<Gpu> = matrix
+        .gpus
+        .iter()
+        .enumerate()
+        .map(|(device, gpu)| Gpu {
+            index: gpu.index,
+            uuid: uuid(&options.name, gpu.index),
+            bus_id: paths[device].last().cloned(),
+            model: model.as_ref().map(|(name, _)| name.clone()),
+            numa_node: numa[device],
+            pcie_root: paths[device].first().cloned(),
+            pcie_path: paths[device].clone(),
+            ..Gpu::default()
+        })
+        .collect();
+    // In the order of the columns, so that NIC2 stays NIC2: nvidia-smi lists them by name.
+    let nics: Vec<Nic> = matrix
+        .nics
+        .iter()
+        .zip(rates)
+        .zip(gpus.len()..)
+        .map(|((nic, rate), device)| Nic {
+            name: nic.name().to_owned(),
+            bus_id: paths[device].last().cloned(),
+            rdma_device: nic.device.clone(),
+            rate_megabits_per_second: rate,
+            numa_node: numa[device],
+            pcie_path: paths[device].clone(),
+            ..Nic::default()
+        })
+        .collect();
+    let links = links(matrix, &gpus, model.and_then(|(_, model)| model), class);
+    notes_on_pairs(matrix, &numa, class, &mut notes);
+    let numa_nodes = numa_nodes(matrix);
+    let usable = CpuList::new(matrix.gpus.iter().filter_map(|gpu| gpu.cpus.as_ref()).flat_map(CpuList::iter));
+    let status = GPUTopologyStatus {
+        gpu_count: u32::try_from(gpus.len()).ok(),
+        nic_count: u32::try_from(nics.len()).ok(),
+        sources: notes.sources(matrix, &numa_nodes),
+        cpus: (!usable.is_empty()).then(|| Cpus { usable: Some(usable.to_string()), ..Cpus::default() }),
+        numa_nodes,
+        gpus,
+        links,
+        nics,
+        ..GPUTopologyStatus::default()
+    };
+    let mut topology = GPUTopology::new(&options.name, GPUTopologySpec {});
+    topology.status = Some(status);
+    Ok(Imported { topology, warnings: notes.warnings() })
+}
+
+fn uuid(node: &str, index: u32) -> String {
+    let node: String = node.chars().take(NAME_IN_UUID).collect();
+    format!("GPU-import-{node}-{index}")
+}
+
+/// The rate of each NIC.
+fn rates(matrix: &Matrix, given: &[NicRate]) -> Result<Vec<Option<u64>>, ImportError> {
+    let is = |nic: &super::matrix::Nic, name: &str| nic.label == name || nic.device.as_deref() == Some(name);
+    for name in given.iter().filter_map(|rate| rate.nic.as_deref()) {
+        if !matrix.nics.iter().any(|nic| is(nic, name)) {
+            let names: Vec<&str> = matrix.nics.iter().map(super::matrix::Nic::name).collect();
+            let expected = if names.is_empty() { "it has none".to_owned() } else { names.join(", ") };
+            return Err(ImportError::NoSuchNic { got: name.to_owned(), expected });
+        }
+    }
+    let rate = |nic: &super::matrix::Nic| {
+        let own = given.iter().rev().find(|rate| rate.nic.as_deref().is_some_and(|name| is(nic, name)));
+        let all = || given.iter().rev().find(|rate| rate.nic.is_none());
+        own.or_else(all).map(|rate| rate.megabits_per_second)
+    };
+    Ok(matrix.nics.iter().map(rate).collect())
+}
+
+/// The NUMA node of each device.
+///
+/// The text gives those of GPUs; of a list the first, since the others are mostly the memory of GPUs. A NIC is where the
+/// devices are to which it is NODE or nearer, unless they are in several nodes or another device of that node is
+/// said to be across NUMA nodes.
+fn numa_nodes_of_devices(matrix: &Matrix) -> Vec<Option<u32>> {
+    let mut numa: Vec<Option<u32>> = matrix.gpus.iter().map(|gpu| gpu.numa.as_ref()?.first()).collect();
+    numa.resize(matrix.devices(), None);
+    loop {
+        let mut found = false;
+        for nic in matrix.gpus.len()..matrix.devices() {
+            let of = |wanted: &dyn Fn(PathClass) -> bool| -> BTreeSet<u32> {
+                (0..numa.len())
+                    .filter(|other| matrix.class(nic, *other).is_some_and(wanted))
+                    .filter_map(|other| numa[other])
+                    .collect()
+            };
+            if numa[nic].is_some() {
+                continue;
+            }
+            let (near, far) = (of(&|class| class <= PathClass::Node), of(&|class| class == PathClass::Sys));
+            if let (Some(node), 1) = (near.first(), near.len())
+                && !far.contains(node)
+            {
+                numa[nic] = Some(*node);
+                found = true;
+            }
+        }
+        if !found {
+            return numa;
+        }
+    }
+}
+
+/// The NUMA nodes that GPUs name, with their CPUs where every row says the same and no other node has them.
+fn numa_nodes(matrix: &Matrix) -> Vec<NumaNode> {
+    let mut lists: BTreeMap<u32, BTreeSet<Option<&CpuList>>> = BTreeMap::new();
+    for gpu in &matrix.gpus {
+        if let Some(node) = gpu.numa.as_ref().and_then(CpuList::first) {
+            lists.entry(node).or_default().insert(gpu.cpus.as_ref());
+        }
+    }
+    let agreed =
+        |lists: &BTreeSet<Option<&CpuList>>| lists.first().filter(|_| lists.len() == 1).and_then(|list| list.cloned());
+    let cpus: BTreeMap<u32, Option<CpuList>> = lists.iter().map(|(node, lists)| (*node, agreed(lists))).collect();
+    let shared = |node: u32, list: &CpuList| {
+        cpus.iter().any(|(other, cpus)| {
+            *other != node && cpus.as_ref().is_some_and(|cpus| !cpus.intersection(list).is_empty())
+        })
+    };
+    let own =
+        |node: u32, list: &Option<CpuList>| list.as_ref().filter(|list| !shared(node, list)).map(CpuList::to_string);
+    cpus.iter().map(|(node, list)| NumaNode { id: *node, cpus: own(*node, list), ..NumaNode::default() }).collect()
+}
+
+/// The name for `model`, and what is known about it if that agrees with the matrix.
+fn known_model(matrix: &Matrix, name: &str, notes: &mut Notes) -> (String, Option<GpuModel>) {
+    let Some(model) = gpu_model::find(name) else {
+        notes.model = Some(format!("GPU model {name} is not known, so the speed of its NVLinks is not either"));
+        return (name.to_owned(), None);
+    };
+    let most = pairs(matrix.gpus.len()).filter_map(|(a, b)| matrix.nvlinks(a, b)).max().unwrap_or_default();
+    let spelled = if name.eq_ignore_ascii_case(model.name) { model.name.to_owned() } else { name.to_owned() };
+    if most > model.links {
+        let has = model.links;
+        notes.model = Some(format!("the matrix has NV{most} and {spelled} has {has} NVLinks: speed left unknown"));
+        return (spelled, None);
+    }
+    (spelled, Some(model))
+}
+
+/// Every pair of the first `count` devices, the lower number first.
+fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..count).flat_map(move |a| (a + 1..count).map(move |b| (a, b)))
+}
+
+fn links(
+    matrix: &Matrix,
+    gpus: &[Gpu],
+    model: Option<GpuModel>,
+    class: impl Fn(usize, usize) -> PathClass,
+) -> Vec<Link> {
+    let total = |gpu: usize| (0..gpus.len()).filter_map(|other| matrix.nvlinks(gpu, other)).sum::<u32>();
+    // Links that go to each peer by themselves cannot be more than the GPU has.
+    let most = model.map_or(MOST_LINKS, |model| model.links);
+    let link = |(a, b): (usize, usize)| {
+        let count = matrix.nvlinks(a, b);
+        let said = matrix.class(a, b);
+        let via = |_| if total(a).max(total(b)) > most { LinkVia::Switch } else { LinkVia::Direct };
+        Link {
+            a: gpus[a].uuid.clone(),
+            b: gpus[b].uuid.clone(),
+            kind: if count.is_some() { LinkKind::NVLink } else { LinkKind::PCIe },
+            count,
+            via: count.map(via),
+            megabytes_per_second: count.zip(model).map(|(count, model)| u64::from(count) * model.megabytes_per_link),
+            path_class: said.map(|said| {
+                let numa_unknown = gpus[a].numa_node.is_none() || gpus[b].numa_node.is_none();
+                // NODE cannot be told from paths without NUMA nodes; that is no reason to doubt it.
+                reported(if said == PathClass::Node && numa_unknown { said } else { said.max(class(a, b)) })
+            }),
+        }
+    };
+    pairs(gpus.len()).map(link).collect()
+}
+
+fn reported(class: PathClass) -> Reported {
+    match class {
+        PathClass::Same | PathClass::Pix => Reported::PIX,
+        PathClass::Pxb => Reported::PXB,
+        PathClass::Phb => Reported::PHB,
+        PathClass::Node => Reported::NODE,
+        PathClass::Sys => Reported::SYS,
+    }
+}
+
+/// Notes every pair that the result shows otherwise than the matrix.
+fn notes_on_pairs(matrix: &Matrix, numa: &[Option<u32>], class: impl Fn(usize, usize) -> PathClass, notes: &mut Notes) {
+    for (a, b) in pairs(matrix.devices()) {
+        let Some(said) = matrix.class(a, b) else { continue };
+        let shown = class(a, b);
+        let (label_a, label_b) = (matrix.label(a), matrix.label(b));
+        let both_gpus = b < matrix.gpus.len();
+        let doubt = if shown < said {
+            Doubt::Nearer
+        } else if shown > said && said <= PathClass::Phb {
+            Doubt::NoTree
+        } else if shown > said && numa[a].is_some() && numa[b].is_some() {
+            Doubt::OtherNuma
+        } else if shown > said && !both_gpus {
+            Doubt::NumaUnknown
+        } else {
+            continue;
+        };
+        let mut text = format!("{label_a}-{label_b}");
+        if doubt == Doubt::NoTree {
+            text = format!("{text} {} as {}", said.word(), shown.word());
+            if let Some((third, to_a, to_b)) = third(matrix, a, b) {
+                let (to_a, to_b) = (to_a.word(), to_b.word());
+                text = format!("{text}, since {third} is {to_a} to {label_a} and {to_b} to {label_b}");
+            }
+        }
+        notes.pair(doubt, if both_gpus { Facts::Links } else { Facts::NICs }, text);
+    }
+}
+
+/// A device that shows that two others cannot be as near as they are said to be, with its classes.
+fn third(matrix: &Matrix, a: usize, b: usize) -> Option<(String, PathClass, PathClass)> {
+    let said = matrix.class(a, b)?;
+    (0..matrix.devices()).filter(|c| *c != a && *c != b).find_map(|c| {
+        let (to_a, to_b) = (matrix.class(c, a)?, matrix.class(c, b)?);
+        // In a tree the two larger of three distances are equal.
+        (to_a != to_b && to_a.max(to_b) > said).then(|| (matrix.label(c), to_a, to_b))
+    })
+}
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

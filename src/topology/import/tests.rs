@@ -1,0 +1,274 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::topology::matrix::parse;
+use switchyard_crds::gpu_topology::SourceState;
+
+/// The texts of machines that people published; `tests/fixtures/topo/README.md` says where.
+pub(super) const FIXTURES: [(&str, &str); 14] = [
+    ("F1", include_str!("../../../tests/fixtures/topo/f01-dgx-1v.txt")),
+    ("F2", include_str!("../../../tests/fixtures/topo/f02-dgx-a100.txt")),
+    ("F3", include_str!("../../../tests/fixtures/topo/f03-h100.txt")),
+    ("F3b", include_str!("../../../tests/fixtures/topo/f03b-hgx-h100.txt")),
+    ("F4", include_str!("../../../tests/fixtures/topo/f04-h200.txt")),
+    ("F4 in a VM", include_str!("../../../tests/fixtures/topo/f04-h200-vm.txt")),
+    ("F6", include_str!("../../../tests/fixtures/topo/f06-gb200.txt")),
+    ("F6b", include_str!("../../../tests/fixtures/topo/f06b-gb300.txt")),
+    ("F7", include_str!("../../../tests/fixtures/topo/f07-l40s.txt")),
+    ("F8", include_str!("../../../tests/fixtures/topo/f08-a30.txt")),
+    ("F9", include_str!("../../../tests/fixtures/topo/f09-pcie-8.txt")),
+    ("F10", include_str!("../../../tests/fixtures/topo/f10-b200.txt")),
+    ("F12", include_str!("../../../tests/fixtures/topo/f12-dgx-2.txt")),
+    ("F15", include_str!("../../../tests/fixtures/topo/f15-nps4.txt")),
+];
+
+pub(super) fn options() -> Options {
+    Options { name: "box".to_owned(), ..Options::default() }
+}
+
+pub(super) fn imported(text: &str, options: &Options) -> Imported {
+    import(&parse(text).unwrap(), options).unwrap()
+}
+
+fn status(text: &str, options: &Options) -> GPUTopologyStatus {
+    imported(text, options).topology.status.unwrap()
+}
+
+fn fixture(name: &str) -> &'static str {
+    FIXTURES.iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+fn word(class: Reported) -> &'static str {
+    match class {
+        Reported::Internal | Reported::PIX => "PIX",
+        Reported::PXB => "PXB",
+        Reported::PHB => "PHB",
+        Reported::NODE => "NODE",
+        Reported::SYS => "SYS",
+    }
+}
+
+/// The words of a matrix as the result shows them: links between GPUs, paths and NUMA nodes between all others.
+pub(super) fn words(status: &GPUTopologyStatus) -> Vec<Vec<String>> {
+    let gpus = status.gpus.iter().map(|gpu| (&gpu.pcie_path, gpu.numa_node, Some(&gpu.uuid)));
+    let nics = status.nics.iter().map(|nic| (&nic.pcie_path, nic.numa_node, None));
+    let devices: Vec<_> = gpus.chain(nics).collect();
+    let word = |a: usize, b: usize| {
+        let ((path_a, numa_a, uuid_a), (path_b, numa_b, uuid_b)) = (devices[a.min(b)], devices[a.max(b)]);
+        let link = status.links.iter().find(|link| Some(&link.a) == uuid_a && Some(&link.b) == uuid_b);
+        match link {
+            Some(Link { count: Some(count), .. }) => format!("NV{count}"),
+            Some(Link { path_class: Some(class), .. }) => self::word(*class).to_owned(),
+            _ => path_class(path_a, path_b, numa_a, numa_b).word().to_owned(),
+        }
+    };
+    (0..devices.len()).map(|a| (0..devices.len()).map(|b| word(a, b)).collect()).collect()
+}
+
+/// The rows of a text by plain splitting: label, cells and what follows. Knows nothing of the parser.
+fn rows(text: &str) -> Vec<Vec<&str>> {
+    let mut rows: Vec<Vec<&str>> = Vec::new();
+    let cells = ["X", "PIX", "PXB", "PHB", "NODE", "SYS"];
+    let is_cell = |word: &str| cells.contains(&word) || word.starts_with("NV");
+    for line in text.lines().take_while(|line| !line.starts_with("Legend")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            [label, first, ..] if is_cell(first) && !is_cell(label) => rows.push(words),
+            // The second half of a row.
+            [first, ..] if is_cell(first) => rows.last_mut().unwrap().extend(words),
+            _ => {}
+        }
+    }
+    rows
+}
+
+#[test]
+fn every_fixture_comes_back_row_for_row() {
+    for (name, text) in FIXTURES {
+        let status = status(text, &options());
+        let printed = words(&status);
+        let rows = rows(text);
+        assert!(rows.len() >= status.gpus.len(), "{name}");
+        for (row, words) in rows.iter().zip(&printed) {
+            let said: Vec<&str> = row.iter().skip(1).take(words.len()).copied().collect();
+            let mut expected: Vec<String> = said.iter().map(|word| (*word).to_owned()).collect();
+            if name == "F12" {
+                // Without NUMA nodes NODE cannot be told from SYS; the warning is tested below.
+                expected.iter_mut().filter(|word| *word == "NODE").for_each(|word| *word = "SYS".to_owned());
+            }
+            assert_eq!(*words, expected, "{name}, row {}", row[0]);
+        }
+        // What stands beside the cells of GPUs.
+        for (row, gpu) in rows.iter().zip(&status.gpus) {
+            assert_eq!(row[0], format!("GPU{}", gpu.index), "{name}");
+            let beside = &row[1 + printed.len()..];
+            let numa = beside.get(1).map(|list| list.split([',', '-']).next().unwrap().parse::<u32>().unwrap());
+            assert_eq!(gpu.numa_node, numa, "{name}, row {}", row[0]);
+            if let Some(id) = numa {
+                let node = status.numa_nodes.iter().find(|node| node.id == id).unwrap();
+                assert_eq!(node.cpus.as_deref(), Some(beside[0]), "{name}, row {}", row[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn only_fixtures_that_do_not_fit_warn() {
+    for (name, text) in FIXTURES {
+        let warnings = imported(text, &options()).warnings;
+        let expected: &[&str] = match name {
+            "F12" => &[
+                "NODE reads as SYS where a NUMA node is not known: GPU0-mlx5_2; GPU0-mlx5_3; GPU1-mlx5_2; and 61 more",
+            ],
+            "F15" => {
+                &["SYS inside one NUMA node stays SYS in links, and reads as NODE from the NUMA nodes: GPU0-GPU1; \
+                        GPU0-GPU2; GPU1-GPU2; and 3 more"]
+            }
+            _ => &[],
+        };
+        assert_eq!(warnings, expected, "{name}");
+    }
+}
+
+#[test]
+fn nvlink_hides_no_more_than_it_must() {
+    let class = |name: &str, a: usize, b: usize| {
+        let status = status(fixture(name), &options());
+        let (a, b) = (&status.gpus[a], &status.gpus[b]);
+        path_class(&a.pcie_path, &b.pcie_path, a.numa_node, b.numa_node).word()
+    };
+    // Proven by the NICs: PIX to the same one; PXB and PIX to the same one; below switches of their own.
+    assert_eq!(class("F1", 2, 3), "PIX");
+    assert_eq!(class("F4", 0, 1), "PXB");
+    assert_eq!(class("F8", 2, 3), "PXB");
+    assert_eq!(class("F2", 0, 1), "PXB");
+    // By NUMA nodes only.
+    assert_eq!(class("F8", 0, 1), "NODE");
+    assert_eq!(class("F2", 0, 2), "SYS");
+    assert_eq!(class("F6", 0, 1), "NODE");
+}
+
+#[test]
+fn nvlinks_have_a_way_and_a_speed_when_the_model_is_known() {
+    let link = |name: &str, model: Option<&str>| {
+        let options = Options { gpu_model: model.map(str::to_owned), ..options() };
+        let link = status(fixture(name), &options).links.first().cloned().unwrap();
+        (link.count, link.via, link.megabytes_per_second)
+    };
+    assert_eq!(link("F3", Some("NVIDIA H100 80GB HBM3")), (Some(18), Some(LinkVia::Switch), Some(478_116)));
+    assert_eq!(link("F3", None), (Some(18), Some(LinkVia::Switch), None));
+    // 1 + 1 + 2 + 2 are the six links of a V100: a mesh.
+    assert_eq!(link("F1", Some("v100")), (Some(1), Some(LinkVia::Direct), Some(25_781)));
+    assert_eq!(link("F1", None), (Some(1), Some(LinkVia::Direct), None));
+    assert_eq!(link("F8", Some("A30")), (Some(4), Some(LinkVia::Direct), Some(100_000)));
+    assert_eq!(link("F12", Some("V100")), (Some(6), Some(LinkVia::Switch), Some(154_686)));
+    assert_eq!(link("F9", Some("L40S")), (None, None, None));
+}
+
+#[test]
+fn a_model_that_is_unknown_or_does_not_fit_is_said() {
+    let warnings = |name: &str, model: &str| {
+        let options = Options { gpu_model: Some(model.to_owned()), ..options() };
+        let imported = imported(fixture(name), &options);
+        let status = imported.topology.status.unwrap();
+        assert!(status.links.iter().all(|link| link.megabytes_per_second.is_none()), "{model}");
+        assert_eq!(status.gpus[0].model.as_deref(), Some(model));
+        imported.warnings
+    };
+    assert_eq!(warnings("F3", "X9000"), ["GPU model X9000 is not known, so the speed of its NVLinks is not either"]);
+    assert_eq!(warnings("F3", "A100"), ["the matrix has NV18 and A100 has 12 NVLinks: speed left unknown"]);
+    assert_eq!(warnings("F8", "L40S"), ["the matrix has NV4 and L40S has 0 NVLinks: speed left unknown"]);
+}
+
+#[test]
+fn nics_have_the_names_of_the_legend_and_the_rates_of_the_options() {
+    let rate = |nic: Option<&str>, gbps: u64| NicRate { nic: nic.map(str::to_owned), megabits_per_second: gbps * 1000 };
+    let rates = vec![rate(None, 400), rate(Some("mlx5_10"), 25), rate(Some("NIC4"), 100)];
+    let matrix = parse(fixture("F10")).unwrap();
+    let status = import(&matrix, &Options { rates, ..options() }).unwrap().topology.status.unwrap();
+    let nics: Vec<(&str, Option<&str>, Option<u64>)> = status
+        .nics
+        .iter()
+        .map(|nic| (nic.name.as_str(), nic.rdma_device.as_deref(), nic.rate_megabits_per_second))
+        .collect();
+    assert_eq!(nics[0], ("mlx5_0", Some("mlx5_0"), Some(400_000)));
+    assert_eq!(nics[2], ("mlx5_10", Some("mlx5_10"), Some(25_000)));
+    assert_eq!(nics[4], ("mlx5_2", Some("mlx5_2"), Some(100_000)));
+    assert!(status.nics.iter().all(|nic| nic.link_layer.is_none() && nic.state.is_none()));
+
+    let unnamed = &self::status(fixture("F9"), &options()).nics[0];
+    assert_eq!((unnamed.name.as_str(), &unnamed.rdma_device, unnamed.rate_megabits_per_second), ("NIC0", &None, None));
+    let error = import(&matrix, &Options { rates: vec![rate(Some("eth0"), 1)], ..options() }).unwrap_err();
+    assert!(error.to_string().starts_with("got a rate for eth0; expected one of the NICs of the matrix: mlx5_0, "));
+}
+
+#[test]
+fn cpus_of_a_numa_node_are_known_only_where_all_rows_agree() {
+    let text = |cpus: [&str; 3]| {
+        format!(
+            "GPU0 GPU1 GPU2 CPU Affinity NUMA Affinity\nGPU0 X NODE SYS {} 0\nGPU1 NODE X SYS {} 0\nGPU2 SYS SYS X {} 1",
+            cpus[0], cpus[1], cpus[2]
+        )
+    };
+    let cpus = |list: [&str; 3]| {
+        let status = status(&text(list), &options());
+        let nodes: Vec<Option<String>> = status.numa_nodes.into_iter().map(|node| node.cpus).collect();
+        (nodes, status.cpus.and_then(|cpus| cpus.usable))
+    };
+    let some = |list: &str| Some(list.to_owned());
+    assert_eq!(cpus(["0-3", "0-3", "4-7"]), (vec![some("0-3"), some("4-7")], some("0-7")));
+    assert_eq!(cpus(["0-3", "0-1", "4-7"]), (vec![None, some("4-7")], some("0-7")));
+    assert_eq!(cpus(["0-7", "0-7", "4-7"]), (vec![None, None], some("0-7")), "a CPU is in one node only");
+    assert_eq!(cpus(["N/A", "N/A", "N/A"]), (vec![None, None], None));
+}
+
+#[test]
+fn classes_of_no_tree_are_taken_as_farther_and_named() {
+    let text = "GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity
+                GPU0 X NODE PIX 0-3 0
+                GPU1 NODE X PIX 0-3 0
+                NIC0 PIX PIX X";
+    let imported = imported(text, &options());
+    assert_eq!(
+        imported.warnings,
+        [
+            "no PCIe tree has all of these classes, so the doubtful ones are taken as farther: GPU1-NIC0 PIX as NODE, since \
+          GPU0 is NODE to GPU1 and PIX to NIC0"
+        ]
+    );
+    let status = imported.topology.status.unwrap();
+    assert_eq!(words(&status), [["X", "NODE", "PIX"], ["NODE", "X", "NODE"], ["PIX", "NODE", "X"]]);
+    let nics = status.source(Facts::NICs).unwrap();
+    assert_eq!(nics.state, SourceState::Partial);
+    assert!(nics.message.as_ref().unwrap().contains("GPU1-NIC0 PIX as NODE"));
+}
+
+#[test]
+fn numa_nodes_that_contradict_the_class_make_it_farther() {
+    let text = "GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X NODE 0-3 0\nGPU1 NODE X 4-7 1";
+    let imported = imported(text, &options());
+    assert_eq!(imported.warnings, ["NODE between different NUMA nodes is taken as SYS: GPU0-GPU1"]);
+    assert_eq!(words(&imported.topology.status.unwrap())[0][1], "SYS");
+    // Without numbers there is nothing that contradicts.
+    let imported = self::imported("GPU0 GPU1 CPU Affinity\nGPU0 X NODE N/A\nGPU1 NODE X N/A", &options());
+    assert_eq!((imported.warnings.len(), words(&imported.topology.status.unwrap())[0][1].as_str()), (0, "NODE"));
+}
+
+#[test]
+fn the_same_text_gives_the_same_bytes() {
+    for (_, text) in FIXTURES {
+        let json = || serde_json::to_string(&imported(text, &options()).topology).unwrap();
+        assert_eq!(json(), json());
+    }
+}
+
+#[test]
+fn one_result_in_full() {
+    let text = "GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity
+                GPU0 X NV12 PXB 0-3 0
+                GPU1 NV12 X PIX 0-3 0
+                NIC Legend:
+                NIC0: mlx5_0";
+    let options = Options { gpu_model: Some("a100".to_owned()), ..options() };
+    insta::assert_yaml_snapshot!(imported(text, &options).topology);
+}

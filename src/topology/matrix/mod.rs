@@ -1,0 +1,355 @@
+//! The text of `nvidia-smi topo -m` as data: who is how far from whom.
+//!
+//! [`parse`] takes what people paste: tabs or spaces, wrapped or merged rows, prompts around it, the escapes that
+//! underline the header. It refuses what contradicts itself or is not whole, since a matrix that lost its last rows
+//! still looks like one. What the text means for PCIe paths is the business of [`super::import`].
+
+mod fault;
+mod text;
+
+pub use fault::{Fault, Faults};
+
+use super::path::PathClass;
+use fault::Place;
+use std::collections::BTreeMap;
+use switchyard_worker_contract::CpuList;
+use text::{Affinity, Row, Table, is_list};
+
+/// More GPUs than a `GPUTopology` holds.
+const MOST_GPUS: usize = 64;
+/// More NICs than a `GPUTopology` holds.
+const MOST_NICS: usize = 256;
+/// Longest name of an RDMA device or column, as in a `GPUTopology`.
+const LONGEST_NAME: usize = 32;
+/// Longest list of CPUs, as in a `GPUTopology`.
+const LONGEST_LIST: usize = 8192;
+
+/// What a matrix says. Devices are numbered: GPUs first, by their index, then NICs in the order of their columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Matrix {
+    /// The GPUs, by ascending index.
+    pub gpus: Vec<Gpu>,
+    /// The NICs, in the order of their columns.
+    pub nics: Vec<Nic>,
+    /// By device and device; `None`: the text does not say.
+    cells: Vec<Vec<Option<Cell>>>,
+}
+
+/// A GPU of a matrix.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// The number in its label.
+    pub index: u32,
+    /// CPUs near it; `None`: not said, or `N/A`.
+    pub cpus: Option<CpuList>,
+    /// NUMA nodes near it. Several on machines whose GPU memory is a NUMA node too.
+    pub numa: Option<CpuList>,
+    /// The NUMA node that is the GPU's own memory.
+    pub memory_numa: Option<u32>,
+}
+
+/// A NIC of a matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nic {
+    /// Its column: `NIC0` or `mlx5_0`.
+    pub label: String,
+    /// The RDMA device, by the legend or the column; `None`: not said.
+    pub device: Option<String>,
+}
+
+impl Nic {
+    /// The name by which people know it: the RDMA device, else the column.
+    pub fn name(&self) -> &str {
+        self.device.as_deref().unwrap_or(&self.label)
+    }
+}
+
+/// One cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cell {
+    /// The way over PCIe; `X` is [`PathClass::Same`].
+    Pcie(PathClass),
+    /// So many NVLinks. It hides the way over PCIe.
+    NvLink(u32),
+}
+
+impl Cell {
+    fn parse(word: &str) -> Option<Cell> {
+        match word.strip_prefix("NV") {
+            Some(count) if count.len() <= 3 && count.bytes().all(|c| c.is_ascii_digit()) => {
+                count.parse().ok().map(Cell::NvLink)
+            }
+            Some(_) => None,
+            // What drivers of 2016 called SYS.
+            None if word == "SOC" => Some(Cell::Pcie(PathClass::Sys)),
+            None => PathClass::from_word(word).map(Cell::Pcie),
+        }
+    }
+
+    fn word(self) -> String {
+        match self {
+            Cell::Pcie(class) => class.word().to_owned(),
+            Cell::NvLink(count) => format!("NV{count}"),
+        }
+    }
+}
+
+impl Matrix {
+    /// How many GPUs and NICs there are.
+    pub fn devices(&self) -> usize {
+        self.gpus.len() + self.nics.len()
+    }
+
+    /// What the text says about two devices.
+    pub fn cell(&self, a: usize, b: usize) -> Option<Cell> {
+        *self.cells.get(a)?.get(b)?
+    }
+
+    /// The way over PCIe between two devices, where the text says it.
+    pub fn class(&self, a: usize, b: usize) -> Option<PathClass> {
+        match self.cell(a, b) {
+            Some(Cell::Pcie(class)) => Some(class),
+            Some(Cell::NvLink(_)) | None => None,
+        }
+    }
+
+    /// NVLinks between two devices.
+    pub fn nvlinks(&self, a: usize, b: usize) -> Option<u32> {
+        match self.cell(a, b) {
+            Some(Cell::NvLink(count)) => Some(count),
+            Some(Cell::Pcie(_)) | None => None,
+        }
+    }
+
+    /// A device as its column is called.
+    pub fn label(&self, device: usize) -> String {
+        match self.gpus.get(device) {
+            Some(gpu) => format!("GPU{}", gpu.index),
+            None => self.nics.get(device - self.gpus.len()).map(|nic| nic.label.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// Reads the text of `nvidia-smi topo -m`.
+///
+/// # Errors
+/// Everything that is wrong with it, at once.
+///
+/// ```
+/// let text = "      GPU0 NIC0 CPU Affinity NUMA Affinity
+///             GPU0  X   PIX  0-31         0
+///             NIC0 PIX   X";
+/// let matrix = switchyard::topology::matrix::parse(text).unwrap();
+/// assert_eq!(matrix.class(0, 1), Some(switchyard::topology::path::PathClass::Pix));
+/// ```
+pub fn parse(text: &str) -> Result<Matrix, Faults> {
+    let text = text::without_escapes(text);
+    let mut faults = Vec::new();
+    let Some(table) = text::read(&text, &mut faults) else { return Err(Faults(faults)) };
+    let rows = rows_by_column(&table, &mut faults);
+    let cells = cells(&table, &rows, &mut faults);
+    let matrix = assemble(&table, &rows, &cells, &mut faults);
+    if faults.is_empty() { Ok(matrix) } else { Err(Faults(faults)) }
+}
+
+/// The number of a GPU's label.
+fn gpu_index(label: &str) -> Option<u32> {
+    let index = label.strip_prefix("GPU")?.parse::<u32>().ok()?;
+    // Nothing else that reads as this number, such as GPU01.
+    (label == format!("GPU{index}")).then_some(index)
+}
+
+/// The row of each column, with everything that is wrong with their number.
+fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<Fault>) -> Vec<Option<&'t Row<'a>>> {
+    let header = table.header_line;
+    let gpus = table.columns.iter().filter(|label| gpu_index(label).is_some()).count();
+    let nics = table.columns.len() - gpus;
+    let at_header = || Place::line(header);
+    if gpus == 0 {
+        faults.push(at_header().fault(format!("{nics} columns of NICs and none of a GPU"), "a column GPU0"));
+    }
+    if gpus > MOST_GPUS {
+        faults.push(at_header().fault(format!("{gpus} GPUs"), format!("at most {MOST_GPUS}")));
+    }
+    if nics > MOST_NICS {
+        faults.push(at_header().fault(format!("{nics} NICs"), format!("at most {MOST_NICS}")));
+    }
+    let mut by_label: BTreeMap<&str, &Row<'_>> = BTreeMap::new();
+    for row in &table.rows {
+        let place = || Place::line(row.line).row(row.label);
+        if let Some(first) = by_label.get(row.label) {
+            faults.push(place().fault("a second row", format!("one; the first is in line {}", first.line)));
+        } else if table.columns.contains(&row.label) {
+            by_label.insert(row.label, row);
+        } else {
+            faults.push(place().fault("a row without a column", format!("a column in the header (line {header})")));
+        }
+    }
+    let nic_rows = by_label.keys().filter(|label| gpu_index(label).is_none()).count();
+    for (position, label) in table.columns.iter().enumerate() {
+        if table.columns[..position].contains(label) {
+            faults.push(at_header().column(label).fault("a second column", "one"));
+        } else if !by_label.contains_key(label) && (gpu_index(label).is_some() || nic_rows > 0) {
+            let got = format!("no row, but a column in the header (line {header})");
+            faults.push(Place::default().row(label).fault(got, "one row for each; is the text cut off?"));
+        }
+        if label.chars().count() > LONGEST_NAME {
+            let got = format!("a name of {} characters", label.chars().count());
+            faults.push(at_header().column(label).fault(got, format!("at most {LONGEST_NAME}")));
+        }
+    }
+    table.columns.iter().map(|label| by_label.get(label).copied()).collect()
+}
+
+/// The cells by column and column, checked one by one and against their mirror images.
+fn cells(table: &Table<'_>, rows: &[Option<&Row<'_>>], faults: &mut Vec<Fault>) -> Vec<Vec<Option<Cell>>> {
+    let mut cells: Vec<Vec<Option<Cell>>> = rows
+        .iter()
+        .enumerate()
+        .map(|(at, row)| match row {
+            Some(row) => cells_of_row(table, row, at, faults),
+            None => vec![None; rows.len()],
+        })
+        .collect();
+    for a in 0..rows.len() {
+        for b in 0..a {
+            let (Some(row), Some(mirror)) = (rows[a], rows[b]) else { continue };
+            if let (Some(cell), Some(expected)) = (cells[a][b], cells[b][a])
+                && cell != expected
+            {
+                let expected = format!(
+                    "{} as in row {}, column {} (line {})",
+                    expected.word(),
+                    mirror.label,
+                    row.label,
+                    mirror.line
+                );
+                faults.push(Place::line(row.line).row(row.label).column(mirror.label).fault(cell.word(), expected));
+            }
+        }
+    }
+    // Rows of NICs may be missing: then the rows of GPUs are all there is.
+    for (a, _) in rows.iter().enumerate().filter(|(_, row)| row.is_none()) {
+        let itself = Some(Cell::Pcie(PathClass::Same));
+        cells[a] = cells.iter().enumerate().map(|(b, row)| if a == b { itself } else { row[a] }).collect();
+    }
+    cells
+}
+
+fn cells_of_row(table: &Table<'_>, row: &Row<'_>, at: usize, faults: &mut Vec<Fault>) -> Vec<Option<Cell>> {
+    let width = table.columns.len();
+    let mut cells = vec![None; width];
+    for (position, column) in table.columns.iter().enumerate() {
+        let place = || Place::line(row.line).row(row.label).column(column);
+        let word = match row.words.get(position) {
+            Some(word) if !is_list(word) => *word,
+            // The list of CPUs comes after the last cell.
+            _ => {
+                faults.push(
+                    place().fault(format!("the end of the row after {position} cells"), format!("{width} cells")),
+                );
+                return cells;
+            }
+        };
+        let both_gpus = gpu_index(row.label).is_some() && gpu_index(column).is_some();
+        match Cell::parse(word) {
+            Some(Cell::Pcie(PathClass::Same)) if position != at => {
+                faults.push(place().fault("X", "a class: X is for a device and itself"));
+            }
+            Some(cell) if position == at && cell != Cell::Pcie(PathClass::Same) => {
+                faults.push(place().fault(word, "X"))
+            }
+            Some(Cell::NvLink(0)) => faults.push(place().fault(word, "NV1 or more, or a class of PCIe")),
+            Some(Cell::NvLink(_)) if !both_gpus => {
+                faults.push(place().fault(word, "PIX, PXB, PHB, NODE or SYS: NVLinks join GPUs only"));
+            }
+            Some(cell) => cells[position] = Some(cell),
+            None => faults.push(place().fault(word, "X, NV and a number, PIX, PXB, PHB, NODE or SYS")),
+        }
+    }
+    let most = width + table.affinities.len();
+    if let Some(word) = row.words.get(most) {
+        let got = format!("{word} after {most} words");
+        faults.push(Place::line(row.line).row(row.label).fault(got, format!("{most} words, one for each column")));
+    }
+    cells
+}
+
+/// Puts the columns into the order of the devices and reads what stands beside the cells.
+fn assemble(
+    table: &Table<'_>,
+    rows: &[Option<&Row<'_>>],
+    cells: &[Vec<Option<Cell>>],
+    faults: &mut Vec<Fault>,
+) -> Matrix {
+    let mut gpus: Vec<(u32, usize)> = Vec::new();
+    let mut nics: Vec<usize> = Vec::new();
+    for (position, label) in table.columns.iter().enumerate() {
+        match gpu_index(label) {
+            Some(index) => gpus.push((index, position)),
+            None => nics.push(position),
+        }
+    }
+    gpus.sort_unstable();
+    let order: Vec<usize> = gpus.iter().map(|(_, position)| *position).chain(nics.iter().copied()).collect();
+    Matrix {
+        gpus: gpus.iter().map(|(index, position)| gpu(*index, table, rows[*position], faults)).collect(),
+        nics: names(table, &nics, faults),
+        cells: order.iter().map(|a| order.iter().map(|b| cells[*a][*b]).collect()).collect(),
+    }
+}
+
+fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<Fault>) -> Gpu {
+    let mut gpu = Gpu { index, ..Gpu::default() };
+    let Some(row) = row else { return gpu };
+    for (affinity, word) in table.affinities.iter().zip(row.words.iter().skip(table.columns.len())) {
+        if *word == "N/A" {
+            continue;
+        }
+        let list = if word.len() > LONGEST_LIST { None } else { word.parse::<CpuList>().ok() };
+        let Some(list) = list.filter(|list| *affinity != Affinity::GpuMemory || list.len() == 1) else {
+            let place = Place::line(row.line).row(row.label).column(affinity.title());
+            faults.push(place.fault(*word, affinity.example()));
+            continue;
+        };
+        match affinity {
+            Affinity::Cpus => gpu.cpus = Some(list),
+            Affinity::Numa => gpu.numa = Some(list),
+            Affinity::GpuMemory => gpu.memory_numa = list.first(),
+        }
+    }
+    gpu
+}
+
+/// The NICs with the names that the legend gives them.
+fn names(table: &Table<'_>, positions: &[usize], faults: &mut Vec<Fault>) -> Vec<Nic> {
+    let mut devices: BTreeMap<&str, &str> = BTreeMap::new();
+    for entry in &table.legend {
+        let place = || Place::line(entry.line).row(entry.label);
+        if !table.columns.contains(&entry.label) {
+            faults.push(
+                place().fault("a name in the legend without a column", "a column in the header; is the text cut off?"),
+            );
+        } else if entry.device.chars().count() > LONGEST_NAME {
+            faults.push(place().fault(entry.device, format!("a name of at most {LONGEST_NAME} characters")));
+        } else if devices.insert(entry.label, entry.device).is_some() {
+            faults.push(place().fault("a second name in the legend", "one"));
+        } else if devices.values().filter(|device| **device == entry.device).count() > 1 {
+            faults.push(place().fault(entry.device, "a name that no other NIC has"));
+        }
+    }
+    let is_numbered =
+        |label: &str| label.strip_prefix("NIC").is_some_and(|rest| rest.bytes().all(|c| c.is_ascii_digit()));
+    let nic = |label: &str| Nic {
+        label: label.to_owned(),
+        device: match devices.get(label) {
+            Some(device) => Some((*device).to_owned()),
+            None if is_numbered(label) => None,
+            None => Some(label.to_owned()),
+        },
+    };
+    positions.iter().map(|position| nic(table.columns[*position])).collect()
+}
+
+#[cfg(test)]
+mod tests;

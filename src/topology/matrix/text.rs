@@ -1,0 +1,184 @@
+//! From a paste to header, rows and legend: words and line numbers, not yet their meaning.
+
+use super::fault::{Fault, Place};
+use super::{Cell, gpu_index};
+
+/// The parts of a text that are the matrix.
+pub(super) struct Table<'a> {
+    /// Line of the header, from 1.
+    pub header_line: usize,
+    /// Labels of the devices.
+    pub columns: Vec<&'a str>,
+    /// Columns after those of the devices.
+    pub affinities: Vec<Affinity>,
+    /// The rows as they come.
+    pub rows: Vec<Row<'a>>,
+    /// What the legend calls the NICs.
+    pub legend: Vec<Name<'a>>,
+}
+
+/// A row: cells, then what belongs to the columns of affinity.
+pub(super) struct Row<'a> {
+    /// Its device.
+    pub label: &'a str,
+    /// Line where it begins, from 1.
+    pub line: usize,
+    /// Everything after the label.
+    pub words: Vec<&'a str>,
+}
+
+/// A line `NIC0: mlx5_0` of the legend.
+pub(super) struct Name<'a> {
+    pub line: usize,
+    pub label: &'a str,
+    pub device: &'a str,
+}
+
+/// A column that is not of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Affinity {
+    /// `CPU Affinity`.
+    Cpus,
+    /// `NUMA Affinity`.
+    Numa,
+    /// `GPU NUMA ID`.
+    GpuMemory,
+}
+
+impl Affinity {
+    const ALL: [Affinity; 3] = [Affinity::Cpus, Affinity::Numa, Affinity::GpuMemory];
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Affinity::Cpus => "CPU Affinity",
+            Affinity::Numa => "NUMA Affinity",
+            Affinity::GpuMemory => "GPU NUMA ID",
+        }
+    }
+
+    pub(super) fn example(self) -> &'static str {
+        match self {
+            Affinity::Cpus => "a list of CPUs, such as 0-31,64-95, or N/A",
+            Affinity::Numa => "a NUMA node or a list of them, such as 0,3-9, or N/A",
+            Affinity::GpuMemory => "the number of a NUMA node, or N/A",
+        }
+    }
+}
+
+/// The text without the escapes that underline the header, also where a paste has lost their first character.
+pub(super) fn without_escapes(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '\u{1b}' if rest.peek() == Some(&'[') => {
+                rest.next();
+                // Parameters, then one letter that ends the escape.
+                while rest.next_if(|c| c.is_ascii_digit() || *c == ';').is_some() {}
+                rest.next_if(char::is_ascii_alphabetic);
+            }
+            '\u{1b}' | '\u{feff}' | '\u{fffd}' | '\u{241b}' => {}
+            c => plain.push(c),
+        }
+    }
+    plain.replace("[4m", "").replace("[0m", "")
+}
+
+/// Whether a word is a list of numbers or `N/A`, and so no cell.
+pub(super) fn is_list(word: &str) -> bool {
+    word == "N/A" || word.starts_with(|c: char| c.is_ascii_digit())
+}
+
+fn is_cell(word: &str) -> bool {
+    Cell::parse(word).is_some()
+}
+
+/// `GPU0` or `NIC0`.
+fn is_numbered(word: &str) -> bool {
+    let nic = word.strip_prefix("NIC").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|c| c.is_ascii_digit()));
+    nic || gpu_index(word).is_some()
+}
+
+fn is_header(words: &[&str]) -> bool {
+    let Some((first, rest)) = words.split_first() else { return false };
+    let begins_cells = rest.first().is_some_and(|word| is_cell(word) || is_list(word));
+    let is_label = |word: &&str| word.ends_with(|c: char| c.is_ascii_digit());
+    is_numbered(first) && !begins_cells && (rest.contains(&"Affinity") || rest.iter().all(is_label))
+}
+
+/// Finds header, rows and legend. `None`: there is no header.
+pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Table<'a>> {
+    let mut lines = text.lines().zip(1..).map(|(line, number)| (number, line.split_whitespace().collect::<Vec<_>>()));
+    let Some((header_line, mut header)) = lines.by_ref().find(|(_, words)| is_header(words)) else {
+        let expected = "the output of `nvidia-smi topo -m`, header included: GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity";
+        faults.push(Place::default().fault("no header", expected));
+        return None;
+    };
+    let mut rows: Vec<Row<'a>> = Vec::new();
+    let mut legend = Vec::new();
+    let (mut columns, mut affinities) = columns(&header);
+    // Whether the next line may carry on with the last row.
+    let mut open = false;
+    for (line, words) in lines {
+        let Some(first) = words.first() else { continue };
+        if let [label, device] = words.as_slice()
+            && let Some(label) = label.strip_suffix(':')
+            && (columns.contains(&label) || is_numbered(label))
+            && gpu_index(label).is_none()
+        {
+            legend.push(Name { line, label, device });
+            open = false;
+        } else if is_header(&words) && !rows.is_empty() {
+            faults.push(Place::line(line).fault("a second header", "one matrix"));
+            break;
+        } else if begins_row(&words, &columns) {
+            for word in words {
+                match rows.last_mut() {
+                    Some(row) if row.line == line && !columns.contains(&word) => row.words.push(word),
+                    _ => rows.push(Row { label: word, line, words: Vec::new() }),
+                }
+            }
+            open = true;
+        } else if rows.is_empty() {
+            header.extend(words);
+            (columns, affinities) = self::columns(&header);
+        } else if let Some(row) = rows.last_mut().filter(|_| open && words.get(1) != Some(&"=")) {
+            let is_gpu = gpu_index(row.label).is_some();
+            let expected = columns.len() + if is_gpu { affinities.len() } else { 0 };
+            open = row.words.len() < expected && (is_cell(first) || is_list(first));
+            if open {
+                row.words.extend(words);
+            }
+        } else {
+            open = false;
+        }
+    }
+    Some(Table { header_line, columns, affinities, rows, legend })
+}
+
+/// A row begins with the label of a column; one that lost its column is still one when cells follow.
+fn begins_row(words: &[&str], columns: &[&str]) -> bool {
+    let Some((first, cells)) = words.split_first() else { return false };
+    let follows = |count: usize| cells.len() >= count && cells.iter().take(count).all(|word| is_cell(word));
+    columns.contains(first) || (is_numbered(first) && follows(1)) || (!is_cell(first) && follows(2))
+}
+
+/// Labels of devices, and the titles after them, which are several words each.
+fn columns<'a>(header: &[&'a str]) -> (Vec<&'a str>, Vec<Affinity>) {
+    let (mut labels, mut affinities) = (Vec::new(), Vec::new());
+    let mut rest = header;
+    while let Some((first, others)) = rest.split_first() {
+        let begins = |title: &Affinity| title.title().split(' ').zip(rest).all(|(word, got)| word == *got);
+        match Affinity::ALL.into_iter().find(begins) {
+            Some(title) => {
+                affinities.push(title);
+                rest = rest.get(title.title().split(' ').count()..).unwrap_or_default();
+            }
+            None => {
+                labels.push(*first);
+                rest = others;
+            }
+        }
+    }
+    (labels, affinities)
+}

@@ -1,0 +1,63 @@
+//! What a link is good for: rates that NCCL counts with, megabytes (10^6 bytes) per second, one direction.
+//!
+//! Less than the raw rate of the wire: protocol and measured efficiency are in them. Sources: NCCL 2.30.7, `src/graph/topo.h` (NVLink per
+//! link, sockets), `topo.cc` (PCIe by generation, unknown NICs).
+
+/// One NVLink, from its raw rate: P100 18.0 GB/s, V100 to A100 20.0, the bridges of GA102 12.0, H100 20.6, Blackwell 40.1.
+pub fn nvlink(raw: u64) -> u32 {
+    match raw {
+        ..17_000 => 12_000,
+        17_000..22_000 => 18_000,
+        22_000..26_000 => 20_000,
+        26_000..40_000 => 20_600,
+        _ => 40_100,
+    }
+}
+
+/// An NVLink of which nothing is known: that of V100 and A100.
+pub const UNKNOWN_NVLINK: u32 = 20_000;
+
+/// A PCIe link of 16 lanes; Gen3 if the generation is not known.
+pub fn pcie(generation: Option<u32>) -> u32 {
+    match generation {
+        Some(4) => 24_000,
+        Some(5) => 48_000,
+        Some(6..) => 96_000,
+        _ => 12_000,
+    }
+}
+
+/// A NIC, from its raw rate in megabits: 48 GB/s of 400 Gbit/s. 10 Gbit/s if it is not known.
+pub fn nic(megabits: Option<u64>) -> u32 {
+    match megabits {
+        Some(megabits @ 1..) => u32::try_from(megabits * 12 / 100).unwrap_or(u32::MAX),
+        _ => 1_250,
+    }
+}
+
+/// Between the sockets of a machine, by the vendor of its CPUs and the generation of its GPUs' PCIe links, which tells the platforms
+/// apart: Intel 10 GB/s up to Gen4, 22 from Sapphire Rapids on; AMD 16; Arm 6.
+pub fn socket(vendor: Option<&str>, generation: Option<u32>) -> u32 {
+    match vendor {
+        Some("GenuineIntel") if generation >= Some(5) => 22_000,
+        Some("AuthenticAMD") => 16_000,
+        Some("ARM") => 6_000,
+        _ => 10_000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table() {
+        let raw = [14_062, 20_000, 25_000, 25_781, 26_562, 50_000, 53_125];
+        assert_eq!(raw.map(nvlink), [12_000, 18_000, 20_000, 20_000, 20_600, 40_100, 40_100]);
+        assert_eq!(18 * nvlink(26_562), 370_800, "H100: measured 371 to 377 (nccl#1264)");
+        assert_eq!([100_000, 200_000, 400_000, 800_000].map(|rate| nic(Some(rate))), [12_000, 24_000, 48_000, 96_000]);
+        assert_eq!((nic(None), nic(Some(0))), (1_250, 1_250));
+        assert_eq!([None, Some(3), Some(4), Some(5), Some(6)].map(pcie), [12_000, 12_000, 24_000, 48_000, 96_000]);
+        assert_eq!((socket(Some("GenuineIntel"), Some(5)), socket(Some("GenuineIntel"), Some(4))), (22_000, 10_000));
+    }
+}

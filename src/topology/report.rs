@@ -1,0 +1,264 @@
+//! A `GPUTopology` report to [`Devices`].
+
+use super::devices::{Devices, Gpu, Nic};
+use super::path::{PathClass, path_class};
+use super::{gpu_model, rates};
+use switchyard_crds::gpu_topology::{
+    GPUTopologyStatus, Gpu as ReportedGpu, LinkKind, LinkVia, MigMode, Nic as ReportedNic, NicKind,
+    PathClass as Reported,
+};
+
+/// The devices of a node with their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NamedDevices {
+    /// What placement sees.
+    pub devices: Devices,
+    /// GPUs that may be taken, one bit each: whole ones, of which the driver asks nothing.
+    pub usable: u32,
+    /// For each NIC of `devices` its position in the report.
+    pub nics: Vec<usize>,
+}
+
+/// Why a report has no devices.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReportError {
+    /// More than a mask has bits.
+    #[error("status.gpus: {0} GPUs: expected at most 32")]
+    TooManyGpus(usize),
+    /// Two GPUs of one name.
+    #[error(
+        "status.gpus[{second}].uuid: {uuid:?} is also that of gpus[{first}]: expected a UUID of its own for every GPU"
+    )]
+    SameUuid {
+        /// The name.
+        uuid: String,
+        /// Who has it first.
+        first: usize,
+        /// Who has it again.
+        second: usize,
+    },
+    /// A link to a GPU that is not there.
+    #[error("status.links[{link}].{end}: {uuid:?} is not the UUID of a GPU in status.gpus")]
+    UnknownGpu {
+        /// Position of the link.
+        link: usize,
+        /// Which end.
+        end: &'static str,
+        /// The name.
+        uuid: String,
+    },
+    /// A link from a GPU to itself.
+    #[error("status.links[{0}]: both ends are the same GPU: expected two")]
+    Loop(usize),
+}
+
+impl From<Reported> for PathClass {
+    fn from(class: Reported) -> PathClass {
+        match class {
+            Reported::Internal | Reported::PIX => PathClass::Pix,
+            Reported::PXB => PathClass::Pxb,
+            Reported::PHB => PathClass::Phb,
+            Reported::NODE => PathClass::Node,
+            Reported::SYS => PathClass::Sys,
+        }
+    }
+}
+
+/// NUMA node of a device. Firmware of machines with one NUMA node often does not say in which one a device is.
+pub fn numa_of(status: &GPUTopologyStatus, reported: Option<u32>) -> Option<u32> {
+    match status.numa_nodes.as_slice() {
+        [only] => reported.or(Some(only.id)),
+        _ => reported,
+    }
+}
+
+/// Reads the devices of a report. Rates are those of [`rates`], because a report has raw ones.
+///
+/// # Errors
+/// The first contradiction in the report.
+pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> {
+    let gpus = &status.gpus;
+    if gpus.len() > 32 {
+        return Err(ReportError::TooManyGpus(gpus.len()));
+    }
+    for (second, gpu) in gpus.iter().enumerate() {
+        if let Some(first) = gpus[..second].iter().position(|other| other.uuid == gpu.uuid) {
+            return Err(ReportError::SameUuid { uuid: gpu.uuid.clone(), first, second });
+        }
+    }
+    let generation = |gpu: &ReportedGpu| Some(gpu_model::find(gpu.model.as_deref()?)?.pcie_generation);
+    let vendor = status.cpus.as_ref().and_then(|cpus| cpus.vendor.as_deref());
+    let mut devices = Devices {
+        gpus: gpus.iter().map(|gpu| Gpu { pcie_rate: rates::pcie(generation(gpu)), ..Gpu::default() }).collect(),
+        direct_links: vec![0; gpus.len() * gpus.len()],
+        gpu_paths: vec![PathClass::Same; gpus.len() * gpus.len()],
+        socket_rate: rates::socket(vendor, gpus.iter().filter_map(generation).max()),
+        ..Devices::default()
+    };
+    let numa = |gpu: &ReportedGpu| numa_of(status, gpu.numa_node);
+    for (a, one) in gpus.iter().enumerate() {
+        for (b, other) in gpus.iter().enumerate().filter(|(b, _)| *b != a) {
+            let class = path_class(&one.pcie_path, &other.pcie_path, numa(one), numa(other));
+            devices.gpu_paths[a * gpus.len() + b] = class.max(PathClass::Pix);
+        }
+    }
+    links(status, &mut devices)?;
+    let nics = training_nics(status);
+    devices.nics =
+        nics.iter().map(|nic| Nic { rate: rates::nic(status.nics[*nic].rate_megabits_per_second) }).collect();
+    for gpu in gpus {
+        let to_nic = |nic: &usize| {
+            let nic = &status.nics[*nic];
+            path_class(&gpu.pcie_path, &nic.pcie_path, numa(gpu), numa_of(status, nic.numa_node)).max(PathClass::Pix)
+        };
+        devices.nic_paths.extend(nics.iter().map(to_nic));
+    }
+    let usable = gpus.iter().enumerate().filter(|(_, gpu)| is_usable(gpu)).fold(0, |mask, (gpu, _)| mask | 1 << gpu);
+    Ok(NamedDevices { devices, usable, nics })
+}
+
+fn is_usable(gpu: &ReportedGpu) -> bool {
+    let is_whole = gpu.mig.as_ref().is_none_or(|mig| mig.mode == MigMode::Disabled);
+    is_whole && gpu.health.as_ref().is_none_or(|health| health.recovery_action == "None")
+}
+
+fn links(status: &GPUTopologyStatus, devices: &mut Devices) -> Result<(), ReportError> {
+    let gpus = &status.gpus;
+    let count = gpus.len();
+    // What is said not to go through a switch, but is more than any GPU has links, goes through one.
+    let is_switched = |uuid: &str| {
+        let own =
+            status.links.iter().filter(|link| link.kind == LinkKind::NVLink && (link.a == uuid || link.b == uuid));
+        own.filter_map(|link| link.count).fold(0, u32::saturating_add) > gpu_model::MOST_LINKS
+    };
+    let switched: Vec<bool> = status.gpus.iter().map(|gpu| is_switched(&gpu.uuid)).collect();
+    for (link, reported) in status.links.iter().enumerate() {
+        let find = |end: &'static str, uuid: &String| {
+            let unknown = || ReportError::UnknownGpu { link, end, uuid: uuid.clone() };
+            status.gpus.iter().position(|gpu| gpu.uuid == *uuid).ok_or_else(unknown)
+        };
+        let (a, b) = (find("a", &reported.a)?, find("b", &reported.b)?);
+        if a == b {
+            return Err(ReportError::Loop(link));
+        }
+        let pairs = [a * count + b, b * count + a];
+        let Some(links) = reported.count.filter(|links| reported.kind == LinkKind::NVLink && *links > 0) else {
+            if let Some(class) = reported.path_class {
+                pairs.iter().for_each(|pair| devices.gpu_paths[*pair] = class.into());
+            }
+            continue;
+        };
+        // The model knows better: 25 GB/s is what data sheets say of a link of A100 and of H100, which carries more.
+        let known = gpu_model::find(gpus[a].model.as_deref().unwrap_or_default()).filter(|model| model.links > 0);
+        let raw = known.map(|model| model.megabytes_per_link);
+        let raw = raw.or(reported.megabytes_per_second.map(|all| all / u64::from(links)));
+        let rate = raw.map_or(rates::UNKNOWN_NVLINK, rates::nvlink);
+        let links = u8::try_from(links).unwrap_or(u8::MAX);
+        let via_switch = reported.via == Some(LinkVia::Switch) || switched[a] && switched[b];
+        for gpu in [a, b] {
+            let gpu = &mut devices.gpus[gpu];
+            gpu.link_rate = gpu.link_rate.max(rate);
+            if via_switch {
+                gpu.switch_links = gpu.switch_links.max(links);
+            }
+        }
+        if !via_switch {
+            pairs.iter().for_each(|pair| devices.direct_links[*pair] = links);
+        }
+    }
+    Ok(())
+}
+
+/// NICs that carry training traffic: RDMA ports that are not down; without one, every device on the PCI bus that is up.
+fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
+    let up = |nic: &ReportedNic| nic.state.as_deref().is_none_or(|state| ["Active", "Up", "Unknown"].contains(&state));
+    let all = |wanted: &dyn Fn(&ReportedNic) -> bool| -> Vec<usize> {
+        let nics = status.nics.iter().enumerate().filter(|(_, nic)| up(nic) && wanted(nic));
+        nics.map(|(position, _)| position).collect()
+    };
+    let rdma = all(&|nic| nic.rdma_device.is_some());
+    if rdma.is_empty() { all(&|nic| nic.kind == NicKind::Physical && !nic.pcie_path.is_empty()) } else { rdma }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switchyard_crds::gpu_topology::{GpuHealth, Link, Mig};
+
+    fn gpu(uuid: &str) -> ReportedGpu {
+        ReportedGpu { uuid: uuid.into(), model: Some("NVIDIA H100 80GB HBM3".into()), ..ReportedGpu::default() }
+    }
+
+    fn nvlink(a: &str, b: &str, count: u32, via: Option<LinkVia>) -> Link {
+        let (kind, megabytes) = (LinkKind::NVLink, Some(26_562 * u64::from(count)));
+        Link {
+            a: a.into(),
+            b: b.into(),
+            kind,
+            count: Some(count),
+            via,
+            megabytes_per_second: megabytes,
+            path_class: None,
+        }
+    }
+
+    fn status(links: Vec<Link>) -> GPUTopologyStatus {
+        GPUTopologyStatus { gpus: ["a", "b", "c"].map(gpu).into(), links, ..GPUTopologyStatus::default() }
+    }
+
+    #[test]
+    fn links_of_a_gpu_go_to_a_switch_or_to_its_peer() {
+        let switch = Some(LinkVia::Switch);
+        let named = devices(&status(vec![nvlink("a", "b", 18, switch), nvlink("a", "c", 17, switch)])).unwrap();
+        let links: Vec<u8> = named.devices.gpus.iter().map(|gpu| gpu.switch_links).collect();
+        assert_eq!((links, named.devices.gpus[0].link_rate), (vec![18, 18, 17], 20_600));
+        let named = devices(&status(vec![nvlink("a", "b", 4, None)])).unwrap();
+        assert_eq!((named.devices.direct(0, 1), named.devices.gpus[0].switch_links), (4, 0));
+        let all = vec![nvlink("a", "b", 18, None), nvlink("a", "c", 18, None), nvlink("b", "c", 18, None)];
+        let named = devices(&status(all)).unwrap();
+        assert_eq!((named.devices.direct(0, 1), named.devices.gpus[0].switch_links), (0, 18), "no GPU has 36 links");
+    }
+
+    #[test]
+    fn what_is_not_whole_or_not_well_is_not_usable() {
+        let mut status = status(vec![]);
+        status.gpus[0].mig = Some(Mig { mode: MigMode::Enabled });
+        status.gpus[1].health = Some(GpuHealth { recovery_action: "None".into() });
+        status.gpus[2].health = Some(GpuHealth { recovery_action: "GPUReset".into() });
+        assert_eq!(devices(&status).unwrap().usable, 0b010);
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let text = |status: &GPUTopologyStatus| devices(status).unwrap_err().to_string();
+        assert!(text(&status(vec![nvlink("a", "x", 1, None)])).contains(r#"status.links[0].b: "x""#));
+        assert!(text(&status(vec![nvlink("a", "a", 1, None)])).contains("both ends"));
+        let mut same = status(vec![]);
+        same.gpus[2].uuid = "a".into();
+        assert!(text(&same).contains("status.gpus[2].uuid"));
+        same.gpus = (0..33).map(|number| gpu(&number.to_string())).collect();
+        assert!(text(&same).contains("33 GPUs"));
+        assert_eq!(
+            devices(&GPUTopologyStatus::default()).unwrap().devices,
+            Devices { socket_rate: 10_000, ..Devices::default() }
+        );
+    }
+
+    #[test]
+    fn rdma_ports_that_are_up_carry_the_training() {
+        let nic = |name: &str, rdma: bool, state: &str| ReportedNic {
+            name: name.into(),
+            rdma_device: rdma.then(|| name.into()),
+            state: Some(state.into()),
+            rate_megabits_per_second: Some(400_000),
+            pcie_path: vec!["pci0000:00".into(), "0000:00:01.0".into()],
+            ..ReportedNic::default()
+        };
+        let mut status = status(vec![]);
+        status.nics = vec![nic("eth0", false, "Up"), nic("mlx5_0", true, "Active"), nic("mlx5_1", true, "Down")];
+        let named = devices(&status).unwrap();
+        assert_eq!((named.nics, named.devices.nics), (vec![1], vec![Nic { rate: 48_000 }]));
+        status.nics.truncate(1);
+        assert_eq!(devices(&status).unwrap().nics, [0], "without RDMA what is there");
+    }
+}
