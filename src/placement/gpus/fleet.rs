@@ -91,9 +91,9 @@ pub(super) struct Spread {
     /// All values there are, ascending; the first is 0.
     pub values: Vec<u32>,
     /// For each shape and each set of free GPUs the rank of the best value.
-    tables: Vec<Vec<u16>>,
+    tables: Vec<Vec<u32>>,
     /// Of each node, by position.
-    pub ranks: Vec<u16>,
+    pub ranks: Vec<u32>,
     /// Nodes of each domain of the level by rank, row by row.
     pub counts: Vec<u32>,
 }
@@ -128,27 +128,6 @@ impl Fleet {
         Ok(Fleet { levels, shapes, sites, positions, domains, views: BTreeMap::new() })
     }
 
-    /// Number of nodes.
-    pub fn len(&self) -> usize {
-        self.sites.len()
-    }
-
-    /// Whether there is no node.
-    pub fn is_empty(&self) -> bool {
-        self.sites.is_empty()
-    }
-
-    /// Free GPUs of a node, and whether it may be used.
-    pub fn state(&self, node: NodeOrd) -> (u32, bool) {
-        let place = &self.sites[self.positions[node.0 as usize] as usize];
-        (place.free, place.open)
-    }
-
-    /// The kind of a node.
-    pub fn shape(&self, node: NodeOrd) -> &Shape {
-        &self.shapes[self.sites[self.positions[node.0 as usize] as usize].shape as usize]
-    }
-
     /// A node has other free GPUs than before, or may be used or not.
     pub fn set(&mut self, node: NodeOrd, free: u32, open: bool) {
         let position = self.positions[node.0 as usize] as usize;
@@ -161,8 +140,8 @@ impl Fleet {
             let before = std::mem::replace(&mut spread.ranks[position], rank);
             if level < self.levels.len() && before != rank {
                 let row = place.domain[level] as usize * spread.values.len();
-                spread.counts[row + usize::from(before)] -= 1;
-                spread.counts[row + usize::from(rank)] += 1;
+                spread.counts[row + before as usize] -= 1;
+                spread.counts[row + rank as usize] += 1;
             }
         }
     }
@@ -198,14 +177,14 @@ impl Fleet {
         let mut values: Vec<u32> = best.iter().flatten().copied().chain([0]).collect();
         values.sort_unstable();
         values.dedup();
-        let rank = |value: &u32| values.binary_search(value).unwrap_or(0) as u16;
+        let rank = |value: &u32| values.binary_search(value).unwrap_or(0) as u32;
         let tables = best.iter().map(|best| best.iter().map(rank).collect()).collect();
         let mut spread = Spread { values, tables, ranks: Vec::new(), counts: Vec::new() };
         spread.ranks = self.sites.iter().map(|place| spread.rank(place)).collect();
         if number < self.levels.len() {
             spread.counts = vec![0; self.domains[number].len() * spread.values.len()];
             for (place, rank) in self.sites.iter().zip(&spread.ranks) {
-                spread.counts[place.domain[number] as usize * spread.values.len() + usize::from(*rank)] += 1;
+                spread.counts[place.domain[number] as usize * spread.values.len() + *rank as usize] += 1;
             }
         }
         spread
@@ -213,18 +192,18 @@ impl Fleet {
 }
 
 impl Spread {
-    fn rank(&self, place: &Place) -> u16 {
+    fn rank(&self, place: &Place) -> u32 {
         if place.open { self.tables[place.shape as usize][place.free as usize] } else { 0 }
     }
 
     /// The best rank that `pods` nodes of a domain have; 0: there are not so many.
-    pub fn reached(&self, domain: usize, pods: u32) -> u16 {
+    pub fn reached(&self, domain: usize, pods: u32) -> u32 {
         let width = self.values.len();
         let counts = &self.counts[domain * width..(domain + 1) * width];
         let mut left = pods;
         for rank in (1..width).rev() {
             if counts[rank] >= left {
-                return rank as u16;
+                return rank as u32;
             }
             left -= counts[rank];
         }

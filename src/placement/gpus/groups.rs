@@ -56,7 +56,7 @@ fn classes(
     for position in nodes {
         let serves = |(group, (spread, needed)): (usize, &(_, usize))| {
             let spread: &&super::fleet::Spread = spread;
-            usize::from(usize::from(spread.ranks[position]) >= *needed) << group
+            usize::from(spread.ranks[position] as usize >= *needed) << group
         };
         let class: usize = needed.iter().enumerate().map(serves).sum();
         classes[class].push(position);

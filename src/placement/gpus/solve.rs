@@ -87,7 +87,7 @@ pub struct Refusal {
 /// Where a gang of equal pods goes before its GPUs are chosen.
 struct Decision {
     level: usize,
-    rank: u16,
+    rank: u32,
     domain: usize,
 }
 
@@ -148,14 +148,14 @@ impl Fleet {
     fn decide(&self, group: Group, request: &Request) -> Option<Decision> {
         let view = self.view(group.gpus, request.min_link);
         let last = request.within.unwrap_or(self.levels.len() - 1);
-        let mut best: Option<(u32, usize, u16, Vec<usize>)> = None;
+        let mut best: Option<(u32, usize, u32, Vec<usize>)> = None;
         for (level, spread) in view.spreads[..=last].iter().enumerate() {
             for domain in 0..self.domains[level].len() {
                 let rank = match request.slices.filter(|slices| slices.level < level) {
                     None => spread.reached(domain, group.pods),
                     Some(_) => self.reached_in_slices(spread, level, domain, group.pods, request),
                 };
-                let value = spread.values[usize::from(rank)];
+                let value = spread.values[rank as usize];
                 match &mut best {
                     _ if rank == 0 => {}
                     Some((most, at, _, domains)) if *most == value && *at == level => domains.push(domain),
@@ -176,13 +176,13 @@ impl Fleet {
         Some(Decision { level, rank, domain })
     }
 
-    fn reached_in_slices(&self, spread: &Spread, level: usize, domain: usize, pods: u32, request: &Request) -> u16 {
-        let fits = |rank: &u16| self.rooms(spread, level, domain, *rank, request.slices).all() >= pods;
-        (1..spread.values.len() as u16).rev().find(fits).unwrap_or(0)
+    fn reached_in_slices(&self, spread: &Spread, level: usize, domain: usize, pods: u32, request: &Request) -> u32 {
+        let fits = |rank: &u32| self.rooms(spread, level, domain, *rank, request.slices).all() >= pods;
+        (1..spread.values.len() as u32).rev().find(fits).unwrap_or(0)
     }
 
     /// Nodes of a domain that have at least this rank, counted for every domain in it.
-    fn rooms(&self, spread: &Spread, level: usize, domain: usize, rank: u16, slices: Option<Slices>) -> Rooms {
+    fn rooms(&self, spread: &Spread, level: usize, domain: usize, rank: u32, slices: Option<Slices>) -> Rooms {
         Rooms::count(self, level, domain, slices, |position| spread.ranks[position] >= rank)
     }
 
