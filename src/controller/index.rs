@@ -184,10 +184,11 @@ impl Index {
             family.pods.remove(&before);
         }
         // Only what the plan reads is news; a version alone is not.
-        let is_news = match family.pods.insert(place.clone(), next.clone()) {
-            None => true,
-            Some(before) => PodView { version: next.version.clone(), ..before } != next,
-        };
+        let is_news = family.pods.get_mut(&place).is_none_or(|before| {
+            before.version.clone_from(&next.version);
+            *before != next
+        });
+        family.pods.insert(place.clone(), next);
         effect.room = self.recount_pod(&job, &place);
         if is_news {
             self.touch(&job, &mut effect);

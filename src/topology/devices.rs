@@ -2,6 +2,9 @@
 
 use super::path::PathClass;
 
+/// A NIC of which nothing is known, and a node without one that is known: NCCL counts an unknown speed as 10 Gbit/s (graph/topo.cc).
+pub const UNKNOWN_NIC: u32 = 1_250;
+
 /// GPUs and NICs of a node and the ways between them. Nodes that are equal here have the same values for the same sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Devices {

@@ -3,6 +3,8 @@
 //! Less than the raw rate of the wire: protocol and measured efficiency are in them. Sources: NCCL 2.30.7, `src/graph/topo.h` (NVLink per
 //! link, sockets), `topo.cc` (PCIe by generation, unknown NICs).
 
+use super::devices::UNKNOWN_NIC;
+
 /// One NVLink, from its raw rate: P100 18.0 GB/s, V100 to A100 20.0, the bridges of GA102 12.0, H100 20.6, Blackwell 40.1.
 pub fn nvlink(raw: u64) -> u32 {
     match raw {
@@ -31,7 +33,7 @@ pub fn pcie(generation: Option<u32>) -> u32 {
 pub fn nic(megabits: Option<u64>) -> u32 {
     match megabits {
         Some(megabits @ 1..) => u32::try_from(megabits * 12 / 100).unwrap_or(u32::MAX),
-        _ => 1_250,
+        _ => UNKNOWN_NIC,
     }
 }
 

@@ -1,8 +1,9 @@
 //! A `GPUTopology` report to [`Devices`].
 
 use super::devices::{Devices, Gpu, Nic};
+use super::gpu_model::{self, GpuModel};
 use super::path::{PathClass, path_class};
-use super::{gpu_model, rates};
+use super::rates;
 use switchyard_crds::gpu_topology::{
     GPUTopologyStatus, Gpu as ReportedGpu, LinkKind, LinkVia, MigMode, Nic as ReportedNic, NicKind,
     PathClass as Reported,
@@ -86,13 +87,14 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
             return Err(ReportError::SameUuid { uuid: gpu.uuid.clone(), first, second });
         }
     }
-    let generation = |gpu: &ReportedGpu| Some(gpu_model::find(gpu.model.as_deref()?)?.pcie_generation);
+    let models: Vec<Option<GpuModel>> = gpus.iter().map(|gpu| gpu_model::find(gpu.model.as_deref()?)).collect();
+    let generations = models.iter().map(|model| model.map(|model| model.pcie_generation));
     let vendor = status.cpus.as_ref().and_then(|cpus| cpus.vendor.as_deref());
     let mut devices = Devices {
-        gpus: gpus.iter().map(|gpu| Gpu { pcie_rate: rates::pcie(generation(gpu)), ..Gpu::default() }).collect(),
+        gpus: generations.clone().map(|known| Gpu { pcie_rate: rates::pcie(known), ..Gpu::default() }).collect(),
         direct_links: vec![0; gpus.len() * gpus.len()],
         gpu_paths: vec![PathClass::Same; gpus.len() * gpus.len()],
-        socket_rate: rates::socket(vendor, gpus.iter().filter_map(generation).max()),
+        socket_rate: rates::socket(vendor, generations.flatten().max()),
         ..Devices::default()
     };
     let numa = |gpu: &ReportedGpu| numa_of(status, gpu.numa_node);
@@ -102,7 +104,7 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
             devices.gpu_paths[a * gpus.len() + b] = class.max(PathClass::Pix);
         }
     }
-    links(status, &mut devices)?;
+    links(status, &models, &mut devices)?;
     let nics = training_nics(status);
     devices.nics =
         nics.iter().map(|nic| Nic { rate: rates::nic(status.nics[*nic].rate_megabits_per_second) }).collect();
@@ -122,7 +124,7 @@ fn is_usable(gpu: &ReportedGpu) -> bool {
     is_whole && gpu.health.as_ref().is_none_or(|health| health.recovery_action == "None")
 }
 
-fn links(status: &GPUTopologyStatus, devices: &mut Devices) -> Result<(), ReportError> {
+fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut Devices) -> Result<(), ReportError> {
     let gpus = &status.gpus;
     let count = gpus.len();
     // What is said not to go through a switch, but is more than any GPU has links, goes through one.
@@ -149,8 +151,7 @@ fn links(status: &GPUTopologyStatus, devices: &mut Devices) -> Result<(), Report
             continue;
         };
         // The model knows better: 25 GB/s is what data sheets say of a link of A100 and of H100, which carries more.
-        let known = gpu_model::find(gpus[a].model.as_deref().unwrap_or_default()).filter(|model| model.links > 0);
-        let raw = known.map(|model| model.megabytes_per_link);
+        let raw = models[a].filter(|model| model.links > 0).map(|model| model.megabytes_per_link);
         let raw = raw.or(reported.megabytes_per_second.map(|all| all / u64::from(links)));
         let rate = raw.map_or(rates::UNKNOWN_NVLINK, rates::nvlink);
         let links = u8::try_from(links).unwrap_or(u8::MAX);

@@ -208,6 +208,11 @@ pub fn stage_of(job: &TrainJob) -> Option<&str> {
     condition_of(job, conditions::SUCCEEDED).map(|condition| condition.reason.as_str())
 }
 
+/// Whether the status tells that somebody undoes what the controller writes.
+pub fn tells_of_a_fight(job: &TrainJob) -> bool {
+    condition_of(job, "Succeeded").is_some_and(|told| told.message.contains("somebody undoes"))
+}
+
 /// A condition of a job.
 pub fn condition_of<'a>(
     job: &'a TrainJob,

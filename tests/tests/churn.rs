@@ -24,8 +24,8 @@ use switchyard_tests::chaos::{self, report, size};
 use switchyard_tests::faults::Proxy;
 use switchyard_tests::history::{Change, Fact, History, JobFact, ORACLES, Recorder, status_writes};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, plain_job, stage_of,
-    start_controller,
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, plain_job, stage_of, start_controller,
+    tells_of_a_fight,
 };
 
 const NODES: usize = 200;
@@ -198,10 +198,9 @@ fn job_of(change: &Change) -> Option<(&str, &JobFact)> {
 fn rests(job: &TrainJob) -> bool {
     let stage = stage_of(job).unwrap_or_default();
     let is_over = [Stage::Complete, Stage::Failed].iter().any(|over| over.reason() == stage);
-    // Pods that were deleted again and again are told of until there was peace for a minute.
-    let fights = condition_of(job, "Succeeded").is_some_and(|told| told.message.contains("somebody undoes"));
     let stays = [Stage::Running, Stage::Queued, Stage::Suspended].iter().any(|stays| stays.reason() == stage);
-    !fights && stays || (is_over && job.spec.ttl_seconds_after_finished.is_none())
+    // Pods that were deleted again and again are told of until there was peace for a minute.
+    !tells_of_a_fight(job) && stays || (is_over && job.spec.ttl_seconds_after_finished.is_none())
 }
 
 /// Waits until all jobs rest and nothing has changed for a while.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, condition_of, plain_job, start_controller,
+    tells_of_a_fight,
 };
 
 /// Most writes of a fight up to a pause of 5 s. Five or six, after 1, 2, 4 and 5 s, and as many that say something new: the status that says
@@ -134,9 +135,7 @@ async fn a_fight_slows_down_and_is_told_and_costs_nothing() -> Result<()> {
         println!("{what}: {:?}", fought());
     }
     for (name, says) in [("service", "Service service"), ("config", "ConfigMap config-1")] {
-        let told =
-            |job: &TrainJob| condition_of(job, "Succeeded").is_some_and(|c| c.message.contains("somebody undoes"));
-        let job = jobs.wait(name, "told", told).await?;
+        let job = jobs.wait(name, "told", tells_of_a_fight).await?;
         let message = &condition_of(&job, "Succeeded").unwrap().message;
         ensure!(message.contains(says), "{message}");
     }

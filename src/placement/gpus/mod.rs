@@ -8,6 +8,6 @@ mod shape;
 mod solve;
 
 pub use fleet::{Fleet, FleetError, MOST_LEVELS, Site};
-pub use ring::{MinLink, UNKNOWN_NIC, UNLIMITED};
+pub use ring::{MinLink, UNLIMITED};
 pub use shape::{Level, MOST_GPUS, Shape};
 pub use solve::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};

@@ -2,14 +2,11 @@
 //!
 //! All sets of a node at once, each a bit mask: 2^G values.
 
-use crate::topology::devices::Devices;
+use crate::topology::devices::{Devices, UNKNOWN_NIC};
 use crate::topology::path::PathClass;
 
-/// No limit: a set of one GPU has no ring.
+/// No limit: a set of one GPU, or none, has no ring.
 pub const UNLIMITED: u32 = u32::MAX;
-
-/// Injection of a node whose NICs are not known: NCCL counts an unknown speed as 10 Gbit/s (graph/topo.cc).
-pub const UNKNOWN_NIC: u32 = 1_250;
 
 /// The worst link that a ring may contain, best first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,10 +105,10 @@ pub fn ring_capacities(devices: &Devices) -> Vec<u32> {
         capacity.iter_mut().zip(possible).filter(|(_, possible)| *possible).for_each(|(capacity, _)| *capacity = rate);
     }
     let has_mesh = devices.direct_links.iter().any(|links| *links > 0);
-    for mask in 1_u32..1 << count {
+    for mask in 0_u32..1 << count {
         let slot = &mut capacity[mask as usize];
         let slowest_to_switches = bits(mask).map(|gpu| devices.gpus[gpu].switch_rate()).min().unwrap_or(0);
-        if mask.count_ones() == 1 {
+        if mask.count_ones() <= 1 {
             *slot = UNLIMITED;
         } else if slowest_to_switches > 0 {
             *slot = slowest_to_switches;
@@ -198,10 +195,9 @@ pub fn nearest_nics(devices: &Devices) -> Vec<u64> {
     (0..devices.gpus.len()).map(nearest).collect()
 }
 
-/// NICs that each set uses, as a mask over NICs.
-pub fn rails(devices: &Devices) -> Vec<u64> {
-    let nearest = nearest_nics(devices);
-    let mut rails = vec![0; 1 << devices.gpus.len()];
+/// NICs that each set uses, as a mask over NICs, from those nearest to each GPU.
+pub fn rails(nearest: &[u64]) -> Vec<u64> {
+    let mut rails = vec![0; 1 << nearest.len()];
     for mask in 1_usize..rails.len() {
         rails[mask] = rails[mask & (mask - 1)] | nearest[mask.trailing_zeros() as usize];
     }
@@ -211,8 +207,7 @@ pub fn rails(devices: &Devices) -> Vec<u64> {
 /// Injection of each set into the fabric, megabytes per second, one direction: the sum over the NICs that are nearest to some GPU
 /// of the set, each limited by its port and by the way to it, and at most what the GPUs' PCIe links carry. GPUs behind one NIC
 /// share it. A process without a GPU (the empty set) sends over one NIC, the fastest.
-pub fn injections(devices: &Devices) -> Vec<u32> {
-    let (nearest, rails) = (nearest_nics(devices), rails(devices));
+pub fn injections(devices: &Devices, nearest: &[u64], rails: &[u64]) -> Vec<u32> {
     let of_set = |mask: usize| {
         let rate = |nic: usize| {
             let users = bits(mask as u32).filter(|gpu| nearest[*gpu] & 1 << nic != 0);

@@ -38,11 +38,12 @@ pub struct Shape {
 impl Shape {
     /// Computes the values. `devices` has at most [`MOST_GPUS`] GPUs.
     pub fn new(devices: &Devices) -> Shape {
-        let (ring, injection) = (ring::ring_capacities(devices), ring::injections(devices));
+        let nearest = ring::nearest_nics(devices);
+        let rails = ring::rails(&nearest);
+        let (ring, injection) = (ring::ring_capacities(devices), ring::injections(devices, &nearest, &rails));
         let sets = 0_u32..1 << devices.gpus.len();
         let rate = |gpu: usize| devices.gpus[gpu].switch_rate();
         let switched = sets.map(|mask| ring::bits(mask).map(rate).min().unwrap_or(0)).collect();
-        let nearest = ring::nearest_nics(devices);
         let mut by_rail: Vec<usize> = (0..devices.gpus.len()).collect();
         by_rail.sort_by_key(|gpu| (nearest[*gpu].trailing_zeros(), *gpu));
         let mut order = vec![0; by_rail.len()];
@@ -50,7 +51,7 @@ impl Shape {
         let packing = packing(devices.gpus.len(), |mask| ring[mask as usize].min(injection[mask as usize]));
         Shape {
             gpus: devices.gpus.len(),
-            rails: ring::rails(devices),
+            rails,
             worst: ring::worst_links(devices),
             ring,
             injection,
@@ -78,8 +79,7 @@ impl Shape {
         if self.worst[mask as usize] > min_link {
             return 0;
         }
-        let ring = if mask == 0 { UNLIMITED } else { self.ring[mask as usize] };
-        ring.min(self.outward(mask, level)).max(1)
+        self.ring[mask as usize].min(self.outward(mask, level)).max(1)
     }
 
     /// Best value of `gpus` GPUs out of each set of free ones; 0: there is none.

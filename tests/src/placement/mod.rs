@@ -6,8 +6,8 @@
 mod world;
 
 use std::collections::HashMap;
-use switchyard::placement::gpus::{Level, MinLink, UNKNOWN_NIC, UNLIMITED};
-use switchyard::topology::devices::Devices;
+use switchyard::placement::gpus::{Level, MinLink, UNLIMITED};
+use switchyard::topology::devices::{Devices, UNKNOWN_NIC};
 use switchyard::topology::path::PathClass;
 pub use world::{World, any_devices, any_request, fixtures};
 
