@@ -14,11 +14,13 @@ mod failure_policy;
 pub mod generate;
 pub mod gpu_topology;
 pub mod labels;
+mod topology_policy;
 mod train_job;
 mod train_job_status;
 pub mod validate;
 
 pub use engine::*;
 pub use failure_policy::*;
+pub use topology_policy::*;
 pub use train_job::*;
 pub use train_job_status::*;

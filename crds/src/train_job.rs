@@ -4,6 +4,7 @@
 
 use crate::engine::Engine;
 use crate::failure_policy::FailurePolicy;
+use crate::topology_policy::TopologyPolicy;
 use crate::train_job_status::TrainJobStatus;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -165,6 +166,10 @@ pub const MAX_PROC_PER_NODE: i32 = 64;
 /// Processes, their resources and environment.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(has(self.framework) && self.framework != 'Switchyard') || !has(self.resourcesPerNode) \
+    || !has(self.resourcesPerNode.limits) || self.resourcesPerNode.limits.all(name, name in ['cpu', 'memory'])")
+    .message("only cpu and memory are supported with framework Switchyard: the engine of this version computes on CPUs")
+    .field_path(".resourcesPerNode.limits"))]
 pub struct Trainer {
     /// Nodes (one pod each). Default 1. `switchyard run` has one machine: with `topologyPolicy.mode: Preferred` it starts
     /// the processes of all nodes there and says so, with `Required` it refuses.
@@ -172,10 +177,10 @@ pub struct Trainer {
     #[schemars(range(min = 1, max = MAX_NODES))]
     pub num_nodes: i32,
 
-    /// Processes on each node. Default 1.
-    #[serde(default = "one")]
+    /// Processes on each node. Default: one for each GPU of the pod; without GPUs 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_PROC_PER_NODE))]
-    pub num_proc_per_node: i32,
+    pub num_proc_per_node: Option<i32>,
 
     /// What runs in the trainer container. Default `Switchyard`.
     #[serde(default)]
@@ -220,7 +225,7 @@ impl Default for Trainer {
     fn default() -> Self {
         Trainer {
             num_nodes: 1,
-            num_proc_per_node: 1,
+            num_proc_per_node: None,
             framework: Framework::Switchyard,
             image: None,
             command: Vec::new(),
@@ -237,12 +242,10 @@ impl Default for Trainer {
 #[serde(rename_all = "camelCase")]
 pub struct ResourcesPerNode {
     /// Upper limits by resource name: `cpu` (cores) bounds the cores that processes of a node are placed on, `memory` (bytes)
-    /// is compared with what the engine will allocate before anything starts. Other names are not supported yet: the engine
-    /// of this version computes on CPUs.
+    /// is compared with what the engine will allocate before anything starts, `nvidia.com/gpu` is the number of GPUs. Framework
+    /// Switchyard takes cpu and memory only: its engine computes on CPUs in this version.
     #[serde(default)]
     #[schemars(extend("maxProperties" = 16))]
-    #[x_kube(validation = Rule::new("self.all(name, name in ['cpu', 'memory'])")
-        .message("only cpu and memory are supported: the engine of this version computes on CPUs"))]
     pub limits: BTreeMap<String, Quantity>,
 }
 
@@ -260,53 +263,6 @@ pub struct EnvVar {
     #[serde(default)]
     #[schemars(length(max = 32768))]
     pub value: String,
-}
-
-/// How strictly the structure of the nodes is respected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum TopologyMode {
-    /// What cannot be respected makes the job not placeable.
-    Required,
-    /// The best placement found is taken, with a warning that says what it costs.
-    #[default]
-    Preferred,
-    /// Processes are not pinned.
-    Ignored,
-}
-
-/// Whether a process may use cores of several NUMA nodes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum NumaBinding {
-    /// The cores of a process must lie in one NUMA node, or the job is not placeable.
-    Required,
-    /// In one NUMA node where possible.
-    #[default]
-    Preferred,
-    /// NUMA nodes are not looked at.
-    None,
-}
-
-/// How strictly the structure of the nodes is respected when processes are placed.
-#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TopologyPolicy {
-    /// `Required`: enough nodes and cores of its own for every process, or the job is not placeable. `Preferred` (default):
-    /// oversubscription is allowed with a warning. `Ignored`: processes are not pinned to cores.
-    #[serde(default)]
-    pub mode: TopologyMode,
-
-    /// What is asked of the inside of a node.
-    #[serde(default)]
-    pub node_topology: NodeTopology,
-}
-
-/// What is asked of the inside of a node.
-#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeTopology {
-    /// Whether a process may use cores of several NUMA nodes. Default `Preferred`.
-    #[serde(default)]
-    pub numa_binding: NumaBinding,
 }
 
 fn one() -> i32 {

@@ -1,7 +1,9 @@
 //! Status of a `TrainJob`: what became of it, written by the controller and by `switchyard run`.
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What became of the job.
@@ -48,9 +50,13 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarts: Option<Restarts>,
 
-    /// Where the processes run, and why there.
+    /// Where the processes run, and why there. After a failure the last place, until the next one is decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
+
+    /// How the pods of the current attempt get their GPUs. Absent: they ask for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_allocation: Option<DeviceAllocation>,
 
     /// Figures of the training.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,6 +124,41 @@ pub struct PlacementStatus {
     #[schemars(length(max = 1024))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["firstRank".into()]))]
     pub nodes: Vec<PlacedNode>,
+
+    /// Bandwidth of the job's ring as the reports of the nodes predict it, bytes per second of one direction, such as `192G`. Absent: a
+    /// single process, or nothing is known of the nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_bus_bandwidth: Option<Quantity>,
+
+    /// The most that the same job could have if all nodes it may use were free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_possible: Option<Quantity>,
+
+    /// What the prediction is bound by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited_by: Option<Limit>,
+}
+
+/// What bounds the bandwidth of a job's ring.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Limit {
+    /// The links between the GPUs of a node.
+    Ring,
+    /// The NICs of a node.
+    NICs,
+    /// What the domains of the job let through.
+    Domain,
+    /// The NVLink domain.
+    NVLinkDomain,
+}
+
+/// How pods get their GPUs.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceAllocation {
+    /// By a ResourceClaim for each pod that names the GPUs.
+    Claims,
+    /// As an extended resource: the kubelet's device plugin chooses. Whole nodes are exact nevertheless.
+    DevicePlugin,
 }
 
 /// The part of the job on one node.
@@ -137,6 +178,18 @@ pub struct PlacedNode {
     #[schemars(length(max = 64), inner(length(max = 1024)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub cpus: Vec<String>,
+
+    /// UUIDs of the GPUs, in the order of local ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 96)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub gpus: Vec<String>,
+
+    /// Names of the NICs nearest to these GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 64)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub nics: Vec<String>,
 
     /// NUMA nodes in use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -3,13 +3,14 @@
 use super::error::{Cause, Refusal};
 use crate::plan::cluster::Action;
 use crate::plan::cluster::view;
-use crate::plan::objects::Object;
+use crate::plan::objects::{CLAIM, Object};
 use crate::planted;
 use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
@@ -102,6 +103,7 @@ impl Executor {
             Action::Create(object) => match object {
                 Object::Pod(pod) => self.create(job, "Pod", *pod).await,
                 Object::Service(service) => self.create(job, "Service", *service).await,
+                Object::Claim(claim) => self.create(job, CLAIM, *claim).await,
                 Object::ConfigMap(config) => self.create(job, "ConfigMap", config).await,
                 Object::PodDisruptionBudget(budget) => self.create(job, "PodDisruptionBudget", budget).await,
                 Object::NetworkPolicy(policy) => self.create(job, "NetworkPolicy", policy).await,
@@ -112,7 +114,9 @@ impl Executor {
                 Object::PodDisruptionBudget(budget) => self.set(job, "PodDisruptionBudget", &budget).await,
                 Object::NetworkPolicy(policy) => self.set(job, "NetworkPolicy", &policy).await,
                 // Immutable: what has its name is what was made.
-                Object::Pod(_) | Object::ConfigMap(_) | Object::Secret(_) => Ok(Done::Written("", None)),
+                Object::Pod(_) | Object::Claim(_) | Object::ConfigMap(_) | Object::Secret(_) => {
+                    Ok(Done::Written("", None))
+                }
             },
             Action::Release { pod, uid, mut patch } => {
                 // With the UID in the patch the server refuses it for a pod of the same name made later.
@@ -125,6 +129,7 @@ impl Executor {
             }
             Action::Delete { kind, name, uid, version } => match kind {
                 "Pod" => self.delete::<Pod>(job, kind, &name, uid, version).await,
+                CLAIM => self.delete::<ResourceClaim>(job, kind, &name, uid, version).await,
                 "ConfigMap" => self.delete::<ConfigMap>(job, kind, &name, uid, version).await,
                 "PodDisruptionBudget" => self.delete::<PodDisruptionBudget>(job, kind, &name, uid, version).await,
                 _ => self.delete::<TrainJob>(job, kind, &name, uid, version).await,

@@ -2,6 +2,7 @@
 
 use super::import;
 use crate::controller::telemetry;
+use crate::plan::cluster::levels::DomainLevel;
 use crate::topology::import::NicRate;
 use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
@@ -200,6 +201,19 @@ pub(super) struct ControllerArgs {
     /// Image of the worker, for jobs that name none.
     #[arg(long, value_name = "IMAGE", default_value = concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")))]
     pub worker_image: String,
+
+    /// Device class that ResourceClaims for GPUs name.
+    #[arg(long, value_name = "CLASS", default_value = "gpu.nvidia.com")]
+    pub gpu_device_class: String,
+
+    /// Driver that offers GPUs in ResourceSlices, with their UUIDs as attributes.
+    #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
+    pub gpu_driver: String,
+
+    /// A level of domains of nodes, small to large, repeatable: KEY (a label of the nodes), KEY:FACTOR with its oversubscription,
+    /// KEY:NVLink for an NVLink domain; `cluster` is all nodes. Default: NVLink cliques and the labels of Topograph and of clouds.
+    #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
+    pub domains: Vec<DomainLevel>,
 
     /// Jobs that are looked at at a time.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]

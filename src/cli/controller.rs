@@ -3,6 +3,7 @@
 use super::args::{ControllerArgs, Toggle};
 use super::refuse;
 use crate::controller::{self, Connection, Settings, Timing, telemetry};
+use crate::plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use crate::plan::objects::Defaults;
 use std::time::Duration;
 use switchyard_worker_contract::exit::Exit;
@@ -19,6 +20,10 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
     let election = match timing(args) {
         Ok(election) => election,
         Err(message) => return refuse(&message, Exit::Usage),
+    };
+    let levels = match levels(&args.domains) {
+        Ok(levels) => levels,
+        Err(error) => return refuse(&format!("--domain: {error}"), Exit::Usage),
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -39,7 +44,12 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
             election,
             watch_namespace: args.watch_namespace.clone(),
             concurrent_reconciles: args.concurrent_reconciles.into(),
-            defaults: Defaults { worker_image: args.worker_image.clone() },
+            defaults: Defaults {
+                worker_image: args.worker_image.clone(),
+                gpu_class: args.gpu_device_class.clone(),
+                gpu_driver: args.gpu_driver.clone(),
+            },
+            levels,
         };
         let (stop, stopped) = channel(false);
         let (sent, exit) = channel(Exit::Done);
@@ -51,6 +61,11 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
             Err(error) => refuse(&error.to_string(), Exit::Usage),
         }
     })
+}
+
+/// The levels of the command line; none there: those that are known.
+pub(super) fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
+    if domains.is_empty() { Ok(Levels::default()) } else { Levels::new(domains.to_vec()) }
 }
 
 fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {

@@ -243,7 +243,7 @@ spec:
     #[test]
     fn a_good_manifest_is_read_with_defaults() {
         let job = parse("job.yaml", GOOD).unwrap();
-        assert_eq!(job.spec.trainer.num_proc_per_node, 1);
+        assert_eq!(job.spec.trainer.num_nodes, 1);
         assert_eq!(job.spec.engine.as_ref().unwrap().optimizer.learning_rate, "0.001");
     }
 

@@ -2,17 +2,21 @@
 //!
 //! Plain data: `apply` and `delete` take objects in, and say which jobs have to be looked at. It knows no client and no clock.
 
+use super::devices::Devices;
 use super::own_writes::OwnWrites;
-use super::usage::Usage;
+use super::usage::{Share, Usage};
 use crate::plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use crate::plan::eligible::NodeFacts;
+use crate::plan::objects::CLAIM;
 use crate::plan::resources::Resources;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use switchyard_crds::{PlacementStatus, TrainJob, conditions, labels};
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions, labels};
 use switchyard_worker_contract::event::Summary;
 
 /// Namespace and name of a job.
@@ -63,6 +67,7 @@ pub(super) struct Index {
     /// By UID of the job.
     pub families: HashMap<String, Family>,
     pub usage: Usage,
+    pub devices: Devices,
     /// Where each pod of ours is kept: UID of the pod to UID of the job.
     pods: HashMap<String, (String, (u32, u32, String))>,
     /// Latest resource version seen, by kind.
@@ -166,8 +171,9 @@ impl Index {
         let Some(uid) = pod.metadata.uid.clone() else { return effect };
         let Some(job) = view::owner(&pod.metadata).map(str::to_string) else {
             let pod = PodView::of(pod);
-            let share = pod.node.filter(|_| !matches!(pod.phase, view::Phase::Succeeded | view::Phase::Failed));
-            effect.room = self.usage.set_share(&uid, share.map(|node| (node, pod.requests)));
+            let node = pod.node.filter(|_| !matches!(pod.phase, view::Phase::Succeeded | view::Phase::Failed));
+            let share = node.map(|node| Share { node, amount: pod.requests, gpus: Vec::new() });
+            effect.room = self.usage.set_share(&uid, share);
             return effect;
         };
         let next = PodView::of(pod);
@@ -258,7 +264,7 @@ impl Index {
     /// A node appeared or changed.
     pub fn apply_node(&mut self, node: &Node) -> Effect {
         self.saw("Node", &node.metadata);
-        let (view, allocatable) = node_view(node);
+        let view = node_view(node);
         let name = view.facts.name.clone();
         let readiness = |view: &NodeView| view.not_ready_since.is_some();
         let before = self.usage.nodes().get(&name).map(readiness);
@@ -266,7 +272,7 @@ impl Index {
         if before != Some(readiness(&view)) {
             self.touch_node(&name, &mut effect);
         }
-        effect.room = self.usage.set_node(view, allocatable);
+        effect.room = self.usage.set_node(view);
         effect
     }
 
@@ -277,6 +283,49 @@ impl Index {
         let name = metadata.name.clone().unwrap_or_default();
         self.usage.remove_node(&name);
         self.touch_node(&name, &mut effect);
+        effect
+    }
+
+    /// The agent of a node reported, or its report cannot be read.
+    pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
+        self.saw("GPUTopology", metadata);
+        let room = self.usage.set_report(metadata.name.as_deref().unwrap_or_default(), report);
+        Effect { room, ..Effect::default() }
+    }
+
+    /// Nobody reports for a node any more.
+    pub fn delete_report(&mut self, metadata: &ObjectMeta) -> Effect {
+        self.saw("GPUTopology", metadata);
+        self.usage.remove_report(metadata.name.as_deref().unwrap_or_default());
+        Effect::default()
+    }
+
+    /// A driver offers devices.
+    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str) -> Effect {
+        self.saw("ResourceSlice", &slice.metadata);
+        Effect { room: self.devices.apply_slice(slice, driver, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A driver offers them no more.
+    pub fn delete_slice(&mut self, metadata: &ObjectMeta) -> Effect {
+        self.saw("ResourceSlice", metadata);
+        let name = metadata.name.as_deref().unwrap_or_default();
+        Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A claim appeared or changed, of a job or not.
+    pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
+        let room = self.devices.apply_claim(claim, &mut self.usage);
+        let mut effect = self.apply_object(CLAIM, &claim.metadata, content);
+        effect.room |= room;
+        effect
+    }
+
+    /// A claim is gone.
+    pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
+        let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
+        let mut effect = self.delete_object(CLAIM, metadata);
+        effect.room |= room;
         effect
     }
 
@@ -307,16 +356,22 @@ impl Index {
     fn recount_pod(&mut self, job: &str, place: &(u32, u32, String)) -> bool {
         let Some(family) = self.families.get(job) else { return false };
         let Some(pod) = family.pods.get(place) else { return false };
-        let share = if pod.is_over() {
-            None
-        } else {
-            pod.node.clone().or_else(|| self.promised(family, pod)).map(|node| (node, pod.requests.clone()))
-        };
+        let promised = self.promised(family, pod);
+        let node = pod.node.clone().or_else(|| promised.map(|placed| placed.node_name.clone()));
+        let share = node.filter(|_| !pod.is_over()).map(|node| Share {
+            gpus: promised
+                .filter(|placed| placed.node_name == node)
+                .map(|placed| placed.gpus.clone())
+                .unwrap_or_default(),
+            amount: pod.requests.clone(),
+            node,
+        });
         let uid = pod.uid.clone();
         self.usage.set_share(&uid, share)
     }
 
-    fn promised(&self, family: &Family, pod: &PodView) -> Option<String> {
+    /// The place of a pod that the last decision is about.
+    fn promised<'a>(&'a self, family: &'a Family, pod: &PodView) -> Option<&'a PlacedNode> {
         let job = self.jobs.get(family.key.as_ref()?)?;
         let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
         let (attempt, placement) = match &family.assumed {
@@ -326,7 +381,7 @@ impl Index {
         if pod.attempt != attempt {
             return None;
         }
-        placement.nodes.get(pod.node_rank as usize).map(|node| node.node_name.clone())
+        placement.nodes.get(pod.node_rank as usize)
     }
 }
 
@@ -345,7 +400,7 @@ fn label(metadata: &ObjectMeta, name: &str) -> Option<String> {
     metadata.labels.as_ref().and_then(|labels| labels.get(name)).cloned()
 }
 
-fn node_view(node: &Node) -> (NodeView, Resources) {
+fn node_view(node: &Node) -> NodeView {
     let status = node.status.as_ref();
     let ready =
         status.and_then(|status| status.conditions.as_deref()).unwrap_or_default().iter().find(|c| c.type_ == "Ready");
@@ -361,5 +416,5 @@ fn node_view(node: &Node) -> (NodeView, Resources) {
     let allocatable =
         status.and_then(|status| status.allocatable.as_ref()).map(Resources::of_quantities).unwrap_or_default();
     let not_ready_since = (!is_ready).then(|| since.unwrap_or(Timestamp::UNIX_EPOCH));
-    (NodeView { facts, not_ready_since, free: Resources::default() }, allocatable)
+    NodeView { facts, not_ready_since, allocatable, ..NodeView::default() }
 }

@@ -9,6 +9,7 @@
 //! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
 
 mod client;
+mod devices;
 mod election;
 mod index;
 mod metrics;
@@ -26,6 +27,7 @@ pub use client::{Connection, connect};
 pub use election::Timing;
 
 use crate::apply::Executor;
+use crate::plan::cluster::levels::Levels;
 use crate::plan::objects::Defaults;
 use election::Leading;
 use index::{Index, Key};
@@ -55,6 +57,8 @@ pub struct Settings {
     pub concurrent_reconciles: usize,
     /// Settings that show in objects.
     pub defaults: Defaults,
+    /// Levels of domains of nodes.
+    pub levels: Levels,
 }
 
 /// What everything in the controller shares.

@@ -118,6 +118,7 @@ impl Context {
             objects: &family.objects,
             nodes: index.usage.nodes(),
             defaults: &self.settings.defaults,
+            levels: &self.settings.levels,
             trouble: family.trouble.as_deref().or(fight.as_deref()),
             summary: family.summary.as_ref(),
             status_written: family.status_written,

@@ -1,73 +1,166 @@
-//! What is free on every node: allocatable less what pods take, kept up to date change by change.
+//! What is free on every node: allocatable less what pods take, and the GPUs that nobody has, kept up to date change by change.
 
+use crate::plan::cluster::machine::{Machine, Shapes};
 use crate::plan::cluster::view::NodeView;
 use crate::plan::resources::Resources;
 use std::collections::{BTreeMap, HashMap};
+use switchyard_crds::gpu_topology::GPUTopology;
 
 /// Nodes and who takes what on them.
 #[derive(Debug, Default)]
-pub(super) struct Usage {
+pub struct Usage {
     nodes: BTreeMap<String, NodeView>,
-    allocatable: HashMap<String, Resources>,
-    /// By UID of the pod.
+    /// By what takes it: the UID of a pod or claim, or another name.
     shares: HashMap<String, Share>,
-    /// UIDs by node; a node that is not known yet may have some.
+    /// Takers by node; a node that is not known yet may have some.
     on: HashMap<String, Vec<String>>,
+    /// What the agents report, by node.
+    reports: HashMap<String, Report>,
+    /// UUIDs that drivers offer for claims, by node and slice.
+    offers: HashMap<String, BTreeMap<String, Vec<String>>>,
+    shapes: Shapes,
+}
+
+/// What somebody takes on a node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Share {
+    /// The node.
+    pub node: String,
+    /// Amounts.
+    pub amount: Resources,
+    /// UUIDs of GPUs.
+    pub gpus: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-struct Share {
-    node: String,
-    amount: Resources,
+struct Report {
+    machine: Result<Machine, String>,
+    in_use: Vec<String>,
 }
 
 impl Usage {
+    /// All nodes by name.
     pub fn nodes(&self) -> &BTreeMap<String, NodeView> {
         &self.nodes
     }
 
     /// A node appeared or changed. Answers whether there may be more room than before.
-    pub fn set_node(&mut self, mut view: NodeView, allocatable: Resources) -> bool {
+    pub fn set_node(&mut self, mut view: NodeView) -> bool {
         let name = view.facts.name.clone();
-        view.free = allocatable.clone();
-        for uid in self.on.get(&name).into_iter().flatten() {
-            view.free = view.free.less(&self.shares[uid].amount);
+        view.free = view.allocatable.clone();
+        for taker in self.on.get(&name).into_iter().flatten() {
+            view.free = view.free.less(&self.shares[taker].amount);
         }
-        let before = self.nodes.get(&name);
-        let better = before.is_none_or(|before| before.facts != view.facts || before.free != view.free);
-        self.allocatable.insert(name.clone(), allocatable);
-        self.nodes.insert(name, view);
-        better
+        let before = self.nodes.insert(name.clone(), view);
+        self.refresh(&name);
+        let view = &self.nodes[&name];
+        before.is_none_or(|before| before != *view)
     }
 
     /// A node is gone.
     pub fn remove_node(&mut self, name: &str) {
         self.nodes.remove(name);
-        self.allocatable.remove(name);
     }
 
-    /// A pod takes this much on this node; `None`: nothing (any more). Answers whether something became free.
-    pub fn set_share(&mut self, uid: &str, share: Option<(String, Resources)>) -> bool {
-        let share = share.map(|(node, amount)| Share { node, amount });
-        if self.shares.get(uid) == share.as_ref() {
+    /// Somebody takes this; `None`: nothing (any more). Answers whether something became free.
+    pub fn set_share(&mut self, taker: &str, share: Option<Share>) -> bool {
+        if self.shares.get(taker) == share.as_ref() {
             return false;
         }
-        let freed = self.shares.remove(uid);
+        let freed = self.shares.remove(taker);
         if let Some(before) = &freed {
-            if let Some(uids) = self.on.get_mut(&before.node) {
-                uids.retain(|other| other != uid);
+            if let Some(takers) = self.on.get_mut(&before.node) {
+                takers.retain(|other| other != taker);
             }
             if let Some(node) = self.nodes.get_mut(&before.node) {
                 node.free = node.free.plus(&before.amount);
             }
+            self.refresh(&before.node);
         }
         if let Some(share) = share {
-            if let Some(node) = self.nodes.get_mut(&share.node) {
+            let node = share.node.clone();
+            if let Some(node) = self.nodes.get_mut(&node) {
                 node.free = node.free.less(&share.amount);
             }
-            self.on.entry(share.node.clone()).or_default().push(uid.to_string());
-            self.shares.insert(uid.to_string(), share);
+            self.on.entry(node.clone()).or_default().push(taker.to_string());
+            self.shares.insert(taker.to_string(), share);
+            self.refresh(&node);
         }
         freed.is_some()
+    }
+
+    /// What somebody takes.
+    pub fn share(&self, taker: &str) -> Option<&Share> {
+        self.shares.get(taker)
+    }
+
+    /// Takes shares out, to look at the cluster without them. They are put back by [`Usage::put_back`].
+    pub fn set_aside<'a>(&mut self, takers: impl IntoIterator<Item = &'a str>) -> Vec<(String, Share)> {
+        let mut aside = Vec::new();
+        for taker in takers {
+            if let Some(share) = self.shares.get(taker).cloned() {
+                self.set_share(taker, None);
+                aside.push((taker.to_string(), share));
+            }
+        }
+        aside
+    }
+
+    /// Undoes [`Usage::set_aside`].
+    pub fn put_back(&mut self, aside: Vec<(String, Share)>) {
+        for (taker, share) in aside {
+            self.set_share(&taker, Some(share));
+        }
+    }
+
+    /// The agent of a node reported. Answers whether that changes what can be placed there.
+    pub fn set_report(&mut self, name: &str, report: Result<&GPUTopology, String>) -> bool {
+        let name = name.to_string();
+        let machine = report.and_then(|report| self.shapes.machine(report));
+        let next = Report { machine, in_use: Vec::new() };
+        if self.reports.get(&name) == Some(&next) {
+            return false;
+        }
+        self.reports.insert(name.clone(), next);
+        self.refresh(&name);
+        true
+    }
+
+    /// Nobody reports for a node any more.
+    pub fn remove_report(&mut self, name: &str) {
+        self.reports.remove(name);
+        self.refresh(name);
+    }
+
+    /// A slice offers these GPUs of a node for claims; empty: none. Answers whether that is new.
+    pub fn set_offer(&mut self, slice: &str, node: &str, uuids: Vec<String>) -> bool {
+        let offers = self.offers.entry(node.to_string()).or_default();
+        let is_new = offers.get(slice).map_or(!uuids.is_empty(), |before| *before != uuids);
+        if uuids.is_empty() {
+            offers.remove(slice);
+        } else {
+            offers.insert(slice.to_string(), uuids);
+        }
+        if offers.is_empty() {
+            self.offers.remove(node);
+        }
+        self.refresh(node);
+        is_new
+    }
+
+    /// Counts anew which GPUs of a node are whose.
+    fn refresh(&mut self, name: &str) {
+        let Some(view) = self.nodes.get_mut(name) else { return };
+        let report = self.reports.get(name);
+        let machine = report.and_then(|report| report.machine.as_ref().ok());
+        let mask = |uuids: &[String]| machine.map_or(0, |machine| machine.mask(uuids.iter().map(String::as_str)));
+        let takers = self.on.get(name).into_iter().flatten();
+        view.taken = takers.map(|taker| mask(&self.shares[taker].gpus)).fold(0, |all, gpus| all | gpus);
+        view.in_use = report.map_or(0, |report| mask(&report.in_use));
+        let offers = self.offers.get(name);
+        view.offered = offers.map(|offers| offers.values().map(|uuids| mask(uuids)).fold(0, |all, gpus| all | gpus));
+        if view.machine.as_ref() != report.map(|report| &report.machine) {
+            view.machine = report.map(|report| report.machine.clone());
+        }
     }
 }

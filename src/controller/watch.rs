@@ -2,12 +2,13 @@
 
 use super::Context;
 use super::index::{Effect, Index, Key};
-use crate::plan::objects::observed_content;
+use crate::plan::objects::{CLAIM, observed_content};
 use crate::planted;
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
@@ -16,6 +17,7 @@ use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
+use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, labels};
 use tracing::{debug, info, warn};
 
@@ -30,13 +32,23 @@ const FIRST_PAUSE: Duration = Duration::from_millis(400);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What is watched.
-pub(super) const KINDS: [&str; 7] =
-    ["TrainJob", "Pod", "Node", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"];
+pub(super) const KINDS: [&str; 10] = [
+    "TrainJob",
+    "Pod",
+    "Node",
+    "GPUTopology",
+    "ResourceSlice",
+    CLAIM,
+    "Service",
+    "ConfigMap",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+];
 
 /// What a kind does to the index.
 struct Rules<K> {
     kind: &'static str,
-    apply: fn(&mut Index, K) -> Effect,
+    apply: Box<dyn Fn(&mut Index, K) -> Effect + Send>,
     delete: fn(&mut Index, &ObjectMeta) -> Effect,
 }
 
@@ -46,27 +58,56 @@ pub(super) fn start(context: &Context) {
     let ours = watcher::Config::default().labels(labels::JOB_UID);
     let jobs = Rules::<DeserializeGuard<TrainJob>> {
         kind: "TrainJob",
-        apply: |index, job| match job.0 {
+        apply: Box::new(|index, job| match job.0 {
             Ok(job) => index.apply_job(job),
             Err(invalid) => index.apply_unreadable(&invalid.metadata, invalid.error),
-        },
+        }),
         delete: Index::delete_job,
     };
-    let pods = Rules::<Pod> { kind: "Pod", apply: |index, pod| index.apply_pod(&pod), delete: Index::delete_pod };
-    let nodes =
-        Rules::<Node> { kind: "Node", apply: |index, node| index.apply_node(&node), delete: Index::delete_node };
+    let pods =
+        Rules::<Pod> { kind: "Pod", apply: Box::new(|index, pod| index.apply_pod(&pod)), delete: Index::delete_pod };
+    let nodes = Rules::<Node> {
+        kind: "Node",
+        apply: Box::new(|index, node| index.apply_node(&node)),
+        delete: Index::delete_node,
+    };
+    let reports = Rules::<DeserializeGuard<GPUTopology>> {
+        kind: "GPUTopology",
+        apply: Box::new(|index, report| match &report.0 {
+            Ok(report) => index.apply_report(&report.metadata, Ok(report)),
+            Err(invalid) => index.apply_report(&invalid.metadata, Err(invalid.error.clone())),
+        }),
+        delete: Index::delete_report,
+    };
+    let driver = context.settings.defaults.gpu_driver.clone();
+    let slices = Rules::<ResourceSlice> {
+        kind: "ResourceSlice",
+        apply: Box::new(move |index, slice| index.apply_slice(&slice, &driver)),
+        delete: Index::delete_slice,
+    };
+    let claims = Rules::<ResourceClaim> {
+        kind: CLAIM,
+        apply: Box::new(|index, claim| {
+            let content = observed_content(&serde_json::to_value(&claim).unwrap_or_default());
+            index.apply_claim(&claim, content)
+        }),
+        delete: Index::delete_claim,
+    };
     // Pods of other namespaces take room on the nodes, too.
     spawn(context, pods, Api::all(context.client.clone()), everything.clone());
     spawn(context, nodes, Api::all(context.client.clone()), everything.clone());
+    spawn(context, reports, Api::all(context.client.clone()), everything.clone());
+    spawn(context, slices, Api::all(context.client.clone()), everything.clone());
+    spawn(context, claims, Api::all(context.client.clone()), everything.clone());
     spawn(context, jobs, scoped(context), everything);
     macro_rules! object {
         ($type:ty, $kind:literal) => {
             let rules = Rules::<$type> {
                 kind: $kind,
-                apply: |index, object| {
+                apply: Box::new(|index, object| {
                     let content = observed_content(&serde_json::to_value(&object).unwrap_or_default());
                     index.apply_object($kind, &object.metadata, content)
-                },
+                }),
                 delete: |index, metadata| index.delete_object($kind, metadata),
             };
             spawn(context, rules, scoped(context), ours.clone());

@@ -1,7 +1,6 @@
 #![doc = include_str!("README.md")]
 #![deny(missing_docs)]
 
-pub mod gang;
 pub mod gpus;
 mod model;
 mod solve;

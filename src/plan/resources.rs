@@ -23,6 +23,12 @@ impl Resources {
         self.0.get(name).copied().unwrap_or(0)
     }
 
+    /// The same without one of them.
+    pub fn without(mut self, name: &str) -> Resources {
+        self.0.remove(name);
+        self
+    }
+
     /// Reads quantities; what is no quantity counts as none, since the API server accepts no such thing.
     pub fn of_quantities(quantities: &BTreeMap<String, Quantity>) -> Resources {
         Resources(quantities.iter().map(|(name, quantity)| (name.clone(), thousandths(&quantity.0))).collect())

@@ -121,6 +121,7 @@ pub fn status(observed: &Observed<'_>, previous: Option<&TrainJobStatus>, now: T
         ready: None,
         nodes: None,
         placement: observed.plan.map(placement),
+        device_allocation: None,
         trainer_status: observed.figures.as_ref().map(trainer_status),
     }
 }
@@ -141,9 +142,11 @@ fn placement(plan: &Plan) -> PlacementStatus {
                     node_name: node.node_name.clone(),
                     cpus: node.processes.iter().filter_map(|process| process.cpus.clone()).collect(),
                     numa_nodes,
+                    ..PlacedNode::default()
                 }
             })
             .collect(),
+        ..PlacementStatus::default()
     }
 }
 

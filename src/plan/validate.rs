@@ -46,7 +46,7 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     // The schema says so as well. A job that was stored without it must not ask for a million pods.
     for (field, got, most) in [
         ("numNodes", spec.trainer.num_nodes, api::MAX_NODES),
-        ("numProcPerNode", spec.trainer.num_proc_per_node, api::MAX_PROC_PER_NODE),
+        ("numProcPerNode", spec.trainer.num_proc_per_node.unwrap_or(1), api::MAX_PROC_PER_NODE),
     ] {
         if !(1..=most).contains(&got) {
             let (field, expected) = (format!("spec.trainer.{field}"), format!("1 to {most}"));
@@ -82,7 +82,7 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     }
     let request = Request {
         nodes: count(spec.trainer.num_nodes),
-        processes_per_node: count(spec.trainer.num_proc_per_node),
+        processes_per_node: spec.trainer.num_proc_per_node.map_or(objects::gpus(job).max(1), count),
         threads: spec.trainer.cpu_threads.map(count),
         // Part of a core still has to be one core to place on.
         core_limit: cpu.map(|cores| cores.max(1.0) as u32),

@@ -6,7 +6,7 @@ use super::path::PathClass;
 pub const UNKNOWN_NIC: u32 = 1_250;
 
 /// GPUs and NICs of a node and the ways between them. Nodes that are equal here have the same values for the same sets.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Devices {
     /// GPUs, by position.
     pub gpus: Vec<Gpu>,
@@ -23,7 +23,7 @@ pub struct Devices {
 }
 
 /// One GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gpu {
     /// Rate of its PCIe link.
     pub pcie_rate: u32,
@@ -34,7 +34,7 @@ pub struct Gpu {
 }
 
 /// One NIC.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nic {
     /// Rate of its port.
     pub rate: u32,

@@ -48,6 +48,12 @@ pub fn socket(vendor: Option<&str>, generation: Option<u32>) -> u32 {
     }
 }
 
+/// Gigabytes per second as people write them: `370.8`, `192`.
+pub fn gigabytes(megabytes: u32) -> String {
+    let text = format!("{:.1}", f64::from(megabytes) / 1000.0);
+    text.strip_suffix(".0").map_or(text.clone(), str::to_string)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use crate::topology::devices::Devices;
 use crate::topology::model::NodeOrd;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Most levels of domains, the whole cluster included.
 pub const MOST_LEVELS: usize = 8;
@@ -59,10 +60,10 @@ pub enum FleetError {
 #[derive(Debug)]
 pub struct Fleet {
     pub(super) levels: Vec<Level>,
-    pub(super) shapes: Vec<Shape>,
+    pub(super) shapes: Vec<Arc<Shape>>,
     pub(super) sites: Vec<Place>,
     /// Position of each node.
-    positions: Vec<u32>,
+    pub(super) positions: Vec<u32>,
     /// Domains of each level, as ranges of positions.
     pub(super) domains: Vec<Vec<Range<usize>>>,
     views: BTreeMap<(u8, MinLink), View>,
@@ -104,6 +105,17 @@ impl Fleet {
     /// # Errors
     /// Levels, shapes or nodes that contradict each other.
     pub fn new(levels: Vec<Level>, shapes: &[Devices], sites: &[Site]) -> Result<Fleet, FleetError> {
+        if let Some((shape, devices)) = shapes.iter().enumerate().find(|(_, devices)| devices.gpus.len() > MOST_GPUS) {
+            return Err(FleetError::Gpus { shape, gpus: devices.gpus.len() });
+        }
+        Fleet::of(levels, shapes.iter().map(|devices| Arc::new(Shape::new(devices))).collect(), sites)
+    }
+
+    /// The same with shapes that were computed before.
+    ///
+    /// # Errors
+    /// Levels or nodes that contradict each other.
+    pub fn of(levels: Vec<Level>, shapes: Vec<Arc<Shape>>, sites: &[Site]) -> Result<Fleet, FleetError> {
         if levels.is_empty() || levels.len() > MOST_LEVELS {
             return Err(FleetError::Levels(levels.len()));
         }
@@ -114,14 +126,10 @@ impl Fleet {
             }
             most = *share;
         }
-        if let Some((shape, devices)) = shapes.iter().enumerate().find(|(_, devices)| devices.gpus.len() > MOST_GPUS) {
-            return Err(FleetError::Gpus { shape, gpus: devices.gpus.len() });
-        }
         let fits = |site: &Site| (site.shape as usize) < shapes.len() && site.domains.len() + 1 == levels.len();
         if let Some(wrong) = sites.iter().position(|site| !fits(site)) {
             return Err(FleetError::Site(wrong as u32));
         }
-        let shapes: Vec<Shape> = shapes.iter().map(Shape::new).collect();
         let (sites, domains) = tree(levels.len(), &shapes, sites);
         let mut positions = vec![0; sites.len()];
         sites.iter().enumerate().for_each(|(position, place)| positions[place.node.0 as usize] = position as u32);
@@ -144,6 +152,11 @@ impl Fleet {
                 spread.counts[row + rank as usize] += 1;
             }
         }
+    }
+
+    /// Position of a node; `None`: it is not of this fleet.
+    pub(super) fn position(&self, node: NodeOrd) -> Option<usize> {
+        self.positions.get(node.0 as usize).map(|position| *position as usize)
     }
 
     /// Level of the smallest domain with all these nodes; `None` for a single one.
@@ -212,7 +225,7 @@ impl Spread {
 }
 
 /// Nodes in the order of the tree, and the domains as ranges.
-fn tree(levels: usize, shapes: &[Shape], sites: &[Site]) -> (Vec<Place>, Vec<Vec<Range<usize>>>) {
+fn tree(levels: usize, shapes: &[Arc<Shape>], sites: &[Site]) -> (Vec<Place>, Vec<Vec<Range<usize>>>) {
     /// Larger than any number of a domain.
     const OWN: u64 = 1 << 32;
     // Domains from the largest down; a node whose domain is not known is alone with its smaller domain.

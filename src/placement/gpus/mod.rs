@@ -3,6 +3,7 @@
 mod choose;
 mod fleet;
 mod groups;
+mod repair;
 pub mod ring;
 mod shape;
 mod solve;

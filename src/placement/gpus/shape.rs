@@ -16,7 +16,7 @@ pub struct Level {
 }
 
 /// A kind of node.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Number of GPUs.
     pub gpus: usize,
@@ -64,6 +64,11 @@ impl Shape {
     /// All GPUs.
     pub fn all(&self) -> u32 {
         ((1_u64 << self.gpus) - 1) as u32
+    }
+
+    /// The slowest link of the ring over a set.
+    pub fn link(&self, mask: u32) -> MinLink {
+        self.worst[mask as usize]
     }
 
     /// What a set may send to other nodes of the same domain; `None`: there are no others.

@@ -207,14 +207,21 @@ impl Fleet {
         let nodes: Vec<NodeOrd> = chosen.iter().map(|(_, position)| self.sites[*position].node).collect();
         let level = self.spread_of(&nodes);
         let pods = choose::devices(self, request, level, &chosen);
+        self.placement(pods, level)
+    }
+
+    /// Sums up pods whose GPUs are chosen.
+    pub(super) fn placement(&self, pods: Vec<Pod>, level: Option<usize>) -> Placement {
         let bandwidth = pods.iter().map(|pod| pod.ring.min(pod.outward)).min().unwrap_or(UNLIMITED);
-        let mut domains = vec![0; self.levels.len()];
-        for (level, count) in domains.iter_mut().enumerate() {
-            let mut used: Vec<u32> = chosen.iter().map(|(_, position)| self.sites[*position].domain[level]).collect();
+        let place = |pod: &Pod| &self.sites[self.positions[pod.node.0 as usize] as usize];
+        let used = |level: usize| {
+            let mut used: Vec<u32> = pods.iter().map(|pod| place(pod).domain[level]).collect();
+            used.sort_unstable();
             used.dedup();
-            *count = used.len() as u32;
-        }
-        Placement { pods, bandwidth, level, domains }
+            used.len() as u32
+        };
+        let domains = (0..self.levels.len()).map(used).collect();
+        Placement { bandwidth, level, domains, pods }
     }
 
     /// Counts what is missing. Takes time in proportion to the nodes.

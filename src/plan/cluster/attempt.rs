@@ -14,8 +14,8 @@ use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
 use crate::planted;
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::PlacementStatus;
 use switchyard_crds::conditions::{self, Stage};
+use switchyard_crds::{DeviceAllocation, PlacementStatus};
 
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
 const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
@@ -149,15 +149,17 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         draft.stage(Stage::Queued, format!("a scheduling gate of somebody else holds pod {}", pod.name));
         return draft.act(&attempt.snapshot, attempt.now);
     }
-    match gang::place(attempt) {
-        Ok(placement) => {
-            let reason = placement.reason.clone();
-            draft.next.placement = Some(placement);
+    let Snapshot { job, defaults, nodes, levels, .. } = attempt.snapshot;
+    match gang::place(&gang::Question { job, valid: attempt.valid, defaults, nodes, levels }) {
+        Ok(placed) => {
+            let reason = placed.status.reason.clone();
+            draft.next.placement = Some(placed.status);
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
             draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
             draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
         }
         Err(why) => {
+            let why = why.to_string();
             let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some("NoRoom");
             draft.condition(conditions::PLACED, "False", "NoRoom", why.clone());
             draft.stage(Stage::Queued, why.clone());
@@ -176,7 +178,12 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut actions = old_pods(attempt);
     let strangers = objects_of(attempt, &mut actions);
     let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
-    actions.extend(releases(attempt, placement));
+    // All gates are lifted together, and not before every claim exists.
+    let claims = claims(attempt, placement);
+    if claims.is_empty() {
+        actions.extend(releases(attempt, placement));
+    }
+    actions.extend(claims);
     if let Some(result) = roll_back(attempt) {
         return result;
     }
@@ -238,6 +245,21 @@ fn starting(attempt: &Attempt<'_>, running: usize) -> String {
     format!("{running} of {desired} pods run{}", why.unwrap_or_default())
 }
 
+/// Creates the claims of the pods that are not there.
+fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
+    let Snapshot { job, objects: existing, defaults, .. } = attempt.snapshot;
+    if job.status.as_ref().and_then(|status| status.device_allocation) != Some(DeviceAllocation::Claims) {
+        return Vec::new();
+    }
+    let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
+    let missing = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
+        let claim = objects::claim(job, attempt.valid, defaults, attempt.number, rank, node);
+        let name = claim.metadata.name.clone().unwrap_or_default();
+        (!existing.contains_key(&(objects::CLAIM, name))).then(|| Action::Create(Object::Claim(Box::new(claim))))
+    });
+    missing.collect()
+}
+
 /// Lifts the gates of all pods that still have one.
 fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
     let per_node = attempt.valid.request.processes_per_node;
@@ -278,6 +300,8 @@ fn roll_back(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
     let mut draft = attempt.draft();
     next_attempt(attempt, &mut draft, attempt.now.saturating_add(ROLLBACK_PAUSE).unwrap_or(attempt.now));
+    // The scheduler did not want it there.
+    draft.next.placement = None;
     draft.condition(conditions::PLACED, "False", "ScheduleTimeout", text.clone());
     draft.stage(Stage::Placing, format!("attempt {} follows: {text}", attempt.number + 1));
     Some(draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]))
@@ -286,7 +310,7 @@ fn roll_back(attempt: &Attempt<'_>) -> Option<Reconciliation> {
 fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timestamp) {
     draft.next.attempt = Some(attempt.number as i32 + 1);
     draft.next.attempt_time = Some(status::time(not_before));
-    draft.next.placement = None;
+    draft.next.device_allocation = gang::allocation(attempt.snapshot.job, attempt.snapshot.nodes);
     draft.counts(&[], attempt.valid.request.nodes as i32);
 }
 
@@ -356,15 +380,14 @@ fn objects_of(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
             Some(_) => actions.push(Action::Repair(object)),
         }
     }
-    let old = existing.iter().filter(|((kind, _), view)| *kind == "ConfigMap" && view.owned && !view.deleting);
-    let current = objects::config_map(job, attempt.valid, attempt.number).and_then(|config| config.metadata.name);
-    actions.extend(
-        old.filter(|((_, name), _)| Some(name) != current.as_ref()).map(|((kind, name), view)| Action::Delete {
-            kind,
-            name: name.clone(),
-            uid: view.uid.clone(),
-            version: None,
-        }),
-    );
+    let of_attempt = |kind: &str| kind == "ConfigMap" || kind == objects::CLAIM;
+    let old = existing.iter().filter(|((kind, _), view)| of_attempt(kind) && view.owned && !view.deleting);
+    let is_current = |name: &String| objects::is_of_attempt(attempt.valid, attempt.number, name);
+    actions.extend(old.filter(|((_, name), _)| !is_current(name)).map(|((kind, name), view)| Action::Delete {
+        kind,
+        name: name.clone(),
+        uid: view.uid.clone(),
+        version: None,
+    }));
     strangers
 }

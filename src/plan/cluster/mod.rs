@@ -14,18 +14,25 @@ mod attempt;
 mod clock;
 pub mod events;
 mod failure;
-mod gang;
+pub mod gang;
+pub mod levels;
+pub mod machine;
+mod refusal;
+mod sites;
 mod status;
 #[cfg(test)]
 mod tests;
 pub mod view;
 
+pub use refusal::{Change, NoPlace};
+pub use sites::{Excluded, GPU_RESOURCE};
 pub use status::major;
 
 use super::objects::{self, Defaults, Object};
 use super::{ValidJob, validate};
 use events::EventDraft;
 use jiff::{SignedDuration, Timestamp};
+use levels::Levels;
 use status::Draft;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
@@ -49,6 +56,8 @@ pub struct Snapshot<'a> {
     pub nodes: &'a BTreeMap<String, NodeView>,
     /// Settings of the operator.
     pub defaults: &'a Defaults,
+    /// Levels of domains of nodes.
+    pub levels: &'a Levels,
     /// What the last try to write met.
     pub trouble: Option<&'a str>,
     /// Last figures of the training.
@@ -202,6 +211,7 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
     draft.next.start_time = Some(status::time(now));
     draft.next.restarts.get_or_insert_default();
     draft.next.placement = None;
+    draft.next.device_allocation = gang::allocation(snapshot.job, snapshot.nodes);
     draft.counts(&[], snapshot.job.spec.trainer.num_nodes);
     draft.stage(Stage::Placing, "creating the pods".into());
     draft.condition(conditions::PLACED, "False", "Placing", "the pods are not created yet".into());
@@ -284,10 +294,10 @@ fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
     let job = snapshot.job;
     let alive = snapshot.pods.iter().filter(|pod| !pod.is_over() && !pod.deleting);
     result.actions.extend(alive.map(|pod| delete_unfinished(pod)));
-    // A budget that outlives its pods blocks the drain of nobody, but a finished job owes the cluster nothing.
-    let budget =
-        snapshot.objects.iter().filter(|((kind, _), view)| *kind == objects::BUDGET && view.owned && !view.deleting);
-    result.actions.extend(budget.map(|((kind, name), view)| Action::Delete {
+    // A budget or claim that outlives its pods hurts nobody, but a finished job owes the cluster nothing.
+    let is_held = |kind: &str| kind == objects::BUDGET || kind == objects::CLAIM;
+    let held = snapshot.objects.iter().filter(|((kind, _), view)| is_held(kind) && view.owned && !view.deleting);
+    result.actions.extend(held.map(|((kind, name), view)| Action::Delete {
         kind,
         name: name.clone(),
         uid: view.uid.clone(),

@@ -50,19 +50,22 @@ impl World {
 
     fn node(&mut self, name: &str, cpu: &str) {
         let facts = NodeFacts { name: name.into(), ready: true, ..NodeFacts::default() };
-        self.nodes.insert(name.into(), NodeView { facts, not_ready_since: None, free: amounts(cpu) });
+        let (free, allocatable) = (amounts(cpu), amounts(cpu));
+        self.nodes.insert(name.into(), NodeView { facts, free, allocatable, ..NodeView::default() });
     }
 
     fn plan(&self) -> Reconciliation {
         let mut pods: Vec<&PodView> = self.pods.iter().collect();
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
-        let defaults = Defaults { worker_image: "worker:1".into() };
+        let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
+        let levels = Levels::default();
         let snapshot = Snapshot {
             job: &self.job,
             pods: &pods,
             objects: &self.objects,
             nodes: &self.nodes,
             defaults: &defaults,
+            levels: &levels,
             trouble: None,
             summary: None,
             status_written: None,
@@ -301,13 +304,15 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     world.run();
     world.pods[0].ready = false;
     let pods: Vec<&PodView> = world.pods.iter().collect();
-    let defaults = Defaults { worker_image: "worker:1".into() };
+    let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
+    let levels = Levels::default();
     let mut snapshot = Snapshot {
         job: &world.job,
         pods: &pods,
         objects: &world.objects,
         nodes: &world.nodes,
         defaults: &defaults,
+        levels: &levels,
         trouble: None,
         summary: None,
         status_written: Some(at(0)),

@@ -1,6 +1,8 @@
 //! What one reconcile may look at: small views of Kubernetes objects. Everything else about them is left out, so that a test can
 //! write a situation down in a few lines.
 
+use super::machine::Machine;
+use super::sites::GPU_RESOURCE;
 use crate::plan::objects::TRAINER;
 use crate::plan::resources::Resources;
 use jiff::Timestamp;
@@ -95,6 +97,8 @@ pub struct PodView {
     pub started: Option<Timestamp>,
     /// What it asks of a node.
     pub requests: Resources,
+    /// Its priority, as the server resolved it.
+    pub priority: i32,
 }
 
 impl PodView {
@@ -162,6 +166,7 @@ impl PodView {
             }),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             requests: spec.map(Resources::of_pod).unwrap_or_default(),
+            priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
         }
     }
 }
@@ -231,6 +236,29 @@ pub struct NodeView {
     pub facts: crate::plan::eligible::NodeFacts,
     /// Since when it is not ready; `None`: it is.
     pub not_ready_since: Option<Timestamp>,
+    /// What its pods may take together.
+    pub allocatable: Resources,
     /// Free: allocatable less what bound pods and claims of other jobs take.
     pub free: Resources,
+    /// Its devices, or why the report of them cannot be used; `None`: there is no report.
+    pub machine: Option<Result<Machine, String>>,
+    /// GPUs that are given or promised to somebody by name, one bit each.
+    pub taken: u32,
+    /// GPUs that the kubelet said were in use when the report was written.
+    pub in_use: u32,
+    /// GPUs that a driver offers for claims; `None`: none offers any.
+    pub offered: Option<u32>,
+}
+
+impl NodeView {
+    /// Its devices, where there is a report that can be used.
+    pub fn described(&self) -> Option<&Machine> {
+        self.machine.as_ref()?.as_ref().ok()
+    }
+
+    /// How many GPUs it has, as far as anybody says.
+    pub fn gpus(&self) -> u32 {
+        let counted = u32::try_from(self.allocatable.get(GPU_RESOURCE) / 1000).unwrap_or(0);
+        self.described().map_or(counted, |machine| machine.gpus.len() as u32)
+    }
 }

@@ -7,15 +7,18 @@
 //! | PodDisruptionBudget | `JOB` | always: a drain must not end a run |
 //! | Service, headless | `JOB` | more than one node |
 //! | NetworkPolicy | `JOB` | more than one node |
+//! | ResourceClaim | `JOB-ATTEMPT-NODERANK` | GPUs by claims; made when the place is decided |
 //! | Secret, immutable | `JOB-key-UID8` | more than one node and framework Switchyard |
 //!
 //! All carry the labels of the job and its owner reference. A job of one pod gets only what it needs.
 
+mod claim;
 mod merge;
 mod pod;
 #[cfg(test)]
 mod tests;
 
+pub use claim::{claim, gpus};
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{TRAINER, placement_patch, pod};
 
@@ -23,6 +26,7 @@ use super::ValidJob;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -33,11 +37,29 @@ use switchyard_worker_contract::pod::CONFIG_FILE;
 /// Kind of a disruption budget.
 pub const BUDGET: &str = "PodDisruptionBudget";
 
+/// Kind of a claim for devices.
+pub const CLAIM: &str = "ResourceClaim";
+
 /// Settings of the operator that show in objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
     /// Image of the worker, for jobs that name none.
     pub worker_image: String,
+    /// Device class that claims for GPUs name.
+    pub gpu_class: String,
+    /// Driver whose attributes have the UUIDs of GPUs.
+    pub gpu_driver: String,
+}
+
+impl Default for Defaults {
+    /// The names of NVIDIA's DRA driver.
+    fn default() -> Defaults {
+        Defaults {
+            worker_image: concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")).into(),
+            gpu_class: "gpu.nvidia.com".into(),
+            gpu_driver: "gpu.nvidia.com".into(),
+        }
+    }
 }
 
 /// An object of a job.
@@ -47,6 +69,8 @@ pub enum Object {
     Pod(Box<Pod>),
     /// Names of the pods.
     Service(Box<Service>),
+    /// The GPUs of a node of the job.
+    Claim(Box<ResourceClaim>),
     /// The engine's configuration.
     ConfigMap(ConfigMap),
     /// The job's key: 32 random bytes, filled in when it is written.
@@ -63,6 +87,7 @@ impl Object {
         match self {
             Object::Pod(_) => "Pod",
             Object::Service(_) => "Service",
+            Object::Claim(_) => CLAIM,
             Object::ConfigMap(_) => "ConfigMap",
             Object::Secret(_) => "Secret",
             Object::PodDisruptionBudget(_) => BUDGET,
@@ -75,6 +100,7 @@ impl Object {
         match self {
             Object::Pod(object) => &object.metadata,
             Object::Service(object) => &object.metadata,
+            Object::Claim(object) => &object.metadata,
             Object::ConfigMap(object) => &object.metadata,
             Object::Secret(object) => &object.metadata,
             Object::PodDisruptionBudget(object) => &object.metadata,
@@ -92,6 +118,7 @@ impl Object {
         let value = match self {
             Object::Pod(object) => serde_json::to_value(object),
             Object::Service(object) => serde_json::to_value(object),
+            Object::Claim(object) => serde_json::to_value(object),
             Object::ConfigMap(object) => serde_json::to_value(object),
             Object::Secret(object) => serde_json::to_value(object),
             Object::PodDisruptionBudget(object) => serde_json::to_value(object),
@@ -165,6 +192,17 @@ pub fn config_map(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<Conf
 /// Name of the configuration of an attempt.
 fn config_name(valid: &ValidJob, attempt: u32) -> String {
     format!("{}-{attempt}", valid.name)
+}
+
+/// Name of a pod, and of its claim.
+fn pod_name(valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
+    format!("{}-{attempt}-{node_rank}", valid.name)
+}
+
+/// Whether the name is that of an object that belongs to this attempt.
+pub fn is_of_attempt(valid: &ValidJob, attempt: u32, name: &str) -> bool {
+    let config = config_name(valid, attempt);
+    name.strip_prefix(&config).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 /// Name of the Secret. The UID keeps a Secret of an earlier job of the same name out, which nobody may look at to tell.

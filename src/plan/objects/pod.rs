@@ -1,7 +1,7 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
 use super::merge::trainer_of;
-use super::{Defaults, config_name, key_name, metadata};
+use super::{Defaults, claim, config_name, key_name, metadata, pod_name};
 use crate::plan::{EnvEntry, ValidJob};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, Pod, PodSchedulingGate,
@@ -31,7 +31,7 @@ const GRACE_SECONDS: i64 = 30;
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
     let template = job.spec.template.clone().unwrap_or_default();
     let theirs = template.metadata.unwrap_or_default();
-    let name = format!("{}-{attempt}-{node_rank}", valid.name);
+    let name = pod_name(valid, attempt, node_rank);
     let mut meta = metadata(job, valid, name.clone());
     let first_rank = node_rank * valid.request.processes_per_node;
     let ours = meta.labels.take().unwrap_or_default();
@@ -62,6 +62,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     secure_pod(&mut spec, job.spec.trainer.framework);
     place.volumes(&mut spec);
     place.trainer(&mut spec);
+    claim::attach(&mut spec, job, &pod_name(valid, attempt, node_rank));
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
 }

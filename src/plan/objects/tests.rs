@@ -21,7 +21,7 @@ fn engine() -> Value {
 }
 
 fn defaults() -> Defaults {
-    Defaults { worker_image: "switchyard-worker:1".into() }
+    Defaults { worker_image: "switchyard-worker:1".into(), ..Defaults::default() }
 }
 
 /// Everything of one attempt; of the pods the first.

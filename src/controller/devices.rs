@@ -1,0 +1,122 @@
+//! Devices that are offered and allocated through the API: ResourceSlices and ResourceClaims.
+
+use super::usage::{Share, Usage};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use std::collections::{BTreeSet, HashMap};
+
+/// Driver, pool and name of a device.
+type Device = (String, String, String);
+
+/// GPUs that drivers offer, and who has them.
+#[derive(Debug, Default)]
+pub(super) struct Devices {
+    /// Node and devices of each slice.
+    slices: HashMap<String, (String, Vec<Device>)>,
+    /// Node and UUID of every GPU.
+    gpus: HashMap<Device, (String, String)>,
+    /// Devices of each claim that is allocated, by its UID.
+    claims: HashMap<String, Vec<Device>>,
+    /// Claims by the pools that they have devices of.
+    by_pool: HashMap<String, BTreeSet<String>>,
+}
+
+impl Devices {
+    /// A slice appeared or changed. Answers whether that changes what can be placed.
+    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str, usage: &mut Usage) -> bool {
+        let name = slice.metadata.name.clone().unwrap_or_default();
+        let Some(node) = slice.spec.node_name.clone().filter(|_| slice.spec.driver == driver) else {
+            return self.delete_slice(&name, usage);
+        };
+        self.forget(&name, Some(&node), usage);
+        let (mut devices, mut healthy) = (Vec::new(), Vec::new());
+        for device in slice.spec.devices.iter().flatten() {
+            let attributes = device.attributes.as_ref();
+            let named = |name: &str| attributes.and_then(|all| all.get(name))?.string.clone();
+            // An attribute without a domain is the driver's own.
+            let Some(uuid) = named("uuid").or_else(|| named(&format!("{driver}/uuid"))) else { continue };
+            let taints = device.taints.as_deref().unwrap_or_default();
+            if !taints.iter().any(|taint| taint.effect == "NoSchedule" || taint.effect == "NoExecute") {
+                healthy.push(uuid.clone());
+            }
+            let device = (driver.to_string(), slice.spec.pool.name.clone(), device.name.clone());
+            self.gpus.insert(device.clone(), (node.clone(), uuid));
+            devices.push(device);
+        }
+        self.slices.insert(name.clone(), (node.clone(), devices));
+        let is_new = usage.set_offer(&name, &node, healthy);
+        // What claims have of this pool is looked up again.
+        for uid in self.by_pool.get(&slice.spec.pool.name).into_iter().flatten() {
+            usage.set_share(&taker(uid), self.share(&self.claims[uid]));
+        }
+        is_new
+    }
+
+    /// Forgets what a slice offered, but for what it offers on a node that it still is of.
+    fn forget(&mut self, name: &str, kept: Option<&str>, usage: &mut Usage) -> bool {
+        let Some((node, devices)) = self.slices.remove(name) else { return false };
+        devices.iter().for_each(|device| drop(self.gpus.remove(device)));
+        if kept != Some(node.as_str()) {
+            usage.set_offer(name, &node, Vec::new());
+        }
+        true
+    }
+
+    /// A slice is gone.
+    pub fn delete_slice(&mut self, name: &str, usage: &mut Usage) -> bool {
+        self.forget(name, None, usage)
+    }
+
+    /// A claim appeared or changed. Answers whether devices became free.
+    pub fn apply_claim(&mut self, claim: &ResourceClaim, usage: &mut Usage) -> bool {
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+        let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_deref());
+        let devices: Vec<Device> = results
+            .unwrap_or_default()
+            .iter()
+            .filter(|result| result.admin_access != Some(true))
+            .map(|result| (result.driver.clone(), result.pool.clone(), result.device.clone()))
+            .collect();
+        if devices.is_empty() {
+            return self.delete_claim(&uid, usage);
+        }
+        let freed = usage.set_share(&taker(&uid), self.share(&devices));
+        for (_, pool, _) in &devices {
+            self.by_pool.entry(pool.clone()).or_default().insert(uid.clone());
+        }
+        self.claims.insert(uid, devices);
+        freed
+    }
+
+    /// A claim is gone, or not allocated any more.
+    pub fn delete_claim(&mut self, uid: &str, usage: &mut Usage) -> bool {
+        for (_, pool, _) in self.claims.remove(uid).into_iter().flatten() {
+            if let Some(claims) = self.by_pool.get_mut(&pool) {
+                claims.remove(uid);
+            }
+        }
+        usage.set_share(&taker(uid), None)
+    }
+
+    /// UUIDs of the GPUs that a claim got; `None`: it is not allocated, or nobody offers what it got.
+    pub fn allocated(&self, uid: &str) -> Option<Vec<String>> {
+        Some(self.share(self.claims.get(uid)?)?.gpus)
+    }
+
+    /// The GPUs among some devices. All devices of a claim are on one node.
+    fn share(&self, devices: &[Device]) -> Option<Share> {
+        let mut share = Share::default();
+        for device in devices {
+            if let Some((node, uuid)) = self.gpus.get(device) {
+                share.node.clone_from(node);
+                share.gpus.push(uuid.clone());
+            }
+        }
+        Some(share).filter(|share| !share.gpus.is_empty())
+    }
+}
+
+/// Under which name a claim takes devices.
+pub(super) fn taker(uid: &str) -> String {
+    format!("claim/{uid}")
+}

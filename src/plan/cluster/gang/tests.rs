@@ -1,0 +1,259 @@
+//! Places of gangs, on clusters made of the published matrices.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::plan::cluster::machine::Shapes;
+use crate::plan::eligible::NodeFacts;
+use crate::plan::validate;
+use crate::topology::import::{NicRate, Options, import};
+use crate::topology::matrix::parse;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::validate as schema;
+
+const H200: &str = include_str!("../../../../tests/fixtures/topo/f04-h200.txt");
+const B200: &str = include_str!("../../../../tests/fixtures/topo/f10-b200.txt");
+const A30: &str = include_str!("../../../../tests/fixtures/topo/f08-a30.txt");
+
+fn report(name: &str, text: &str, model: &str) -> GPUTopology {
+    let rate = NicRate { nic: None, megabits_per_second: 400_000 };
+    let options = Options { name: name.into(), gpu_model: Some(model.into()), rates: vec![rate], ..Options::default() };
+    import(&parse(text).unwrap(), &options).unwrap().topology
+}
+
+#[derive(Default)]
+struct Cluster {
+    nodes: BTreeMap<String, NodeView>,
+    shapes: Shapes,
+}
+
+impl Cluster {
+    /// A node of this kind in a rack, of which all GPUs are free.
+    fn node(&mut self, name: &str, rack: &str, text: &str, model: &str) -> &mut NodeView {
+        let report = report(name, text, model);
+        let machine = self.shapes.machine(&report);
+        let count = machine.as_ref().map_or(0, |machine| machine.gpus.len());
+        let amounts = [("cpu", "64".to_string()), ("pods", "9".into()), (GPU_RESOURCE, count.to_string())];
+        let amounts = amounts.map(|(name, amount)| (name.to_string(), Quantity(amount)));
+        let amounts = Resources::of_quantities(&amounts.into());
+        let labels = [("example.com/rack".to_string(), rack.to_string())].into();
+        let facts = NodeFacts { name: name.into(), labels, ready: true, ..NodeFacts::default() };
+        let (free, allocatable) = (amounts.clone(), amounts);
+        let node = NodeView { facts, free, allocatable, machine: Some(machine), ..NodeView::default() };
+        self.nodes.insert(name.into(), node);
+        self.nodes.get_mut(name).unwrap()
+    }
+
+    fn h200(racks: &[&str]) -> Cluster {
+        let mut cluster = Cluster::default();
+        for (number, rack) in racks.iter().enumerate() {
+            cluster.node(&format!("n{number:02}"), rack, H200, "H200");
+        }
+        cluster
+    }
+
+    fn place(&self, job: &TrainJob) -> Result<Placed, NoPlace> {
+        self.place_with(job, &Levels::default())
+    }
+
+    fn place_with(&self, job: &TrainJob, levels: &Levels) -> Result<Placed, NoPlace> {
+        let valid = validate(job).unwrap();
+        place(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes: &self.nodes, levels })
+    }
+}
+
+fn job(nodes: u32, gpus: u32, policy: Value) -> TrainJob {
+    let mut limits = json!({"cpu": "8"});
+    if gpus > 0 {
+        limits[GPU_RESOURCE] = json!(gpus);
+    }
+    let document = json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"},
+        "spec": {
+            "trainer": {
+                "framework": "Plain", "image": "i", "numNodes": nodes, "numProcPerNode": gpus.max(1),
+                "resourcesPerNode": {"limits": limits},
+            },
+            "topologyPolicy": policy,
+        },
+    });
+    let mut job = schema::train_job(&document).unwrap();
+    job.status.get_or_insert_default().device_allocation = Some(DeviceAllocation::DevicePlugin);
+    job
+}
+
+fn names(placed: &Placed) -> Vec<&str> {
+    placed.status.nodes.iter().map(|node| node.node_name.as_str()).collect()
+}
+
+#[test]
+fn one_node_is_bound_by_its_ring() {
+    let placed = Cluster::h200(&["r1", "r1"]).place(&job(1, 8, json!({}))).unwrap();
+    assert_eq!(
+        placed.status.reason,
+        "8 ranks on n00, GPUs 0-7; NVLink ring 370.8 GB/s; bound by the ring inside a node at 370.8 GB/s, best possible 370.8"
+    );
+    assert_eq!(placed.status.predicted_bus_bandwidth, Some(Quantity("370800M".into())));
+    assert_eq!((placed.status.limited_by, placed.status.nodes[0].gpus.len()), (Some(Limit::Ring), 8));
+    assert_eq!(placed.status.nodes[0].numa_nodes, [0, 2]);
+}
+
+#[test]
+fn several_nodes_are_bound_by_their_nics_and_stay_in_a_rack() {
+    let mut cluster = Cluster::h200(&["r1", "r2", "r1", "r2", "r2"]);
+    let asked = job(3, 8, json!({"domains": [{"key": "example.com/rack"}]}));
+    let placed = cluster.place(&asked).unwrap();
+    assert_eq!(names(&placed), ["n01", "n03", "n04"]);
+    assert_eq!(
+        placed.status.reason,
+        "24 ranks on 3 nodes x 8 GPUs in example.com/rack r2; NVLink ring 370.8 GB/s; out of each node 192 GB/s over \
+         NIC2,NIC3,NIC4,NIC5; bound by the NICs at 192 GB/s, best possible 192"
+    );
+    assert_eq!(placed.status.nodes.iter().map(|node| node.first_rank).collect::<Vec<_>>(), [0, 8, 16]);
+
+    cluster.nodes.get_mut("n04").unwrap().facts.unschedulable = true;
+    let levels = Levels::new(vec!["example.com/rack".parse().unwrap(), "cluster:2".parse().unwrap()]).unwrap();
+    let placed = cluster.place_with(&asked, &levels).unwrap();
+    assert_eq!(placed.status.limited_by, Some(Limit::Domain));
+    assert_eq!(placed.status.predicted_bus_bandwidth, Some(Quantity("96G".into())));
+    assert!(placed.status.reason.contains(" in 2 domains of example.com/rack"), "{}", placed.status.reason);
+    assert!(placed.status.reason.contains("at 96 GB/s"), "{}", placed.status.reason);
+}
+
+#[test]
+fn a_refusal_names_what_binds_and_what_would_help() {
+    let mut cluster = Cluster::h200(&["r1", "r1", "r2", "r2"]);
+    cluster.nodes.get_mut("n03").unwrap().taken = 0b11;
+    cluster.nodes.get_mut("n03").unwrap().free = Resources::of_quantities(
+        &[("cpu", "64"), ("pods", "9"), (GPU_RESOURCE, "6")].map(|(n, a)| (n.to_string(), Quantity(a.into()))).into(),
+    );
+    let asked = job(3, 8, json!({"domains": [{"key": "example.com/rack", "mode": "Required"}]}));
+    let refused = cluster.place(&asked).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "3 nodes have room for 8 GPUs, cpu 8, but in one example.com/rack there are 2 of 3 at most, in r1; most free GPUs on \
+         the others: 6; smallest change that fits: topologyPolicy.domains[0].mode: Preferred (192 GB/s), or trainer.numNodes: 2 \
+         (192 GB/s)"
+    );
+    let refused = cluster.place(&job(5, 8, json!({}))).unwrap_err();
+    assert!(refused.to_string().starts_with("3 of 5 nodes have room for 8 GPUs, cpu 8; most free GPUs"), "{refused}");
+    cluster.nodes.values_mut().for_each(|node| drop(node.facts.labels.remove("example.com/rack")));
+    let refused = cluster.place(&asked).unwrap_err().to_string();
+    assert!(refused.contains("4 nodes have no label example.com/rack"), "{refused}");
+}
+
+#[test]
+fn a_gpu_without_its_nvlink_is_not_taken_for_one_with() {
+    let mut cluster = Cluster::default();
+    cluster.node("n00", "r1", B200, "B200");
+    let asked = job(1, 4, json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}}));
+    let placed = cluster.place(&asked).unwrap();
+    assert!(placed.status.reason.contains("NVLink ring 721.8 GB/s"), "{}", placed.status.reason);
+    assert!(!placed.status.reason.contains("GPUs 0-3"), "{}", placed.status.reason);
+    let asked = job(1, 8, json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}}));
+    let refused = cluster.place(&asked).unwrap_err().to_string();
+    assert!(refused.contains("on 1 node the free GPUs are not joined by NVLink or better"), "{refused}");
+    assert!(refused.contains("minLink: NUMA (40 GB/s)"), "{refused}");
+    let asked = job(1, 8, json!({"nodeTopology": {"minLink": "NVLink"}}));
+    let placed = cluster.place(&asked).unwrap();
+    assert!(placed.status.reason.contains("minLink NVLink is given up"), "{}", placed.status.reason);
+}
+
+#[test]
+fn better_nodes_that_are_left_out_are_named() {
+    let mut cluster = Cluster::default();
+    cluster.node("a30", "r1", A30, "A30");
+    cluster.node("h200", "r1", H200, "H200").facts.unschedulable = true;
+    let placed = cluster.place(&job(1, 4, json!({}))).unwrap();
+    assert_eq!(names(&placed), ["a30"]);
+    // What may not be used does not make a better place possible, but what is busy does.
+    assert_eq!(placed.status.best_possible, placed.status.predicted_bus_bandwidth);
+    let busy = cluster.nodes.get_mut("h200").unwrap();
+    (busy.facts.unschedulable, busy.taken) = (false, 0xff);
+    let placed = cluster.place(&job(1, 4, json!({}))).unwrap();
+    assert!(
+        placed.status.reason.ends_with("; 1 better node is left out: h200 (0 of 8 GPUs free)"),
+        "{}",
+        placed.status.reason
+    );
+}
+
+#[test]
+fn nodes_with_gpus_are_kept_for_those_that_need_them() {
+    let mut cluster = Cluster::h200(&["r1"]);
+    let plain = cluster.node("z", "r1", H200, "H200");
+    (plain.machine, plain.allocatable) = (None, plain.allocatable.clone().without(GPU_RESOURCE));
+    assert_eq!(names(&cluster.place(&job(1, 0, json!({}))).unwrap()), ["z"]);
+    assert_eq!(names(&cluster.place(&job(2, 0, json!({}))).unwrap()), ["n00", "z"]);
+}
+
+#[test]
+fn nodes_without_a_report_are_counted_but_not_known() {
+    let mut cluster = Cluster::h200(&["r1", "r1"]);
+    cluster.nodes.values_mut().for_each(|node| node.machine = None);
+    let placed = cluster.place(&job(2, 8, json!({}))).unwrap();
+    assert_eq!((placed.status.predicted_bus_bandwidth, placed.status.nodes[0].gpus.len()), (None, 0));
+    assert!(placed.status.reason.contains("no GPUTopology describes them"), "{}", placed.status.reason);
+    let strict = json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}});
+    let refused = cluster.place(&job(2, 8, strict.clone())).unwrap_err().to_string();
+    assert!(refused.contains("2 nodes cannot be used: no GPUTopology"), "{refused}");
+    cluster.nodes.values_mut().for_each(|node| node.machine = Some(Err("status.links[3].a: nonsense".into())));
+    let refused = cluster.place(&job(2, 8, strict)).unwrap_err().to_string();
+    assert!(refused.contains("its GPUTopology cannot be used: status.links[3].a: nonsense"), "{refused}");
+}
+
+#[test]
+fn claims_need_an_offer() {
+    let mut cluster = Cluster::h200(&["r1", "r1"]);
+    let mut asked = job(1, 2, json!({}));
+    asked.status.as_mut().unwrap().device_allocation = Some(DeviceAllocation::Claims);
+    let refused = cluster.place(&asked).unwrap_err().to_string();
+    assert!(refused.contains("2 nodes cannot be used: no ResourceSlice offers its GPUs"), "{refused}");
+    cluster.nodes.get_mut("n01").unwrap().offered = Some(0b1100_0000);
+    let placed = cluster.place(&asked).unwrap();
+    assert!(placed.status.reason.starts_with("2 ranks on n01, GPUs 6-7;"), "{}", placed.status.reason);
+}
+
+#[test]
+fn a_gang_that_lost_a_node_moves_one_pod() {
+    let mut cluster = Cluster::h200(&["r1"; 6]);
+    let mut asked = job(3, 4, json!({}));
+    let first = cluster.place(&asked).unwrap();
+    assert_eq!(names(&first), ["n00", "n01", "n02"]);
+    asked.status.as_mut().unwrap().placement = Some(first.status.clone());
+    cluster.nodes.get_mut("n01").unwrap().facts.ready = false;
+    // Another one took GPUs on the first nodes, so that they would not be the first choice any more.
+    cluster.nodes.get_mut("n04").unwrap().taken = 0xf0;
+    cluster.nodes.get_mut("n05").unwrap().taken = 0xf0;
+    let again = cluster.place(&asked).unwrap();
+    let kept: Vec<bool> = again.status.nodes.iter().zip(&first.status.nodes).map(|(a, b)| a.gpus == b.gpus).collect();
+    assert_eq!((names(&again)[0], names(&again)[2], kept), ("n00", "n02", vec![true, false, true]));
+    assert_eq!(again.status.predicted_bus_bandwidth, first.status.predicted_bus_bandwidth);
+}
+
+#[test]
+fn ten_thousand_nodes_are_no_trouble() {
+    let mut cluster = Cluster::h200(&["r0"]);
+    let node = cluster.nodes["n00"].clone();
+    for number in 1..10_000 {
+        let mut node = node.clone();
+        node.facts.name = format!("n{number:05}");
+        node.facts.labels.insert("example.com/rack".into(), format!("r{}", number / 20));
+        if number % 3 > 0 {
+            node.taken = 0xf;
+        }
+        cluster.nodes.insert(node.facts.name.clone(), node);
+    }
+    let asked = job(128, 8, json!({"domains": [{"key": "example.com/rack"}]}));
+    let start = Instant::now();
+    let placed = cluster.place(&asked).unwrap();
+    let found = start.elapsed();
+    assert_eq!(placed.status.nodes.len(), 128);
+    let start = Instant::now();
+    let refused = cluster
+        .place(&job(1024, 8, json!({"domains": [{"key": "example.com/rack", "mode": "Required"}]})))
+        .unwrap_err();
+    println!("10,000 nodes, not optimised: placed in {found:?}, refused in {:?}: {refused}", start.elapsed());
+    assert!(found < Duration::from_secs(20));
+}

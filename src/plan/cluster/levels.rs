@@ -1,0 +1,234 @@
+//! Levels of domains: which labels of the nodes name racks, blocks and NVLink domains, and what they let through.
+
+use super::view::NodeView;
+use crate::placement::gpus::{Level, MOST_LEVELS};
+use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
+use switchyard_crds::{DomainMode, TopologyPolicy};
+
+/// Label of the NVLink domain of a node: UUID of its cluster and number of its clique, set by NVIDIA's GPU feature discovery; what the
+/// node's report says counts where the label is absent.
+pub const CLIQUE: &str = "nvidia.com/gpu.clique";
+/// Name of the level that contains everything, where levels are given by name.
+const CLUSTER: &str = "cluster";
+
+/// Labels that are looked at unless the operator is told others, small to large: NVLink domains; Topograph's; those of Google, Amazon and
+/// Oracle; the zone.
+/// (NVIDIA/topograph docs/k8s.md; cloud.google.com "view the physical topology of nodes"; AWS "Amazon EC2 instance topology";
+/// Oracle's "RDMA network locality" labels; kubernetes.io well-known labels.)
+const KNOWN: [&str; 13] = [
+    "network.topology.nvidia.com/accelerator",
+    "network.topology.nvidia.com/leaf",
+    "network.topology.nvidia.com/spine",
+    "network.topology.nvidia.com/core",
+    "cloud.google.com/gce-topology-host",
+    "cloud.google.com/gce-topology-subblock",
+    "cloud.google.com/gce-topology-block",
+    "topology.k8s.aws/network-node-layer-3",
+    "topology.k8s.aws/network-node-layer-2",
+    "topology.k8s.aws/network-node-layer-1",
+    "oci.oraclecloud.com/rdma.local_block_id",
+    "oci.oraclecloud.com/rdma.network_block_id",
+    "topology.kubernetes.io/zone",
+];
+
+/// A level of domains as an operator writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DomainLevel {
+    /// Label whose value names the domain; `cluster` for all nodes together.
+    pub key: String,
+    /// Thousandths of the injection that cross such a domain; `None`: what the level below lets through.
+    pub share: Option<u32>,
+    /// Its nodes are joined by NVLink.
+    pub nvlink: bool,
+}
+
+/// Why a level cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LevelError {
+    /// No oversubscription.
+    #[error(
+        "`{got}`: expected KEY, KEY:NVLink, or KEY:FACTOR with an oversubscription from 1 to 1000, such as example.com/rack:2"
+    )]
+    Factor {
+        /// What was got.
+        got: String,
+    },
+    /// A level twice.
+    #[error("`{0}` twice: expected each level once")]
+    Twice(String),
+    /// The cluster is not the largest.
+    #[error("`cluster` before `{0}`: expected it last, as it contains all other levels")]
+    Order(String),
+    /// A larger domain that carries more.
+    #[error(
+        "`{key}`: oversubscription 1:{got} is less than that of the level below (1:{below}): a larger domain cannot carry more than the \
+         smaller ones in it"
+    )]
+    Grows {
+        /// The level.
+        key: String,
+        /// Its factor.
+        got: String,
+        /// That of the level below.
+        below: String,
+    },
+    /// Too many.
+    #[error("{0} levels: expected at most {most}", most = MOST_LEVELS - 1)]
+    TooMany(usize),
+}
+
+impl FromStr for DomainLevel {
+    type Err = LevelError;
+
+    fn from_str(text: &str) -> Result<DomainLevel, LevelError> {
+        let wrong = || LevelError::Factor { got: text.to_string() };
+        let (key, share, nvlink) = match text.rsplit_once(':') {
+            None => (text, None, false),
+            Some((key, "NVLink")) => (key, None, true),
+            Some((key, factor)) => {
+                let factor: f64 = factor.parse().map_err(|_| wrong())?;
+                if !(1.0..=1000.0).contains(&factor) {
+                    return Err(wrong());
+                }
+                (key, Some(((1000.0 / factor).round() as u32).max(1)), false)
+            }
+        };
+        if key.is_empty() || key.chars().any(|c| c.is_whitespace() || c == ':') {
+            return Err(wrong());
+        }
+        Ok(DomainLevel { key: key.to_string(), share, nvlink })
+    }
+}
+
+/// The levels of a cluster, small to large; the last one is the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Levels(Vec<(String, Level)>);
+
+impl Default for Levels {
+    fn default() -> Levels {
+        let level = |key: &str, nvlink: bool| (key.to_string(), Level { share: 1000, nvlink });
+        let known = KNOWN.into_iter().map(|key| level(key, false));
+        Levels([level(CLIQUE, true)].into_iter().chain(known).chain([level(CLUSTER, false)]).collect())
+    }
+}
+
+impl Levels {
+    /// No level but the cluster.
+    pub fn none() -> Levels {
+        Levels(vec![(CLUSTER.to_string(), Level { share: 1000, nvlink: false })])
+    }
+
+    /// These levels, small to large. The cluster is the last one whether it is named or not.
+    ///
+    /// # Errors
+    /// Levels that contradict each other.
+    pub fn new(levels: Vec<DomainLevel>) -> Result<Levels, LevelError> {
+        let mut known: Vec<(String, Level)> = Vec::new();
+        for DomainLevel { key, share, nvlink } in levels {
+            if known.iter().any(|(other, _)| *other == key) {
+                return Err(LevelError::Twice(key));
+            }
+            let below = known.last().map_or(1000, |(_, level)| level.share);
+            let share = share.unwrap_or(below);
+            if share > below {
+                let factor = |share: u32| format!("{}", 1000.0 / f64::from(share));
+                return Err(LevelError::Grows { key, got: factor(share), below: factor(below) });
+            }
+            if known.last().is_some_and(|(last, _)| last == CLUSTER) {
+                return Err(LevelError::Order(key));
+            }
+            known.push((key, Level { share, nvlink }));
+        }
+        if known.last().is_none_or(|(last, _)| last != CLUSTER) {
+            let share = known.last().map_or(1000, |(_, level)| level.share);
+            known.push((CLUSTER.to_string(), Level { share, nvlink: false }));
+        }
+        if known.len() > MOST_LEVELS {
+            return Err(LevelError::TooMany(known.len() - 1));
+        }
+        Ok(Levels(known))
+    }
+}
+
+/// The tree of the nodes as one job sees it.
+#[derive(Debug)]
+pub(super) struct Tree {
+    /// Labels of the levels, small to large, the cluster last.
+    pub keys: Vec<String>,
+    pub levels: Vec<Level>,
+    /// Of each node its domain of each level but the last.
+    pub domains: Vec<Vec<Option<u32>>>,
+    /// Names of the domains of each level.
+    names: Vec<Vec<String>>,
+    /// The level that must contain the job.
+    pub within: Option<usize>,
+}
+
+impl Tree {
+    /// Levels that the operator knows and some node has, and those that the job names.
+    ///
+    /// The job's own levels are sorted in by the number of their domains: more domains are smaller ones. They let through what the level
+    /// below does.
+    pub fn of(levels: &Levels, policy: &TopologyPolicy, nodes: &[&NodeView]) -> Tree {
+        let asked = |key: &str| policy.domains.iter().find(|domain| domain.key == key);
+        let mut found: Vec<(String, Level, Domains)> = Vec::new();
+        let (cluster, known) = levels.0.split_last().expect("invariant: the cluster is always a level");
+        for (key, level) in known {
+            let domains = Domains::of(key, nodes);
+            if !domains.names.is_empty() || asked(key).is_some() {
+                found.push((key.clone(), *level, domains));
+            }
+        }
+        for domain in policy.domains.iter().filter(|domain| !known.iter().any(|(key, _)| *key == domain.key)) {
+            let domains = Domains::of(&domain.key, nodes);
+            let place = found.iter().position(|(.., other)| other.names.len() < domains.names.len());
+            let place = place.unwrap_or(found.len());
+            let share = place.checked_sub(1).map_or(1000, |below| found[below].1.share);
+            found.insert(place, (domain.key.clone(), Level { share, nvlink: false }, domains));
+        }
+        // Levels that nobody asks for give way, the largest first.
+        while found.len() >= MOST_LEVELS {
+            let spare = found.iter().rposition(|(key, ..)| asked(key).is_none()).unwrap_or(found.len() - 1);
+            found.remove(spare);
+        }
+        let is_required = |key: &str| asked(key).is_some_and(|domain| domain.mode == DomainMode::Required);
+        Tree {
+            within: found.iter().position(|(key, ..)| is_required(key)),
+            domains: (0..nodes.len())
+                .map(|node| found.iter().map(|(.., domains)| domains.of[node]).collect())
+                .collect(),
+            keys: found.iter().map(|(key, ..)| key.clone()).chain([cluster.0.clone()]).collect(),
+            levels: found.iter().map(|(_, level, _)| *level).chain([cluster.1]).collect(),
+            names: found.into_iter().map(|(.., domains)| domains.names).collect(),
+        }
+    }
+
+    /// Name of a node's domain; `None`: it has no label for this level.
+    pub fn domain(&self, node: usize, level: usize) -> Option<&str> {
+        let domain = (*self.domains[node].get(level)?)?;
+        Some(&self.names[level][domain as usize])
+    }
+}
+
+/// The domains of one level.
+struct Domains {
+    /// Domain of each node.
+    of: Vec<Option<u32>>,
+    names: Vec<String>,
+}
+
+impl Domains {
+    fn of(key: &str, nodes: &[&NodeView]) -> Domains {
+        let value = |node: &&NodeView| {
+            let label = node.facts.labels.get(key).cloned();
+            let reported = || node.machine.as_ref()?.as_ref().ok()?.clique.clone();
+            label.or_else(|| reported().filter(|_| key == CLIQUE)).filter(|value| !value.is_empty())
+        };
+        let values: Vec<Option<String>> = nodes.iter().map(value).collect();
+        let numbers: BTreeSet<&String> = values.iter().flatten().collect();
+        let numbers: BTreeMap<&String, u32> = numbers.into_iter().zip(0..).collect();
+        let of = values.iter().map(|value| value.as_ref().map(|value| numbers[value])).collect();
+        Domains { of, names: numbers.keys().map(|name| (*name).clone()).collect() }
+    }
+}

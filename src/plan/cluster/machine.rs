@@ -1,0 +1,108 @@
+//! The devices of a node with their names, and their values, which nodes of one kind share.
+
+use crate::placement::gpus::{MOST_GPUS, Shape};
+use crate::topology::devices::{Devices, Gpu};
+use crate::topology::path::PathClass;
+use crate::topology::{rates, report};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use switchyard_crds::gpu_topology::GPUTopology;
+
+/// What is known of the devices of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// Values of its sets of GPUs.
+    pub shape: Arc<Shape>,
+    /// Its GPUs, by position.
+    pub gpus: Vec<NamedGpu>,
+    /// The NICs that carry training traffic, by position: their order is that of the rails.
+    pub nics: Vec<String>,
+    /// GPUs that may be taken, one bit each: whole ones that are well.
+    pub usable: u32,
+    /// Its NVLink domain.
+    pub clique: Option<String>,
+}
+
+/// A GPU with its name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NamedGpu {
+    /// NVML's number, by which people call it.
+    pub index: u32,
+    /// UUID.
+    pub uuid: String,
+    /// NUMA node of the PCI device.
+    pub numa_node: Option<u32>,
+}
+
+impl Machine {
+    /// Positions of these GPUs as a mask; names that are not of this machine are nobody's.
+    pub fn mask<'a>(&self, uuids: impl IntoIterator<Item = &'a str>) -> u32 {
+        let position = |uuid: &str| self.gpus.iter().position(|gpu| gpu.uuid == uuid);
+        uuids.into_iter().filter_map(position).fold(0, |mask, gpu| mask | 1 << gpu)
+    }
+}
+
+/// Values by kind of node: computed once for each kind, and forgotten with its last node.
+#[derive(Debug, Default)]
+pub struct Shapes {
+    known: BTreeMap<Devices, Weak<Shape>>,
+}
+
+impl Shapes {
+    fn of(&mut self, devices: Devices) -> Arc<Shape> {
+        if let Some(shape) = self.known.get(&devices).and_then(Weak::upgrade) {
+            return shape;
+        }
+        self.known.retain(|_, shape| shape.strong_count() > 0);
+        let shape = Arc::new(Shape::new(&devices));
+        self.known.insert(devices, Arc::downgrade(&shape));
+        shape
+    }
+
+    /// Reads the devices of a report.
+    ///
+    /// # Errors
+    /// One sentence that names the field, what was got and what was expected.
+    pub fn machine(&mut self, report: &GPUTopology) -> Result<Machine, String> {
+        let Some(status) = &report.status else {
+            return Err("status: got nothing; expected the agent's report".into());
+        };
+        let named = report::devices(status).map_err(|error| error.to_string())?;
+        let count = named.devices.gpus.len();
+        if count > MOST_GPUS {
+            return Err(format!("status.gpus: got {count} GPUs; expected at most {MOST_GPUS}"));
+        }
+        let name = |nic: &usize| {
+            let nic = &status.nics[*nic];
+            nic.rdma_device.clone().unwrap_or_else(|| nic.name.clone())
+        };
+        Ok(Machine {
+            gpus: status
+                .gpus
+                .iter()
+                .map(|gpu| NamedGpu {
+                    index: gpu.index,
+                    uuid: gpu.uuid.clone(),
+                    numa_node: report::numa_of(status, gpu.numa_node),
+                })
+                .collect(),
+            nics: named.nics.iter().map(name).collect(),
+            usable: named.usable,
+            clique: None,
+            shape: self.of(named.devices),
+        })
+    }
+}
+
+/// Values of a node that says how many GPUs it has, and of which nobody reports more: nothing but the slowest links are certain.
+pub(super) fn unreported(gpus: usize) -> Shape {
+    let count = gpus.min(MOST_GPUS);
+    let gpu = Gpu { pcie_rate: rates::pcie(None), ..Gpu::default() };
+    Shape::new(&Devices {
+        gpus: vec![gpu; count],
+        direct_links: vec![0; count * count],
+        gpu_paths: vec![PathClass::Sys; count * count],
+        socket_rate: rates::socket(None, None),
+        ..Devices::default()
+    })
+}

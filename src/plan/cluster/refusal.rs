@@ -1,0 +1,186 @@
+//! Why there is no place for a gang, in numbers, and the smallest changes with which there is one.
+
+use super::gang::{Question, plural};
+use super::sites::{Excluded, Need, Sites};
+use crate::placement::gpus::{Fleet, Group, MinLink, Refusal, Request, UNLIMITED};
+use crate::plan::resources::Resources;
+use crate::topology::rates::gigabytes;
+use std::collections::BTreeMap;
+use switchyard_crds::MinLink as Asked;
+
+/// Why there is no place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NoPlace {
+    /// One sentence.
+    pub sentence: String,
+    /// Changes of the manifest, each of which is enough.
+    pub changes: Vec<Change>,
+    /// Nodes that are left out, with the reason.
+    pub excluded: Vec<(String, Excluded)>,
+}
+
+/// A change of the manifest with which the job fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The field and its value.
+    pub field: String,
+    /// Bandwidth of the job's ring then, megabytes per second; `None`: no ring, or nothing is known.
+    pub bandwidth: Option<u32>,
+}
+
+impl NoPlace {
+    /// For a request that no cluster could serve.
+    pub(super) fn impossible(sentence: String) -> NoPlace {
+        NoPlace { sentence, changes: Vec::new(), excluded: Vec::new() }
+    }
+}
+
+impl std::fmt::Display for NoPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.sentence)?;
+        for (number, Change { field, bandwidth }) in self.changes.iter().enumerate() {
+            f.write_str(if number == 0 { "; smallest change that fits: " } else { ", or " })?;
+            f.write_str(field)?;
+            if let Some(bandwidth) = bandwidth {
+                write!(f, " ({} GB/s)", gigabytes(*bandwidth))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names the binding constraint, and tries which changes would lift it.
+pub(super) fn explain(
+    question: &Question<'_>,
+    sites: &mut Sites<'_>,
+    fleet: &mut Fleet,
+    need: &Need<'_>,
+    request: &Request,
+    refusal: &Refusal,
+) -> NoPlace {
+    let count = question.valid.request.nodes;
+    let [_, badly, fit] = refusal.groups.first().copied().unwrap_or_default();
+    let mut asked: Vec<String> = Vec::new();
+    if need.gpus > 0 {
+        asked.push(format!("{} GPU{}", need.gpus, plural(need.gpus as usize)));
+    }
+    // One pod is what every pod asks for: said only where nothing else is.
+    if need.gpus == 0 || need.amounts.names().count() > 1 {
+        asked.push(need.amounts.to_string());
+    }
+    let mut text = match (request.within, refusal.fullest) {
+        (Some(level), Some((most, node))) if fit >= count => {
+            let key = &sites.tree.keys[level];
+            let name = sites.tree.domain(node.0 as usize, level).unwrap_or("a node without that label");
+            format!(
+                "{fit} nodes have room for {}, but in one {key} there are {most} of {count} at most, in {name}",
+                asked.join(", ")
+            )
+        }
+        _ => format!("{fit} of {count} nodes have room for {}", asked.join(", ")),
+    };
+    if let Some(level) = request.within {
+        let without = (0..sites.nodes.len()).filter(|node| sites.tree.domain(*node, level).is_none()).count();
+        if without > 0 {
+            text.push_str(&format!(
+                "; {without} node{} no label {}",
+                if without == 1 { " has" } else { "s have" },
+                sites.tree.keys[level]
+            ));
+        }
+    }
+    if badly > 0 {
+        let link = question.job.spec.topology_policy.node_topology.min_link;
+        text.push_str(&format!(
+            "; on {badly} node{} the free GPUs are not joined by {link:?} or better",
+            plural(badly as usize)
+        ));
+    }
+    text.push_str(&left_out(&sites.excluded));
+    if question.nodes.is_empty() {
+        text.push_str("; the cluster has no nodes");
+    }
+    let changes = changes(question, fleet, request, &sites.tree.keys);
+    let excluded = sites.nodes.iter().zip(&sites.excluded);
+    let excluded = excluded.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect();
+    NoPlace { sentence: text, changes, excluded }
+}
+
+/// What most of the excluded nodes lack, and with most of which reason the others cannot be used.
+fn left_out(excluded: &[Option<Excluded>]) -> String {
+    let mut text = String::new();
+    let mut short: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
+    let mut gpus: Vec<u32> = Vec::new();
+    let mut refused: BTreeMap<String, usize> = BTreeMap::new();
+    for why in excluded.iter().flatten() {
+        match why {
+            Excluded::Short { name, free, .. } => short.entry(name).or_default().push(*free),
+            Excluded::Gpus { free, .. } => gpus.push(*free),
+            other => *refused.entry(other.to_string()).or_default() += 1,
+        }
+    }
+    if let Some(most) = gpus.iter().max() {
+        text.push_str(&format!("; most free GPUs on the others: {most}"));
+    }
+    // The first resource where several are short on as many nodes.
+    if let Some((name, free)) = short.iter().rev().max_by_key(|(_, free)| free.len()) {
+        let most = Resources::amount(name, free.iter().copied().max().unwrap_or(0));
+        text.push_str(&format!("; most free {name} on the others: {most}"));
+    }
+    if let Some((why, nodes)) = refused.iter().max_by_key(|(_, nodes)| **nodes) {
+        text.push_str(&format!("; {nodes} node{} cannot be used: {why}", plural(*nodes)));
+    }
+    text
+}
+
+/// Each change that would be enough for itself: a level given up, fewer nodes, fewer GPUs on each, slower links.
+fn changes(question: &Question<'_>, fleet: &mut Fleet, request: &Request, keys: &[String]) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let group = request.groups[0];
+    let mut fits = |request: &Request| {
+        fleet.solve(request).ok().map(|placement| Some(placement.bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
+    };
+    let with = |group: Group| Request { groups: vec![group], ..request.clone() };
+    if let Some(level) = request.within {
+        let freed = Request { within: None, ..request.clone() };
+        if let Some(bandwidth) = fits(&freed) {
+            let domains = &question.job.spec.topology_policy.domains;
+            let position = domains.iter().position(|domain| domain.key == keys[level]).unwrap_or(0);
+            changes.push(Change { field: format!("topologyPolicy.domains[{position}].mode: Preferred"), bandwidth });
+        }
+    }
+    if request.min_link != MinLink::System {
+        let better = MinLink::ALL.into_iter().filter(|link| *link > request.min_link);
+        let mut loose = better.map(|link| (link, Request { min_link: link, ..request.clone() }));
+        if let Some((link, bandwidth)) = loose.find_map(|(link, request)| Some((link, fits(&request)?))) {
+            let word = match link {
+                MinLink::NVLink => Asked::NVLink,
+                MinLink::PCIeSwitch => Asked::PCIeSwitch,
+                MinLink::PCIeHost => Asked::PCIeHost,
+                MinLink::Numa => Asked::NUMA,
+                MinLink::System => Asked::System,
+            };
+            changes.push(Change { field: format!("topologyPolicy.nodeTopology.minLink: {word:?}"), bandwidth });
+        }
+    }
+    // What fits with some nodes fits with fewer.
+    let (mut most, mut too_many) = (0, group.pods);
+    let mut bandwidth = None;
+    while too_many - most > 1 {
+        let pods = most.midpoint(too_many);
+        match fits(&with(Group { pods, ..group })) {
+            Some(found) => (most, bandwidth) = (pods, found),
+            None => too_many = pods,
+        }
+    }
+    if most > 0 {
+        changes.push(Change { field: format!("trainer.numNodes: {most}"), bandwidth });
+    }
+    let fewer = (1..group.gpus).rev().map(|gpus| (gpus, with(Group { gpus, ..group })));
+    let mut fewer = fewer.filter(|_| most == 0 || group.pods == 1);
+    if let Some((gpus, bandwidth)) = fewer.find_map(|(gpus, request)| Some((gpus, fits(&request)?))) {
+        let field = format!("trainer.resourcesPerNode.limits[nvidia.com/gpu]: {gpus}");
+        changes.push(Change { field, bandwidth });
+    }
+    changes
+}

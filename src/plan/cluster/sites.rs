@@ -1,0 +1,201 @@
+//! The nodes as one job sees them: which may be used, what is free on them, and why the others are left out.
+
+use super::levels::{Levels, Tree};
+use super::machine;
+use super::view::NodeView;
+use crate::placement::gpus::{Fleet, MOST_GPUS, Shape, Site};
+use crate::plan::eligible;
+use crate::plan::resources::Resources;
+use k8s_openapi::api::core::v1::PodSpec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use switchyard_crds::{DeviceAllocation, TopologyPolicy};
+
+/// Extended resource of NVIDIA's device plugin.
+pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
+
+/// What the pods of a job ask of a node.
+#[derive(Debug)]
+pub(super) struct Need<'a> {
+    pub spec: &'a PodSpec,
+    /// Amounts, without GPUs.
+    pub amounts: Resources,
+    /// GPUs of each pod.
+    pub gpus: u32,
+    pub allocation: Option<DeviceAllocation>,
+    /// A node that nobody describes may not be used.
+    pub reported_only: bool,
+}
+
+/// Why a node is left out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Excluded {
+    /// The scheduler would not take it.
+    #[error("{0}")]
+    Unfit(eligible::Unfit),
+    /// Not enough of a resource.
+    #[error("{name}: {} free, {} asked for", Resources::amount(name, *free), Resources::amount(name, *need))]
+    Short {
+        /// The resource.
+        name: String,
+        /// What is free, thousandths.
+        free: i64,
+        /// What is asked for, thousandths.
+        need: i64,
+    },
+    /// Not enough GPUs.
+    #[error("{free} of {all} GPUs free")]
+    Gpus {
+        /// Free ones.
+        free: u32,
+        /// All.
+        all: u32,
+    },
+    /// The report cannot be used.
+    #[error("its GPUTopology cannot be used: {0}")]
+    Report(String),
+    /// No report.
+    #[error("no GPUTopology: the node agent does not run there")]
+    NoReport,
+    /// No driver offers its GPUs for claims.
+    #[error("no ResourceSlice offers its GPUs")]
+    NoSlice,
+}
+
+/// The nodes of a cluster for one job.
+pub(super) struct Sites<'a> {
+    pub nodes: Vec<&'a NodeView>,
+    pub tree: Tree,
+    pub excluded: Vec<Option<Excluded>>,
+    shapes: Vec<Arc<Shape>>,
+    sites: Vec<Site>,
+}
+
+impl<'a> Sites<'a> {
+    pub fn of(
+        nodes: &'a BTreeMap<String, NodeView>,
+        levels: &Levels,
+        policy: &TopologyPolicy,
+        need: &Need<'_>,
+    ) -> Sites<'a> {
+        let nodes: Vec<&NodeView> = nodes.values().collect();
+        let tree = Tree::of(levels, policy, &nodes);
+        let mut shapes = Kinds::default();
+        let mut sites = Vec::with_capacity(nodes.len());
+        let mut excluded = Vec::with_capacity(nodes.len());
+        for (node, domains) in nodes.iter().zip(&tree.domains) {
+            let (shape, free) = shapes.free(node, need.allocation);
+            let why = exclude(node, need, free);
+            // Too few GPUs are the fleet's to count: it may be asked for fewer.
+            let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < need.gpus;
+            sites.push(Site { shape, free, open: why.is_none() || is_counted, domains: domains.clone() });
+            excluded.push(why);
+        }
+        Sites { nodes, tree, excluded, shapes: shapes.list, sites }
+    }
+
+    /// The fleet as it is.
+    pub fn fleet(&self) -> Fleet {
+        self.make(self.sites.clone())
+    }
+
+    /// The fleet if nothing ran: every node that the job could use at all, with all its GPUs.
+    pub fn empty(&self) -> Fleet {
+        let emptied = |(site, (node, why)): (&Site, (&&NodeView, &Option<Excluded>))| {
+            let open = match why {
+                None | Some(Excluded::Short { .. } | Excluded::Gpus { .. }) => true,
+                Some(_) => false,
+            };
+            let free = node.described().map_or(self.shapes[site.shape as usize].all(), |machine| machine.usable);
+            Site { free, open, ..site.clone() }
+        };
+        self.make(self.sites.iter().zip(self.nodes.iter().zip(&self.excluded)).map(emptied).collect())
+    }
+
+    fn make(&self, sites: Vec<Site>) -> Fleet {
+        let fleet = Fleet::of(self.tree.levels.clone(), self.shapes.clone(), &sites);
+        fleet.expect("invariant: sites are made of the shapes and levels they are made with")
+    }
+
+    pub fn shape(&self, node: usize) -> &Shape {
+        &self.shapes[self.sites[node].shape as usize]
+    }
+
+    /// Which nodes may be used.
+    pub fn open(&self) -> impl Iterator<Item = usize> {
+        let open =
+            self.sites.iter().zip(&self.excluded).enumerate().filter(|(_, (site, why))| site.open && why.is_none());
+        open.map(|(node, _)| node)
+    }
+
+    /// Leaves out nodes that have GPUs. Answers whether any is left.
+    pub fn without_gpus(&mut self) -> bool {
+        for (site, node) in self.sites.iter_mut().zip(&self.nodes) {
+            site.open &= node.gpus() == 0;
+        }
+        self.open().next().is_some()
+    }
+}
+
+/// Kinds of nodes, each once.
+#[derive(Default)]
+struct Kinds {
+    list: Vec<Arc<Shape>>,
+    /// Of nodes that nobody describes, by their number of GPUs.
+    unreported: BTreeMap<usize, u32>,
+}
+
+impl Kinds {
+    /// The kind of a node and its free GPUs.
+    fn free(&mut self, node: &NodeView, allocation: Option<DeviceAllocation>) -> (u32, u32) {
+        let count = |name: &str| u32::try_from(node.free.get(name) / 1000).unwrap_or(0);
+        let Some(machine) = node.described() else {
+            let all = (node.gpus() as usize).min(MOST_GPUS);
+            let shape = *self.unreported.entry(all).or_insert_with(|| {
+                self.list.push(Arc::new(machine::unreported(all)));
+                self.list.len() as u32 - 1
+            });
+            let free = count(GPU_RESOURCE).min(all as u32);
+            return (shape, ((1_u64 << free) - 1) as u32);
+        };
+        let shape = self.list.iter().position(|shape| Arc::ptr_eq(shape, &machine.shape)).unwrap_or_else(|| {
+            self.list.push(machine.shape.clone());
+            self.list.len() - 1
+        });
+        let free = match allocation {
+            Some(DeviceAllocation::Claims) => machine.usable & node.offered.unwrap_or(0) & !node.taken,
+            _ => {
+                let free = count(GPU_RESOURCE);
+                let left = machine.usable & !node.taken;
+                // What the kubelet reports may be a minute old; the number of free GPUs is not.
+                let known = left & !node.in_use;
+                let left = if known.count_ones() < free { left } else { known };
+                if free == 0 { 0 } else { left }
+            }
+        };
+        (shape as u32, free)
+    }
+}
+
+fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
+    if let Err(unfit) = eligible::may_run(need.spec, &node.facts) {
+        return Some(Excluded::Unfit(unfit));
+    }
+    if need.gpus > 0 {
+        let is_claim = need.allocation == Some(DeviceAllocation::Claims);
+        match &node.machine {
+            Some(Err(why)) if is_claim || need.reported_only => return Some(Excluded::Report(why.clone())),
+            None if is_claim || need.reported_only => return Some(Excluded::NoReport),
+            _ if is_claim && node.offered.is_none() => return Some(Excluded::NoSlice),
+            _ => {}
+        }
+        let counted = if is_claim { u32::MAX } else { (node.free.get(GPU_RESOURCE) / 1000).clamp(0, 64) as u32 };
+        let free = free.count_ones().min(counted);
+        if free < need.gpus {
+            return Some(Excluded::Gpus { free, all: node.gpus() });
+        }
+    }
+    let short = need.amounts.names().find(|name| node.free.get(name) < need.amounts.get(name))?;
+    let (free, need) = (node.free.get(short).max(0), need.amounts.get(short));
+    Some(Excluded::Short { name: short.to_string(), free, need })
+}
