@@ -2,20 +2,18 @@
 //!
 //! Plain data: `apply` and `delete` take objects in, and say which jobs have to be looked at. It knows no client and no clock.
 
+use super::contention::Reservation;
 use super::devices::Devices;
 use super::own_writes::OwnWrites;
 use super::usage::{Share, Usage};
 use crate::plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use crate::plan::eligible::NodeFacts;
-use crate::plan::objects::CLAIM;
 use crate::plan::resources::Resources;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions, labels};
 use switchyard_worker_contract::event::Summary;
 
@@ -57,6 +55,11 @@ pub(super) struct Family {
     pub status_written: Option<Timestamp>,
     /// Last figures of the training.
     pub summary: Option<Summary>,
+    /// It would not fit into the empty cluster either.
+    pub hopeless: bool,
+    /// The attempt that gives way to a job of higher priority, and to which one.
+    pub gives_way_in: Option<u32>,
+    pub gives_way_to: Option<String>,
 }
 
 /// What the watches have shown.
@@ -74,6 +77,10 @@ pub(super) struct Index {
     pub versions: HashMap<&'static str, u64>,
     /// Jobs that wait for room.
     pub waiting: BTreeSet<Key>,
+    /// What the first of them holds.
+    pub reservation: Option<Reservation>,
+    /// What gangs hold that start again, by UID of the job.
+    pub holes: HashMap<String, Vec<String>>,
 }
 
 /// What a change means.
@@ -86,7 +93,7 @@ pub(super) struct Effect {
 }
 
 impl Index {
-    fn saw(&mut self, kind: &'static str, metadata: &ObjectMeta) {
+    pub(super) fn saw(&mut self, kind: &'static str, metadata: &ObjectMeta) {
         let version = metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0);
         let latest = self.versions.entry(kind).or_default();
         *latest = (*latest).max(version);
@@ -111,12 +118,13 @@ impl Index {
         }
         let family = self.families.entry(uid.clone()).or_default();
         family.key = Some(key.clone());
-        let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
+        let attempt = attempt_of(&job);
         let is_placed = placement_of(&job).is_some();
         if family.assumed.as_ref().is_some_and(|(assumed, _)| attempt > *assumed || is_placed) {
             family.assumed = None;
         }
         self.jobs.insert(key.clone(), Arc::new(job));
+        effect.room |= self.hold_holes(&uid);
         effect.room |= self.recount(&uid);
         effect.jobs.insert(key);
         effect
@@ -153,6 +161,7 @@ impl Index {
         let uid = job.metadata.uid.clone().unwrap_or_default();
         effect.jobs.insert(key.clone());
         effect.room |= self.recount(&uid);
+        effect.room |= self.hold_holes(&uid) | self.waits_no_more(&uid);
         self.drop_if_empty(&uid);
     }
 
@@ -286,49 +295,6 @@ impl Index {
         effect
     }
 
-    /// The agent of a node reported, or its report cannot be read.
-    pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
-        self.saw("GPUTopology", metadata);
-        let room = self.usage.set_report(metadata.name.as_deref().unwrap_or_default(), report);
-        Effect { room, ..Effect::default() }
-    }
-
-    /// Nobody reports for a node any more.
-    pub fn delete_report(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("GPUTopology", metadata);
-        self.usage.remove_report(metadata.name.as_deref().unwrap_or_default());
-        Effect::default()
-    }
-
-    /// A driver offers devices.
-    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str) -> Effect {
-        self.saw("ResourceSlice", &slice.metadata);
-        Effect { room: self.devices.apply_slice(slice, driver, &mut self.usage), ..Effect::default() }
-    }
-
-    /// A driver offers them no more.
-    pub fn delete_slice(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("ResourceSlice", metadata);
-        let name = metadata.name.as_deref().unwrap_or_default();
-        Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
-    }
-
-    /// A claim appeared or changed, of a job or not.
-    pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
-        let room = self.devices.apply_claim(claim, &mut self.usage);
-        let mut effect = self.apply_object(CLAIM, &claim.metadata, content);
-        effect.room |= room;
-        effect
-    }
-
-    /// A claim is gone.
-    pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
-        let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
-        let mut effect = self.delete_object(CLAIM, metadata);
-        effect.room |= room;
-        effect
-    }
-
     fn touch_node(&self, name: &str, effect: &mut Effect) {
         for family in self.families.values() {
             if family.pods.values().any(|pod| pod.node.as_deref() == Some(name)) {
@@ -373,7 +339,7 @@ impl Index {
     /// The place of a pod that the last decision is about.
     fn promised<'a>(&'a self, family: &'a Family, pod: &PodView) -> Option<&'a PlacedNode> {
         let job = self.jobs.get(family.key.as_ref()?)?;
-        let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
+        let attempt = attempt_of(job);
         let (attempt, placement) = match &family.assumed {
             Some((attempt, placement)) => (*attempt, placement),
             None => (attempt, placement_of(job)?),
@@ -385,8 +351,18 @@ impl Index {
     }
 }
 
+/// Number of the attempt that a job is in.
+pub(super) fn attempt_of(job: &TrainJob) -> u32 {
+    job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs()
+}
+
+/// Neither complete nor failed.
+pub(super) fn is_live(job: &TrainJob) -> bool {
+    !crate::plan::cluster::is_over(job)
+}
+
 /// The place of a job that has one now.
-fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
+pub(super) fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
     let status = job.status.as_ref()?;
     let is = |kind: &str| status.conditions.iter().any(|c| c.type_ == kind && c.status == "True");
     status.placement.as_ref().filter(|_| is(conditions::PLACED) && !is(conditions::COMPLETE) && !is(conditions::FAILED))

@@ -9,6 +9,7 @@
 //! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
 
 mod client;
+mod contention;
 mod devices;
 mod election;
 mod index;

@@ -4,7 +4,8 @@
 //! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
-use super::index::{Index, Key, Unreadable};
+use super::contention::Rules;
+use super::index::{Index, Key, Unreadable, attempt_of};
 use super::own_writes::OwnWrites;
 use super::{Context, own_writes};
 use crate::apply::{Applied, Refusal, Retry};
@@ -90,6 +91,8 @@ impl Context {
         let index: &mut Index = &mut guard;
         let Some(job) = index.jobs.get(key).cloned() else { return Ok(None) };
         let uid = job.metadata.uid.clone().unwrap_or_default();
+        let held_for = index.held_for(&job);
+        let aside = index.not_in_the_way(&job);
         let family = index.families.entry(uid.clone()).or_default();
         let gave_up = family.own.seen(&index.versions, instant)?;
         if gave_up {
@@ -112,6 +115,9 @@ impl Context {
         let fight = family.own.fights(instant).map(|what| {
             format!("somebody undoes what this controller writes: {what}; it is written again every few seconds")
         });
+        let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
+        // Looked at without what does not stand in the way of this job.
+        let aside = index.usage.set_aside(aside.iter().map(String::as_str));
         let snapshot = Snapshot {
             job: &job,
             pods: &pods,
@@ -119,6 +125,8 @@ impl Context {
             nodes: index.usage.nodes(),
             defaults: &self.settings.defaults,
             levels: &self.settings.levels,
+            held_for: held_for.as_deref(),
+            gives_way_to: gives_way.as_deref(),
             trouble: family.trouble.as_deref().or(fight.as_deref()),
             summary: family.summary.as_ref(),
             status_written: family.status_written,
@@ -126,17 +134,20 @@ impl Context {
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot, now);
         self.metrics.planned(start.elapsed());
-        let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
+        index.usage.put_back(aside);
+        let attempt = attempt_of(&job);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
         let held = hold(&mut plan, &mut family.own, attempt, instant);
         if plan.actions.is_empty() && held.is_none() {
             family.trouble = None;
         }
         let fights = family.own.fights(instant).is_some();
+        let mut others = Vec::new();
         if plan.waiting {
             index.waiting.insert(key.clone());
-        } else {
-            index.waiting.remove(key);
+            others = index.waits(key, Rules { defaults: &self.settings.defaults, levels: &self.settings.levels });
+        } else if index.waiting.remove(key) && index.waits_no_more(&uid) {
+            others = index.waiting.iter().cloned().collect();
         }
         // Before the cache shows the decision, the place is taken for whoever plans next.
         if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
@@ -145,6 +156,8 @@ impl Context {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
             index.assume(&uid, attempt, next.placement.clone());
         }
+        drop(guard);
+        others.into_iter().for_each(|other| self.queue.add(other, instant));
         Ok(Some(Planned { job, uid, plan, held, fights }))
     }
 

@@ -230,8 +230,7 @@ impl Context {
         let (effect, waiting) = {
             let mut index = self.index();
             let effect = change(&mut index);
-            let waiting: Vec<Key> =
-                if effect.room { std::mem::take(&mut index.waiting).into_iter().collect() } else { Vec::new() };
+            let waiting: Vec<Key> = if effect.room { index.waiting.iter().cloned().collect() } else { Vec::new() };
             (effect, waiting)
         };
         let now = Instant::now();

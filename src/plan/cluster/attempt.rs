@@ -81,6 +81,9 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
         let text = format!("all {pods} node{} done in attempt {number}", if pods == 1 { " is" } else { "s are" });
         return end(snapshot, now, Ending { complete: true, reason: "Complete", message: text });
     }
+    if let Some(by) = snapshot.gives_way_to.filter(|_| attempt.placed) {
+        return gives_way(&attempt, by);
+    }
     let verdict = failure::judge(&attempt);
     if let failure::Verdict::Failed(failed) = &verdict {
         return after_failure(&attempt, failed);
@@ -159,7 +162,10 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
         }
         Err(why) => {
-            let why = why.to_string();
+            let why = match attempt.snapshot.held_for {
+                Some(held) => format!("{why}; {held}"),
+                None => why.to_string(),
+            };
             let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some("NoRoom");
             draft.condition(conditions::PLACED, "False", "NoRoom", why.clone());
             draft.stage(Stage::Queued, why.clone());
@@ -314,6 +320,20 @@ fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timest
     draft.counts(&[], attempt.valid.request.nodes as i32);
 }
 
+/// A job of higher priority needs the room.
+fn gives_way(attempt: &Attempt<'_>, by: &str) -> Reconciliation {
+    let pod = attempt.existing().first().map(|pod| pod.name.clone()).unwrap_or_default();
+    let mut result = decided(attempt, &failure::preempted(pod, by));
+    if let Some(next) = &mut result.status {
+        next.placement = None;
+        // Not `Restarting`: for that it would keep its nodes.
+        for condition in next.conditions.iter_mut().filter(|condition| condition.type_ == conditions::PLACED) {
+            condition.reason = conditions::PREEMPTED.to_string();
+        }
+    }
+    result
+}
+
 /// The decision after a failure; where that is the absence of a pod, it has to be confirmed.
 fn after_failure(attempt: &Attempt<'_>, failed: &failure::Failure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
@@ -335,7 +355,7 @@ fn decided(attempt: &Attempt<'_>, failed: &failure::Failure) -> Reconciliation {
             let mut draft = attempt.draft();
             next_attempt(attempt, &mut draft, attempt.now.saturating_add(pause).unwrap_or(attempt.now));
             draft.next.restarts = Some(restarts);
-            draft.condition(conditions::PLACED, "False", "Restarting", failed.sentence());
+            draft.condition(conditions::PLACED, "False", conditions::RESTARTING, failed.sentence());
             let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
             let text = format!("attempt {} starts{wait}: {}", attempt.number + 1, failed.sentence());
             draft.stage(Stage::Restarting, text.clone());

@@ -121,6 +121,20 @@ fn gone(attempt: &Attempt<'_>, rank: u32) -> Failure {
     }
 }
 
+/// A gang that is stopped for a job of higher priority.
+pub(super) fn preempted(pod: String, by: &str) -> Failure {
+    Failure {
+        class: Class::Preemption,
+        pod,
+        node: None,
+        code: None,
+        cause: format!("preempted by {by}"),
+        conditions: Vec::new(),
+        at: None,
+        permanent: false,
+    }
+}
+
 fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     if pod.phase == Phase::Succeeded || (pod.gated && pod.node.is_none() && !attempt.placed) {
         return Verdict::Well;

@@ -22,6 +22,7 @@ mod sites;
 mod status;
 #[cfg(test)]
 mod tests;
+pub mod turn;
 pub mod view;
 
 pub use refusal::{Change, NoPlace};
@@ -58,6 +59,10 @@ pub struct Snapshot<'a> {
     pub defaults: &'a Defaults,
     /// Levels of domains of nodes.
     pub levels: &'a Levels,
+    /// Nodes that are held for a job ahead in the queue, in words.
+    pub held_for: Option<&'a str>,
+    /// The job of higher priority that this attempt gives way to.
+    pub gives_way_to: Option<&'a str>,
     /// What the last try to write met.
     pub trouble: Option<&'a str>,
     /// Last figures of the training.

@@ -1,0 +1,250 @@
+//! Jobs that compete for room: who is at the head of the queue, what it holds, who gives way to it. The rules are `plan::cluster::turn`'s;
+//! here is what they are applied to.
+
+use super::devices::taker;
+use super::index::{Index, Key, attempt_of, is_live, placement_of};
+use super::usage::{Share, Usage};
+use crate::plan::cluster::gang::{self, Question};
+use crate::plan::cluster::levels::Levels;
+use crate::plan::cluster::turn::{self, Turn};
+use crate::plan::objects::{self, CLAIM, Defaults};
+use crate::plan::resources::Resources;
+use crate::plan::{self, ValidJob};
+use std::collections::HashSet;
+use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
+
+/// What the head of the queue holds.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    uid: String,
+    turn: Turn,
+    nodes: Vec<PlacedNode>,
+}
+
+impl Reservation {
+    fn takers(&self) -> impl Iterator<Item = String> {
+        (0..self.nodes.len()).map(|rank| format!("held/{}/{rank}", self.uid))
+    }
+}
+
+/// Settings of the operator that decide about places.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules<'a> {
+    pub defaults: &'a Defaults,
+    pub levels: &'a Levels,
+}
+
+/// A job that looks for a place.
+struct Asker<'a> {
+    job: &'a TrainJob,
+    valid: &'a ValidJob,
+    rules: Rules<'a>,
+}
+
+impl Asker<'_> {
+    fn question<'a>(&'a self, usage: &'a Usage) -> Question<'a> {
+        let Rules { defaults, levels } = self.rules;
+        Question { job: self.job, valid: self.valid, defaults, levels, nodes: usage.nodes() }
+    }
+
+    fn fits_without(&self, usage: &mut Usage, takers: &[String]) -> bool {
+        let aside = usage.set_aside(takers.iter().map(String::as_str));
+        let fits = gang::place(&self.question(usage)).is_ok();
+        usage.put_back(aside);
+        fits
+    }
+}
+
+impl Index {
+    fn turn(&self, job: &TrainJob) -> Turn {
+        let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
+        let priority = family.and_then(|family| family.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
+        Turn::of(job, priority)
+    }
+
+    fn job_of(&self, uid: &str) -> Option<&TrainJob> {
+        let key = self.families.get(uid)?.key.as_ref()?;
+        self.jobs.get(key).map(|job| &**job).filter(|job| job.metadata.uid.as_deref() == Some(uid))
+    }
+
+    /// What the pods of a job take, and their claims.
+    fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
+        let Some(family) = self.families.get(uid) else { return Vec::new() };
+        let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
+        let names: HashSet<&str> = pods.clone().map(|pod| pod.name.as_str()).collect();
+        // A claim has the name of its pod.
+        let claims = family.objects.iter().filter(|((kind, name), _)| *kind == CLAIM && names.contains(name.as_str()));
+        pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
+    }
+
+    /// Everything that does not stand in the way of a job: what it held itself and is about to give back, and what is held for jobs
+    /// behind it.
+    pub(super) fn not_in_the_way(&self, job: &TrainJob) -> Vec<String> {
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let turn = self.turn(job);
+        let mut takers = Vec::new();
+        if placement_of(job).is_none() && job.status.as_ref().is_some_and(|status| status.placement.is_some()) {
+            let attempt = attempt_of(job);
+            takers.extend(self.takers_of(uid, |of| of < attempt));
+        }
+        for (other, holes) in &self.holes {
+            let is_lower = || self.job_of(other).is_some_and(|job| self.turn(job).priority() < turn.priority());
+            if other == uid || is_lower() {
+                takers.extend(holes.iter().cloned());
+            }
+        }
+        if let Some(held) = self.reservation.as_ref().filter(|held| held.uid == uid || turn < held.turn) {
+            takers.extend(held.takers());
+        }
+        takers
+    }
+
+    /// Who is ahead of a job and holds nodes, in words.
+    pub(super) fn held_for(&self, job: &TrainJob) -> Option<String> {
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let held = self.reservation.as_ref().filter(|held| held.uid != uid && held.turn < self.turn(job))?;
+        let (count, name) = (held.nodes.len(), held.turn.name());
+        let verb = if count == 1 { "node is" } else { "nodes are" };
+        Some(format!("{count} {verb} held for {name}, which is ahead in the queue"))
+    }
+
+    /// A gang that starts again holds the GPUs of its nodes, until it is known that it finds no place. Answers whether it gave some back.
+    pub(super) fn hold_holes(&mut self, uid: &str) -> bool {
+        let wanted = self.job_of(uid).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
+            let status = job.status.as_ref()?;
+            let placed = status.conditions.iter().find(|condition| condition.type_ == conditions::PLACED)?;
+            let restarts = placed.status == "False" && placed.reason == conditions::RESTARTING;
+            status.placement.clone().filter(|_| restarts)
+        });
+        let nodes = wanted.map(|placement| placement.nodes).unwrap_or_default();
+        let next: Vec<String> = (0..nodes.len()).map(|rank| format!("hole/{uid}/{rank}")).collect();
+        let mut freed = false;
+        for gone in self.holes.remove(uid).into_iter().flatten().skip(next.len()) {
+            freed |= self.usage.set_share(&gone, None);
+        }
+        for (taker, PlacedNode { node_name, gpus, .. }) in next.iter().zip(nodes) {
+            self.usage.set_share(taker, Some(Share { node: node_name, amount: Resources::default(), gpus }));
+        }
+        if !next.is_empty() {
+            self.holes.insert(uid.to_string(), next);
+        }
+        freed
+    }
+
+    /// A job found a place, or looks for none: it holds nothing any more. Answers whether it did.
+    pub(super) fn waits_no_more(&mut self, uid: &str) -> bool {
+        if let Some(family) = self.families.get_mut(uid) {
+            family.hopeless = false;
+        }
+        self.release(uid)
+    }
+
+    /// A job found no place. At the head of the queue it holds nodes, and jobs of lower priority may have to give way: those are answered.
+    pub(super) fn waits(&mut self, key: &Key, rules: Rules<'_>) -> Vec<Key> {
+        let Some(job) = self.jobs.get(key).cloned() else { return Vec::new() };
+        let Ok(valid) = plan::validate(&job) else { return Vec::new() };
+        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let turn = self.turn(&job);
+        let asker = Asker { job: &job, valid: &valid, rules };
+        if !self.is_head(key, &turn) {
+            self.waits_no_more(&uid);
+            return Vec::new();
+        }
+        let aside = self.not_in_the_way(&job);
+        let aside = self.usage.set_aside(aside.iter().map(String::as_str));
+        let is_kept = self.reservation.as_ref().is_some_and(|held| held.uid == uid && self.is_usable(held));
+        let reserved = if is_kept { None } else { Some(turn::reserve(&asker.question(&self.usage))) };
+        let victims = match reserved {
+            Some(None) => Vec::new(),
+            _ => self.victims(&asker, &turn),
+        };
+        self.usage.put_back(aside);
+        let hopeless = matches!(reserved, Some(None));
+        if let Some(family) = self.families.get_mut(&uid) {
+            family.hopeless = hopeless;
+        }
+        if hopeless {
+            self.release(&uid);
+        }
+        if let Some(Some(nodes)) = reserved {
+            self.reserve(Reservation { uid, turn, nodes }, &asker);
+        }
+        victims
+    }
+
+    /// Gives back what a job holds. Answers whether it held anything.
+    fn release(&mut self, uid: &str) -> bool {
+        let Some(held) = self.reservation.take_if(|held| held.uid == uid) else { return false };
+        for taker in held.takers() {
+            self.usage.set_share(&taker, None);
+        }
+        true
+    }
+
+    /// Whether no job that waits and could be placed comes first.
+    fn is_head(&self, key: &Key, turn: &Turn) -> bool {
+        let is_ahead = |other: &Key| {
+            let Some(job) = self.jobs.get(other) else { return false };
+            let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
+            !family.is_some_and(|family| family.hopeless) && self.turn(job) < *turn
+        };
+        !self.waiting.iter().any(|other| other != key && is_ahead(other))
+    }
+
+    /// Whether all nodes that are held may still be used.
+    fn is_usable(&self, held: &Reservation) -> bool {
+        let nodes = self.usage.nodes();
+        held.nodes.iter().all(|placed| {
+            nodes.get(&placed.node_name).is_some_and(|node| node.facts.ready && !node.facts.unschedulable)
+        })
+    }
+
+    fn reserve(&mut self, next: Reservation, asker: &Asker<'_>) {
+        if let Some(before) = self.reservation.as_ref().map(|before| before.uid.clone()) {
+            self.release(&before);
+        }
+        let pod = objects::pod(asker.job, asker.valid, asker.rules.defaults, 1, 0);
+        let amount = pod.spec.as_ref().map(Resources::of_pod).unwrap_or_default();
+        for (taker, placed) in next.takers().zip(&next.nodes) {
+            let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
+            self.usage.set_share(&taker, Some(share));
+        }
+        self.reservation = Some(next);
+    }
+
+    /// The jobs that have to give way: none while others do already that are enough.
+    fn victims(&mut self, asker: &Asker<'_>, turn: &Turn) -> Vec<Key> {
+        if asker.job.spec.topology_policy.preemption != Preemption::LowerPriority {
+            return Vec::new();
+        }
+        let mut leaving = Vec::new();
+        let mut candidates = Vec::new();
+        for (key, job) in &self.jobs {
+            let uid = job.metadata.uid.as_deref().unwrap_or_default();
+            let attempt = attempt_of(job);
+            let gives_way = self.families.get(uid).is_some_and(|family| family.gives_way_in == Some(attempt));
+            leaving.extend(self.takers_of(uid, |of| of < attempt || gives_way || !is_live(job)));
+            let theirs = self.turn(job);
+            if placement_of(job).is_some() && !gives_way && theirs.priority() < turn.priority() {
+                candidates.push((theirs, key.clone(), self.takers_of(uid, |of| of == attempt)));
+            }
+        }
+        // The lowest priority first, and of equal ones the youngest.
+        candidates.sort_by(|a, b| b.0.cmp(&a.0));
+        let chosen = turn::fewest(candidates.len(), |without| {
+            let theirs = without.iter().flat_map(|candidate| candidates[*candidate].2.iter());
+            let takers: Vec<String> = leaving.iter().chain(theirs).cloned().collect();
+            asker.fits_without(&mut self.usage, &takers)
+        });
+        let chosen: Vec<Key> = chosen.into_iter().flatten().map(|candidate| candidates[candidate].1.clone()).collect();
+        for key in &chosen {
+            let Some(job) = self.jobs.get(key) else { continue };
+            let attempt = attempt_of(job);
+            if let Some(family) = self.families.get_mut(job.metadata.uid.as_deref().unwrap_or_default()) {
+                family.gives_way_in = Some(attempt);
+                family.gives_way_to = Some(format!("{} (priority {})", turn.name(), turn.priority()));
+            }
+        }
+        chosen
+    }
+}
