@@ -1,4 +1,4 @@
-//! Condition types and reasons of a TrainJob, as constants, so that a reader can rely on the words.
+//! Condition types and reasons, as constants, so that a reader can rely on the words.
 
 /// Summary condition: `Unknown` while unfinished with the stage as reason, `True`/`Complete` or `False`/`Failed` at the end.
 pub const SUCCEEDED: &str = "Succeeded";
@@ -66,4 +66,14 @@ impl Stage {
             Stage::Suspended => "Suspended",
         }
     }
+}
+
+/// Conditions of a `GPUTopology`.
+pub mod topology {
+    /// Whether all sources could be read.
+    pub const REPORTED: &str = "Reported";
+    /// Whether the facts agree with each other; the message of `False` names fields, what was got and what was expected.
+    pub const CONSISTENT: &str = "Consistent";
+    /// Whether the facts are of now. An agent that is dead cannot say so: see `observedTime`.
+    pub const FRESH: &str = "Fresh";
 }

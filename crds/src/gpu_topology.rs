@@ -10,7 +10,8 @@
 //!
 //! CPU lists are the kernel's (`0-3,8`): sorted, without overlap, neighbours joined.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use crate::device_use::{DeviceUse, IN_USE_KEYS, KubeletPolicies};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -43,7 +44,7 @@ pub struct GPUTopologySpec {}
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = signed_integer_formats)]
 pub struct GPUTopologyStatus {
-    /// When the facts were read. Written only together with a changed fact.
+    /// When the facts were read. Written together with a changed fact, and otherwise renewed every ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_time: Option<Time>,
     /// Version of the agent that read them, as `MAJOR.MINOR.PATCH`.
@@ -97,6 +98,17 @@ pub struct GPUTopologyStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["facts".into()]))]
     #[schemars(length(max = 16))]
     pub sources: Vec<FactSource>,
+    /// Devices that the kubelet gave to containers, in the order of their keys. Absent when it could not be asked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(IN_USE_KEYS.map(String::from).into()))]
+    #[schemars(length(max = 1024))]
+    pub in_use: Vec<DeviceUse>,
+    /// `Reported`: all sources could be read. `Consistent`: the facts do not contradict each other. `Fresh`: the facts are of
+    /// now; when nobody has renewed `observedTime` for half an hour, no agent reports, whatever this says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
 }
 
 impl GPUTopologyStatus {
@@ -424,6 +436,9 @@ pub struct Host {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub default_route: Option<String>,
+    /// How the kubelet places containers on CPUs, memory and devices. Absent when its configuration cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet: Option<KubeletPolicies>,
 }
 
 /// Where a group of facts comes from.
@@ -458,6 +473,8 @@ pub enum Facts {
     NICs,
     /// `host` and `hostIdentity`.
     Host,
+    /// `inUse`.
+    InUse,
 }
 
 /// Whether a group of facts could be read.
@@ -521,6 +538,10 @@ mod tests {
         let mut faults = Vec::new();
         let mut seen = 0;
         walk("status", &status_schema(), &mut |path, schema| {
+            // The type of Kubernetes, as it is.
+            if path.starts_with("status.conditions[]") {
+                return;
+            }
             seen += 1;
             let text = |key: &str| schema.get(key).and_then(Value::as_str).unwrap_or_default();
             match text("type") {
@@ -552,6 +573,8 @@ mod tests {
             ("links", vec!["a", "b", "kind"]),
             ("nics", vec!["name"]),
             ("sources", vec!["facts"]),
+            ("inUse", IN_USE_KEYS.to_vec()),
+            ("conditions", vec!["type"]),
         ] {
             let property = &schema["properties"][list];
             assert_eq!(property["x-kubernetes-list-type"], "map", "{list}");

@@ -9,6 +9,7 @@
 #![deny(missing_docs)]
 
 pub mod conditions;
+pub mod device_use;
 mod engine;
 mod failure_policy;
 pub mod generate;

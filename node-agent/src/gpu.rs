@@ -11,10 +11,11 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::path::Path;
 use switchyard_crds::gpu_topology::{Gpu, GpuHealth, Link, LinkKind, LinkVia, Mig, MigMode, PathClass};
 
 /// No GPU has more NVLinks; the driver's own limit.
-const MAX_LINKS: u32 = 18;
+pub(crate) const MAX_LINKS: u32 = 18;
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside of the range that drivers renumber.
 const FIELD_RECOVERY_ACTION: u32 = 230;
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -34,7 +35,19 @@ pub(crate) struct GpuFacts {
 /// NVML while it is initialised.
 ///
 /// The drop of [`Nvml`] panics when the library lacks `nvmlShutdown`; then this one leaves the library open instead.
-struct Session(Option<Nvml>);
+pub(crate) struct Session(Option<Nvml>);
+
+impl Session {
+    /// Initialises NVML; the library's name, where none is given, is the one the driver installs.
+    pub(crate) fn open(library: Option<&Path>) -> Result<Session, NvmlError> {
+        let library = library.map_or(OsStr::new(LIBRARY), Path::as_os_str);
+        Nvml::builder().lib_path(library).init().map(|nvml| Session(Some(nvml)))
+    }
+
+    pub(crate) fn nvml(&self) -> Option<&Nvml> {
+        self.0.as_ref()
+    }
+}
 
 impl Drop for Session {
     fn drop(&mut self) {
@@ -48,12 +61,14 @@ impl Drop for Session {
 }
 
 pub(crate) fn read_gpus(roots: &Roots, notes: &mut Notes, link_notes: &mut Notes) -> GpuFacts {
-    let library = roots.nvml_library.as_deref().map_or(OsStr::new(LIBRARY), |path| path.as_os_str());
-    let session = match Nvml::builder().lib_path(library).init() {
-        Ok(nvml) => Session(Some(nvml)),
-        Err(error) => return without_nvml(roots, &format!("{}: {}", library.display(), reason(&error)), notes),
+    let session = match Session::open(roots.nvml_library.as_deref()) {
+        Ok(session) => session,
+        Err(error) => {
+            let library = roots.nvml_library.as_deref().unwrap_or(Path::new(LIBRARY));
+            return without_nvml(roots, &format!("{}: {}", library.display(), reason(&error)), notes);
+        }
     };
-    let Some(nvml) = &session.0 else { return GpuFacts::default() };
+    let Some(nvml) = session.nvml() else { return GpuFacts::default() };
     let driver = nvml.sys_driver_version().ok().map(|text| read::clip(&text, 64));
     let source = nvml.sys_nvml_version().map_or("NVML".to_owned(), |version| format!("NVML {version}"));
     let count = match nvml.device_count() {
@@ -83,7 +98,7 @@ pub(crate) fn read_gpus(roots: &Roots, notes: &mut Notes, link_notes: &mut Notes
 }
 
 /// The last sentence of an error: the outer ones name the wrapper's function only.
-fn reason(error: &NvmlError) -> String {
+pub(crate) fn reason(error: &NvmlError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {

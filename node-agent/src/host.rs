@@ -70,6 +70,7 @@ pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mu
         locked_memory_limit: notes.parsed(&roots.procfs.join("self/limits"), parse_locked_memory_limit),
         shared_memory_bytes: shared_memory(roots, notes),
         default_route,
+        kubelet: None,
     }
 }
 

@@ -12,13 +12,17 @@
 //! cannot be read is left out and named in `status.sources`, and never takes another fact with it. Nothing is started,
 //! written or changed, no root rights are needed, and one description takes milliseconds.
 //!
-//! Not here: watching for change, and writing to a cluster.
+//! Beside the description, [`events`] waits for what GPUs report by themselves, and [`counters`] reads what changes all the time.
+//!
+//! Not here: the program around it, which writes to a cluster (`node-agent/daemon`).
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 
 pub mod cgroup;
+pub mod counters;
 pub mod cpu;
 mod describe;
+pub mod events;
 pub mod gpu;
 pub mod host;
 pub mod net;
@@ -29,5 +33,6 @@ pub mod pci;
 mod read;
 
 pub use describe::{DescribeError, Roots, describe};
+pub use read::Notes;
 /// The type of the description.
 pub use switchyard_crds::gpu_topology::GPUTopology;

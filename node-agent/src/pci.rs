@@ -65,7 +65,7 @@ pub(crate) fn place(link: &Path) -> io::Result<Place> {
 
 /// How many NVIDIA display controllers are on the PCI bus, whether or not a driver is loaded. A kernel without PCI has
 /// none.
-pub(crate) fn nvidia_gpus(sysfs: &Path) -> io::Result<usize> {
+pub fn nvidia_gpus(sysfs: &Path) -> io::Result<usize> {
     let devices = match read::entries(&sysfs.join("bus/pci/devices")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && sysfs.join("bus").is_dir() => return Ok(0),
         other => other?,

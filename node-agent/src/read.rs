@@ -45,9 +45,9 @@ pub(crate) fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()
 }
 
-/// What could not be read while one group of facts was collected.
+/// Sentences that go into one message, such as what could not be read while a group of facts was collected.
 #[derive(Debug, Default)]
-pub(crate) struct Notes(Vec<String>);
+pub struct Notes(Vec<String>);
 
 impl Notes {
     /// Adds one sentence.
@@ -56,12 +56,12 @@ impl Notes {
     }
 
     /// The text of a file; when it cannot be read, a note and `None`.
-    pub fn text(&mut self, path: &Path) -> Option<String> {
+    pub(crate) fn text(&mut self, path: &Path) -> Option<String> {
         text(path).map_err(|error| self.add(format!("{}: {error}", path.display()))).ok()
     }
 
     /// What `parse` makes of a file; when it cannot be read or parsed, a note and `None`.
-    pub fn parsed<T, E: std::fmt::Display>(
+    pub(crate) fn parsed<T, E: std::fmt::Display>(
         &mut self,
         path: &Path,
         parse: impl FnOnce(&str) -> Result<T, E>,

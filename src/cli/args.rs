@@ -1,12 +1,12 @@
 //! Arguments.
 
 use super::import;
-use crate::controller::telemetry;
 use crate::plan::cluster::levels::DomainLevel;
 use crate::topology::import::NicRate;
 use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use switchyard_service::telemetry;
 use switchyard_worker_contract::exit::Exit;
 
 /// Topology-aware training jobs.

@@ -2,10 +2,11 @@
 
 use super::args::{ControllerArgs, Toggle};
 use super::refuse;
-use crate::controller::{self, Connection, Settings, Timing, telemetry};
+use crate::controller::{self, Settings, Timing};
 use crate::plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use crate::plan::objects::Defaults;
 use std::time::Duration;
+use switchyard_service::{Connection, connect, telemetry};
 use switchyard_worker_contract::exit::Exit;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Sender, channel};
@@ -31,7 +32,7 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
     };
     runtime.block_on(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let config = match controller::connect(&connection).await {
+        let config = match connect(&connection).await {
             Ok(config) => config,
             Err(message) => return refuse(&message, Exit::Usage),
         };

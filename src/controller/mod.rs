@@ -8,7 +8,6 @@
 //!
 //! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
 
-mod client;
 mod contention;
 mod devices;
 mod election;
@@ -19,12 +18,10 @@ mod pages;
 mod progress;
 mod queue;
 mod reconcile;
-pub mod telemetry;
 mod usage;
 mod watch;
 mod work;
 
-pub use client::{Connection, connect};
 pub use election::Timing;
 
 use crate::apply::Executor;

@@ -5,7 +5,7 @@ use super::metrics::Metrics;
 use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, client, progress, reconcile, watch};
+use super::{Context, Error, Settings, progress, reconcile, watch};
 use crate::apply::Executor;
 use crate::plan::cluster::events::{EventDraft, Severity};
 use kube::Resource;
@@ -32,7 +32,11 @@ const TICK: Duration = Duration::from_secs(1);
 /// The address of the pages cannot be had, or the kubeconfig cannot be used.
 pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bool>) -> Result<(), Error> {
     let metrics = Arc::new(Metrics::new());
-    let client = client::client(config, Arc::clone(&metrics)).map_err(Error::Config)?;
+    let answered = {
+        let metrics = Arc::clone(&metrics);
+        Arc::new(move |verb, resource, status| metrics.request(verb, resource, status))
+    };
+    let client = switchyard_service::client(config, "switchyard-controller", answered).map_err(Error::Config)?;
     let address = settings.listen;
     let listener = TcpListener::bind(address).await.map_err(|error| Error::Listen { address, error })?;
     let (leader, leading) = election::channel(boot_time);

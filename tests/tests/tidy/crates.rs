@@ -18,9 +18,11 @@ const CONTRACT: &str = "switchyard-worker-contract";
 const CRDS: &str = "switchyard-crds";
 const AGENT: &str = "switchyard-node-agent";
 const WORKER: &str = "switchyard-worker";
+const SERVICE: &str = "switchyard-service";
+const DAEMON: &str = "switchyard-node-agent-daemon";
 
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 8] = [
+const TABLE: [Row; 10] = [
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -33,7 +35,20 @@ const TABLE: [Row; 8] = [
         only: None,
         never: &["switchyard", WORKER, AGENT, "kube-client", "kube-runtime", "tokio"],
     },
-    Row { package: AGENT, workspace: &[CRDS, CONTRACT], only: None, never: &["switchyard", WORKER] },
+    // `switchyard` describes its own machine with it: what makes the agent a program stands in a package of its own.
+    Row {
+        package: AGENT,
+        workspace: &[CRDS, CONTRACT],
+        only: None,
+        never: &["switchyard", WORKER, "kube-client", "kube-runtime", "tokio"],
+    },
+    Row {
+        package: DAEMON,
+        workspace: &[AGENT, CRDS, CONTRACT, SERVICE],
+        only: None,
+        never: &["switchyard", WORKER, "kube-runtime"],
+    },
+    Row { package: SERVICE, workspace: &[], only: None, never: &[CRDS, AGENT, "kube-runtime"] },
     Row {
         package: WORKER,
         workspace: &[CONTRACT],
@@ -42,13 +57,13 @@ const TABLE: [Row; 8] = [
     },
     Row {
         package: "switchyard",
-        workspace: &[CRDS, CONTRACT, AGENT],
+        workspace: &[CRDS, CONTRACT, AGENT, SERVICE],
         only: None,
-        never: &[WORKER, "switchyard-tests"],
+        never: &[WORKER, DAEMON, "switchyard-tests"],
     },
     Row {
         package: "switchyard-tests",
-        workspace: &["switchyard", CRDS, CONTRACT, AGENT, WORKER],
+        workspace: &["switchyard", CRDS, CONTRACT, AGENT, DAEMON, WORKER],
         only: None,
         never: &[],
     },

@@ -1,4 +1,4 @@
-//! What the controller logs: one line per decision, on standard error.
+//! The log: one line per decision, on standard error.
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;

@@ -1,6 +1,5 @@
 //! The connection to the API server: no throttle of our own (the server has priority and fairness), and every request counted.
 
-use super::metrics::Metrics;
 use http::header::{HeaderValue, USER_AGENT};
 use http::{Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
@@ -39,15 +38,18 @@ pub async fn connect(connection: &Connection) -> Result<Config, String> {
     })
 }
 
-/// Makes the client.
+/// Is told of every request that has ended: verb, resource with subresource, and status, which is `None` without an answer.
+pub type Answered = Arc<dyn Fn(&'static str, String, Option<u16>) + Send + Sync>;
+
+/// Makes the client of a program, which calls itself `program` and the version of this workspace.
 ///
 /// # Errors
 /// The configuration has a certificate or key that cannot be used.
-pub(super) fn client(mut config: Config, metrics: Arc<Metrics>) -> Result<Client, String> {
-    let agent = HeaderValue::from_static(concat!("switchyard-controller/", env!("CARGO_PKG_VERSION")));
-    config.headers.push((USER_AGENT, agent));
+pub fn client(mut config: Config, program: &str, answered: Answered) -> Result<Client, String> {
+    let agent = HeaderValue::try_from(format!("{program}/{}", env!("CARGO_PKG_VERSION")));
+    config.headers.push((USER_AGENT, agent.map_err(|error| format!("the program's name `{program}`: {error}"))?));
     let builder = ClientBuilder::try_from(config).map_err(|error| format!("cannot use the kubeconfig: {error}"))?;
-    Ok(builder.with_layer(&Counted(metrics)).build())
+    Ok(builder.with_layer(&Counted(answered)).build())
 }
 
 /// What a request does, in the words of rights: verb, and resource with subresource.
@@ -84,20 +86,20 @@ fn verb_and_resource(method: &Method, path: &str, query: &str) -> (&'static str,
 }
 
 /// Counts requests by verb, resource and status.
-struct Counted(Arc<Metrics>);
+struct Counted(Answered);
 
 impl<S> Layer<S> for Counted {
     type Service = Counting<S>;
 
     fn layer(&self, inner: S) -> Counting<S> {
-        Counting { inner, metrics: Arc::clone(&self.0) }
+        Counting { inner, answered: Arc::clone(&self.0) }
     }
 }
 
 /// A service whose requests are counted.
 struct Counting<S> {
     inner: S,
-    metrics: Arc<Metrics>,
+    answered: Answered,
 }
 
 impl<S, B> Service<Request<Body>> for Counting<S>
@@ -114,13 +116,13 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let metrics = Arc::clone(&self.metrics);
+        let answered = Arc::clone(&self.answered);
         let (verb, resource) =
             verb_and_resource(request.method(), request.uri().path(), request.uri().query().unwrap_or_default());
         let answer = self.inner.call(request);
         Box::pin(async move {
             let result = answer.await;
-            metrics.request(verb, resource, result.as_ref().ok().map(|response| response.status().as_u16()));
+            answered(verb, resource, result.as_ref().ok().map(|response| response.status().as_u16()));
             result
         })
     }
@@ -129,6 +131,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
 
     #[test]
     fn requests_are_named_as_rights_are() {
@@ -157,17 +160,20 @@ mod tests {
     /// The layer counts what the API server answered, and that it did not answer.
     #[tokio::test]
     async fn answers_and_failures_are_counted() {
-        let metrics = Arc::new(Metrics::new());
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let answered: Answered = {
+            let seen = Arc::clone(&seen);
+            Arc::new(move |verb, resource, status| seen.lock().unwrap().push((verb, resource, status)))
+        };
         let answers = tower::service_fn(async |request: Request<Body>| match request.uri().path() {
             "/api/v1/nodes/a" => Ok(Response::new(Body::empty())),
             _ => Err(std::io::Error::other("no route")),
         });
-        let mut service = Counted(Arc::clone(&metrics)).layer(answers);
+        let mut service = Counted(answered).layer(answers);
         for path in ["/api/v1/nodes/a", "/api/v1/nodes"] {
             let _ = service.call(Request::get(path).body(Body::empty()).unwrap()).await;
         }
-        let text = metrics.text();
-        assert!(text.contains(r#"{verb="get",resource="nodes",code="200"} 1"#), "{text}");
-        assert!(text.contains(r#"{verb="list",resource="nodes",code="none"} 1"#), "{text}");
+        let nodes = || "nodes".to_string();
+        assert_eq!(*seen.lock().unwrap(), [("get", nodes(), Some(200)), ("list", nodes(), None)]);
     }
 }

@@ -1,0 +1,200 @@
+//! The loops: one looks at the machine, one asks the kubelet, one makes the API server say what they found.
+//!
+//! ```text
+//! period, GPU events ─> scan (thread) ─> Machine ─┐
+//!                                                 ├─> draft ─> write, only on change
+//! period ───────────> kubelet (socket) ─> Kubelet ┘
+//! ```
+//!
+//! Each keeps its last state only, so whatever was slow or away, the newest facts are what is written next.
+
+use crate::metrics::Metrics;
+use crate::pages::Health;
+use crate::pause::Backoff;
+use crate::pod_resources;
+use crate::report::{Kubelet, Machine, draft};
+use crate::scan::{Place, ScanFault, Scanner};
+use crate::write::{Writer, Written};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use switchyard_crds::gpu_topology::SourceState;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
+use tracing::{info, warn};
+
+/// A GPU that reports one error after the other does not make us look more often than this.
+const AFTER_EVENT: Duration = Duration::from_secs(2);
+/// Pause before NVML's events are waited for again: without NVML, and while a driver restarts.
+const EVENTS_AGAIN: Duration = Duration::from_secs(60);
+
+/// What all loops share.
+pub(crate) struct Agent {
+    /// Time between two looks.
+    pub period: Duration,
+    /// Time after which a look hangs.
+    pub patience: Duration,
+    pub place: Place,
+    /// `None`: the kubelet is not asked.
+    pub pod_resources: Option<PathBuf>,
+    pub metrics: Arc<Metrics>,
+    pub health: Arc<Health>,
+}
+
+impl Agent {
+    /// Reports until it is dropped.
+    ///
+    /// # Errors
+    /// The thread that looks at the machine cannot be started, or is gone.
+    pub async fn run(&self, writer: Writer, gpu_events: bool) -> Result<(), String> {
+        let place = self.place.clone();
+        let scanner =
+            Scanner::start(move || place.look()).map_err(|error| format!("cannot start a thread: {error}"))?;
+        let event = Arc::new(Notify::new());
+        if gpu_events {
+            self.watch_gpus(Arc::clone(&event)).map_err(|error| format!("cannot start a thread: {error}"))?;
+        }
+        let (machine, machines) = watch::channel(Machine::default());
+        let (kubelet, kubelets) = watch::channel(None);
+        tokio::select! {
+            () = self.write(writer, machines, kubelets) => Err("the loops ended".into()),
+            () = self.ask(&kubelet) => Err("the loops ended".into()),
+            () = self.look(scanner, &machine, &event) => Err("the thread that looks at the machine is gone".into()),
+        }
+    }
+
+    /// One look and one question, without a cluster.
+    ///
+    /// # Errors
+    /// The machine cannot be described.
+    pub async fn once(&self) -> Result<(Machine, Kubelet), String> {
+        let place = self.place.clone();
+        let mut scanner =
+            Scanner::start(move || place.look()).map_err(|error| format!("cannot start a thread: {error}"))?;
+        let scan = scanner.scan(self.patience).await.map_err(|fault| match fault {
+            ScanFault::Failed(why) => why,
+            ScanFault::Hangs(patience) => format!("the machine has not answered for {} s", patience.as_secs()),
+            ScanFault::Gone => "the thread that looks at the machine is gone".into(),
+        })?;
+        Ok((Machine { last: Some(Arc::new(scan)), fault: None }, self.kubelet().await))
+    }
+
+    /// Wakes the loop that looks when a GPU reports something. The thread may hang in the driver, and ends with the process.
+    fn watch_gpus(&self, event: Arc<Notify>) -> std::io::Result<()> {
+        let library = self.place.roots.nvml_library.clone();
+        let metrics = Arc::clone(&self.metrics);
+        std::thread::Builder::new().name("gpu-events".into()).spawn(move || {
+            loop {
+                let why = switchyard_node_agent::events::watch(library.as_deref(), |xid| {
+                    metrics.gpu_event();
+                    info!(xid, "a GPU reported an event");
+                    event.notify_one();
+                });
+                tracing::debug!(why, "no events of GPUs");
+                // A driver that went away is news too, and so is one that came.
+                event.notify_one();
+                std::thread::sleep(EVENTS_AGAIN);
+            }
+        })?;
+        Ok(())
+    }
+
+    async fn look(&self, mut scanner: Scanner, machine: &watch::Sender<Machine>, event: &Notify) {
+        let mut period = interval(self.period);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = period.tick() => {}
+                () = event.notified() => {}
+            }
+            match scanner.scan(self.patience).await {
+                Ok(scan) => {
+                    let whole = scan.facts.sources.iter().all(|source| source.state == SourceState::Complete);
+                    self.metrics.scanned(if whole { "complete" } else { "partial" }, Some(&scan));
+                    self.health.scanned(None);
+                    machine.send_replace(Machine { last: Some(Arc::new(scan)), fault: None });
+                }
+                Err(ScanFault::Gone) => return,
+                Err(fault) => {
+                    let hangs = matches!(fault, ScanFault::Hangs(_));
+                    self.metrics.scanned(if hangs { "hangs" } else { "failed" }, None);
+                    let first = machine.borrow().fault.as_ref() != Some(&fault);
+                    if first {
+                        warn!(?fault, "the machine cannot be described");
+                    }
+                    self.health.scanned(hangs.then(|| "a look at the machine hangs".to_owned()));
+                    machine.send_modify(|machine| machine.fault = Some(fault));
+                }
+            }
+            sleep(AFTER_EVENT.min(self.period)).await;
+        }
+    }
+
+    async fn kubelet(&self) -> Kubelet {
+        let Some(socket) = &self.pod_resources else { return Kubelet::Disabled };
+        match pod_resources::ask(socket, || self.metrics.pod_resources_failed()).await {
+            Ok(resources) => Kubelet::Known(Arc::new(resources)),
+            Err(why) => Kubelet::Unknown(why),
+        }
+    }
+
+    async fn ask(&self, kubelet: &watch::Sender<Option<Kubelet>>) {
+        let mut period = interval(self.period);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            period.tick().await;
+            let known = self.kubelet().await;
+            if let (Kubelet::Unknown(why), Some(Kubelet::Known(_)) | None) = (&known, &*kubelet.borrow()) {
+                warn!(why, "the kubelet does not tell who uses devices");
+            }
+            kubelet.send_replace(Some(known));
+        }
+    }
+
+    async fn write(
+        &self,
+        mut writer: Writer,
+        mut machines: watch::Receiver<Machine>,
+        mut kubelets: watch::Receiver<Option<Kubelet>>,
+    ) {
+        // The first report is whole: both are waited for, and neither can take longer than its own deadline.
+        let known = |machine: &Machine| machine.last.is_some() || machine.fault.is_some();
+        if machines.wait_for(known).await.is_err() || kubelets.wait_for(Option::is_some).await.is_err() {
+            return;
+        }
+        let mut backoff = Backoff::default();
+        loop {
+            let draft = {
+                let kubelet = kubelets.borrow_and_update().clone().unwrap_or(Kubelet::Disabled);
+                draft(&machines.borrow_and_update(), &kubelet)
+            };
+            match writer.sync(&draft).await {
+                Ok(written) => {
+                    backoff.reset();
+                    self.health.in_sync(writer.observed());
+                    match written {
+                        Written::Nothing => {}
+                        Written::Renewal => self.metrics.wrote("renewal"),
+                        Written::Facts(changed) => {
+                            self.metrics.wrote("facts");
+                            info!(changed = changed.join(","), "reported");
+                        }
+                    }
+                    let renew_at = writer.renew_at().unwrap_or_else(|| Instant::now() + self.period);
+                    tokio::select! {
+                        changed = machines.changed() => if changed.is_err() { return },
+                        changed = kubelets.changed() => if changed.is_err() { return },
+                        () = sleep_until(renew_at) => {}
+                    }
+                }
+                Err(error) => {
+                    let pause = backoff.next();
+                    self.metrics.write_failed(error.reason());
+                    warn!(%error, pause = ?pause, "the report is not written");
+                    self.health.not_written(format!("the report is not written: {error}"));
+                    sleep(pause).await;
+                }
+            }
+        }
+    }
+}

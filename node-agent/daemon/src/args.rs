@@ -1,0 +1,89 @@
+//! Arguments.
+
+use clap::{Parser, ValueEnum};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use switchyard_service::telemetry;
+
+/// Keeps the GPUTopology of its node true: describes the machine, and writes what has changed.
+#[derive(Debug, Parser)]
+#[command(name = "switchyard-node-agent", version, about, max_term_width = 100)]
+pub(crate) struct Args {
+    /// Name of the node, which the GPUTopology gets too. With --once the host name, where none is given.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME", required_unless_present = "once")]
+    pub node_name: Option<String>,
+
+    /// Print the GPUTopology as YAML and end. Needs no cluster.
+    #[arg(long)]
+    pub once: bool,
+
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config, else the pod's service account.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig. Default: the current one.
+    #[arg(long)]
+    pub context: Option<String>,
+
+    /// NVML's library. Default: libnvidia-ml.so.1 where the dynamic linker finds it.
+    #[arg(long, value_name = "FILE")]
+    pub nvml_lib: Option<PathBuf>,
+
+    /// Where the host's /sys is.
+    #[arg(long, value_name = "FOLDER", default_value = "/sys")]
+    pub sysfs_root: PathBuf,
+
+    /// Where the host's /proc is.
+    #[arg(long, value_name = "FOLDER", default_value = "/proc")]
+    pub proc_root: PathBuf,
+
+    /// Where the host's /dev is.
+    #[arg(long, value_name = "FOLDER", default_value = "/dev")]
+    pub dev_root: PathBuf,
+
+    /// The kubelet's socket that tells who uses which device. Empty: it is not asked.
+    #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
+    pub pod_resources: PathBuf,
+
+    /// The kubelet's configuration file, for its CPU, memory and topology policies. Default: they are not reported.
+    #[arg(long, value_name = "FILE")]
+    pub kubelet_config: Option<PathBuf>,
+
+    /// Seconds between two looks at the machine.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub period_seconds: u16,
+
+    /// Seconds after which a look at the machine counts as one that hangs.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=600))]
+    pub scan_timeout_seconds: u16,
+
+    /// Seconds after which a report without a change is renewed, so that readers can tell an old one.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u16).range(2..=3600))]
+    pub renew_seconds: u16,
+
+    /// Whether to look at once when a GPU reports an error. Keeps the driver's module in use.
+    #[arg(long, value_enum, default_value_t = Toggle::Enabled)]
+    pub gpu_events: Toggle,
+
+    /// Address of /healthz, /readyz and /metrics.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9410")]
+    pub listen: SocketAddr,
+
+    /// Form of the log on standard error.
+    #[arg(long, value_enum, default_value_t = telemetry::Format::Text)]
+    pub log_format: telemetry::Format,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter of the tracing library.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+}
+
+/// A switch, with the words of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub(crate) enum Toggle {
+    /// On.
+    Enabled,
+    /// Off.
+    Disabled,
+}

@@ -1,0 +1,152 @@
+//! A unary call of gRPC over a unix socket: HTTP/2 with prior knowledge, one framed message each way, the status in the trailers.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, Request, StatusCode};
+use prost::Message;
+use std::io;
+use std::path::Path;
+use tokio::net::UnixStream;
+
+/// Longest answer, bytes: the limit of the kubelet's own clients.
+const MAX_ANSWER: usize = 16 << 20;
+/// A flag and the length.
+const FRAME_HEADER: usize = 5;
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CallError {
+    /// Nobody listens at the socket.
+    #[error("{0}")]
+    Connect(#[from] io::Error),
+    /// The connection broke, or it is no HTTP/2.
+    #[error("connection: {0}")]
+    Http(#[from] h2::Error),
+    /// Something else than gRPC answers.
+    #[error("HTTP status {0}; expected 200")]
+    Status(StatusCode),
+    /// The server refused.
+    #[error("gRPC status {code}: {message}")]
+    Refused { code: String, message: String },
+    /// The answer is too long.
+    #[error("the answer is longer than {MAX_ANSWER} bytes")]
+    TooLong,
+    /// The answer is not one framed message.
+    #[error("the answer is malformed: {0}")]
+    Malformed(String),
+}
+
+/// Calls `method` (`/package.Service/Method`) with an empty message.
+pub(super) async fn call<Answer: Message + Default>(socket: &Path, method: &str) -> Result<Answer, CallError> {
+    let stream = UnixStream::connect(socket).await?;
+    let (requests, connection) = h2::client::handshake(stream).await?;
+    let mut answer = std::pin::pin!(exchange(requests, method));
+    // The connection has to be polled for the call to move. A server that closes it may have answered before.
+    tokio::select! {
+        answer = &mut answer => return answer,
+        ended = connection => ended?,
+    }
+    answer.await
+}
+
+async fn exchange<Answer: Message + Default>(
+    requests: h2::client::SendRequest<Bytes>,
+    method: &str,
+) -> Result<Answer, CallError> {
+    let request = Request::post(format!("http://localhost{method}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .map_err(|error| CallError::Malformed(error.to_string()))?;
+    let (response, mut body) = requests.ready().await?.send_request(request, false)?;
+    // An empty message: not compressed, length 0.
+    body.send_data(Bytes::from_static(&[0; FRAME_HEADER]), true)?;
+    let (head, mut answer) = response.await?.into_parts();
+    if head.status != StatusCode::OK {
+        return Err(CallError::Status(head.status));
+    }
+    // An error without a message comes with its status in the headers.
+    refused(&head.headers)?;
+    let mut bytes = BytesMut::new();
+    while let Some(chunk) = answer.data().await {
+        let chunk = chunk?;
+        if bytes.len() + chunk.len() > MAX_ANSWER {
+            return Err(CallError::TooLong);
+        }
+        answer.flow_control().release_capacity(chunk.len())?;
+        bytes.put(chunk);
+    }
+    match answer.trailers().await? {
+        Some(trailers) if trailers.contains_key("grpc-status") => refused(&trailers)?,
+        _ => return Err(CallError::Malformed("no grpc-status after the message".into())),
+    }
+    unframe(&bytes)
+}
+
+fn refused(headers: &HeaderMap) -> Result<(), CallError> {
+    let text = |name: &str| {
+        headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).chars().take(256).collect())
+    };
+    match text("grpc-status") {
+        None => Ok(()),
+        Some(code) if code == "0" => Ok(()),
+        Some(code) => Err(CallError::Refused { code, message: text("grpc-message").unwrap_or_default() }),
+    }
+}
+
+fn unframe<Answer: Message + Default>(bytes: &[u8]) -> Result<Answer, CallError> {
+    let malformed = |text: String| CallError::Malformed(text);
+    let Some((header, message)) = bytes.split_first_chunk::<FRAME_HEADER>() else {
+        return Err(malformed(format!("{} bytes; expected at least {FRAME_HEADER}", bytes.len())));
+    };
+    let [flag, length @ ..] = *header;
+    if flag != 0 {
+        return Err(malformed(format!("compression flag {flag}; expected 0, as none was offered")));
+    }
+    let length = u32::from_be_bytes(length) as usize;
+    if length != message.len() {
+        return Err(malformed(format!("{} bytes; expected the {length} of its header", message.len())));
+    }
+    Answer::decode(message).map_err(|error| malformed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod_resources::messages::ListResponse;
+    use proptest::prelude::*;
+
+    fn frame(message: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0];
+        bytes.extend((message.len() as u32).to_be_bytes());
+        bytes.extend(message);
+        bytes
+    }
+
+    #[test]
+    fn frames_that_are_none_are_refused() {
+        let fault = |bytes: &[u8]| unframe::<ListResponse>(bytes).unwrap_err().to_string();
+        assert!(fault(&[0, 0]).contains("2 bytes; expected at least 5"));
+        assert!(fault(&[1, 0, 0, 0, 0]).contains("compression flag 1"));
+        assert!(fault(&[0, 0, 0, 0, 3, 1]).contains("1 bytes; expected the 3"));
+        // Field 1 as a message of 5 bytes, of which one is there.
+        assert!(fault(&frame(&[0x0a, 5, 0])).contains("malformed"));
+        assert_eq!(unframe::<ListResponse>(&frame(&[])).unwrap(), ListResponse::default());
+    }
+
+    #[test]
+    fn a_refusal_is_told() {
+        let mut headers = HeaderMap::new();
+        assert!(refused(&headers).is_ok());
+        headers.insert("grpc-status", "12".parse().unwrap());
+        headers.insert("grpc-message", "unknown method List".parse().unwrap());
+        assert_eq!(refused(&headers).unwrap_err().to_string(), "gRPC status 12: unknown method List");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = unframe::<ListResponse>(&bytes);
+            let _ = unframe::<ListResponse>(&frame(&bytes));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Who uses which device: the kubelet's PodResources API on its unix socket.
+
+mod call;
+mod messages;
+
+use call::{CallError, call};
+use messages::{AllocatableResponse, Container, ListResponse};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+use switchyard_crds::device_use::{DeviceClaim, DeviceUse, DeviceUseSource};
+
+const LIST: &str = "/v1.PodResourcesLister/List";
+const ALLOCATABLE: &str = "/v1.PodResourcesLister/GetAllocatableResources";
+/// Longest answer to one call: the kubelet answers from memory.
+const CALL: Duration = Duration::from_secs(5);
+/// Pauses before further tries: a kubelet that restarts is back within seconds.
+const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
+/// `maxItems` of `status.inUse`.
+const MAX_USES: usize = 1024;
+/// `maxItems` of the CDI devices of a claim.
+const MAX_CDI: usize = 32;
+
+/// What the kubelet tells.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Resources {
+    /// Devices of containers, by key.
+    pub in_use: Vec<DeviceUse>,
+    /// Devices of plugins that can be given to containers: resource and device.
+    pub allocatable: BTreeSet<(String, String)>,
+    /// What did not fit.
+    pub note: Option<String>,
+}
+
+/// Asks the kubelet, a few times if need be; `failed` is told of every try that failed.
+///
+/// # Errors
+/// The last failure, as one sentence.
+pub(crate) async fn ask(socket: &Path, failed: impl Fn()) -> Result<Resources, String> {
+    let mut pauses = PAUSES.into_iter();
+    loop {
+        let error = match tokio::time::timeout(CALL, both(socket)).await {
+            Ok(Ok(resources)) => return Ok(resources),
+            Ok(Err(error)) => error,
+            Err(_) => CallError::Malformed(format!("no answer within {} s", CALL.as_secs())),
+        };
+        failed();
+        // Without the socket there is no kubelet, or it has no such API: not worth waiting for.
+        let absent = matches!(&error, CallError::Connect(error) if error.kind() == std::io::ErrorKind::NotFound);
+        match pauses.next().filter(|_| !absent) {
+            Some(pause) => tokio::time::sleep(pause).await,
+            None => return Err(format!("{}: {error}", socket.display())),
+        }
+    }
+}
+
+async fn both(socket: &Path) -> Result<Resources, CallError> {
+    let pods = call::<ListResponse>(socket, LIST).await?;
+    let allocatable = call::<AllocatableResponse>(socket, ALLOCATABLE).await?;
+    Ok(resources(pods, allocatable))
+}
+
+fn resources(list: ListResponse, allocatable: AllocatableResponse) -> Resources {
+    let mut in_use = Vec::new();
+    for pod in list.pods {
+        for container in pod.containers {
+            in_use.extend(uses(&pod.namespace, &pod.name, container));
+        }
+    }
+    let key = |entry: &DeviceUse| {
+        let DeviceUse { device, resource, namespace, pod, container, .. } = entry.clone();
+        (device, resource, namespace, pod, container)
+    };
+    in_use.sort();
+    in_use.dedup_by_key(|entry| key(entry));
+    let count = in_use.len();
+    in_use.truncate(MAX_USES);
+    let note = (count > MAX_USES).then(|| format!("{count} devices in use, of which {MAX_USES} are told"));
+    let devices = allocatable.devices.into_iter();
+    let allocatable =
+        devices.flat_map(|group| group.ids.into_iter().map(move |id| (group.resource.clone(), id))).collect();
+    Resources { in_use, allocatable, note }
+}
+
+fn uses(namespace: &str, pod: &str, container: Container) -> Vec<DeviceUse> {
+    // The API limits the length of every text.
+    let clip = |text: &str, max: usize| text.chars().take(max).collect::<String>();
+    let entry = |device: &str, resource: &str, source, claim| DeviceUse {
+        device: clip(device, 256),
+        resource: clip(resource, 256),
+        namespace: clip(namespace, 63),
+        pod: clip(pod, 253),
+        container: clip(&container.name, 253),
+        source,
+        claim,
+    };
+    let plugin = |resource: &str, id: &String| entry(id, resource, DeviceUseSource::DevicePlugin, None);
+    let mut all: Vec<DeviceUse> = container
+        .devices
+        .iter()
+        .flat_map(|group| group.ids.iter().map(move |id| plugin(&group.resource, id)))
+        .collect();
+    for claim in &container.claims {
+        all.extend(claim.devices.iter().map(|device| {
+            let cdi = device.cdi.iter().take(MAX_CDI).map(|cdi| clip(&cdi.name, 256));
+            let of_claim =
+                DeviceClaim { name: clip(&claim.name, 253), pool: clip(&device.pool, 253), cdi_devices: cdi.collect() };
+            entry(&device.device, &device.driver, DeviceUseSource::DynamicResource, Some(of_claim))
+        }));
+    }
+    all
+}

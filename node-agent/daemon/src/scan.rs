@@ -1,0 +1,135 @@
+//! Looks at the machine on a thread of its own: a call of the driver may hang for ever, and nothing can end it from outside.
+
+use crate::kubelet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use switchyard_crds::gpu_topology::GPUTopologyStatus;
+use switchyard_node_agent::counters::{self, GpuCounters};
+use switchyard_node_agent::{Roots, describe, pci};
+use tokio::sync::mpsc;
+
+/// What one look found.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Scan {
+    /// The facts of the machine, without conditions and uses.
+    pub facts: GPUTopologyStatus,
+    /// What grows all the time.
+    pub counters: Vec<GpuCounters>,
+    /// NVIDIA GPUs on the PCI bus; `None` when it cannot be read.
+    pub pci_gpus: Option<u32>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Where to look.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub roots: Roots,
+    /// The kubelet's configuration file; `None`: its policies are not looked for.
+    pub kubelet_config: Option<PathBuf>,
+}
+
+impl Place {
+    /// Looks once.
+    ///
+    /// # Errors
+    /// The machine cannot be described at all: one sentence.
+    pub fn look(&self) -> Result<Scan, String> {
+        let start = Instant::now();
+        let topology = describe(&self.roots, jiff::Timestamp::now()).map_err(|error| error.to_string())?;
+        let mut facts = topology.status.unwrap_or_default();
+        if let Some(path) = &self.kubelet_config {
+            kubelet::add_policies(&mut facts, path);
+        }
+        let counters = counters::read(self.roots.nvml_library.as_deref());
+        let pci_gpus = pci::nvidia_gpus(&self.roots.sysfs).ok().and_then(|count| count.try_into().ok());
+        Ok(Scan { facts, counters, pci_gpus, took: start.elapsed() })
+    }
+}
+
+/// Why there is no scan of now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ScanFault {
+    /// It ended with an error.
+    Failed(String),
+    /// It has not ended in this time.
+    Hangs(Duration),
+    /// There is no thread any more: a bug, and a reason to start anew.
+    Gone,
+}
+
+/// The thread. It ends when this value is dropped, or at the end of the process if it hangs.
+#[derive(Debug)]
+pub(crate) struct Scanner {
+    orders: std::sync::mpsc::Sender<()>,
+    results: mpsc::UnboundedReceiver<Result<Scan, String>>,
+    /// An order has no result yet.
+    busy: bool,
+}
+
+impl Scanner {
+    /// Starts the thread, which calls `look` once per order.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(look: impl Fn() -> Result<Scan, String> + Send + 'static) -> std::io::Result<Scanner> {
+        let (orders, received) = std::sync::mpsc::channel();
+        let (done, results) = mpsc::unbounded_channel();
+        std::thread::Builder::new()
+            .name("scan".into())
+            .spawn(move || while received.recv().is_ok() && done.send(look()).is_ok() {})?;
+        Ok(Scanner { orders, results, busy: false })
+    }
+
+    /// A look that is not older than this call, or the one that still runs: no second one begins beside it.
+    ///
+    /// # Errors
+    /// There is none within `patience`.
+    pub async fn scan(&mut self, patience: Duration) -> Result<Scan, ScanFault> {
+        if !self.busy {
+            self.orders.send(()).map_err(|_| ScanFault::Gone)?;
+            self.busy = true;
+        }
+        let result = tokio::time::timeout(patience, self.results.recv()).await;
+        let result = result.map_err(|_| ScanFault::Hangs(patience))?.ok_or(ScanFault::Gone)?;
+        self.busy = false;
+        result.map_err(ScanFault::Failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+
+    fn scanner() -> (Scanner, std::sync::mpsc::Sender<Result<Scan, String>>) {
+        let (answer, answers) = channel();
+        let look = move || -> Result<Scan, String> {
+            let answers: &Receiver<Result<Scan, String>> = &answers;
+            answers.recv().map_err(|_| "no more".to_string())?
+        };
+        (Scanner::start(look).unwrap(), answer)
+    }
+
+    #[tokio::test]
+    async fn a_look_that_hangs_is_told_and_used_when_it_ends() {
+        let (mut scanner, answer) = scanner();
+        let short = Duration::from_millis(20);
+        for _ in 0..2 {
+            assert_eq!(scanner.scan(short).await.unwrap_err(), ScanFault::Hangs(short));
+        }
+        answer.send(Ok(Scan { pci_gpus: Some(3), ..Scan::default() })).unwrap();
+        let long = Duration::from_secs(30);
+        assert_eq!(scanner.scan(long).await.unwrap().pci_gpus, Some(3), "one order, not three");
+        answer.send(Err("no sysfs".into())).unwrap();
+        assert_eq!(scanner.scan(long).await.unwrap_err(), ScanFault::Failed("no sysfs".into()));
+        assert_eq!(scanner.scan(short).await.unwrap_err(), ScanFault::Hangs(short), "nothing was left over");
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_is_gone_is_told() {
+        let mut scanner = Scanner::start(|| panic!("planted")).unwrap();
+        assert_eq!(scanner.scan(Duration::from_secs(30)).await.unwrap_err(), ScanFault::Gone);
+        assert_eq!(scanner.scan(Duration::from_secs(30)).await.unwrap_err(), ScanFault::Gone);
+    }
+}

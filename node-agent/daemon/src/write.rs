@@ -1,0 +1,183 @@
+//! The only part that talks to the API server: one GPUTopology, written when it has to say something else than it does.
+//!
+//! The object as such and its status are applied separately, both by server-side apply under one name: a second agent of the same
+//! node applies the same and changes nothing.
+
+use crate::pause::spread;
+use crate::report::{Draft, differing};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::{Value, json};
+use std::time::Duration;
+use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
+use tokio::time::Instant;
+
+/// Field manager of everything that an agent writes.
+const MANAGER: &str = "switchyard-agent";
+/// Longest time for all calls of one write.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// A report is renewed after this share of the time at the earliest.
+const EARLIEST: f64 = 0.8;
+
+/// Why the server does not say what it should.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
+    /// The object would belong to nobody.
+    #[error("there is no Node {0}")]
+    NoNode(String),
+    /// A call failed.
+    #[error("{0}")]
+    Api(#[from] Box<kube::Error>),
+    /// The server does not answer.
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    Timeout,
+}
+
+impl From<kube::Error> for WriteError {
+    fn from(error: kube::Error) -> Self {
+        WriteError::Api(Box::new(error))
+    }
+}
+
+impl WriteError {
+    /// One word, of a few, for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            WriteError::NoNode(_) => "no_node",
+            WriteError::Timeout => "timeout",
+            WriteError::Api(error) => match error.as_ref() {
+                kube::Error::Api(status) => match status.code {
+                    401 | 403 => "forbidden",
+                    404 => "not_found",
+                    409 => "conflict",
+                    400 | 422 => "invalid",
+                    429 => "throttled",
+                    500..=599 => "server",
+                    _ => "other",
+                },
+                _ => "unreachable",
+            },
+        }
+    }
+}
+
+/// What a [`Writer::sync`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// The server says what it should.
+    Nothing,
+    /// These fields of the status changed.
+    Facts(Vec<String>),
+    /// Nothing changed, and the report was old.
+    Renewal,
+}
+
+/// What the server said when we last looked.
+#[derive(Debug)]
+struct Seen {
+    status: GPUTopologyStatus,
+    /// When to look again, and to renew.
+    renew_at: Instant,
+}
+
+/// Writes one GPUTopology.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    topologies: Api<GPUTopology>,
+    nodes: Api<Node>,
+    node: String,
+    /// Age at which a report is renewed.
+    renew: Duration,
+    seen: Option<Seen>,
+}
+
+impl Writer {
+    pub fn new(client: Client, node: &str, renew: Duration) -> Writer {
+        let (topologies, nodes) = (Api::all(client.clone()), Api::all(client));
+        Writer { topologies, nodes, node: node.into(), renew, seen: None }
+    }
+
+    /// When the report has to be renewed; `None`: it was never seen.
+    pub fn renew_at(&self) -> Option<Instant> {
+        self.seen.as_ref().map(|seen| seen.renew_at)
+    }
+
+    /// When the facts that the server has were read.
+    pub fn observed(&self) -> Option<Timestamp> {
+        self.seen.as_ref()?.status.observed_time.as_ref().map(|time| time.0)
+    }
+
+    /// Makes the server say what the draft says. Without a difference to what it said last, and before the report is old, there is
+    /// no call at all.
+    ///
+    /// # Errors
+    /// A call failed; the next `sync` looks at the server again.
+    pub async fn sync(&mut self, draft: &Draft) -> Result<Written, WriteError> {
+        let now = Timestamp::now();
+        if let Some(seen) = &self.seen {
+            let unchanged = differing(&draft.status(Some(&seen.status), now), &seen.status).is_empty();
+            if unchanged && Instant::now() < seen.renew_at {
+                return Ok(Written::Nothing);
+            }
+        }
+        self.seen = None;
+        tokio::time::timeout(PATIENCE, self.write(draft, now)).await.map_err(|_| WriteError::Timeout)?
+    }
+
+    async fn write(&mut self, draft: &Draft, now: Timestamp) -> Result<Written, WriteError> {
+        let before = self.own().await?;
+        let before = before.status.unwrap_or_default();
+        let status = draft.status(Some(&before), now);
+        let changed = differing(&status, &before);
+        // Another agent of this node may have renewed it; and facts that were not read again are not newer for being written again.
+        let is_newer = status.observed_time > before.observed_time;
+        let is_old = before.observed_time.as_ref().is_none_or(|time| age(time, now) >= self.renew.mul_f64(EARLIEST));
+        if changed.is_empty() && !(is_newer && is_old) {
+            let age = before.observed_time.as_ref().map_or(Duration::ZERO, |time| age(time, now));
+            let rest = spread(self.renew, EARLIEST).saturating_sub(age);
+            // Facts that are old and cannot be renewed are looked at as rarely as others.
+            let rest = if rest.is_zero() { spread(self.renew, EARLIEST) } else { rest };
+            self.seen = Some(Seen { status: before, renew_at: Instant::now() + rest });
+            return Ok(Written::Nothing);
+        }
+        let body = json!({"status": &status});
+        self.topologies.patch_status(&self.node, &apply(), &Patch::Apply(self.object(body))).await?;
+        self.seen = Some(Seen { status, renew_at: Instant::now() + spread(self.renew, EARLIEST) });
+        Ok(if changed.is_empty() { Written::Renewal } else { Written::Facts(changed) })
+    }
+
+    /// The object, made if it is missing, and owned by the Node as it is now: it goes with it.
+    async fn own(&self) -> Result<GPUTopology, WriteError> {
+        let node = self.nodes.get_opt(&self.node).await?;
+        let uid = node.and_then(|node| node.uid()).ok_or_else(|| WriteError::NoNode(self.node.clone()))?;
+        if let Some(object) = self.topologies.get_opt(&self.node).await?
+            && object.owner_references().iter().any(|owner| owner.uid == uid)
+        {
+            return Ok(object);
+        }
+        let owner =
+            json!({"apiVersion": Node::api_version(&()), "kind": Node::kind(&()), "name": self.node, "uid": uid});
+        let body = self.object(json!({"metadata": {"name": self.node, "ownerReferences": [owner]}, "spec": {}}));
+        Ok(self.topologies.patch(&self.node, &apply(), &Patch::Apply(body)).await?)
+    }
+
+    fn object(&self, mut body: Value) -> Value {
+        body["apiVersion"] = GPUTopology::api_version(&()).into();
+        body["kind"] = GPUTopology::kind(&()).into();
+        body["metadata"]["name"] = self.node.as_str().into();
+        body
+    }
+}
+
+/// All fields of the report are ours: what somebody else wrote into one is taken back.
+fn apply() -> PatchParams {
+    PatchParams::apply(MANAGER).force()
+}
+
+/// Zero for a time to come: clocks differ.
+fn age(time: &Time, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(time.0)).unwrap_or(Duration::ZERO)
+}

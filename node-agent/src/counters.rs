@@ -1,0 +1,73 @@
+//! What GPUs count: errors of memory, of the PCIe link and of NVLinks. Counters grow all the time, so they are for metrics only
+//! and never part of a description.
+
+use crate::gpu::{MAX_LINKS, Session};
+use crate::pci;
+use nvml_wrapper::Device;
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
+use nvml_wrapper::enum_wrappers::nv_link::ErrorCounter;
+use nvml_wrapper::error::NvmlError;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// NVLink errors and their words in metrics.
+const LINK_ERRORS: [(ErrorCounter, &str); 4] = [
+    (ErrorCounter::DlReplay, "replay"),
+    (ErrorCounter::DlRecovery, "recovery"),
+    (ErrorCounter::DlCrcFlit, "crc_flit"),
+    (ErrorCounter::DlCrcData, "crc_data"),
+];
+
+/// Counters of one GPU since the driver was loaded. What the GPU does not count is absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuCounters {
+    /// PCI address in the form of sysfs.
+    pub bus_id: String,
+    /// Memory errors that ECC corrected.
+    pub corrected_ecc_errors: Option<u64>,
+    /// Memory errors that ECC could not correct.
+    pub uncorrected_ecc_errors: Option<u64>,
+    /// Packets that were sent again over PCIe.
+    pub pcie_replays: Option<u64>,
+    /// Errors over all active NVLinks by kind: `replay`, `recovery`, `crc_flit`, `crc_data`.
+    pub nvlink_errors: BTreeMap<&'static str, u64>,
+    /// Active NVLinks by the PCI address of the other end: another GPU, or a switch.
+    pub nvlinks: BTreeMap<String, u32>,
+}
+
+/// Reads the counters of all GPUs that answer, in the order of NVML. Empty without NVML.
+pub fn read(library: Option<&Path>) -> Vec<GpuCounters> {
+    let Ok(session) = Session::open(library) else { return Vec::new() };
+    let Some(nvml) = session.nvml() else { return Vec::new() };
+    let devices = (0..nvml.device_count().unwrap_or(0)).filter_map(|index| nvml.device_by_index(index).ok());
+    devices.filter_map(|device| read_gpu(&device)).collect()
+}
+
+fn read_gpu(device: &Device<'_>) -> Option<GpuCounters> {
+    let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile).ok();
+    let mut counters = GpuCounters {
+        bus_id: pci::bus_id(&device.pci_info().ok()?.bus_id)?,
+        corrected_ecc_errors: ecc(MemoryError::Corrected),
+        uncorrected_ecc_errors: ecc(MemoryError::Uncorrected),
+        pcie_replays: device.pcie_replay_counter().ok().map(u64::from),
+        ..GpuCounters::default()
+    };
+    for number in 0..MAX_LINKS {
+        let link = device.link_wrapper_for(number);
+        match link.is_active() {
+            Ok(true) => {}
+            // The first link a GPU does not have, and GPUs without NVLink.
+            Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
+            Ok(false) | Err(_) => continue,
+        }
+        if let Some(other) = link.remote_pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id)) {
+            *counters.nvlinks.entry(other).or_default() += 1;
+        }
+        for (kind, word) in LINK_ERRORS {
+            if let Ok(errors) = link.error_counter(kind) {
+                *counters.nvlink_errors.entry(word).or_default() += errors;
+            }
+        }
+    }
+    Some(counters)
+}
