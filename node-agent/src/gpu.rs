@@ -148,8 +148,8 @@ fn read_gpu(roots: &Roots, index: u32, uuid: &str, device: &Device<'_>, notes: &
 
 fn read_mig(device: &Device<'_>) -> Option<Mig> {
     match device.mig_mode().ok()?.current {
-        0 => Some(Mig { mode: MigMode::Disabled }),
-        1 => Some(Mig { mode: MigMode::Enabled }),
+        0 => Some(Mig { mode: MigMode::Disabled, instances: Vec::new() }),
+        1 => Some(Mig { mode: MigMode::Enabled, instances: Vec::new() }),
         _ => None,
     }
 }

@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn what_is_not_whole_or_not_well_is_not_usable() {
         let mut status = status(vec![]);
-        status.gpus[0].mig = Some(Mig { mode: MigMode::Enabled });
+        status.gpus[0].mig = Some(Mig { mode: MigMode::Enabled, instances: vec![] });
         status.gpus[1].health = Some(GpuHealth { recovery_action: "None".into() });
         status.gpus[2].health = Some(GpuHealth { recovery_action: "GPUReset".into() });
         assert_eq!(devices(&status).unwrap().usable, 0b010);
