@@ -170,11 +170,13 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
     Ok(())
 }
 
-/// NICs that carry training traffic: RDMA ports that are not down; without one, every device on the PCI bus that is up.
+/// NICs that carry training traffic: RDMA ports that are not down; without one, every device on the PCI bus that is up. A virtual
+/// function is no rail of its own: it shares the port of its physical function.
 fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
     let up = |nic: &ReportedNic| nic.state.as_deref().is_none_or(|state| ["Active", "Up", "Unknown"].contains(&state));
+    let own_port = |nic: &ReportedNic| nic.virtual_function_of.is_none();
     let all = |wanted: &dyn Fn(&ReportedNic) -> bool| -> Vec<usize> {
-        let nics = status.nics.iter().enumerate().filter(|(_, nic)| up(nic) && wanted(nic));
+        let nics = status.nics.iter().enumerate().filter(|(_, nic)| up(nic) && own_port(nic) && wanted(nic));
         nics.map(|(position, _)| position).collect()
     };
     let rdma = all(&|nic| nic.rdma_device.is_some());
@@ -259,6 +261,10 @@ mod tests {
         status.nics = vec![nic("eth0", false, "Up"), nic("mlx5_0", true, "Active"), nic("mlx5_1", true, "Down")];
         let named = devices(&status).unwrap();
         assert_eq!((named.nics, named.devices.nics), (vec![1], vec![Nic { rate: 48_000 }]));
+        let function =
+            ReportedNic { virtual_function_of: Some("0000:00:01.0".into()), ..nic("mlx5_2", true, "Active") };
+        status.nics.push(function);
+        assert_eq!(devices(&status).unwrap().nics, [1], "a virtual function is the same port again");
         status.nics.truncate(1);
         assert_eq!(devices(&status).unwrap().nics, [0], "without RDMA what is there");
     }
