@@ -11,6 +11,8 @@ pub const PLACED: &str = "Placed";
 /// Whether `spec.suspend` holds the job; `False` with the reason `Resumed` after it did.
 pub const SUSPENDED: &str = "Suspended";
 
+/// `True` while a pod has other GPUs than the plan's, which are worth less; the message says how much. Absent: never so.
+pub const PLACEMENT_DEGRADED: &str = "PlacementDegraded";
 /// `False` when settings of the template were not taken; the message lists them. Absent: all were.
 pub const TEMPLATE_MERGED: &str = "TemplateMerged";
 

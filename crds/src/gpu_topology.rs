@@ -10,7 +10,19 @@
 //!
 //! CPU lists are the kernel's (`0-3,8`): sorted, without overlap, neighbours joined.
 
-use crate::device_use::{DeviceUse, IN_USE_KEYS, KubeletPolicies};
+use crate::device_use::{DeviceUse, IN_USE_KEYS};
+mod cpus;
+mod fabric;
+mod gpu;
+mod host;
+mod nic;
+
+pub use cpus::*;
+pub use fabric::*;
+pub use gpu::*;
+pub use host::*;
+pub use nic::*;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -90,9 +102,20 @@ pub struct GPUTopologyStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     #[schemars(length(max = 256))]
     pub nics: Vec<Nic>,
-    /// Kernel and limits.
+    /// NVSwitches of this machine. Absent when there is no sign of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvswitch: Option<NvSwitch>,
+    /// Where the fabric manager has put this machine: what all GPUs say. Absent when they disagree or say nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+    /// Kernel, driver and limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Host>,
+    /// Speeds that somebody measured on this machine and left in a file for the agent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["link".into()]))]
+    #[schemars(length(max = 8))]
+    pub measured: Vec<Measured>,
     /// Where each list of facts comes from, and what is missing there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["facts".into()]))]
@@ -132,106 +155,6 @@ pub struct HostIdentity {
     pub hostname: Option<String>,
 }
 
-/// Processors and caches.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Cpus {
-    /// Marketing name of the first processor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
-    pub model: Option<String>,
-    /// Vendor as the processor names it, for example `GenuineIntel`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub vendor: Option<String>,
-    /// Instruction set as `uname -m` says it, for example `x86_64`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
-    pub architecture: Option<String>,
-    /// Processor packages with at least one CPU that is online.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sockets: Option<u32>,
-    /// Cores with at least one CPU that is online, over all sockets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cores: Option<u32>,
-    /// CPUs that are online (hardware threads), over all sockets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub threads: Option<u32>,
-    /// All CPUs that are online, as a CPU list.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 8192))]
-    pub online: Option<String>,
-    /// CPUs the agent itself may run on, as a CPU list: its affinity mask, which is that of its container.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 8192))]
-    pub usable: Option<String>,
-    /// Limit of CPU time of the agent's control group, thousandths of a CPU: the lowest on the way up to the root.
-    /// Absent when there is no limit, or none can be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quota_millicores: Option<u64>,
-    /// The CPUs of each core, one CPU list per core, in ascending order of the first CPU. A core without
-    /// simultaneous multithreading has one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 4096), inner(length(max = 64)))]
-    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub siblings: Vec<String>,
-    /// Caches by kind, nearest to the core first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32))]
-    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub caches: Vec<Cache>,
-}
-
-/// All caches of one kind.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Cache {
-    /// Distance from the core: 1, 2, 3 or 4.
-    pub level: u32,
-    /// What it holds.
-    #[serde(rename = "type")]
-    pub kind: CacheKind,
-    /// Size of one of them, bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size_bytes: Option<u64>,
-    /// The CPUs that share one, a CPU list per cache, in ascending order of the first CPU.
-    #[schemars(length(max = 4096), inner(length(max = 8192)))]
-    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub shared_by: Vec<String>,
-}
-
-/// What a cache holds.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CacheKind {
-    /// Data only.
-    Data,
-    /// Instructions only.
-    Instruction,
-    /// Both.
-    Unified,
-}
-
-/// One NUMA node.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct NumaNode {
-    /// The kernel's number. Numbers may have gaps.
-    pub id: u32,
-    /// Its CPUs that are online, as a CPU list. Empty for a node of memory only; absent when it cannot be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 8192))]
-    pub cpus: Option<String>,
-    /// Its memory, bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-    /// Relative cost of memory access from this node to every node of `numaNodes`, itself included, in that order.
-    /// 10 is local; 21 is 2.1 times as far. The firmware's figures, not measurements.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024))]
-    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub distances: Vec<u32>,
-}
-
 /// One GPU.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
@@ -252,9 +175,12 @@ pub struct Gpu {
     /// Total memory, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// NUMA node of the PCI device.
+    /// NUMA node of the PCI device: the kernel's word, else the first node of the driver's memory affinity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
+    /// NUMA node that is the GPU's own memory, on machines where that is one (Grace).
+    #[serde(default, rename = "memoryNUMANode", skip_serializing_if = "Option::is_none")]
+    pub memory_numa_node: Option<u32>,
     /// Root complex, the first element of `pciePath`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
@@ -264,29 +190,24 @@ pub struct Gpu {
     #[schemars(length(max = 32), inner(length(max = 64)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub pcie_path: Vec<String>,
+    /// Its PCIe link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie_link: Option<PcieLink>,
+    /// Its NVLinks. Absent for a GPU that has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlinks: Option<NvLinks>,
+    /// Error correction of its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecc: Option<Ecc>,
+    /// What the fabric manager told it. Absent where the driver knows no fabric.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
     /// Whether the GPU is split into instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
     /// What the driver says about its state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<GpuHealth>,
-}
-
-/// Multi-instance GPU.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Mig {
-    /// The current mode.
-    pub mode: MigMode,
-}
-
-/// Mode of multi-instance GPU.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MigMode {
-    /// One whole GPU.
-    Disabled,
-    /// Split into instances.
-    Enabled,
 }
 
 /// What the driver says about a GPU's state.
@@ -400,6 +321,35 @@ pub struct Nic {
     #[schemars(length(max = 32), inner(length(max = 64)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub pcie_path: Vec<String>,
+    /// Its PCIe link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie_link: Option<PcieLink>,
+    /// PCI address of the physical function, for a virtual function: one port seen twice, not a port more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub virtual_function_of: Option<String>,
+    /// Virtual functions, for a device that can have some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub virtual_functions: Option<VirtualFunctions>,
+    /// Largest packet of the interface, bytes.
+    #[serde(default, rename = "mtuBytes", skip_serializing_if = "Option::is_none")]
+    pub mtu_bytes: Option<u32>,
+    /// Addresses of the RDMA port by type and family. Empty for a port without any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub gids: Vec<GidGroup>,
+    /// Identifier of the RDMA device, as the kernel writes it: `a088:c203:00ab:cdef`.
+    #[serde(default, rename = "nodeGUID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub node_guid: Option<String>,
+    /// Version of the firmware of the RDMA device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub firmware: Option<String>,
+    /// The character device by which programs reach the RDMA device. Absent when the kernel has made none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub char_device: Option<CharDevice>,
 }
 
 /// What a network device is.
@@ -410,35 +360,6 @@ pub enum NicKind {
     Physical,
     /// Made by the kernel (a bridge, bond, tunnel or the end of a container's cable).
     Virtual,
-}
-
-/// Kernel and limits.
-#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Host {
-    /// Release of the kernel, as `uname -r` says it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 128))]
-    pub kernel: Option<String>,
-    /// Version of the NVIDIA driver.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub driver: Option<String>,
-    /// Memory a process may lock: `Unlimited` or bytes. It is the agent's own soft limit, which is the container
-    /// runtime's default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
-    pub locked_memory_limit: Option<String>,
-    /// Size of `/dev/shm` as the agent sees it, bytes: the container runtime's default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shared_memory_bytes: Option<u64>,
-    /// Interface of the IPv4 default route with the lowest metric, or, without one, of the IPv6 default route.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
-    pub default_route: Option<String>,
-    /// How the kubelet places containers on CPUs, memory and devices. Absent when its configuration cannot be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kubelet: Option<KubeletPolicies>,
 }
 
 /// Where a group of facts comes from.
@@ -475,6 +396,10 @@ pub enum Facts {
     Host,
     /// `inUse`.
     InUse,
+    /// `fabric`, of the machine and of each GPU.
+    Fabric,
+    /// `measured`.
+    Measured,
 }
 
 /// Whether a group of facts could be read.
@@ -500,100 +425,4 @@ fn signed_integer_formats(schema: &mut schemars::Schema) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kube::CustomResourceExt;
-    use serde_json::Value;
-
-    /// Calls `visit` with the path and the schema of every property.
-    fn walk(path: &str, schema: &Value, visit: &mut dyn FnMut(&str, &Value)) {
-        visit(path, schema);
-        if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
-            for (name, property) in properties {
-                walk(&format!("{path}.{name}"), property, visit);
-            }
-        }
-        if let Some(items) = schema.get("items") {
-            walk(&format!("{path}[]"), items, visit);
-        }
-    }
-
-    fn status_schema() -> Value {
-        let crd = serde_json::to_value(GPUTopology::crd()).expect("a CRD is JSON");
-        crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"].clone()
-    }
-
-    #[test]
-    fn names_and_scope() {
-        let crd = GPUTopology::crd();
-        assert_eq!(crd.metadata.name.as_deref(), Some("gputopologies.training.switchyard.dev"));
-        assert_eq!(crd.spec.scope, "Cluster");
-        assert_eq!(crd.spec.names.short_names, Some(vec!["gputopo".to_owned()]));
-        assert_eq!(crd.spec.names.categories, Some(vec!["switchyard".to_owned()]));
-        assert!(crd.spec.versions[0].subresources.as_ref().is_some_and(|sub| sub.status.is_some()));
-    }
-
-    #[test]
-    fn schema_follows_the_conventions() {
-        let mut faults = Vec::new();
-        let mut seen = 0;
-        walk("status", &status_schema(), &mut |path, schema| {
-            // The type of Kubernetes, as it is.
-            if path.starts_with("status.conditions[]") {
-                return;
-            }
-            seen += 1;
-            let text = |key: &str| schema.get(key).and_then(Value::as_str).unwrap_or_default();
-            match text("type") {
-                "string" if text("format") == "date-time" || schema.get("enum").is_some() => {}
-                "string" if schema.get("maxLength").is_none() => faults.push(format!("{path}: no maxLength")),
-                "array" if schema.get("maxItems").is_none() => faults.push(format!("{path}: no maxItems")),
-                "number" | "boolean" => faults.push(format!("{path}: {}", text("type"))),
-                "object" if schema.get("additionalProperties").is_some() => faults.push(format!("{path}: map")),
-                "integer" if !["int32", "int64"].contains(&text("format")) => {
-                    faults.push(format!("{path}: format {}", text("format")));
-                }
-                "integer" if schema.get("minimum").is_none() => faults.push(format!("{path}: no minimum")),
-                _ => {}
-            }
-            if !path.ends_with(']') && text("description").is_empty() {
-                faults.push(format!("{path}: no description"));
-            }
-        });
-        assert_eq!(faults, Vec::<String>::new());
-        assert!(seen > 60, "the walk saw {seen} properties only");
-    }
-
-    #[test]
-    fn lists_of_named_objects_merge_by_key() {
-        let schema = status_schema();
-        for (list, keys) in [
-            ("numaNodes", vec!["id"]),
-            ("gpus", vec!["uuid"]),
-            ("links", vec!["a", "b", "kind"]),
-            ("nics", vec!["name"]),
-            ("sources", vec!["facts"]),
-            ("inUse", IN_USE_KEYS.to_vec()),
-            ("conditions", vec!["type"]),
-        ] {
-            let property = &schema["properties"][list];
-            assert_eq!(property["x-kubernetes-list-type"], "map", "{list}");
-            assert_eq!(property["x-kubernetes-list-map-keys"], serde_json::json!(keys), "{list}");
-            for key in keys {
-                let required = property["items"]["required"].as_array().expect("keys are required");
-                assert!(required.contains(&Value::from(key)), "{list}.{key} is a key and must be required");
-            }
-        }
-    }
-
-    #[test]
-    fn unknown_is_absent_in_json() {
-        let nic = Nic { name: "eth0".to_owned(), ..Nic::default() };
-        assert_eq!(
-            serde_json::to_value(nic).expect("a NIC is JSON"),
-            serde_json::json!({"name": "eth0", "kind": "Physical"})
-        );
-        let status = serde_json::to_value(GPUTopologyStatus::default()).expect("a status is JSON");
-        assert_eq!(status, serde_json::json!({}));
-    }
-}
+mod tests;

@@ -1,7 +1,8 @@
 //! What GPUs count: errors of memory, of the PCIe link and of NVLinks. Counters grow all the time, so they are for metrics only
 //! and never part of a description.
 
-use crate::gpu::{MAX_LINKS, Session};
+use crate::gpu::Session;
+use crate::nvlink::MAX_LINKS;
 use crate::pci;
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};

@@ -1,11 +1,11 @@
 //! One description from all readers.
 
 use crate::read::Notes;
-use crate::{cpu, gpu, host, net, numa};
+use crate::{acs, cpu, fabric, gpu, host, measured, net, numa, pci};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::io;
 use std::path::{Path, PathBuf};
-use switchyard_crds::gpu_topology::{Facts, GPUTopology, GPUTopologySpec, GPUTopologyStatus};
+use switchyard_crds::gpu_topology::{Facts, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NvSwitch, SourceState};
 
 /// Where the files of the machine are. Everything but NVML's library can be a copy in any directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,10 @@ pub struct Roots {
     pub dev: PathBuf,
     /// NVML's library; `None`: `libnvidia-ml.so.1` where the dynamic linker finds it.
     pub nvml_library: Option<PathBuf>,
+    /// A file of measured speeds, see [`crate::measured`]; `None`: nobody measured.
+    pub measured: Option<PathBuf>,
+    /// Whether to read the ACS registers of bridges, which needs CAP_SYS_ADMIN.
+    pub read_acs: bool,
     /// Name of the description: that of the node.
     pub node_name: String,
 }
@@ -30,6 +34,8 @@ impl Roots {
             procfs: "/proc".into(),
             dev: "/dev".into(),
             nvml_library: None,
+            measured: None,
+            read_acs: false,
             node_name: node_name.into(),
         }
     }
@@ -100,11 +106,11 @@ fn read_status(roots: &Roots, now: jiff::Timestamp) -> GPUTopologyStatus {
     status.numa_nodes = nodes.unwrap_or_default();
 
     let (mut notes, mut link_notes) = (Notes::default(), Notes::default());
-    let gpus = gpu::read_gpus(roots, &mut notes, &mut link_notes);
+    let gpus = gpu::read_gpus(roots, &status.numa_nodes, &mut notes, &mut link_notes);
     let mut source = notes.source(Facts::GPUs, &gpus.source, gpus.count.is_some());
     if gpus.count == Some(0) {
         // The message says why the list is empty; nothing is missing.
-        source.state = switchyard_crds::gpu_topology::SourceState::Complete;
+        source.state = SourceState::Complete;
     }
     status.sources.push(source);
     if gpus.gpus.len() > 1 {
@@ -113,6 +119,12 @@ fn read_status(roots: &Roots, now: jiff::Timestamp) -> GPUTopologyStatus {
     status.gpu_count = gpus.count;
     status.gpus = gpus.gpus;
     status.links = gpus.links;
+    status.nvswitch = read_nvswitch(roots, gpus.at_switches);
+    if status.gpus.iter().any(|gpu| gpu.fabric.is_some()) {
+        let mut notes = Notes::default();
+        status.fabric = fabric::of_machine(&status.gpus, &mut notes);
+        status.sources.push(notes.source(Facts::Fabric, &gpus.source, status.fabric.is_some()));
+    }
 
     let default_route = host::read_default_route(roots);
     let mut notes = Notes::default();
@@ -125,8 +137,28 @@ fn read_status(roots: &Roots, now: jiff::Timestamp) -> GPUTopologyStatus {
     status.host_identity = host::read_identity(roots, &mut notes);
     let mut facts = host::read_host(roots, default_route, &mut notes);
     facts.driver = gpus.driver;
+    facts.nvml_version = gpus.nvml_version;
+    facts.cuda_version = gpus.cuda_version;
+    if roots.read_acs {
+        facts.acs = acs::read(roots, &status.gpus, &status.nics, &mut notes);
+    }
     let found = status.host_identity.is_some() || facts.kernel.is_some();
     status.sources.push(notes.source(Facts::Host, "procfs", found));
     status.host = Some(facts);
+
+    if let Some(path) = &roots.measured {
+        let mut notes = Notes::default();
+        let measured = measured::read(path, &mut notes);
+        status.sources.push(notes.source(Facts::Measured, "file", measured.is_some()));
+        status.measured = measured.unwrap_or_default();
+    }
     status
+}
+
+/// `gpus`: how many of them have an NVLink to a switch.
+fn read_nvswitch(roots: &Roots, gpus: u32) -> Option<NvSwitch> {
+    let devices = pci::functions(&roots.sysfs).map_or(0, |all| pci::nvswitches(&all) as u32);
+    let known = |count: u32| (count > 0).then_some(count);
+    let found = NvSwitch { devices: known(devices), gpus: known(gpus) };
+    (found != NvSwitch::default()).then_some(found)
 }

@@ -1,21 +1,25 @@
-//! GPUs and the links between them, by NVML.
+//! GPUs by NVML.
 
-use crate::Roots;
-use crate::nvml_raw::{self, Remote};
-use crate::pci;
+use crate::pci::{self, Place};
 use crate::read::{self, Notes};
-use nvml_wrapper::enum_wrappers::device::TopologyLevel;
+use crate::{Roots, fabric, nvlink, nvml_raw};
+use nvml_wrapper::enum_wrappers::device::PerformanceState;
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::Path;
-use switchyard_crds::gpu_topology::{Gpu, GpuHealth, Link, LinkKind, LinkVia, Mig, MigMode, PathClass};
+use switchyard_crds::gpu_topology::{
+    Ecc, EccMode, Gpu, GpuHealth, Link, Mig, MigInstance, MigMode, NumaNode, PcieLink,
+};
 
-/// No GPU has more NVLinks; the driver's own limit.
-pub(crate) const MAX_LINKS: u32 = 18;
+/// As many GPUs as a description holds.
+const MOST_GPUS: usize = 64;
+/// Words of a set of NUMA nodes, 64 nodes each: as many nodes as Linux can have.
+const NODE_SET_WORDS: usize = 16;
+/// `NVML_AFFINITY_SCOPE_NODE`.
+const SCOPE_NODE: u32 = 0;
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside of the range that drivers renumber.
 const FIELD_RECOVERY_ACTION: u32 = 230;
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -27,7 +31,11 @@ pub(crate) struct GpuFacts {
     pub count: Option<u32>,
     pub gpus: Vec<Gpu>,
     pub links: Vec<Link>,
+    /// GPUs with an NVLink to a switch.
+    pub at_switches: u32,
     pub driver: Option<String>,
+    pub nvml_version: Option<String>,
+    pub cuda_version: Option<String>,
     /// What was read.
     pub source: String,
 }
@@ -60,7 +68,8 @@ impl Drop for Session {
     }
 }
 
-pub(crate) fn read_gpus(roots: &Roots, notes: &mut Notes, link_notes: &mut Notes) -> GpuFacts {
+/// `nodes`: the NUMA nodes of the machine.
+pub(crate) fn read_gpus(roots: &Roots, nodes: &[NumaNode], notes: &mut Notes, link_notes: &mut Notes) -> GpuFacts {
     let session = match Session::open(roots.nvml_library.as_deref()) {
         Ok(session) => session,
         Err(error) => {
@@ -69,23 +78,34 @@ pub(crate) fn read_gpus(roots: &Roots, notes: &mut Notes, link_notes: &mut Notes
         }
     };
     let Some(nvml) = session.nvml() else { return GpuFacts::default() };
-    let driver = nvml.sys_driver_version().ok().map(|text| read::clip(&text, 64));
-    let source = nvml.sys_nvml_version().map_or("NVML".to_owned(), |version| format!("NVML {version}"));
+    let nvml_version = nvml.sys_nvml_version().ok().map(|text| read::clip(&text, 64));
+    let mut facts = GpuFacts {
+        driver: nvml.sys_driver_version().ok().map(|text| read::clip(&text, 64)),
+        cuda_version: nvml.sys_cuda_driver_version().ok().map(cuda_version),
+        source: nvml_version.as_ref().map_or("NVML".to_owned(), |version| format!("NVML {version}")),
+        nvml_version,
+        ..GpuFacts::default()
+    };
     let count = match nvml.device_count() {
         Ok(count) => count,
         Err(error) => {
             notes.add(format!("number of GPUs unknown: {}", reason(&error)));
-            return GpuFacts { driver, source, ..GpuFacts::default() };
+            return facts;
         }
     };
-    let mut facts = GpuFacts { count: Some(count), driver, source, ..GpuFacts::default() };
-    let mut devices = Vec::new();
+    facts.count = Some(count);
+    let (mut devices, mut ports) = (Vec::new(), Vec::new());
     for index in 0..count {
         let found = nvml.device_by_index(index).and_then(|device| Ok((device.uuid()?, device)));
         match found {
+            Ok(_) if devices.len() == MOST_GPUS => notes.add(format!("GPU{index}: only {MOST_GPUS} are described")),
             Ok((uuid, device)) => {
-                facts.gpus.push(read_gpu(roots, index, &uuid, &device, notes));
+                let own = nvlink::read_ports(nvml, index, &device, link_notes);
+                let gpu = read_gpu(roots, nodes, nvml, &device, Gpu { index, uuid, ..Gpu::default() }, notes);
+                facts.gpus.push(Gpu { nvlinks: own.links.clone(), ..gpu });
+                facts.at_switches += u32::from(own.switches.is_some());
                 devices.push(device);
+                ports.push(own);
             }
             Err(error) => notes.add(format!("GPU{index}: {}", reason(&error))),
         }
@@ -93,8 +113,24 @@ pub(crate) fn read_gpus(roots: &Roots, notes: &mut Notes, link_notes: &mut Notes
     if count == 0 {
         notes.add("the driver has no GPU");
     }
-    facts.links = read_links(nvml, &facts.gpus, &devices, link_notes);
+    note_hidden(roots, &facts.gpus, notes);
+    facts.links = nvlink::read_links(nvml, &facts.gpus, &devices, &ports, link_notes);
     facts
+}
+
+/// `13000` is CUDA 13.0.
+fn cuda_version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// A GPU that has fallen off the driver may still be on the bus.
+fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
+    let on_bus = pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all)).unwrap_or_default();
+    let hidden: Vec<String> =
+        on_bus.into_iter().filter(|id| gpus.iter().all(|gpu| gpu.bus_id.as_ref() != Some(id))).collect();
+    if !hidden.is_empty() {
+        notes.add(format!("on the PCI bus, and not described by the driver: {}", hidden.join(", ")));
+    }
 }
 
 /// The last sentence of an error: the outer ones name the wrapper's function only.
@@ -111,7 +147,7 @@ pub(crate) fn reason(error: &NvmlError) -> String {
 /// Without NVML the PCI bus still tells a machine without GPUs from one without a driver.
 fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     let source = "sysfs".to_owned();
-    match pci::nvidia_gpus(&roots.sysfs) {
+    match pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all).len()) {
         Ok(0) => {
             notes.add("no NVIDIA GPU on the PCI bus");
             GpuFacts { count: Some(0), source, ..GpuFacts::default() }
@@ -127,7 +163,9 @@ fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     }
 }
 
-fn read_gpu(roots: &Roots, index: u32, uuid: &str, device: &Device<'_>, notes: &mut Notes) -> Gpu {
+/// Fills in what the driver and sysfs tell. `gpu` has its index and UUID.
+fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>, gpu: Gpu, notes: &mut Notes) -> Gpu {
+    let index = gpu.index;
     let mut note = |fact: &str, error: &str| notes.add(format!("GPU{index}: {fact} unknown: {error}"));
     let mut keep = |fact: &str, error: &NvmlError| {
         if !matches!(error, NvmlError::NotSupported) {
@@ -148,25 +186,76 @@ fn read_gpu(roots: &Roots, index: u32, uuid: &str, device: &Device<'_>, notes: &
     });
     let place = place.unwrap_or_default();
     Gpu {
-        index,
-        uuid: read::clip(uuid, 96),
+        uuid: read::clip(&gpu.uuid, 96),
         bus_id,
         model,
         memory_bytes,
-        numa_node: place.numa_node,
+        numa_node: place.numa_node.or_else(|| numa_by_affinity(device, nodes)),
+        memory_numa_node: device.numa_node_id().ok(),
+        pcie_link: pcie_link(device, &place),
         pcie_root: place.path.first().cloned(),
         pcie_path: place.path,
+        ecc: read_ecc(nvml, device),
+        fabric: nvml_raw::fabric_info(nvml, device).as_ref().and_then(fabric::decode),
         mig: read_mig(device),
         health: read_health(device),
+        ..gpu
     }
+}
+
+/// The first node near the GPU by the driver, which knows it even where firmware tells the kernel nothing. A set of all nodes
+/// says nothing.
+fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
+    let words = device.memory_affinity(NODE_SET_WORDS, SCOPE_NODE).ok()?;
+    let near = |id: u32| words.get(id as usize / 64).is_some_and(|word| word >> (id % 64) & 1 == 1);
+    let first = nodes.iter().map(|node| node.id).find(|id| near(*id))?;
+    (nodes.len() == 1 || !nodes.iter().all(|node| near(node.id))).then_some(first)
+}
+
+/// The driver's word, and that of sysfs where it has none.
+fn pcie_link(device: &Device<'_>, place: &Place) -> Option<PcieLink> {
+    let by_kernel = place.link.clone().unwrap_or_default();
+    let max_generation = device.max_pcie_link_gen().ok().or(by_kernel.max_generation);
+    let generation = device.current_pcie_link_gen().ok().or(by_kernel.generation);
+    let is_busy = || matches!(device.performance_state(), Ok(PerformanceState::Zero));
+    let link = PcieLink {
+        // An idle GPU lowers it to save power.
+        generation: generation.filter(|now| max_generation.is_some_and(|max| *now >= max) || is_busy()),
+        max_generation,
+        width: device.current_pcie_link_width().ok().or(by_kernel.width),
+        max_width: device.max_pcie_link_width().ok().or(by_kernel.max_width),
+    };
+    (link != PcieLink::default()).then_some(link)
+}
+
+fn read_ecc(nvml: &Nvml, device: &Device<'_>) -> Option<Ecc> {
+    let mode = |enabled| if enabled { EccMode::Enabled } else { EccMode::Disabled };
+    let ecc = Ecc {
+        mode: device.is_ecc_enabled().ok().map(|state| mode(state.currently_enabled)),
+        row_remapping: nvml_raw::row_remapping(nvml, device),
+    };
+    (ecc != Ecc::default()).then_some(ecc)
 }
 
 fn read_mig(device: &Device<'_>) -> Option<Mig> {
     match device.mig_mode().ok()?.current {
-        0 => Some(Mig { mode: MigMode::Disabled }),
-        1 => Some(Mig { mode: MigMode::Enabled }),
+        0 => Some(Mig { mode: MigMode::Disabled, instances: Vec::new() }),
+        1 => Some(Mig { mode: MigMode::Enabled, instances: read_instances(device) }),
         _ => None,
     }
+}
+
+/// Numbers have gaps: an instance that is gone leaves one.
+fn read_instances(device: &Device<'_>) -> Vec<MigInstance> {
+    let most = device.mig_device_count().unwrap_or(0).min(16);
+    let instance = |number| {
+        let instance = device.mig_device_by_index(number).ok()?;
+        Some(MigInstance {
+            uuid: read::clip(&instance.uuid().ok()?, 96),
+            profile: instance.name().ok().and_then(|name| Some(read::clip(name.rsplit_once("MIG ")?.1, 64))),
+        })
+    };
+    (0..most).filter_map(instance).collect()
 }
 
 fn read_health(device: &Device<'_>) -> Option<GpuHealth> {
@@ -189,108 +278,5 @@ pub fn recovery_action(code: u64) -> String {
         3 => "DrainP2P".to_owned(),
         4 => "DrainAndReset".to_owned(),
         other => format!("Code{other}"),
-    }
-}
-
-/// NVLinks of one GPU that are up.
-#[derive(Debug, Default)]
-struct Ports {
-    /// To other GPUs by PCI address: count, speed of all in MB/s.
-    gpus: BTreeMap<String, (u32, Option<u64>)>,
-    /// To switches.
-    switches: Option<(u32, Option<u64>)>,
-}
-
-fn read_ports(nvml: &Nvml, index: u32, device: &Device<'_>, notes: &mut Notes) -> Ports {
-    let mut ports = Ports::default();
-    for number in 0..MAX_LINKS {
-        let link = device.link_wrapper_for(number);
-        match link.is_active() {
-            Ok(true) => {}
-            Ok(false) => continue,
-            // The first link a GPU does not have, and GPUs without NVLink.
-            Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
-            Err(error) => {
-                notes.add(format!("GPU{index} NVLink {number}: {}", reason(&error)));
-                continue;
-            }
-        }
-        let speed = nvml_raw::link_speed(nvml, device, number);
-        let slot = match nvml_raw::remote_device_type(nvml, device, number) {
-            Some(Remote::Switch) => ports.switches.get_or_insert((0, Some(0))),
-            Some(Remote::Gpu) => match link.remote_pci_info().map(|info| pci::bus_id(&info.bus_id)) {
-                Ok(Some(id)) => ports.gpus.entry(id).or_insert((0, Some(0))),
-                Ok(None) => continue,
-                Err(error) => {
-                    notes.add(format!("GPU{index} NVLink {number}: other end unknown: {}", reason(&error)));
-                    continue;
-                }
-            },
-            Some(Remote::Other) => continue,
-            None => {
-                notes.add(format!("GPU{index} NVLink {number}: other end unknown"));
-                continue;
-            }
-        };
-        slot.0 += 1;
-        slot.1 = slot.1.zip(speed).map(|(sum, speed)| sum + speed);
-    }
-    ports
-}
-
-/// One entry for the NVLinks and one for the PCIe side of every pair. `gpus` and `devices` are in the same order.
-fn read_links(nvml: &Nvml, gpus: &[Gpu], devices: &[Device<'_>], notes: &mut Notes) -> Vec<Link> {
-    if gpus.len() < 2 {
-        return Vec::new();
-    }
-    let ports: Vec<Ports> =
-        gpus.iter().zip(devices).map(|(gpu, device)| read_ports(nvml, gpu.index, device, notes)).collect();
-    let mut links = Vec::new();
-    for a in 0..gpus.len() {
-        for b in a + 1..gpus.len() {
-            let entry = |kind| Link {
-                a: gpus[a].uuid.clone(),
-                b: gpus[b].uuid.clone(),
-                kind,
-                count: None,
-                via: None,
-                megabytes_per_second: None,
-                path_class: None,
-            };
-            let direct = gpus[b].bus_id.as_ref().and_then(|id| ports[a].gpus.get(id)).copied();
-            let switched = ports[a].switches.zip(ports[b].switches).map(|(x, y)| {
-                let speed = x.1.zip(y.1).map(|(x, y)| x.min(y));
-                (x.0.min(y.0), speed)
-            });
-            let nvlink = direct.map(|found| (found, LinkVia::Direct));
-            if let Some(((count, speed), via)) = nvlink.or(switched.map(|found| (found, LinkVia::Switch))) {
-                links.push(Link {
-                    count: Some(count),
-                    via: Some(via),
-                    megabytes_per_second: speed.filter(|speed| *speed > 0),
-                    ..entry(LinkKind::NVLink)
-                });
-            }
-            match nvml.topology_common_ancestor(&devices[a], &devices[b]) {
-                Ok(level) => links.push(Link { path_class: Some(path_class(level)), ..entry(LinkKind::PCIe) }),
-                Err(NvmlError::NotSupported) => {}
-                Err(error) => {
-                    let (a, b) = (gpus[a].index, gpus[b].index);
-                    notes.add(format!("GPU{a} to GPU{b}: common ancestor unknown: {}", reason(&error)));
-                }
-            }
-        }
-    }
-    links
-}
-
-fn path_class(level: TopologyLevel) -> PathClass {
-    match level {
-        TopologyLevel::Internal => PathClass::Internal,
-        TopologyLevel::Single => PathClass::PIX,
-        TopologyLevel::Multiple => PathClass::PXB,
-        TopologyLevel::HostBridge => PathClass::PHB,
-        TopologyLevel::Node => PathClass::NODE,
-        TopologyLevel::System => PathClass::SYS,
     }
 }

@@ -1,8 +1,9 @@
-//! The host: identity, kernel, limits, default route.
+//! The host: identity, kernel, modules, limits, default route.
 
 use crate::Roots;
+use crate::rdma;
 use crate::read::{self, Notes};
-use switchyard_crds::gpu_topology::{Host, HostIdentity};
+use switchyard_crds::gpu_topology::{DmaBuf, DriverModule, Host, HostIdentity, ModuleState};
 
 /// Magic number of tmpfs, see statfs(2): a `/dev/shm` that is none says nothing about shared memory.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -45,6 +46,20 @@ pub fn parse_default_route_v6(text: &str) -> Option<String> {
     routes.min_by_key(|(metric, _)| *metric).map(|(_, interface)| interface)
 }
 
+/// Kind of the NVIDIA module from `/proc/driver/nvidia/version`.
+pub fn parse_driver_module(text: &str) -> Option<DriverModule> {
+    let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
+    // Since driver 515 the one with public source says so.
+    Some(if line.contains("Open Kernel Module") { DriverModule::Open } else { DriverModule::Proprietary })
+}
+
+/// Whether DMA-BUF between GPU and NIC can be expected, from the two things it needs.
+pub fn dma_buf(module: DriverModule, kernel: &str) -> Option<DmaBuf> {
+    let mut numbers = kernel.split(|letter: char| !letter.is_ascii_digit()).map(str::parse::<u32>);
+    let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some(if module == DriverModule::Open && version >= (5, 12) { DmaBuf::Likely } else { DmaBuf::Unlikely })
+}
+
 /// The interface of the default route; `None` when there is none, as in a network namespace of its own.
 pub(crate) fn read_default_route(roots: &Roots) -> Option<String> {
     let file = |name: &str| read::text(&roots.procfs.join("net").join(name)).ok();
@@ -64,14 +79,37 @@ pub(crate) fn read_identity(roots: &Roots, notes: &mut Notes) -> Option<HostIden
 }
 
 pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mut Notes) -> Host {
+    let kernel = notes.text(&roots.procfs.join("sys/kernel/osrelease")).map(|text| read::clip(&text, 128));
+    let version = read::text(&roots.procfs.join("driver/nvidia/version")).ok();
+    let driver_module = version.and_then(|text| parse_driver_module(&text));
     Host {
-        kernel: notes.text(&roots.procfs.join("sys/kernel/osrelease")).map(|text| read::clip(&text, 128)),
-        driver: None,
+        dma_buf: driver_module.zip(kernel.as_deref()).and_then(|(module, kernel)| dma_buf(module, kernel)),
+        peermem: driver_module.and_then(|_| peermem(roots)),
+        driver_module,
+        kernel,
+        rdma_cm: roots.sysfs.join("class/infiniband").exists().then(|| rdma::char_device(roots, "infiniband/rdma_cm")),
+        imex_channels: imex_channels(roots),
         locked_memory_limit: notes.parsed(&roots.procfs.join("self/limits"), parse_locked_memory_limit),
         shared_memory_bytes: shared_memory(roots, notes),
         default_route,
-        kubelet: None,
+        ..Host::default()
     }
+}
+
+/// The module of the driver, or the older one that NIC vendors shipped.
+fn peermem(roots: &Roots) -> Option<ModuleState> {
+    let modules = roots.sysfs.join("module");
+    let loaded = ["nvidia_peermem", "nv_peer_mem"].iter().any(|name| modules.join(name).exists());
+    modules.is_dir().then_some(if loaded { ModuleState::Loaded } else { ModuleState::NotLoaded })
+}
+
+fn imex_channels(roots: &Roots) -> Vec<u32> {
+    let files = read::entries(&roots.dev.join("nvidia-caps-imex-channels")).unwrap_or_default();
+    let mut channels: Vec<u32> =
+        files.iter().filter_map(|(name, _)| read::number(name.strip_prefix("channel")?)).collect();
+    channels.sort_unstable();
+    channels.truncate(2048);
+    channels
 }
 
 fn shared_memory(roots: &Roots, notes: &mut Notes) -> Option<u64> {
@@ -98,6 +136,20 @@ mod tests {
             Ok("Unlimited")
         );
         assert!(parse_locked_memory_limit("").is_err());
+    }
+
+    #[test]
+    fn modules() {
+        let open =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC version: 12\n";
+        let other = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08\n";
+        assert_eq!(parse_driver_module(open), Some(DriverModule::Open));
+        assert_eq!(parse_driver_module(other), Some(DriverModule::Proprietary));
+        assert_eq!(parse_driver_module(""), None);
+        assert_eq!(dma_buf(DriverModule::Open, "6.8.0-31-generic"), Some(DmaBuf::Likely));
+        assert_eq!(dma_buf(DriverModule::Open, "5.4.0"), Some(DmaBuf::Unlikely));
+        assert_eq!(dma_buf(DriverModule::Proprietary, "6.8.0"), Some(DmaBuf::Unlikely));
+        assert_eq!(dma_buf(DriverModule::Open, "six"), None);
     }
 
     #[test]

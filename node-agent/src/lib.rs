@@ -3,7 +3,8 @@
 //! ```text
 //!            files of sysfs, procfs, dev          NVML
 //!  read ──────────────┬─────────────────────┬──────┴────────┐
-//!  parse    cpu, cgroup, numa             net, pci, host   gpu (nvml_raw)
+//!  parse    cpu, cgroup, numa     net, rdma, pci, acs,   gpu, nvlink, fabric
+//!                    │             host, measured            (nvml_raw)
 //!                     └─────────────────────┴───────┬───────┘
 //!                                    describe ── GPUTopology
 //! ```
@@ -18,18 +19,23 @@
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod acs;
 pub mod cgroup;
 pub mod counters;
 pub mod cpu;
 mod describe;
 pub mod events;
+pub mod fabric;
 pub mod gpu;
 pub mod host;
+pub mod measured;
 pub mod net;
 pub mod numa;
+mod nvlink;
 #[allow(unsafe_code)]
 mod nvml_raw;
 pub mod pci;
+pub mod rdma;
 mod read;
 
 pub use describe::{DescribeError, Roots, describe};

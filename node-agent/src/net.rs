@@ -2,51 +2,18 @@
 
 use crate::Roots;
 use crate::pci::{self, Place};
+use crate::rdma::{self, RdmaPort};
 use crate::read::{self, Notes};
-use std::io;
 use std::path::Path;
-use switchyard_crds::gpu_topology::{Nic, NicKind};
+use switchyard_crds::gpu_topology::{Nic, NicKind, VirtualFunctions};
 
-/// One port of an RDMA device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct RdmaPort {
-    device: String,
-    port: u32,
-    place: Place,
-    link_layer: Option<String>,
-    state: Option<String>,
-    rate: Option<u64>,
-}
-
-/// Parses an RDMA port's rate (`400 Gb/sec (4X NDR)`, `2.5 Gb/sec (1X SDR)`): megabits per second.
-pub fn parse_rdma_rate(text: &str) -> Option<u64> {
-    let (number, rest) = text.trim().split_once(' ')?;
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if !rest.starts_with("Gb/sec") || fraction.len() > 3 {
-        return None;
-    }
-    let thousandths: u64 = if fraction.is_empty() { 0 } else { format!("{fraction:0<3}").parse().ok()? };
-    let rate = whole.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(thousandths)?;
-    (rate > 0).then_some(rate)
-}
-
-/// Parses an RDMA port's state (`4: ACTIVE`): `Active`.
-pub fn parse_rdma_state(text: &str) -> Option<String> {
-    Some(capitalized(text.split_once(':')?.1))
-}
+/// As many network devices as a description holds.
+const MOST_NICS: usize = 256;
 
 /// Parses an interface's speed: megabits per second. -1 is the kernel's word for unknown; 0 and 4294967295 are those of
 /// some drivers.
 pub fn parse_speed(text: &str) -> Option<u64> {
     read::number::<u64>(text).filter(|speed| *speed > 0 && *speed < u64::from(u32::MAX))
-}
-
-/// `ACTIVE` and `up` become `Active` and `Up`.
-fn capitalized(text: &str) -> String {
-    let mut letters = text.trim().chars();
-    letters.next().map_or(String::new(), |first| {
-        first.to_uppercase().chain(letters.flat_map(char::to_lowercase)).take(32).collect()
-    })
 }
 
 /// Devices in ascending order of their name. `None`: the kernel's list cannot be read.
@@ -59,7 +26,7 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
             return None;
         }
     };
-    let mut ports = read_rdma_ports(roots, notes);
+    let mut ports = rdma::read_ports(roots, notes);
     let mut nics = Vec::new();
     for (name, path) in interfaces {
         // The link is there for a device with hardware (or a hypervisor's idea of it) and for nothing else.
@@ -76,12 +43,27 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
         adopt(&mut nic, port);
         nic
     }));
+    for nic in &mut nics {
+        read_functions(roots, nic);
+    }
+    limit(&mut nics, notes);
     nics.sort_by(|a, b| a.name.cmp(&b.name));
     Some(nics)
 }
 
+/// What the PCI device is part of, and what is part of it.
+fn read_functions(roots: &Roots, nic: &mut Nic) {
+    let Some(device) = nic.bus_id.as_ref().map(|id| roots.sysfs.join("bus/pci/devices").join(id)) else { return };
+    let parent = std::fs::read_link(device.join("physfn")).ok();
+    nic.virtual_function_of = parent.and_then(|link| pci::bus_id(link.file_name()?.to_str()?));
+    let count = |file: &str| read::number_in::<u32>(&device.join(file));
+    nic.virtual_functions = count("sriov_totalvfs")
+        .filter(|total| *total > 0)
+        .and_then(|total| Some(VirtualFunctions { enabled: count("sriov_numvfs")?, total }));
+}
+
 fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPort>, notes: &mut Notes) -> Nic {
-    let state = read::text(&path.join("operstate")).ok().map(|text| capitalized(&text));
+    let state = read::text(&path.join("operstate")).ok().map(|text| read::capitalized(&text));
     let place = match kind {
         NicKind::Physical => pci::place(&path.join("device")).unwrap_or_else(|error| {
             notes.add(format!("{name}: place unknown: {error}"));
@@ -100,6 +82,8 @@ fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPo
         state,
         numa_node: place.numa_node,
         pcie_path: place.path,
+        pcie_link: place.link,
+        mtu_bytes: read::number_in(&path.join("mtu")),
         ..Nic::default()
     };
     // `dev_port` counts the interfaces of one PCI function from 0, RDMA ports count from 1.
@@ -121,48 +105,25 @@ fn adopt(nic: &mut Nic, port: RdmaPort) {
         nic.bus_id = port.place.bus_id;
         nic.numa_node = port.place.numa_node;
         nic.pcie_path = port.place.path;
+        nic.pcie_link = port.place.link;
     }
+    nic.gids = port.gids;
+    nic.node_guid = port.node_guid;
+    nic.firmware = port.firmware;
+    nic.char_device = port.char_device;
     if port.state.is_some() {
         nic.rate_megabits_per_second = port.rate.filter(|_| port.state.as_deref() == Some("Active"));
         nic.state = port.state;
     }
 }
 
-fn read_rdma_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
-    let directory = roots.sysfs.join("class/infiniband");
-    let devices = match read::entries(&directory) {
-        Ok(devices) => devices,
-        // No RDMA driver is loaded.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
-        Err(error) => {
-            notes.add(format!("{}: {error}", directory.display()));
-            return Vec::new();
-        }
-    };
-    let mut ports = Vec::new();
-    for (device, path) in devices {
-        let place = pci::place(&path.join("device")).unwrap_or_else(|error| {
-            notes.add(format!("{device}: place unknown: {error}"));
-            Place::default()
-        });
-        let numbers = read::entries(&path.join("ports")).unwrap_or_else(|error| {
-            notes.add(format!("{device}: ports unknown: {error}"));
-            Vec::new()
-        });
-        for (number, port) in numbers {
-            let Some(number) = read::number(&number) else { continue };
-            let file = |name: &str| read::text(&port.join(name)).ok();
-            ports.push(RdmaPort {
-                device: device.clone(),
-                port: number,
-                place: place.clone(),
-                link_layer: file("link_layer").map(|text| read::clip(&text, 32)),
-                state: file("state").and_then(|text| parse_rdma_state(&text)),
-                rate: file("rate").and_then(|text| parse_rdma_rate(&text)),
-            });
-        }
+/// Physical functions first, when there are more devices than a description holds.
+fn limit(nics: &mut Vec<Nic>, notes: &mut Notes) {
+    if nics.len() > MOST_NICS {
+        notes.add(format!("{} network devices: only {MOST_NICS} are described", nics.len()));
+        nics.sort_by_key(|nic| nic.virtual_function_of.is_some());
+        nics.truncate(MOST_NICS);
     }
-    ports
 }
 
 #[cfg(test)]
@@ -170,22 +131,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates() {
-        assert_eq!(parse_rdma_rate("400 Gb/sec (4X NDR)\n"), Some(400_000));
-        assert_eq!(parse_rdma_rate("2.5 Gb/sec (1X SDR)"), Some(2_500));
-        assert_eq!(parse_rdma_rate("0 Gb/sec"), None);
-        assert_eq!(parse_rdma_rate("fast"), None);
-        assert_eq!(parse_rdma_rate("99999999999999999999 Gb/sec"), None);
-    }
-
-    #[test]
     fn states_and_speeds() {
-        assert_eq!(parse_rdma_state("4: ACTIVE\n").as_deref(), Some("Active"));
-        assert_eq!(parse_rdma_state("ACTIVE"), None);
-        assert_eq!(capitalized("lowerlayerdown"), "Lowerlayerdown");
+        assert_eq!(read::capitalized("lowerlayerdown"), "Lowerlayerdown");
         assert_eq!(parse_speed("25000\n"), Some(25_000));
         assert_eq!(parse_speed("-1"), None);
         assert_eq!(parse_speed("0"), None);
         assert_eq!(parse_speed("4294967295"), None);
+    }
+
+    #[test]
+    fn virtual_functions_go_first_where_there_are_too_many() {
+        let nic = |index: usize| Nic {
+            name: format!("eth{index}"),
+            virtual_function_of: (index < 200).then(|| "0000:1a:00.0".to_owned()),
+            ..Nic::default()
+        };
+        let mut nics: Vec<Nic> = (0..300).map(nic).collect();
+        let mut notes = Notes::default();
+        limit(&mut nics, &mut notes);
+        assert_eq!(nics.len(), MOST_NICS);
+        assert_eq!(nics.iter().filter(|nic| nic.virtual_function_of.is_none()).count(), 100);
+        assert!(notes.message().unwrap().starts_with("300 network devices"));
     }
 }

@@ -1,9 +1,13 @@
-//! The two NVML calls that nvml-wrapper 0.13 gets wrong, made directly. The only unsafe code of this crate.
+//! The NVML calls that nvml-wrapper 0.13 gets wrong or lacks, made directly. The only unsafe code of this crate.
 //!
 //! * `NvLink::remote_device_type` hands NVML a temporary and returns `Unknown` whatever the answer is.
 //! * `Device::field_values_for` cannot set `scopeId`, so it asks for link 0 always.
+//! * Fabric and remapped rows are not in it.
 
+use crate::fabric::FabricInfo;
 use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlGpuFabricInfo_v3_t};
+use switchyard_crds::gpu_topology::RowRemapping;
 
 /// What is at the other end of an NVLink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +22,9 @@ pub(crate) enum Remote {
 
 /// `NVML_FI_DEV_NVLINK_GET_SPEED`: speed of the link in `scopeId`, MB/s. Outside of the range that drivers renumber.
 const FIELD_NVLINK_SPEED: u32 = 164;
+/// The size of `nvmlGpuFabricInfo_v2_t`, which is a beginning of version 3, and the version number above it.
+const FABRIC_VERSION_2: u32 = 36 | 2 << 24;
+const FABRIC_VERSION_3: u32 = 40 | 3 << 24;
 
 /// What is at the other end of a link. `None`: the driver does not tell.
 pub(crate) fn remote_device_type(nvml: &Nvml, device: &Device<'_>, link: u32) -> Option<Remote> {
@@ -37,16 +44,14 @@ pub(crate) fn remote_device_type(nvml: &Nvml, device: &Device<'_>, link: u32) ->
 /// Speed of one link in one direction, MB/s. `None`: the driver does not tell.
 pub(crate) fn link_speed(nvml: &Nvml, device: &Device<'_>, link: u32) -> Option<u64> {
     let call = nvml.lib().nvmlDeviceGetFieldValues.as_ref().ok()?;
-    let read = |pointer| {
-        // SAFETY: as above; NVML reads and writes exactly one element of the array that starts at `pointer`.
-        unsafe { call(device.handle(), 1, pointer) }
-    };
     // SAFETY: the structure consists of integers, a C enum kept as integer, and a union of numbers: all zero is a value
     // of each of them.
-    let mut value = unsafe { zeroed_for(&read) };
+    let mut value: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
     value.fieldId = FIELD_NVLINK_SPEED;
     value.scopeId = link;
-    if read(&raw mut value) != 0 || value.nvmlReturn != 0 {
+    // SAFETY: as above; NVML reads and writes exactly one element of the array that starts at the pointer.
+    let code = unsafe { call(device.handle(), 1, &raw mut value) };
+    if code != 0 || value.nvmlReturn != 0 {
         return None;
     }
     // SAFETY: every member of the union is a plain number and the whole union was initialised, so every view of it is
@@ -62,11 +67,44 @@ pub(crate) fn link_speed(nvml: &Nvml, device: &Device<'_>, link: u32) -> Option<
     (speed > 0).then_some(speed)
 }
 
-/// An all-zero value of the type that `call` takes a pointer to: nvml-wrapper does not export its name.
-///
-/// # Safety
-/// All zero must be a value of `T`.
-unsafe fn zeroed_for<T>(_call: &impl Fn(*mut T) -> u32) -> T {
-    // SAFETY: promised by the caller.
-    unsafe { std::mem::zeroed() }
+/// Place in the fabric. `None`: the driver does not tell.
+pub(crate) fn fabric_info(nvml: &Nvml, device: &Device<'_>) -> Option<FabricInfo> {
+    let call = nvml.lib().nvmlDeviceGetGpuFabricInfoV.as_ref().ok()?;
+    // Drivers before 560 know version 2 only.
+    [FABRIC_VERSION_3, FABRIC_VERSION_2].into_iter().find_map(|version| {
+        let mut info = nvmlGpuFabricInfo_v3_t {
+            version,
+            clusterUuid: [0; 16],
+            status: 0,
+            cliqueId: 0,
+            state: 0,
+            healthMask: 0,
+            healthSummary: 0,
+        };
+        // SAFETY: as above; NVML writes as many bytes as the version says, which are at most those of the structure.
+        let code = unsafe { call(device.handle(), &raw mut info) };
+        (code == 0).then_some(FabricInfo {
+            state: info.state,
+            status: info.status,
+            cluster_uuid: info.clusterUuid,
+            clique_id: info.cliqueId,
+            health_mask: info.healthMask,
+            health_summary: info.healthSummary,
+        })
+    })
+}
+
+/// State of the replacement of bad rows. `None`: the model has none, or the driver does not tell.
+pub(crate) fn row_remapping(nvml: &Nvml, device: &Device<'_>) -> Option<RowRemapping> {
+    let call = nvml.lib().nvmlDeviceGetRemappedRows.as_ref().ok()?;
+    let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
+    // SAFETY: as above; NVML writes one `unsigned int` through each of the four pointers.
+    let code = unsafe {
+        call(device.handle(), &raw mut correctable, &raw mut uncorrectable, &raw mut pending, &raw mut failed)
+    };
+    (code == 0).then_some(match (failed, pending) {
+        (0, 0) => RowRemapping::Clean,
+        (0, _) => RowRemapping::Pending,
+        _ => RowRemapping::Failed,
+    })
 }

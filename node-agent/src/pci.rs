@@ -3,6 +3,7 @@
 use crate::read;
 use std::io;
 use std::path::Path;
+use switchyard_crds::gpu_topology::PcieLink;
 
 /// A PCI address as sysfs writes it (`0000:1b:00.0`), from any of the forms in use: NVML has a domain of eight
 /// upper-case digits. Domains may need more than four digits (VMD). `None` for anything else.
@@ -44,6 +45,8 @@ pub struct Place {
     pub path: Vec<String>,
     /// NUMA node; `None` when the kernel does not know.
     pub numa_node: Option<u32>,
+    /// The link to the next bridge; `None` when the kernel does not know.
+    pub link: Option<PcieLink>,
 }
 
 /// The place of the PCI device that `link` points to or lies below (a virtio device lies below its PCI function).
@@ -58,22 +61,88 @@ pub(crate) fn place(link: &Path) -> io::Result<Place> {
     });
     Ok(Place {
         numa_node: directory.and_then(|directory| read::number_in(&directory.join("numa_node"))),
+        link: directory.and_then(read_link),
         bus_id: device,
         path,
     })
 }
 
-/// How many NVIDIA display controllers are on the PCI bus, whether or not a driver is loaded. A kernel without PCI has
-/// none.
-pub fn nvidia_gpus(sysfs: &Path) -> io::Result<usize> {
+/// The link above a device. What is possible is the lower of both ends, as a card of 16 lanes in a slot of 8 has 8.
+fn read_link(directory: &Path) -> Option<PcieLink> {
+    let generation = |directory: &Path, file: &str| generation(&read::text(&directory.join(file)).ok()?);
+    // The kernel writes 0 or 255 for a link that it does not know.
+    let width =
+        |directory: &Path, file| read::number_in(&directory.join(file)).filter(|lanes| (1..=32).contains(lanes));
+    let port = directory.parent();
+    let lower = |own: Option<u32>, other: Option<u32>| own.map(|own| other.map_or(own, |other| own.min(other)));
+    let link = PcieLink {
+        generation: generation(directory, "current_link_speed"),
+        max_generation: lower(
+            generation(directory, "max_link_speed"),
+            port.and_then(|port| generation(port, "max_link_speed")),
+        ),
+        width: width(directory, "current_link_width"),
+        max_width: lower(width(directory, "max_link_width"), port.and_then(|port| width(port, "max_link_width"))),
+    };
+    (link != PcieLink::default()).then_some(link)
+}
+
+/// Generation of PCIe by the rate of a lane, as sysfs writes it (`32.0 GT/s PCIe`).
+pub fn generation(speed: &str) -> Option<u32> {
+    let rates = ["2.5", "5.0", "8.0", "16.0", "32.0", "64.0"];
+    let rate = speed.trim().split_once(" GT/s")?.0;
+    rates.iter().position(|known| known.trim_end_matches(".0") == rate.trim_end_matches(".0")).map(|at| at as u32 + 1)
+}
+
+/// A PCI function by its files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Function {
+    bus_id: String,
+    vendor: String,
+    class: String,
+}
+
+/// All functions on the PCI bus, whether or not a driver is loaded. A kernel without PCI has none.
+pub(crate) fn functions(sysfs: &Path) -> io::Result<Vec<Function>> {
     let devices = match read::entries(&sysfs.join("bus/pci/devices")) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && sysfs.join("bus").is_dir() => return Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && sysfs.join("bus").is_dir() => return Ok(Vec::new()),
         other => other?,
     };
-    let is = |path: &Path, file: &str, start: &str| {
-        read::text(&path.join(file)).is_ok_and(|text| text.to_ascii_lowercase().starts_with(start))
+    let file = |path: &Path, name: &str| read::text(&path.join(name)).unwrap_or_default().to_ascii_lowercase();
+    let function = |(bus_id, path): (String, std::path::PathBuf)| {
+        let vendor = file(&path, "vendor");
+        // Only one vendor is looked for: half of the files need not be opened.
+        let class = if vendor.starts_with(NVIDIA) { file(&path, "class") } else { String::new() };
+        Function { bus_id, vendor, class }
     };
-    Ok(devices.iter().filter(|(_, path)| is(path, "vendor", "0x10de") && is(path, "class", "0x03")).count())
+    Ok(devices.into_iter().map(function).collect())
+}
+
+/// PCI vendor of GPUs and NVSwitches.
+const NVIDIA: &str = "0x10de";
+
+fn of_class(functions: &[Function], class: &str) -> Vec<String> {
+    let wanted = |function: &&Function| function.vendor.starts_with(NVIDIA) && function.class.starts_with(class);
+    functions.iter().filter(wanted).map(|function| function.bus_id.clone()).collect()
+}
+
+/// How many NVIDIA display controllers are on the PCI bus, whether or not a driver is loaded. A kernel without PCI has
+/// none.
+///
+/// # Errors
+/// The bus cannot be listed.
+pub fn count_nvidia_gpus(sysfs: &Path) -> io::Result<usize> {
+    functions(sysfs).map(|functions| nvidia_gpus(&functions).len())
+}
+
+/// PCI addresses of NVIDIA display controllers.
+pub(crate) fn nvidia_gpus(functions: &[Function]) -> Vec<String> {
+    of_class(functions, "0x03")
+}
+
+/// How many NVSwitches there are: bridges of class "other".
+pub(crate) fn nvswitches(functions: &[Function]) -> usize {
+    of_class(functions, "0x0680").len()
 }
 
 #[cfg(test)]
@@ -94,6 +163,14 @@ mod tests {
         ] {
             assert_eq!(bus_id(text).as_deref(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn generations() {
+        let of = |text| generation(text);
+        assert_eq!([of("2.5 GT/s PCIe"), of("8 GT/s"), of("8.0 GT/s PCIe")], [Some(1), Some(3), Some(3)]);
+        assert_eq!([of("32.0 GT/s PCIe"), of("64.0 GT/s PCIe")], [Some(5), Some(6)]);
+        assert_eq!([of("Unknown"), of(""), of("7 GT/s")], [None, None, None]);
     }
 
     #[test]

@@ -12,9 +12,14 @@ const MAX_MESSAGE: usize = 1024;
 
 /// The text of a file without white space at both ends.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&bytes(path)?).trim().to_owned())
+}
+
+/// The content of a file.
+pub(crate) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+    Ok(bytes)
 }
 
 /// A decimal number that is not negative. The kernel writes -1 for "unknown", which is `None` like anything else.
@@ -43,6 +48,14 @@ pub(crate) fn entries(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 /// The first `max` characters: the API limits the length of every text.
 pub(crate) fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()
+}
+
+/// `ACTIVE` and `up` become `Active` and `Up`.
+pub(crate) fn capitalized(text: &str) -> String {
+    let mut letters = text.trim().chars();
+    letters.next().map_or(String::new(), |first| {
+        first.to_uppercase().chain(letters.flat_map(char::to_lowercase)).take(32).collect()
+    })
 }
 
 /// Sentences that go into one message, such as what could not be read while a group of facts was collected.

@@ -7,12 +7,11 @@ mod sets;
 mod text;
 
 use super::units::{binary, plural, speed, three_digits};
-use crate::topology::path::{self, path_class};
-use crate::topology::report::numa_of;
+use crate::topology::cells;
+use crate::topology::matrix::Cell;
+use crate::topology::path::PathClass;
 use std::collections::BTreeSet;
-use switchyard_crds::gpu_topology::{
-    Cache, CacheKind, Cpus, Facts, GPUTopology, GPUTopologyStatus, Gpu, LinkKind, Nic,
-};
+use switchyard_crds::gpu_topology::{Cache, CacheKind, Cpus, Facts, GPUTopology, GPUTopologyStatus, Gpu, Nic};
 use text::{Screen, Table, cut, length, plain, short_list};
 
 /// Rows are not made narrower than this, whatever the terminal is.
@@ -80,31 +79,14 @@ struct Device<'a> {
     label: String,
     /// Its name where there is room for it.
     name: String,
-    path: &'a [String],
-    numa: Option<u32>,
-    gpu: Option<&'a Gpu>,
+    shown: cells::Device<'a>,
 }
 
 fn devices(status: &GPUTopologyStatus) -> Vec<Device<'_>> {
-    let gpus = status.gpus.iter().map(|gpu| Device {
-        label: format!("GPU{}", gpu.index),
-        name: format!("GPU{}", gpu.index),
-        path: &gpu.pcie_path,
-        numa: numa_of(status, gpu.numa_node),
-        gpu: Some(gpu),
-    });
-    let nics = matrix_nics(status).enumerate().map(|(index, nic)| Device {
-        label: format!("NIC{index}"),
-        name: nic_name(nic).to_owned(),
-        path: &nic.pcie_path,
-        numa: numa_of(status, nic.numa_node),
-        gpu: None,
-    });
-    gpus.chain(nics).collect()
-}
-
-fn matrix_nics(status: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
-    status.nics.iter().filter(|nic| !nic.pcie_path.is_empty())
+    let gpus = status.gpus.iter().map(|gpu| (format!("GPU{}", gpu.index), format!("GPU{}", gpu.index)));
+    let nics = cells::nics(status).enumerate().map(|(index, nic)| (format!("NIC{index}"), nic_name(nic).to_owned()));
+    let named = gpus.chain(nics).zip(cells::devices(status));
+    named.map(|((label, name), shown)| Device { label, name, shown }).collect()
 }
 
 fn device_matrix(screen: &mut Screen, status: &GPUTopologyStatus) {
@@ -117,10 +99,13 @@ fn device_matrix(screen: &mut Screen, status: &GPUTopologyStatus) {
             devices
                 .iter()
                 .map(|b| {
-                    let (word, class) = cell(status, a, b);
-                    nvlink |= word.starts_with("NV");
-                    used.extend(class);
-                    word
+                    let cell = cells::cell(status, &a.shown, &b.shown);
+                    match cell {
+                        Cell::NvLink(_) => nvlink = true,
+                        Cell::Pcie(PathClass::Same) => {}
+                        Cell::Pcie(class) => used.extend([class]),
+                    }
+                    cell.word()
                 })
                 .collect()
         })
@@ -137,9 +122,9 @@ fn device_matrix(screen: &mut Screen, status: &GPUTopologyStatus) {
         for (device, cells) in devices.iter().zip(&cells) {
             let mut row = vec![label(device)];
             row.extend(cells.iter().cloned());
-            row.push(device.numa.map_or("-".to_owned(), |node| node.to_string()));
-            row.extend(with_cpus.then(|| cpus_of_node(status, device.numa)));
-            row.extend(has_health.then(|| health(device.gpu).0.to_owned()));
+            row.push(device.shown.numa.map_or("-".to_owned(), |node| node.to_string()));
+            row.extend(with_cpus.then(|| cpus_of_node(status, device.shown.numa)));
+            row.extend(has_health.then(|| health(device.shown.gpu).0.to_owned()));
             rows.push(row);
         }
         Table { rows, gap }
@@ -153,7 +138,7 @@ fn device_matrix(screen: &mut Screen, status: &GPUTopologyStatus) {
         variant(false, false, 1),
     ]);
     for device in &devices {
-        if let (word, Some(detail)) = health(device.gpu) {
+        if let (word, Some(detail)) = health(device.shown.gpu) {
             screen.paragraph(&device.label, &format!("{word}: {detail}"));
         }
     }
@@ -161,33 +146,6 @@ fn device_matrix(screen: &mut Screen, status: &GPUTopologyStatus) {
         used.into_iter().map(|class| format!("{} {}", class.word(), class.meaning())).collect();
     legend.extend(nvlink.then(|| "NV# number of NVLinks".to_owned()));
     screen.phrases(&legend);
-}
-
-/// The word for two devices, and its class if it is one.
-fn cell(status: &GPUTopologyStatus, a: &Device<'_>, b: &Device<'_>) -> (String, Option<path::PathClass>) {
-    if std::ptr::eq(a, b) {
-        return ("X".to_owned(), None);
-    }
-    if let (Some(x), Some(y)) = (a.gpu, b.gpu) {
-        let between = |kind: LinkKind| {
-            status.links.iter().find(move |link| {
-                link.kind == kind && ((link.a == x.uuid && link.b == y.uuid) || (link.a == y.uuid && link.b == x.uuid))
-            })
-        };
-        if let Some(count) = between(LinkKind::NVLink).and_then(|link| link.count) {
-            return (format!("NV{count}"), None);
-        }
-        if let Some(class) = between(LinkKind::PCIe).and_then(|link| link.path_class) {
-            let class = path::PathClass::from(class);
-            return (class.word().to_owned(), Some(class));
-        }
-    }
-    let class = match path_class(a.path, b.path, a.numa, b.numa) {
-        // Two ports of one function.
-        path::PathClass::Same => path::PathClass::Pix,
-        class => class,
-    };
-    (class.word().to_owned(), Some(class))
 }
 
 /// A word, and what to do when it is not `ok`.
@@ -272,7 +230,7 @@ fn nic_table(screen: &mut Screen, status: &GPUTopologyStatus) {
     }
     screen.line("");
     let default_route = status.host.as_ref().and_then(|host| host.default_route.as_deref());
-    let labels: Vec<&Nic> = matrix_nics(status).collect();
+    let labels: Vec<&Nic> = cells::nics(status).collect();
     let mut table = Table::new(&["NIC", "NAME", "SPEED", "STATE", "NUMA", "RDMA", "BUS ID"]);
     for nic in &status.nics {
         let label = labels.iter().position(|other| std::ptr::eq(*other, nic));

@@ -124,8 +124,13 @@ impl Index {
     /// The agent of a node reported, or its report cannot be read.
     pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
         self.saw("GPUTopology", metadata);
-        let room = self.usage.set_report(metadata.name.as_deref().unwrap_or_default(), report);
-        Effect { room, ..Effect::default() }
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let mut effect = Effect { room: self.usage.set_report(name, report), ..Effect::default() };
+        if effect.room {
+            // What their pods really have may be other than the plan.
+            self.touch_node(name, &mut effect);
+        }
+        effect
     }
 
     /// Nobody reports for a node any more.

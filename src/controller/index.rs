@@ -295,7 +295,7 @@ impl Index {
         effect
     }
 
-    fn touch_node(&self, name: &str, effect: &mut Effect) {
+    pub(super) fn touch_node(&self, name: &str, effect: &mut Effect) {
         for family in self.families.values() {
             if family.pods.values().any(|pod| pod.node.as_deref() == Some(name)) {
                 effect.jobs.extend(family.key.clone());

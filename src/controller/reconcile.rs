@@ -5,18 +5,21 @@
 //! ```
 
 use super::contention::Rules;
-use super::index::{Index, Key, Unreadable, attempt_of};
+use super::devices::Devices;
+use super::index::{Family, Index, Key, Unreadable, attempt_of};
 use super::own_writes::OwnWrites;
+use super::usage::Usage;
 use super::{Context, own_writes};
 use crate::apply::{Applied, Refusal, Retry};
 use crate::plan::cluster::view::PodView;
 use crate::plan::cluster::{self, Action, Reconciliation, Snapshot};
+use crate::plan::objects::CLAIM;
 use crate::planted;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use tracing::{debug, info, warn};
 
 /// A job that somebody else fights over is looked at again this soon at the latest.
@@ -118,6 +121,7 @@ impl Context {
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
         // Looked at without what does not stand in the way of this job.
         let aside = index.usage.set_aside(aside.iter().map(String::as_str));
+        let actual = actual(&job, family, &index.devices, &index.usage);
         let snapshot = Snapshot {
             job: &job,
             pods: &pods,
@@ -125,6 +129,7 @@ impl Context {
             nodes: index.usage.nodes(),
             defaults: &self.settings.defaults,
             levels: &self.settings.levels,
+            actual: &actual,
             held_for: held_for.as_deref(),
             gives_way_to: gives_way.as_deref(),
             trouble: family.trouble.as_deref().or(fight.as_deref()),
@@ -332,6 +337,26 @@ impl Context {
         }
         outcome
     }
+}
+
+/// GPUs that the pods of the current attempt have: by their claims, else by what the kubelets say.
+fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> BTreeMap<u32, Vec<String>> {
+    let status = job.status.as_ref();
+    let (Some(allocation), attempt) = (status.and_then(|status| status.device_allocation), attempt_of(job)) else {
+        return BTreeMap::new();
+    };
+    let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
+    let of_pod = |pod: &PodView| {
+        let gpus = match allocation {
+            DeviceAllocation::Claims => {
+                let claim = family.objects.get(&(CLAIM, pod.name.clone()))?;
+                devices.allocated(&claim.uid)?
+            }
+            DeviceAllocation::DevicePlugin => usage.given(pod.node.as_deref()?, namespace, &pod.name),
+        };
+        Some((pod.node_rank, gpus))
+    };
+    family.pods.values().filter(|pod| pod.attempt == attempt && !pod.is_over()).filter_map(of_pod).collect()
 }
 
 fn pod_uid(pod: &PodView) -> &str {

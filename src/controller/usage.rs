@@ -4,6 +4,7 @@ use crate::plan::cluster::machine::{Machine, Shapes};
 use crate::plan::cluster::view::NodeView;
 use crate::plan::resources::Resources;
 use std::collections::{BTreeMap, HashMap};
+use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
 
 /// Nodes and who takes what on them.
@@ -35,7 +36,7 @@ pub struct Share {
 #[derive(Debug, Clone, PartialEq)]
 struct Report {
     machine: Result<Machine, String>,
-    in_use: Vec<String>,
+    in_use: Vec<DeviceUse>,
 }
 
 impl Usage {
@@ -111,8 +112,9 @@ impl Usage {
     /// The agent of a node reported. Answers whether that changes what can be placed there.
     pub fn set_report(&mut self, name: &str, report: Result<&GPUTopology, String>) -> bool {
         let name = name.to_string();
-        let machine = report.and_then(|report| self.shapes.machine(report));
-        let next = Report { machine, in_use: Vec::new() };
+        let status = report.as_ref().ok().and_then(|report| report.status.as_ref());
+        let in_use = status.map(|status| status.in_use.clone()).unwrap_or_default();
+        let next = Report { machine: report.and_then(|report| self.shapes.machine(report)), in_use };
         if self.reports.get(&name) == Some(&next) {
             return false;
         }
@@ -125,6 +127,13 @@ impl Usage {
     pub fn remove_report(&mut self, name: &str) {
         self.reports.remove(name);
         self.refresh(name);
+    }
+
+    /// GPUs that the kubelet of a node gave to a pod, by their UUIDs, as far as its agent knows.
+    pub fn given(&self, node: &str, namespace: &str, pod: &str) -> Vec<String> {
+        let uses = self.reports.get(node).map(|report| report.in_use.as_slice()).unwrap_or_default();
+        let is_theirs = |used: &&DeviceUse| used.namespace == namespace && used.pod == pod;
+        uses.iter().filter(is_theirs).map(|used| used.device.clone()).collect()
     }
 
     /// A slice offers these GPUs of a node for claims; empty: none. Answers whether that is new.
@@ -148,12 +157,15 @@ impl Usage {
         let Some(view) = self.nodes.get_mut(name) else { return };
         let report = self.reports.get(name);
         let machine = report.and_then(|report| report.machine.as_ref().ok());
-        let mask = |uuids: &[String]| machine.map_or(0, |machine| machine.mask(uuids.iter().map(String::as_str)));
+        let mask = |uuids: &mut dyn Iterator<Item = &String>| {
+            machine.map_or(0, |machine| machine.mask(uuids.map(String::as_str)))
+        };
         let takers = self.on.get(name).into_iter().flatten();
-        view.taken = takers.map(|taker| mask(&self.shares[taker].gpus)).fold(0, |all, gpus| all | gpus);
-        view.in_use = report.map_or(0, |report| mask(&report.in_use));
+        view.taken = takers.map(|taker| mask(&mut self.shares[taker].gpus.iter())).fold(0, |all, gpus| all | gpus);
+        view.in_use = report.map_or(0, |report| mask(&mut report.in_use.iter().map(|used| &used.device)));
         let offers = self.offers.get(name);
-        view.offered = offers.map(|offers| offers.values().map(|uuids| mask(uuids)).fold(0, |all, gpus| all | gpus));
+        view.offered =
+            offers.map(|offers| offers.values().map(|uuids| mask(&mut uuids.iter())).fold(0, |all, gpus| all | gpus));
         if view.machine.as_ref() != report.map(|report| &report.machine) {
             view.machine = report.map(|report| report.machine.clone());
         }

@@ -3,9 +3,10 @@
 //! [`model`] and [`devices`] are the structure: CPUs, and GPUs with NICs. [`build`] and [`report`] make them from `GPUTopology` reports,
 //! [`path`] classifies PCIe paths, [`rates`] says what a link is good for.
 //! The other way round: [`matrix`] reads the text of `nvidia-smi topo -m`, [`tree`] finds PCIe paths for its classes, and
-//! [`import`] makes a `GPUTopology` of both and of what [`gpu_model`] knows about NVLink.
+//! [`import`] makes a `GPUTopology` of both and of what [`gpu_model`] knows about NVLink. [`cells`] is that matrix of a report.
 
 pub mod build;
+pub mod cells;
 pub mod devices;
 pub mod gpu_model;
 pub mod import;

@@ -5,8 +5,8 @@ use super::gpu_model::{self, GpuModel};
 use super::path::{PathClass, path_class};
 use super::rates;
 use switchyard_crds::gpu_topology::{
-    GPUTopologyStatus, Gpu as ReportedGpu, LinkKind, LinkVia, MigMode, Nic as ReportedNic, NicKind,
-    PathClass as Reported,
+    GPUTopologyStatus, Gpu as ReportedGpu, LinkKind, LinkVia, Measured, MeasuredLink, MigMode, Nic as ReportedNic,
+    NicKind, PathClass as Reported,
 };
 
 /// The devices of a node with their names.
@@ -115,8 +115,27 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
         };
         devices.nic_paths.extend(nics.iter().map(to_nic));
     }
+    measured(status, &mut devices);
     let usable = gpus.iter().enumerate().filter(|(_, gpu)| is_usable(gpu)).fold(0, |mask, (gpu, _)| mask | 1 << gpu);
     Ok(NamedDevices { devices, usable, nics })
+}
+
+/// More than any link of any machine has, so that no sum of speeds leaves its type.
+const MOST_MEASURED: u64 = 2_000_000;
+
+/// Speeds that were measured on this machine, in place of the usual ones.
+fn measured(status: &GPUTopologyStatus, devices: &mut Devices) {
+    for Measured { link, megabytes_per_second, .. } in &status.measured {
+        let rate = (*megabytes_per_second).clamp(1, MOST_MEASURED) as u32;
+        match link {
+            MeasuredLink::NVLink => {
+                devices.gpus.iter_mut().filter(|gpu| gpu.link_rate > 0).for_each(|gpu| gpu.link_rate = rate);
+            }
+            MeasuredLink::PCIe => devices.gpus.iter_mut().for_each(|gpu| gpu.pcie_rate = rate),
+            MeasuredLink::Socket => devices.socket_rate = rate,
+            MeasuredLink::NIC => devices.nics.iter_mut().for_each(|nic| nic.rate = rate),
+        }
+    }
 }
 
 fn is_usable(gpu: &ReportedGpu) -> bool {
@@ -170,11 +189,13 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
     Ok(())
 }
 
-/// NICs that carry training traffic: RDMA ports that are not down; without one, every device on the PCI bus that is up.
+/// NICs that carry training traffic: RDMA ports that are not down; without one, every device on the PCI bus that is up. A virtual
+/// function is no rail of its own: it shares the port of its physical function.
 fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
     let up = |nic: &ReportedNic| nic.state.as_deref().is_none_or(|state| ["Active", "Up", "Unknown"].contains(&state));
+    let own_port = |nic: &ReportedNic| nic.virtual_function_of.is_none();
     let all = |wanted: &dyn Fn(&ReportedNic) -> bool| -> Vec<usize> {
-        let nics = status.nics.iter().enumerate().filter(|(_, nic)| up(nic) && wanted(nic));
+        let nics = status.nics.iter().enumerate().filter(|(_, nic)| up(nic) && own_port(nic) && wanted(nic));
         nics.map(|(position, _)| position).collect()
     };
     let rdma = all(&|nic| nic.rdma_device.is_some());
@@ -221,9 +242,19 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_counts() {
+        let mut status = status(vec![nvlink("a", "b", 18, Some(LinkVia::Switch))]);
+        let entry = |link, megabytes_per_second| Measured { link, megabytes_per_second, source: "test".into() };
+        status.measured = vec![entry(MeasuredLink::NVLink, 19_000), entry(MeasuredLink::Socket, u64::MAX)];
+        let devices = devices(&status).unwrap().devices;
+        assert_eq!((devices.nvlink_rate(0, 1), devices.gpus[2].link_rate), (18 * 19_000, 0));
+        assert_eq!(devices.socket_rate, 2_000_000, "nonsense is bounded");
+    }
+
+    #[test]
     fn what_is_not_whole_or_not_well_is_not_usable() {
         let mut status = status(vec![]);
-        status.gpus[0].mig = Some(Mig { mode: MigMode::Enabled });
+        status.gpus[0].mig = Some(Mig { mode: MigMode::Enabled, instances: vec![] });
         status.gpus[1].health = Some(GpuHealth { recovery_action: "None".into() });
         status.gpus[2].health = Some(GpuHealth { recovery_action: "GPUReset".into() });
         assert_eq!(devices(&status).unwrap().usable, 0b010);
@@ -259,6 +290,10 @@ mod tests {
         status.nics = vec![nic("eth0", false, "Up"), nic("mlx5_0", true, "Active"), nic("mlx5_1", true, "Down")];
         let named = devices(&status).unwrap();
         assert_eq!((named.nics, named.devices.nics), (vec![1], vec![Nic { rate: 48_000 }]));
+        let function =
+            ReportedNic { virtual_function_of: Some("0000:00:01.0".into()), ..nic("mlx5_2", true, "Active") };
+        status.nics.push(function);
+        assert_eq!(devices(&status).unwrap().nics, [1], "a virtual function is the same port again");
         status.nics.truncate(1);
         assert_eq!(devices(&status).unwrap().nics, [0], "without RDMA what is there");
     }

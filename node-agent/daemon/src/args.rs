@@ -41,6 +41,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "/dev")]
     pub dev_root: PathBuf,
 
+    /// A file with speeds that were measured on this machine (YAML); placement takes them instead of the usual ones.
+    #[arg(long, value_name = "FILE")]
+    pub measured: Option<PathBuf>,
+
+    /// Read the ACS registers of the bridges between GPUs and NICs, which needs CAP_SYS_ADMIN.
+    #[arg(long)]
+    pub read_acs: bool,
+
     /// The kubelet's socket that tells who uses which device. Empty: it is not asked.
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources: PathBuf,

@@ -58,6 +58,8 @@ fn agent(args: &Args, node_name: &str) -> Agent {
         procfs: args.proc_root.clone(),
         dev: args.dev_root.clone(),
         nvml_library: args.nvml_lib.clone(),
+        measured: args.measured.clone(),
+        read_acs: args.read_acs,
         node_name: node_name.to_owned(),
     };
     Agent {

@@ -42,7 +42,7 @@ impl Place {
             kubelet::add_policies(&mut facts, path);
         }
         let counters = counters::read(self.roots.nvml_library.as_deref());
-        let pci_gpus = pci::nvidia_gpus(&self.roots.sysfs).ok().and_then(|count| count.try_into().ok());
+        let pci_gpus = pci::count_nvidia_gpus(&self.roots.sysfs).ok().and_then(|count| count.try_into().ok());
         Ok(Scan { facts, counters, pci_gpus, took: start.elapsed() })
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use switchyard_crds::gpu_topology::{
-    FactSource, GPUTopologySpec, GpuHealth, Host, Link, NicKind, NumaNode, SourceState,
+    FactSource, GPUTopologySpec, GpuHealth, Host, Link, LinkKind, NicKind, NumaNode, SourceState,
 };
 
 fn topology(name: &str, status: GPUTopologyStatus) -> GPUTopology {
@@ -178,6 +178,7 @@ fn eight_gpus() -> GPUTopology {
                 state: Some("Active".to_owned()),
                 numa_node: Some(index / 4),
                 pcie_path: path(&format!("{root} 0000:{switch}2:04.0 0000:{switch}7:00.0")),
+                ..Nic::default()
             });
         }
     }

@@ -1,10 +1,12 @@
 //! A place for the whole gang: the nodes, the GPUs on them, the order of ranks, and why there; or why there is none.
 
 use super::levels::Levels;
+use super::machine::Machine;
 use super::refusal::{self, NoPlace};
 use super::sites::{Excluded, GPU_RESOURCE, Need, Sites};
 use super::view::NodeView;
-use crate::placement::gpus::{Group, MOST_GPUS, MinLink, Placement, Pod, Request, UNLIMITED};
+use crate::placement::gpus::ring::bits;
+use crate::placement::gpus::{Group, Level, MOST_GPUS, MinLink, Placement, Pod, Request, UNLIMITED};
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Defaults};
 use crate::plan::resources::Resources;
@@ -351,11 +353,26 @@ fn ranges(mut numbers: Vec<u32>) -> String {
     text
 }
 
-/// Value of GPUs that are not those of the plan, as thousandths of what the plan's are worth in their place.
-pub fn worth(machine: &super::machine::Machine, planned: u32, actual: u32) -> u32 {
-    let value = |set: u32| machine.shape.ring[set as usize].min(machine.shape.injection[set as usize]);
-    let planned = u64::from(value(planned & machine.shape.all())).max(1);
-    u32::try_from(u64::from(value(actual & machine.shape.all())) * 1000 / planned).unwrap_or(u32::MAX)
+/// Thousandths of the plan's value below which other GPUs are a loss worth telling.
+const AS_GOOD: u64 = 950;
+
+/// What a pod has instead of the plan's GPUs, and what that costs; `None`: they are as good.
+pub(super) fn compare(machine: &Machine, planned: &[String], actual: &[String]) -> Option<String> {
+    let mask = |uuids: &[String]| machine.mask(uuids.iter().map(String::as_str));
+    let (planned, actual) = (mask(planned), mask(actual));
+    let value = |set: u32| machine.shape.value(set, Some(Level { share: 1000, nvlink: false }), MinLink::System);
+    let (wanted, got) = (value(planned), value(actual));
+    if planned == actual || actual == 0 || u64::from(got) * 1000 >= u64::from(wanted) * AS_GOOD {
+        return None;
+    }
+    let names = |set: u32| ranges(bits(set).filter_map(|gpu| Some(machine.gpus.get(gpu)?.index)).collect());
+    Some(format!(
+        "GPUs {} in place of {}: {} GB/s in place of {}",
+        names(actual),
+        names(planned),
+        gigabytes(got),
+        gigabytes(wanted)
+    ))
 }
 
 /// How the pods of a new attempt get their GPUs: by claims where at least as many nodes offer them as have the extended resource.

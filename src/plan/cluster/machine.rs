@@ -88,7 +88,10 @@ impl Shapes {
                 .collect(),
             nics: named.nics.iter().map(name).collect(),
             usable: named.usable,
-            clique: None,
+            clique: status
+                .fabric
+                .as_ref()
+                .and_then(|fabric| Some(format!("{}.{}", fabric.cluster_uuid.as_ref()?, fabric.clique_id?))),
             shape: self.of(named.devices),
         })
     }

@@ -63,6 +63,8 @@ pub struct Snapshot<'a> {
     pub held_for: Option<&'a str>,
     /// The job of higher priority that this attempt gives way to.
     pub gives_way_to: Option<&'a str>,
+    /// GPUs that the pods of the current attempt really have, by node rank, as far as it is known.
+    pub actual: &'a BTreeMap<u32, Vec<String>>,
     /// What the last try to write met.
     pub trouble: Option<&'a str>,
     /// Last figures of the training.

@@ -86,7 +86,8 @@ impl Cell {
         }
     }
 
-    fn word(self) -> String {
+    /// The word that `nvidia-smi topo` prints.
+    pub fn word(self) -> String {
         match self {
             Cell::Pcie(class) => class.word().to_owned(),
             Cell::NvLink(count) => format!("NV{count}"),

@@ -7,10 +7,6 @@ use crate::{caught, none, read, repository_files, rust_files};
 const LIMIT: usize = 500;
 const LONG: usize = 400;
 
-/// Files that may be longer, up to a limit of their own, and why.
-const LONGER: &[(&str, usize, &str)] =
-    &[("crds/src/gpu_topology.rs", 620, "one kind per file; two thirds are the texts of `kubectl explain`")];
-
 /// Macros that are no finished code.
 const UNFINISHED: [&str; 3] = ["todo", "unimplemented", "dbg"];
 
@@ -27,13 +23,8 @@ const REGISTRIES: [&str; 8] = [
 ];
 
 fn check_size(file: &str, lines: usize) -> Option<String> {
-    let exception = LONGER.iter().find(|(known, _, _)| *known == file);
-    let limit = exception.map_or(LIMIT, |(_, limit, _)| *limit);
-    if lines > limit {
-        return Some(format!("{file}: {lines} lines; expected at most {limit}: split it by topic"));
-    }
-    if lines <= LIMIT && exception.is_some() {
-        return Some(format!("{file}: {lines} lines, no exception is needed any more: take it off the list"));
+    if lines > LIMIT {
+        return Some(format!("{file}: {lines} lines; expected at most {LIMIT}: split it by topic"));
     }
     if lines > LONG {
         println!("{file}: {lines} lines; {LONG} is a good size");
@@ -86,15 +77,7 @@ fn check_finished(file: &str, source: &str) -> Vec<String> {
 
 #[test]
 fn no_rust_file_is_too_long() {
-    let mut faults: Vec<String> =
-        rust_files().filter_map(|(file, text)| check_size(file, text.lines().count())).collect();
-    for (file, _, reason) in LONGER {
-        assert!(!reason.is_empty());
-        if !repository_files().iter().any(|known| known == file) {
-            faults.push(format!("{file}: is listed and does not exist"));
-        }
-    }
-    none(&faults);
+    none(&rust_files().filter_map(|(file, text)| check_size(file, text.lines().count())).collect::<Vec<_>>());
 }
 
 #[test]
@@ -126,8 +109,6 @@ fn continuous_integration_runs_the_one_test_command() {
 #[test]
 fn planted_faults_are_caught() {
     caught(check_size("src/plan/mod.rs", LIMIT + 1).as_slice(), &["expected at most 500"]);
-    caught(check_size(LONGER[0].0, LONGER[0].1 + 1).as_slice(), &["split it by topic"]);
-    caught(check_size(LONGER[0].0, LIMIT).as_slice(), &["take it off the list"]);
     assert_eq!(check_size("src/plan/mod.rs", LIMIT), None);
 
     let home = format!("see /{}/me/x", "home");

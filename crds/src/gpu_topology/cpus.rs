@@ -1,0 +1,104 @@
+//! Processors, caches and NUMA nodes.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Processors and caches.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Cpus {
+    /// Marketing name of the first processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub model: Option<String>,
+    /// Vendor as the processor names it, for example `GenuineIntel`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub vendor: Option<String>,
+    /// Instruction set as `uname -m` says it, for example `x86_64`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub architecture: Option<String>,
+    /// Processor packages with at least one CPU that is online.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sockets: Option<u32>,
+    /// Cores with at least one CPU that is online, over all sockets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// CPUs that are online (hardware threads), over all sockets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// All CPUs that are online, as a CPU list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8192))]
+    pub online: Option<String>,
+    /// CPUs the agent itself may run on, as a CPU list: its affinity mask, which is that of its container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8192))]
+    pub usable: Option<String>,
+    /// Limit of CPU time of the agent's control group, thousandths of a CPU: the lowest on the way up to the root.
+    /// Absent when there is no limit, or none can be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_millicores: Option<u64>,
+    /// The CPUs of each core, one CPU list per core, in ascending order of the first CPU. A core without
+    /// simultaneous multithreading has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4096), inner(length(max = 64)))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub siblings: Vec<String>,
+    /// Caches by kind, nearest to the core first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub caches: Vec<Cache>,
+}
+
+/// All caches of one kind.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Cache {
+    /// Distance from the core: 1, 2, 3 or 4.
+    pub level: u32,
+    /// What it holds.
+    #[serde(rename = "type")]
+    pub kind: CacheKind,
+    /// Size of one of them, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// The CPUs that share one, a CPU list per cache, in ascending order of the first CPU.
+    #[schemars(length(max = 4096), inner(length(max = 8192)))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub shared_by: Vec<String>,
+}
+
+/// What a cache holds.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CacheKind {
+    /// Data only.
+    Data,
+    /// Instructions only.
+    Instruction,
+    /// Both.
+    Unified,
+}
+
+/// One NUMA node.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct NumaNode {
+    /// The kernel's number. Numbers may have gaps.
+    pub id: u32,
+    /// Its CPUs that are online, as a CPU list. Empty for a node of memory only; absent when it cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8192))]
+    pub cpus: Option<String>,
+    /// Its memory, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Relative cost of memory access from this node to every node of `numaNodes`, itself included, in that order.
+    /// 10 is local; 21 is 2.1 times as far. The firmware's figures, not measurements.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub distances: Vec<u32>,
+}
