@@ -67,19 +67,21 @@ pub(super) enum Command {
     /// Run a TrainJob on this machine, without a cluster.
     #[command(after_long_help = exit_codes())]
     Run(RunArgs),
-    /// Show what a TrainJob would become on this machine, and why; starts nothing.
+    /// Show what a TrainJob would become on this machine, or where it would go in a cluster, and why; starts nothing.
+    #[command(after_long_help = exit_codes())]
     Plan(PlanArgs),
+    /// Show how placements would change: a node drained, a job added, a level required, a link lost; changes nothing.
+    Whatif(WhatifArgs),
+    /// Print what decides about places in a cluster, for --snapshot of other commands.
+    Snapshot(SnapshotArgs),
     /// Show how this machine, or the one described by a file, is built: GPUs, NICs, NUMA nodes, cores.
     Topo(TopoArgs),
     /// Run the controller: reconciles the TrainJobs of a cluster.
     Controller(ControllerArgs),
     /// Print the CRDs of Switchyard, for `kubectl apply --server-side -f -`.
     Crd,
-    /// Explain an error code, such as SY0003.
-    Explain {
-        /// The code.
-        code: String,
-    },
+    /// Explain why a job is where it is or why it waits; or an error code, such as SY0003.
+    Explain(ExplainArgs),
     /// Print the version.
     Version,
 }
@@ -102,8 +104,88 @@ pub(super) struct PlanArgs {
     pub file: PathBuf,
 
     /// Plan for the machine described by this GPUTopology (YAML) instead of this machine. May be repeated, one per node.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "snapshot"])]
     pub topology: Vec<PathBuf>,
+
+    /// Show where the job would go in the cluster of the kubeconfig.
+    #[arg(long, conflicts_with = "snapshot")]
+    pub cluster: bool,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}
+
+/// Which cluster is looked at, and how.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ClusterArgs {
+    /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of kubectl; `-` reads standard input.
+    #[arg(long, value_name = "FILE")]
+    pub snapshot: Option<PathBuf>,
+
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config.
+    #[arg(long, value_name = "FILE", conflicts_with = "snapshot")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig. Default: the current one.
+    #[arg(long, conflicts_with = "snapshot")]
+    pub context: Option<String>,
+
+    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else those that the controller knows.
+    #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
+    pub domains: Vec<DomainLevel>,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    /// Name of a TrainJob, or an error code.
+    #[arg(value_name = "JOB|CODE")]
+    pub subject: String,
+
+    /// Namespace of the TrainJob.
+    #[arg(short, long, default_value = "default")]
+    pub namespace: String,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}
+
+/// Arguments of `snapshot`.
+#[derive(Debug, Args)]
+pub(super) struct SnapshotArgs {
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}
+
+/// Arguments of `whatif`.
+#[derive(Debug, Args)]
+pub(super) struct WhatifArgs {
+    /// Manifests of TrainJobs that are not in the cluster: where would they go, before and after the change? Without one: the jobs that
+    /// wait, and those that the change moves.
+    pub files: Vec<PathBuf>,
+
+    /// This node is drained. May be repeated.
+    #[arg(long, value_name = "NODE")]
+    pub drain: Vec<String>,
+
+    /// This job runs as well. May be repeated.
+    #[arg(long, value_name = "FILE")]
+    pub add: Vec<PathBuf>,
+
+    /// One domain of this level has to contain the job.
+    #[arg(long, value_name = "KEY")]
+    pub require: Option<String>,
+
+    /// The NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC (NODE/NIC) fail; GPUs by their index. May be repeated.
+    #[arg(long, value_name = "NODE/DEVICE")]
+    pub lose_link: Vec<String>,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
 }
 
 /// Arguments of `topo`.

@@ -1,13 +1,21 @@
-//! `switchyard explain SYnnnn`: the page of an error code, without a network.
+//! `switchyard explain`: the page of an error code, without a network; or why a job is where it is.
 
-use super::{print, refuse};
+use super::args::{Cli, ExplainArgs};
+use super::{cluster, print, refuse};
 use switchyard_worker_contract::exit::Exit;
 
 /// The pages, one heading per code.
 const PAGES: &str = include_str!("../../docs/errors.md");
 
+/// Explains a code or a job.
+pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
+    let digits = args.subject.strip_prefix("SY").or_else(|| args.subject.strip_prefix("sy")).unwrap_or_default();
+    let is_code = digits.len() == 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if is_code { of_code(&args.subject) } else { cluster::explain(cli, args) }
+}
+
 /// Prints the page of a code.
-pub(super) fn explain(code: &str) -> Exit {
+fn of_code(code: &str) -> Exit {
     match page(code) {
         Some(text) => {
             print(&text);

@@ -32,10 +32,17 @@ pub fn read(path: &Path) -> Result<TrainJob, ManifestError> {
 
 /// The text of a file that should hold a `kind`; never more than [`LARGEST`], and never waiting for a pipe or a device.
 pub(super) fn read_text(path: &Path, name: &str, kind: &str) -> Result<String, ManifestError> {
-    let unreadable = |what: &str| ManifestError(format!("error[SY0001]: cannot read {name}: {what}"));
+    let kind = format!("{kind} of at most 1 MiB, the most that a cluster stores");
+    read_at_most(path, name, &kind, (LARGEST, "1 MiB")).map_err(ManifestError)
+}
+
+/// The text of a file of at most so many bytes, and how many that is in words; `kind`: what is expected in it.
+pub(super) fn read_at_most(path: &Path, name: &str, kind: &str, most: (u64, &str)) -> Result<String, String> {
+    let (largest, most) = most;
+    let unreadable = |what: &str| format!("error[SY0001]: cannot read {name}: {what}");
     let mut bytes = Vec::new();
     if path == Path::new("-") {
-        std::io::stdin().take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
+        std::io::stdin().take(largest + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
     } else {
         let found = std::fs::metadata(path).map_err(|error| unreadable(&error.to_string()))?;
         if !found.is_file() {
@@ -43,12 +50,10 @@ pub(super) fn read_text(path: &Path, name: &str, kind: &str) -> Result<String, M
             return Err(unreadable(&format!("got {got}; expected a file with a {kind}")));
         }
         let file = std::fs::File::open(path).map_err(|error| unreadable(&error.to_string()))?;
-        file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
+        file.take(largest + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
     }
-    if bytes.len() as u64 > LARGEST {
-        return Err(unreadable(&format!(
-            "got more than 1 MiB; expected a {kind} of at most 1 MiB, the most that a cluster stores"
-        )));
+    if bytes.len() as u64 > largest {
+        return Err(unreadable(&format!("got more than {most}; expected a {kind}")));
     }
     String::from_utf8(bytes).map_err(|error| {
         unreadable(&format!(

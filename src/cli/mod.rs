@@ -3,6 +3,7 @@
 //! Results go to standard output; progress, warnings and errors to standard error.
 
 mod args;
+mod cluster;
 mod controller;
 mod explain;
 mod import;
@@ -12,6 +13,8 @@ mod run;
 mod screen;
 mod topo;
 mod units;
+mod verdict;
+mod whatif;
 
 pub use args::Cli;
 pub use manifest::{ManifestError, read as read_manifest};
@@ -23,11 +26,14 @@ use switchyard_worker_contract::exit::Exit;
 pub fn execute(cli: Cli) -> Exit {
     match &cli.command {
         Command::Run(args) => run::run(&cli, args),
+        Command::Plan(args) if args.cluster || args.place.snapshot.is_some() => cluster::plan(&cli, args),
         Command::Plan(args) => run::plan(&cli, args),
+        Command::Whatif(args) => whatif::whatif(&cli, args),
+        Command::Snapshot(args) => cluster::snapshot(&cli, args),
         Command::Topo(args) => machine::topo(&cli, args),
         Command::Controller(args) => controller::controller(args),
         Command::Crd => crd(),
-        Command::Explain { code } => explain::explain(code),
+        Command::Explain(args) => explain::explain(&cli, args),
         Command::Version => {
             print(concat!("switchyard ", env!("CARGO_PKG_VERSION")));
             Exit::Done

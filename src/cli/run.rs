@@ -13,7 +13,7 @@ use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
 /// Version of the JSON that commands print.
-const CLI_VERSION: &str = "cli.switchyard.dev/v1";
+pub(super) const CLI_VERSION: &str = "cli.switchyard.dev/v1";
 
 /// Time between two progress lines where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
 }
 
 /// One JSON object on one line of standard output.
-fn json_line(kind: &str, mut body: serde_json::Value) {
+pub(super) fn json_line(kind: &str, mut body: serde_json::Value) {
     body["apiVersion"] = CLI_VERSION.into();
     body["kind"] = kind.into();
     print(&body.to_string());

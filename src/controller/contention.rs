@@ -35,14 +35,14 @@ pub(super) struct Rules<'a> {
 }
 
 /// A job that looks for a place.
-struct Asker<'a> {
-    job: &'a TrainJob,
-    valid: &'a ValidJob,
-    rules: Rules<'a>,
+pub(super) struct Asker<'a> {
+    pub job: &'a TrainJob,
+    pub valid: &'a ValidJob,
+    pub rules: Rules<'a>,
 }
 
 impl Asker<'_> {
-    fn question<'a>(&'a self, usage: &'a Usage) -> Question<'a> {
+    pub fn question<'a>(&'a self, usage: &'a Usage) -> Question<'a> {
         let Rules { defaults, levels } = self.rules;
         Question { job: self.job, valid: self.valid, defaults, levels, nodes: usage.nodes() }
     }
@@ -56,7 +56,7 @@ impl Asker<'_> {
 }
 
 impl Index {
-    fn turn(&self, job: &TrainJob) -> Turn {
+    pub(super) fn turn(&self, job: &TrainJob) -> Turn {
         let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
         let priority = family.and_then(|family| family.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
         Turn::of(job, priority)
@@ -68,7 +68,7 @@ impl Index {
     }
 
     /// What the pods of a job take, and their claims.
-    fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
+    pub(super) fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
         let Some(family) = self.families.get(uid) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
         let names: HashSet<&str> = pods.clone().map(|pod| pod.name.as_str()).collect();
@@ -213,7 +213,7 @@ impl Index {
     }
 
     /// The jobs that have to give way: none while others do already that are enough.
-    fn victims(&mut self, asker: &Asker<'_>, turn: &Turn) -> Vec<Key> {
+    pub(super) fn victims(&mut self, asker: &Asker<'_>, turn: &Turn) -> Vec<Key> {
         if asker.job.spec.topology_policy.preemption != Preemption::LowerPriority {
             return Vec::new();
         }

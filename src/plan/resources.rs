@@ -121,6 +121,11 @@ fn thousandths(text: &str) -> i64 {
     parse_quantity(text).map_or(0, |value| (value * 1000.0).ceil() as i64)
 }
 
+/// A rate as a Kubernetes quantity, bytes per second; `None`: it is none.
+pub fn bytes_per_second(rate: &Quantity) -> Option<f64> {
+    parse_quantity(&rate.0)
+}
+
 /// The value of a Kubernetes quantity (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
 pub(super) fn parse_quantity(text: &str) -> Option<f64> {
     let suffixes: [(&str, f64); 15] = [

@@ -376,7 +376,7 @@ pub(super) fn compare(machine: &Machine, planned: &[String], actual: &[String]) 
 }
 
 /// How the pods of a new attempt get their GPUs: by claims where at least as many nodes offer them as have the extended resource.
-pub(super) fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
+pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
     if objects::gpus(job) == 0 {
         return None;
     }

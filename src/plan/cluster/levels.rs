@@ -3,6 +3,7 @@
 use super::view::NodeView;
 use crate::placement::gpus::{Level, MOST_LEVELS};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::str::FromStr;
 use switchyard_crds::{DomainMode, TopologyPolicy};
 
@@ -41,6 +42,17 @@ pub struct DomainLevel {
     pub share: Option<u32>,
     /// Its nodes are joined by NVLink.
     pub nvlink: bool,
+}
+
+impl fmt::Display for DomainLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.key)?;
+        match self.share {
+            _ if self.nvlink => f.write_str(":NVLink"),
+            Some(share) => write!(f, ":{}", 1000.0 / f64::from(share)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Why a level cannot be.

@@ -1,0 +1,170 @@
+//! Commands that look at a cluster, running or in a file: `plan --cluster`, `explain JOB`, `snapshot`. They change nothing.
+
+use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs};
+use super::controller::levels;
+use super::run::{CLI_VERSION, json_line};
+use super::{manifest, print, print_yaml, refuse, verdict};
+use crate::controller::offline::{Cluster, Earlier};
+use crate::controller::snapshot;
+use crate::plan::cluster::levels::{DomainLevel, Levels};
+use crate::plan::objects::Defaults;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use switchyard_crds::TrainJob;
+use switchyard_service::{Connection, client, connect};
+use switchyard_worker_contract::exit::Exit;
+
+/// Largest file that is read as a snapshot: 10,000 nodes with their reports have about 150 MB.
+const MOST: (u64, &str) = (1 << 30, "1 GiB");
+
+/// A cluster in a file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct SnapshotFile {
+    api_version: String,
+    kind: String,
+    /// Levels of domains, as on the command line; empty: those that the controller knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    domains: Vec<String>,
+    /// Lists of kubectl have it.
+    #[serde(default, skip_serializing)]
+    #[allow(dead_code)]
+    metadata: Value,
+    pub items: Vec<Value>,
+}
+
+/// Reads a file, or lists a running cluster.
+pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
+    let mut file = match &args.snapshot {
+        Some(path) => read_file(path).map_err(|error| (error, Exit::Usage))?,
+        None => SnapshotFile {
+            api_version: CLI_VERSION.into(),
+            kind: "ClusterSnapshot".into(),
+            domains: Vec::new(),
+            metadata: Value::Null,
+            items: list(args)?,
+        },
+    };
+    if !args.domains.is_empty() {
+        file.domains = args.domains.iter().map(ToString::to_string).collect();
+    }
+    Ok(file)
+}
+
+fn read_file(path: &Path) -> Result<SnapshotFile, String> {
+    let name = path.display().to_string();
+    let text = manifest::read_at_most(path, &name, "snapshot of a cluster of at most 1 GiB", MOST)?;
+    // JSON is read by its own reader: it is twenty times as fast, and a snapshot may be large.
+    let file: SnapshotFile = if text.trim_start().starts_with('{') {
+        serde_json::from_str(&text).map_err(|error| format!("{name} is no snapshot: {error}"))?
+    } else {
+        serde_saphyr::from_str(&text).map_err(|error| format!("{name} is no snapshot\n{error}"))?
+    };
+    match (file.kind.as_str(), file.api_version.as_str()) {
+        ("List", "v1") | ("ClusterSnapshot", CLI_VERSION) => Ok(file),
+        (kind, version) => Err(format!(
+            "{name} is no snapshot: got {version} {kind}; expected {CLI_VERSION} ClusterSnapshot of `switchyard snapshot`, or a v1 List"
+        )),
+    }
+}
+
+fn list(args: &ClusterArgs) -> Result<Vec<Value>, (String, Exit)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| (format!("cannot start: {error}"), Exit::Unexpected))?;
+    runtime.block_on(async {
+        let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
+        let config = connect(&connection).await.map_err(|error| (error, Exit::Usage))?;
+        let client = client(config, "switchyard", Arc::new(|_, _, _| {})).map_err(|error| (error, Exit::Usage))?;
+        snapshot::take(&client).await.map_err(|error| (error, Exit::Unexpected))
+    })
+}
+
+/// The cluster of these objects.
+pub(super) fn cluster(file: &SnapshotFile) -> Result<Cluster, String> {
+    let domains =
+        file.domains.iter().map(|text| text.parse::<DomainLevel>().map_err(|error| format!("domains: {error}")));
+    let domains: Vec<DomainLevel> = domains.collect::<Result<_, _>>()?;
+    let levels: Levels = levels(&domains).map_err(|error| format!("domains: {error}"))?;
+    Cluster::of(&file.items, Defaults::default(), levels)
+}
+
+fn open(args: &ClusterArgs) -> Result<Cluster, (String, Exit)> {
+    let file = read(args)?;
+    cluster(&file).map_err(|error| (error, Exit::Usage))
+}
+
+/// Prints what decides about places.
+pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Exit {
+    match read(&args.place) {
+        Ok(file) => {
+            match cli.output {
+                Output::Json => print(&json!(file).to_string()),
+                Output::Table | Output::Yaml => print_yaml(&file),
+            }
+            Exit::Done
+        }
+        Err((error, exit)) => refuse(&error, exit),
+    }
+}
+
+/// Shows where a job would go.
+pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
+    let job = match manifest::read(&args.file) {
+        Ok(job) => job,
+        Err(error) => return refuse(&error.0, Exit::Usage),
+    };
+    let mut cluster = match open(&args.place) {
+        Ok(cluster) => cluster,
+        Err((error, exit)) => return refuse(&error, exit),
+    };
+    let found = match cluster.look(&job, Earlier::Forgotten) {
+        Ok(found) => found,
+        Err(faults) => {
+            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            return refuse(&faults.join("\n"), Exit::Usage);
+        }
+    };
+    let exit = if found.place.is_ok() { Exit::Done } else { Exit::NotPlaceable };
+    match cli.output {
+        Output::Json => json_line("PlacementVerdict", verdict::json(&job, &found)),
+        Output::Yaml => print_yaml(&verdict::json(&job, &found)),
+        Output::Table => print(&verdict::table(&job, &found, &cluster, cli.verbose)),
+    }
+    exit
+}
+
+/// Says why a job is where it is, or why it waits.
+pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
+    let mut cluster = match open(&args.place) {
+        Ok(cluster) => cluster,
+        Err((error, exit)) => return refuse(&error, exit),
+    };
+    let Some(job) = cluster.job(&args.namespace, &args.subject).cloned() else {
+        let jobs: Vec<String> = cluster.jobs().iter().map(|job| name_of(job)).collect();
+        let known =
+            if jobs.is_empty() { "there is none".to_string() } else { format!("there are {}", jobs.join(", ")) };
+        let text = format!("no TrainJob {}/{}; {known} (--namespace)", args.namespace, args.subject);
+        return refuse(&text, Exit::Usage);
+    };
+    let found = match cluster.look(&job, Earlier::Forgotten) {
+        Ok(found) => found,
+        Err(faults) => {
+            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            return refuse(&faults.join("\n"), Exit::Usage);
+        }
+    };
+    match cli.output {
+        Output::Json => json_line("Explanation", verdict::explanation_json(&job, &found)),
+        Output::Yaml => print_yaml(&verdict::explanation_json(&job, &found)),
+        Output::Table => print(&verdict::explanation(&job, &found, &cluster, cli.verbose)),
+    }
+    Exit::Done
+}
+
+/// Namespace and name.
+pub(super) fn name_of(job: &TrainJob) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_else(|| "default".into());
+    format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name))
+}

@@ -1,0 +1,220 @@
+//! Screens of placements: where a job would go or is, and why; what binds it and what would help.
+
+use super::cluster::name_of;
+use super::units::plural;
+use crate::controller::offline::{Cluster, Verdict};
+use crate::plan::cluster::{Excluded, NoPlace};
+use crate::plan::objects;
+use crate::plan::resources::bytes_per_second;
+use crate::topology::rates::gigabytes;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
+
+/// Nodes of one reason that are named.
+const NAMED: usize = 4;
+/// Nodes of a placement that are listed unless everything is asked for.
+const LISTED: usize = 16;
+
+/// Where a job would go, for people.
+pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbose: bool) -> String {
+    let mut text = String::new();
+    match &verdict.place {
+        Ok(placed) => {
+            text.push_str(&format!("placeable: {}{}\n", name_of(job), bandwidths(&placed.status)));
+            placement(&mut text, &placed.status, job, cluster, verbose);
+            left_out(&mut text, &placed.excluded);
+        }
+        Err(why) => refusal(&mut text, job, why, verdict),
+    }
+    text
+}
+
+fn row(text: &mut String, word: &str, line: &str) {
+    text.push_str(&format!("  {word:<9} {line}\n"));
+}
+
+/// `, predicted busbw 96 GB/s, best possible 192`.
+fn bandwidths(status: &PlacementStatus) -> String {
+    let rate =
+        |quantity: &Option<_>| quantity.as_ref().and_then(bytes_per_second).map(|rate| gigabytes((rate / 1e6) as u32));
+    match (rate(&status.predicted_bus_bandwidth), rate(&status.best_possible)) {
+        (Some(predicted), Some(best)) => format!(", predicted busbw {predicted} GB/s, best possible {best}"),
+        (Some(predicted), None) => format!(", predicted busbw {predicted} GB/s"),
+        _ => String::new(),
+    }
+}
+
+fn placement(text: &mut String, status: &PlacementStatus, job: &TrainJob, cluster: &Cluster, verbose: bool) {
+    // One sentence of the status, a part of it on each line.
+    for (number, part) in status.reason.split("; ").enumerate() {
+        row(text, if number == 0 { "why" } else { "" }, part);
+    }
+    let per_node = status.nodes.get(1).map_or(1, |second| second.first_rank.max(1));
+    let shown = if verbose { status.nodes.len() } else { status.nodes.len().min(LISTED) };
+    let gpus = objects::gpus(job) as i32;
+    for (number, node) in status.nodes[..shown].iter().enumerate() {
+        let count = if status.nodes.len() > 1 { per_node } else { gpus.max(1) };
+        let line = format!("{:<11} {}", ranks(node.first_rank, count), devices(node, cluster));
+        row(text, if number == 0 { "ranks" } else { "" }, &line);
+    }
+    if shown < status.nodes.len() {
+        row(text, "", &format!("and {} more nodes (--verbose)", status.nodes.len() - shown));
+    }
+}
+
+fn ranks(first: i32, count: i32) -> String {
+    if count > 1 { format!("{first}-{}", first + count - 1) } else { first.to_string() }
+}
+
+/// `gpu-01  GPU 0,1,2,3  mlx5_0,mlx5_1  NUMA 0`.
+fn devices(node: &PlacedNode, cluster: &Cluster) -> String {
+    let mut line = node.node_name.clone();
+    let machine = cluster.nodes().get(&node.node_name).and_then(|view| view.described());
+    if !node.gpus.is_empty() {
+        let index = |uuid: &String| {
+            let gpu = machine.and_then(|machine| machine.gpus.iter().find(|gpu| gpu.uuid == *uuid));
+            gpu.map_or_else(|| uuid.clone(), |gpu| gpu.index.to_string())
+        };
+        line.push_str(&format!("  GPU {}", node.gpus.iter().map(index).collect::<Vec<_>>().join(",")));
+    }
+    if !node.nics.is_empty() {
+        line.push_str(&format!("  {}", node.nics.join(",")));
+    }
+    if !node.numa_nodes.is_empty() {
+        let numa: Vec<String> = node.numa_nodes.iter().map(ToString::to_string).collect();
+        line.push_str(&format!("  NUMA {}", numa.join(",")));
+    }
+    line
+}
+
+/// Nodes that are left out, by reason, the most frequent first.
+fn left_out(text: &mut String, excluded: &[(String, Excluded)]) {
+    let mut reasons: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (name, why) in excluded {
+        reasons.entry(why.to_string()).or_default().push(name);
+    }
+    let mut reasons: Vec<(String, Vec<&str>)> = reasons.into_iter().collect();
+    reasons.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
+    for (number, (why, names)) in reasons.iter().enumerate() {
+        let more = if names.len() > NAMED { format!(" and {} more", names.len() - NAMED) } else { String::new() };
+        let named = names[..names.len().min(NAMED)].join(", ");
+        row(text, if number == 0 { "left out" } else { "" }, &format!("{named}{more}: {why}"));
+    }
+}
+
+fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, verdict: &Verdict) {
+    let nodes = job.spec.trainer.num_nodes;
+    let gpus = match objects::gpus(job) {
+        0 => String::new(),
+        gpus => format!(" x {gpus} GPU{}", plural(gpus.into())),
+    };
+    let required =
+        job.spec.topology_policy.domains.iter().find(|domain| domain.mode == switchyard_crds::DomainMode::Required);
+    let within = required.map_or_else(String::new, |domain| format!(" in one {}", domain.key));
+    let what = format!("{nodes} node{}{gpus}{within}", plural(nodes.unsigned_abs().into()));
+    text.push_str(&format!("not placeable: {} needs {what}\n", name_of(job)));
+    for (number, part) in why.sentence.split("; ").enumerate() {
+        row(text, if number == 0 { "binding" } else { "" }, part);
+    }
+    if let Some(held) = &verdict.held_for {
+        row(text, "held", held);
+    }
+    left_out(text, &why.excluded);
+    if !verdict.victims.is_empty() {
+        row(text, "preempts", &format!("{}: with them stopped it fits", verdict.victims.join(", ")));
+    }
+    if why.changes.is_empty() {
+        return row(text, "", "no single change of the manifest would make it fit");
+    }
+    let width = why.changes.iter().map(|change| change.field.chars().count()).max().unwrap_or(0).max(30);
+    text.push_str(&format!("  {:<width$}  busbw\n", "smallest change that fits", width = width + 4));
+    for (letter, change) in ('a'..).zip(&why.changes) {
+        let rate = change.bandwidth.map_or_else(|| "-".to_string(), |rate| format!("{} GB/s", gigabytes(rate)));
+        text.push_str(&format!("   {letter}  {:<width$}  {rate}\n", change.field));
+    }
+}
+
+/// Why a job is where it is, for people.
+pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verbose: bool) -> String {
+    let mut text = String::new();
+    let status = job.status.clone().unwrap_or_default();
+    let condition = |kind: &str| status.conditions.iter().find(|condition| condition.type_ == kind);
+    let stage = condition(conditions::SUCCEEDED).map_or("New", |stage| stage.reason.as_str());
+    let placed = condition(conditions::PLACED);
+    let is_placed = placed.is_some_and(|placed| placed.status == "True");
+    match status.placement.as_ref().filter(|_| is_placed) {
+        Some(place) => {
+            let since = placed.map(|placed| placed.last_transition_time.0.to_string()).unwrap_or_default();
+            text.push_str(&format!("{} is {stage}, placed {since}{}\n", name_of(job), bandwidths(place)));
+            placement(&mut text, place, job, cluster, verbose);
+            if let Some(degraded) = condition(conditions::PLACEMENT_DEGRADED).filter(|found| found.status == "True") {
+                row(&mut text, "degraded", &degraded.message);
+            }
+            match &now.place {
+                Ok(other) => {
+                    left_out(&mut text, &other.excluded);
+                    let rate =
+                        |status: &PlacementStatus| status.predicted_bus_bandwidth.as_ref().and_then(bytes_per_second);
+                    if let (Some(has), Some(could)) = (rate(place), rate(&other.status))
+                        && could > has
+                    {
+                        let line = format!("{} GB/s on other nodes that are free now", gigabytes((could / 1e6) as u32));
+                        row(&mut text, "better", &line);
+                    }
+                }
+                Err(why) => left_out(&mut text, &why.excluded),
+            }
+        }
+        None => {
+            let why = condition(conditions::SUCCEEDED).map_or("", |stage| stage.message.as_str());
+            text.push_str(&format!("{} is {stage}: {why}\n", name_of(job)));
+            if !crate::plan::cluster::is_over(job) {
+                text.push_str(&table(job, now, cluster, verbose));
+            }
+        }
+    }
+    text
+}
+
+/// Where a job would go, for programs.
+pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
+    let mut value = json!({"job": name_of(job), "placeable": verdict.place.is_ok()});
+    let excluded = match &verdict.place {
+        Ok(placed) => {
+            value["placement"] = json!(placed.status);
+            &placed.excluded
+        }
+        Err(why) => {
+            value["binding"] = json!(why.sentence);
+            let change = |change: &crate::plan::cluster::Change| {
+                let mut entry = json!({"field": change.field});
+                if let Some(rate) = change.bandwidth {
+                    entry["busBandwidthMegabytesPerSecond"] = json!(rate);
+                }
+                entry
+            };
+            value["changes"] = why.changes.iter().map(change).collect();
+            &why.excluded
+        }
+    };
+    value["excluded"] = excluded.iter().map(|(node, why)| json!({"node": node, "why": why.to_string()})).collect();
+    if let Some(held) = &verdict.held_for {
+        value["heldFor"] = json!(held);
+    }
+    if !verdict.victims.is_empty() {
+        value["preempts"] = json!(verdict.victims);
+    }
+    value
+}
+
+/// Why a job is where it is, for programs.
+pub(super) fn explanation_json(job: &TrainJob, now: &Verdict) -> Value {
+    let status = job.status.clone().unwrap_or_default();
+    let mut value = json!({"job": name_of(job), "now": json(job, now)});
+    value["conditions"] = json!(status.conditions);
+    if let Some(placement) = &status.placement {
+        value["placement"] = json!(placement);
+    }
+    value
+}

@@ -1,0 +1,196 @@
+//! `switchyard whatif`: placements before and after a change, both from one snapshot. Changes are made to the objects, so that everything
+//! that follows is decided as in a cluster that is so.
+
+use super::args::{Cli, Output, WhatifArgs};
+use super::cluster::{self, SnapshotFile, name_of};
+use super::run::json_line;
+use super::{manifest, print, print_yaml, refuse, verdict};
+use crate::controller::offline::{Cluster, Earlier, Verdict};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use switchyard_crds::{DomainMode, TopologyDomain, TrainJob, conditions};
+use switchyard_worker_contract::exit::Exit;
+
+/// Shows what a change would do.
+pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Exit {
+    match compare(args) {
+        Ok(results) => {
+            let value = || json!({"results": results.iter().map(Compared::json).collect::<Vec<_>>()});
+            match cli.output {
+                Output::Json => json_line("WhatIf", value()),
+                Output::Yaml => print_yaml(&value()),
+                Output::Table if results.is_empty() => print("no job waits, and the change moves none"),
+                Output::Table => results.iter().for_each(|result| print(&result.table(cli.verbose))),
+            }
+            if results.iter().all(|result| result.after.place.is_ok()) { Exit::Done } else { Exit::NotPlaceable }
+        }
+        Err((error, exit)) => refuse(&error, exit),
+    }
+}
+
+/// A job before and after.
+struct Compared {
+    job: TrainJob,
+    before: Verdict,
+    after: Verdict,
+    /// The cluster after the change.
+    cluster: std::rc::Rc<Cluster>,
+}
+
+impl Compared {
+    fn json(&self) -> Value {
+        json!({
+            "job": name_of(&self.job),
+            "before": verdict::json(&self.job, &self.before),
+            "after": verdict::json(&self.job, &self.after),
+        })
+    }
+
+    fn table(&self, verbose: bool) -> String {
+        let rate = |verdict: &Verdict| match &verdict.place {
+            Ok(placed) => {
+                let quantity = placed.status.predicted_bus_bandwidth.as_ref();
+                let rate = quantity.and_then(crate::plan::resources::bytes_per_second);
+                rate.map_or("placeable".to_string(), |rate| {
+                    format!("{} GB/s", crate::topology::rates::gigabytes((rate / 1e6) as u32))
+                })
+            }
+            Err(_) => "not placeable".to_string(),
+        };
+        let moved = match (&self.before.place, &self.after.place) {
+            (Ok(before), Ok(after)) => {
+                let nodes = before.status.nodes.iter().zip(&after.status.nodes);
+                match nodes.filter(|(a, b)| (&a.node_name, &a.gpus) != (&b.node_name, &b.gpus)).count() {
+                    0 => ", nothing moves".to_string(),
+                    moved => format!(", {moved} of {} pods move", after.status.nodes.len()),
+                }
+            }
+            _ => String::new(),
+        };
+        let head = format!("{}: {} -> {}{moved}\n", name_of(&self.job), rate(&self.before), rate(&self.after));
+        head + &verdict::table(&self.job, &self.after, &self.cluster, verbose)
+    }
+}
+
+fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)> {
+    let usage = |error: String| (error, Exit::Usage);
+    let read = |paths: &[PathBuf]| -> Result<Vec<TrainJob>, (String, Exit)> {
+        paths.iter().map(|path| manifest::read(path).map_err(|error| usage(error.0))).collect()
+    };
+    let (files, added) = (read(&args.files)?, read(&args.add)?);
+    let before = cluster::read(&args.place)?;
+    let mut after = before.clone();
+    for node in &args.drain {
+        drain(&mut after, node).map_err(usage)?;
+    }
+    for device in &args.lose_link {
+        lose(&mut after, device).map_err(usage)?;
+    }
+    let mut old = cluster::cluster(&before).map_err(usage)?;
+    let mut new = cluster::cluster(&after).map_err(usage)?;
+    for job in &added {
+        let found = look(&mut new, job, Earlier::Forgotten)?;
+        let placed = found.place.map_err(|why| (format!("--add {}: {why}", name_of(job)), Exit::NotPlaceable))?;
+        new.settle(job, &placed);
+    }
+    let touched: BTreeSet<&str> = args
+        .drain
+        .iter()
+        .map(String::as_str)
+        .chain(args.lose_link.iter().filter_map(|d| Some(d.split_once('/')?.0)))
+        .collect();
+    let is_concerned = |job: &&TrainJob| !crate::plan::cluster::is_over(job) && (waits(job) || is_on(job, &touched));
+    let own = old.jobs().into_iter().filter(is_concerned).cloned();
+    let jobs: Vec<TrainJob> = if files.is_empty() { own.collect() } else { files };
+    let mut results = Vec::new();
+    for job in jobs {
+        let asked = match &args.require {
+            Some(key) => require(&job, key),
+            None => job.clone(),
+        };
+        let earlier = if is_on(&job, &touched) { Earlier::Kept } else { Earlier::Forgotten };
+        results.push((look(&mut old, &job, earlier)?, look(&mut new, &asked, earlier)?, asked));
+    }
+    let new = std::rc::Rc::new(new);
+    let compared = |(before, after, job)| Compared { job, before, after, cluster: new.clone() };
+    Ok(results.into_iter().map(compared).collect())
+}
+
+fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, (String, Exit)> {
+    cluster.look(job, earlier).map_err(|faults| {
+        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        (format!("{}: {}", name_of(job), faults.join("; ")), Exit::Usage)
+    })
+}
+
+fn placed_condition(job: &TrainJob) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+    job.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == conditions::PLACED)
+}
+
+/// The job looks for a place.
+fn waits(job: &TrainJob) -> bool {
+    !job.spec.suspend && placed_condition(job).is_none_or(|placed| placed.reason == "NoRoom")
+}
+
+/// The job is on one of these nodes.
+fn is_on(job: &TrainJob, nodes: &BTreeSet<&str>) -> bool {
+    let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
+    let is_placed = placed_condition(job).is_some_and(|placed| placed.status == "True");
+    is_placed && placement.is_some_and(|place| place.nodes.iter().any(|node| nodes.contains(node.node_name.as_str())))
+}
+
+/// The job with one domain of a level required.
+fn require(job: &TrainJob, key: &str) -> TrainJob {
+    let mut job = job.clone();
+    let domains = &mut job.spec.topology_policy.domains;
+    match domains.iter_mut().find(|domain| domain.key == key) {
+        Some(domain) => domain.mode = DomainMode::Required,
+        None => domains.push(TopologyDomain { key: key.into(), mode: DomainMode::Required }),
+    }
+    job
+}
+
+fn find<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> Result<&'a mut Value, String> {
+    let is = |item: &&mut Value| item["kind"] == kind && item["metadata"]["name"] == name;
+    file.items.iter_mut().find(is).ok_or_else(|| format!("there is no {kind} `{name}` in this cluster"))
+}
+
+/// A node takes no more pods, and has none.
+fn drain(file: &mut SnapshotFile, name: &str) -> Result<(), String> {
+    find(file, "Node", name)?["spec"]["unschedulable"] = true.into();
+    file.items.retain(|item| item["kind"] != "Pod" || item["spec"]["nodeName"] != name);
+    Ok(())
+}
+
+/// NVLinks of a GPU or between two, or a NIC, are down.
+fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), String> {
+    let wrong = || {
+        format!(
+            "--lose-link: got `{device}`; expected NODE/GPU, NODE/GPU-GPU or NODE/NIC, such as gpu-07/5 or gpu-07/mlx5_0"
+        )
+    };
+    let (node, what) = device.split_once('/').ok_or_else(wrong)?;
+    let status = &mut find(file, "GPUTopology", node)?["status"];
+    let indices: Option<Vec<u64>> = what.split('-').map(|index| index.parse().ok()).collect();
+    let Some(indices) = indices else {
+        let is = |nic: &&mut Value| nic["name"] == what || nic["rdmaDevice"] == what;
+        let nic = status["nics"].as_array_mut().into_iter().flatten().find(is);
+        nic.ok_or_else(|| format!("--lose-link: there is no NIC `{what}` on {node}"))?["state"] = "Down".into();
+        return Ok(());
+    };
+    let uuid = |index: &u64| {
+        let gpus = status["gpus"].as_array().into_iter().flatten();
+        let found = gpus.filter(|gpu| gpu["index"] == *index).find_map(|gpu| gpu["uuid"].as_str());
+        found.map(str::to_string).ok_or_else(|| format!("--lose-link: there is no GPU {index} on {node}"))
+    };
+    let uuids: Vec<String> = indices.iter().map(uuid).collect::<Result<_, _>>()?;
+    if uuids.is_empty() || uuids.len() > 2 {
+        return Err(wrong());
+    }
+    let has = |link: &Value, uuid: &String| link["a"] == **uuid || link["b"] == **uuid;
+    if let Some(links) = status["links"].as_array_mut() {
+        links.retain(|link| link["kind"] != "NVLink" || !uuids.iter().all(|uuid| has(link, uuid)));
+    }
+    Ok(())
+}
