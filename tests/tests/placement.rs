@@ -1,7 +1,7 @@
 //! Placement of GPUs against brute force: random machines and clusters, and the machines of the fixtures.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Request, Shape, Site, Slices, UNLIMITED, ring};
+use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Pod, Request, Shape, Site, Slices, UNLIMITED, ring};
 use switchyard::topology::devices::Devices;
 use switchyard::topology::model::NodeOrd;
 use switchyard_tests::placement::{
@@ -112,6 +112,33 @@ fn unequal_pods_get_the_best_there_is() {
         let groups = 2 + random.below(2);
         gets_the_best_there_is(&World::random(random, 6), &any_request(random, groups, 2));
     });
+}
+
+/// After nodes are lost: the bandwidth of the best place there is then, and of all such places one that moves the fewest pods.
+#[test]
+fn a_repair_moves_as_few_pods_as_possible() {
+    let (repaired, moved) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    for seed in chaos::seed().map_or(0..1_500, |seed| seed..seed + 1) {
+        let random = Random::new(seed);
+        let (mut world, request) = (World::random(&random, 8), any_request(&random, 1, 5));
+        let Ok(first) = world.fleet().solve(&request) else { continue };
+        let earlier: Vec<(Option<NodeOrd>, u32)> = first.pods.iter().map(|pod| (Some(pod.node), pod.set)).collect();
+        for _ in 0..1 + random.below(2) {
+            let lost = random.pick(&earlier).0.unwrap();
+            world.sites[lost.0 as usize].open = random.below(3) == 0;
+            world.sites[lost.0 as usize].free &= random.next() as u32;
+        }
+        let again = world.fleet().repair(&request, &earlier);
+        assert_eq!(again.as_ref().ok().map(|p| p.bandwidth), world.best(&request).map(|(best, _)| best), "seed {seed}");
+        let Ok(again) = again else { continue };
+        world.check(&request, &again);
+        let stays = |(pod, was): &(&Pod, &(Option<NodeOrd>, u32))| (Some(pod.node), pod.set) == **was;
+        let moves = earlier.len() - again.pods.iter().zip(&earlier).filter(stays).count();
+        assert_eq!(Some(moves), world.fewest_moves(&request, &earlier, again.bandwidth), "seed {seed}: {again:?}");
+        repaired.set(repaired.get() + 1);
+        moved.set(moved.get() + moves);
+    }
+    println!("{} repairs, {} pods moved", repaired.get(), moved.get());
 }
 
 #[test]

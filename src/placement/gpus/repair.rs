@@ -2,7 +2,6 @@
 
 use super::choose;
 use super::fleet::Fleet;
-use super::ring::UNLIMITED;
 use super::solve::{Placement, Pod, Refusal, Request};
 use crate::topology::model::NodeOrd;
 
@@ -24,54 +23,81 @@ impl Fleet {
         Ok(kept.unwrap_or(best))
     }
 
-    /// Fills the holes of an earlier place in the smallest domain where that has this bandwidth.
+    /// Fills the holes of an earlier place: in the domain where the most pods stay and where there are enough other nodes, all of this
+    /// bandwidth. Given a domain and a bandwidth, nodes do not depend on each other, so that no place of this bandwidth moves fewer pods.
     fn filled(&self, request: &Request, earlier: &[(Option<NodeOrd>, u32)], bandwidth: u32) -> Option<Placement> {
-        let group = request.groups[0];
         let last = request.within.unwrap_or(self.levels.len() - 1);
+        let mut best: Option<(usize, Vec<Option<usize>>, Vec<usize>)> = None;
         for level in 0..=last {
-            let reach = Some(self.levels[level]);
-            // A lone pod sends to nobody.
-            let value = |position: usize, set: u32| {
-                let shape = &self.shapes[self.sites[position].shape as usize];
-                shape.value(set, reach.filter(|_| group.pods > 1), request.min_link)
-            };
-            let stays = |(node, set): &(Option<NodeOrd>, u32)| {
-                let position = self.position((*node)?)?;
-                let place = &self.sites[position];
-                let is_there = place.open && place.free & set == *set && set.count_ones() == u32::from(group.gpus);
-                (is_there && value(position, *set) >= bandwidth.min(UNLIMITED)).then_some(position)
-            };
-            let kept: Vec<Option<usize>> = earlier.iter().map(stays).collect();
-            let first = kept.iter().flatten().next().copied()?;
-            let domain = self.sites[first].domain[level];
-            if kept.iter().flatten().any(|position| self.sites[*position].domain[level] != domain) {
-                continue;
-            }
-            let alone = self.levels.len();
-            let spread = &self.view(group.gpus, request.min_link).spreads[if group.pods > 1 { level } else { alone }];
-            let is_enough = |position: &usize| {
-                spread.values[spread.ranks[*position] as usize] >= bandwidth && !kept.contains(&Some(*position))
-            };
-            let mut others: Vec<usize> = self.domains[level][domain as usize].clone().filter(is_enough).collect();
-            // Nearest to those that stay, then broken ones first.
-            let near = |position: &usize| {
-                let shares = |below: usize| {
-                    let own = self.sites[*position].domain[below];
-                    kept.iter().flatten().any(|kept| self.sites[*kept].domain[below] == own)
-                };
-                (0..level).find(|below| shares(*below)).unwrap_or(level)
-            };
-            others.sort_by_key(|position| (near(position), self.sites[*position].free.count_ones(), *position));
-            let holes = kept.iter().filter(|position| position.is_none()).count();
-            if others.len() < holes {
-                continue;
-            }
-            let filled = self.pods(request, earlier, &kept, &others[..holes]);
-            if filled.bandwidth >= bandwidth {
-                return Some(filled);
+            let known = earlier.iter().filter_map(|(node, _)| self.position((*node)?));
+            let mut domains: Vec<u32> = known.map(|position| self.sites[position].domain[level]).collect();
+            domains.sort_unstable();
+            domains.dedup();
+            for domain in domains {
+                let kept = self.kept(request, earlier, bandwidth, (level, domain));
+                let stay = kept.iter().flatten().count();
+                if best.as_ref().is_some_and(|(most, ..)| *most >= stay) || stay == 0 {
+                    continue;
+                }
+                let others = self.others(request, &kept, bandwidth, (level, domain));
+                if others.len() >= earlier.len() - stay {
+                    best = Some((stay, kept, others));
+                }
             }
         }
-        None
+        let (_, kept, others) = best?;
+        Some(self.pods(request, earlier, &kept, &others)).filter(|filled| filled.bandwidth >= bandwidth)
+    }
+
+    /// Position of each pod that can stay where it is, if the gang is in this domain.
+    fn kept(
+        &self,
+        request: &Request,
+        earlier: &[(Option<NodeOrd>, u32)],
+        bandwidth: u32,
+        (level, domain): (usize, u32),
+    ) -> Vec<Option<usize>> {
+        let group = request.groups[0];
+        // A lone pod sends to nobody.
+        let reach = Some(self.levels[level]).filter(|_| group.pods > 1);
+        let stays = |(node, set): &(Option<NodeOrd>, u32)| {
+            let position = self.position((*node)?)?;
+            let place = &self.sites[position];
+            let is_there = place.open
+                && place.domain[level] == domain
+                && place.free & set == *set
+                && set.count_ones() == u32::from(group.gpus);
+            let value = || self.shapes[place.shape as usize].value(*set, reach, request.min_link);
+            (is_there && value() >= bandwidth && value() > 0).then_some(position)
+        };
+        earlier.iter().map(stays).collect()
+    }
+
+    /// Other nodes of a domain that are good enough: those nearest to the ones that stay, and of these the ones that are broken already.
+    fn others(
+        &self,
+        request: &Request,
+        kept: &[Option<usize>],
+        bandwidth: u32,
+        (level, domain): (usize, u32),
+    ) -> Vec<usize> {
+        let group = request.groups[0];
+        let spread = if group.pods > 1 { level } else { self.levels.len() };
+        let spread = &self.view(group.gpus, request.min_link).spreads[spread];
+        let is_enough = |position: &usize| {
+            let rank = spread.ranks[*position];
+            rank > 0 && spread.values[rank as usize] >= bandwidth && !kept.contains(&Some(*position))
+        };
+        let mut others: Vec<usize> = self.domains[level][domain as usize].clone().filter(is_enough).collect();
+        let near = |position: &usize| {
+            let shares = |below: usize| {
+                let own = self.sites[*position].domain[below];
+                kept.iter().flatten().any(|kept| self.sites[*kept].domain[below] == own)
+            };
+            (0..level).find(|below| shares(*below)).unwrap_or(level)
+        };
+        others.sort_by_cached_key(|position| (near(position), self.sites[*position].free.count_ones(), *position));
+        others
     }
 
     fn pods(

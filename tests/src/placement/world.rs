@@ -5,6 +5,7 @@ use crate::{Random, root};
 use std::collections::HashMap;
 use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Placement, Request, Site};
 use switchyard::topology::devices::{Devices, Gpu, Nic};
+use switchyard::topology::model::NodeOrd;
 use switchyard::topology::path::PathClass;
 use switchyard::topology::{import, matrix, report};
 
@@ -137,6 +138,39 @@ impl World {
             }
         });
         best
+    }
+
+    /// Fewest pods that move, over all placements of this bandwidth: `earlier` says where each was, and what it had.
+    pub fn fewest_moves(&self, request: &Request, earlier: &[(Option<NodeOrd>, u32)], bandwidth: u32) -> Option<usize> {
+        let mut fewest: Option<usize> = None;
+        self.choices(request, &mut |chosen| {
+            let nodes: Vec<usize> = chosen.iter().map(|(_, node)| *node).collect();
+            let level = self.level(&nodes);
+            if request.within.is_some_and(|within| level.is_some_and(|level| level > within)) {
+                return;
+            }
+            let spread = level.map(|level| self.levels[level]);
+            let mut moves = 0;
+            for node in nodes {
+                let site = &self.sites[node];
+                let devices = &self.shapes[site.shape as usize];
+                let free = site.free & ((1_u32 << devices.gpus.len()) - 1);
+                let stays = earlier.iter().any(|(before, set)| {
+                    *before == Some(NodeOrd(node as u32))
+                        && set & !free == 0
+                        && super::bandwidth(devices, &positions(*set), spread, request.min_link)
+                            .is_some_and(|value| value >= bandwidth)
+                });
+                let best = best_pod(devices, free, request.groups[0].gpus, spread, request.min_link);
+                match best {
+                    _ if stays => {}
+                    Some(best) if best >= bandwidth => moves += 1,
+                    _ => return,
+                }
+            }
+            fewest = Some(fewest.map_or(moves, |fewest| fewest.min(moves)));
+        });
+        fewest
     }
 
     /// Number of domains of each level, from above, that these nodes are spread over.
