@@ -1,10 +1,17 @@
 //! Placement of GPUs: quality against brute force and against what is usual, and time at 10,000 nodes.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "placement/cluster.rs"]
+mod cluster;
+
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Request, Shape, Site};
+use switchyard::plan::cluster::gang::{self, Question};
+use switchyard::plan::cluster::levels::Levels;
+use switchyard::plan::objects::Defaults;
+use switchyard::plan::validate;
 use switchyard::topology::devices::Devices;
 use switchyard::topology::model::NodeOrd;
 use switchyard_tests::Random;
@@ -191,7 +198,7 @@ fn gang(pods: u32, gpus: u8) -> Request {
 }
 
 /// Blocks of 25 racks of 20 nodes, four kinds of machines, a share of the nodes empty and the others half full.
-fn cluster(
+fn fleet_of(
     random: &Random,
     blocks: u32,
     racks: u32,
@@ -236,6 +243,7 @@ fn time() -> Vec<Value> {
     let mut rows = Vec::new();
     println!("\n{:<52} {:>12} {:>12}", "decision with devices and ranks, one core", "p50 us", "p99 us");
     let mut case = |what: &str, levels: &[Level], (devices, sites): &(Vec<Devices>, Vec<Site>), request: &Request| {
+        let alone = what.ends_with("decision alone");
         let mut fleet = Fleet::new(levels.to_vec(), devices, sites).unwrap();
         let _ = fleet.solve(request);
         let (mut times, mut placed) = (Vec::new(), 0);
@@ -243,18 +251,23 @@ fn time() -> Vec<Value> {
             let node = NodeOrd(random.below(sites.len()) as u32);
             fleet.set(node, random.next() as u32, true);
             let start = Instant::now();
-            placed += usize::from(black_box(fleet.solve(request)).is_ok());
+            placed += usize::from(match alone {
+                true => black_box(fleet.bandwidth(request)).is_some(),
+                false => black_box(fleet.solve(request)).is_ok(),
+            });
             times.push(start.elapsed());
         }
         let (p50, p99) = (percentile(&mut times, 50), percentile(&mut times, 99));
         println!("{what:<52} {p50:>12.1} {p99:>12.1}   {placed} of {REPEATS} placed");
         rows.push(json!({"what": what, "nodes": sites.len(), "p50Microseconds": p50, "p99Microseconds": p99, "placed": placed, "repeats": REPEATS}));
     };
-    let wide = cluster(&random, 20, 25, 20, &mix, 300);
-    let full = cluster(&random, 20, 25, 20, &mix, 15);
-    let trays = cluster(&random, 16, 70, 18, &["f06-gb200"], 300);
+    let wide = fleet_of(&random, 20, 25, 20, &mix, 300);
+    let full = fleet_of(&random, 20, 25, 20, &mix, 15);
+    let trays = fleet_of(&random, 16, 70, 18, &["f06-gb200"], 300);
     case("128 x 8 GPUs, 10,000 nodes, 30 % empty", &spine, &wide, &gang(128, 8));
+    case("128 x 8 GPUs, 10,000 nodes, 30 % empty, decision alone", &spine, &wide, &gang(128, 8));
     case("128 x 8 GPUs, 10,000 nodes, 1.5 % empty", &spine, &full, &gang(128, 8));
+    case("128 x 8 GPUs, 10,000 nodes, 1.5 % empty, decision alone", &spine, &full, &gang(128, 8));
     case("256 x 4 GPUs, 10,000 nodes, 30 % empty", &spine, &wide, &gang(256, 4));
     case("512 x 2 GPUs, 10,000 nodes, 30 % empty", &spine, &wide, &gang(512, 2));
     case("1,024 x 1 GPU, 10,000 nodes, 30 % empty", &spine, &wide, &gang(1024, 1));
@@ -296,5 +309,18 @@ fn time() -> Vec<Value> {
             }
         }),
     );
+    let nodes = cluster::nodes();
+    let levels =
+        Levels::new(["example.com/rack", "example.com/block", "cluster:2"].map(|l| l.parse().unwrap()).into()).unwrap();
+    for (what, count, required) in [
+        ("the controller's look at 10,000 nodes: 128 x 8 placed", 128, false),
+        ("the same, refused and explained: 1,000 x 8 in one rack", 1000, true),
+    ] {
+        let job = cluster::job(count, required);
+        let (valid, defaults) = (validate(&job).unwrap(), Defaults::default());
+        let question = Question { job: &job, valid: &valid, defaults: &defaults, nodes: &nodes, levels: &levels };
+        assert_eq!(gang::place(&question).is_ok(), !required);
+        once(what, 30, Box::new(|| drop(black_box(gang::place(&question)))));
+    }
     rows
 }

@@ -94,6 +94,7 @@ fn known_machines_have_their_known_rates() {
 /// The cluster oracle: the bandwidth of the best of all placements, and an answer that is what it says it is.
 fn gets_the_best_there_is(world: &World, request: &Request) {
     let placement = world.fleet().solve(request);
+    assert_eq!(world.fleet().bandwidth(request), placement.as_ref().ok().map(|placement| placement.bandwidth));
     let best = world.best(request).map(|(bandwidth, _)| bandwidth);
     assert_eq!(placement.as_ref().ok().map(|placement| placement.bandwidth), best);
     if let Ok(placement) = &placement {
@@ -121,6 +122,10 @@ fn a_repair_moves_as_few_pods_as_possible() {
     for seed in chaos::seed().map_or(0..1_500, |seed| seed..seed + 1) {
         let random = Random::new(seed);
         let (mut world, request) = (World::random(&random, 8), any_request(&random, 1, 5));
+        if seed % 2 == 0 {
+            // Where larger domains carry as much, the gang is spread and pods of several domains stay.
+            world.levels.iter_mut().for_each(|level| level.share = 1000);
+        }
         let Ok(first) = world.fleet().solve(&request) else { continue };
         let earlier: Vec<(Option<NodeOrd>, u32)> = first.pods.iter().map(|pod| (Some(pod.node), pod.set)).collect();
         for _ in 0..1 + random.below(2) {

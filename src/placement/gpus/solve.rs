@@ -115,6 +115,18 @@ impl Fleet {
         chosen.map(|chosen| self.finish(request, chosen)).ok_or_else(|| self.refusal(request))
     }
 
+    /// The bandwidth that [`Fleet::solve`] would find, without choosing nodes and GPUs; `None`: there is no place.
+    pub fn bandwidth(&mut self, request: &Request) -> Option<u32> {
+        match request.groups.as_slice() {
+            [group] if group.pods > 1 && self.nonsense(request).is_none() => {
+                self.prepare(group.gpus, request.min_link);
+                let (level, rank, _) = self.reached_anywhere(*group, request)?;
+                Some(self.view(group.gpus, request.min_link).spreads[level].values[rank as usize])
+            }
+            _ => self.solve(request).ok().map(|placement| placement.bandwidth),
+        }
+    }
+
     fn nonsense(&self, request: &Request) -> Option<&'static str> {
         let groups = &request.groups;
         let last = self.levels.len() - 1;
@@ -146,6 +158,20 @@ impl Fleet {
     /// Given a value and a level, nodes do not depend on each other: a domain has a place exactly if it has enough nodes of at least
     /// this value. What a level carries does not grow with the level, so the largest such value is the true one.
     fn decide(&self, group: Group, request: &Request) -> Option<Decision> {
+        let (level, rank, domains) = self.reached_anywhere(group, request)?;
+        let spread = &self.view(group.gpus, request.min_link).spreads[level];
+        let cost = |domain: &usize| {
+            let rooms = self.rooms(spread, level, *domain, rank, request.slices);
+            let spare = rooms.all() - group.pods;
+            let used = if level == 0 { Vec::new() } else { rooms.descend(self, level, *domain, group.pods).1 };
+            (used.into_iter().rev().collect::<Vec<_>>(), spare, *domain)
+        };
+        let domain = if domains.len() == 1 { domains[0] } else { domains.into_iter().min_by_key(cost)? };
+        Some(Decision { level, rank, domain })
+    }
+
+    /// The lowest level that has the best value, the rank of that value there, and the domains that have it.
+    fn reached_anywhere(&self, group: Group, request: &Request) -> Option<(usize, u32, Vec<usize>)> {
         let view = self.view(group.gpus, request.min_link);
         let last = request.within.unwrap_or(self.levels.len() - 1);
         let mut best: Option<(u32, usize, u32, Vec<usize>)> = None;
@@ -164,16 +190,7 @@ impl Fleet {
                 }
             }
         }
-        let (_, level, rank, domains) = best?;
-        let spread = &view.spreads[level];
-        let cost = |domain: &usize| {
-            let rooms = self.rooms(spread, level, *domain, rank, request.slices);
-            let spare = rooms.all() - group.pods;
-            let used = if level == 0 { Vec::new() } else { rooms.descend(self, level, *domain, group.pods).1 };
-            (used.into_iter().rev().collect::<Vec<_>>(), spare, *domain)
-        };
-        let domain = if domains.len() == 1 { domains[0] } else { domains.into_iter().min_by_key(cost)? };
-        Some(Decision { level, rank, domain })
+        best.map(|(_, level, rank, domains)| (level, rank, domains))
     }
 
     fn reached_in_slices(&self, spread: &Spread, level: usize, domain: usize, pods: u32, request: &Request) -> u32 {

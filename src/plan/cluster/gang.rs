@@ -113,8 +113,7 @@ pub fn place(question: &Question<'_>) -> Result<Placed, NoPlace> {
             }
         },
     };
-    let best =
-        sites.empty().solve(&request).map_or(placement.bandwidth, |best| best.bandwidth.max(placement.bandwidth));
+    let best = sites.empty().bandwidth(&request).unwrap_or(0).max(placement.bandwidth);
     let status = Told { question, sites: &sites, placement: &placement, best }.status(&need, notes);
     let excluded = sites.nodes.iter().zip(&sites.excluded);
     let excluded = excluded.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect();

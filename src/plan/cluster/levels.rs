@@ -2,7 +2,6 @@
 
 use super::view::NodeView;
 use crate::placement::gpus::{Level, MOST_LEVELS};
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use switchyard_crds::{DomainMode, TopologyPolicy};
@@ -231,16 +230,18 @@ struct Domains {
 }
 
 impl Domains {
-    fn of(key: &str, nodes: &[&NodeView]) -> Domains {
-        let value = |node: &&NodeView| {
-            let label = node.facts.labels.get(key).cloned();
-            let reported = || node.machine.as_ref()?.as_ref().ok()?.clique.clone();
-            label.or_else(|| reported().filter(|_| key == CLIQUE)).filter(|value| !value.is_empty())
+    fn of<'a>(key: &str, nodes: &[&'a NodeView]) -> Domains {
+        let is_clique = key == CLIQUE;
+        let value = |node: &&'a NodeView| {
+            let reported = || node.described()?.clique.as_deref().filter(|_| is_clique);
+            node.facts.labels.get(key).map(String::as_str).or_else(reported).filter(|value| !value.is_empty())
         };
-        let values: Vec<Option<String>> = nodes.iter().map(value).collect();
-        let numbers: BTreeSet<&String> = values.iter().flatten().collect();
-        let numbers: BTreeMap<&String, u32> = numbers.into_iter().zip(0..).collect();
-        let of = values.iter().map(|value| value.as_ref().map(|value| numbers[value])).collect();
-        Domains { of, names: numbers.keys().map(|name| (*name).clone()).collect() }
+        let values: Vec<Option<&str>> = nodes.iter().map(value).collect();
+        let mut names: Vec<&str> = values.iter().copied().flatten().collect();
+        names.sort_unstable();
+        names.dedup();
+        let number = |value: &str| names.binary_search(&value).ok().map(|number| number as u32);
+        let of = values.iter().map(|value| value.and_then(number)).collect();
+        Domains { of, names: names.into_iter().map(str::to_string).collect() }
     }
 }

@@ -138,7 +138,7 @@ fn changes(question: &Question<'_>, fleet: &mut Fleet, request: &Request, keys: 
     let mut changes = Vec::new();
     let group = request.groups[0];
     let mut fits = |request: &Request| {
-        fleet.solve(request).ok().map(|placement| Some(placement.bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
+        fleet.bandwidth(request).map(|bandwidth| Some(bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
     };
     let with = |group: Group| Request { groups: vec![group], ..request.clone() };
     if let Some(level) = request.within {
