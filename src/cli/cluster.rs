@@ -8,6 +8,7 @@ use crate::controller::offline::{Cluster, Earlier};
 use crate::controller::snapshot;
 use crate::plan::cluster::levels::{DomainLevel, Levels};
 use crate::plan::objects::Defaults;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -25,6 +26,9 @@ const MOST: (u64, &str) = (1 << 30, "1 GiB");
 pub(super) struct SnapshotFile {
     api_version: String,
     kind: String,
+    /// When it was taken. Lists of kubectl do not say; then reports are not old.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    taken_at: Option<Timestamp>,
     /// Levels of domains, as on the command line; empty: those that the controller knows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     domains: Vec<String>,
@@ -42,6 +46,7 @@ pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
         None => SnapshotFile {
             api_version: CLI_VERSION.into(),
             kind: "ClusterSnapshot".into(),
+            taken_at: Some(Timestamp::now()),
             domains: Vec::new(),
             metadata: Value::Null,
             items: list(args)?,
@@ -87,7 +92,7 @@ pub(super) fn cluster(file: &SnapshotFile) -> Result<Cluster, String> {
         file.domains.iter().map(|text| text.parse::<DomainLevel>().map_err(|error| format!("domains: {error}")));
     let domains: Vec<DomainLevel> = domains.collect::<Result<_, _>>()?;
     let levels: Levels = levels(&domains).map_err(|error| format!("domains: {error}"))?;
-    Cluster::of(&file.items, Defaults::default(), levels)
+    Cluster::of(&file.items, Defaults::default(), levels, file.taken_at.unwrap_or(Timestamp::MIN))
 }
 
 fn open(args: &ClusterArgs) -> Result<Cluster, (String, Exit)> {

@@ -10,6 +10,7 @@ use crate::plan::cluster::turn::{self, Turn};
 use crate::plan::objects::{self, CLAIM, Defaults};
 use crate::plan::resources::Resources;
 use crate::plan::{self, ValidJob};
+use jiff::Timestamp;
 use std::collections::HashSet;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 
@@ -32,6 +33,7 @@ impl Reservation {
 pub(super) struct Rules<'a> {
     pub defaults: &'a Defaults,
     pub levels: &'a Levels,
+    pub now: Timestamp,
 }
 
 /// A job that looks for a place.
@@ -43,8 +45,8 @@ pub(super) struct Asker<'a> {
 
 impl Asker<'_> {
     pub fn question<'a>(&'a self, usage: &'a Usage) -> Question<'a> {
-        let Rules { defaults, levels } = self.rules;
-        Question { job: self.job, valid: self.valid, defaults, levels, nodes: usage.nodes() }
+        let Rules { defaults, levels, now } = self.rules;
+        Question { job: self.job, valid: self.valid, defaults, levels, now, nodes: usage.nodes() }
     }
 
     fn fits_without(&self, usage: &mut Usage, takers: &[String]) -> bool {

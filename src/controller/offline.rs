@@ -10,6 +10,7 @@ use crate::plan::cluster::{NoPlace, is_over};
 use crate::plan::objects::{CLAIM, Defaults, observed_content, pod};
 use crate::plan::resources::Resources;
 use crate::plan::{Invalid, ValidJob, validate};
+use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -28,6 +29,7 @@ pub struct Cluster {
     /// Priorities by class, and that of pods without one.
     classes: HashMap<String, i32>,
     default_priority: i32,
+    now: Timestamp,
 }
 
 /// Whether the place that a job has counts.
@@ -51,13 +53,13 @@ pub struct Verdict {
 }
 
 impl Cluster {
-    /// Takes objects in.
+    /// Takes the objects of a moment in.
     ///
     /// # Errors
     /// An object that cannot be read: its position, name and what is wrong with it.
-    pub fn of(items: &[Value], defaults: Defaults, levels: Levels) -> Result<Cluster, String> {
+    pub fn of(items: &[Value], defaults: Defaults, levels: Levels, now: Timestamp) -> Result<Cluster, String> {
         let (index, classes) = (Index::default(), HashMap::new());
-        let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0 };
+        let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, now };
         for (position, item) in items.iter().enumerate() {
             let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("-");
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
@@ -108,7 +110,7 @@ impl Cluster {
         let waiting: Vec<Key> =
             self.index.jobs.iter().filter(|(_, job)| waits(job)).map(|(key, _)| key.clone()).collect();
         self.index.waiting.extend(waiting.iter().cloned());
-        let rules = Rules { defaults: &self.defaults, levels: &self.levels };
+        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let mut sorted = waiting;
         sorted.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
         for key in sorted {
@@ -166,7 +168,7 @@ impl Cluster {
         let held_for = self.index.held_for(&job);
         let free = self.index.not_in_the_way(&job);
         aside.extend(self.index.usage.set_aside(free.iter().map(String::as_str)));
-        let rules = Rules { defaults: &self.defaults, levels: &self.levels };
+        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let asker = Asker { job: &job, valid: &valid, rules };
         let place = gang::place(&asker.question(&self.index.usage));
         let turn = self.index.turn(&job);

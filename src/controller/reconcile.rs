@@ -150,7 +150,7 @@ impl Context {
         let mut others = Vec::new();
         if plan.waiting {
             index.waiting.insert(key.clone());
-            others = index.waits(key, Rules { defaults: &self.settings.defaults, levels: &self.settings.levels });
+            others = index.waits(key, Rules { defaults: &self.settings.defaults, levels: &self.settings.levels, now });
         } else if index.waiting.remove(key) && index.waits_no_more(&uid) {
             others = index.waiting.iter().cloned().collect();
         }

@@ -115,12 +115,17 @@ impl Usage {
         let status = report.as_ref().ok().and_then(|report| report.status.as_ref());
         let in_use = status.map(|status| status.in_use.clone()).unwrap_or_default();
         let next = Report { machine: report.and_then(|report| self.shapes.machine(report)), in_use };
-        if self.reports.get(&name) == Some(&next) {
-            return false;
-        }
+        // A report that was renewed says nothing new.
+        let is_new = self.reports.get(&name).is_none_or(|before| {
+            let mut same = before.clone();
+            if let (Ok(same), Ok(next)) = (&mut same.machine, &next.machine) {
+                same.observed = next.observed;
+            }
+            same != next
+        });
         self.reports.insert(name.clone(), next);
         self.refresh(&name);
-        true
+        is_new
     }
 
     /// Nobody reports for a node any more.

@@ -4,6 +4,7 @@
 #[path = "placement/cluster.rs"]
 mod cluster;
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -318,7 +319,14 @@ fn time() -> Vec<Value> {
     ] {
         let job = cluster::job(count, required);
         let (valid, defaults) = (validate(&job).unwrap(), Defaults::default());
-        let question = Question { job: &job, valid: &valid, defaults: &defaults, nodes: &nodes, levels: &levels };
+        let question = Question {
+            job: &job,
+            valid: &valid,
+            defaults: &defaults,
+            nodes: &nodes,
+            levels: &levels,
+            now: Timestamp::now(),
+        };
         assert_eq!(gang::place(&question).is_ok(), !required);
         once(what, 30, Box::new(|| drop(black_box(gang::place(&question)))));
     }

@@ -153,7 +153,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         return draft.act(&attempt.snapshot, attempt.now);
     }
     let Snapshot { job, defaults, nodes, levels, .. } = attempt.snapshot;
-    match gang::place(&gang::Question { job, valid: attempt.valid, defaults, nodes, levels }) {
+    match gang::place(&gang::Question { job, valid: attempt.valid, defaults, nodes, levels, now: attempt.now }) {
         Ok(placed) => {
             let reason = placed.status.reason.clone();
             draft.next.placement = Some(placed.status);

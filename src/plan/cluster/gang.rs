@@ -12,6 +12,7 @@ use crate::plan::objects::{self, Defaults};
 use crate::plan::resources::Resources;
 use crate::topology::model::NodeOrd;
 use crate::topology::rates::gigabytes;
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 use switchyard_crds::{self as api, DeviceAllocation, Limit, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
@@ -32,6 +33,8 @@ pub struct Question<'a> {
     pub nodes: &'a BTreeMap<String, NodeView>,
     /// Levels of domains that the operator knows.
     pub levels: &'a Levels,
+    /// When it is asked: reports that nobody renews grow old.
+    pub now: Timestamp,
 }
 
 /// A place for every pod of a job.
@@ -48,7 +51,7 @@ pub struct Placed {
 /// # Errors
 /// Why there is no place, and the smallest changes with which there is one.
 pub fn place(question: &Question<'_>) -> Result<Placed, NoPlace> {
-    let Question { job, valid, defaults, nodes, levels } = *question;
+    let Question { job, valid, defaults, nodes, levels, now } = *question;
     let policy = &job.spec.topology_policy;
     let pod = objects::pod(job, valid, defaults, 1, 0);
     let spec = pod.spec.unwrap_or_default();
@@ -61,6 +64,7 @@ pub fn place(question: &Question<'_>) -> Result<Placed, NoPlace> {
         amounts: Resources::of_pod(&spec).without(GPU_RESOURCE),
         gpus: asked,
         allocation: allocation.filter(|_| asked > 0),
+        now,
         reported_only: policy.mode == TopologyMode::Required && policy.node_topology.min_link != api::MinLink::System,
     };
     if asked as usize > MOST_GPUS {

@@ -4,6 +4,7 @@ use crate::placement::gpus::{MOST_GPUS, Shape};
 use crate::topology::devices::{Devices, Gpu};
 use crate::topology::path::PathClass;
 use crate::topology::{rates, report};
+use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -21,6 +22,8 @@ pub struct Machine {
     pub usable: u32,
     /// Its NVLink domain.
     pub clique: Option<String>,
+    /// When the facts were read.
+    pub observed: Option<Timestamp>,
 }
 
 /// A GPU with its name.
@@ -92,6 +95,7 @@ impl Shapes {
                 .fabric
                 .as_ref()
                 .and_then(|fabric| Some(format!("{}.{}", fabric.cluster_uuid.as_ref()?, fabric.clique_id?))),
+            observed: status.observed_time.as_ref().map(|time| time.0),
             shape: self.of(named.devices),
         })
     }

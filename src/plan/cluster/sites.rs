@@ -1,11 +1,12 @@
 //! The nodes as one job sees them: which may be used, what is free on them, and why the others are left out.
 
 use super::levels::{Levels, Tree};
-use super::machine;
+use super::machine::{self, Machine};
 use super::view::NodeView;
 use crate::placement::gpus::{Fleet, MOST_GPUS, Shape, Site};
 use crate::plan::eligible;
 use crate::plan::resources::Resources;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::PodSpec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub(super) struct Need<'a> {
     pub allocation: Option<DeviceAllocation>,
     /// A node that nobody describes may not be used.
     pub reported_only: bool,
+    pub now: Timestamp,
 }
 
 /// Why a node is left out.
@@ -54,6 +56,9 @@ pub enum Excluded {
     /// The report cannot be used.
     #[error("its GPUTopology cannot be used: {0}")]
     Report(String),
+    /// The report is old.
+    #[error("its GPUTopology is of {0}: nobody has renewed it since")]
+    Stale(Timestamp),
     /// No report.
     #[error("no GPUTopology: the node agent does not run there")]
     NoReport,
@@ -177,6 +182,13 @@ impl Kinds {
     }
 }
 
+/// An agent renews its report every ten minutes.
+const OLD: SignedDuration = SignedDuration::from_mins(30);
+
+fn is_old(observed: Timestamp, now: Timestamp) -> bool {
+    now.duration_since(observed) > OLD
+}
+
 fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
     if let Err(unfit) = eligible::may_run(need.spec, &node.facts) {
         return Some(Excluded::Unfit(unfit));
@@ -186,6 +198,9 @@ fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
         match &node.machine {
             Some(Err(why)) if is_claim || need.reported_only => return Some(Excluded::Report(why.clone())),
             None if is_claim || need.reported_only => return Some(Excluded::NoReport),
+            Some(Ok(Machine { observed: Some(at), .. })) if need.reported_only && is_old(*at, need.now) => {
+                return Some(Excluded::Stale(*at));
+            }
             _ if is_claim && node.offered.is_none() => return Some(Excluded::NoSlice),
             _ => {}
         }

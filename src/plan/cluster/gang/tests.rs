@@ -59,7 +59,8 @@ impl Cluster {
 
     fn place_with(&self, job: &TrainJob, levels: &Levels) -> Result<Placed, NoPlace> {
         let valid = validate(job).unwrap();
-        place(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes: &self.nodes, levels })
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        place(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes: &self.nodes, levels, now })
     }
 }
 
@@ -198,6 +199,13 @@ fn nodes_without_a_report_are_counted_but_not_known() {
     let strict = json!({"mode": "Required", "nodeTopology": {"minLink": "NVLink"}});
     let refused = cluster.place(&job(2, 8, strict.clone())).unwrap_err().to_string();
     assert!(refused.contains("2 nodes cannot be used: no GPUTopology"), "{refused}");
+    let mut old = Cluster::h200(&["r1"]);
+    if let Some(Ok(machine)) = &mut old.nodes.get_mut("n00").unwrap().machine {
+        machine.observed = Some(Timestamp::from_second(1_000_000 - 1801).unwrap());
+    }
+    let refused = old.place(&job(1, 8, strict.clone())).unwrap_err().to_string();
+    assert!(refused.contains("its GPUTopology is of 1970-01-12T13:16:39Z"), "{refused}");
+    assert!(old.place(&job(1, 8, json!({}))).is_ok(), "what is only preferred takes what there is");
     cluster.nodes.values_mut().for_each(|node| node.machine = Some(Err("status.links[3].a: nonsense".into())));
     let refused = cluster.place(&job(2, 8, strict)).unwrap_err().to_string();
     assert!(refused.contains("its GPUTopology cannot be used: status.links[3].a: nonsense"), "{refused}");
@@ -230,6 +238,31 @@ fn a_gang_that_lost_a_node_moves_one_pod() {
     let kept: Vec<bool> = again.status.nodes.iter().zip(&first.status.nodes).map(|(a, b)| a.gpus == b.gpus).collect();
     assert_eq!((names(&again)[0], names(&again)[2], kept), ("n00", "n02", vec![true, false, true]));
     assert_eq!(again.status.predicted_bus_bandwidth, first.status.predicted_bus_bandwidth);
+}
+
+#[test]
+fn levels_that_contradict_themselves_are_refused() {
+    let levels = |texts: &[&str]| -> Result<Levels, String> {
+        let parse =
+            |text: &&str| text.parse().map_err(|error: crate::plan::cluster::levels::LevelError| error.to_string());
+        Levels::new(texts.iter().map(parse).collect::<Result<_, _>>()?).map_err(|error| error.to_string())
+    };
+    assert!(levels(&["a", "b:2", "cluster:4"]).is_ok());
+    for (texts, says) in [
+        (&["a:-1"][..], "`a:-1`: expected KEY"),
+        (&["a:0.5"], "oversubscription from 1 to 1000"),
+        (&["a:inf"], "`a:inf`"),
+        (&[":2"], "`:2`"),
+        (&["a", "a"], "`a` twice"),
+        (&["cluster", "a"], "`cluster` before `a`"),
+        (&["a:4", "b:2"], "`b`: oversubscription 1:2 is less than that of the level below (1:4)"),
+        (&["a", "b", "c", "d", "e", "f", "g", "h"], "8 levels: expected at most 7"),
+    ] {
+        let refused = levels(texts).unwrap_err();
+        assert!(refused.contains(says), "{texts:?}: {refused}");
+    }
+    let text = |text: &str| text.parse::<crate::plan::cluster::levels::DomainLevel>().unwrap().to_string();
+    assert_eq!(["a.b/c", "a:NVLink", "a:2.5"].map(text), ["a.b/c", "a:NVLink", "a:2.5"]);
 }
 
 #[test]
