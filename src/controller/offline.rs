@@ -201,3 +201,6 @@ impl Cluster {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! Jobs that compete for room, on clusters written down as objects.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use serde_json::json;
+use switchyard_crds::validate::train_job;
+
+fn node(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+        "status": {
+            "allocatable": {"cpu": "8", "pods": "10"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    })
+}
+
+/// A job of one CPU-hungry pod per node: two of them do not fit on one node.
+fn job(name: &str, nodes: usize, created: &str, status: Value) -> Value {
+    json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "creationTimestamp": created},
+        "spec": {"trainer": {
+            "framework": "Plain", "image": "i", "numNodes": nodes, "resourcesPerNode": {"limits": {"cpu": "6"}},
+        }},
+        "status": status,
+    })
+}
+
+fn placed(on: &[&str]) -> Value {
+    let nodes: Vec<Value> =
+        on.iter().enumerate().map(|(rank, node)| json!({"firstRank": rank, "nodeName": node})).collect();
+    json!({
+        "attempt": 1, "placement": {"reason": "test", "nodes": nodes},
+        "conditions": [{
+            "type": "Placed", "status": "True", "reason": "Placed", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    })
+}
+
+fn waiting() -> Value {
+    json!({"attempt": 1, "conditions": [{
+        "type": "Placed", "status": "False", "reason": "NoRoom", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]})
+}
+
+fn pod(job: &str, rank: usize, node: Option<&str>, priority: i32) -> Value {
+    let name = format!("{job}-1-{rank}");
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "ownerReferences": [{
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "name": job, "uid": job, "controller": true,
+        }]},
+        "spec": {
+            "nodeName": node, "priority": priority,
+            "containers": [{"name": "trainer", "image": "i", "resources": {"limits": {"cpu": "6"}}}],
+        },
+        "status": {"phase": if node.is_some() { "Running" } else { "Pending" }},
+    })
+}
+
+fn cluster(items: &[Value]) -> Cluster {
+    Cluster::of(items, Defaults::default(), Levels::default(), Timestamp::now()).unwrap()
+}
+
+fn fresh(name: &str, nodes: usize, spec: Value) -> TrainJob {
+    let mut document = job(name, nodes, "2026-06-01T00:00:00Z", json!({}));
+    document.as_object_mut().unwrap().remove("status");
+    for (key, value) in spec.as_object().unwrap() {
+        document["spec"][key] = value.clone();
+    }
+    let mut job = train_job(&document).unwrap();
+    job.metadata.uid = Some(name.into());
+    job.metadata.creation_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time("2026-06-01T00:00:00Z".parse().unwrap()));
+    job
+}
+
+/// Three nodes, on the first of which a small job runs; a gang of all three waits.
+fn gang_waits(priority: i32) -> Vec<Value> {
+    let mut items: Vec<Value> = ["n1", "n2", "n3"].map(node).into();
+    items.push(job("small", 1, "2026-01-01T00:00:00Z", placed(&["n1"])));
+    items.push(pod("small", 0, Some("n1"), 0));
+    items.push(job("gang", 3, "2026-01-02T00:00:00Z", waiting()));
+    items.extend((0..3).map(|rank| pod("gang", rank, None, priority)));
+    items
+}
+
+fn nodes(verdict: &Verdict) -> Vec<&str> {
+    let placed = verdict.place.as_ref().unwrap();
+    placed.status.nodes.iter().map(|node| node.node_name.as_str()).collect()
+}
+
+#[test]
+fn the_head_of_the_queue_holds_its_nodes_against_those_behind_it() {
+    let late = cluster(&gang_waits(0)).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+    assert!(late.place.is_err(), "two nodes are free, and held");
+    assert_eq!(late.held_for.as_deref(), Some("3 nodes are held for ns/gang, which is ahead in the queue"));
+    let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 9});
+    let mut items = gang_waits(0);
+    items.push(class);
+    let high = fresh("high", 1, json!({"template": {"spec": {"priorityClassName": "high"}}}));
+    assert_eq!(
+        nodes(&cluster(&items).look(&high, Earlier::Forgotten).unwrap()),
+        ["n2"],
+        "what comes first is not held up"
+    );
+}
+
+#[test]
+fn what_could_never_run_holds_nothing() {
+    let mut items = gang_waits(0);
+    items.retain(|item| item["metadata"]["name"] != "n3");
+    let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+    assert_eq!((nodes(&late), late.held_for.as_deref()), (vec!["n2"], None));
+}
+
+#[test]
+fn only_as_many_nodes_are_held_as_have_to_be() {
+    let mut items = gang_waits(0);
+    items.extend(["n4", "n5"].map(node));
+    items.push(job("other", 2, "2026-01-01T00:00:00Z", placed(&["n4", "n5"])));
+    items.extend(["n4", "n5"].iter().enumerate().map(|(rank, node)| pod("other", rank, Some(node), 0)));
+    let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+    assert_eq!(late.held_for.as_deref(), Some("3 nodes are held for ns/gang, which is ahead in the queue"));
+    // A sixth node is nobody's.
+    items.push(node("n6"));
+    items.push(node("n7"));
+    let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+    assert_eq!(nodes(&late), ["n7"], "the gang has n2, n3 and n6");
+}
+
+#[test]
+fn as_few_jobs_as_possible_of_the_lowest_priority_give_way() {
+    let mut items: Vec<Value> = ["n1", "n2", "n3", "n4"].map(node).into();
+    let mut runs = |name: &str, on: &[&str], priority: i32, created: &str| {
+        items.push(job(name, on.len(), created, placed(on)));
+        items.extend(on.iter().enumerate().map(|(rank, node)| pod(name, rank, Some(node), priority)));
+    };
+    runs("lowest", &["n1"], 1, "2026-01-01T00:00:00Z");
+    runs("middle-old", &["n2"], 5, "2026-01-01T00:00:00Z");
+    runs("middle-young", &["n3"], 5, "2026-01-02T00:00:00Z");
+    runs("high", &["n4"], 9, "2026-01-01T00:00:00Z");
+    let class = |name: &str, value: i32| json!({"kind": "PriorityClass", "metadata": {"name": name}, "value": value});
+    items.extend([class("seven", 7), class("low", 0)]);
+    let ask = |nodes: usize, class: &str, policy: &str| {
+        let spec = json!({
+            "template": {"spec": {"priorityClassName": class}}, "topologyPolicy": {"preemption": policy},
+        });
+        cluster(&items).look(&fresh("new", nodes, spec), Earlier::Forgotten).unwrap()
+    };
+    assert_eq!(ask(1, "seven", "LowerPriority").victims, ["ns/lowest"]);
+    let mut two = ask(2, "seven", "LowerPriority").victims;
+    two.sort();
+    assert_eq!(two, ["ns/lowest", "ns/middle-young"]);
+    assert!(ask(4, "seven", "LowerPriority").victims.is_empty(), "it would not fit then either");
+    assert!(ask(1, "seven", "Never").victims.is_empty());
+    assert!(ask(1, "low", "LowerPriority").victims.is_empty());
+}
+
+#[test]
+fn a_gang_that_starts_again_keeps_its_gpus_until_it_finds_no_place() {
+    let mut restarting = placed(&["n1", "n2"]);
+    restarting["attempt"] = 2.into();
+    restarting["placement"]["nodes"][0]["gpus"] = json!(["GPU-a"]);
+    restarting["conditions"][0]["status"] = "False".into();
+    restarting["conditions"][0]["reason"] = "Restarting".into();
+    let mut items: Vec<Value> = ["n1", "n2"].map(node).into();
+    items.push(json!({
+        "kind": "GPUTopology", "metadata": {"name": "n1"}, "spec": {},
+        "status": {"gpuCount": 1, "gpus": [{"index": 0, "uuid": "GPU-a"}]},
+    }));
+    items.push(job("gang", 2, "2026-01-01T00:00:00Z", restarting));
+    assert_eq!(cluster(&items).nodes()["n1"].taken, 1);
+    let last = items.len() - 1;
+    items[last]["status"]["conditions"][0]["reason"] = "NoRoom".into();
+    assert_eq!(cluster(&items).nodes()["n1"].taken, 0);
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let wrong = json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": 7}});
+    let error = Cluster::of(&[wrong], Defaults::default(), Levels::default(), Timestamp::now()).err().unwrap();
+    assert!(error.starts_with("items[0] (Node n1): invalid type: integer `7`"), "{error}");
+    let report = json!({"kind": "GPUTopology", "metadata": {"name": "n1"}, "status": {"gpus": 7}});
+    let cluster = cluster(&[node("n1"), report]);
+    assert!(matches!(&cluster.nodes()["n1"].machine, Some(Err(_))), "a report costs its own node only");
+}
