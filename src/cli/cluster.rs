@@ -58,7 +58,7 @@ pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
     Ok(file)
 }
 
-fn read_file(path: &Path) -> Result<SnapshotFile, String> {
+pub(super) fn read_file(path: &Path) -> Result<SnapshotFile, String> {
     let name = path.display().to_string();
     let text = manifest::read_at_most(path, &name, "snapshot of a cluster of at most 1 GiB", MOST)?;
     // JSON is read by its own reader: it is twenty times as fast, and a snapshot may be large.

@@ -218,3 +218,6 @@ pub(super) fn explanation_json(job: &TrainJob, now: &Verdict) -> Value {
     }
     value
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,7 +30,7 @@ pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Exit {
 }
 
 /// A job before and after.
-struct Compared {
+pub(super) struct Compared {
     job: TrainJob,
     before: Verdict,
     after: Verdict,
@@ -47,7 +47,7 @@ impl Compared {
         })
     }
 
-    fn table(&self, verbose: bool) -> String {
+    pub(super) fn table(&self, verbose: bool) -> String {
         let rate = |verdict: &Verdict| match &verdict.place {
             Ok(placed) => {
                 let quantity = placed.status.predicted_bus_bandwidth.as_ref();
@@ -73,7 +73,7 @@ impl Compared {
     }
 }
 
-fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)> {
+pub(super) fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)> {
     let usage = |error: String| (error, Exit::Usage);
     let read = |paths: &[PathBuf]| -> Result<Vec<TrainJob>, (String, Exit)> {
         paths.iter().map(|path| manifest::read(path).map_err(|error| usage(error.0))).collect()
