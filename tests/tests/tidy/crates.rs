@@ -17,10 +17,11 @@ struct Row {
 const CONTRACT: &str = "switchyard-worker-contract";
 const CRDS: &str = "switchyard-crds";
 const AGENT: &str = "switchyard-node-agent";
+const SCENES: &str = "switchyard-scenes";
 const WORKER: &str = "switchyard-worker";
 
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 8] = [
+const TABLE: [Row; 10] = [
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -48,9 +49,21 @@ const TABLE: [Row; 8] = [
     },
     Row {
         package: "switchyard-tests",
-        workspace: &["switchyard", CRDS, CONTRACT, AGENT, WORKER],
+        workspace: &["switchyard", CRDS, CONTRACT, AGENT, WORKER, SCENES],
         only: None,
         never: &[],
+    },
+    Row {
+        package: SCENES,
+        workspace: &[CONTRACT],
+        only: Some(&["serde", "serde_json", "tempfile", "thiserror"]),
+        never: &["kube", "tokio", AGENT],
+    },
+    Row {
+        package: "switchyard-nvml-mock",
+        workspace: &[SCENES],
+        only: Some(&["nvml-wrapper-sys"]),
+        never: &["kube", "tokio", AGENT],
     },
     Row { package: "switchyard-test-clock", workspace: &[], only: Some(&[]), never: &[] },
     Row { package: "xtask", workspace: &[CRDS], only: None, never: &["switchyard", WORKER, "tokio"] },
