@@ -1,8 +1,8 @@
 //! A description of a scene, as the matrix of `nvidia-smi topo -m`, is the text that the real machine printed.
 //!
-//! The scenes are written from what is known of the machines, not from these texts: where they disagree, one of both is wrong. No cell
-//! differs today. Three texts are explained by things that a kernel does not tell, and the scenes say so: no NUMA nodes of NICs
-//! (F6, F15) or of any PCI device (F3b), and a driver that calls everything SYS (F15).
+//! The scenes are written by hand: models, links and addresses as far as they are known of such machines, the rest so that it explains
+//! the text. No cell differs today. Four texts are explained only by what a kernel or driver does not tell, and the scenes say so: no
+//! NUMA nodes of NICs (F3, F6, F15) or of any PCI device (F3b), and a driver that calls everything SYS (F15).
 #![allow(clippy::unwrap_used)]
 
 mod common;
