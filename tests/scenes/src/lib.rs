@@ -9,6 +9,8 @@
 //! [`Stage`] is a folder with everything an agent reads; several may stand in one process. [`Failures`] change while an
 //! agent runs.
 //!
+//! A stage has some thousand files: on a slow disk, `TMPDIR` in memory makes the tests many times faster.
+//!
 //! Not here: what an agent makes of it, which the tests of this package compare with texts of real machines.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
