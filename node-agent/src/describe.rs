@@ -113,7 +113,7 @@ fn read_status(roots: &Roots, now: jiff::Timestamp) -> GPUTopologyStatus {
         source.state = SourceState::Complete;
     }
     status.sources.push(source);
-    if gpus.gpus.len() > 1 {
+    if gpus.gpus.len() > 1 || !link_notes.is_empty() {
         status.sources.push(link_notes.source(Facts::Links, &gpus.source, !gpus.links.is_empty()));
     }
     status.gpu_count = gpus.count;

@@ -68,6 +68,11 @@ impl Notes {
         self.0.push(note.into());
     }
 
+    /// Whether everything could be read.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The text of a file; when it cannot be read, a note and `None`.
     pub(crate) fn text(&mut self, path: &Path) -> Option<String> {
         text(path).map_err(|error| self.add(format!("{}: {error}", path.display()))).ok()
@@ -85,7 +90,7 @@ impl Notes {
 
     /// The entry in `status.sources`. `found`: whether anything was found at all.
     pub fn source(self, facts: Facts, source: &str, found: bool) -> FactSource {
-        let state = match (found, self.0.is_empty()) {
+        let state = match (found, self.is_empty()) {
             (true, true) => SourceState::Complete,
             (true, false) => SourceState::Partial,
             (false, _) => SourceState::Unavailable,

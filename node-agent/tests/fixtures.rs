@@ -2,11 +2,12 @@
 
 mod fixture;
 
-use fixture::Fixture;
+use fixture::{roots, server};
 use jiff::Timestamp;
 use std::path::PathBuf;
 use switchyard_crds::gpu_topology::{CacheKind, FactSource, Facts, GPUTopologyStatus, Nic, NicKind, SourceState};
 use switchyard_node_agent::{DescribeError, Roots, describe};
+use switchyard_scenes::Tree;
 
 fn status(roots: &Roots) -> GPUTopologyStatus {
     let topology = describe(roots, Timestamp::UNIX_EPOCH).expect("a description");
@@ -24,7 +25,7 @@ fn nic<'a>(status: &'a GPUTopologyStatus, name: &str) -> &'a Nic {
 
 #[test]
 fn two_sockets_with_two_threads_per_core() {
-    let status = status(&Fixture::server().roots());
+    let status = status(&roots(&server()));
     let cpus = status.cpus.as_ref().expect("CPUs");
     assert_eq!((cpus.sockets, cpus.cores, cpus.threads), (Some(2), Some(4), Some(8)));
     assert_eq!(cpus.siblings, ["0,4", "1,5", "2,6", "3,7"]);
@@ -61,7 +62,7 @@ fn two_sockets_with_two_threads_per_core() {
 
 #[test]
 fn network_devices() {
-    let status = status(&Fixture::server().roots());
+    let status = status(&roots(&server()));
     let names: Vec<&str> = status.nics.iter().map(|nic| nic.name.as_str()).collect();
     // `lo` and `docker0` are virtual and carry no default route.
     assert_eq!(names, ["bond0", "eth0", "mlx5_1", "rocep26"]);
@@ -88,16 +89,16 @@ fn network_devices() {
 
 #[test]
 fn no_gpu_and_no_driver_are_two_things() {
-    let fixture = Fixture::server();
-    let without = status(&fixture.roots());
+    let tree = server();
+    let without = status(&roots(&tree));
     assert_eq!(without.gpu_count, Some(0));
     assert_eq!(source(&without, Facts::GPUs).message.as_deref(), Some("no NVIDIA GPU on the PCI bus"));
     assert_eq!(source(&without, Facts::GPUs).state, SourceState::Complete);
 
-    fixture.pci("pci0000:17/0000:17:05.0/0000:1b:00.0", "0x10de", "0x030200", "0");
+    tree.pci("pci0000:17/0000:17:05.0/0000:1b:00.0", "0x10de", "0x030200", "0");
     // A switch of the same vendor is no GPU.
-    fixture.pci("pci0000:17/0000:17:06.0/0000:1c:00.0", "0x10de", "0x068000", "0");
-    let without_driver = status(&fixture.roots());
+    tree.pci("pci0000:17/0000:17:06.0/0000:1c:00.0", "0x10de", "0x068000", "0");
+    let without_driver = status(&roots(&tree));
     assert_eq!(without_driver.gpu_count, None);
     let source = source(&without_driver, Facts::GPUs);
     assert_eq!(source.state, SourceState::Unavailable);
@@ -108,9 +109,9 @@ fn no_gpu_and_no_driver_are_two_things() {
 
 #[test]
 fn container_without_numa_nodes() {
-    let fixture = Fixture::server();
-    std::fs::remove_dir_all(fixture.path("sys/devices/system/node")).expect("it was there");
-    let status = status(&fixture.roots());
+    let tree = server();
+    std::fs::remove_dir_all(tree.path("sys/devices/system/node")).expect("it was there");
+    let status = status(&roots(&tree));
     assert!(status.numa_nodes.is_empty());
     assert_eq!(status.numa_node_count, None);
     assert_eq!(status.memory_bytes, Some(3 << 20), "memory comes from elsewhere");
@@ -120,15 +121,15 @@ fn container_without_numa_nodes() {
 
 #[test]
 fn broken_values_take_only_themselves() {
-    let fixture = Fixture::server();
-    fixture.file("sys/devices/system/node/node1/cpulist", "2-x");
-    fixture.file("sys/devices/system/node/node0/distance", "10 21 31");
-    fixture.file("sys/devices/system/cpu/cpu3/topology/physical_package_id", "-1");
-    fixture.file("sys/devices/system/cpu/cpu2/cache/index2/type", "Strange");
-    fixture.file("sys/class/net/rocep26/speed", "fast");
-    fixture.file("sys/class/infiniband/mlx5_0/ports/1/rate", "?");
-    fixture.file("proc/meminfo", "nothing");
-    let status = status(&fixture.roots());
+    let tree = server();
+    tree.file("sys/devices/system/node/node1/cpulist", "2-x");
+    tree.file("sys/devices/system/node/node0/distance", "10 21 31");
+    tree.file("sys/devices/system/cpu/cpu3/topology/physical_package_id", "-1");
+    tree.file("sys/devices/system/cpu/cpu2/cache/index2/type", "Strange");
+    tree.file("sys/class/net/rocep26/speed", "fast");
+    tree.file("sys/class/infiniband/mlx5_0/ports/1/rate", "?");
+    tree.file("proc/meminfo", "nothing");
+    let status = status(&roots(&tree));
 
     assert_eq!((status.numa_nodes[1].cpus.as_deref(), status.numa_nodes[1].memory_bytes), (None, Some(2 << 20)));
     assert!(status.numa_nodes[0].distances.is_empty());
@@ -141,14 +142,17 @@ fn broken_values_take_only_themselves() {
     let cpus = status.cpus.as_ref().expect("CPUs");
     assert_eq!((cpus.sockets, cpus.cores), (None, Some(4)));
     let message = source(&status, Facts::CPUs).message.as_deref().expect("notes");
-    assert!(message.contains("socket of CPU 3 unknown") && message.contains("caches of CPU 2 unknown"), "{message}");
+    assert!(
+        message.contains("socket of CPU 3,7 unknown") && message.contains("caches of CPU 2,6 unknown"),
+        "{message}"
+    );
 
     assert_eq!(nic(&status, "rocep26").rate_megabits_per_second, None);
 }
 
 #[test]
 fn empty_trees_describe_nothing_and_do_not_fail() {
-    let status = status(&Fixture::empty().roots());
+    let status = status(&roots(&Tree::new()));
     assert_eq!((status.cpus.as_ref(), status.nic_count, status.gpu_count), (None, None, None));
     for source in &status.sources {
         assert_eq!(source.state, SourceState::Unavailable, "{source:?}");
@@ -158,23 +162,23 @@ fn empty_trees_describe_nothing_and_do_not_fail() {
 
 #[test]
 fn quota_of_version_1() {
-    let fixture = Fixture::server();
-    fixture.file("proc/self/cgroup", "4:cpu,cpuacct:/docker/ab\n1:name=systemd:/");
+    let tree = server();
+    tree.file("proc/self/cgroup", "4:cpu,cpuacct:/docker/ab\n1:name=systemd:/");
     // Inside the container the mount shows the container's own group as its root.
-    fixture.file("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000");
-    fixture.file("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000");
-    let quota = || status(&fixture.roots()).cpus.and_then(|cpus| cpus.quota_millicores);
+    tree.file("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000");
+    tree.file("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000");
+    let quota = || status(&roots(&tree)).cpus.and_then(|cpus| cpus.quota_millicores);
     assert_eq!(quota(), Some(500));
-    fixture.file("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1");
+    tree.file("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1");
     assert_eq!(quota(), None);
 }
 
 #[test]
 fn errors_name_what_was_expected() {
-    let fixture = Fixture::empty();
-    let error = describe(&Roots { node_name: "Not A Name".to_owned(), ..fixture.roots() }, Timestamp::UNIX_EPOCH);
+    let tree = Tree::new();
+    let error = describe(&Roots { node_name: "Not A Name".to_owned(), ..roots(&tree) }, Timestamp::UNIX_EPOCH);
     assert!(matches!(error, Err(DescribeError::NodeName { .. })));
-    let error = describe(&Roots { sysfs: PathBuf::from("/no/such"), ..fixture.roots() }, Timestamp::UNIX_EPOCH);
+    let error = describe(&Roots { sysfs: PathBuf::from("/no/such"), ..roots(&tree) }, Timestamp::UNIX_EPOCH);
     assert_eq!(error.expect_err("no sysfs").to_string(), "sysfs root /no/such: expected a directory");
 }
 

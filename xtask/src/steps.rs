@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// Packages whose tests need nothing but the compiler: the pure rooms.
-const PURE: [&str; 4] = ["switchyard-worker-contract", "switchyard-crds", "switchyard", "switchyard-node-agent"];
+/// Packages whose tests need nothing but the compiler: the pure rooms, and the node agent on machines that do not exist.
+const PURE: [&str; 5] =
+    ["switchyard-worker-contract", "switchyard-crds", "switchyard", "switchyard-node-agent", "switchyard-scenes"];
 
 /// Folder of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -55,7 +56,7 @@ fn quick(totals: &mut Totals) -> Result<()> {
     step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
     let mut args = vec!["test", "--lib", "--tests"];
     args.extend(PURE.iter().flat_map(|package| ["-p", package]));
-    totals.run("tests of the pure rooms", &mut cargo(&args))?;
+    totals.run("tests of the pure rooms and of the node agent", &mut cargo(&args))?;
     totals.run(
         "placement against brute force; tidy: dependency table, file sizes, paths",
         &mut cargo(&["test", "-p", "switchyard-tests", "--test", "placement", "--test", "tidy"]),

@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(lost, "gpus: got no GPU-7; expected it, as the kubelet gives it to containers");
         assert_eq!(unknown, "gpus[3].uuid: got GPU-3; expected one of those that the kubelet gives to containers");
         let mut split = machine();
-        split.gpus[3].mig = Some(Mig { mode: MigMode::Enabled });
+        split.gpus[3].mig = Some(Mig { mode: MigMode::Enabled, instances: Vec::new() });
         assert_eq!(of(&split).len(), 1, "the instances of GPU 3 have other names");
         let claims = given(&["0", "1"]);
         assert!(told(&machine(), Others { allocatable: Some(&claims), ..NOBODY }).is_empty());

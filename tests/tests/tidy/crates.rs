@@ -17,12 +17,13 @@ struct Row {
 const CONTRACT: &str = "switchyard-worker-contract";
 const CRDS: &str = "switchyard-crds";
 const AGENT: &str = "switchyard-node-agent";
+const SCENES: &str = "switchyard-scenes";
 const WORKER: &str = "switchyard-worker";
 const SERVICE: &str = "switchyard-service";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 10] = [
+const TABLE: [Row; 12] = [
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -63,9 +64,21 @@ const TABLE: [Row; 10] = [
     },
     Row {
         package: "switchyard-tests",
-        workspace: &["switchyard", CRDS, CONTRACT, AGENT, DAEMON, WORKER],
+        workspace: &["switchyard", CRDS, CONTRACT, AGENT, DAEMON, WORKER, SCENES],
         only: None,
         never: &[],
+    },
+    Row {
+        package: SCENES,
+        workspace: &[CONTRACT],
+        only: Some(&["serde", "serde_json", "tempfile", "thiserror"]),
+        never: &["kube", "tokio", AGENT],
+    },
+    Row {
+        package: "switchyard-nvml-mock",
+        workspace: &[SCENES],
+        only: Some(&["nvml-wrapper-sys"]),
+        never: &["kube", "tokio", AGENT],
     },
     Row { package: "switchyard-test-clock", workspace: &[], only: Some(&[]), never: &[] },
     Row { package: "xtask", workspace: &[CRDS], only: None, never: &["switchyard", WORKER, "tokio"] },
