@@ -7,11 +7,11 @@ use super::usage::{Share, Usage};
 use crate::plan::cluster::gang::{self, Question};
 use crate::plan::cluster::levels::Levels;
 use crate::plan::cluster::turn::{self, Turn};
+use crate::plan::cluster::view;
 use crate::plan::objects::{self, CLAIM, Defaults};
 use crate::plan::resources::Resources;
 use crate::plan::{self, ValidJob};
 use jiff::Timestamp;
-use std::collections::HashSet;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 
 /// What the head of the queue holds.
@@ -43,17 +43,24 @@ pub(super) struct Asker<'a> {
     pub rules: Rules<'a>,
 }
 
+/// Jobs that give way, and where the one that they give way to goes then.
+pub(super) struct Departure {
+    pub victims: Vec<Key>,
+    nodes: Vec<PlacedNode>,
+}
+
 impl Asker<'_> {
     pub fn question<'a>(&'a self, usage: &'a Usage) -> Question<'a> {
         let Rules { defaults, levels, now } = self.rules;
         Question { job: self.job, valid: self.valid, defaults, levels, now, nodes: usage.nodes() }
     }
 
-    fn fits_without(&self, usage: &mut Usage, takers: &[String]) -> bool {
+    /// Where it would go without these.
+    fn place_without(&self, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
         let aside = usage.set_aside(takers.iter().map(String::as_str));
-        let fits = gang::place(&self.question(usage)).is_ok();
+        let placed = gang::place(&self.question(usage)).ok();
         usage.put_back(aside);
-        fits
+        placed.map(|placed| placed.status.nodes)
     }
 }
 
@@ -73,9 +80,9 @@ impl Index {
     pub(super) fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
         let Some(family) = self.families.get(uid) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
-        let names: HashSet<&str> = pods.clone().map(|pod| pod.name.as_str()).collect();
-        // A claim has the name of its pod.
-        let claims = family.objects.iter().filter(|((kind, name), _)| *kind == CLAIM && names.contains(name.as_str()));
+        // A claim keeps its devices for a while after its pod is gone, whose name it has.
+        let is_theirs = |(kind, name): &(&str, String)| *kind == CLAIM && is_of(view::position(name).0);
+        let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
         pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
     }
 
@@ -95,8 +102,14 @@ impl Index {
                 takers.extend(holes.iter().cloned());
             }
         }
-        if let Some(held) = self.reservation.as_ref().filter(|held| held.uid == uid || turn < held.turn) {
-            takers.extend(held.takers());
+        if let Some(held) = &self.reservation {
+            let is_behind = held.uid == uid || turn < held.turn;
+            // Nobody but a job of higher priority gets the nodes of a gang that starts again.
+            let keeps = self.holes.contains_key(uid) && held.turn.priority() <= turn.priority();
+            let own = job.status.as_ref().and_then(|status| status.placement.as_ref()).filter(|_| keeps);
+            let own: Vec<&str> = own.iter().flat_map(|own| &own.nodes).map(|node| node.node_name.as_str()).collect();
+            let nodes = held.nodes.iter().map(|node| node.node_name.as_str());
+            takers.extend(held.takers().zip(nodes).filter(|(_, node)| is_behind || own.contains(node)).map(|(t, _)| t));
         }
         takers
     }
@@ -155,10 +168,11 @@ impl Index {
         let aside = self.not_in_the_way(&job);
         let aside = self.usage.set_aside(aside.iter().map(String::as_str));
         let is_kept = self.reservation.as_ref().is_some_and(|held| held.uid == uid && self.is_usable(held));
-        let reserved = if is_kept { None } else { Some(turn::reserve(&asker.question(&self.usage))) };
-        let victims = match reserved {
-            Some(None) => Vec::new(),
-            _ => self.victims(&asker, &turn),
+        // What others leave for it is what it holds, or they would be the first to take it again.
+        let (victims, reserved) = match self.departure(&asker, &turn) {
+            Some(Departure { victims, nodes }) => (victims, Some(Some(nodes))),
+            None if is_kept => (Vec::new(), None),
+            None => (Vec::new(), Some(turn::reserve(&asker.question(&self.usage)))),
         };
         self.usage.put_back(aside);
         let hopeless = matches!(reserved, Some(None));
@@ -214,10 +228,10 @@ impl Index {
         self.reservation = Some(next);
     }
 
-    /// The jobs that have to give way: none while others do already that are enough.
-    pub(super) fn victims(&mut self, asker: &Asker<'_>, turn: &Turn) -> Vec<Key> {
+    /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.
+    pub(super) fn departure(&mut self, asker: &Asker<'_>, turn: &Turn) -> Option<Departure> {
         if asker.job.spec.topology_policy.preemption != Preemption::LowerPriority {
-            return Vec::new();
+            return None;
         }
         let mut leaving = Vec::new();
         let mut candidates = Vec::new();
@@ -233,13 +247,15 @@ impl Index {
         }
         // The lowest priority first, and of equal ones the youngest.
         candidates.sort_by(|a, b| b.0.cmp(&a.0));
-        let chosen = turn::fewest(candidates.len(), |without| {
+        let mut place_without = |without: &[usize]| {
             let theirs = without.iter().flat_map(|candidate| candidates[*candidate].2.iter());
             let takers: Vec<String> = leaving.iter().chain(theirs).cloned().collect();
-            asker.fits_without(&mut self.usage, &takers)
-        });
-        let chosen: Vec<Key> = chosen.into_iter().flatten().map(|candidate| candidates[candidate].1.clone()).collect();
-        for key in &chosen {
+            asker.place_without(&mut self.usage, &takers)
+        };
+        let chosen = turn::fewest(candidates.len(), |without| place_without(without).is_some())?;
+        let nodes = place_without(&chosen)?;
+        let victims: Vec<Key> = chosen.into_iter().map(|candidate| candidates[candidate].1.clone()).collect();
+        for key in &victims {
             let Some(job) = self.jobs.get(key) else { continue };
             let attempt = attempt_of(job);
             if let Some(family) = self.families.get_mut(job.metadata.uid.as_deref().unwrap_or_default()) {
@@ -247,6 +263,6 @@ impl Index {
                 family.gives_way_to = Some(format!("{} (priority {})", turn.name(), turn.priority()));
             }
         }
-        chosen
+        Some(Departure { victims, nodes })
     }
 }

@@ -11,13 +11,21 @@ use switchyard_crds::gpu_topology::GPUTopology;
 /// Driver, pool and name of a device.
 type Device = (String, String, String);
 
+/// A GPU that is offered.
+#[derive(Debug)]
+struct Offered {
+    slice: String,
+    node: String,
+    uuid: String,
+}
+
 /// GPUs that drivers offer, and who has them.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     /// Node and devices of each slice.
     slices: HashMap<String, (String, Vec<Device>)>,
-    /// Node and UUID of every GPU.
-    gpus: HashMap<Device, (String, String)>,
+    /// Every GPU, by its device. A driver may publish a new slice before it takes the old one back.
+    gpus: HashMap<Device, Offered>,
     /// Devices of each claim that is allocated, by its UID.
     claims: HashMap<String, Vec<Device>>,
     /// Claims by the pools that they have devices of.
@@ -43,7 +51,7 @@ impl Devices {
                 healthy.push(uuid.clone());
             }
             let device = (driver.to_string(), slice.spec.pool.name.clone(), device.name.clone());
-            self.gpus.insert(device.clone(), (node.clone(), uuid));
+            self.gpus.insert(device.clone(), Offered { slice: name.clone(), node: node.clone(), uuid });
             devices.push(device);
         }
         self.slices.insert(name.clone(), (node.clone(), devices));
@@ -58,7 +66,11 @@ impl Devices {
     /// Forgets what a slice offered, but for what it offers on a node that it still is of.
     fn forget(&mut self, name: &str, kept: Option<&str>, usage: &mut Usage) -> bool {
         let Some((node, devices)) = self.slices.remove(name) else { return false };
-        devices.iter().for_each(|device| drop(self.gpus.remove(device)));
+        for device in &devices {
+            if self.gpus.get(device).is_some_and(|offered| offered.slice == name) {
+                self.gpus.remove(device);
+            }
+        }
         if kept != Some(node.as_str()) {
             usage.set_offer(name, &node, Vec::new());
         }
@@ -85,6 +97,7 @@ impl Devices {
             return self.delete_claim(&uid, usage);
         }
         let freed = usage.set_share(&taker(&uid), self.share(&devices));
+        self.forget_claim(&uid);
         for (_, pool, _) in &devices {
             self.by_pool.entry(pool.clone()).or_default().insert(uid.clone());
         }
@@ -94,12 +107,19 @@ impl Devices {
 
     /// A claim is gone, or not allocated any more.
     pub fn delete_claim(&mut self, uid: &str, usage: &mut Usage) -> bool {
+        self.forget_claim(uid);
+        usage.set_share(&taker(uid), None)
+    }
+
+    fn forget_claim(&mut self, uid: &str) {
         for (_, pool, _) in self.claims.remove(uid).into_iter().flatten() {
             if let Some(claims) = self.by_pool.get_mut(&pool) {
                 claims.remove(uid);
+                if claims.is_empty() {
+                    self.by_pool.remove(&pool);
+                }
             }
         }
-        usage.set_share(&taker(uid), None)
     }
 
     /// UUIDs of the GPUs that a claim got; `None`: it is not allocated, or nobody offers what it got.
@@ -111,9 +131,9 @@ impl Devices {
     fn share(&self, devices: &[Device]) -> Option<Share> {
         let mut share = Share::default();
         for device in devices {
-            if let Some((node, uuid)) = self.gpus.get(device) {
-                share.node.clone_from(node);
-                share.gpus.push(uuid.clone());
+            if let Some(offered) = self.gpus.get(device) {
+                share.node.clone_from(&offered.node);
+                share.gpus.push(offered.uuid.clone());
             }
         }
         Some(share).filter(|share| !share.gpus.is_empty())
@@ -174,3 +194,6 @@ impl Index {
 pub(super) fn taker(uid: &str) -> String {
     format!("claim/{uid}")
 }
+
+#[cfg(test)]
+mod tests;

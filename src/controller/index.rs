@@ -7,8 +7,6 @@ use super::devices::Devices;
 use super::own_writes::OwnWrites;
 use super::usage::{Share, Usage};
 use crate::plan::cluster::view::{self, NodeView, ObjectView, PodView};
-use crate::plan::eligible::NodeFacts;
-use crate::plan::resources::Resources;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -273,7 +271,7 @@ impl Index {
     /// A node appeared or changed.
     pub fn apply_node(&mut self, node: &Node) -> Effect {
         self.saw("Node", &node.metadata);
-        let view = node_view(node);
+        let view = NodeView::of(node);
         let name = view.facts.name.clone();
         let readiness = |view: &NodeView| view.not_ready_since.is_some();
         let before = self.usage.nodes().get(&name).map(readiness);
@@ -374,23 +372,4 @@ pub(super) fn key_of(metadata: &ObjectMeta) -> Key {
 
 fn label(metadata: &ObjectMeta, name: &str) -> Option<String> {
     metadata.labels.as_ref().and_then(|labels| labels.get(name)).cloned()
-}
-
-fn node_view(node: &Node) -> NodeView {
-    let status = node.status.as_ref();
-    let ready =
-        status.and_then(|status| status.conditions.as_deref()).unwrap_or_default().iter().find(|c| c.type_ == "Ready");
-    let is_ready = ready.is_some_and(|condition| condition.status == "True");
-    let since = ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0);
-    let facts = NodeFacts {
-        name: node.metadata.name.clone().unwrap_or_default(),
-        labels: node.metadata.labels.clone().unwrap_or_default(),
-        taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
-        unschedulable: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false),
-        ready: is_ready,
-    };
-    let allocatable =
-        status.and_then(|status| status.allocatable.as_ref()).map(Resources::of_quantities).unwrap_or_default();
-    let not_ready_since = (!is_ready).then(|| since.unwrap_or(Timestamp::UNIX_EPOCH));
-    NodeView { facts, not_ready_since, allocatable, ..NodeView::default() }
 }

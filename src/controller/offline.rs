@@ -172,7 +172,8 @@ impl Cluster {
         let asker = Asker { job: &job, valid: &valid, rules };
         let place = gang::place(&asker.question(&self.index.usage));
         let turn = self.index.turn(&job);
-        let victims = if place.is_err() { self.index.victims(&asker, &turn) } else { Vec::new() };
+        let departure = if place.is_err() { self.index.departure(&asker, &turn) } else { None };
+        let victims = departure.map(|departure| departure.victims).unwrap_or_default();
         self.index.usage.put_back(aside);
         Ok(Verdict { place, held_for, victims: victims.iter().map(ToString::to_string).collect() })
     }

@@ -56,6 +56,18 @@ pub fn template_on(nodes: &[String]) -> Value {
     ]}}}}})
 }
 
+/// Sets every field of `source` in `target`.
+pub fn merge(target: &mut Value, source: Value) {
+    match (target, source) {
+        (Value::Object(target), Value::Object(source)) => {
+            for (key, value) in source {
+                merge(target.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (target, source) => *target = source,
+    }
+}
+
 /// A TrainJob of `nodes` pods of another program, whose pods do what `policy` says.
 pub fn plain_job(name: &str, nodes: u32, policy: &str) -> Value {
     json!({

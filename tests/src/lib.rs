@@ -7,10 +7,12 @@
 //! The two programs are built by [`programs`]: cargo does not build the programs of other packages for a test.
 #![forbid(unsafe_code)]
 
+mod accounts;
 pub mod chaos;
 mod control_plane;
 mod controller;
 pub mod faults;
+pub mod gpus;
 pub mod history;
 mod kubelet;
 mod leftovers;
@@ -21,6 +23,7 @@ mod programs;
 mod random;
 mod scene;
 
+pub use accounts::{SYSTEM, account, chart_rules, role};
 pub use control_plane::{ControlPlane, Daemon, Options, Usage, programs_of};
 pub use controller::*;
 pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};

@@ -190,7 +190,7 @@ async fn pod_of(jobs: &Jobs, job: &str, rank: usize) -> Result<Option<String>> {
 fn job_of(change: &Change) -> Option<(&str, &JobFact)> {
     match &change.fact {
         Fact::Job(job) => Some((&change.uid, job)),
-        Fact::Pod(_) | Fact::Node(_) => None,
+        _ => None,
     }
 }
 

@@ -19,7 +19,8 @@ use anyhow::Result;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, start_controller, template_on,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, merge, start_controller,
+    template_on,
 };
 
 /// A namespace with its own controller, and nodes that only its jobs use.
@@ -79,16 +80,5 @@ impl Scene {
 
     async fn names(&self) -> Result<Vec<String>> {
         Ok(self.jobs.pods().await?.iter().map(ResourceExt::name_any).collect())
-    }
-}
-
-fn merge(target: &mut Value, source: Value) {
-    match (target, source) {
-        (Value::Object(target), Value::Object(source)) => {
-            for (key, value) in source {
-                merge(target.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (target, source) => *target = source,
     }
 }

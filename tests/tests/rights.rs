@@ -12,11 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, plain_job, root,
-    stage_of, start_controller, template_on,
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, account,
+    chart_rules, plain_job, role, stage_of, start_controller, template_on,
 };
 
-const SYSTEM: &str = "switchyard-system";
 /// Time for all rights of a case to be named and given back, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(150);
 
@@ -137,25 +136,6 @@ const CASES: [Case; 6] = [
     Case { name: "lease", lost: &[("leases", "get"), ("leases", "create"), ("leases", "update")], story: Story::Run },
 ];
 
-/// Every rule of the chart, one verb of one resource each.
-fn rules() -> Result<Vec<PolicyRule>> {
-    let text = std::fs::read_to_string(root().join("charts/switchyard/manifests/rbac.yaml"))?;
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;
-    let mut all = Vec::new();
-    for rule in documents.iter().filter_map(|document| document["rules"].as_array()).flatten() {
-        let rule: PolicyRule = serde_json::from_value(rule.clone())?;
-        for resource in rule.resources.iter().flatten() {
-            let one = |verb: &String| PolicyRule {
-                resources: Some(vec![resource.clone()]),
-                verbs: vec![verb.clone()],
-                ..rule.clone()
-            };
-            all.extend(rule.verbs.iter().map(one));
-        }
-    }
-    Ok(all)
-}
-
 fn is(rule: &PolicyRule, right: &Right) -> bool {
     rule.resources.as_deref() == Some(&[right.0.to_string()]) && rule.verbs == [right.1]
 }
@@ -175,19 +155,7 @@ impl<'a> Actor<'a> {
     async fn start(plane: &'a ControlPlane, case: &'a Case) -> Result<Actor<'a>> {
         let user = format!("lost-{}", case.name);
         let lost: BTreeSet<Right> = case.lost.iter().copied().collect();
-        let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": user},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
-            "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": SYSTEM}]});
-        let account =
-            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": user, "namespace": SYSTEM}});
-        let objects = json!({"apiVersion": "v1", "kind": "List", "items": [account, role(&user, &lost)?, binding]});
-        let made = plane.kubectl_with(&["apply", "-f", "-"], &objects.to_string());
-        ensure!(made.code == Some(0), "{}", made.stderr);
-        let token = plane.kubectl(&["create", "token", &user, "-n", SYSTEM]);
-        let admin = std::fs::read_to_string(plane.kubeconfig("admin"))?;
-        let kubeconfig = plane.folder().join(format!("{user}.kubeconfig"));
-        std::fs::write(&kubeconfig, admin.replace("token-admin", token.stdout.trim()))?;
-
+        let kubeconfig = account(plane, &user, &without(&lost)?)?;
         let namespace = plane.namespace(case.name).await?;
         let kubelet = Arc::new(Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 2)).await?);
         let elects = case.name == "lease";
@@ -228,7 +196,7 @@ impl<'a> Actor<'a> {
             let named: Vec<Right> = self.lost.iter().filter(is_named).copied().collect();
             for right in named {
                 self.lost.remove(&right);
-                let role = Patch::Apply(role(&format!("lost-{}", self.case.name), &self.lost)?);
+                let role = Patch::Apply(role(&format!("lost-{}", self.case.name), &without(&self.lost)?));
                 let api = Api::<k8s_openapi::api::rbac::v1::ClusterRole>::all(self.jobs.client.clone());
                 let params = kube::api::PatchParams::apply("test").force();
                 api.patch(&format!("lost-{}", self.case.name), &params, &role).await?;
@@ -317,12 +285,9 @@ impl<'a> Actor<'a> {
     }
 }
 
-fn role(name: &str, lost: &BTreeSet<Right>) -> Result<Value> {
-    let rules: Vec<PolicyRule> =
-        rules()?.into_iter().filter(|rule| !lost.iter().any(|right| is(rule, right))).collect();
-    Ok(
-        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules}),
-    )
+/// The rights of the chart but for these.
+fn without(lost: &BTreeSet<Right>) -> Result<Vec<PolicyRule>> {
+    Ok(chart_rules()?.into_iter().filter(|rule| !lost.iter().any(|right| is(rule, right))).collect())
 }
 
 #[tokio::test]
@@ -330,8 +295,6 @@ async fn a_right_that_is_lost_is_named_and_its_return_is_noticed() -> Result<()>
     let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
     let plane = ControlPlane::start(&options)?;
     plane.install_crds().await?;
-    let made = plane.kubectl(&["create", "namespace", SYSTEM]);
-    ensure!(made.code == Some(0), "{}", made.stderr);
     let mut actors = Vec::new();
     for case in &CASES {
         actors.push(Actor::start(&plane, case).await.context(case.name)?);
@@ -343,7 +306,7 @@ async fn a_right_that_is_lost_is_named_and_its_return_is_noticed() -> Result<()>
 /// A right that is added to the chart needs a case, or a reason.
 #[test]
 fn every_right_of_the_chart_is_in_a_case_or_kept_for_a_reason() -> Result<()> {
-    let rules = rules()?;
+    let rules = chart_rules()?;
     let cases = CASES.iter().flat_map(|case| case.lost).chain(KEPT.iter().map(|(right, _)| right));
     let known: Vec<&Right> = cases.collect();
     for rule in &rules {

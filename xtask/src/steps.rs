@@ -89,6 +89,8 @@ pub(crate) fn test() -> Result<()> {
         "controller on a real API server",
         &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
     )?;
+    let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];
+    totals.run("exact GPUs, with claims and without", &mut cargo(&devices))?;
     let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
     totals.run("controller under faults", &mut cargo(&faults))?;
     let churn = ["test", "-p", "switchyard-tests", "--test", "churn", "--", "--test-threads", "1"];

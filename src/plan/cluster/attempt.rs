@@ -262,7 +262,7 @@ fn degraded(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>, draft: &
         .filter_map(|(rank, actual)| {
             let planned = nodes.get(*rank as usize)?;
             let machine = attempt.snapshot.nodes.get(&planned.node_name)?.described()?;
-            let what = gang::compare(machine, &planned.gpus, actual)?;
+            let what = gang::compare(machine, nodes.len(), &planned.gpus, actual)?;
             Some(format!("pod {rank} on {}: {what}", planned.node_name))
         })
         .collect();

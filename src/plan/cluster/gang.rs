@@ -359,13 +359,17 @@ fn ranges(mut numbers: Vec<u32>) -> String {
 /// Thousandths of the plan's value below which other GPUs are a loss worth telling.
 const AS_GOOD: u64 = 950;
 
-/// What a pod has instead of the plan's GPUs, and what that costs; `None`: they are as good.
-pub(super) fn compare(machine: &Machine, planned: &[String], actual: &[String]) -> Option<String> {
+/// What a pod of a gang of `pods` has instead of the plan's GPUs, and what that costs; `None`: they are as good, or one of the two is not
+/// known.
+pub(super) fn compare(machine: &Machine, pods: usize, planned: &[String], actual: &[String]) -> Option<String> {
     let mask = |uuids: &[String]| machine.mask(uuids.iter().map(String::as_str));
     let (planned, actual) = (mask(planned), mask(actual));
-    let value = |set: u32| machine.shape.value(set, Some(Level { share: 1000, nvlink: false }), MinLink::System);
+    // A pod by itself sends nothing to others.
+    let reach = (pods > 1).then_some(Level { share: 1000, nvlink: false });
+    let value = |set: u32| machine.shape.value(set, reach, MinLink::System);
     let (wanted, got) = (value(planned), value(actual));
-    if planned == actual || actual == 0 || u64::from(got) * 1000 >= u64::from(wanted) * AS_GOOD {
+    let is_known = planned != 0 && actual != 0;
+    if planned == actual || !is_known || u64::from(got) * 1000 >= u64::from(wanted) * AS_GOOD {
         return None;
     }
     let names = |set: u32| ranges(bits(set).filter_map(|gpu| Some(machine.gpus.get(gpu)?.index)).collect());

@@ -5,8 +5,12 @@ use super::sites::{Excluded, Need, Sites};
 use crate::placement::gpus::{Fleet, Group, MinLink, Refusal, Request, UNLIMITED};
 use crate::plan::resources::Resources;
 use crate::topology::rates::gigabytes;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use switchyard_crds::MinLink as Asked;
+
+/// Reasons that are named.
+const NAMED: usize = 3;
 
 /// Why there is no place.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,7 +110,7 @@ pub(super) fn explain(
     NoPlace { sentence: text, changes, excluded }
 }
 
-/// What most of the excluded nodes lack, and with most of which reason the others cannot be used.
+/// What most of the excluded nodes lack, and for which reasons most of the others cannot be used.
 fn left_out(excluded: &[Option<Excluded>]) -> String {
     let mut text = String::new();
     let mut short: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
@@ -127,7 +131,10 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
         let most = Resources::amount(name, free.iter().copied().max().unwrap_or(0));
         text.push_str(&format!("; most free {name} on the others: {most}"));
     }
-    if let Some((why, nodes)) = refused.iter().max_by_key(|(_, nodes)| **nodes) {
+    // What most have in common may be what the job itself wants: its selector. What the others lack is the news then.
+    let mut refused: Vec<(String, usize)> = refused.into_iter().collect();
+    refused.sort_by_key(|(_, nodes)| Reverse(*nodes));
+    for (why, nodes) in refused.iter().take(NAMED) {
         text.push_str(&format!("; {nodes} node{} cannot be used: {why}", plural(*nodes)));
     }
     text

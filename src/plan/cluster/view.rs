@@ -3,10 +3,11 @@
 
 use super::machine::Machine;
 use super::sites::GPU_RESOURCE;
+use crate::plan::eligible::NodeFacts;
 use crate::plan::objects::TRAINER;
 use crate::plan::resources::Resources;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerState, Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use switchyard_crds::labels;
 use switchyard_worker_contract::termination::Termination;
@@ -109,9 +110,7 @@ impl PodView {
 
     /// Reads a pod of ours. Attempt and position stand in its name, which nobody can change, as they do in its labels.
     pub fn of(pod: &Pod) -> PodView {
-        let mut parts = pod.metadata.name.as_deref().unwrap_or_default().rsplit('-');
-        let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or_default();
-        let (node_rank, attempt) = (number(), number());
+        let (attempt, node_rank) = position(pod.metadata.name.as_deref().unwrap_or_default());
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let gates: Vec<&str> = spec
@@ -169,6 +168,14 @@ impl PodView {
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
         }
     }
+}
+
+/// Attempt and node rank in the name of a pod, or of its claim.
+pub fn position(name: &str) -> (u32, u32) {
+    let mut parts = name.rsplit('-');
+    let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or_default();
+    let (node_rank, attempt) = (number(), number());
+    (attempt, node_rank)
 }
 
 /// UID of the TrainJob that controls an object.
@@ -233,7 +240,7 @@ fn is_empty(value: &serde_json::Value) -> bool {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeView {
     /// What decides whether a pod may go there.
-    pub facts: crate::plan::eligible::NodeFacts,
+    pub facts: NodeFacts,
     /// Since when it is not ready; `None`: it is.
     pub not_ready_since: Option<Timestamp>,
     /// What its pods may take together.
@@ -251,6 +258,29 @@ pub struct NodeView {
 }
 
 impl NodeView {
+    /// Reads a node. What is free there, and which devices it has, others say.
+    pub fn of(node: &Node) -> NodeView {
+        let status = node.status.as_ref();
+        let ready = status
+            .and_then(|status| status.conditions.as_deref())
+            .unwrap_or_default()
+            .iter()
+            .find(|c| c.type_ == "Ready");
+        let is_ready = ready.is_some_and(|condition| condition.status == "True");
+        let since = ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0);
+        let facts = NodeFacts {
+            name: node.metadata.name.clone().unwrap_or_default(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
+            unschedulable: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false),
+            ready: is_ready,
+        };
+        let allocatable =
+            status.and_then(|status| status.allocatable.as_ref()).map(Resources::of_quantities).unwrap_or_default();
+        let not_ready_since = (!is_ready).then(|| since.unwrap_or(Timestamp::UNIX_EPOCH));
+        NodeView { facts, not_ready_since, allocatable, ..NodeView::default() }
+    }
+
     /// Its devices, where there is a report that can be used.
     pub fn described(&self) -> Option<&Machine> {
         self.machine.as_ref()?.as_ref().ok()

@@ -4,7 +4,7 @@
 //! Recorder (one raw watch per kind) ─> History (one list, by revision) ─> oracle (pure) ─> Violations
 //! ```
 //!
-//! Custom resources, pods and nodes live in one etcd, so their resource versions are numbers of one sequence: sorted by them, the
+//! All objects live in one etcd, so their resource versions are numbers of one sequence: sorted by them, the
 //! changes of several watches are what really happened, in order.
 
 mod oracle;
@@ -18,9 +18,13 @@ pub use recorder::Recorder;
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard::plan::cluster::view::{self, PodView};
+use std::sync::Arc;
+use switchyard::plan::cluster::view::{self, NodeView, PodView};
+use switchyard::plan::eligible::NodeFacts;
 use switchyard::plan::resources::Resources;
+use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, TrainJobStatus};
 
 /// What a change did.
@@ -45,6 +49,8 @@ pub struct JobFact {
     pub deleting: bool,
     /// Its status; of a new one the empty status.
     pub status: TrainJobStatus,
+    /// All of it; `None` in histories that are made up.
+    pub whole: Option<Arc<TrainJob>>,
 }
 
 impl JobFact {
@@ -54,6 +60,7 @@ impl JobFact {
             generation: job.metadata.generation.unwrap_or(0),
             deleting: job.metadata.deletion_timestamp.is_some(),
             status: job.status.clone().unwrap_or_default(),
+            whole: Some(Arc::new(job.clone())),
         }
     }
 
@@ -103,6 +110,8 @@ pub struct NodeFact {
     pub open: bool,
     /// What its pods may ask for; `None`: it has not reported since it registered.
     pub allocatable: Option<Resources>,
+    /// What decides whether a pod may go there.
+    pub facts: NodeFacts,
 }
 
 impl NodeFact {
@@ -113,7 +122,46 @@ impl NodeFact {
             ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
             open: spec.unschedulable != Some(true) && spec.taints.is_none_or(|taints| taints.is_empty()),
             allocatable: status.allocatable.as_ref().map(Resources::of_quantities),
+            facts: NodeView::of(node).facts,
         }
+    }
+}
+
+/// A claim for devices.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ClaimFact {
+    /// UID of its job; empty: not ours.
+    pub job: String,
+    /// Pool and name of each device that it got.
+    pub devices: Vec<(String, String)>,
+}
+
+impl ClaimFact {
+    fn of(claim: &ResourceClaim) -> ClaimFact {
+        let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+        let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_deref());
+        let devices = results.unwrap_or_default().iter().map(|result| (result.pool.clone(), result.device.clone()));
+        ClaimFact { job: view::owner(&claim.metadata).unwrap_or_default().into(), devices: devices.collect() }
+    }
+}
+
+/// GPUs that a driver offers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OfferFact {
+    /// On which node.
+    pub node: String,
+    /// UUIDs by pool and name of the device.
+    pub gpus: BTreeMap<(String, String), String>,
+}
+
+impl OfferFact {
+    fn of(slice: &ResourceSlice) -> OfferFact {
+        let pool = &slice.spec.pool.name;
+        let devices = slice.spec.devices.iter().flatten().filter_map(|device| {
+            let uuid = device.attributes.as_ref()?.get("uuid")?.string.clone()?;
+            Some(((pool.clone(), device.name.clone()), uuid))
+        });
+        OfferFact { node: slice.spec.node_name.clone().unwrap_or_default(), gpus: devices.collect() }
     }
 }
 
@@ -126,6 +174,12 @@ pub enum Fact {
     Pod(PodFact),
     /// A node.
     Node(NodeFact),
+    /// A claim for devices.
+    Claim(ClaimFact),
+    /// Devices that a driver offers.
+    Offer(OfferFact),
+    /// What an agent reports.
+    Report(Box<GPUTopology>),
 }
 
 /// One change of one object.
@@ -200,6 +254,12 @@ pub struct World<'a> {
     pub pods: BTreeMap<&'a str, &'a PodFact>,
     /// Nodes by name.
     pub nodes: BTreeMap<&'a str, &'a NodeFact>,
+    /// Claims by UID, with their names.
+    pub claims: BTreeMap<&'a str, (&'a str, &'a ClaimFact)>,
+    /// Offers by UID.
+    pub offers: BTreeMap<&'a str, &'a OfferFact>,
+    /// Reports by node.
+    pub reports: BTreeMap<&'a str, &'a GPUTopology>,
 }
 
 impl<'a> World<'a> {
@@ -210,14 +270,26 @@ impl<'a> World<'a> {
             Fact::Job(_) if gone => drop(self.jobs.remove(uid)),
             Fact::Pod(_) if gone => drop(self.pods.remove(uid)),
             Fact::Node(_) if gone => drop(self.nodes.remove(name)),
+            Fact::Claim(_) if gone => drop(self.claims.remove(uid)),
+            Fact::Offer(_) if gone => drop(self.offers.remove(uid)),
+            Fact::Report(_) if gone => drop(self.reports.remove(name)),
             Fact::Job(job) => drop(self.jobs.insert(uid, (name, job))),
             Fact::Pod(pod) => drop(self.pods.insert(uid, pod)),
             Fact::Node(node) => drop(self.nodes.insert(name, node)),
+            Fact::Claim(claim) => drop(self.claims.insert(uid, (name, claim))),
+            Fact::Offer(offer) => drop(self.offers.insert(uid, offer)),
+            Fact::Report(report) => drop(self.reports.insert(name, report)),
         }
     }
 
     /// Pods of a job.
     pub fn pods_of<'b>(&'b self, job: &'b str) -> impl Iterator<Item = &'a PodFact> + 'b {
         self.pods.values().copied().filter(move |pod| pod.job == job)
+    }
+
+    /// UUIDs of the GPUs that a claim got, as far as somebody offers them.
+    pub fn gpus_of<'b>(&'b self, claim: &'b ClaimFact) -> impl Iterator<Item = &'a str> + 'b {
+        let find = |device| self.offers.values().find_map(|offer| offer.gpus.get(device));
+        claim.devices.iter().filter_map(find).map(String::as_str)
     }
 }

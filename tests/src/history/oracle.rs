@@ -56,7 +56,7 @@ pub fn over_allocated(history: &History) -> Vec<Violation> {
         let name = match &change.fact {
             Fact::Pod(pod) => pod.holds(),
             Fact::Node(_) => Some(change.name.as_str()),
-            Fact::Job(_) => None,
+            _ => None,
         };
         let report = |name| Some((name, world.nodes.get(name)?.allocatable.as_ref()?));
         let Some((name, allocatable)) = name.and_then(report) else { return };
@@ -115,7 +115,7 @@ pub fn partial_gangs(history: &History) -> Vec<Violation> {
                 found.push(Violation::at(change, "its gate is lifted, and its attempt never had all pods".into()));
             }
         }
-        Fact::Pod(_) | Fact::Node(_) => {}
+        _ => {}
     });
     let revision = history.changes().last().map_or(0, |change| change.revision);
     for (uid, (name, job)) in &end.jobs {
@@ -258,7 +258,8 @@ fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrit
         };
         let waits = |uid: &str| world.jobs.get(uid).is_some_and(|(_, job)| job.stage() == Stage::Queued.reason());
         match &change.fact {
-            Fact::Node(_) => bursts.clear(),
+            Fact::Node(_) | Fact::Offer(_) | Fact::Report(_) => bursts.clear(),
+            Fact::Claim(claim) => bursts.retain(|uid, _| *uid != claim.job && !waits(uid)),
             Fact::Pod(pod) => bursts.retain(|uid, _| *uid != pod.job && !waits(uid)),
             Fact::Job(_) => bursts.retain(|uid, _| if *uid == change.uid { own_write.is_some() } else { !waits(uid) }),
         }

@@ -1,10 +1,11 @@
-//! Writes down every change of TrainJobs, pods and nodes of a control plane.
+//! Writes down every change of TrainJobs, pods, nodes and devices of a control plane.
 
-use super::{Change, Fact, History, JobFact, NodeFact, PodFact, What};
+use super::{Change, ClaimFact, Fact, History, JobFact, NodeFact, OfferFact, PodFact, What};
 use crate::PATIENCE;
 use anyhow::{Context, Result, bail};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -13,6 +14,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
+use switchyard_crds::gpu_topology::GPUTopology;
 use tokio::task::JoinHandle;
 
 /// The API server has forgotten what came after the version that was asked for.
@@ -64,6 +66,12 @@ impl Recorder {
             follow(Api::<Node>::all(client.clone()), |node| Fact::Node(NodeFact::of(node)), &record).await?,
             follow(Api::<TrainJob>::all(client.clone()), |job| Fact::Job(JobFact::of(job)), &record).await?,
             follow(Api::<Pod>::all(client.clone()), |pod| Fact::Pod(PodFact::of(pod)), &record).await?,
+            follow(Api::<ResourceClaim>::all(client.clone()), |claim| Fact::Claim(ClaimFact::of(claim)), &record)
+                .await?,
+            follow(Api::<ResourceSlice>::all(client.clone()), |slice| Fact::Offer(OfferFact::of(slice)), &record)
+                .await?,
+            follow(Api::<GPUTopology>::all(client.clone()), |report| Fact::Report(report.clone().into()), &record)
+                .await?,
         ];
         Ok(Recorder { client, record, watches })
     }
@@ -92,6 +100,9 @@ impl Recorder {
             let mut exist = versions(&Api::<Node>::all(self.client.clone())).await?;
             exist.extend(versions(&Api::<TrainJob>::all(self.client.clone())).await?);
             exist.extend(versions(&Api::<Pod>::all(self.client.clone())).await?);
+            exist.extend(versions(&Api::<ResourceClaim>::all(self.client.clone())).await?);
+            exist.extend(versions(&Api::<ResourceSlice>::all(self.client.clone())).await?);
+            exist.extend(versions(&Api::<GPUTopology>::all(self.client.clone())).await?);
             {
                 let record = self.record();
                 if let Some(gap) = &record.gap {

@@ -1,13 +1,14 @@
 //! Small clusters, and the best placement in them by trying all.
 
 use super::{bandwidth, best_pod, positions};
-use crate::{Random, root};
+use crate::Random;
+use crate::gpus::{MACHINES, Machine};
 use std::collections::HashMap;
 use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Placement, Request, Site};
 use switchyard::topology::devices::{Devices, Gpu, Nic};
 use switchyard::topology::model::NodeOrd;
 use switchyard::topology::path::PathClass;
-use switchyard::topology::{import, matrix, report};
+use switchyard::topology::report;
 
 /// Sees every choice of a node for each pod, as (group, node).
 type Visit<'a> = &'a mut dyn FnMut(&[(usize, usize)]);
@@ -257,30 +258,10 @@ pub fn any_request(random: &Random, groups: usize, pods: usize) -> Request {
 
 /// The machines of tests/fixtures/topo, by the name of their file: their devices as `switchyard topo import` reads them.
 pub fn fixtures() -> Vec<(String, Devices)> {
-    let known: [(&str, &str, u64); 14] = [
-        ("f01-dgx-1v", "V100", 100),
-        ("f02-dgx-a100", "A100", 200),
-        ("f03-h100", "H100", 400),
-        ("f03b-hgx-h100", "H100", 400),
-        ("f04-h200", "H200", 400),
-        ("f04-h200-vm", "H200", 400),
-        ("f06-gb200", "GB200", 400),
-        ("f06b-gb300", "GB300", 800),
-        ("f07-l40s", "L40S", 200),
-        ("f08-a30", "A30", 100),
-        ("f09-pcie-8", "L40S", 200),
-        ("f10-b200", "B200", 400),
-        ("f12-dgx-2", "V100", 100),
-        ("f15-nps4", "L40S", 200),
-    ];
-    let read = |(name, model, gigabits): (&str, &str, u64)| {
-        let text = std::fs::read_to_string(root().join(format!("tests/fixtures/topo/{name}.txt"))).expect("a fixture");
-        let matrix = matrix::parse(&text).expect("a matrix");
-        let rates = vec![import::NicRate { nic: None, megabits_per_second: gigabits * 1000 }];
-        let options = import::Options { name: name.into(), gpu_model: Some(model.into()), rates };
-        let topology = import::import(&matrix, &options).expect("an import").topology;
-        let devices = report::devices(&topology.status.expect("a status")).expect("devices").devices;
-        (name.to_string(), devices)
+    let read = |machine: &Machine| {
+        let report = machine.report(machine.fixture);
+        let devices = report::devices(&report.status.expect("a status")).expect("devices").devices;
+        (machine.fixture.to_string(), devices)
     };
-    known.into_iter().map(read).collect()
+    MACHINES.iter().map(read).collect()
 }

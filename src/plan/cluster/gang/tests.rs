@@ -266,6 +266,20 @@ fn levels_that_contradict_themselves_are_refused() {
 }
 
 #[test]
+fn other_gpus_are_worse_by_what_the_gang_uses() {
+    let mut cluster = Cluster::default();
+    let machine = cluster.node("n", "r1", A30, "A30").described().unwrap().clone();
+    let gpus = |indices: [usize; 2]| indices.map(|index| machine.gpus[index].uuid.clone());
+    // Two with a bridge are much better than two without, but both have the same NIC of 100 Gbit/s.
+    let told = compare(&machine, 1, &gpus([0, 1]), &gpus([0, 2])).unwrap();
+    assert!(told.starts_with("GPUs 0,2 in place of 0-1: ") && told.ends_with(" GB/s in place of 80"), "{told}");
+    assert_eq!(compare(&machine, 2, &gpus([0, 1]), &gpus([0, 2])), None);
+    assert_eq!(compare(&machine, 1, &gpus([0, 1]), &gpus([2, 3])), None);
+    assert_eq!(compare(&machine, 2, &[], &gpus([0, 2])), None, "placed before anybody described the node");
+    assert_eq!(compare(&machine, 1, &gpus([0, 1]), &[]), None, "nobody says what it has");
+}
+
+#[test]
 fn ten_thousand_nodes_are_no_trouble() {
     let mut cluster = Cluster::h200(&["r0"]);
     let node = cluster.nodes["n00"].clone();

@@ -36,7 +36,7 @@ impl Story {
     fn node(&mut self, name: &str, cpu: &str) {
         let allocatable = serde_json::from_value(json!({"cpu": cpu, "memory": "1Gi", "pods": "4"})).unwrap();
         let allocatable = Some(Resources::of_quantities(&allocatable));
-        self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable }));
+        self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable, ..NodeFact::default() }));
     }
 
     fn job(&mut self, nodes: usize, stage: &str, attempt: i32) {
@@ -44,7 +44,7 @@ impl Story {
     }
 
     fn status(&mut self, nodes: usize, status: TrainJobStatus) {
-        self.set("j", Fact::Job(JobFact { nodes, generation: 1, deleting: false, status }));
+        self.set("j", Fact::Job(JobFact { nodes, generation: 1, status, ..JobFact::default() }));
     }
 
     /// A pod of attempt and rank: `gated`, `bound` or a phase, on node `n`.

@@ -1,0 +1,60 @@
+//! Service accounts with the rights of the chart, or with some of them.
+
+use crate::{ControlPlane, root};
+use anyhow::{Result, ensure};
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Namespace of the operator.
+pub const SYSTEM: &str = "switchyard-system";
+
+/// Every rule of the chart, one verb of one resource each.
+///
+/// # Errors
+/// The manifest cannot be read.
+pub fn chart_rules() -> Result<Vec<PolicyRule>> {
+    let text = std::fs::read_to_string(root().join("charts/switchyard/manifests/rbac.yaml"))?;
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;
+    let mut all = Vec::new();
+    for rule in documents.iter().filter_map(|document| document["rules"].as_array()).flatten() {
+        let rule: PolicyRule = serde_json::from_value(rule.clone())?;
+        for resource in rule.resources.iter().flatten() {
+            let one = |verb: &String| PolicyRule {
+                resources: Some(vec![resource.clone()]),
+                verbs: vec![verb.clone()],
+                ..rule.clone()
+            };
+            all.extend(rule.verbs.iter().map(one));
+        }
+    }
+    Ok(all)
+}
+
+/// A role with these rules.
+pub fn role(name: &str, rules: &[PolicyRule]) -> Value {
+    json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules})
+}
+
+/// Makes the operator's namespace, and in it a service account with a role of its name that has these rules. Answers its kubeconfig.
+///
+/// # Errors
+/// The API server refuses.
+pub fn account(plane: &ControlPlane, name: &str, rules: &[PolicyRule]) -> Result<PathBuf> {
+    let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": SYSTEM}]});
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}});
+    let account =
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": SYSTEM}});
+    let items = [namespace, account, role(name, rules), binding];
+    let made = plane
+        .kubectl_with(&["apply", "-f", "-"], &json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string());
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    let token = plane.kubectl(&["create", "token", name, "-n", SYSTEM]);
+    ensure!(token.code == Some(0), "{}", token.stderr);
+    let admin = std::fs::read_to_string(plane.kubeconfig("admin"))?;
+    let kubeconfig = plane.folder().join(format!("{name}.kubeconfig"));
+    std::fs::write(&kubeconfig, admin.replace("token-admin", token.stdout.trim()))?;
+    Ok(kubeconfig)
+}

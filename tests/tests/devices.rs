@@ -1,0 +1,165 @@
+//! Exact GPUs against a real API server, scheduler and controller manager: what is planned is what is allocated.
+//!
+//! The controller has the rights of the chart and no others, so that one which is missing shows.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "devices/claims.rs"]
+mod claims;
+#[path = "devices/plugin.rs"]
+mod plugin;
+#[path = "devices/queue.rs"]
+mod queue;
+#[path = "devices/reports.rs"]
+mod reports;
+
+use anyhow::{Result, ensure};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{PlacementStatus, TrainJob};
+use switchyard_tests::gpus::{GpuNodes, Machine, RESOURCE, gpu_job};
+use switchyard_tests::{
+    Command, ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, account, chart_rules,
+    merge, start_controller, template_on,
+};
+
+/// Label of a rack, one of the levels that the controller knows.
+const RACK: &str = "network.topology.nvidia.com/leaf";
+
+/// How the nodes of a control plane give GPUs to pods. Which way a job takes depends on all of them, so there is one of each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    Claims,
+    Plugin,
+}
+
+impl Way {
+    fn plane(self) -> &'static (ControlPlane, PathBuf) {
+        static PLANES: [OnceLock<(ControlPlane, PathBuf)>; 2] = [OnceLock::new(), OnceLock::new()];
+        PLANES[self as usize].get_or_init(|| {
+            let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
+            let start = || -> Result<_> {
+                let plane = ControlPlane::start(&options)?;
+                plane.install_crds_now()?;
+                let kubeconfig = account(&plane, "devices", &chart_rules()?)?;
+                Ok((plane, kubeconfig))
+            };
+            start().unwrap_or_else(|error| panic!("{error:#}"))
+        })
+    }
+}
+
+/// A namespace with its own controller, and GPU nodes that only its jobs use.
+struct Scene {
+    plane: &'static ControlPlane,
+    jobs: Jobs,
+    kubelet: Kubelet,
+    gpus: GpuNodes,
+    nodes: Vec<String>,
+    reports: Vec<GPUTopology>,
+    controller: Daemon,
+}
+
+impl Scene {
+    /// Nodes of these kinds, each in a rack (empty: in none).
+    async fn new(way: Way, prefix: &str, machines: &[(Machine, &str)]) -> Result<Scene> {
+        Scene::with(way, prefix, machines, way.plane().1.clone()).await
+    }
+
+    /// With a kubeconfig of the controller.
+    async fn with(way: Way, prefix: &str, machines: &[(Machine, &str)], kubeconfig: PathBuf) -> Result<Scene> {
+        let plane = &way.plane().0;
+        let namespace = plane.namespace(prefix).await?;
+        let mut options = KubeletOptions::new(&namespace, machines.len());
+        if way == Way::Plugin {
+            options.capacity.push((RESOURCE.into(), "8".into()));
+        }
+        let kubelet = Kubelet::start(plane.config().await?, options).await?;
+        let gpus = GpuNodes::start(plane.client().await?).await?;
+        let nodes = kubelet.nodes();
+        let mut reports = Vec::new();
+        for (node, (machine, rack)) in nodes.iter().zip(machines) {
+            let report = machine.report(node);
+            if !rack.is_empty() {
+                gpus.label(node, &[(RACK, rack)]).await?;
+            }
+            gpus.report(&report).await?;
+            if way == Way::Claims {
+                gpus.offer(&report).await?;
+            }
+            reports.push(report);
+        }
+        let options = ControllerOptions {
+            namespace: Some(namespace.clone()),
+            kubeconfig: Some(kubeconfig),
+            ..ControllerOptions::default()
+        };
+        let controller = start_controller(plane, &namespace, &options)?;
+        let jobs = Jobs::new(plane.client().await?, &namespace);
+        Ok(Scene { plane, jobs, kubelet, gpus, nodes, reports, controller })
+    }
+
+    async fn create(&self, name: &str, nodes: u32, gpus: u32, policy: &str, spec: Value) -> Result<TrainJob> {
+        let mut job = gpu_job(name, nodes, gpus, policy);
+        merge(&mut job["spec"], json!({"template": template_on(&self.nodes)}));
+        merge(&mut job["spec"], spec);
+        self.jobs.create(job).await
+    }
+
+    /// Creates a job, and waits until it runs.
+    async fn run(&self, name: &str, nodes: u32, gpus: u32, spec: Value) -> Result<TrainJob> {
+        self.create(name, nodes, gpus, "run", spec).await?;
+        self.jobs.wait_stage(name, "Running").await
+    }
+
+    /// All pods of a job end well.
+    async fn finish(&self, name: &str) -> Result<()> {
+        for pod in self.jobs.pods().await?.iter().map(ResourceExt::name_any) {
+            if pod.rsplitn(3, '-').nth(2) == Some(name) {
+                let _ = self.kubelet.order(&self.jobs.namespace, &pod, Command::Exit(0, String::new()));
+            }
+        }
+        self.jobs.wait_stage(name, "Complete").await?;
+        Ok(())
+    }
+
+    /// Waits until a job tells this in the message of its condition `Placed`.
+    async fn tells(&self, name: &str, text: &str) -> Result<TrainJob> {
+        let told = |job: &TrainJob| {
+            switchyard_tests::condition_of(job, "Placed").is_some_and(|condition| condition.message.contains(text))
+        };
+        self.jobs.wait(name, text, told).await
+    }
+
+    /// The controller never panicked, and lacked no right.
+    fn had_all_rights(&self) -> Result<()> {
+        let log = std::fs::read_to_string(&self.controller.log)?;
+        ensure!(!log.contains("panicked") && !log.contains("forbidden"), "{}", self.controller.tail());
+        Ok(())
+    }
+}
+
+fn placement(job: &TrainJob) -> &PlacementStatus {
+    job.status.as_ref().unwrap().placement.as_ref().unwrap()
+}
+
+fn names(job: &TrainJob) -> Vec<&str> {
+    placement(job).nodes.iter().map(|node| node.node_name.as_str()).collect()
+}
+
+fn h200() -> Machine {
+    Machine::of("f04-h200")
+}
+
+/// Asks until it is so.
+async fn until(what: &str, is: impl AsyncFn() -> Result<bool>) -> Result<()> {
+    let give_up = std::time::Instant::now() + switchyard_tests::PATIENCE;
+    while !is().await? {
+        ensure!(std::time::Instant::now() < give_up, "not {what} in time");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! Gangs by claims.
+
+use super::{RACK, Scene, Way, h200, names, placement, until};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard::topology::report;
+use switchyard_crds::gpu_topology::{Fabric, FabricState};
+use switchyard_crds::{Limit, TrainJob};
+use switchyard_tests::gpus::{MACHINES, uuids};
+use switchyard_tests::history::{Fact, Recorder};
+use switchyard_tests::placement::{bandwidth, best_pod};
+use switchyard_tests::{Command, account, chart_rules, condition_of, role, stage_of};
+
+/// What each claim of a job's attempt must have.
+fn planned(job: &TrainJob) -> BTreeMap<String, BTreeSet<String>> {
+    let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap();
+    let set = |(rank, gpus): (usize, &Vec<String>)| {
+        (format!("{}-{attempt}-{rank}", job.name_any()), gpus.iter().cloned().collect())
+    };
+    placement(job).nodes.iter().map(|node| &node.gpus).enumerate().map(set).collect()
+}
+
+#[tokio::test]
+async fn a_gang_gets_exactly_the_gpus_of_its_plan() -> Result<()> {
+    let scene = Scene::new(Way::Claims, "exact", &[(h200(), "r1"), (h200(), "r1"), (h200(), "r2")]).await?;
+    let recorder = Recorder::start(scene.plane.client().await?).await?;
+    let job = scene.run("a", 2, 4, json!({"failurePolicy": {"maxRestarts": 1}})).await?;
+    let status = job.status.clone().unwrap();
+    assert_eq!(status.device_allocation, Some(switchyard_crds::DeviceAllocation::Claims));
+    assert_eq!(names(&job), scene.nodes[..2], "the two of one rack");
+    let place = placement(&job);
+    // The four GPUs that have a NIC each of their own: 4 x 48 GB/s of payload leave the node.
+    let figure = |amount: &Option<k8s_openapi::apimachinery::pkg::api::resource::Quantity>| amount.clone().unwrap().0;
+    assert_eq!((figure(&place.predicted_bus_bandwidth), figure(&place.best_possible)), ("192G".into(), "192G".into()));
+    assert_eq!(place.limited_by, Some(Limit::NICs));
+    assert!(place.reason.starts_with(&format!("8 ranks on 2 nodes x 4 GPUs in {RACK} r1; ")), "{}", place.reason);
+    for (node, report) in place.nodes.iter().zip(&scene.reports) {
+        let all = uuids(report);
+        assert_eq!((node.gpus.len(), node.nics.len()), (4, 4), "{node:?}");
+        assert!(node.gpus.iter().all(|gpu| all.contains(gpu)) && !node.numa_nodes.is_empty(), "{node:?}");
+    }
+    assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&job));
+    let pods = serde_json::to_string(&scene.jobs.pods().await?)?;
+    assert!(!pods.contains("NVIDIA_VISIBLE_DEVICES") && !pods.contains("nvidia.com/gpu"), "{pods}");
+
+    // In that order: the place, all claims, the gates.
+    let history = recorder.history().await?;
+    let (mut decided, mut claims, mut lifted) = (0, Vec::new(), Vec::new());
+    let uid = job.uid().unwrap();
+    history.walk(|before, _, change| match (before, &change.fact) {
+        (_, Fact::Job(now)) if change.uid == uid && now.is("Placed") && decided == 0 => decided = change.revision,
+        (None, Fact::Claim(claim)) if claim.job == uid => claims.push(change.revision),
+        (Some(Fact::Pod(was)), Fact::Pod(now)) if now.job == uid && was.view.gated && !now.view.gated => {
+            lifted.push(change.revision);
+        }
+        _ => {}
+    });
+    assert_eq!((claims.len(), lifted.len()), (2, 2));
+    assert!(0 < decided && decided < claims[0] && claims[1] < lifted[0], "{decided} {claims:?} {lifted:?}");
+
+    // The claims of an attempt go with it, and the next one has the same GPUs.
+    scene.kubelet.order(&scene.jobs.namespace, "a-1-1", Command::Exit(3, String::new()))?;
+    let is_second =
+        |job: &TrainJob| stage_of(job) == Some("Running") && job.status.as_ref().unwrap().attempt == Some(2);
+    let again = scene.jobs.wait("a", "in attempt 2", is_second).await?;
+    assert_eq!(placement(&again).nodes, place.nodes);
+    let only_new = async || anyhow::Ok(scene.gpus.allocated(&scene.jobs.namespace).await? == planned(&again));
+    until("only claims of attempt 2", only_new).await?;
+    scene.finish("a").await?;
+    until("no claims", async || Ok(scene.gpus.allocated(&scene.jobs.namespace).await?.is_empty())).await?;
+    scene.had_all_rights()
+}
+
+/// On a node of every kind, the GPUs that brute force finds best, with the bandwidth that it computes for them.
+#[tokio::test]
+async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
+    // Sets of 16 GPUs are too many for rings by permutation.
+    let machines: Vec<_> = MACHINES.into_iter().filter(|machine| machine.fixture != "f12-dgx-2").collect();
+    let kinds: Vec<_> = machines.iter().map(|machine| (*machine, "")).collect();
+    let scene = Scene::new(Way::Claims, "kinds", &kinds).await?;
+    let mut sizes = BTreeMap::new();
+    for (number, node) in scene.nodes.iter().enumerate() {
+        let named = report::devices(scene.reports[number].status.as_ref().unwrap())?;
+        let gpus = named.devices.gpus.len().min(4) as u32;
+        let on = switchyard_tests::template_on(std::slice::from_ref(node));
+        scene.create(&format!("k{number}"), 1, gpus, "run", json!({"template": on})).await?;
+        sizes.insert(number, (gpus, named.devices));
+    }
+    for (number, (gpus, devices)) in &sizes {
+        let job = scene.jobs.wait_stage(&format!("k{number}"), "Running").await?;
+        let all = uuids(&scene.reports[*number]);
+        let mut set: Vec<usize> = placement(&job).nodes[0]
+            .gpus
+            .iter()
+            .map(|gpu| all.iter().position(|other| other == gpu).unwrap())
+            .collect();
+        set.sort_unstable();
+        let system = switchyard::placement::gpus::MinLink::System;
+        let value = bandwidth(devices, &set, None, system);
+        let most = best_pod(devices, (1 << devices.gpus.len()) - 1, *gpus as u8, None, system);
+        assert_eq!(value, most, "{}: {}", kinds[*number].0.fixture, placement(&job).reason);
+        let told = placement(&job).predicted_bus_bandwidth.clone().unwrap();
+        let told =
+            switchyard::plan::resources::Resources::of_quantities(&[("told".to_string(), told)].into()).get("told");
+        assert_eq!(Some(told), value.map(|value| i64::from(value) * 1_000_000_000), "{}", kinds[*number].0.fixture);
+    }
+    scene.had_all_rights()
+}
+
+/// Trays of one NVLink domain are joined by it, which carries more than their NICs.
+#[tokio::test]
+async fn trays_of_a_clique_are_taken_together() -> Result<()> {
+    let gb200 = switchyard_tests::gpus::Machine::of("f06-gb200");
+    let scene = Scene::new(Way::Claims, "clique", &[(gb200, ""); 4]).await?;
+    for (number, report) in scene.reports.iter().enumerate() {
+        let mut report = report.clone();
+        let cluster = "7b9f63a1-3d3b-4f61-9f5c-0d9a2f9b6c11".to_string();
+        // The first and the last are of one clique, so that names do not decide.
+        let clique = u32::from(number == 0 || number == 3);
+        report.status.as_mut().unwrap().fabric = Some(Fabric {
+            state: FabricState::Completed,
+            result: Some("Success".into()),
+            cluster_uuid: Some(cluster),
+            clique_id: Some(clique),
+            health: None,
+        });
+        scene.gpus.report(&report).await?;
+    }
+    scene.run("first", 1, 4, json!({"template": switchyard_tests::template_on(&scene.nodes[1..2])})).await?;
+    let job = scene.run("a", 2, 4, json!({})).await?;
+    assert_eq!(names(&job), [scene.nodes[0].as_str(), scene.nodes[3].as_str()], "{}", placement(&job).reason);
+    assert!(placement(&job).reason.contains("in nvidia.com/gpu.clique 7b9f63a1"), "{}", placement(&job).reason);
+    assert_ne!(placement(&job).limited_by, Some(Limit::NICs), "{}", placement(&job).reason);
+    scene.had_all_rights()
+}
+
+/// Somebody else's claim gets a GPU after it was planned and before it is claimed. The controller may not make claims in between: that
+/// is how the other one comes first, every time.
+#[tokio::test]
+async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Result<()> {
+    let plane = &Way::Claims.plane().0;
+    let is_claim = |rule: &k8s_openapi::api::rbac::v1::PolicyRule| {
+        rule.verbs == ["create"] && rule.resources.as_deref() == Some(&["resourceclaims".to_string()])
+    };
+    let (none, all): (Vec<_>, Vec<_>) =
+        (chart_rules()?.into_iter().filter(|rule| !is_claim(rule)).collect(), chart_rules()?);
+    let kubeconfig = account(plane, "devices-overtaken", &none)?;
+    let kinds = [(h200(), "r1"), (h200(), "r1"), (h200(), "r2"), (h200(), "r2")];
+    let scene = Scene::with(Way::Claims, "overtaken", &kinds, kubeconfig).await?;
+    scene.create("a", 2, 8, "run", json!({"gangPolicy": {"scheduleTimeoutSeconds": 12}})).await?;
+    let placed = scene.jobs.wait("a", "placed", |job| condition_of(job, "Placed").is_some_and(|c| c.status == "True"));
+    let first = placed.await?;
+    assert_eq!(names(&first), scene.nodes[..2]);
+    let wanted = placement(&first).nodes[1].gpus[5].clone();
+    scene.gpus.take(&scene.jobs.namespace, "stranger", &scene.nodes[1], &[wanted]).await?;
+    let roles = Api::<ClusterRole>::all(scene.jobs.client.clone());
+    let params = PatchParams::apply("test").force();
+    roles.patch("devices-overtaken", &params, &Patch::Apply(role("devices-overtaken", &all))).await?;
+    let is_again = |job: &TrainJob| stage_of(job) == Some("Running");
+    let again = scene.jobs.wait("a", "running elsewhere", is_again).await?;
+    assert_eq!(names(&again), scene.nodes[2..], "{}", placement(&again).reason);
+    assert_eq!(again.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "it never ran before");
+    let told = scene.jobs.events("a", "GangRolledBack").await?;
+    assert!(told.iter().any(|note| note.contains("1 of 2 pods not scheduled")), "{told:?}");
+    let mine = scene.gpus.allocated(&scene.jobs.namespace).await?;
+    let expected = planned(&again);
+    assert!(expected.iter().all(|(claim, gpus)| mine.get(claim) == Some(gpus)), "{mine:?}");
+    let log = std::fs::read_to_string(&scene.controller.log)?.replace('\\', "");
+    assert!(log.contains("cannot create resource \"resourceclaims\""), "the missing right is named: {log}");
+    Ok(())
+}
+
+/// What a job has on its nodes, by rank.
+fn devices_of(job: &TrainJob) -> Vec<(&str, &[String])> {
+    placement(job).nodes.iter().map(|node| (node.node_name.as_str(), node.gpus.as_slice())).collect()
+}
+
+#[tokio::test]
+async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
+    let scene = Scene::new(Way::Claims, "repair", &[(h200(), "r1"); 6]).await?;
+    let first = scene.run("a", 4, 4, json!({})).await?;
+    // What a new plan would take first.
+    let lost = names(&first)[1].to_string();
+    scene.kubelet.lose_node(&lost).await?;
+    let is_second =
+        |job: &TrainJob| stage_of(job) == Some("Running") && job.status.as_ref().unwrap().attempt == Some(2);
+    let second = scene.jobs.wait("a", "in attempt 2", is_second).await?;
+    let (before, after) = (devices_of(&first), devices_of(&second));
+    assert_eq!((before[0], before[2], before[3]), (after[0], after[2], after[3]), "nodes, GPUs and ranks stay");
+    ensure!(after[1].0 != lost && before.iter().all(|(node, _)| *node != after[1].0), "{after:?}");
+    assert_eq!(second.status.as_ref().unwrap().restarts.as_ref().context("restarts")?.infrastructure, 1);
+    let mine = scene.gpus.allocated(&scene.jobs.namespace).await?;
+    assert!(planned(&second).iter().all(|(claim, gpus)| mine.get(claim) == Some(gpus)), "{mine:?}");
+    scene.had_all_rights()
+}
