@@ -7,6 +7,7 @@
 //! The two programs are built by [`programs`]: cargo does not build the programs of other packages for a test.
 #![forbid(unsafe_code)]
 
+mod agent;
 pub mod chaos;
 mod control_plane;
 mod controller;
@@ -15,17 +16,22 @@ pub mod history;
 mod kubelet;
 mod leftovers;
 mod manifest;
+mod pages;
 pub mod placement;
+mod pod_resources;
 mod program;
 mod programs;
 mod random;
 mod scene;
 
+pub use agent::{Agent, AgentOptions, Cable, Host, agent_program, agent_token};
 pub use control_plane::{ControlPlane, Daemon, Options, Usage, programs_of};
 pub use controller::*;
 pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};
 pub use leftovers::{Leftover, leftovers};
 pub use manifest::Manifest;
+pub use pages::page;
+pub use pod_resources::{PodResources, Reply, message};
 pub use program::{Ended, Program, Running};
 pub use programs::{clock_by, planted, programs};
 pub use random::Random;

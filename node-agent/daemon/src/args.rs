@@ -1,6 +1,7 @@
 //! Arguments.
 
 use clap::{Parser, ValueEnum};
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_service::telemetry;
@@ -43,7 +44,7 @@ pub(crate) struct Args {
 
     /// The kubelet's socket that tells who uses which device. Empty: it is not asked.
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
-    pub pod_resources: PathBuf,
+    pub pod_resources: OsString,
 
     /// The kubelet's configuration file, for its CPU, memory and topology policies. Default: they are not reported.
     #[arg(long, value_name = "FILE")]
