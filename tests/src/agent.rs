@@ -1,7 +1,7 @@
 //! The real node agent as a process, a host for it to describe, and a cable to the API server that can be cut.
 
 use crate::control_plane::free_port;
-use crate::{ControlPlane, Daemon, page, programs};
+use crate::{ControlPlane, Daemon, page, programs, root};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde_json::json;
@@ -9,6 +9,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -16,6 +17,8 @@ use tokio::task::JoinSet;
 
 /// The file of a fact that tests change.
 const KERNEL: &str = "proc/sys/kernel/osrelease";
+/// The driver's library; there is none at first.
+const NVML: &str = "nvml.so";
 /// Namespace of the agents.
 const SYSTEM: &str = "switchyard-system";
 
@@ -90,6 +93,37 @@ impl Host {
         self.file(KERNEL, release)
     }
 
+    /// Puts a GPU on the PCI bus.
+    ///
+    /// # Errors
+    /// Its files cannot be written.
+    pub fn add_gpu(&self, bus_id: &str) -> Result<()> {
+        let device = format!("sys/bus/pci/devices/{bus_id}");
+        self.file(&format!("{device}/vendor"), "0x10de")?;
+        self.file(&format!("{device}/class"), "0x030200")
+    }
+
+    /// Installs a driver for two GPUs, at 0000:1b:00.0 and 0000:43:00.0: the mock of the node agent's own tests.
+    ///
+    /// # Errors
+    /// It does not compile.
+    pub fn install_driver(&self) -> Result<()> {
+        let source = root().join("node-agent/tests/nvml_reports/library.rs");
+        let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        compiler.args(["--edition", "2024", "-C", "panic=abort", "-o"]).arg(self.path("new")).arg(source);
+        let output = compiler.output().context("cannot start the compiler")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(fs::rename(self.path("new"), self.path(NVML))?)
+    }
+
+    /// Removes the driver.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn remove_driver(&self) -> Result<()> {
+        Ok(fs::remove_file(self.path(NVML))?)
+    }
+
     /// From now on whoever looks at the host hangs.
     ///
     /// # Errors
@@ -150,7 +184,7 @@ impl Agent {
             ("--kubeconfig", kubeconfig.display().to_string()),
             ("--sysfs-root", path("sys")),
             ("--proc-root", path("proc")),
-            ("--nvml-lib", path("no-nvml.so")),
+            ("--nvml-lib", path(NVML)),
             ("--pod-resources", path("kubelet.sock")),
             ("--listen", address.to_string()),
             ("--period-seconds", "1".into()),

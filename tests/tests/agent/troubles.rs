@@ -72,28 +72,43 @@ async fn a_look_that_hangs_is_reported_and_the_facts_stay() -> Result<()> {
     Ok(())
 }
 
-/// A GPU on the bus whose driver is not there, then gone from the bus.
+/// Two GPUs, then without their driver, then with it again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_is_gone_is_no_machine_without_gpus() -> Result<()> {
     let scene = Scene::new("agent-driver").await?;
-    let _agent = scene.agent(&[])?;
-    let before = scene.kernel("1.0.0").await?;
-    let known = before.status.as_ref().and_then(|status| status.gpu_count);
-    let device = "sys/bus/pci/devices/00ff:01:00.0";
-    scene.host.file(&format!("{device}/vendor"), "0x10de")?;
-    scene.host.file(&format!("{device}/class"), "0x030200")?;
+    for bus_id in ["0000:1b:00.0", "0000:43:00.0"] {
+        scene.host.add_gpu(bus_id)?;
+    }
+    scene.host.install_driver()?;
+    let agent = scene.agent(&[])?;
+    let counts = |report: &GPUTopology| report.status.as_ref().map(|status| (status.gpu_count, status.gpus.len()));
+    let report = scene.report("with GPUs", |report| counts(report) == Some((Some(2), 2))).await?;
+    assert_eq!(condition(&report, "Consistent"), "Consistent=False Contradiction");
+    let told = |report: &GPUTopology, kind: &str| {
+        let mut conditions = report.status.iter().flat_map(|status| &status.conditions);
+        conditions
+            .find(|condition| condition.type_ == kind)
+            .map(|condition| condition.message.clone())
+            .unwrap_or_default()
+    };
+    assert_eq!(
+        told(&report, "Consistent"),
+        "links[0000:1b:00.0 to 0000:43:00.0].count: got 2 active NVLinks there and 1 back; expected the same number both ways"
+    );
+    until("told of the two events", || agent.metric("switchyard_agent_gpu_events_total") == 2.0).await?;
+    let errors = "switchyard_agent_gpu_nvlink_errors_total{gpu=\"0000:1b:00.0\",kind=\"crc_data\"}";
+    assert_eq!(agent.metric(errors), 61.0);
+
+    scene.host.remove_driver()?;
     let failed = |report: &GPUTopology| condition(report, "Reported") == "Reported=False SourceUnavailable";
     let report = scene.report("without a driver", failed).await?;
-    assert_eq!(report.status.as_ref().and_then(|status| status.gpu_count), None, "unknown is absent");
+    assert_eq!(counts(&report), Some((None, 0)), "unknown is absent");
     assert_eq!(condition(&report, "Fresh"), "Fresh=True Current");
-    let message =
-        report.status.iter().flat_map(|status| &status.conditions).map(|c| c.message.clone()).collect::<String>();
-    assert!(message.contains("on the PCI bus, but NVML does not work"), "{message}");
+    let message = told(&report, "Reported");
+    assert!(message.contains("2 NVIDIA GPUs on the PCI bus, but NVML does not work"), "{message}");
 
-    std::fs::remove_dir_all(scene.host.path(device))?;
-    let whole = |report: &GPUTopology| condition(report, "Reported") == "Reported=True Complete";
-    let report = scene.report("whole again", whole).await?;
-    assert_eq!(report.status.as_ref().and_then(|status| status.gpu_count), known);
+    scene.host.install_driver()?;
+    scene.report("with GPUs again", |report| counts(report) == Some((Some(2), 2))).await?;
     Ok(())
 }
 

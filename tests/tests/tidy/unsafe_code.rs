@@ -8,6 +8,7 @@ use switchyard_tests::root;
 const LISTED: &[(&str, &str)] = &[
     ("node-agent/src/nvml_raw.rs", "calls of NVML that its wrapper lacks"),
     ("node-agent/tests/nvml_mock/library.rs", "a library with the C interface of NVML"),
+    ("node-agent/tests/nvml_reports/library.rs", "a library with the C interface of NVML"),
     ("tests/clock/src/lib.rs", "a system call that programs under test make"),
     ("worker/src/comm/communicator.rs", "views of registered buckets"),
     ("worker/src/comm/engine.rs", "views of registered buckets"),
