@@ -1,7 +1,7 @@
 //! The real node agent as a process, a host for it to describe, and a cable to the API server that can be cut.
 
 use crate::control_plane::free_port;
-use crate::{ControlPlane, Daemon, page, programs, root};
+use crate::{ControlPlane, Daemon, Options, page, programs, root};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde_json::json;
@@ -21,6 +21,21 @@ const KERNEL: &str = "proc/sys/kernel/osrelease";
 const NVML: &str = "nvml.so";
 /// Namespace of the agents.
 const SYSTEM: &str = "switchyard-system";
+
+/// A control plane with the manifests of the chart and an audit log, for agents.
+///
+/// # Errors
+/// It does not start, or takes a manifest not.
+pub fn agent_plane() -> Result<ControlPlane> {
+    let plane = ControlPlane::start(&Options { controller_manager: true, audit: true, ..Options::default() })?;
+    plane.install_crds_now()?;
+    let manifests = root().join("charts/switchyard/manifests").display().to_string();
+    for arguments in [&["create", "namespace", SYSTEM][..], &["apply", "-f", &manifests]] {
+        let ended = plane.kubectl(arguments);
+        ensure!(ended.code == Some(0), "{}", ended.stderr);
+    }
+    Ok(plane)
+}
 
 /// Where the program is, built if need be.
 ///
@@ -158,6 +173,8 @@ pub struct AgentOptions {
     pub server: Option<String>,
     /// Name of the log; that of the node otherwise.
     pub log: Option<String>,
+    /// Seconds between two looks; one otherwise.
+    pub period: Option<u16>,
 }
 
 /// An agent.
@@ -169,7 +186,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one for a node, with a token as its pod on that node would have it. It looks every second.
+    /// Starts one for a node, with a token as its pod on that node would have it.
     ///
     /// # Errors
     /// There is no token, or the program does not start.
@@ -187,7 +204,7 @@ impl Agent {
             ("--nvml-lib", path(NVML)),
             ("--pod-resources", path("kubelet.sock")),
             ("--listen", address.to_string()),
-            ("--period-seconds", "1".into()),
+            ("--period-seconds", options.period.unwrap_or(1).to_string()),
         ]
         .into_iter()
         .flat_map(|(flag, value)| [flag.to_string(), value])

@@ -24,7 +24,7 @@ mod programs;
 mod random;
 mod scene;
 
-pub use agent::{Agent, AgentOptions, Cable, Host, agent_program, agent_token};
+pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token};
 pub use control_plane::{ControlPlane, Daemon, Options, Usage, programs_of};
 pub use controller::*;
 pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, Options, Program, agent_program, root};
+use switchyard_tests::{Agent, AgentOptions, ControlPlane, Host, Program, agent_plane, agent_program};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Several looks of an agent that looks every second.
@@ -28,17 +28,7 @@ const USER: &str = "system:serviceaccount:switchyard-system:switchyard-node-agen
 /// A control plane with the manifests of the chart.
 fn plane() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
-    PLANE.get_or_init(|| {
-        let options = Options { controller_manager: true, audit: true, ..Options::default() };
-        let plane = ControlPlane::start(&options).unwrap_or_else(|error| panic!("{error:#}"));
-        plane.install_crds_now().unwrap_or_else(|error| panic!("{error:#}"));
-        let manifests = root().join("charts/switchyard/manifests").display().to_string();
-        for arguments in [&["create", "namespace", SYSTEM][..], &["apply", "-f", &manifests]] {
-            let ended = plane.kubectl(arguments);
-            assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        }
-        plane
-    })
+    PLANE.get_or_init(|| agent_plane().unwrap_or_else(|error| panic!("{error:#}")))
 }
 
 /// A node, and what its agent reports.

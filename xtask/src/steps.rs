@@ -10,7 +10,14 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 /// Packages whose tests need nothing but the compiler: the pure rooms.
-const PURE: [&str; 4] = ["switchyard-worker-contract", "switchyard-crds", "switchyard", "switchyard-node-agent"];
+const PURE: [&str; 6] = [
+    "switchyard-worker-contract",
+    "switchyard-crds",
+    "switchyard-service",
+    "switchyard",
+    "switchyard-node-agent",
+    "switchyard-node-agent-daemon",
+];
 
 /// Folder of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -82,10 +89,10 @@ pub(crate) fn test() -> Result<()> {
         "control plane: etcd and Kubernetes",
         &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "programs", "etcd", "kubernetes"]),
     )?;
-    let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights"];
+    let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent"];
     let cluster: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
     totals.run(
-        "controller on a real API server",
+        "controller and node agent on a real API server",
         &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
     )?;
     let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
