@@ -3,11 +3,12 @@
 
 use crate::gpu::Session;
 use crate::nvlink::MAX_LINKS;
+use crate::nvml_raw::{self, Remote};
 use crate::pci;
-use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enum_wrappers::nv_link::ErrorCounter;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -32,7 +33,7 @@ pub struct GpuCounters {
     pub pcie_replays: Option<u64>,
     /// Errors over all active NVLinks by kind: `replay`, `recovery`, `crc_flit`, `crc_data`.
     pub nvlink_errors: BTreeMap<&'static str, u64>,
-    /// Active NVLinks by the PCI address of the other end: another GPU, or a switch.
+    /// Active NVLinks to other GPUs by their PCI address.
     pub nvlinks: BTreeMap<String, u32>,
 }
 
@@ -41,10 +42,10 @@ pub fn read(library: Option<&Path>) -> Vec<GpuCounters> {
     let Ok(session) = Session::open(library) else { return Vec::new() };
     let Some(nvml) = session.nvml() else { return Vec::new() };
     let devices = (0..nvml.device_count().unwrap_or(0)).filter_map(|index| nvml.device_by_index(index).ok());
-    devices.filter_map(|device| read_gpu(&device)).collect()
+    devices.filter_map(|device| read_gpu(nvml, &device)).collect()
 }
 
-fn read_gpu(device: &Device<'_>) -> Option<GpuCounters> {
+fn read_gpu(nvml: &Nvml, device: &Device<'_>) -> Option<GpuCounters> {
     let ecc = |kind| device.total_ecc_errors(kind, EccCounter::Volatile).ok();
     let mut counters = GpuCounters {
         bus_id: pci::bus_id(&device.pci_info().ok()?.bus_id)?,
@@ -61,7 +62,10 @@ fn read_gpu(device: &Device<'_>) -> Option<GpuCounters> {
             Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
             Ok(false) | Err(_) => continue,
         }
-        if let Some(other) = link.remote_pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id)) {
+        // At a switch the other end is no GPU, and drivers differ in what they say about it.
+        if nvml_raw::remote_device_type(nvml, device, number) == Some(Remote::Gpu)
+            && let Some(other) = link.remote_pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id))
+        {
             *counters.nvlinks.entry(other).or_default() += 1;
         }
         for (kind, word) in LINK_ERRORS {

@@ -37,14 +37,16 @@ fn wait(nvml: &Nvml, on_event: &mut impl FnMut(Option<u64>)) -> Result<(), NvmlE
             registered += 1;
         }
     }
-    while registered > 0 {
+    if registered == 0 {
+        return Ok(());
+    }
+    loop {
         match set.wait(WAIT_MILLISECONDS) {
             Ok(event) => on_event(event.event_data.and_then(xid)),
             Err(NvmlError::Timeout) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(())
 }
 
 /// The number; `None` when the driver does not know it.

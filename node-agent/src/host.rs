@@ -3,6 +3,7 @@
 use crate::Roots;
 use crate::rdma;
 use crate::read::{self, Notes};
+use std::path::Path;
 use switchyard_crds::gpu_topology::{DmaBuf, DriverModule, Host, HostIdentity, ModuleState};
 
 /// Magic number of tmpfs, see statfs(2): a `/dev/shm` that is none says nothing about shared memory.
@@ -90,7 +91,7 @@ pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mu
         rdma_cm: roots.sysfs.join("class/infiniband").exists().then(|| rdma::char_device(roots, "infiniband/rdma_cm")),
         imex_channels: imex_channels(roots),
         locked_memory_limit: notes.parsed(&roots.procfs.join("self/limits"), parse_locked_memory_limit),
-        shared_memory_bytes: shared_memory(roots, notes),
+        shared_memory_bytes: shared_memory(&roots.dev.join("shm")).map_err(|error| notes.add(error)).ok(),
         default_route,
         ..Host::default()
     }
@@ -112,14 +113,17 @@ fn imex_channels(roots: &Roots) -> Vec<u32> {
     channels
 }
 
-fn shared_memory(roots: &Roots, notes: &mut Notes) -> Option<u64> {
-    let path = roots.dev.join("shm");
-    let size = rustix::fs::statfs(&path).map_err(|error| error.to_string()).and_then(|stat| {
+/// Size of the tmpfs that is mounted at `path`, bytes.
+///
+/// # Errors
+/// There is none: one sentence.
+pub fn shared_memory(path: &Path) -> Result<u64, String> {
+    let size = rustix::fs::statfs(path).map_err(|error| error.to_string()).and_then(|stat| {
         let is_tmpfs = u64::try_from(stat.f_type).is_ok_and(|magic| magic == TMPFS_MAGIC);
         let size = u64::try_from(stat.f_bsize).ok().and_then(|block| block.checked_mul(stat.f_blocks));
         size.filter(|_| is_tmpfs).ok_or_else(|| "not a tmpfs".to_owned())
     });
-    size.map_err(|error| notes.add(format!("{}: {error}", path.display()))).ok()
+    size.map_err(|error| format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+mod agent;
 pub mod chaos;
 mod control_plane;
 mod controller;
@@ -17,18 +18,23 @@ pub mod history;
 mod kubelet;
 mod leftovers;
 mod manifest;
+mod pages;
 pub mod placement;
+mod pod_resources;
 mod program;
 mod programs;
 mod random;
 mod scene;
 
 pub use accounts::{SYSTEM, account, chart_rules, role};
+pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token};
 pub use control_plane::{ControlPlane, Daemon, Options, Usage, programs_of};
 pub use controller::*;
 pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};
 pub use leftovers::{Leftover, leftovers};
 pub use manifest::Manifest;
+pub use pages::page;
+pub use pod_resources::{PodResources, Reply, message};
 pub use program::{Ended, Program, Running};
 pub use programs::{clock_by, planted, programs};
 pub use random::Random;

@@ -20,6 +20,18 @@ pub fn programs() -> &'static Path {
     })
 }
 
+/// The node agent.
+///
+/// # Panics
+/// It does not build.
+pub(crate) fn agent() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let name = "switchyard-node-agent";
+        build(&["--package", "switchyard-node-agent-daemon"], &[name]).join(name)
+    })
+}
+
 /// `switchyard` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one.
 ///
 /// # Panics

@@ -3,12 +3,11 @@
 
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, plain_job,
-    programs, root, start_controller,
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, page,
+    plain_job, programs, root, start_controller,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,16 +33,6 @@ fn address_of(controller: &Daemon) -> Result<SocketAddr> {
         log.split("listen=").nth(1)?.split_whitespace().next()?.parse().ok()
     })
     .with_context(|| controller.tail())
-}
-
-/// A page with its status line, or nothing if it is not served.
-fn page(address: SocketAddr, path: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    (!text.is_empty()).then_some(text)
 }
 
 fn leads(address: SocketAddr) -> Option<bool> {

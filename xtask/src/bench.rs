@@ -13,6 +13,8 @@ pub(crate) enum What {
     AllReduce,
     /// The controller with 1,000 workers and 1,000 jobs on a real API server, beside training-operator.
     Controller,
+    /// The node agent at rest: memory, CPU time, calls to the API server.
+    Agent,
     /// Placement of GPUs: quality against brute force and what is usual, time at 10,000 nodes.
     Placement,
     /// Matrix products and the model's step, by kernel.
@@ -27,6 +29,7 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Step => ("step", "switchyard-tests", "step"),
         What::AllReduce => ("all-reduce", "switchyard-worker", "all_reduce"),
         What::Controller => ("controller", "switchyard-tests", "controller"),
+        What::Agent => ("agent", "switchyard-tests", "agent"),
         What::Placement => ("placement", "switchyard-tests", "placement"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
     };

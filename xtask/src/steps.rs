@@ -10,8 +10,15 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 /// Packages whose tests need nothing but the compiler: the pure rooms, and the node agent on machines that do not exist.
-const PURE: [&str; 5] =
-    ["switchyard-worker-contract", "switchyard-crds", "switchyard", "switchyard-node-agent", "switchyard-scenes"];
+const PURE: [&str; 7] = [
+    "switchyard-worker-contract",
+    "switchyard-crds",
+    "switchyard-service",
+    "switchyard",
+    "switchyard-node-agent",
+    "switchyard-node-agent-daemon",
+    "switchyard-scenes",
+];
 
 /// Folder of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -83,10 +90,10 @@ pub(crate) fn test() -> Result<()> {
         "control plane: etcd and Kubernetes",
         &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "programs", "etcd", "kubernetes"]),
     )?;
-    let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights"];
+    let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent"];
     let cluster: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
     totals.run(
-        "controller on a real API server",
+        "controller and node agent on a real API server",
         &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
     )?;
     let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];

@@ -85,14 +85,17 @@ impl Agent {
         let metrics = Arc::clone(&self.metrics);
         std::thread::Builder::new().name("gpu-events".into()).spawn(move || {
             loop {
+                let begin = Instant::now();
                 let why = switchyard_node_agent::events::watch(library.as_deref(), |xid| {
                     metrics.gpu_event();
                     info!(xid, "a GPU reported an event");
                     event.notify_one();
                 });
                 tracing::debug!(why, "no events of GPUs");
-                // A driver that went away is news too, and so is one that came.
-                event.notify_one();
+                // A driver that went away is news too; one that has not been there is none.
+                if begin.elapsed() > AFTER_EVENT {
+                    event.notify_one();
+                }
                 std::thread::sleep(EVENTS_AGAIN);
             }
         })?;

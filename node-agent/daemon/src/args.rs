@@ -1,6 +1,7 @@
 //! Arguments.
 
 use clap::{Parser, ValueEnum};
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_service::telemetry;
@@ -51,22 +52,22 @@ pub(crate) struct Args {
 
     /// The kubelet's socket that tells who uses which device. Empty: it is not asked.
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
-    pub pod_resources: PathBuf,
+    pub pod_resources: OsString,
 
     /// The kubelet's configuration file, for its CPU, memory and topology policies. Default: they are not reported.
     #[arg(long, value_name = "FILE")]
     pub kubelet_config: Option<PathBuf>,
 
     /// Seconds between two looks at the machine.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub period_seconds: u16,
 
     /// Seconds after which a look at the machine counts as one that hangs.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub scan_timeout_seconds: u16,
 
-    /// Seconds after which a report without a change is renewed, so that readers can tell an old one.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u16).range(2..=3600))]
+    /// Seconds after which a report without a change is renewed. Readers take one of half an hour ago as nobody's.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u16).range(2..=600))]
     pub renew_seconds: u16,
 
     /// Whether to look at once when a GPU reports an error. Keeps the driver's module in use.

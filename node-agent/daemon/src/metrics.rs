@@ -189,13 +189,16 @@ impl Collector for GpuErrors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use switchyard_crds::gpu_topology::{Gpu, GpuHealth, Nic};
+    use switchyard_crds::gpu_topology::{Gpu, Nic};
 
     #[test]
     fn what_is_counted_has_its_labels() {
         let metrics = Metrics::new();
         assert!(metrics.text(None).contains("switchyard_agent_report_age_seconds NaN"));
-        let gpu = |action: &str| Gpu { health: Some(GpuHealth { recovery_action: action.into() }), ..Gpu::default() };
+        let gpu = |action: &str| Gpu {
+            health: serde_json::from_value(serde_json::json!({"recoveryAction": action})).unwrap(),
+            ..Gpu::default()
+        };
         let nic = |state: &str| Nic { rdma_device: Some("mlx5_0".into()), state: Some(state.into()), ..Nic::default() };
         let facts = GPUTopologyStatus {
             gpu_count: Some(4),

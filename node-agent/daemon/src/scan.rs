@@ -1,12 +1,15 @@
 //! Looks at the machine on a thread of its own: a call of the driver may hang for ever, and nothing can end it from outside.
 
 use crate::kubelet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 use switchyard_node_agent::counters::{self, GpuCounters};
-use switchyard_node_agent::{Roots, describe, pci};
+use switchyard_node_agent::{Roots, describe, host, pci};
 use tokio::sync::mpsc;
+
+/// Where every container has its own devices and shared memory.
+const DEV: &str = "/dev";
 
 /// What one look found.
 #[derive(Debug, Clone, Default)]
@@ -38,6 +41,13 @@ impl Place {
         let start = Instant::now();
         let topology = describe(&self.roots, jiff::Timestamp::now()).map_err(|error| error.to_string())?;
         let mut facts = topology.status.unwrap_or_default();
+        // In a pod the host's /dev is somewhere else, with the shared memory of the host in it. What a container gets by default is
+        // what we got.
+        if self.roots.dev != Path::new(DEV)
+            && let Some(host) = &mut facts.host
+        {
+            host.shared_memory_bytes = host::shared_memory(&Path::new(DEV).join("shm")).ok();
+        }
         if let Some(path) = &self.kubelet_config {
             kubelet::add_policies(&mut facts, path);
         }

@@ -29,8 +29,8 @@ pub(crate) enum WriteError {
     #[error("there is no Node {0}")]
     NoNode(String),
     /// A call failed.
-    #[error("{0}")]
-    Api(#[from] Box<kube::Error>),
+    #[error("{}", told(.0))]
+    Api(Box<kube::Error>),
     /// The server does not answer.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Timeout,
@@ -62,6 +62,18 @@ impl WriteError {
             },
         }
     }
+}
+
+/// The server's own sentence, or why there is none: the outer errors name layers of the client only.
+fn told(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error {
+        return status.message.clone();
+    }
+    let mut inner: &dyn std::error::Error = error;
+    while let Some(source) = inner.source() {
+        inner = source;
+    }
+    format!("the API server cannot be reached: {inner}")
 }
 
 /// What a [`Writer::sync`] did.
@@ -180,4 +192,40 @@ fn apply() -> PatchParams {
 /// Zero for a time to come: clocks differ.
 fn age(time: &Time, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(time.0)).unwrap_or(Duration::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    #[test]
+    fn failures_have_a_word_and_a_sentence() {
+        for (code, expected) in [
+            (401, "forbidden"),
+            (403, "forbidden"),
+            (404, "not_found"),
+            (409, "conflict"),
+            (422, "invalid"),
+            (429, "throttled"),
+            (503, "server"),
+            (301, "other"),
+        ] {
+            let status = Status { code, message: "the server's words".into(), ..Status::default() };
+            let error = WriteError::from(kube::Error::Api(status.boxed()));
+            assert_eq!((error.reason(), error.to_string().as_str()), (expected, "the server's words"), "{code}");
+        }
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
+        let error = WriteError::from(kube::Error::Service(Box::new(refused)));
+        assert_eq!(error.reason(), "unreachable");
+        assert_eq!(error.to_string(), "the API server cannot be reached: connection refused");
+        assert_eq!(WriteError::NoNode("a".into()).to_string(), "there is no Node a");
+    }
+
+    #[test]
+    fn a_time_to_come_has_no_age() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        assert_eq!(age(&Time(at(10)), at(70)), Duration::from_secs(60));
+        assert_eq!(age(&Time(at(70)), at(10)), Duration::ZERO);
+    }
 }

@@ -1,0 +1,63 @@
+//! What GPUs count and report by themselves, from a mock of NVML that is compiled for the test.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use switchyard_node_agent::counters::{self, GpuCounters};
+use switchyard_node_agent::events;
+
+/// Compiles the mock. `None`, with a note, where there is no compiler (a test binary copied to another machine).
+fn mock(directory: &Path) -> Option<PathBuf> {
+    let library = directory.join("libnvidia-ml-reports.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nvml_reports/library.rs");
+    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let arguments = ["--edition", "2024", "-C", "panic=abort", "-o"];
+    match Command::new(compiler).args(arguments).arg(&library).arg(source).output() {
+        Ok(output) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            Some(library)
+        }
+        Err(error) => {
+            println!("SKIPPED: no Rust compiler to build the mock of NVML: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn counters_and_events() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let Some(library) = mock(directory.path()) else { return };
+    let errors =
+        |counts: [u64; 4]| BTreeMap::from_iter(["replay", "recovery", "crc_flit", "crc_data"].into_iter().zip(counts));
+    let first = GpuCounters {
+        bus_id: "0000:1b:00.0".into(),
+        corrected_ecc_errors: Some(3),
+        uncorrected_ecc_errors: Some(4),
+        pcie_replays: Some(1),
+        // Of link 0 and of link 1.
+        nvlink_errors: errors([1, 21, 41, 61]),
+        nvlinks: BTreeMap::from([("0000:43:00.0".into(), 2)]),
+    };
+    let second = GpuCounters {
+        bus_id: "0000:43:00.0".into(),
+        pcie_replays: Some(2),
+        nvlink_errors: errors([0, 10, 20, 30]),
+        nvlinks: BTreeMap::from([("0000:1b:00.0".into(), 1)]),
+        ..GpuCounters::default()
+    };
+    assert_eq!(counters::read(Some(&library)), [first, second]);
+
+    let mut seen = Vec::new();
+    let why = events::watch(Some(&library), |xid| seen.push(xid));
+    assert_eq!(seen, [Some(79), None]);
+    assert!(why.contains("fell off the bus"), "{why}");
+}
+
+#[test]
+fn without_nvml_there_is_nothing_to_count_or_to_wait_for() {
+    let none = Path::new("no-such-library.so");
+    assert_eq!(counters::read(Some(none)), []);
+    let why = events::watch(Some(none), |_| panic!("an event of nobody"));
+    assert!(why.contains("no-such-library.so"), "{why}");
+}

@@ -1,0 +1,140 @@
+//! A kubelet that tells who uses which device: gRPC over a unix socket, with answers that a test chooses, byte by byte.
+//!
+//! The messages are put together here by hand, from the numbers of the kubelet's `api.proto`, and share no code with the agent.
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use h2::server::SendResponse;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
+
+/// What is answered to a call.
+#[derive(Debug, Clone)]
+pub enum Reply {
+    /// A message, framed as it should be.
+    Message(Vec<u8>),
+    /// These bytes as they are.
+    Raw(Vec<u8>),
+    /// This status of gRPC.
+    Refused(u16),
+    /// Nothing.
+    Silence,
+}
+
+/// Answers to `List` and to `GetAllocatableResources`.
+type Replies = Arc<Mutex<(Reply, Reply)>>;
+
+/// The server; ended on drop.
+#[derive(Debug)]
+pub struct PodResources {
+    /// Its socket.
+    pub socket: PathBuf,
+    replies: Replies,
+    _stop: oneshot::Sender<()>,
+}
+
+impl PodResources {
+    /// Listens at a new socket in this folder; nothing is in use.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn start(folder: &Path) -> Result<PodResources> {
+        let socket = folder.join("kubelet.sock");
+        let _ = std::fs::remove_file(&socket);
+        let listener = std::os::unix::net::UnixListener::bind(&socket)?;
+        listener.set_nonblocking(true)?;
+        let replies: Replies = Arc::new(Mutex::new((Reply::Message(Vec::new()), Reply::Message(Vec::new()))));
+        let (stop, stopped) = oneshot::channel();
+        let served = Arc::clone(&replies);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name("pod-resources".into()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = serve(listener, served) => {}
+                    _ = stopped => {}
+                }
+            });
+        })?;
+        Ok(PodResources { socket, replies, _stop: stop })
+    }
+
+    /// Answers so from now on: `List`, and `GetAllocatableResources`.
+    pub fn set(&self, list: Reply, allocatable: Reply) {
+        *self.replies.lock().unwrap_or_else(PoisonError::into_inner) = (list, allocatable);
+    }
+}
+
+async fn serve(listener: std::os::unix::net::UnixListener, replies: Replies) -> Result<()> {
+    let listener = UnixListener::from_std(listener)?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        tokio::spawn(connection(stream, Arc::clone(&replies)));
+    }
+}
+
+async fn connection(stream: UnixStream, replies: Replies) -> Result<()> {
+    let mut connection = h2::server::handshake(stream).await?;
+    while let Some(call) = connection.accept().await {
+        let (request, respond) = call?;
+        let (list, allocatable) = replies.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let reply = match request.uri().path() {
+            "/v1.PodResourcesLister/List" => list,
+            "/v1.PodResourcesLister/GetAllocatableResources" => allocatable,
+            _ => Reply::Refused(12),
+        };
+        tokio::spawn(answer(request, respond, reply));
+    }
+    Ok(())
+}
+
+async fn answer(request: Request<h2::RecvStream>, mut respond: SendResponse<Bytes>, reply: Reply) -> Result<()> {
+    let is_grpc = request.headers().get("content-type").is_some_and(|kind| kind == "application/grpc");
+    let mut body = request.into_body();
+    let sent = body.data().await.context("a call has a message")??;
+    let head = |status: u16| Response::builder().status(status).header("content-type", "application/grpc");
+    let bytes = match reply {
+        // The message of both calls is empty.
+        _ if !is_grpc || sent[..] != [0; 5] => {
+            respond.send_response(head(415).body(())?, true)?;
+            return Ok(());
+        }
+        Reply::Silence => return std::future::pending().await,
+        Reply::Refused(code) => {
+            respond.send_response(head(200).header("grpc-status", code).body(())?, true)?;
+            return Ok(());
+        }
+        Reply::Raw(bytes) => bytes,
+        Reply::Message(message) => {
+            let mut bytes = vec![0];
+            bytes.extend(u32::try_from(message.len())?.to_be_bytes());
+            bytes.extend(message);
+            bytes
+        }
+    };
+    let mut stream = respond.send_response(head(200).body(())?, false)?;
+    stream.send_data(bytes.into(), false)?;
+    let trailers =
+        HeaderMap::from_iter([(http::HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
+    stream.send_trailers(trailers)?;
+    Ok(())
+}
+
+/// A message of texts and messages: their numbers and contents.
+pub fn message<'a>(fields: impl IntoIterator<Item = (u8, &'a [u8])>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (number, content) in fields {
+        // Wire type 2: a length, then so many bytes.
+        bytes.push(number << 3 | 2);
+        let mut length = content.len();
+        while length >= 0x80 {
+            bytes.push((length & 0x7f) as u8 | 0x80);
+            length >>= 7;
+        }
+        bytes.push(length as u8);
+        bytes.extend(content);
+    }
+    bytes
+}
