@@ -124,19 +124,22 @@ fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdi
     })
 }
 
-fn placed_condition(job: &TrainJob) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
-    job.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == conditions::PLACED)
+/// Whether the job has a place, and why (not); `None`: nothing was decided yet.
+fn placed_condition(job: &TrainJob) -> Option<(bool, &str)> {
+    let mut all = job.status.as_ref()?.conditions.iter();
+    let placed = all.find(|condition| condition.type_ == conditions::PLACED)?;
+    Some((placed.status == "True", &placed.reason))
 }
 
 /// The job looks for a place.
 fn waits(job: &TrainJob) -> bool {
-    !job.spec.suspend && placed_condition(job).is_none_or(|placed| placed.reason == "NoRoom")
+    !job.spec.suspend && placed_condition(job).is_none_or(|(_, reason)| reason == "NoRoom")
 }
 
 /// The job is on one of these nodes.
 fn is_on(job: &TrainJob, nodes: &BTreeSet<&str>) -> bool {
     let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
-    let is_placed = placed_condition(job).is_some_and(|placed| placed.status == "True");
+    let is_placed = placed_condition(job).is_some_and(|(is_placed, _)| is_placed);
     is_placed && placement.is_some_and(|place| place.nodes.iter().any(|node| nodes.contains(node.node_name.as_str())))
 }
 
