@@ -19,9 +19,14 @@ pub fn nvlink(raw: u64) -> u32 {
 /// An NVLink of which nothing is known: that of V100 and A100.
 pub const UNKNOWN_NVLINK: u32 = 20_000;
 
+/// Lanes of a PCIe link for which [`pcie`] is the rate.
+pub const LANES: u32 = 16;
+
 /// A PCIe link of 16 lanes; Gen3 if the generation is not known.
 pub fn pcie(generation: Option<u32>) -> u32 {
     match generation {
+        Some(1) => 3_000,
+        Some(2) => 6_000,
         Some(4) => 24_000,
         Some(5) => 48_000,
         Some(6..) => 96_000,
@@ -32,7 +37,7 @@ pub fn pcie(generation: Option<u32>) -> u32 {
 /// A NIC, from its raw rate in megabits: 48 GB/s of 400 Gbit/s. 10 Gbit/s if it is not known.
 pub fn nic(megabits: Option<u64>) -> u32 {
     match megabits {
-        Some(megabits @ 1..) => u32::try_from(megabits * 12 / 100).unwrap_or(u32::MAX),
+        Some(megabits @ 1..) => u32::try_from(megabits / 100 * 12).unwrap_or(u32::MAX),
         _ => UNKNOWN_NIC,
     }
 }

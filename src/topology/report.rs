@@ -5,8 +5,8 @@ use super::gpu_model::{self, GpuModel};
 use super::path::{PathClass, path_class};
 use super::rates;
 use switchyard_crds::gpu_topology::{
-    GPUTopologyStatus, Gpu as ReportedGpu, LinkKind, LinkVia, Measured, MeasuredLink, MigMode, Nic as ReportedNic,
-    NicKind, PathClass as Reported,
+    FabricState, GPUTopologyStatus, Gpu as ReportedGpu, LinkKind, LinkVia, Measured, MeasuredLink, MigMode,
+    Nic as ReportedNic, NicKind, PathClass as Reported, PcieLink, RowRemapping,
 };
 
 /// The devices of a node with their names.
@@ -91,7 +91,11 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
     let generations = models.iter().map(|model| model.map(|model| model.pcie_generation));
     let vendor = status.cpus.as_ref().and_then(|cpus| cpus.vendor.as_deref());
     let mut devices = Devices {
-        gpus: generations.clone().map(|known| Gpu { pcie_rate: rates::pcie(known), ..Gpu::default() }).collect(),
+        gpus: generations
+            .clone()
+            .zip(gpus)
+            .map(|(known, gpu)| Gpu { pcie_rate: link_rate(gpu.pcie_link.as_ref(), known), ..Gpu::default() })
+            .collect(),
         direct_links: vec![0; gpus.len() * gpus.len()],
         gpu_paths: vec![PathClass::Same; gpus.len() * gpus.len()],
         socket_rate: rates::socket(vendor, generations.flatten().max()),
@@ -106,8 +110,13 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
     }
     links(status, &models, &mut devices)?;
     let nics = training_nics(status);
-    devices.nics =
-        nics.iter().map(|nic| Nic { rate: rates::nic(status.nics[*nic].rate_megabits_per_second) }).collect();
+    let nic_rate = |nic: &usize| {
+        let nic = &status.nics[*nic];
+        let known = nic.pcie_link.as_ref().filter(|link| link.generation.or(link.max_generation).is_some());
+        let slot = known.map_or(u32::MAX, |link| link_rate(Some(link), None));
+        Nic { rate: rates::nic(nic.rate_megabits_per_second).min(slot) }
+    };
+    devices.nics = nics.iter().map(nic_rate).collect();
     for gpu in gpus {
         let to_nic = |nic: &usize| {
             let nic = &status.nics[*nic];
@@ -138,9 +147,22 @@ fn measured(status: &GPUTopologyStatus, devices: &mut Devices) {
     }
 }
 
+/// Rate of a PCIe link as it is trained: fewer lanes than there could be are fewer under load, too. `usual`: the generation where the link
+/// does not tell.
+fn link_rate(link: Option<&PcieLink>, usual: Option<u32>) -> u32 {
+    let generation = link.and_then(|link| link.generation.or(link.max_generation)).or(usual);
+    let width = link.and_then(|link| link.width).unwrap_or(rates::LANES).clamp(1, rates::LANES);
+    rates::pcie(generation) / rates::LANES * width
+}
+
 fn is_usable(gpu: &ReportedGpu) -> bool {
     let is_whole = gpu.mig.as_ref().is_none_or(|mig| mig.mode == MigMode::Disabled);
-    is_whole && gpu.health.as_ref().is_none_or(|health| health.recovery_action == "None")
+    // Programs do not start on a GPU whose place in the fabric is not settled (CUDA error 802), nor should they on memory that is broken.
+    let is_settled = gpu.fabric.as_ref().is_none_or(|fabric| {
+        fabric.state == FabricState::Completed && fabric.result.as_deref().is_none_or(|result| result == "Success")
+    });
+    let is_sound = gpu.ecc.as_ref().is_none_or(|ecc| ecc.row_remapping != Some(RowRemapping::Failed));
+    is_whole && is_settled && is_sound && gpu.health.as_ref().is_none_or(|health| health.recovery_action == "None")
 }
 
 fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut Devices) -> Result<(), ReportError> {
@@ -205,7 +227,7 @@ fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use switchyard_crds::gpu_topology::{GpuHealth, Link, Mig};
+    use switchyard_crds::gpu_topology::{Ecc, Fabric, GpuHealth, Link, Mig};
 
     fn gpu(uuid: &str) -> ReportedGpu {
         ReportedGpu { uuid: uuid.into(), model: Some("NVIDIA H100 80GB HBM3".into()), ..ReportedGpu::default() }
@@ -239,6 +261,41 @@ mod tests {
         let all = vec![nvlink("a", "b", 18, None), nvlink("a", "c", 18, None), nvlink("b", "c", 18, None)];
         let named = devices(&status(all)).unwrap();
         assert_eq!((named.devices.direct(0, 1), named.devices.gpus[0].switch_links), (0, 18), "no GPU has 36 links");
+    }
+
+    #[test]
+    fn links_count_as_they_are_trained() {
+        let mut status = status(vec![]);
+        let link = |generation, width| PcieLink { generation, max_generation: Some(5), width, max_width: Some(16) };
+        status.gpus[0].pcie_link = Some(link(Some(5), Some(8)));
+        status.gpus[1].pcie_link = Some(link(None, Some(16)));
+        status.gpus[2].pcie_link = Some(link(Some(3), None));
+        let rates: Vec<u32> = devices(&status).unwrap().devices.gpus.iter().map(|gpu| gpu.pcie_rate).collect();
+        assert_eq!(rates, [24_000, 48_000, 12_000]);
+        let mut nic = ReportedNic {
+            rdma_device: Some("mlx5_0".into()),
+            rate_megabits_per_second: Some(400_000),
+            ..ReportedNic::default()
+        };
+        nic.pcie_link = Some(link(Some(4), Some(8)));
+        status.nics = vec![nic];
+        assert_eq!(devices(&status).unwrap().devices.nics, [Nic { rate: 12_000 }]);
+    }
+
+    #[test]
+    fn a_gpu_that_the_fabric_or_its_memory_fails_is_not_usable() {
+        let mut status = status(vec![]);
+        let fabric = |state, result: Option<&str>| Fabric {
+            state,
+            result: result.map(str::to_string),
+            cluster_uuid: None,
+            clique_id: None,
+            health: None,
+        };
+        status.gpus[0].fabric = Some(fabric(FabricState::InProgress, None));
+        status.gpus[1].fabric = Some(fabric(FabricState::Completed, Some("Success")));
+        status.gpus[2].ecc = Some(Ecc { mode: None, row_remapping: Some(RowRemapping::Failed) });
+        assert_eq!(devices(&status).unwrap().usable, 0b010);
     }
 
     #[test]
