@@ -1,6 +1,7 @@
 //! Metrics for Prometheus. No names of jobs or namespaces: their number has no bound.
 
 use crate::apply::Cause;
+use crate::plan::resources::bytes_per_second;
 use jiff::Timestamp;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -38,6 +39,21 @@ pub(super) struct Metrics {
     queue_depth: Gauge,
     queue_age: Gauge<f64, AtomicU64>,
     leader: Gauge,
+    /// Predicted bandwidth of a placement as a share of the best possible one.
+    quality: Histogram,
+    degraded: Gauge,
+    nodes: Family<Labels, Gauge>,
+}
+
+/// What is counted when the metrics are read.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Jobs by stage.
+    pub stages: BTreeMap<String, usize>,
+    /// Jobs of which a pod has other GPUs than planned.
+    pub degraded: usize,
+    /// Nodes by what is known of their devices.
+    pub nodes: BTreeMap<&'static str, usize>,
 }
 
 impl Metrics {
@@ -64,6 +80,9 @@ impl Metrics {
             queue_depth: Gauge::default(),
             queue_age: Gauge::default(),
             leader: Gauge::default(),
+            quality: Histogram::new([0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]),
+            degraded: Gauge::default(),
+            nodes: Family::default(),
         };
         metrics.register();
         metrics
@@ -101,6 +120,12 @@ impl Metrics {
             Unit::Seconds,
             self.queue_age.clone(),
         );
+        let help = "Predicted bandwidth of a placement, as a share of the best possible one";
+        registry.register("placement_quality", help, self.quality.clone());
+        let help = "Jobs of which a pod has other GPUs than planned, which are worth less";
+        registry.register("placements_degraded", help, self.degraded.clone());
+        let help = "Nodes by their GPUTopology: usable, unusable or none";
+        registry.register("nodes", help, self.nodes.clone());
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
 
@@ -142,9 +167,13 @@ impl Metrics {
     }
 
     /// The gauges, before they are read.
-    pub fn gauges(&self, stages: &BTreeMap<String, usize>, depth: (usize, Duration), leads: bool) {
+    pub fn gauges(&self, counts: &Counts, depth: (usize, Duration), leads: bool) {
         self.jobs.clear();
-        for (stage, jobs) in stages {
+        self.degraded.set(counts.degraded as i64);
+        for (report, nodes) in &counts.nodes {
+            self.nodes.get_or_create(&[("report", (*report).into())]).set(*nodes as i64);
+        }
+        for (stage, jobs) in &counts.stages {
             self.jobs.get_or_create(&[("stage", stage.clone().into())]).set(*jobs as i64);
         }
         self.queue_depth.set(depth.0 as i64);
@@ -167,6 +196,13 @@ impl Metrics {
         };
         let is_running = |status: &TrainJobStatus| super::reconcile::stage_of(status) == Some(Stage::Running.reason());
         let became = |is: &dyn Fn(&TrainJobStatus) -> bool| is(next) && !previous.is_some_and(is);
+        if let Some(placement) = next.placement.as_ref().filter(|_| became(&is_placed)) {
+            let rate = |quantity: &Option<_>| quantity.as_ref().and_then(bytes_per_second);
+            let rates = rate(&placement.predicted_bus_bandwidth).zip(rate(&placement.best_possible));
+            if let Some((predicted, best)) = rates.filter(|(_, best)| *best > 0.0) {
+                self.quality.observe(predicted / best);
+            }
+        }
         let first_attempt = next.restarts.as_ref().is_none_or(|restarts| restarts.total == 0);
         if let Some(created) = created.filter(|_| first_attempt) {
             if became(&is_placed) {
@@ -281,7 +317,11 @@ mod tests {
         metrics.event("Placed");
         metrics.planned(Duration::from_millis(1));
         metrics.reconciled("wrote", Duration::from_millis(3));
-        metrics.gauges(&BTreeMap::from([("Running".to_string(), 2)]), (3, Duration::from_secs(4)), true);
+        let stages = BTreeMap::from([("Running".to_string(), 2)]);
+        let counts = Counts { stages, degraded: 1, nodes: [("none", 5)].into() };
+        metrics.gauges(&counts, (3, Duration::from_secs(4)), true);
+        assert_eq!(lines(&metrics, "placements_degraded"), ["switchyard_placements_degraded 1"]);
+        assert_eq!(lines(&metrics, "nodes"), ["switchyard_nodes{report=\"none\"} 5"]);
         let text = metrics.text();
         for line in [
             "switchyard_api_requests_total{verb=\"create\",resource=\"pods\",code=\"201\"} 1",
@@ -298,7 +338,7 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
         }
         // A stage without jobs is not told any more.
-        metrics.gauges(&BTreeMap::new(), (0, Duration::ZERO), false);
+        metrics.gauges(&Counts::default(), (0, Duration::ZERO), false);
         assert!(!metrics.text().contains("switchyard_jobs{"));
     }
 }

@@ -127,6 +127,7 @@ async fn metrics(State(pages): State<Pages>) -> ([(HeaderName, &'static str); 1]
 mod tests {
     use super::*;
     use crate::controller::election::{boot_time, channel};
+    use crate::controller::metrics::Counts;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
@@ -155,7 +156,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let gauges = Arc::new({
             let metrics = Arc::clone(&metrics);
-            move || metrics.gauges(&BTreeMap::new(), (7, Duration::ZERO), false)
+            move || metrics.gauges(&Counts::default(), (7, Duration::ZERO), false)
         });
         let pages = Pages { health: Arc::clone(&health), metrics, leading, gauges };
         let server = tokio::spawn(serve(listener, pages, stopped));

@@ -6,7 +6,8 @@
 
 use super::contention::Rules;
 use super::devices::Devices;
-use super::index::{Family, Index, Key, Unreadable, attempt_of};
+use super::index::{Family, Index, Key, Unreadable, attempt_of, is_live};
+use super::metrics::Counts;
 use super::own_writes::OwnWrites;
 use super::usage::Usage;
 use super::{Context, own_writes};
@@ -16,10 +17,11 @@ use crate::plan::cluster::{self, Action, Reconciliation, Snapshot};
 use crate::plan::objects::CLAIM;
 use crate::planted;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
+use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus, conditions};
 use tracing::{debug, info, warn};
 
 /// A job that somebody else fights over is looked at again this soon at the latest.
@@ -408,16 +410,29 @@ fn message_of(status: &TrainJobStatus) -> &str {
     summary_of(status).map_or("", |condition| condition.message.as_str())
 }
 
-fn summary_of(status: &TrainJobStatus) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+fn summary_of(status: &TrainJobStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.type_ == switchyard_crds::conditions::SUCCEEDED)
 }
 
-/// Jobs by stage, for the gauge.
-pub(super) fn stages(index: &Index) -> BTreeMap<String, usize> {
-    let mut counts = BTreeMap::new();
+/// What the gauges show.
+pub(super) fn counts(index: &Index) -> Counts {
+    let mut counts = Counts::default();
     for job in index.jobs.values() {
         let stage = job.status.as_ref().and_then(stage_of).unwrap_or("New");
-        *counts.entry(stage.to_string()).or_default() += 1;
+        *counts.stages.entry(stage.to_string()).or_default() += 1;
+        let conditions = job.status.iter().flat_map(|status| &status.conditions);
+        let is_degraded = |c: &Condition| c.type_ == conditions::PLACEMENT_DEGRADED && c.status == "True";
+        let is_live = is_live(job);
+        counts.degraded += usize::from(is_live && conditions.into_iter().any(is_degraded));
+    }
+    counts.nodes = [("usable", 0), ("unusable", 0), ("none", 0)].into();
+    for node in index.usage.nodes().values() {
+        let report = match &node.machine {
+            Some(Ok(_)) => "usable",
+            Some(Err(_)) => "unusable",
+            None => "none",
+        };
+        *counts.nodes.entry(report).or_default() += 1;
     }
     counts
 }

@@ -63,8 +63,8 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         gauges: Arc::new({
             let context = context.clone();
             move || {
-                let stages = reconcile::stages(&context.index());
-                context.metrics.gauges(&stages, context.queue.depth(), context.leads());
+                let counts = reconcile::counts(&context.index());
+                context.metrics.gauges(&counts, context.queue.depth(), context.leads());
             }
         }),
     };
