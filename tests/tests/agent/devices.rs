@@ -48,12 +48,12 @@ async fn devices_in_use_follow_the_kubelet() -> Result<()> {
     assert_eq!((claim.pool.as_str(), claim.cdi_devices), ("node-a", vec!["k8s.gpu.nvidia.com/gpu=gpu-3".to_string()]));
     assert_eq!(source(&used).map(|source| source.state), Some(SourceState::Complete));
 
-    let writes = scene.writes();
+    let writes = scene.writes().await;
     tokio::time::sleep(QUIET).await;
-    assert_eq!(scene.writes(), writes, "the same uses are not written again");
+    assert_eq!(scene.writes().await, writes, "the same uses are not written again");
     kubelet.set(Reply::Message(list("job-2-0", "GPU-7")), nothing());
     scene.report("of the next pod", |report| names(report)[0].ends_with("job-2-0")).await?;
-    assert_eq!(scene.writes(), writes + 1);
+    assert_eq!(scene.writes().await, writes + 1);
     assert_eq!(agent.metric("switchyard_agent_pod_resources_failures_total").min(2.0), 1.0, "the first question only");
     Ok(())
 }

@@ -28,7 +28,7 @@ async fn after_an_outage_the_newest_facts_are_written_once() -> Result<()> {
 
     cable.mend().await?;
     scene.kernel("4.0.0").await?;
-    assert_eq!(scene.writes(), 2, "what was true in between is never written");
+    assert_eq!(scene.writes().await, 2, "what was true in between is never written");
     until("ready", || agent.page("/readyz").ends_with("ok\n")).await?;
     Ok(())
 }
@@ -51,9 +51,9 @@ async fn a_look_that_hangs_is_reported_and_the_facts_stay() -> Result<()> {
     assert_eq!(facts(&told), facts(&good), "the last facts stay");
     let health = agent.page("/healthz");
     assert!(health.starts_with("HTTP/1.1 500") && health.ends_with("a look at the machine hangs\n"), "{health}");
-    let writes = scene.writes();
+    let writes = scene.writes().await;
     tokio::time::sleep(QUIET).await;
-    assert_eq!(scene.writes(), writes, "that it still hangs is nothing new");
+    assert_eq!(scene.writes().await, writes, "that it still hangs is nothing new");
 
     // A new process hangs too, and does not delete what the one before it knew.
     agent.daemon.signal(Signal::TERM);
@@ -148,16 +148,15 @@ async fn an_agent_that_is_killed_leaves_nothing_half_done() -> Result<()> {
         agent.daemon.kill();
     }
     // What was under way reaches the server, or not.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let writes = scene.writes().await;
     let seen = scene.api().get_opt(scene.node).await?;
     let reported = seen.as_ref().and_then(kernel).map(str::to_owned);
-    let writes = scene.writes();
     ensure!(writes > 0 && (writes as u64) < KILLS, "{writes} reports of {KILLS}: the kills came too early or too late");
     let _agent = scene.agent(&[])?;
     let last = scene.kernel(&format!("{}.0.0", KILLS - 1)).await?;
     assert_eq!(last.owner_references().len(), 1);
     assert_eq!(condition(&last, "Reported"), "Reported=True Complete");
     let again = usize::from(reported != kernel(&last).map(str::to_owned));
-    assert_eq!(scene.writes(), writes + again, "what was written before is not written again");
+    assert_eq!(scene.writes().await, writes + again, "what was written before is not written again");
     Ok(())
 }
