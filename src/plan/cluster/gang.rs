@@ -82,46 +82,47 @@ pub fn place(question: &Question<'_>) -> Result<Placed, NoPlace> {
         within: sites.tree.within,
         slices: None,
     };
-    let mut notes = Vec::new();
-    let mut solved = None;
-    if asked == 0 && sites.open().any(|node| sites.nodes[node].gpus() > 0) {
-        // Nodes with GPUs are for those that need them, as long as there are others.
-        let mut plain = Sites::of(nodes, tree, policy, &need);
-        if plain.without_gpus()
-            && let Ok(placement) = plain.fleet().repair(&request, &earlier(job, &plain))
-        {
-            solved = Some(placement);
-        }
-    }
-    let mut fleet = sites.fleet();
-    let before = earlier(job, &sites);
-    let placement = match solved {
-        Some(placement) => placement,
-        None => match fleet.repair(&request, &before) {
-            Ok(placement) => placement,
-            Err(refused) => {
-                let wish = request.min_link;
-                request.min_link = MinLink::System;
-                let is_preferred = policy.mode == TopologyMode::Preferred && wish != MinLink::System;
-                match fleet.repair(&request, &before) {
-                    Ok(placement) if is_preferred => {
-                        let link = policy.node_topology.min_link;
-                        notes.push(format!("minLink {link:?} is given up: no {count} nodes have it free"));
-                        placement
-                    }
-                    _ => {
-                        request.min_link = wish;
-                        return Err(refusal::explain(question, &mut sites, &mut fleet, &need, &request, &refused));
-                    }
-                }
-            }
-        },
-    };
-    let best = sites.empty().bandwidth(&request).unwrap_or(0).max(placement.bandwidth);
-    let status = Told { question, sites: &sites, placement: &placement, best }.status(&need, notes);
+    let (placement, note) = solve(question, &mut sites, &need, &mut request)?;
+    // Of nodes that nobody describes no bandwidth is told.
+    let is_known = sites.nodes.iter().any(|node| node.described().is_some());
+    let best = if is_known { sites.empty().bandwidth(&request).unwrap_or(0) } else { 0 };
+    let best = best.max(placement.bandwidth);
+    let status = Told { question, sites: &sites, placement: &placement, best }.status(&need, note);
     let excluded = sites.nodes.iter().zip(&sites.excluded);
     let excluded = excluded.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect();
     Ok(Placed { status, excluded })
+}
+
+/// Finds the place, and says what was given up for it. Answers with the request as it was served.
+fn solve(
+    question: &Question<'_>,
+    sites: &mut Sites<'_>,
+    need: &Need<'_>,
+    request: &mut Request,
+) -> Result<(Placement, Option<String>), NoPlace> {
+    let policy = &question.job.spec.topology_policy;
+    let before = earlier(question.job, sites);
+    if need.gpus == 0 && sites.open().any(|node| sites.nodes[node].gpus() > 0) {
+        // Nodes with GPUs are for those that need them, as long as there are others.
+        if let Ok(placement) = sites.without_gpus().repair(request, &before) {
+            return Ok((placement, None));
+        }
+    }
+    let mut fleet = sites.fleet();
+    let refused = match fleet.repair(request, &before) {
+        Ok(placement) => return Ok((placement, None)),
+        Err(refused) => refused,
+    };
+    let loose = Request { min_link: MinLink::System, ..request.clone() };
+    if policy.mode == TopologyMode::Preferred
+        && request.min_link != MinLink::System
+        && let Ok(placement) = fleet.repair(&loose, &before)
+    {
+        *request = loose;
+        let (link, count) = (policy.node_topology.min_link, question.valid.request.nodes);
+        return Ok((placement, Some(format!("minLink {link:?} is given up: no {count} nodes have it free"))));
+    }
+    Err(refusal::explain(question, sites, &mut fleet, need, request, &refused))
 }
 
 /// The slowest link that a ring may contain, in the words of placement.
@@ -138,10 +139,9 @@ fn min_link(link: api::MinLink) -> MinLink {
 /// Where the pods were before, in the order of ranks.
 fn earlier(job: &TrainJob, sites: &Sites<'_>) -> Vec<(Option<NodeOrd>, u32)> {
     let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
-    let positions: BTreeMap<&str, usize> =
-        sites.nodes.iter().enumerate().map(|(position, node)| (node.facts.name.as_str(), position)).collect();
     let of_node = |placed: &PlacedNode| {
-        let position = positions.get(placed.node_name.as_str()).copied();
+        // Nodes are in the order of their names.
+        let position = sites.nodes.binary_search_by(|node| node.facts.name.cmp(&placed.node_name)).ok();
         let machine = position.and_then(|position| sites.nodes[position].described());
         let set = machine.map_or(0, |machine| machine.mask(placed.gpus.iter().map(String::as_str)));
         (position.map(|position| NodeOrd(position as u32)), set)
@@ -158,7 +158,7 @@ struct Told<'a> {
 }
 
 impl Told<'_> {
-    fn status(&self, need: &Need<'_>, notes: Vec<String>) -> PlacementStatus {
+    fn status(&self, need: &Need<'_>, note: Option<String>) -> PlacementStatus {
         let per_node = self.question.valid.request.processes_per_node;
         let nodes = (0..).zip(&self.placement.pods).map(|(rank, pod)| self.node(rank * per_node, pod));
         let nodes: Vec<PlacedNode> = nodes.collect();
@@ -169,7 +169,7 @@ impl Told<'_> {
             (is_known && megabytes != UNLIMITED).then(|| Quantity(format!("{amount}{unit}")))
         };
         let mut reason = self.reason(need, is_known);
-        for note in notes.into_iter().chain(self.better()) {
+        for note in note.into_iter().chain(self.better()) {
             reason.push_str("; ");
             reason.push_str(&note);
         }

@@ -101,24 +101,26 @@ impl<'a> Sites<'a> {
 
     /// The fleet as it is.
     pub fn fleet(&self) -> Fleet {
-        self.make(self.sites.clone())
+        self.make(&self.sites)
     }
 
     /// The fleet if nothing ran: every node that the job could use at all, with all its GPUs.
     pub fn empty(&self) -> Fleet {
         let emptied = |(site, (node, why)): (&Site, (&&NodeView, &Option<Excluded>))| {
             let open = match why {
-                None | Some(Excluded::Short { .. } | Excluded::Gpus { .. }) => true,
+                None | Some(Excluded::Gpus { .. }) => true,
+                Some(Excluded::Short { name, need, .. }) => node.allocatable.get(name) >= *need,
                 Some(_) => false,
             };
             let free = node.described().map_or(self.shapes[site.shape as usize].all(), |machine| machine.usable);
             Site { free, open, ..site.clone() }
         };
-        self.make(self.sites.iter().zip(self.nodes.iter().zip(&self.excluded)).map(emptied).collect())
+        let sites: Vec<Site> = self.sites.iter().zip(self.nodes.iter().zip(&self.excluded)).map(emptied).collect();
+        self.make(&sites)
     }
 
-    fn make(&self, sites: Vec<Site>) -> Fleet {
-        let fleet = Fleet::of(self.tree.levels.clone(), self.shapes.clone(), &sites);
+    fn make(&self, sites: &[Site]) -> Fleet {
+        let fleet = Fleet::of(self.tree.levels.clone(), self.shapes.clone(), sites);
         fleet.expect("invariant: sites are made of the shapes and levels they are made with")
     }
 
@@ -133,12 +135,10 @@ impl<'a> Sites<'a> {
         open.map(|(node, _)| node)
     }
 
-    /// Leaves out nodes that have GPUs. Answers whether any is left.
-    pub fn without_gpus(&mut self) -> bool {
-        for (site, node) in self.sites.iter_mut().zip(&self.nodes) {
-            site.open &= node.gpus() == 0;
-        }
-        self.open().next().is_some()
+    /// The fleet without the nodes that have GPUs.
+    pub fn without_gpus(&self) -> Fleet {
+        let plain = |(site, node): (&Site, &&NodeView)| Site { open: site.open && node.gpus() == 0, ..site.clone() };
+        self.make(&self.sites.iter().zip(&self.nodes).map(plain).collect::<Vec<_>>())
     }
 }
 
