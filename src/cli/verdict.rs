@@ -147,6 +147,12 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
         Some(place) => {
             let since = placed.map(|placed| placed.last_transition_time.0.to_string()).unwrap_or_default();
             text.push_str(&format!("{} is {stage}, placed {since}{}\n", name_of(job), bandwidths(place)));
+            if crate::plan::cluster::is_over(job) {
+                let why = condition(conditions::SUCCEEDED).map_or("", |stage| stage.message.as_str());
+                row(&mut text, "ended", why);
+                placement(&mut text, place, job, cluster, verbose);
+                return text;
+            }
             placement(&mut text, place, job, cluster, verbose);
             if let Some(degraded) = condition(conditions::PLACEMENT_DEGRADED).filter(|found| found.status == "True") {
                 row(&mut text, "degraded", &degraded.message);
