@@ -2,7 +2,6 @@
 
 use super::choose;
 use super::fleet::Fleet;
-use super::ring::UNLIMITED;
 use super::solve::{Placement, Pod, Refusal, Request};
 use crate::topology::model::NodeOrd;
 
@@ -39,7 +38,7 @@ impl Fleet {
                 let position = self.position((*node)?)?;
                 let place = &self.sites[position];
                 let is_there = place.open && place.free & set == *set && set.count_ones() == u32::from(group.gpus);
-                (is_there && value(position, *set) >= bandwidth.min(UNLIMITED)).then_some(position)
+                (is_there && value(position, *set) >= bandwidth).then_some(position)
             };
             let kept: Vec<Option<usize>> = earlier.iter().map(stays).collect();
             let first = kept.iter().flatten().next().copied()?;
