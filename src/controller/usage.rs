@@ -90,6 +90,11 @@ impl Usage {
         freed.is_some()
     }
 
+    /// What somebody takes.
+    pub fn share(&self, taker: &str) -> Option<&Share> {
+        self.shares.get(taker)
+    }
+
     /// Takes shares out, to look at the cluster without them. They are put back by [`Usage::put_back`].
     pub fn set_aside<'a>(&mut self, takers: impl IntoIterator<Item = &'a str>) -> Vec<(String, Share)> {
         let mut aside = Vec::new();

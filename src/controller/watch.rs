@@ -45,10 +45,13 @@ pub(super) const KINDS: [&str; 10] = [
     "NetworkPolicy",
 ];
 
+/// Takes an object into the index.
+type Apply<K> = Box<dyn Fn(&mut Index, K) -> Effect + Send>;
+
 /// What a kind does to the index.
 struct Rules<K> {
     kind: &'static str,
-    apply: Box<dyn Fn(&mut Index, K) -> Effect + Send>,
+    apply: Apply<K>,
     delete: fn(&mut Index, &ObjectMeta) -> Effect,
 }
 

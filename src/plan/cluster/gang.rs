@@ -291,10 +291,7 @@ impl Told<'_> {
     /// In which domains the gang is; `None`: no node has a label of a domain.
     fn domains(&self) -> Option<String> {
         let tree = &self.sites.tree;
-        let level = match self.placement.level {
-            Some(level) => level,
-            None => 0,
-        };
+        let level = self.placement.level.unwrap_or_default();
         let node = self.placement.pods[0].node.0 as usize;
         if let Some(name) = tree.domain(node, level) {
             return Some(format!(" in {} {name}", tree.keys[level]));

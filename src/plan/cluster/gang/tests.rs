@@ -18,7 +18,7 @@ const A30: &str = include_str!("../../../../tests/fixtures/topo/f08-a30.txt");
 
 fn report(name: &str, text: &str, model: &str) -> GPUTopology {
     let rate = NicRate { nic: None, megabits_per_second: 400_000 };
-    let options = Options { name: name.into(), gpu_model: Some(model.into()), rates: vec![rate], ..Options::default() };
+    let options = Options { name: name.into(), gpu_model: Some(model.into()), rates: vec![rate] };
     import(&parse(text).unwrap(), &options).unwrap().topology
 }
 
