@@ -80,7 +80,7 @@ fn show(cli: &Cli, args: &TopoArgs) -> Exit {
             } else {
                 PIPE_WIDTH
             };
-            print(&topo::render(&topology, width));
+            print(&topo::render(&topology, &topo::View { width, ..topo::View::default() }));
         }
         Output::Yaml => print_yaml(&topology),
         Output::Json => print(&json!(topology).to_string()),
