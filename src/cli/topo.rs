@@ -3,7 +3,9 @@
 //! A pure function from the description to text. No row is ever wrapped: equal rows and columns are folded, then what does not fit is
 //! dropped from the right, the columns that another table repeats first.
 
+pub(super) mod cluster;
 mod devices;
+mod draw;
 mod fold;
 mod health;
 mod host;
@@ -14,6 +16,7 @@ mod text;
 
 use super::units::{binary, plural, speed};
 use devices::Known;
+pub(super) use draw::{dot, svg};
 use switchyard_crds::gpu_topology::{Cpus, Facts, GPUTopology, GPUTopologyStatus, Nic};
 use text::{Screen, cut, length, plain, short_list};
 
