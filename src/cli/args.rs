@@ -59,6 +59,8 @@ pub enum Output {
     Yaml,
     /// For programs; `run` prints one object per line.
     Json,
+    /// For Graphviz; of `topo` only, the other commands refuse it before they begin.
+    Dot,
 }
 
 /// Subcommands.
@@ -74,7 +76,7 @@ pub(super) enum Command {
     Whatif(WhatifArgs),
     /// Print what decides about places in a cluster, for --snapshot of other commands.
     Snapshot(SnapshotArgs),
-    /// Show how this machine, or the one described by a file, is built: GPUs, NICs, NUMA nodes, cores.
+    /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, what its links carry; or who uses which GPUs of a cluster.
     Topo(TopoArgs),
     /// Run the controller: reconciles the TrainJobs of a cluster.
     Controller(ControllerArgs),
@@ -195,8 +197,26 @@ pub(super) struct TopoArgs {
     #[command(subcommand)]
     pub command: Option<TopoCommand>,
 
-    /// A GPUTopology (YAML); one that is called `import` as `./import`. Default: this machine.
-    pub file: Option<PathBuf>,
+    /// A node of the cluster, or a file with a GPUTopology (YAML): whatever exists, has a `/` in it or ends in .yaml, .yml or .json is a
+    /// file. One that is called `import` as `./import`. Default: this machine.
+    #[arg(value_name = "NODE|FILE")]
+    pub target: Option<String>,
+
+    /// Show the domains of a cluster, its nodes, and who uses their GPUs.
+    #[arg(long, conflicts_with_all = ["target", "svg"])]
+    pub cluster: bool,
+
+    /// Show complete matrices; with --cluster all nodes of a large one.
+    #[arg(long)]
+    pub full: bool,
+
+    /// Print a drawing of the machine (SVG).
+    #[arg(long)]
+    pub svg: bool,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
 }
 
 /// Subcommands of `topo`.

@@ -28,7 +28,7 @@ pub(super) struct SnapshotFile {
     kind: String,
     /// When it was taken. Lists of kubectl do not say; then reports are not old.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    taken_at: Option<Timestamp>,
+    pub taken_at: Option<Timestamp>,
     /// Levels of domains, as on the command line; empty: those that the controller knows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     domains: Vec<String>,
@@ -49,7 +49,7 @@ pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
             taken_at: Some(Timestamp::now()),
             domains: Vec::new(),
             metadata: Value::Null,
-            items: list(args)?,
+            items: list(args, None)?,
         },
     };
     if !args.domains.is_empty() {
@@ -75,14 +75,19 @@ pub(super) fn read_file(path: &Path) -> Result<SnapshotFile, String> {
     }
 }
 
-fn list(args: &ClusterArgs) -> Result<Vec<Value>, (String, Exit)> {
+/// Lists the running cluster of the kubeconfig; of one node only its report, where there is one.
+pub(super) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<Vec<Value>, (String, Exit)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| (format!("cannot start: {error}"), Exit::Unexpected))?;
     runtime.block_on(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
         let config = connect(&connection).await.map_err(|error| (error, Exit::Usage))?;
         let client = client(config, "switchyard", Arc::new(|_, _, _| {})).map_err(|error| (error, Exit::Usage))?;
-        snapshot::take(&client).await.map_err(|error| (error, Exit::Unexpected))
+        let items = match node {
+            Some(node) => snapshot::report(&client, node).await,
+            None => snapshot::take(&client).await,
+        };
+        items.map_err(|error| (error, Exit::Unexpected))
     })
 }
 
@@ -106,7 +111,7 @@ pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Exit {
         Ok(file) => {
             match cli.output {
                 Output::Json => print(&json!(file).to_string()),
-                Output::Table | Output::Yaml => print_yaml(&file),
+                Output::Table | Output::Yaml | Output::Dot => print_yaml(&file),
             }
             Exit::Done
         }
@@ -135,7 +140,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
     match cli.output {
         Output::Json => json_line("PlacementVerdict", verdict::json(&job, &found)),
         Output::Yaml => print_yaml(&verdict::json(&job, &found)),
-        Output::Table => print(&verdict::table(&job, &found, &cluster, cli.verbose)),
+        Output::Table | Output::Dot => print(&verdict::table(&job, &found, &cluster, cli.verbose)),
     }
     exit
 }
@@ -163,7 +168,7 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
     match cli.output {
         Output::Json => json_line("Explanation", verdict::explanation_json(&job, &found)),
         Output::Yaml => print_yaml(&verdict::explanation_json(&job, &found)),
-        Output::Table => print(&verdict::explanation(&job, &found, &cluster, cli.verbose)),
+        Output::Table | Output::Dot => print(&verdict::explanation(&job, &found, &cluster, cli.verbose)),
     }
     Exit::Done
 }

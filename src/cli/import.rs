@@ -24,7 +24,7 @@ pub(super) fn import(cli: &Cli, args: &ImportArgs) -> Exit {
     }
     match cli.output {
         // The option cannot tell whether somebody asked for a table, and what is imported is meant for a file.
-        Output::Table | Output::Yaml => {
+        Output::Table | Output::Yaml | Output::Dot => {
             print_yaml(&imported.topology);
         }
         Output::Json => print(&json!(imported.topology).to_string()),

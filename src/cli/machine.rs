@@ -1,8 +1,10 @@
 //! Machines on the command line: this one, or described by a file; `switchyard topo`.
 
 use super::args::{Cli, Output, TopoArgs, TopoCommand};
-use super::{import, manifest, print, print_yaml, refuse, topo};
+use super::units::duration;
+use super::{cluster, import, manifest, print, print_yaml, refuse, topo};
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::json;
 use std::io::IsTerminal;
 use std::path::Path;
@@ -52,38 +54,114 @@ pub(super) fn read_file(path: &Path) -> Result<GPUTopology, String> {
     Ok(topology)
 }
 
-/// Shows a machine, or imports one.
+/// Shows a machine or a cluster, or imports a machine.
 pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Exit {
     match &args.command {
         // clap could refuse this, but then also `topo -o json import FILE`.
-        Some(TopoCommand::Import(_)) if args.file.is_some() => {
+        Some(TopoCommand::Import(_)) if args.target.is_some() => {
             refuse("got a FILE before `import`; expected it after: switchyard topo import FILE", Exit::Usage)
         }
+        Some(TopoCommand::Import(_)) if cli.output == Output::Dot => {
+            refuse("-o dot: `import` makes a GPUTopology; expected yaml or json", Exit::Usage)
+        }
         Some(TopoCommand::Import(args)) => import::import(cli, args),
+        None if args.cluster => topo::cluster::show(cli, args, width()),
         None => show(cli, args),
     }
 }
 
 fn show(cli: &Cli, args: &TopoArgs) -> Exit {
-    let found = match &args.file {
-        Some(path) => read_file(path).map_err(|error| (error, Exit::Usage)),
-        None => this_machine().map_err(|error| (error, Exit::Unexpected)),
-    };
-    let topology = match found {
+    let topology = match find(args) {
         Ok(topology) => topology,
         Err((error, exit)) => return refuse(&error, exit),
     };
+    if args.svg {
+        print(&topo::svg(&topology));
+        return Exit::Done;
+    }
     match cli.output {
         Output::Table => {
-            let width = if std::io::stdout().is_terminal() {
-                terminal_size::terminal_size().map_or(PIPE_WIDTH, |(width, _)| usize::from(width.0))
-            } else {
-                PIPE_WIDTH
-            };
-            print(&topo::render(&topology, width));
+            let seen = args.target.as_ref().and_then(|_| seen(&topology));
+            print(&topo::render(&topology, &topo::View { width: width(), full: args.full, seen }));
         }
         Output::Yaml => print_yaml(&topology),
         Output::Json => print(&json!(topology).to_string()),
+        Output::Dot => print(&topo::dot(&topology)),
     }
     Exit::Done
+}
+
+/// Columns of standard output.
+fn width() -> usize {
+    let terminal = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
+    terminal.map_or(PIPE_WIDTH, |(width, _)| usize::from(width.0))
+}
+
+/// When a report was made: how long ago for people, the time for logs.
+fn seen(topology: &GPUTopology) -> Option<String> {
+    let observed = topology.status.as_ref()?.observed_time.as_ref()?.0;
+    if !std::io::stdout().is_terminal() {
+        return Some(observed.to_string());
+    }
+    let seconds = Timestamp::now().duration_since(observed).as_secs_f64();
+    Some(format!("{} ago", duration(seconds)))
+}
+
+/// The machine that is meant: this one, that of a file, or a node of a cluster.
+fn find(args: &TopoArgs) -> Result<GPUTopology, (String, Exit)> {
+    let place = &args.place;
+    let names_a_cluster = place.snapshot.is_some() || place.kubeconfig.is_some() || place.context.is_some();
+    match &args.target {
+        None if names_a_cluster => {
+            Err(("got a cluster but no node of it; expected NODE or --cluster".into(), Exit::Usage))
+        }
+        None => this_machine().map_err(|error| (error, Exit::Unexpected)),
+        Some(target) if is_file(target) => read_file(Path::new(target)).map_err(|error| (error, Exit::Usage)),
+        Some(node) => of_node(args, node),
+    }
+}
+
+fn is_file(target: &str) -> bool {
+    let has_ending = [".yaml", ".yml", ".json"].iter().any(|ending| target.ends_with(ending));
+    target.contains('/') || has_ending || Path::new(target).exists()
+}
+
+/// The report of a node of a cluster.
+fn of_node(args: &TopoArgs, node: &str) -> Result<GPUTopology, (String, Exit)> {
+    let also = |error: &str| format!("{error}\n`{node}` was taken for a node: there is no file of that name");
+    let (items, cluster) = match &args.place.snapshot {
+        Some(path) => {
+            let file = cluster::read_file(path).map_err(|error| (error, Exit::Usage))?;
+            (file.items, path.display().to_string())
+        }
+        None => {
+            let items = cluster::list(&args.place, Some(node)).map_err(|(error, exit)| (also(&error), exit))?;
+            (items, "the cluster".to_string())
+        }
+    };
+    let found = in_snapshot(&items, node).map_err(|error| (error, Exit::Usage))?;
+    found.ok_or_else(|| (also(&format!("no GPUTopology {node} in {cluster}")), Exit::Usage))
+}
+
+fn in_snapshot(items: &[serde_json::Value], node: &str) -> Result<Option<GPUTopology>, String> {
+    let is_it = |item: &&serde_json::Value| {
+        item["kind"] == "GPUTopology" && item.pointer("/metadata/name").is_some_and(|name| name == node)
+    };
+    let report = items.iter().find(is_it).map(GPUTopology::deserialize);
+    report.transpose().map_err(|error| format!("GPUTopology {node}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_file() {
+        for file in ["./import", "gpu-07.yaml", "gpu-07.json", "Cargo.toml"] {
+            assert!(is_file(file), "{file}");
+        }
+        for node in ["gpu-07", "ip-10-0-0-1.ec2.internal"] {
+            assert!(!is_file(node), "{node}");
+        }
+    }
 }

@@ -24,6 +24,9 @@ use switchyard_worker_contract::exit::Exit;
 
 /// Carries out one command line and answers its exit code.
 pub fn execute(cli: Cli) -> Exit {
+    if cli.output == args::Output::Dot && !matches!(cli.command, Command::Topo(_)) {
+        return refuse("-o dot: only `switchyard topo` draws; expected table, yaml or json", Exit::Usage);
+    }
     match &cli.command {
         Command::Run(args) => run::run(&cli, args),
         Command::Plan(args) if args.cluster || args.place.snapshot.is_some() => cluster::plan(&cli, args),

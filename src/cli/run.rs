@@ -50,10 +50,10 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
                 Output::Json => {
                     json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job}))
                 }
-                Output::Table if outcome.exit != Exit::Done => {
+                Output::Table | Output::Dot if outcome.exit != Exit::Done => {
                     eprintln!("{}; status, plan and logs in {}", outcome.exit.meaning(), run_dir.short());
                 }
-                Output::Table => {}
+                Output::Table | Output::Dot => {}
             }
             outcome.exit
         }
@@ -81,7 +81,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
         Ok(plan) => {
             match cli.output {
                 Output::Json => json_line("Plan", json!(plan)),
-                Output::Table | Output::Yaml => {
+                Output::Table | Output::Yaml | Output::Dot => {
                     print_yaml(&plan);
                 }
             }

@@ -20,8 +20,8 @@ pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Exit {
             match cli.output {
                 Output::Json => json_line("WhatIf", value()),
                 Output::Yaml => print_yaml(&value()),
-                Output::Table if results.is_empty() => print("no job waits, and the change moves none"),
-                Output::Table => results.iter().for_each(|result| print(&result.table(cli.verbose))),
+                Output::Table | Output::Dot if results.is_empty() => print("no job waits, and the change moves none"),
+                Output::Table | Output::Dot => results.iter().for_each(|result| print(&result.table(cli.verbose))),
             }
             if results.iter().all(|result| result.after.place.is_ok()) { Exit::Done } else { Exit::NotPlaceable }
         }

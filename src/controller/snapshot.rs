@@ -31,6 +31,16 @@ pub async fn take(client: &Client) -> Result<Vec<Value>, String> {
     Ok(items)
 }
 
+/// What the agent of one node reports; empty: nothing.
+///
+/// # Errors
+/// The server's words.
+pub async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
+    let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
+    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {error}"))?;
+    found.into_iter().map(typed).collect()
+}
+
 async fn of_kind<K>(client: &Client) -> Result<Vec<Value>, String>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Serialize + Clone + Debug,
@@ -39,13 +49,16 @@ where
     let api = Api::<K>::all(client.clone());
     let list: ObjectList<K> =
         api.list(&Default::default()).await.map_err(|error| format!("cannot list {kind} objects: {error}"))?;
-    let typed = |object: K| {
-        let mut value = serde_json::to_value(object).map_err(|error| format!("{kind}: {error}"))?;
-        (value["apiVersion"], value["kind"]) = (json!(K::api_version(&())), json!(kind));
-        strip(&mut value);
-        Ok(value)
-    };
     list.items.into_iter().map(typed).collect()
+}
+
+/// An object with its kind, without what decides nothing.
+fn typed<K: Resource<DynamicType = ()> + Serialize>(object: K) -> Result<Value, String> {
+    let kind = K::kind(&());
+    let mut value = serde_json::to_value(object).map_err(|error| format!("{kind}: {error}"))?;
+    (value["apiVersion"], value["kind"]) = (json!(K::api_version(&())), json!(kind));
+    strip(&mut value);
+    Ok(value)
 }
 
 /// Takes out what decides nothing, and what others need not see: environments of pods, images, annotations.

@@ -1,7 +1,7 @@
 //! The machines as placement sees them: ordinals, cores, devices and distances, without a Kubernetes name.
 //!
 //! [`model`] and [`devices`] are the structure: CPUs, and GPUs with NICs. [`build`] and [`report`] make them from `GPUTopology` reports,
-//! [`path`] classifies PCIe paths, [`rates`] says what a link is good for.
+//! [`path`] classifies PCIe paths, [`nccl`] all ways as NCCL does, [`rates`] says what a link is good for.
 //! The other way round: [`matrix`] reads the text of `nvidia-smi topo -m`, [`tree`] finds PCIe paths for its classes, and
 //! [`import`] makes a `GPUTopology` of both and of what [`gpu_model`] knows about NVLink. [`cells`] is that matrix of a report.
 
@@ -12,6 +12,7 @@ pub mod gpu_model;
 pub mod import;
 pub mod matrix;
 pub mod model;
+pub mod nccl;
 pub mod path;
 pub mod rates;
 pub mod report;

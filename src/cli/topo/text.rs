@@ -45,6 +45,33 @@ impl Screen {
         self.line(&line);
     }
 
+    /// A label and a text on one line, with a hint where there is room for it.
+    pub(super) fn labelled(&mut self, label: &str, text: &str, hint: &str) {
+        let line = format!("{label}  {text}");
+        if length(&line) <= self.width {
+            let hint = if length(&line) + length(hint) <= self.width { hint } else { "" };
+            self.line(&format!("{line}{hint}"));
+        } else {
+            self.paragraph(label, text);
+        }
+    }
+
+    /// A text that continues on the next line where it has to.
+    pub(super) fn sentence(&mut self, text: &str) {
+        let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let mut line = first.to_owned();
+        for word in rest.split_whitespace() {
+            if length(&line) + 1 + length(word) > self.width {
+                self.line(&line);
+                line = format!("  {word}");
+            } else {
+                line.push(' ');
+                line.push_str(word);
+            }
+        }
+        self.line(&line);
+    }
+
     /// Phrases with three spaces between them, as many on a line as fit.
     pub(super) fn phrases(&mut self, phrases: &[String]) {
         let mut line = String::new();
@@ -60,6 +87,28 @@ impl Screen {
         }
         if !line.is_empty() {
             self.line(&line);
+        }
+    }
+
+    /// The widest of these tables that fits, or all columns of the last one in parts below each other, each with the first column.
+    pub(super) fn whole(&mut self, mut variants: Vec<Table>) {
+        let last = variants.len().saturating_sub(1);
+        let chosen = variants.iter().position(|table| table.width() <= self.width).unwrap_or(last);
+        let table = variants.swap_remove(chosen);
+        let widths = table.widths();
+        let mut next = 1;
+        while next < widths.len() || next == 1 {
+            let mut used = widths.first().copied().unwrap_or(0);
+            let fits = widths[next.min(widths.len())..].iter().take_while(|width| {
+                used += **width + table.gap;
+                used <= self.width
+            });
+            let end = next + fits.count().max(1);
+            let part = |row: &Vec<String>| -> Vec<String> {
+                row.iter().take(1).chain(row.iter().take(end).skip(next)).cloned().collect()
+            };
+            self.table(vec![Table { rows: table.rows.iter().map(part).collect(), gap: table.gap }]);
+            next = end;
         }
     }
 

@@ -160,6 +160,27 @@ impl Levels {
         }
         Ok(Levels(known))
     }
+
+    /// The levels that some of these nodes have, small to large, the cluster last.
+    pub fn domains(&self, nodes: &[&NodeView]) -> Vec<LevelDomains> {
+        let tree = Tree::of(self, &TopologyPolicy::default(), nodes);
+        let of = |level: usize| {
+            (0..nodes.len()).map(|node| tree.domain(node, level).map(str::to_string)).collect::<Vec<_>>()
+        };
+        let levels = tree.keys.iter().zip(&tree.levels).enumerate();
+        levels.map(|(number, (key, level))| LevelDomains { key: key.clone(), level: *level, of: of(number) }).collect()
+    }
+}
+
+/// A level of domains and where the nodes are in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LevelDomains {
+    /// Label of the nodes, or `cluster`.
+    pub key: String,
+    /// What it lets through.
+    pub level: Level,
+    /// Domain of each node; `None`: the node has no such label, as all have none for the cluster.
+    pub of: Vec<Option<String>>,
 }
 
 /// The tree of the nodes as one job sees it.

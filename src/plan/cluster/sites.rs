@@ -185,7 +185,8 @@ impl Kinds {
 /// An agent renews its report every ten minutes.
 const OLD: SignedDuration = SignedDuration::from_mins(30);
 
-fn is_old(observed: Timestamp, now: Timestamp) -> bool {
+/// Whether a report of that time says nothing about now.
+pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
     now.duration_since(observed) > OLD
 }
 

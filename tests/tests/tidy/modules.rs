@@ -51,7 +51,7 @@ const CONTROLLER_MAY: [&str; 26] = [
     "tracing",
 ];
 
-const TABLE: [Row; 18] = [
+const TABLE: [Row; 19] = [
     // One function that is `false` in every program that is shipped.
     Row { module: "planted", may: &[], tests_may: &[], pure: false },
     Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
@@ -64,6 +64,7 @@ const TABLE: [Row; 18] = [
         pure: true,
     },
     Row { module: "topology::matrix", may: &[CONTRACT], tests_may: &["proptest"], pure: true },
+    Row { module: "topology::nccl", may: &[CRDS], tests_may: &[], pure: true },
     Row { module: "topology::report", may: &[CRDS, "thiserror"], tests_may: &[], pure: true },
     Row { module: "topology::tree", may: &["thiserror"], tests_may: &["proptest"], pure: true },
     Row { module: "placement", may: &["crate::topology::model", "thiserror"], tests_may: &["proptest"], pure: true },

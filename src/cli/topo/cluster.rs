@@ -1,0 +1,185 @@
+//! `switchyard topo --cluster`: the domains of a cluster, its nodes, and who uses their GPUs.
+
+mod json;
+mod screen;
+#[cfg(test)]
+mod tests;
+mod users;
+
+use super::devices::GANG;
+use crate::cli::args::{Cli, Output, TopoArgs};
+use crate::cli::cluster::{self, SnapshotFile};
+use crate::cli::run::json_line;
+use crate::cli::{print, print_yaml, refuse};
+use crate::controller::offline::Cluster;
+use crate::placement::gpus::Level;
+use crate::plan::cluster::view::NodeView;
+use crate::plan::cluster::{Excluded, GPU_RESOURCE, is_old};
+use crate::plan::eligible::Unfit;
+use crate::topology::report;
+use jiff::Timestamp;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus, Nic};
+use switchyard_worker_contract::exit::Exit;
+use users::Users;
+
+/// What one GPU of a node is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Free,
+    /// Split, or the driver asks for something.
+    NotUsable,
+    /// Somebody has it, and nobody says who.
+    Unknown,
+    /// The user of this number.
+    By(usize),
+    /// One of as many as the user of this number has; nobody says which.
+    Counted(usize),
+}
+
+/// A node with its GPUs.
+#[derive(Debug, Clone, PartialEq)]
+struct NodeRow {
+    name: String,
+    /// Domain of each level, small to large.
+    domains: Vec<Option<String>>,
+    /// Number and use of each GPU. Those of nodes without a report have no numbers but their order.
+    gpus: Vec<(u32, Use)>,
+    /// GPUs that a job could get now.
+    free: usize,
+    /// NICs for training that work, and all of them; `None`: nobody says.
+    nics: Option<(usize, usize)>,
+    /// What all GPUs together send to other nodes, megabytes (10^6) per second.
+    outward: Option<u32>,
+    /// Why no job can be placed here.
+    excluded: Option<Excluded>,
+    /// NICs for training that do not work.
+    nics_down: Vec<String>,
+}
+
+/// A level of domains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct LevelRow {
+    key: String,
+    level: Level,
+}
+
+/// A cluster as it is shown.
+#[derive(Debug, Clone, PartialEq)]
+struct ClusterTopology {
+    taken_at: Option<Timestamp>,
+    /// Small to large; the last one is the cluster.
+    levels: Vec<LevelRow>,
+    /// Nodes with GPUs, by name.
+    nodes: Vec<NodeRow>,
+    /// Nodes without GPUs.
+    without_gpus: usize,
+    /// Namespace and name of who uses GPUs, in the order of the nodes.
+    users: Vec<String>,
+}
+
+/// Shows the cluster.
+pub(in crate::cli) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
+    let read = || {
+        let file = cluster::read(&args.place)?;
+        let cluster = cluster::cluster(&file).map_err(|error| (error, Exit::Usage))?;
+        Ok(ClusterTopology::of(&file, &cluster))
+    };
+    let topology = match read() {
+        Ok(topology) => topology,
+        Err((error, exit)) => return refuse(&error, exit),
+    };
+    match cli.output {
+        Output::Table => print(&screen::render(&topology, width, args.full)),
+        Output::Json => json_line("ClusterTopology", json::value(&topology)),
+        Output::Yaml => print_yaml(&json::value(&topology)),
+        Output::Dot => {
+            return refuse("-o dot: draws one machine; expected table, yaml or json with --cluster", Exit::Usage);
+        }
+    }
+    Exit::Done
+}
+
+impl ClusterTopology {
+    fn of(file: &SnapshotFile, cluster: &Cluster) -> ClusterTopology {
+        let views: Vec<&NodeView> = cluster.nodes().values().collect();
+        let reports = reports(file);
+        let domains = cluster.levels().domains(&views);
+        let mut users = Users::of(file, cluster);
+        let mut nodes = Vec::new();
+        for (position, view) in views.iter().enumerate().filter(|(_, view)| view.gpus() > 0) {
+            let status = reports.get(view.facts.name.as_str());
+            let excluded = excluded(view, file.taken_at);
+            let gpus = users.of_node(view);
+            let unused = gpus.iter().filter(|(_, used)| *used == Use::Free).count();
+            let counted = usize::try_from(view.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
+            // Where GPUs are given out by claims only, none are counted.
+            let most = if view.allocatable.get(GPU_RESOURCE) > 0 { counted } else { unused };
+            let is_closed = matches!(excluded, Some(Excluded::Unfit(_)));
+            nodes.push(NodeRow {
+                name: view.facts.name.clone(),
+                domains: domains.iter().map(|level| level.of[position].clone()).collect(),
+                free: if is_closed { 0 } else { unused.min(most) },
+                gpus,
+                nics: view.described().map(|machine| {
+                    (
+                        machine.nics.len(),
+                        status.map_or(machine.nics.len(), |status| all_nics(status, machine.nics.len())),
+                    )
+                }),
+                outward: view.described().map(|machine| machine.shape.outward(machine.shape.all(), Some(GANG))),
+                excluded,
+                nics_down: status.map(nics_down).unwrap_or_default(),
+            });
+        }
+        ClusterTopology {
+            taken_at: file.taken_at,
+            levels: domains.into_iter().map(|level| LevelRow { key: level.key, level: level.level }).collect(),
+            without_gpus: views.len() - nodes.len(),
+            nodes,
+            users: users.names(),
+        }
+    }
+}
+
+/// The reports by node; one that cannot be read is named by what is wrong with the node.
+fn reports(file: &SnapshotFile) -> BTreeMap<String, GPUTopologyStatus> {
+    let reports = file.items.iter().filter(|item| item["kind"] == "GPUTopology");
+    let read = |item| {
+        let report = GPUTopology::deserialize(item).ok()?;
+        Some((report.metadata.name?, report.status?))
+    };
+    reports.filter_map(read).collect()
+}
+
+/// Why no job is placed on a node, whatever the job.
+fn excluded(view: &NodeView, now: Option<Timestamp>) -> Option<Excluded> {
+    if !view.facts.ready {
+        return Some(Excluded::Unfit(Unfit::NotReady));
+    }
+    if view.facts.unschedulable {
+        return Some(Excluded::Unfit(Unfit::Cordoned));
+    }
+    match (&view.machine, now) {
+        (None, _) => Some(Excluded::NoReport),
+        (Some(Err(why)), _) => Some(Excluded::Report(why.clone())),
+        (Some(Ok(machine)), Some(now)) => machine.observed.filter(|at| is_old(*at, now)).map(Excluded::Stale),
+        _ => None,
+    }
+}
+
+/// NICs of the kind that carries training traffic here, whether they work or not.
+fn all_nics(status: &GPUTopologyStatus, working: usize) -> usize {
+    status.nics.iter().filter(|nic| is_rdma_port(nic)).count().max(working)
+}
+
+fn is_rdma_port(nic: &Nic) -> bool {
+    nic.rdma_device.is_some() && nic.virtual_function_of.is_none()
+}
+
+fn nics_down(status: &GPUTopologyStatus) -> Vec<String> {
+    let working = report::devices(status).map(|named| named.nics).unwrap_or_default();
+    let down = status.nics.iter().enumerate().filter(|(number, nic)| is_rdma_port(nic) && !working.contains(number));
+    down.filter_map(|(_, nic)| nic.rdma_device.clone()).collect()
+}

@@ -1,0 +1,84 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use serde_json::{Value, json};
+
+const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/clusters/two-racks.json");
+
+fn example() -> SnapshotFile {
+    cluster::read_file(CLUSTER.as_ref()).unwrap()
+}
+
+fn topology(file: &SnapshotFile) -> ClusterTopology {
+    ClusterTopology::of(file, &cluster::cluster(file).unwrap())
+}
+
+fn object<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> &'a mut Value {
+    file.items.iter_mut().find(|item| item["kind"] == kind && item["metadata"]["name"] == name).unwrap()
+}
+
+/// The example with something wrong on every node of the second rack.
+fn troubled() -> SnapshotFile {
+    let mut file = example();
+    object(&mut file, "Node", "gpu-05")["spec"]["unschedulable"] = json!(true);
+    object(&mut file, "Node", "gpu-06")["status"]["conditions"][0]["status"] = json!("False");
+    object(&mut file, "GPUTopology", "gpu-07")["status"]["observedTime"] = json!("2026-11-20T11:00:00Z");
+    let report = object(&mut file, "GPUTopology", "gpu-04");
+    report["status"]["gpus"][5]["health"] = json!({"recoveryAction": "GPUReset"});
+    report["status"]["nics"][1]["state"] = json!("Down");
+    let used = json!({"device": "GPU-gpu-07-3", "resource": "nvidia.com/gpu", "namespace": "team-nlp", "pod": "gone",
+        "container": "trainer", "source": "DevicePlugin"});
+    object(&mut file, "GPUTopology", "gpu-07")["status"]["inUse"] = json!([used]);
+    file.items.retain(|item| item["kind"] != "GPUTopology" || item["metadata"]["name"] != "gpu-08");
+    file
+}
+
+#[test]
+fn two_racks() {
+    insta::assert_snapshot!(screen::render(&topology(&example()), 100, false));
+}
+
+#[test]
+fn what_is_wrong_with_nodes() {
+    insta::assert_snapshot!(screen::render(&topology(&troubled()), 100, false));
+}
+
+#[test]
+fn for_programs() {
+    let mut value = json::value(&topology(&troubled()));
+    value["nodes"]
+        .as_array_mut()
+        .unwrap()
+        .retain(|node| ["gpu-02", "gpu-04"].contains(&node["name"].as_str().unwrap()));
+    insta::assert_snapshot!(serde_json::to_string_pretty(&value).unwrap());
+}
+
+#[test]
+fn a_large_cluster_shows_domains_only() {
+    let mut file = example();
+    let nodes: Vec<Value> = file.items.iter().filter(|item| item["kind"] == "Node").cloned().collect();
+    for copy in 1..8 {
+        for node in &nodes {
+            let mut node = node.clone();
+            let name = format!("{}-{copy}", node["metadata"]["name"].as_str().unwrap());
+            node["metadata"]["name"] = json!(name);
+            node["metadata"]["labels"]["example.com/rack"] = json!(format!("r{}", copy + 2));
+            file.items.push(node);
+        }
+    }
+    let cluster = topology(&file);
+    insta::assert_snapshot!(screen::render(&cluster, 100, false));
+    assert!(screen::render(&cluster, 100, true).contains("gpu-08-7"));
+}
+
+#[test]
+fn no_row_is_wider_than_the_window() {
+    for file in [example(), troubled()] {
+        let cluster = topology(&file);
+        for width in 40..130 {
+            for line in screen::render(&cluster, width, true).lines() {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Uniform blocks of a matrix, so that large machines stay readable.
+
+use switchyard_worker_contract::CpuList;
+
+/// Members of `0..count` that are the same to all others, in the order of their first ones. Any two of a group have the same value as any
+/// other two of it, and two groups have one value between them.
+pub(super) fn twins<T: PartialEq>(count: usize, value: impl Fn(usize, usize) -> T) -> Vec<Vec<usize>> {
+    let is_twin = |a: usize, b: usize| (0..count).all(|c| c == a || c == b || value(a, c) == value(b, c));
+    grouped(count, is_twin)
+}
+
+/// Members of `0..count` in groups of equal ones, in the order of their first ones.
+pub(super) fn grouped(count: usize, same: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for member in 0..count {
+        match groups.iter_mut().find(|group| same(group[0], member)) {
+            Some(group) => group.push(member),
+            None => groups.push(vec![member]),
+        }
+    }
+    groups
+}
+
+/// Every member by itself.
+pub(super) fn apart(count: usize) -> Vec<Vec<usize>> {
+    (0..count).map(|member| vec![member]).collect()
+}
+
+/// `0-3,6`.
+pub(super) fn numbers(numbers: impl IntoIterator<Item = u32>) -> String {
+    CpuList::new(numbers).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_found() {
+        let class = |a: usize, b: usize| u8::from(a / 2 == b / 2);
+        assert_eq!(twins(6, class), [[0, 1], [2, 3], [4, 5]]);
+        assert_eq!(twins(3, |_, _| 1), [[0, 1, 2]]);
+        let odd = |a: usize, b: usize| u8::from(a == 1 || b == 1);
+        assert_eq!(twins(4, odd), [vec![0, 2, 3], vec![1]]);
+        let ring = |a: usize, b: usize| u8::from((a + 1) % 6 == b || (b + 1) % 6 == a);
+        assert_eq!(twins(6, ring), apart(6), "a ring has no two that are the same to all others");
+        assert_eq!(numbers([0, 1, 2, 3, 6]), "0-3,6");
+    }
+}

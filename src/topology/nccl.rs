@@ -1,0 +1,187 @@
+//! The ways between devices as NCCL classifies them, which is not how `nvidia-smi topo` does.
+//!
+//! NCCL has no NODE: it keeps one CPU for each NUMA node, so that two host bridges of one NUMA node meet there like two ports of one
+//! host bridge, and both are PHB. It knows ways that the matrix of `nvidia-smi` cannot show: over the NVLinks of a third GPU, and over
+//! NVLink-C2C. Classes and their order are those of NVIDIA/nccl `src/include/graph.h`; how they arise is in `src/graph/paths.cc`
+//! (`ncclTopoSetPaths`, `ncclTopoComputePaths`) and, for PCIe, in `src/graph/xml.cc` (`ncclTopoGetXmlFromSys`).
+//!
+//! Two things are as the report has them, not as NCCL would find them by itself: pairs of PCIe switches that NCCL takes for one
+//! (`ncclTopoFlattenBcmSwitches`), and devices whose NUMA node the kernel does not know, which NCCL puts together and we keep apart.
+
+use super::devices::Devices;
+use super::gpu_model;
+use super::path::PathClass;
+use std::cmp::Reverse;
+use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu};
+
+/// What a way between two devices is to NCCL, nearest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NcclPath {
+    /// The same device.
+    Loc,
+    /// NVLink, through a switch or not.
+    Nvl,
+    /// NVLinks of one other GPU.
+    Nvb,
+    /// NVLink-C2C, between a GPU and the CPU that it is joined to.
+    C2c,
+    /// Inside one PCIe switch.
+    Pix,
+    /// Over several PCIe switches, without a CPU.
+    Pxb,
+    /// GPU to NIC over NVLink-C2C to the CPU that the NIC hangs on.
+    P2c,
+    /// GPU to NIC over the NVLink of a GPU that is next to the NIC.
+    Pxn,
+    /// Through a CPU, within one NUMA node.
+    Phb,
+    /// Between NUMA nodes.
+    Sys,
+}
+
+impl NcclPath {
+    /// The word in NCCL's log and in `NCCL_P2P_LEVEL`.
+    pub fn word(self) -> &'static str {
+        match self {
+            NcclPath::Loc => "LOC",
+            NcclPath::Nvl => "NVL",
+            NcclPath::Nvb => "NVB",
+            NcclPath::C2c => "C2C",
+            NcclPath::Pix => "PIX",
+            NcclPath::Pxb => "PXB",
+            NcclPath::P2c => "P2C",
+            NcclPath::Pxn => "PXN",
+            NcclPath::Phb => "PHB",
+            NcclPath::Sys => "SYS",
+        }
+    }
+
+    /// What the word means.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            NcclPath::Loc => "itself",
+            NcclPath::Nvl => "NVLink",
+            NcclPath::Nvb => "over the NVLinks of one other GPU",
+            NcclPath::C2c => "NVLink-C2C over the CPU",
+            NcclPath::Pix => "same PCIe switch",
+            NcclPath::Pxb => "several PCIe switches",
+            NcclPath::P2c => "NVLink-C2C to the NIC's CPU",
+            NcclPath::Pxn => "over the NVLink of the NIC's GPU",
+            NcclPath::Phb => "via CPU, same NUMA node",
+            NcclPath::Sys => "across NUMA nodes",
+        }
+    }
+
+    /// What a way over PCIe alone is.
+    pub fn of_pcie(class: PathClass) -> NcclPath {
+        match class {
+            PathClass::Same => NcclPath::Loc,
+            PathClass::Pix => NcclPath::Pix,
+            PathClass::Pxb => NcclPath::Pxb,
+            PathClass::Phb | PathClass::Node => NcclPath::Phb,
+            PathClass::Sys => NcclPath::Sys,
+        }
+    }
+
+    /// Whether NCCL lets a NIC at this distance reach the memory of the GPU itself: `NCCL_NET_GDR_LEVEL` is PXB unless it is set, and
+    /// P2C as `NCCL_NET_GDR_C2C` is on unless it is set (`ncclTopoCheckGdr`).
+    pub fn has_direct_rdma(self) -> bool {
+        self <= NcclPath::P2c
+    }
+}
+
+/// The ways between the devices of one node.
+#[derive(Debug, Clone, Copy)]
+pub struct Ways<'a> {
+    devices: &'a Devices,
+    /// GPUs that are joined to their CPU by NVLink-C2C, one bit each.
+    coherent: u32,
+}
+
+impl<'a> Ways<'a> {
+    /// The ways between `devices`, which are those of `status`.
+    pub fn of(status: &GPUTopologyStatus, devices: &'a Devices) -> Ways<'a> {
+        let gpus = status.gpus.iter().take(devices.gpus.len()).enumerate();
+        let coherent = gpus.filter(|(_, gpu)| is_coherent(gpu)).fold(0, |mask, (gpu, _)| mask | 1 << gpu);
+        Ways { devices, coherent }
+    }
+
+    /// The way between two GPUs.
+    pub fn gpus(&self, a: usize, b: usize) -> NcclPath {
+        if a == b {
+            return NcclPath::Loc;
+        }
+        if self.devices.nvlink_rate(a, b) > 0 {
+            return NcclPath::Nvl;
+        }
+        let class = self.devices.gpu_path(a, b);
+        let relayed = self.relayed_rate(a, b);
+        // Inside one PCIe switch the way is as short as over another GPU; then the faster one counts.
+        if relayed > 0 && (class > PathClass::Pix || relayed >= self.devices.pcie_rate(a, b)) {
+            return NcclPath::Nvb;
+        }
+        if self.is_coherent(a) && self.is_coherent(b) && class <= PathClass::Node {
+            return NcclPath::C2c;
+        }
+        NcclPath::of_pcie(class)
+    }
+
+    /// Rate between two GPUs, megabytes (10^6) per second, one direction. `None`: not known.
+    pub fn gpu_rate(&self, a: usize, b: usize) -> Option<u32> {
+        match self.gpus(a, b) {
+            NcclPath::Loc | NcclPath::C2c => None,
+            NcclPath::Nvl => Some(self.devices.nvlink_rate(a, b)),
+            NcclPath::Nvb => Some(self.relayed_rate(a, b)),
+            _ => Some(self.devices.pcie_rate(a, b)),
+        }
+    }
+
+    /// The best rate over one GPU that both have NVLinks to; 0: there is none. Switches relay nothing for a GPU without links to them.
+    fn relayed_rate(&self, a: usize, b: usize) -> u32 {
+        let direct = |a: usize, b: usize| match self.devices.direct(a, b) {
+            0 => 0,
+            _ => self.devices.nvlink_rate(a, b),
+        };
+        (0..self.devices.gpus.len()).map(|over| direct(a, over).min(direct(over, b))).max().unwrap_or(0)
+    }
+
+    /// The GPU's own way to a NIC; [`Ways::relay`] says where NCCL sends another way.
+    pub fn nic(&self, gpu: usize, nic: usize) -> NcclPath {
+        let class = NcclPath::of_pcie(self.devices.nic_path(gpu, nic));
+        if class == NcclPath::Phb && self.is_coherent(gpu) && self.is_local(gpu, nic) { NcclPath::P2c } else { class }
+    }
+
+    /// The GPU over which NCCL sends to a NIC that is far from this one (PXN): next to the NIC, and joined to this one by NVLink. What
+    /// comes in goes the GPU's own way.
+    pub fn relay(&self, gpu: usize, nic: usize) -> Option<usize> {
+        let next = (0..self.devices.gpus.len()).find(|next| self.is_local(*next, nic))?;
+        let is_worth_it =
+            self.devices.nic_rate(next, nic) > self.devices.nic_rate(gpu, nic) || self.nic(gpu, nic) > NcclPath::Pxn;
+        let is_relay = next != gpu
+            && self.gpus(next, gpu) == NcclPath::Nvl
+            && self.nic(next, nic).has_direct_rdma()
+            && is_worth_it;
+        is_relay.then_some(next)
+    }
+
+    /// Whether a NIC is among the ones that this GPU takes: the fastest for it, and of those the nearest (`ncclTopoGetLocal`).
+    pub fn is_local(&self, gpu: usize, nic: usize) -> bool {
+        let rank =
+            |nic: usize| (Reverse(self.devices.nic_rate(gpu, nic)), NcclPath::of_pcie(self.devices.nic_path(gpu, nic)));
+        (0..self.devices.nics.len()).all(|other| rank(nic) <= rank(other))
+    }
+
+    fn is_coherent(&self, gpu: usize) -> bool {
+        self.coherent & 1 << gpu != 0
+    }
+}
+
+/// Whether the GPU is joined to its CPU by NVLink-C2C: its memory is a NUMA node then, and the products are those of Grace.
+fn is_coherent(gpu: &Gpu) -> bool {
+    let model = gpu.model.as_deref().and_then(gpu_model::find);
+    gpu.memory_numa_node.is_some()
+        || model.is_some_and(|model| ["GH", "GB"].iter().any(|of| model.name.starts_with(of)))
+}
+
+#[cfg(test)]
+mod tests;

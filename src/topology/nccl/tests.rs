@@ -1,0 +1,100 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::topology::import::{self, NicRate, Options};
+use crate::topology::{matrix, report};
+
+/// A machine of tests/fixtures/topo with NICs of 400 Gbit/s.
+fn fixture(name: &str, gpu_model: &str) -> GPUTopologyStatus {
+    let text = match name {
+        "f01" => include_str!("../../../tests/fixtures/topo/f01-dgx-1v.txt"),
+        "f04" => include_str!("../../../tests/fixtures/topo/f04-h200.txt"),
+        "f06" => include_str!("../../../tests/fixtures/topo/f06-gb200.txt"),
+        "f09" => include_str!("../../../tests/fixtures/topo/f09-pcie-8.txt"),
+        "f10" => include_str!("../../../tests/fixtures/topo/f10-b200.txt"),
+        other => panic!("no fixture {other}"),
+    };
+    let rates = vec![NicRate { nic: None, megabits_per_second: 400_000 }];
+    let options = Options { name: name.into(), gpu_model: Some(gpu_model.into()), rates };
+    import::import(&matrix::parse(text).unwrap(), &options).unwrap().topology.status.unwrap()
+}
+
+fn gpu_row(name: &str, gpu_model: &str, gpu: usize) -> String {
+    let status = fixture(name, gpu_model);
+    let devices = report::devices(&status).unwrap().devices;
+    let ways = Ways::of(&status, &devices);
+    (0..devices.gpus.len()).map(|other| ways.gpus(gpu, other).word()).collect::<Vec<_>>().join(" ")
+}
+
+fn nic_row(status: &GPUTopologyStatus, gpu: usize) -> String {
+    let devices = report::devices(status).unwrap().devices;
+    let ways = Ways::of(status, &devices);
+    (0..devices.nics.len()).map(|nic| ways.nic(gpu, nic).word()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_order_is_that_of_nccl() {
+    use NcclPath::{C2c, Loc, Nvb, Nvl, P2c, Phb, Pix, Pxb, Pxn, Sys};
+    let order = [Loc, Nvl, Nvb, C2c, Pix, Pxb, P2c, Pxn, Phb, Sys];
+    assert!(order.is_sorted());
+    let direct: Vec<bool> = order.iter().map(|path| path.has_direct_rdma()).collect();
+    assert_eq!(direct, [true, true, true, true, true, true, true, false, false, false]);
+}
+
+#[test]
+fn gpus_of_a_dgx_1v_without_a_link_of_their_own_meet_over_a_third() {
+    assert_eq!(gpu_row("f01", "V100", 0), "LOC NVL NVL NVL NVL NVB NVB NVB");
+    let status = fixture("f01", "V100");
+    let devices = report::devices(&status).unwrap().devices;
+    let ways = Ways::of(&status, &devices);
+    assert_eq!(ways.gpu_rate(0, 3), Some(40_000), "two links");
+    // Over GPU1 or GPU4: one link on the way.
+    assert_eq!(ways.gpu_rate(0, 5), Some(20_000));
+}
+
+#[test]
+fn a_switch_relays_nothing_for_a_gpu_without_links() {
+    assert_eq!(gpu_row("f10", "B200", 2), "PHB PHB LOC PHB SYS SYS SYS SYS");
+    assert_eq!(gpu_row("f10", "B200", 0), "LOC NVL PHB NVL NVL NVL NVL NVL");
+}
+
+#[test]
+fn host_bridges_of_one_numa_node_are_phb() {
+    let status = fixture("f04", "H200");
+    let devices = report::devices(&status).unwrap().devices;
+    assert_eq!(devices.nic_path(0, 1), PathClass::Node);
+    assert_eq!(nic_row(&status, 0), "PXB PHB SYS SYS");
+    let ways = Ways::of(&status, &devices);
+    assert!(ways.nic(0, 0).has_direct_rdma() && !ways.nic(0, 1).has_direct_rdma());
+    // To the NIC of GPU2 over GPU2; to its own not over anybody.
+    assert_eq!((ways.relay(0, 1), ways.relay(0, 0), ways.relay(1, 0)), (Some(2), None, None));
+}
+
+#[test]
+fn without_nvlink_nobody_relays() {
+    assert_eq!(gpu_row("f09", "L40S", 0), "LOC PIX PIX PIX SYS SYS SYS SYS");
+    let status = fixture("f09", "L40S");
+    let devices = report::devices(&status).unwrap().devices;
+    let ways = Ways::of(&status, &devices);
+    assert!((0..devices.gpus.len()).all(|gpu| (0..devices.nics.len()).all(|nic| ways.relay(gpu, nic).is_none())));
+}
+
+#[test]
+fn nics_of_the_cpu_that_a_gpu_is_joined_to() {
+    // nvidia-smi says SYS there for every NIC, as a Grace has a root complex for each; the kernel says in which NUMA node.
+    let on_two_cpus = |gpu_model: &str| {
+        let mut status = fixture("f06", gpu_model);
+        status.nics.iter_mut().enumerate().for_each(|(nic, found)| found.numa_node = Some(u32::from(nic >= 4)));
+        status
+    };
+    let status = on_two_cpus("GB200");
+    assert_eq!(gpu_row("f06", "GB200", 0), "LOC NVL NVL NVL");
+    assert_eq!(nic_row(&status, 0), "P2C P2C P2C P2C SYS SYS SYS SYS");
+    assert_eq!(nic_row(&on_two_cpus("B200"), 0), "PHB PHB PHB PHB SYS SYS SYS SYS", "no C2C");
+    let mut apart = status;
+    apart.links.clear();
+    let devices = report::devices(&apart).unwrap().devices;
+    let ways = Ways::of(&apart, &devices);
+    assert_eq!((ways.gpus(0, 1), ways.gpu_rate(0, 1)), (NcclPath::C2c, None));
+    assert_eq!(ways.gpus(0, 2), NcclPath::Sys);
+}
