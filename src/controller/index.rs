@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions, labels};
+use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, TrainJobStatus, conditions, labels};
 use switchyard_worker_contract::event::Summary;
 
 /// Namespace and name of a job.
@@ -322,17 +322,16 @@ impl Index {
         let Some(family) = self.families.get(job) else { return false };
         let Some(pod) = family.pods.get(place) else { return false };
         let promised = self.promised(family, pod).filter(|_| !planted::bug("forgets-promises"));
-        let node = pod.node.clone().or_else(|| promised.map(|placed| placed.node_name.clone()));
-        // A pod of an attempt that is over has its GPUs until it is gone. Its claim says so too, but may not have been seen yet.
-        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none());
-        let gpus = |node: &str| {
-            let before = before.filter(|share| share.node == node).map(|share| share.gpus.clone());
-            promised.filter(|placed| placed.node_name == node).map(|placed| placed.gpus.clone()).or(before)
-        };
+        // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
+        // moment, and its claim have devices, without that having been seen yet.
+        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && !pod.gated);
+        let promised = promised.map(|placed| (placed.node_name.as_str(), placed.gpus.as_slice()));
+        let promised = promised.or(before.map(|share| (share.node.as_str(), share.gpus.as_slice())));
+        let node = pod.node.as_deref().or(promised.map(|(node, _)| node));
         let share = node.filter(|_| !pod.is_over()).map(|node| Share {
-            gpus: gpus(&node).unwrap_or_default(),
+            gpus: promised.filter(|(place, _)| *place == node).map(|(_, gpus)| gpus.to_vec()).unwrap_or_default(),
             amount: pod.requests.clone(),
-            node,
+            node: node.to_string(),
         });
         let uid = pod.uid.clone();
         self.usage.set_share(&uid, share)
@@ -365,9 +364,18 @@ pub(super) fn is_live(job: &TrainJob) -> bool {
 
 /// The place of a job that has one now.
 pub(super) fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
-    let status = job.status.as_ref()?;
+    place_in(job.status.as_ref()?)
+}
+
+/// The place that a job with this status has.
+pub(super) fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
     let is = |kind: &str| status.conditions.iter().any(|c| c.type_ == kind && c.status == "True");
     status.placement.as_ref().filter(|_| is(conditions::PLACED) && !is(conditions::COMPLETE) && !is(conditions::FAILED))
+}
+
+/// Whether a job has another place by its next status. A gang that starts again where it was has none in between.
+pub(super) fn is_another_place(job: &TrainJob, next: &TrainJobStatus) -> bool {
+    placement_of(job) != place_in(next)
 }
 
 pub(super) fn key_of(metadata: &ObjectMeta) -> Key {

@@ -6,7 +6,7 @@
 
 use super::contention::Rules;
 use super::devices::Devices;
-use super::index::{Family, Index, Key, Unreadable, attempt_of, is_live};
+use super::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
 use super::metrics::Counts;
 use super::own_writes::OwnWrites;
 use super::usage::Usage;
@@ -158,10 +158,10 @@ impl Context {
         }
         // Before the cache shows the decision, the place is taken for whoever plans next.
         if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
-            && next.placement != job.status.as_ref().and_then(|status| status.placement.clone())
+            && is_another_place(&job, next)
         {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
-            index.assume(&uid, attempt, next.placement.clone());
+            index.assume(&uid, attempt, place_in(next).cloned());
         }
         drop(guard);
         others.into_iter().for_each(|other| self.queue.add(other, instant));

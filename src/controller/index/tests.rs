@@ -6,7 +6,7 @@ use serde_json::json;
 
 const UID: &str = "11111111-1111-1111-1111-111111111111";
 
-/// A job in this attempt, with a place or without.
+/// A job in this attempt that has its place, or had it before.
 fn job(attempt: i32, is_placed: bool) -> TrainJob {
     let condition = json!({
         "type": "Placed", "status": if is_placed { "True" } else { "False" }, "reason": "Placed", "message": "",
@@ -16,42 +16,54 @@ fn job(attempt: i32, is_placed: bool) -> TrainJob {
     serde_json::from_value(json!({
         "apiVersion": labels::API_VERSION, "kind": "TrainJob", "metadata": {"name": "a", "namespace": "t", "uid": UID},
         "spec": {"trainer": {"framework": "Plain", "image": "i"}},
-        "status": {"attempt": attempt, "conditions": [condition], "placement": if is_placed { placement } else { json!(null) }},
+        "status": {"attempt": attempt, "conditions": [condition], "placement": placement},
     }))
     .unwrap()
 }
 
-fn pod(node: Option<&str>) -> Pod {
+fn pod(node: Option<&str>, is_gated: bool) -> Pod {
+    let gates = if is_gated { json!([{"name": labels::GANG_GATE}]) } else { json!([]) };
     serde_json::from_value(json!({
         "metadata": {"name": "a-1-0", "namespace": "t", "uid": "p", "ownerReferences": [
             {"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": "a", "uid": UID, "controller": true},
         ]},
-        "spec": {"nodeName": node, "containers": [{"name": "trainer"}]},
+        "spec": {"nodeName": node, "schedulingGates": gates, "containers": [{"name": "trainer"}]},
     }))
     .unwrap()
 }
 
-/// Its claim says so too, but may not have been seen yet: then the next gang would get what still runs.
+/// It may still run, or be bound, without that having been seen: the next gang would get what is in use.
 #[test]
 fn a_pod_of_an_attempt_that_is_over_has_its_gpus_until_it_is_gone() {
-    let mut index = Index::default();
-    let gpus = |index: &Index| index.usage.share("p").map(|share| share.gpus.clone());
-    index.apply_job(job(1, true));
-    index.apply_pod(&pod(None));
-    let planned = Some(vec!["GPU-1".to_string(), "GPU-2".to_string()]);
-    assert_eq!(gpus(&index), planned, "from the decision on");
-    index.apply_pod(&pod(Some("n")));
-    index.apply_job(job(2, false));
-    assert_eq!(gpus(&index), planned);
-    index.delete_pod(&pod(Some("n")).metadata);
-    assert_eq!(gpus(&index), None);
+    for seen in [None, Some("n")] {
+        let mut index = Index::default();
+        let taken = |index: &Index| index.usage.share("p").map(|share| (share.node.clone(), share.gpus.clone()));
+        index.apply_job(job(1, true));
+        index.apply_pod(&pod(None, true));
+        let planned = Some(("n".to_string(), vec!["GPU-1".to_string(), "GPU-2".to_string()]));
+        assert_eq!(taken(&index), planned, "from the decision on");
+        index.apply_pod(&pod(seen, false));
+        index.apply_job(job(2, false));
+        assert_eq!(taken(&index), planned);
+        index.delete_pod(&pod(seen, false).metadata);
+        assert_eq!(taken(&index), None);
+    }
 }
 
 #[test]
-fn a_pod_that_was_taken_back_before_it_was_bound_has_nothing() {
+fn a_pod_that_was_never_released_gives_back_at_once() {
     let mut index = Index::default();
     index.apply_job(job(1, true));
-    index.apply_pod(&pod(None));
+    index.apply_pod(&pod(None, true));
     index.apply_job(job(2, false));
     assert_eq!(index.usage.share("p"), None);
+}
+
+/// What the cache does not show yet is taken into account only where it is another place: not only another list of nodes.
+#[test]
+fn a_gang_that_starts_again_where_it_was_gets_a_place() {
+    let (waits, placed) = (job(2, false), job(2, true));
+    assert!(is_another_place(&waits, placed.status.as_ref().unwrap()));
+    assert!(is_another_place(&placed, waits.status.as_ref().unwrap()));
+    assert!(!is_another_place(&placed, job(2, true).status.as_ref().unwrap()));
 }
