@@ -304,3 +304,63 @@ fn ten_thousand_nodes_are_no_trouble() {
     println!("10,000 nodes, not optimised: placed in {found:?}, refused in {:?}: {refused}", start.elapsed());
     assert!(found < Duration::from_secs(20));
 }
+
+proptest::proptest! {
+    /// Whatever nodes, reports, kubelets and drivers say: no panic, no GPU that somebody has, one pod per node.
+    #[test]
+    fn whatever_the_nodes_say(
+        nodes in proptest::collection::vec(
+            (0_usize..5, proptest::bits::u32::ANY, proptest::bits::u32::ANY, proptest::option::of(0_u32..=u32::MAX), 0_i64..12, 0_u8..4),
+            0..8,
+        ),
+        count in 1_u32..5, gpus in 0_u32..18, claims: bool, required: bool, link in 0_usize..3,
+    ) {
+        let mut cluster = Cluster::default();
+        for (number, (kind, taken, in_use, offered, free, rack)) in nodes.iter().enumerate() {
+            let (text, model) = [(H200, "H200"), (B200, "B200"), (A30, "A30")][*kind % 3];
+            let node = cluster.node(&format!("n{number}"), &rack.to_string(), text, model);
+            (node.taken, node.in_use, node.offered) = (*taken, *in_use, *offered);
+            node.free = Resources::of_quantities(
+                &[("cpu", "64".to_string()), ("pods", "9".into()), (GPU_RESOURCE, free.to_string())]
+                    .map(|(name, amount)| (name.to_string(), Quantity(amount)))
+                    .into(),
+            );
+            match kind {
+                3 => node.machine = None,
+                4 => node.machine = Some(Err("nonsense".into())),
+                _ => {}
+            }
+            if *rack == 3 {
+                node.facts.labels.clear();
+            }
+        }
+        let link = ["NVLink", "PCIeHost", "System"][link];
+        let mode = if required { "Required" } else { "Preferred" };
+        let mut asked = job(count, gpus, json!({
+            "mode": mode, "nodeTopology": {"minLink": link}, "domains": [{"key": "example.com/rack", "mode": mode}],
+        }));
+        let allocation = if claims { DeviceAllocation::Claims } else { DeviceAllocation::DevicePlugin };
+        asked.status.as_mut().unwrap().device_allocation = Some(allocation);
+        match cluster.place(&asked) {
+            Ok(placed) => {
+                proptest::prop_assert_eq!(placed.status.nodes.len(), count as usize);
+                let mut names: Vec<&str> = names(&placed);
+                names.sort_unstable();
+                names.dedup();
+                proptest::prop_assert_eq!(names.len(), count as usize);
+                for node in &placed.status.nodes {
+                    let view = &cluster.nodes[&node.node_name];
+                    let Some(machine) = view.described() else {
+                        proptest::prop_assert!(node.gpus.is_empty() && !(claims && gpus > 0));
+                        continue;
+                    };
+                    let set = machine.mask(node.gpus.iter().map(String::as_str));
+                    proptest::prop_assert_eq!((node.gpus.len() as u32, set.count_ones()), (gpus, gpus));
+                    proptest::prop_assert_eq!(set & !(machine.usable & !view.taken), 0, "somebody has it");
+                    proptest::prop_assert!(gpus == 0 || !claims || set & !view.offered.unwrap_or(0) == 0, "nobody offers it");
+                }
+            }
+            Err(why) => proptest::prop_assert!(!why.to_string().is_empty()),
+        }
+    }
+}
