@@ -125,9 +125,12 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
 /// Most GPUs of a ring without switches: 60 orders.
 const MOST_ORDERED: usize = 6;
 
+/// A kind of machine, some of its GPUs, and the level of the gang: share and NVLink.
+type Set = (Devices, Vec<usize>, Option<(u32, bool)>);
+
 /// Values that were computed before.
 #[derive(Default)]
-struct Values(BTreeMap<(Devices, Vec<usize>, Option<(u32, bool)>), u32>);
+struct Values(BTreeMap<Set, u32>);
 
 impl Values {
     /// Bandwidth of a gang; `None`: it cannot be judged.
