@@ -5,6 +5,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "churn/gpus.rs"]
+mod gpus;
 #[path = "churn/script.rs"]
 mod script;
 
@@ -40,18 +42,21 @@ struct Churn {
     plane: ControlPlane,
     kubelet: Kubelet,
     nodes: Vec<String>,
+    /// What the nodes are, where they have GPUs.
+    machines: Option<gpus::Machines>,
 }
 
 impl Churn {
-    async fn start() -> Result<Churn> {
+    /// So many nodes of one core.
+    async fn start(nodes: usize) -> Result<Churn> {
         let options = Options { controller_manager: true, scheduler: true, audit: true, ..Options::default() };
         let plane = ControlPlane::start(&options)?;
         plane.install_crds().await?;
-        let mut nodes = KubeletOptions::new("churn", NODES);
-        nodes.capacity = [("cpu", "1"), ("memory", "1Gi"), ("pods", "3")].map(|(a, b)| (a.into(), b.into())).into();
-        let kubelet = Kubelet::start(plane.config().await?, nodes).await?;
+        let mut options = KubeletOptions::new("churn", nodes);
+        options.capacity = [("cpu", "1"), ("memory", "1Gi"), ("pods", "3")].map(|(a, b)| (a.into(), b.into())).into();
+        let kubelet = Kubelet::start(plane.config().await?, options).await?;
         let nodes = kubelet.nodes();
-        Ok(Churn { plane, kubelet, nodes })
+        Ok(Churn { plane, kubelet, nodes, machines: None })
     }
 
     /// The controller's writes so far.
@@ -85,9 +90,22 @@ impl Churn {
             Event::Lose(node) => self.kubelet.lose_node(&self.nodes[*node]).await?,
             Event::Recover(node) => self.kubelet.recover_node(&self.nodes[*node]).await?,
             Event::DeleteNode(node) => self.kubelet.delete_node(&self.nodes[*node]).await?,
-            Event::RegisterNode(node) => self.kubelet.register_node(&self.nodes[*node]).await?,
+            Event::RegisterNode(node) => self.register(&self.nodes[*node]).await?,
+            Event::Report(node, ailment) => match &self.machines {
+                Some(machines) => machines.report(&self.nodes[*node], *ailment).await?,
+                None => return Ok(false),
+            },
         }
         Ok(true)
+    }
+
+    /// A node is there, with its labels.
+    async fn register(&self, node: &str) -> Result<()> {
+        self.kubelet.register_node(node).await?;
+        match &self.machines {
+            Some(machines) => machines.label(node).await,
+            None => Ok(()),
+        }
     }
 
     async fn cordon(&self, jobs: &Jobs, nodes: &[String], cordon: bool) -> Result<()> {
@@ -105,18 +123,19 @@ impl Churn {
         let calls = futures::stream::iter(self.nodes.iter().map(Ok));
         calls
             .try_for_each_concurrent(CALLS, |node| async move {
-                self.kubelet.register_node(node).await?;
+                self.register(node).await?;
                 self.cordon(jobs, std::slice::from_ref(node), false).await
             })
             .await
     }
 
     /// One seed from the first event to the judgement.
-    async fn play(&self, seed: u64, events: usize, quiet: Duration) -> Result<Value> {
+    async fn play(&self, seed: u64, script: Vec<(Duration, Event)>, quiet: Duration) -> Result<(Value, History)> {
         let jobs = Jobs::new(self.plane.client().await?, &self.plane.namespace("churn").await?);
         let recorder = Recorder::start(self.plane.client().await?).await?;
         let (mut counts, mut idle) = (BTreeMap::<&str, u64>::new(), 0_u64);
-        for (number, (wait, event)) in script(seed, events, NODES).into_iter().enumerate() {
+        let events = script.len();
+        for (number, (wait, event)) in script.into_iter().enumerate() {
             tokio::time::sleep(wait).await;
             let did = self.happens(&jobs, &event).await.with_context(|| format!("event {number}: {event:?}"))?;
             *counts.entry(event.kind()).or_default() += u64::from(did);
@@ -148,12 +167,13 @@ impl Churn {
         let queued = |job: &JobFact| job.stage() == Stage::Queued.reason();
         let waited: BTreeSet<_> = of_jobs().filter(|(_, job)| queued(job)).map(|(uid, _)| uid).collect();
         ensure!(!waited.is_empty(), "seed {seed}: no job waited for room; jobs and nodes are to be chosen otherwise");
-        Ok(json!({
+        let run = json!({
             "seed": seed, "events": events, "happened": counts, "withoutEffect": idle, "changes": history.changes().len(),
             "attempts": attempts.len(), "waitedForRoom": waited.len(), "settledAfterSeconds": settled, "atTheEnd": stages, "watchesResumed": recorder.resumed(),
             "status": {"writes": writes.writes, "telling": writes.telling, "longestBurst": writes.longest_burst},
             "quietSeconds": quiet.as_secs(), "writesInQuiet": 0, "violations": judged.len(),
-        }))
+        });
+        Ok((run, history))
     }
 
     /// Shows every violation with the last changes of its object, and keeps the history.
@@ -284,14 +304,15 @@ async fn a_recording_has_no_gap_when_its_watches_are_cut() -> Result<()> {
 /// G7: the invariants hold at every revision, whatever happens to jobs and nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_jobs_and_nodes_break_no_invariant() -> Result<()> {
-    let churn = Churn::start().await?;
+    let churn = Churn::start(NODES).await?;
     let mut controller = start_controller(&churn.plane, "controller", &ControllerOptions::default())?;
     let first = chaos::seed().unwrap_or(20261121);
     let (seeds, events) = (if chaos::seed().is_some() { 1 } else { size(1, 5) }, size(300, 2000));
     let quiet = Duration::from_secs(size(10, 60) as u64);
     let mut runs = Vec::new();
     for seed in first..first + seeds as u64 {
-        let run = churn.play(seed, events, quiet).await.with_context(|| format!("seed {seed}"))?;
+        let (run, _) =
+            churn.play(seed, script(seed, events, NODES), quiet).await.with_context(|| format!("seed {seed}"))?;
         println!("{run}");
         runs.push(run);
         controller.must_run()?;

@@ -7,14 +7,18 @@
 //! All objects live in one etcd, so their resource versions are numbers of one sequence: sorted by them, the
 //! changes of several watches are what really happened, in order.
 
+mod gpus;
 mod oracle;
 mod recorder;
+mod replay;
 
+pub use gpus::{double_gpus, half_gangs, mispredicted};
 pub use oracle::{
     ORACLES, Violation, double_runs, monotone_attempts, over_allocated, over_promised, partial_gangs, status_writes,
     too_many_status_writes, waits_in_vain,
 };
 pub use recorder::Recorder;
+pub use replay::{Replay, Replayed, replay};
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -1,6 +1,7 @@
 //! What must never be. Every oracle is a pure function of a history.
 
-use super::{Change, Fact, History, JobFact, PodFact, What, World};
+use super::replay::{Replay, waits};
+use super::{Change, Fact, History, JobFact, PodFact, What, World, double_gpus, half_gangs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use switchyard::plan::resources::Resources;
@@ -18,7 +19,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    fn at(change: &Change, text: String) -> Violation {
+    pub(super) fn at(change: &Change, text: String) -> Violation {
         Violation { revision: change.revision, name: change.name.clone(), text }
     }
 }
@@ -33,7 +34,7 @@ impl fmt::Display for Violation {
 pub type Oracle = fn(&History) -> Vec<Violation>;
 
 /// All oracles with their names.
-pub const ORACLES: [(&str, Oracle); 7] = [
+pub const ORACLES: [(&str, Oracle); 9] = [
     ("over_allocated", over_allocated),
     ("over_promised", over_promised),
     ("partial_gangs", partial_gangs),
@@ -41,6 +42,8 @@ pub const ORACLES: [(&str, Oracle); 7] = [
     ("monotone_attempts", monotone_attempts),
     ("too_many_status_writes", too_many_status_writes),
     ("waits_in_vain", waits_in_vain),
+    ("double_gpus", double_gpus),
+    ("half_gangs", half_gangs),
 ];
 
 /// What the bound pods of a node that have not ended ask for.
@@ -275,28 +278,20 @@ fn bursts(history: &History, mut each: impl FnMut(&Change, usize)) -> StatusWrit
     sum
 }
 
-/// At the end, when all is quiet, no job waits for room that there is.
+/// At the end, when all is quiet, nobody waits for room that there is: not the first of the queue that could be placed at all. Those behind
+/// it may wait for what it holds.
 pub fn waits_in_vain(history: &History) -> Vec<Violation> {
     let end = history.walk(|_, _, _| {});
     let revision = history.changes().last().map_or(0, |change| change.revision);
     let mut found = Vec::new();
-    for (uid, (name, job)) in end.jobs.iter().filter(|(_, (_, job))| job.stage() == Stage::Queued.reason()) {
-        let Some(pod) = end.pods_of(uid).find(|pod| pod.view.attempt == job.attempt()) else {
+    for (uid, (name, job)) in end.jobs.iter().filter(|(_, (_, job))| waits(job)) {
+        if end.pods_of(uid).all(|pod| pod.view.attempt != job.attempt()) {
             found.push(Violation { revision, name: (*name).into(), text: "waits for room without pods".into() });
-            continue;
-        };
-        let need = &pod.view.requests;
-        let has_room = |node: &&str| {
-            let Some(allocatable) = &end.nodes[*node].allocatable else { return false };
-            let free = allocatable.less(&taken(&end, node)).less(&promised(&end, node, |pod| pod.view.node.is_none()));
-            need.names().all(|resource| need.get(resource) <= free.get(resource))
-        };
-        let open = end.nodes.iter().filter(|(_, node)| node.ready && node.open).map(|(name, _)| *name);
-        let room = open.filter(has_room).count();
-        if room >= job.nodes {
-            let text = format!("waits for {} nodes, and {room} have room", job.nodes);
-            found.push(Violation { revision, name: (*name).into(), text });
         }
+    }
+    if let Some((name, placed)) = Replay::default().waits_in_vain(&end) {
+        let text = format!("waits, and there is room: {}", placed.status.reason);
+        found.push(Violation { revision, name: name.into(), text });
     }
     found
 }

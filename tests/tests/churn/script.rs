@@ -9,8 +9,8 @@ use switchyard_tests::{Command, Random, plain_job};
 const LIVE_JOBS: usize = 50;
 /// Nodes that are cordoned together.
 pub const BLOCK: usize = 10;
-/// Blocks cordoned at a time: with all of them the jobs have a third of the nodes.
-const CORDONED: usize = 13;
+/// Of this many blocks so many are cordoned at a time: with all of them the jobs have a third of the nodes.
+const CORDONED: (usize, usize) = (13, 20);
 /// Nodes lost at a time, and deleted at a time. A lost node is back before its kubelet gives up writing.
 const LOST: usize = 6;
 /// Longest time between two events, milliseconds.
@@ -39,6 +39,8 @@ pub enum Event {
     DeleteNode(usize),
     /// It registers again.
     RegisterNode(usize),
+    /// The agent of a node finds it sick in one of several ways, or well.
+    Report(usize, usize),
 }
 
 impl Event {
@@ -59,6 +61,7 @@ impl Event {
             Event::Recover(_) => "recoverNode",
             Event::DeleteNode(_) => "deleteNode",
             Event::RegisterNode(_) => "registerNode",
+            Event::Report(..) => "report",
         }
     }
 }
@@ -69,7 +72,7 @@ pub fn script(seed: u64, events: usize, nodes: usize) -> Vec<(Duration, Event)> 
     let (jobs, random) = (Vec::new(), Random::new(seed));
     let mut writer = Writer { random, nodes, created: 0, jobs, cordoned: none(), lost: none(), deleted: none() };
     // Most nodes are closed at first: jobs wait for room in a short run, too.
-    writer.cordoned.extend((0..CORDONED).filter(|block| *block < nodes / BLOCK));
+    writer.cordoned.extend(0..writer.most_cordoned());
     let mut script: Vec<(Duration, Event)> =
         writer.cordoned.iter().map(|block| (Duration::ZERO, Event::Cordon(*block, true))).collect();
     while script.len() < events {
@@ -107,7 +110,7 @@ impl Writer {
             55..61 => self.job().map(|(job, rank)| Event::DeletePod(job, rank)),
             61..72 => self.job().map(|(job, _)| Event::Suspend(job, dice < 65)),
             72..80 => {
-                let block = self.other(&self.cordoned, self.nodes / BLOCK, CORDONED)?;
+                let block = self.other(&self.cordoned, self.nodes / BLOCK, self.most_cordoned())?;
                 self.cordoned.push_back(block);
                 Some(Event::Cordon(block, true))
             }
@@ -132,6 +135,10 @@ impl Writer {
         let number = self.random.below(end);
         let is_away = end == self.nodes && (self.lost.contains(&number) || self.deleted.contains(&number));
         (these.len() < most && !these.contains(&number) && !is_away).then_some(number)
+    }
+
+    fn most_cordoned(&self) -> usize {
+        self.nodes / BLOCK * CORDONED.0 / CORDONED.1
     }
 
     /// A job that is not deleted, and one of its ranks.

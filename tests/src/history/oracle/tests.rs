@@ -1,11 +1,12 @@
 //! Every oracle on a history that is right, and on one in which something was planted.
 
 use super::*;
-use crate::history::NodeFact;
 use crate::history::view::Phase;
+use crate::history::{ClaimFact, NodeFact, OfferFact};
 use serde_json::json;
 use std::collections::BTreeMap;
-use switchyard_crds::TrainJobStatus;
+use switchyard::plan::eligible::NodeFacts;
+use switchyard_crds::{TrainJob, TrainJobStatus};
 
 /// A history in the making; each step is a revision.
 #[derive(Default)]
@@ -36,7 +37,8 @@ impl Story {
     fn node(&mut self, name: &str, cpu: &str) {
         let allocatable = serde_json::from_value(json!({"cpu": cpu, "memory": "1Gi", "pods": "4"})).unwrap();
         let allocatable = Some(Resources::of_quantities(&allocatable));
-        self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable, ..NodeFact::default() }));
+        let facts = NodeFacts { name: name.into(), ready: true, ..NodeFacts::default() };
+        self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable, facts }));
     }
 
     fn job(&mut self, nodes: usize, stage: &str, attempt: i32) {
@@ -44,7 +46,13 @@ impl Story {
     }
 
     fn status(&mut self, nodes: usize, status: TrainJobStatus) {
-        self.set("j", Fact::Job(JobFact { nodes, generation: 1, status, ..JobFact::default() }));
+        let spec = json!({"trainer": {"framework": "Plain", "image": "i", "numNodes": nodes, "resourcesPerNode": {"limits": {"cpu": "500m"}}}});
+        let mut whole = TrainJob::new("j", serde_json::from_value(spec).unwrap());
+        whole.status = Some(status.clone());
+        self.set(
+            "j",
+            Fact::Job(JobFact { nodes, generation: 1, status, whole: Some(whole.into()), ..JobFact::default() }),
+        );
     }
 
     /// A pod of attempt and rank: `gated`, `bound` or a phase, on node `n`.
@@ -86,8 +94,10 @@ fn job(stage: &str, attempt: i32) -> TrainJobStatus {
     if stage == "Complete" || stage == "Failed" {
         conditions.push(condition(stage, "True", stage));
     }
-    if stage == "Starting" || stage == "Running" {
-        conditions.push(condition("Placed", "True", "Placed"));
+    match stage {
+        "Starting" | "Running" => conditions.push(condition("Placed", "True", "Placed")),
+        "Queued" => conditions.push(condition("Placed", "False", "NoRoom")),
+        _ => {}
     }
     let placement =
         json!({"reason": "", "nodes": [{"firstRank": 0, "nodeName": "n"}, {"firstRank": 1, "nodeName": "n"}]});
@@ -169,7 +179,7 @@ fn too_much_on_a_node_is_seen() {
     story.node("n", "900m");
     assert_eq!(over_allocated(&story.history()).len(), 2);
     // Of a node that has registered again and not reported nothing is known.
-    story.set("n", Fact::Node(NodeFact { ready: true, open: true, allocatable: None }));
+    story.set("n", Fact::Node(NodeFact { ready: true, open: true, ..NodeFact::default() }));
     assert_eq!(over_allocated(&story.history()).len(), 2);
     story.node("n", "900m");
     assert_eq!(over_allocated(&story.history()).len(), 3);
@@ -227,7 +237,7 @@ fn two_attempts_at_once_are_seen() {
         story.known.insert("j-1-0".into(), story.changes[7].fact.clone());
         story.job(2, "Restarting", 2);
         story.pod(1, 0, state);
-        story.set("n", Fact::Node(NodeFact { ready, open: true, allocatable: None }));
+        story.set("n", Fact::Node(NodeFact { ready, open: true, ..NodeFact::default() }));
         story.pod(2, 0, "gated");
         story.pod(2, 1, "gated");
         story.pod(2, 0, "running");
@@ -307,4 +317,73 @@ fn a_job_that_nobody_wakes_is_seen() {
     assert_eq!(story.judged(), [], "one of two nodes has room");
     story.node("n", "500m");
     assert_eq!(story.judged(), [("waits_in_vain", 7)]);
+}
+
+/// A job of two pods that has a place on node `n` with these GPUs.
+fn placed_on(gpus: [&str; 2], at: &str) -> TrainJobStatus {
+    let mut status = job("Starting", 1);
+    let place = |rank: i32, gpu: &str| json!({"firstRank": rank, "nodeName": "n", "gpus": [gpu]});
+    status.placement =
+        serde_json::from_value(json!({"reason": "", "nodes": [place(0, gpus[0]), place(1, gpus[1])]})).unwrap();
+    let time = serde_json::from_value(json!(at)).unwrap();
+    status.conditions.iter_mut().for_each(|condition| condition.last_transition_time = Clone::clone(&time));
+    status
+}
+
+#[test]
+fn a_gpu_for_two_pods_is_seen() {
+    let story = |gpus: [&str; 2]| {
+        let mut story = Story::default();
+        story.node("n", "8");
+        story.job(2, "Placing", 1);
+        story.pod(1, 0, "gated");
+        story.pod(1, 1, "gated");
+        story.status(2, placed_on(gpus, "2026-01-01T00:00:00Z"));
+        story
+    };
+    assert_eq!(story(["a", "b"]).judged(), []);
+    let twice = story(["a", "a"]);
+    assert_eq!(twice.judged(), [("double_gpus", 5); 2], "said of each of the two");
+    let found = double_gpus(&twice.history())[0].text.clone();
+    assert_eq!(found, r#"a is for several pods: {"j-1-0", "j-1-1"}"#);
+    // Somebody else's claim has one of them, before or after.
+    let claim = |story: &mut Story| {
+        let gpus = [(("n".to_string(), "gpu-0".to_string()), "b".to_string())].into();
+        story.set("offer", Fact::Offer(OfferFact { node: "n".into(), gpus }));
+        let devices = vec![("n".into(), "gpu-0".into())];
+        story.set("stranger", Fact::Claim(ClaimFact { job: String::new(), devices }));
+    };
+    let mut before = Story::default();
+    claim(&mut before);
+    before.node("n", "8");
+    before.job(2, "Placing", 1);
+    before.pod(1, 0, "gated");
+    before.pod(1, 1, "gated");
+    before.status(2, placed_on(["a", "b"], "2026-01-01T00:00:00Z"));
+    assert_eq!(double_gpus(&before.history())[0].text, r#"b is for several pods: {"j-1-1", "stranger"}"#);
+    let mut after = story(["a", "b"]);
+    claim(&mut after);
+    assert_eq!(double_gpus(&after.history()), [], "that is for the scheduler to decide");
+}
+
+#[test]
+fn a_gang_that_stays_half_bound_is_seen() {
+    let story = |seconds: u32| {
+        let mut story = life();
+        story.changes.truncate(3);
+        story.known.retain(|name, _| !name.starts_with("j-"));
+        story.pod(1, 0, "gated");
+        story.pod(1, 1, "gated");
+        story.status(2, placed_on(["a", "b"], "2026-01-01T00:00:00Z"));
+        story.pod(1, 0, "bound");
+        // Another job says what time it is.
+        let time = format!("2026-01-01T00:{:02}:{:02}Z", seconds / 60, seconds % 60);
+        let mut other = placed_on(["c", "d"], &time);
+        other.conditions.retain(|condition| condition.type_ == "Succeeded");
+        story.set("other", Fact::Job(JobFact { status: other, ..JobFact::default() }));
+        half_gangs(&story.history())
+    };
+    // 300 s are the default of the job.
+    assert_eq!(story(310), []);
+    assert_eq!(story(330)[0].text, "1 of 2 pods bound 330 s after the place was decided");
 }

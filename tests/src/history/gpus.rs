@@ -1,0 +1,171 @@
+//! What must never be with GPUs.
+
+use super::oracle::Violation;
+use super::replay::{Decision, decisions, promised};
+use super::{Fact, History, PodFact, World};
+use crate::placement::bandwidth;
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard::placement::gpus::{Level, MinLink, UNLIMITED};
+use switchyard::plan::cluster::view::{self, Phase};
+use switchyard::plan::resources::Resources;
+use switchyard::topology::devices::Devices;
+use switchyard::topology::report;
+use switchyard_crds::PlacedNode;
+use switchyard_crds::conditions::PLACED;
+
+/// The pods that have a place, with their GPUs.
+fn plans<'a>(world: &World<'a>) -> impl Iterator<Item = (&'a PodFact, &'a PlacedNode)> {
+    let alive = world.pods.values().copied().filter(|pod| !pod.view.is_over());
+    alive.filter_map(|pod| Some((pod, promised(world, pod)?)))
+}
+
+/// No GPU is planned for two pods, or planned for one while another one has it: from the moment a place is written until the pods
+/// have ended.
+///
+/// A pod whose gang was taken back may still get its claim before it is deleted: it counts only while it runs. What somebody else claims
+/// after the plan is for the scheduler to decide.
+pub fn double_gpus(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    history.walk(|before, world, change| {
+        let (Some(Fact::Job(before)), Fact::Job(job)) = (before, &change.fact) else { return };
+        if before.is(PLACED) || !job.is(PLACED) {
+            return;
+        }
+        let mut holders: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (pod, place) in plans(world) {
+            for gpu in &place.gpus {
+                holders.entry(gpu).or_default().insert(&pod.view.name);
+            }
+        }
+        for (name, claim) in world.claims.values() {
+            let name = name.rsplit('/').next().unwrap_or_default();
+            let pod = world.pods.values().find(|pod| pod.view.name == name && pod.job == claim.job);
+            let is_old = pod.is_none_or(|pod| pod.view.phase != Phase::Running || pod.view.deleting)
+                || claim.job == change.uid && view::position(name).0 < job.attempt();
+            if !is_old || claim.job.is_empty() {
+                for gpu in world.gpus_of(claim) {
+                    holders.entry(gpu).or_default().insert(name);
+                }
+            }
+        }
+        let own = job.status.placement.iter().flat_map(|placement| &placement.nodes).flat_map(|node| &node.gpus);
+        for gpu in own {
+            // Nobody: its pod has ended and the controller had not seen that yet.
+            let pods = holders.get(gpu.as_str()).cloned().unwrap_or_default();
+            if pods.len() > 1 {
+                found.push(Violation::at(change, format!("{gpu} is for several pods: {pods:?}")));
+            }
+        }
+    });
+    found
+}
+
+/// Seconds that the controller may need to take a gang back once its time is over, on a loaded machine.
+const LATE: i64 = 15;
+
+/// No gang is bound in part for longer than its `scheduleTimeoutSeconds`. The time is what the objects of the history themselves say.
+pub fn half_gangs(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut now = None;
+    let mut told = BTreeSet::new();
+    history.walk(|_, world, change| {
+        if let Fact::Job(job) = &change.fact {
+            now = now.max(job.status.conditions.iter().map(|condition| condition.last_transition_time.0).max());
+        }
+        let Some(now) = now else { return };
+        for (uid, (name, job)) in world.jobs.iter().filter(|(_, (_, job))| job.is(PLACED)) {
+            let since = job.status.conditions.iter().find(|condition| condition.type_ == PLACED);
+            let Some((since, whole)) = since.zip(job.whole.as_ref()) else { continue };
+            let most = i64::from(whole.spec.gang_policy.schedule_timeout_seconds) + LATE;
+            let age = now.duration_since(since.last_transition_time.0).as_secs();
+            let current = || world.pods_of(uid).filter(|pod| pod.view.attempt == job.attempt() && !pod.view.deleting);
+            let bound = current().filter(|pod| pod.view.node.is_some()).count();
+            let is_over = job.is("Complete") || job.is("Failed") || job.deleting || whole.spec.suspend;
+            if age > most && bound > 0 && bound < current().count() && !is_over && told.insert((*uid, job.attempt())) {
+                let text = format!("{bound} of {} pods bound {age} s after the place was decided", job.nodes);
+                found.push(Violation { revision: change.revision, name: (*name).into(), text });
+            }
+        }
+    });
+    found
+}
+
+/// Every place has the bandwidth that its status says, by brute force: from the statement of the problem, with the reports and labels
+/// that the controller may have seen. Answers also how many could be judged: a ring over many GPUs without switches has too many orders.
+pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<Violation>) {
+    let (mut judged, mut found) = (0, Vec::new());
+    let mut known = Values::default();
+    decisions(history, |decision| {
+        let Decision { change, after, worlds, .. } = decision;
+        let Some(place) = &after.status.placement else { return };
+        let told = place.predicted_bus_bandwidth.clone();
+        let told =
+            told.map(|told| Resources::of_quantities(&[("told".into(), told)].into()).get("told") / 1_000_000_000);
+        let mut values: Vec<Option<u32>> = Vec::new();
+        for world in worlds {
+            let value = known.of_gang(world, &place.nodes, levels);
+            if values.last() != Some(&value) {
+                values.push(value);
+            }
+        }
+        // Unlimited is not told.
+        let values: Vec<Option<i64>> =
+            values.into_iter().flatten().map(|value| (value != UNLIMITED).then_some(i64::from(value))).collect();
+        judged += usize::from(!values.is_empty());
+        if !values.is_empty() && !values.contains(&told) {
+            found.push(Violation::at(
+                change,
+                format!("{told:?} MB/s are told, it has one of {values:?}: {}", place.reason),
+            ));
+        }
+    });
+    (judged, found)
+}
+
+/// Most GPUs of a ring without switches: 60 orders.
+const MOST_ORDERED: usize = 6;
+
+/// A kind of machine, some of its GPUs, and the level of the gang: share and NVLink.
+type Set = (Devices, Vec<usize>, Option<(u32, bool)>);
+
+/// Values that were computed before.
+#[derive(Default)]
+struct Values(BTreeMap<Set, u32>);
+
+impl Values {
+    /// Bandwidth of a gang; `None`: it cannot be judged.
+    fn of_gang(&mut self, world: &World<'_>, places: &[PlacedNode], levels: &[(&str, Level)]) -> Option<u32> {
+        let labels: Vec<_> = places
+            .iter()
+            .map(|place| Some(&world.nodes.get(place.node_name.as_str())?.facts.labels))
+            .collect::<Option<_>>()?;
+        let is_one =
+            |key: &str| labels[0].get(key).is_some_and(|first| labels.iter().all(|all| all.get(key) == Some(first)));
+        let cluster = levels.last()?.1;
+        let level = levels.iter().find(|(key, _)| is_one(key)).map_or(cluster, |(_, level)| *level);
+        let level = (places.len() > 1).then_some(level);
+        let mut least = u32::MAX;
+        for place in places {
+            let status = world.reports.get(place.node_name.as_str())?.status.as_ref()?;
+            let devices = report::devices(status).ok()?.devices;
+            let position = |uuid: &String| status.gpus.iter().position(|gpu| gpu.uuid == *uuid);
+            let mut set = place.gpus.iter().map(position).collect::<Option<Vec<usize>>>()?;
+            set.sort_unstable();
+            if set.is_empty() || set.len() > MOST_ORDERED && set.iter().any(|gpu| devices.gpus[*gpu].switch_links == 0)
+            {
+                return None;
+            }
+            let key = (devices, set, level.map(|level| (level.share, level.nvlink)));
+            let value = match self.0.get(&key) {
+                Some(value) => *value,
+                None => {
+                    let value = bandwidth(&key.0, &key.1, level, MinLink::System)?;
+                    self.0.insert(key, value);
+                    value
+                }
+            };
+            least = least.min(value);
+        }
+        Some(least)
+    }
+}

@@ -1,0 +1,304 @@
+//! What a controller saw when it decided, as far as a history shows it, and what the plan of the product makes of that.
+//!
+//! A history has what is written down. A cache is behind the server by some changes, and a gang that was placed before may be written down
+//! after: so a decision is looked for in the snapshots around it. What the head of the queue holds is in the memory of the controller only.
+
+use super::{Change, Fact, History, JobFact, PodFact, World};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use switchyard::plan::cluster::gang::{self, Placed, Question};
+use switchyard::plan::cluster::levels::Levels;
+use switchyard::plan::cluster::machine::{Machine, Shapes};
+use switchyard::plan::cluster::turn::{self, Turn};
+use switchyard::plan::cluster::view::{self, NodeView};
+use switchyard::plan::objects::Defaults;
+use switchyard::plan::resources::Resources;
+use switchyard::plan::{self, cluster};
+use switchyard_crds::conditions::{PLACED, RESTARTING};
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{PlacedNode, TrainJob};
+
+/// Changes before a decision that the cache may not have shown, and after it of what was decided before.
+const AROUND: usize = 15;
+
+/// Makes the plans of the product for worlds of a history.
+#[derive(Default)]
+pub struct Replay<'a> {
+    levels: Levels,
+    shapes: Shapes,
+    machines: Vec<(&'a GPUTopology, Result<Machine, String>)>,
+}
+
+/// What somebody takes on a node.
+struct Taken<'a> {
+    by: &'a str,
+    node: &'a str,
+    amount: Resources,
+    gpus: Vec<&'a str>,
+}
+
+impl<'a> Replay<'a> {
+    /// With the levels of the controller.
+    pub fn new(levels: Levels) -> Replay<'a> {
+        Replay { levels, ..Replay::default() }
+    }
+
+    fn machine(&mut self, report: &'a GPUTopology) -> Result<Machine, String> {
+        if let Some((_, machine)) = self.machines.iter().find(|(known, _)| std::ptr::eq(*known, report)) {
+            return machine.clone();
+        }
+        let machine = self.shapes.machine(report);
+        self.machines.push((report, machine.clone()));
+        machine
+    }
+
+    /// The nodes as a job sees them, but for what the head of the queue holds.
+    fn nodes(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> BTreeMap<String, NodeView> {
+        let mut nodes: BTreeMap<String, NodeView> = BTreeMap::new();
+        for (name, node) in &world.nodes {
+            let allocatable = node.allocatable.clone().unwrap_or_default();
+            let machine = world.reports.get(name).map(|report| self.machine(report));
+            let mask = |uuids: &mut dyn Iterator<Item = &'a String>| {
+                let machine = machine.as_ref().and_then(|machine| machine.as_ref().ok());
+                machine.map_or(0, |machine| machine.mask(uuids.map(String::as_str)))
+            };
+            let mut offers = world.offers.values().filter(|offer| offer.node == *name).peekable();
+            let offered = offers.peek().is_some().then_some(());
+            let offered = offered.map(|()| mask(&mut offers.flat_map(|offer| offer.gpus.values())));
+            let in_use = world.reports.get(name).and_then(|report| report.status.as_ref());
+            let in_use = mask(&mut in_use.iter().flat_map(|status| &status.in_use).map(|used| &used.device));
+            let (facts, free) = (node.facts.clone(), allocatable.clone());
+            nodes.insert(
+                (*name).into(),
+                NodeView { facts, free, allocatable, offered, in_use, machine, ..NodeView::default() },
+            );
+        }
+        for Taken { node, amount, gpus, .. } in takers(world, uid, job) {
+            let Some(node) = nodes.get_mut(node) else { continue };
+            node.free = node.free.less(&amount);
+            node.taken |= node.described().map_or(0, |machine| machine.mask(gpus));
+        }
+        nodes
+    }
+
+    /// Where the job goes in this world; `None`: nowhere.
+    pub fn place(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> Option<Placed> {
+        let nodes = self.nodes(world, uid, job);
+        self.ask(&nodes, job, |question| gang::place(question).ok())
+    }
+
+    /// Whether it would not fit if nothing ran.
+    fn is_hopeless(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> bool {
+        let nodes = self.nodes(world, uid, job);
+        self.ask(&nodes, job, turn::reserve).is_none()
+    }
+
+    fn ask<T>(
+        &self,
+        nodes: &BTreeMap<String, NodeView>,
+        job: &TrainJob,
+        ask: impl Fn(&Question<'_>) -> Option<T>,
+    ) -> Option<T> {
+        let valid = plan::validate(job).ok()?;
+        ask(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes, levels: &self.levels })
+    }
+
+    /// The first job of the queue that could be placed at all, and that there is room for.
+    pub(super) fn waits_in_vain(&mut self, world: &World<'a>) -> Option<(&'a str, Placed)> {
+        let waiting = world.jobs.iter().filter(|(_, (_, job))| waits(job));
+        let mut waiting: Vec<_> = waiting
+            .filter_map(|(uid, (name, job))| Some((turn_of(world, uid, job)?, *uid, *name, job.whole.as_ref()?)))
+            .collect();
+        waiting.sort_by(|a, b| a.0.cmp(&b.0));
+        for (_, uid, name, job) in waiting {
+            if let Some(placed) = self.place(world, uid, job) {
+                return Some((name, placed));
+            }
+            if !self.is_hopeless(world, uid, job) {
+                return None;
+            }
+        }
+        None
+    }
+}
+
+/// It waits for room.
+pub(super) fn waits(job: &JobFact) -> bool {
+    let placed = job.status.conditions.iter().find(|condition| condition.type_ == PLACED);
+    placed.is_some_and(|placed| placed.reason == "NoRoom") && is_live(job)
+}
+
+fn is_live(job: &JobFact) -> bool {
+    !job.deleting && job.whole.as_ref().is_some_and(|job| !job.spec.suspend && !cluster::is_over(job))
+}
+
+fn turn_of(world: &World<'_>, uid: &str, job: &JobFact) -> Option<Turn> {
+    let priority = world.pods_of(uid).map(|pod| pod.view.priority).max().unwrap_or(0);
+    Some(Turn::of(job.whole.as_ref()?, priority))
+}
+
+/// The place of a pod, from the moment that of its gang is decided.
+pub(super) fn promised<'a>(world: &World<'a>, pod: &PodFact) -> Option<&'a PlacedNode> {
+    let (_, job) = world.jobs.get(pod.job.as_str())?;
+    let is_current = job.is(PLACED) && !job.is("Complete") && !job.is("Failed") && job.attempt() == pod.view.attempt;
+    job.status.placement.as_ref().filter(|_| is_current)?.nodes.get(pod.view.node_rank as usize)
+}
+
+/// What others take, and what the job has itself unless it is about to give it back.
+fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
+    let status = job.status.as_ref();
+    let attempt = status.and_then(|status| status.attempt).unwrap_or(0).unsigned_abs();
+    let repairs = status.is_some_and(|status| status.placement.is_some());
+    // Of this attempt it has nothing yet, however late the world is.
+    let gives_back = |owner: &str, of: u32| owner == uid && (repairs || of == attempt) && of <= attempt;
+    let mut taken = Vec::new();
+    for pod in world.pods.values().filter(|pod| !pod.view.is_over() && !gives_back(&pod.job, pod.view.attempt)) {
+        let place = promised(world, pod);
+        let Some(node) = pod.view.node.as_deref().or(place.map(|place| place.node_name.as_str())) else { continue };
+        let gpus = place.filter(|place| place.node_name == node).map(|place| place.gpus.iter().map(String::as_str));
+        taken.push(Taken {
+            by: &pod.view.name,
+            node,
+            amount: pod.view.requests.clone(),
+            gpus: gpus.into_iter().flatten().collect(),
+        });
+    }
+    let claims = world.claims.values().filter(|(name, claim)| !gives_back(&claim.job, view::position(name).0));
+    for (by, claim) in claims {
+        let pools: BTreeSet<&str> = claim.devices.iter().map(|(pool, _)| pool.as_str()).collect();
+        for offer in world.offers.values() {
+            if offer.gpus.keys().any(|(pool, _)| pools.contains(pool.as_str())) {
+                let gpus = world.gpus_of(claim).collect();
+                taken.push(Taken { by, node: &offer.node, amount: Resources::default(), gpus });
+            }
+        }
+    }
+    // Gangs that start again hold the GPUs of their nodes, unless the job has a higher priority.
+    let priority = world.jobs.get(uid).and_then(|(_, job)| turn_of(world, uid, job)).map_or(0, |turn| turn.priority());
+    for (other, (name, fact)) in world.jobs.iter().filter(|(other, (_, fact))| **other != uid && is_live(fact)) {
+        let placed = fact.status.conditions.iter().find(|condition| condition.type_ == PLACED);
+        let restarts = placed.is_some_and(|placed| placed.status == "False" && placed.reason == RESTARTING);
+        let is_lower = turn_of(world, other, fact).is_some_and(|turn| turn.priority() < priority);
+        let holes = fact.status.placement.iter().filter(|_| restarts && !is_lower).flat_map(|place| &place.nodes);
+        let gpus = |place: &'a PlacedNode| place.gpus.iter().map(String::as_str).collect();
+        taken.extend(holes.map(|place| Taken {
+            by: name,
+            node: &place.node_name,
+            amount: Resources::default(),
+            gpus: gpus(place),
+        }));
+    }
+    taken
+}
+
+/// A gang that got a place: the job before, the job with it, and the worlds around that, from the last one before back, then onward.
+pub(super) struct Decision<'b, 'a> {
+    pub change: &'a Change,
+    pub before: &'a JobFact,
+    pub after: &'a JobFact,
+    pub worlds: Vec<&'b World<'a>>,
+}
+
+/// Shows every decision on a place of a history.
+pub(super) fn decisions<'a>(history: &'a History, mut look: impl FnMut(&Decision<'_, 'a>)) {
+    // The world after each of the last changes, and decisions by the number of their change.
+    let mut worlds: VecDeque<World<'a>> = VecDeque::new();
+    let mut open: VecDeque<(usize, &'a Change, &'a JobFact, &'a JobFact)> = VecDeque::new();
+    let mut jobs: BTreeMap<&str, &'a JobFact> = BTreeMap::new();
+    let mut number = 0;
+    let mut show = |worlds: &VecDeque<World<'a>>, last: usize, (at, change, before, after): (usize, _, _, _)| {
+        let first = last + 1 - worlds.len();
+        let (earlier, later) = (first.max(at.saturating_sub(AROUND))..at, at..=last.min(at + AROUND));
+        let worlds = earlier.rev().chain(later).map(|number| &worlds[number - first]).collect();
+        look(&Decision { change, before, after, worlds });
+    };
+    history.walk(|_, world, change| {
+        if let Fact::Job(after) = &change.fact
+            && let Some(before) = jobs.insert(&change.uid, after)
+            && !before.is(PLACED)
+            && after.is(PLACED)
+        {
+            open.push_back((number, change, before, after));
+        }
+        worlds.push_back(world.clone());
+        if worlds.len() > 2 * AROUND + 1 {
+            worlds.pop_front();
+        }
+        while let Some(next) = open.pop_front_if(|(at, ..)| *at + AROUND <= number) {
+            show(&worlds, number, next);
+        }
+        number += 1;
+    });
+    open.into_iter().for_each(|next| show(&worlds, number - 1, next));
+}
+
+/// How many decisions the plan of the product makes again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Decisions on a place.
+    pub decisions: usize,
+    /// Made again, node by node and GPU by GPU, from the world right before.
+    pub exact: usize,
+    /// Made again from a world some changes before or after that.
+    pub around: usize,
+    /// Others waited ahead, and held nodes that the history does not show.
+    pub behind: usize,
+    /// Neither, in words.
+    pub unexplained: Vec<String>,
+}
+
+/// Plans every gang again that got a place.
+pub fn replay(history: &History, levels: Levels) -> Replayed {
+    let mut replay = Replay::new(levels);
+    let mut sum = Replayed::default();
+    decisions(history, |decision| {
+        let Decision { change, before, after, worlds } = decision;
+        let (Some(job), Some(place)) = (&before.whole, &after.status.placement) else { return };
+        sum.decisions += 1;
+        let (mut known, mut first) = (None, None);
+        let found = worlds.iter().position(|world| {
+            let nodes = replay.nodes(world, &change.uid, job);
+            if known.as_ref() == Some(&nodes) {
+                return false;
+            }
+            let placed = replay.ask(&nodes, job, |question| gang::place(question).ok());
+            known = Some(nodes);
+            let is_same = placed.as_ref().is_some_and(|placed| placed.status.nodes == place.nodes);
+            first.get_or_insert(placed);
+            is_same
+        });
+        match found {
+            Some(0) => sum.exact += 1,
+            Some(_) => sum.around += 1,
+            None if worlds.iter().any(|world| is_behind(world, &change.uid, before)) => sum.behind += 1,
+            None => {
+                let again = first.flatten().map(|placed| placed.status.reason);
+                let (revision, name, reason) = (change.revision, &change.name, &place.reason);
+                let others = worlds.first().map(|world| others_on(world, &change.uid, job, &place.nodes));
+                let others = others.unwrap_or_default().join(", ");
+                sum.unexplained.push(format!(
+                    "revision {revision}: {name}: {reason}; planned again: {again:?}; others with its GPUs: {others}"
+                ));
+            }
+        }
+    });
+    sum
+}
+
+/// Who has the GPUs of these places, as the world shows it.
+fn others_on(world: &World<'_>, uid: &str, job: &TrainJob, places: &[PlacedNode]) -> Vec<String> {
+    let has = |taken: &Taken<'_>| {
+        places.iter().any(|place| taken.gpus.iter().any(|gpu| place.gpus.iter().any(|own| own == gpu)))
+    };
+    takers(world, uid, job)
+        .iter()
+        .filter(|taken| has(taken))
+        .map(|taken| format!("{} on {}", taken.by, taken.node))
+        .collect()
+}
+
+/// Whether somebody waits who comes first, and may hold nodes.
+fn is_behind(world: &World<'_>, uid: &str, job: &JobFact) -> bool {
+    let Some(turn) = turn_of(world, uid, job) else { return false };
+    let mut others = world.jobs.iter().filter(|(other, (_, fact))| **other != uid && waits(fact));
+    others.any(|(other, (_, fact))| turn_of(world, other, fact).is_some_and(|other| other < turn))
+}
