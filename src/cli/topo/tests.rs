@@ -3,7 +3,7 @@ use switchyard_crds::gpu_topology::{
     Cache, CacheKind, FactSource, GPUTopologySpec, Gpu, GpuHealth, Host, Link, LinkKind, NicKind, NumaNode, SourceState,
 };
 
-mod fixtures;
+pub(super) mod fixtures;
 
 fn shown(machine: &GPUTopology, width: usize) -> String {
     render(machine, &View { width, ..View::default() })
