@@ -99,7 +99,7 @@ impl Drawing {
     /// upper one.
     fn hang(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
         let label = match numa {
-            Some(node) => format!("NUMA {node}   CPUs {}", cpus_of_node(status, numa)),
+            Some(node) => format!("NUMA {node}, CPUs {}", cpus_of_node(status, numa)),
             None => "NUMA node not known".to_owned(),
         };
         let mut names = vec![label];

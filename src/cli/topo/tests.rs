@@ -5,7 +5,9 @@ use switchyard_crds::gpu_topology::{
     RowRemapping, SourceState, VirtualFunctions,
 };
 
+#[cfg(test)]
 pub(super) mod fixtures;
+#[cfg(test)]
 mod properties;
 
 fn shown(machine: &GPUTopology, width: usize) -> String {

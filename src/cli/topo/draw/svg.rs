@@ -1,7 +1,7 @@
 //! The machine as a picture: bars for NUMA nodes, root complexes and switches over the devices that hang on them; NVLinks below.
 
 use super::super::devices::gigabytes;
-use super::super::text::cut;
+use super::super::text::{cut, length};
 use super::{Device, Drawing, Part};
 use crate::cli::units::counted;
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -39,7 +39,7 @@ pub(in crate::cli) fn svg(topology: &GPUTopology) -> String {
     let bottom = picture.nvlinks(&drawing) + MARGIN;
     if let Some(rate) = drawing.socket_rate {
         let label = format!("between NUMA nodes {} GB/s", gigabytes(rate));
-        picture.bar(MARGIN, MARGIN + 24, right - MARGIN, &label);
+        picture.bar(MARGIN, MARGIN + 24, right - MARGIN - DEVICE.2, &label);
     }
     let gpus = drawing.devices.iter().filter(|device| device.is_gpu).count();
     let nics = drawing.devices.len() - gpus;
@@ -98,7 +98,9 @@ impl Picture {
 
     fn bar(&mut self, x: usize, y: usize, width: usize, label: &str) {
         let height = BAR.0;
-        let shown = escaped(&cut(label, width / LETTER));
+        // Over a single device the address of a switch fits, the word does not.
+        let short = if length(label) > width / LETTER { label.strip_prefix("switch ").unwrap_or(label) } else { label };
+        let shown = escaped(&cut(short, width / LETTER));
         let (text_x, text_y) = (x + 6, y + 16);
         self.body.push_str(&format!(
             "<g><title>{}</title><rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" rx=\"4\"/>\
