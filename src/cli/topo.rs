@@ -70,7 +70,7 @@ pub(super) fn render(topology: &GPUTopology, view: &View) -> String {
 fn header(screen: &mut Screen, name: &str, status: &GPUTopologyStatus, seen: Option<&str>) {
     let mut phrases = vec![name.to_owned()];
     phrases.extend(counted(status.gpus.iter().map(|gpu| gpu.model.as_deref().map_or("GPU".to_owned(), short_name))));
-    let rated = status.nics.iter().filter(|nic| nic.rdma_device.is_some());
+    let rated = status.nics.iter().filter(|nic| nic.rdma_device.is_some() && nic.virtual_function_of.is_none());
     phrases.extend(counted(rated.map(|nic| match nic.rate_megabits_per_second {
         Some(rate) => format!("RDMA {}", speed(rate)),
         None => "RDMA".to_owned(),
@@ -107,7 +107,7 @@ fn cpus_of_node(status: &GPUTopologyStatus, node: Option<u32>) -> String {
     match node.and_then(|node| node.cpus.as_deref()) {
         None => "-".to_owned(),
         Some("") => "none".to_owned(),
-        Some(list) => short_list(list),
+        Some(list) => plain(&short_list(list)),
     }
 }
 

@@ -34,10 +34,13 @@ pub fn pcie(generation: Option<u32>) -> u32 {
     }
 }
 
+/// More than any link of any machine has, so that no sum of speeds leaves its type.
+pub const MOST: u32 = 2_000_000;
+
 /// A NIC, from its raw rate in megabits: 48 GB/s of 400 Gbit/s. 10 Gbit/s if it is not known.
 pub fn nic(megabits: Option<u64>) -> u32 {
     match megabits {
-        Some(megabits @ 1..) => u32::try_from(megabits / 100 * 12).unwrap_or(u32::MAX),
+        Some(megabits @ 1..) => u32::try_from(megabits.saturating_mul(12) / 100).map_or(MOST, |rate| rate.min(MOST)),
         _ => UNKNOWN_NIC,
     }
 }
@@ -69,7 +72,7 @@ mod tests {
         assert_eq!(raw.map(nvlink), [12_000, 18_000, 20_000, 20_000, 20_600, 40_100, 40_100]);
         assert_eq!(18 * nvlink(26_562), 370_800, "H100: measured 371 to 377 (nccl#1264)");
         assert_eq!([100_000, 200_000, 400_000, 800_000].map(|rate| nic(Some(rate))), [12_000, 24_000, 48_000, 96_000]);
-        assert_eq!((nic(None), nic(Some(0))), (1_250, 1_250));
+        assert_eq!((nic(None), nic(Some(0)), nic(Some(u64::MAX))), (1_250, 1_250, 2_000_000), "nonsense is bounded");
         assert_eq!([None, Some(3), Some(4), Some(5), Some(6)].map(pcie), [12_000, 12_000, 24_000, 48_000, 96_000]);
         assert_eq!((socket(Some("GenuineIntel"), Some(5)), socket(Some("GenuineIntel"), Some(4))), (22_000, 10_000));
     }

@@ -129,13 +129,10 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
     Ok(NamedDevices { devices, usable, nics })
 }
 
-/// More than any link of any machine has, so that no sum of speeds leaves its type.
-const MOST_MEASURED: u64 = 2_000_000;
-
 /// Speeds that were measured on this machine, in place of the usual ones.
 fn measured(status: &GPUTopologyStatus, devices: &mut Devices) {
     for Measured { link, megabytes_per_second, .. } in &status.measured {
-        let rate = (*megabytes_per_second).clamp(1, MOST_MEASURED) as u32;
+        let rate = (*megabytes_per_second).clamp(1, rates::MOST.into()) as u32;
         match link {
             MeasuredLink::NVLink => {
                 devices.gpus.iter_mut().filter(|gpu| gpu.link_rate > 0).for_each(|gpu| gpu.link_rate = rate);

@@ -1,7 +1,146 @@
-use switchyard_crds::gpu_topology::GPUTopology;
-pub fn dot(_: &GPUTopology) -> String {
-    String::new()
+//! Drawings of one machine: its NUMA nodes, root complexes, PCIe switches and the devices below them, joined by NVLinks.
+
+mod dot;
+mod svg;
+#[cfg(test)]
+mod tests;
+
+pub(in crate::cli) use dot::dot;
+pub(in crate::cli) use svg::svg;
+
+use super::devices::{Known, gigabytes};
+use super::health::{self, Health};
+use super::text::plain;
+use super::{cpus_of_node, nic_name, short_name};
+use crate::cli::units::three_digits;
+use crate::topology::{cells, report};
+use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
+
+/// Switches between a root complex and a device that are drawn; no machine has that many.
+const MOST_SWITCHES: usize = 8;
+
+/// What is drawn.
+struct Drawing {
+    name: String,
+    /// NUMA nodes in the order of their first devices.
+    numa: Vec<Part>,
+    /// GPUs, then NICs.
+    devices: Vec<Device>,
+    nvlinks: Vec<NvLink>,
+    /// Rate between NUMA nodes, megabytes (10^6) per second.
+    socket_rate: Option<u32>,
 }
-pub fn svg(_: &GPUTopology) -> String {
-    String::new()
+
+/// A NUMA node, a root complex or a switch.
+struct Part {
+    label: String,
+    parts: Vec<Part>,
+    /// Positions in [`Drawing::devices`].
+    devices: Vec<usize>,
+}
+
+struct Device {
+    label: String,
+    /// Model or speed.
+    detail: String,
+    is_gpu: bool,
+    is_faulty: bool,
+}
+
+/// NVLinks from a GPU to another one, or to switches.
+struct NvLink {
+    a: usize,
+    b: Option<usize>,
+    count: u32,
+    /// Megabytes (10^6) per second, one direction.
+    rate: u32,
+}
+
+impl NvLink {
+    /// `18 NVLinks, 371 GB/s`.
+    fn meaning(&self) -> String {
+        format!("{} NVLink{}, {} GB/s", self.count, if self.count == 1 { "" } else { "s" }, gigabytes(self.rate))
+    }
+}
+
+impl Drawing {
+    fn of(topology: &GPUTopology) -> Drawing {
+        let name = plain(topology.metadata.name.as_deref().unwrap_or("-"));
+        let mut drawing =
+            Drawing { name, numa: Vec::new(), devices: Vec::new(), nvlinks: Vec::new(), socket_rate: None };
+        let Some(status) = &topology.status else { return drawing };
+        for gpu in &status.gpus {
+            drawing.devices.push(Device {
+                label: format!("GPU{}", gpu.index),
+                detail: gpu.model.as_deref().map_or(String::new(), short_name),
+                is_gpu: true,
+                is_faulty: matches!(health::of_gpu(gpu), Health::Faulty(_)),
+            });
+            drawing.hang(status, report::numa_of(status, gpu.numa_node), &gpu.pcie_path);
+        }
+        for nic in cells::nics(status) {
+            let rate = nic.rate_megabits_per_second.map(|rate| format!("{} Gbit/s", three_digits(rate as f64 / 1e3)));
+            let fault = nic.pcie_link.as_ref().and_then(|link| health::pcie(link).flatten());
+            drawing.devices.push(Device {
+                label: plain(nic_name(nic)),
+                detail: rate.unwrap_or_default(),
+                is_gpu: false,
+                is_faulty: fault.is_some() || nic.state.as_deref() == Some("Down"),
+            });
+            drawing.hang(status, report::numa_of(status, nic.numa_node), &nic.pcie_path);
+        }
+        if let Ok(known) = Known::of(status) {
+            drawing.link(&known);
+        }
+        drawing
+    }
+
+    /// Hangs the last device below its NUMA node, root complex and switches. A switch is two bridges, of which NCCL and we name the
+    /// upper one.
+    fn hang(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
+        let label = match numa {
+            Some(node) => format!("NUMA {node}, CPUs {}", cpus_of_node(status, numa)),
+            None => "NUMA node not known".to_owned(),
+        };
+        let mut names = vec![label];
+        if path.len() > 1 {
+            names.push(plain(&path[0]));
+        }
+        let mut switches: Vec<String> =
+            path.iter().rev().skip(2).step_by(2).map(|name| plain(name)).take(MOST_SWITCHES).collect();
+        // Counted from the device, the last step may end at the root complex itself.
+        if path.len() % 2 == 1 && switches.len() * 2 + 1 == path.len() {
+            switches.pop();
+        }
+        names.extend(switches.into_iter().rev().map(|name| format!("switch {name}")));
+        let device = self.devices.len() - 1;
+        let mut parts = &mut self.numa;
+        for (depth, name) in names.iter().enumerate() {
+            let position = parts.iter().position(|part| part.label == *name).unwrap_or_else(|| {
+                parts.push(Part { label: name.clone(), parts: Vec::new(), devices: Vec::new() });
+                parts.len() - 1
+            });
+            if depth + 1 == names.len() {
+                parts[position].devices.push(device);
+                return;
+            }
+            parts = &mut parts[position].parts;
+        }
+    }
+
+    fn link(&mut self, known: &Known<'_>) {
+        let devices = &known.named.devices;
+        self.socket_rate = (self.numa.len() > 1).then_some(devices.socket_rate);
+        for (a, gpu) in devices.gpus.iter().enumerate() {
+            if gpu.switch_links > 0 {
+                self.nvlinks.push(NvLink { a, b: None, count: gpu.switch_links.into(), rate: gpu.switch_rate() });
+            }
+            for b in a + 1..devices.gpus.len() {
+                let count = devices.direct(a, b);
+                if count > 0 {
+                    self.nvlinks.push(NvLink { a, b: Some(b), count, rate: devices.nvlink_rate(a, b) });
+                }
+            }
+        }
+    }
 }

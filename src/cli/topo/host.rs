@@ -45,13 +45,13 @@ pub(super) fn cpu_lines(screen: &mut Screen, status: &GPUTopologyStatus) {
     let mut facts = vec![cpu_name(cpus)];
     facts.extend(cpus.cores.map(|cores| format!("{cores} core{}", plural(cores.into()))));
     facts.extend(cpus.threads.map(|threads| format!("{threads} thread{}", plural(threads.into()))));
-    facts.extend(cpus.architecture.clone());
+    facts.extend(cpus.architecture.as_deref().map(plain));
     screen.paragraph("CPUS", &facts.join(", "));
     let mut limits = Vec::new();
     if let (Some(usable), Some(online)) = (&cpus.usable, &cpus.online)
         && usable != online
     {
-        limits.push(format!("{} of {}", short_list(usable), short_list(online)));
+        limits.push(plain(&format!("{} of {}", short_list(usable), short_list(online))));
     }
     limits.extend(cpus.quota_millicores.map(|quota| format!("quota of {} CPUs", three_digits(quota as f64 / 1e3))));
     if !limits.is_empty() {

@@ -1,9 +1,14 @@
 use super::*;
 use switchyard_crds::gpu_topology::{
-    Cache, CacheKind, FactSource, GPUTopologySpec, Gpu, GpuHealth, Host, Link, LinkKind, NicKind, NumaNode, SourceState,
+    Cache, CacheKind, Ecc, Fabric, FabricHealth, FabricState, FabricSummary, FactSource, GPUTopologySpec, GidFamily,
+    GidGroup, GidType, Gpu, GpuHealth, Host, Link, LinkKind, Mig, MigMode, NicKind, NumaNode, NvLinks, PcieLink,
+    RowRemapping, SourceState, VirtualFunctions,
 };
 
-mod fixtures;
+#[cfg(test)]
+pub(super) mod fixtures;
+#[cfg(test)]
+mod properties;
 
 fn shown(machine: &GPUTopology, width: usize) -> String {
     render(machine, &View { width, ..View::default() })
@@ -176,6 +181,40 @@ fn eight_gpus_in_a_wide_window() {
 #[test]
 fn eight_gpus_at_80_columns() {
     insta::assert_snapshot!(shown(&eight_gpus(), 80));
+}
+
+/// A machine with something wrong everywhere.
+#[test]
+fn all_facts_count_for_health() {
+    let mut machine = eight_gpus();
+    let status = machine.status.as_mut().expect("a status");
+    status.gpus[0].nvlinks = Some(NvLinks { up: 16, down: vec![3, 11] });
+    let narrow = PcieLink { generation: None, max_generation: Some(5), width: Some(8), max_width: Some(16) };
+    status.gpus[1].pcie_link = Some(narrow.clone());
+    status.gpus[2].ecc = Some(Ecc { mode: None, row_remapping: Some(RowRemapping::Failed) });
+    let health = FabricHealth { summary: FabricSummary::LimitedCapacity, faults: vec!["DegradedBandwidth".to_owned()] };
+    status.gpus[3].fabric = Some(Fabric {
+        state: FabricState::Completed,
+        result: Some("Success".to_owned()),
+        cluster_uuid: None,
+        clique_id: None,
+        health: Some(health),
+    });
+    status.gpus[6].mig = Some(Mig { mode: MigMode::Enabled, instances: Vec::new() });
+    status.gpus[7].health = None;
+    status.nics[2].pcie_link = Some(narrow);
+    status.nics[1].gids = vec![
+        GidGroup { kind: GidType::RoCEv1, family: Some(GidFamily::IPv6), count: 1, first_index: 0 },
+        GidGroup { kind: GidType::RoCEv2, family: Some(GidFamily::IPv4), count: 1, first_index: 3 },
+    ];
+    status.nics[0].virtual_functions = Some(VirtualFunctions { enabled: 4, total: 8 });
+    let function = Nic { virtual_function_of: Some("0000:07:00.0".to_owned()), ..status.nics[0].clone() };
+    status.nics.push(Nic { name: "ibp0s0v0".to_owned(), rdma_device: Some("mlx5_8".to_owned()), ..function });
+    let condition = serde_json::json!({"type": "Reported", "status": "False", "reason": "Partial",
+        "message": "NVML: two GPUs did not answer", "lastTransitionTime": "2026-11-20T11:55:00Z"});
+    status.conditions = vec![serde_json::from_value(condition).expect("a condition")];
+    let view = View { width: 100, full: false, seen: Some("12s ago".to_owned()) };
+    insta::assert_snapshot!(render(&machine, &view));
 }
 
 #[test]

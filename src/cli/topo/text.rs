@@ -176,18 +176,18 @@ pub(super) fn short_list(list: &str) -> String {
         .split(',')
         .map(|part| match part.split_once('-') {
             Some((start, end)) => match (start.parse::<u64>(), end.parse::<u64>()) {
-                (Ok(start), Ok(end)) => end.saturating_sub(start) + 1,
+                (Ok(start), Ok(end)) => end.saturating_sub(start).saturating_add(1),
                 _ => 0,
             },
             None => 1,
         })
-        .sum();
+        .fold(0, u64::saturating_add);
     format!("{count} CPUs")
 }
 
-/// Without control characters: names come from firmware.
+/// Printable ASCII only: names come from firmware, and what steers a terminal or turns the direction of a line is not one.
 pub(super) fn plain(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    text.chars().map(|letter| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' }).collect()
 }
 
 pub(super) fn length(text: &str) -> usize {

@@ -99,7 +99,9 @@ impl<'a> Replay<'a> {
         ask: impl Fn(&Question<'_>) -> Option<T>,
     ) -> Option<T> {
         let valid = plan::validate(job).ok()?;
-        ask(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes, levels: &self.levels })
+        // Reports of a test are never old.
+        let now = jiff::Timestamp::MIN;
+        ask(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes, levels: &self.levels, now })
     }
 
     /// The first job of the queue that could be placed at all, and that there is room for.

@@ -27,7 +27,7 @@ const MACHINES: [(&str, &str, u64); 14] = [
 ];
 
 /// A machine by the name of its file.
-pub(super) fn machine(name: &str) -> GPUTopology {
+pub(in super::super) fn machine(name: &str) -> GPUTopology {
     let (_, gpu_model, gbps) = MACHINES.iter().find(|(known, ..)| *known == name).unwrap();
     let text = std::fs::read_to_string(Path::new(FIXTURES).join(format!("{name}.txt"))).unwrap();
     let rates = vec![NicRate { nic: None, megabits_per_second: gbps * 1000 }];
