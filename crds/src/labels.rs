@@ -17,6 +17,8 @@ pub const ATTEMPT: &str = "training.switchyard.dev/attempt";
 pub const NODE_RANK: &str = "training.switchyard.dev/node-rank";
 /// Label of a pod: its lowest global rank.
 pub const RANK: &str = "training.switchyard.dev/rank";
+/// Annotation of a pod with GPUs, set with its place: CPU lists of its ranks, separated by `;`.
+pub const RANK_CPUS: &str = "training.switchyard.dev/rank-cpus";
 /// Scheduling gate of every pod, lifted for the whole gang at once.
 pub const GANG_GATE: &str = "training.switchyard.dev/gang";
 /// Field manager of the objects of a job.

@@ -303,7 +303,7 @@ fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<A
         let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
         // Written in rank order; looked up by rank nevertheless, since a status can be edited.
         let guess = nodes.get(pod.node_rank as usize).filter(|node| node.first_rank == first);
-        guess.or_else(|| nodes.iter().find(|node| node.first_rank == first)).map(|node| node.node_name.clone())
+        guess.or_else(|| nodes.iter().find(|node| node.first_rank == first))
     };
     let gated = attempt.existing().into_iter().filter(|pod| pod.gated && !pod.deleting);
     gated
@@ -315,7 +315,7 @@ fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<A
                 attempt.number,
                 pod.node_rank,
             );
-            let patch = objects::placement_patch(&wanted, &node_of(pod)?);
+            let patch = objects::placement_patch(&wanted, node_of(pod)?);
             Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
         })
         .collect()

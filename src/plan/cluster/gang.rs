@@ -1,7 +1,7 @@
 //! A place for the whole gang: the nodes, the GPUs on them, the order of ranks, and why there; or why there is none.
 
 use super::levels::Levels;
-use super::machine::Machine;
+use super::machine::{Machine, NamedGpu};
 use super::refusal::{self, NoPlace};
 use super::sites::{Excluded, GPU_RESOURCE, Need, Sites};
 use super::view::NodeView;
@@ -15,6 +15,7 @@ use crate::topology::rates::gigabytes;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
+use switchyard_worker_contract::CpuList;
 use switchyard_crds::{self as api, DeviceAllocation, Limit, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
 
 /// Excluded nodes that are named in a reason.
@@ -189,14 +190,29 @@ impl Told<'_> {
         let mut numa_nodes: Vec<i32> = gpus.clone().filter_map(|gpu| Some(gpu.numa_node? as i32)).collect();
         numa_nodes.sort_unstable();
         numa_nodes.dedup();
+        let cpus = self.cpus(gpus.clone());
         PlacedNode {
             first_rank: first_rank as i32,
             node_name: node.facts.name.clone(),
+            cpus,
             gpus: gpus.map(|gpu| gpu.uuid.clone()).collect(),
             nics: self.nics(pod).map(str::to_string).collect(),
             numa_nodes,
-            ..PlacedNode::default()
         }
+    }
+
+    /// CPUs of each process: those of its GPUs. Empty where a process shares a GPU, or the cores of one are not known.
+    fn cpus<'a>(&self, gpus: impl Iterator<Item = &'a NamedGpu>) -> Vec<String> {
+        let gpus: Vec<&NamedGpu> = gpus.collect();
+        let processes = self.question.valid.request.processes_per_node as usize;
+        if gpus.is_empty() || !gpus.len().is_multiple_of(processes) {
+            return Vec::new();
+        }
+        let of_process = |own: &[&NamedGpu]| {
+            let lists: Option<Vec<&CpuList>> = own.iter().map(|gpu| gpu.cpus.as_ref()).collect();
+            Some(CpuList::new(lists?.into_iter().flat_map(|list| list.iter())).to_string())
+        };
+        gpus.chunks(gpus.len() / processes).map(of_process).collect::<Option<_>>().unwrap_or_default()
     }
 
     /// Names of the NICs that a pod with GPUs uses.

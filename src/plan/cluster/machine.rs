@@ -3,11 +3,12 @@
 use crate::placement::gpus::{MOST_GPUS, Shape};
 use crate::topology::devices::{Devices, Gpu};
 use crate::topology::path::PathClass;
-use crate::topology::{rates, report};
+use crate::topology::{build, rates, report};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_worker_contract::CpuList;
 
 /// What is known of the devices of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct NamedGpu {
     pub uuid: String,
     /// NUMA node of the PCI device.
     pub numa_node: Option<u32>,
+    /// Its share of the cores of that NUMA node, which it has in equal parts with the other GPUs there; `None`: not known.
+    pub cpus: Option<CpuList>,
 }
 
 impl Machine {
@@ -79,16 +82,19 @@ impl Shapes {
             let nic = &status.nics[*nic];
             nic.rdma_device.clone().unwrap_or_else(|| nic.name.clone())
         };
+        let mut gpus: Vec<NamedGpu> = status
+            .gpus
+            .iter()
+            .map(|gpu| NamedGpu {
+                index: gpu.index,
+                uuid: gpu.uuid.clone(),
+                numa_node: report::numa_of(status, gpu.numa_node),
+                cpus: None,
+            })
+            .collect();
+        share_cores(report, &mut gpus);
         Ok(Machine {
-            gpus: status
-                .gpus
-                .iter()
-                .map(|gpu| NamedGpu {
-                    index: gpu.index,
-                    uuid: gpu.uuid.clone(),
-                    numa_node: report::numa_of(status, gpu.numa_node),
-                })
-                .collect(),
+            gpus,
             nics: named.nics.iter().map(name).collect(),
             usable: named.usable,
             clique: status
@@ -98,6 +104,20 @@ impl Shapes {
             observed: status.observed_time.as_ref().map(|time| time.0),
             shape: self.of(named.devices),
         })
+    }
+}
+
+/// Divides the cores of each NUMA node among its GPUs, in the order of their positions: a rank is pinned near its GPU, and two ranks never
+/// to the same core, whatever jobs they belong to.
+fn share_cores(report: &GPUTopology, gpus: &mut [NamedGpu]) {
+    let Ok(named) = build::build([report]) else { return };
+    for numa in named.cluster.nodes.iter().flat_map(|node| &node.numa_nodes) {
+        let of_node: Vec<usize> = (0..gpus.len()).filter(|gpu| gpus[*gpu].numa_node == Some(numa.id)).collect();
+        let (cores, count) = (&numa.cores, of_node.len());
+        for (place, gpu) in of_node.into_iter().enumerate().filter(|_| cores.len() >= count) {
+            let own = &cores[place * cores.len() / count..(place + 1) * cores.len() / count];
+            gpus[gpu].cpus = Some(CpuList::new(own.iter().flat_map(|core| core.cpus.iter().copied())));
+        }
     }
 }
 

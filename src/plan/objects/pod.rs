@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     VolumeMount,
 };
 use serde_json::{Value, json};
-use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_crds::{Framework, PlacedNode, TrainJob, labels};
 use switchyard_worker_contract::{env, pod as paths};
 
 /// Name of the container that trains.
@@ -173,6 +173,12 @@ impl Place<'_> {
             merged.retain(|before| before.name != name);
             merged.push(EnvVar { name, value: Some(value), value_from: None });
         }
+        if self.job.status.as_ref().is_some_and(|status| status.device_allocation.is_some()) {
+            // The place is decided after the pod is made, and only annotations can follow it.
+            let field_path = format!("metadata.annotations['{}']", labels::RANK_CPUS);
+            let source = json!({"name": env::RANK_CPUS, "valueFrom": {"fieldRef": {"fieldPath": field_path}}});
+            merged.push(serde_json::from_value(source).expect("invariant: an environment variable"));
+        }
         trainer.env = Some(merged);
     }
 
@@ -242,7 +248,8 @@ fn mounts(container: &Container, path: &str) -> bool {
 /// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. While a pod is gated, terms of its
 /// node affinity may be made narrower, each for itself
 /// (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
-pub fn placement_patch(pod: &Pod, node: &str) -> Value {
+pub fn placement_patch(pod: &Pod, placed: &PlacedNode) -> Value {
+    let node = &placed.node_name;
     let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});
     let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
@@ -261,8 +268,12 @@ pub fn placement_patch(pod: &Pod, node: &str) -> Value {
             .collect(),
         None => vec![json!({"matchFields": [field]})],
     };
-    json!({"spec": {
+    let mut patch = json!({"spec": {
         "schedulingGates": [{"$patch": "delete", "name": labels::GANG_GATE}],
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
-    }})
+    }});
+    if !placed.gpus.is_empty() {
+        patch["metadata"]["annotations"][labels::RANK_CPUS] = placed.cpus.join(";").into();
+    }
+    patch
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::plan::validate;
+use switchyard_crds::{DeviceAllocation, PlacedNode};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -73,10 +74,30 @@ fn a_template_is_merged_by_name() {
     insta::assert_yaml_snapshot!(conflicts);
 }
 
+fn on(node: &str) -> PlacedNode {
+    PlacedNode { node_name: node.into(), ..PlacedNode::default() }
+}
+
+#[test]
+fn gpus_by_claim_and_cores_near_them() {
+    let limits = json!({"limits": {"nvidia.com/gpu": 2, "cpu": 8}});
+    let mut job = job("gpus", json!({"trainer": {"framework": "Plain", "image": "i", "resourcesPerNode": limits}}));
+    job.0.status.get_or_insert_default().device_allocation = Some(DeviceAllocation::Claims);
+    let placed = PlacedNode {
+        gpus: vec!["GPU-a".into(), "GPU-b".into()],
+        cpus: vec!["0-3".into(), "4-7".into()],
+        ..on("node-7")
+    };
+    let made = pod(&job.0, &job.1, &defaults(), 1, 0);
+    insta::assert_yaml_snapshot!(made);
+    insta::assert_yaml_snapshot!(claim(&job.0, &job.1, &defaults(), 1, 0, &placed));
+    assert_eq!(placement_patch(&made, &placed)["metadata"]["annotations"][labels::RANK_CPUS], "0-3;4-7");
+}
+
 #[test]
 fn a_gate_is_lifted_and_every_term_of_an_affinity_is_pinned() {
     let free = job("free", json!({"engine": engine()}));
-    insta::assert_yaml_snapshot!(placement_patch(&pod(&free.0, &free.1, &defaults(), 1, 0), "node-7"));
+    insta::assert_yaml_snapshot!(placement_patch(&pod(&free.0, &free.1, &defaults(), 1, 0), &on("node-7")));
     let terms = json!([
         {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
         {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]},
@@ -84,7 +105,7 @@ fn a_gate_is_lifted_and_every_term_of_an_affinity_is_pinned() {
     let affinity =
         json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
     let bound = job("bound", json!({"template": {"spec": {"affinity": affinity}}, "engine": engine()}));
-    let patch = placement_patch(&pod(&bound.0, &bound.1, &defaults(), 1, 0), "node-7");
+    let patch = placement_patch(&pod(&bound.0, &bound.1, &defaults(), 1, 0), &on("node-7"));
     let fields = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
     let terms = patch.pointer(fields).unwrap().as_array().unwrap();
     assert!(

@@ -26,6 +26,9 @@ pub const KEY_FILE: &str = "SWITCHYARD_KEY_FILE";
 pub const RUN_DIR: &str = "SWITCHYARD_RUN_DIR";
 /// Logical CPUs this rank is pinned to, as a kernel CPU list (`0-3,8`). Absent: not pinned.
 pub const CPUS: &str = "SWITCHYARD_CPUS";
+/// CPU lists of all ranks of a pod with GPUs, in the order of local ranks and separated by `;`: cores near the GPU of each. For launchers of
+/// other frameworks. Empty where nobody knows them.
+pub const RANK_CPUS: &str = "SWITCHYARD_RANK_CPUS";
 /// Compute threads of this rank where the configuration says 0. Absent: as many as the CPUs the rank may run on.
 pub const CPU_THREADS: &str = "SWITCHYARD_CPU_THREADS";
 /// Process id of the launcher. When it dies, the rank ends itself. Absent: the rank outlives its parent.
@@ -44,7 +47,7 @@ pub const CONNECT_TIMEOUT_SECONDS: &str = "SWITCHYARD_CONNECT_TIMEOUT_SECONDS";
 pub const TERMINATION_LOG: &str = "SWITCHYARD_TERMINATION_LOG";
 
 /// Every name above, for checks that a manifest does not set one of them by accident.
-pub const ALL: [&str; 20] = [
+pub const ALL: [&str; 21] = [
     JOB,
     ATTEMPT,
     NODE_RANK,
@@ -56,6 +59,7 @@ pub const ALL: [&str; 20] = [
     KEY_FILE,
     RUN_DIR,
     CPUS,
+    RANK_CPUS,
     CPU_THREADS,
     PARENT_PID,
     TRANSPORT,

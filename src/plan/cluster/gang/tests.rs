@@ -101,6 +101,16 @@ fn one_node_is_bound_by_its_ring() {
 }
 
 #[test]
+fn ranks_have_cores_near_their_gpus() {
+    let placed = Cluster::h200(&["r1"]).place(&job(1, 8, json!({}))).unwrap();
+    let node = &placed.status.nodes[0];
+    // 24 cores of NUMA node 0 for GPUs 0 to 3, 24 of NUMA node 2 for the others.
+    assert_eq!(node.cpus, ["0-5", "6-11", "12-17", "18-23", "48-53", "54-59", "60-65", "66-71"]);
+    let placed = Cluster::h200(&["r1"]).place(&job(1, 2, json!({}))).unwrap();
+    assert_eq!(placed.status.nodes[0].cpus.len(), 2);
+}
+
+#[test]
 fn several_nodes_are_bound_by_their_nics_and_stay_in_a_rack() {
     let mut cluster = Cluster::h200(&["r1", "r2", "r1", "r2", "r2"]);
     let asked = job(3, 8, json!({"domains": [{"key": "example.com/rack"}]}));
