@@ -15,8 +15,8 @@ use crate::topology::rates::gigabytes;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
-use switchyard_worker_contract::CpuList;
 use switchyard_crds::{self as api, DeviceAllocation, Limit, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
+use switchyard_worker_contract::CpuList;
 
 /// Excluded nodes that are named in a reason.
 const NAMED: usize = 3;

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::plan::validate;
-use switchyard_crds::{DeviceAllocation, PlacedNode};
 use proptest::prelude::*;
 use serde_json::Value;
+use switchyard_crds::{DeviceAllocation, PlacedNode};
 
 fn job(name: &str, spec: Value) -> (TrainJob, ValidJob) {
     let document = json!({
