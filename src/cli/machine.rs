@@ -3,6 +3,7 @@
 use super::args::{Cli, Output, TopoArgs, TopoCommand};
 use super::units::duration;
 use super::{cluster, import, manifest, print, print_yaml, refuse, topo};
+use crate::plan::cluster::is_old;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
@@ -81,7 +82,7 @@ fn show(cli: &Cli, args: &TopoArgs) -> Exit {
     }
     match cli.output {
         Output::Table => {
-            let seen = args.target.as_ref().and_then(|_| seen(&topology));
+            let seen = args.target.as_ref().and_then(|target| seen(&topology, args, target));
             print(&topo::render(&topology, &topo::View { width: width(), full: args.full, seen }));
         }
         Output::Yaml => print_yaml(&topology),
@@ -97,14 +98,18 @@ fn width() -> usize {
     terminal.map_or(PIPE_WIDTH, |(width, _)| usize::from(width.0))
 }
 
-/// When a report was made: how long ago for people, the time for logs.
-fn seen(topology: &GPUTopology) -> Option<String> {
+/// When a report was made: how long ago for people, the time for logs; and whether its agent has gone silent.
+fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String> {
     let observed = topology.status.as_ref()?.observed_time.as_ref()?.0;
-    if !std::io::stdout().is_terminal() {
-        return Some(observed.to_string());
-    }
-    let seconds = Timestamp::now().duration_since(observed).as_secs_f64();
-    Some(format!("{} ago", duration(seconds)))
+    let now = Timestamp::now();
+    let when = if std::io::stdout().is_terminal() {
+        format!("{} ago", duration(now.duration_since(observed).as_secs_f64()))
+    } else {
+        observed.to_string()
+    };
+    // What was saved is old by itself.
+    let is_stale = args.place.snapshot.is_none() && !is_file(target) && is_old(observed, now);
+    Some(if is_stale { format!("{when} (stale)") } else { when })
 }
 
 /// The machine that is meant: this one, that of a file, or a node of a cluster.
@@ -116,7 +121,10 @@ fn find(args: &TopoArgs) -> Result<GPUTopology, (String, Exit)> {
             Err(("got a cluster but no node of it; expected NODE or --cluster".into(), Exit::Usage))
         }
         None => this_machine().map_err(|error| (error, Exit::Unexpected)),
-        Some(target) if is_file(target) => read_file(Path::new(target)).map_err(|error| (error, Exit::Usage)),
+        Some(target) if is_file(target) => read_file(Path::new(target)).map_err(|error| {
+            let why = if Path::new(target).exists() { "there is one of that name" } else { "by its name" };
+            (format!("{error}\n`{target}` was taken for a file, not for a node: {why}"), Exit::Usage)
+        }),
         Some(node) => of_node(args, node),
     }
 }

@@ -143,7 +143,7 @@ impl ClusterTopology {
     }
 }
 
-/// The reports by node; one that cannot be read is named by what is wrong with the node.
+/// The reports by node. One that cannot be read is not among them: [`excluded`] says what is wrong with it.
 fn reports(file: &SnapshotFile) -> BTreeMap<String, GPUTopologyStatus> {
     let reports = file.items.iter().filter(|item| item["kind"] == "GPUTopology");
     let read = |item| {

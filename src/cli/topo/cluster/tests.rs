@@ -82,3 +82,24 @@ fn no_row_is_wider_than_the_window() {
         }
     }
 }
+
+#[test]
+fn levels_are_nested_and_nodes_of_no_domain_follow() {
+    let mut document: Value =
+        serde_json::from_str(include_str!("../../../../examples/clusters/two-racks.json")).unwrap();
+    document["domains"] = json!(["example.com/rack:2", "example.com/block:4"]);
+    for item in document["items"].as_array_mut().unwrap().iter_mut().filter(|item| item["kind"] == "Node") {
+        let labels = &mut item["metadata"]["labels"];
+        labels["example.com/block"] = json!(if labels["example.com/rack"] == "r1" { "west" } else { "east" });
+        match item["metadata"]["name"].as_str().unwrap() {
+            "gpu-06" => item["metadata"]["labels"] = json!({"example.com/block": "east"}),
+            "gpu-08" => item["metadata"]["labels"] = json!({}),
+            "gpu-04" => item["status"]["allocatable"]["nvidia.com/gpu"] = json!("0"),
+            _ => {}
+        }
+    }
+    let items = document["items"].as_array_mut().unwrap();
+    items.retain(|item| item["kind"] != "GPUTopology" || item["metadata"]["name"] != "gpu-04");
+    let file: SnapshotFile = serde_json::from_value(document).unwrap();
+    insta::assert_snapshot!(screen::render(&topology(&file), 80, false));
+}

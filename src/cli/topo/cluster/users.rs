@@ -13,18 +13,18 @@ use switchyard_crds::device_use::DeviceUse;
 
 /// Users of GPUs by node.
 pub(super) struct Users {
-    /// Users by the UUIDs of what they have.
+    /// Users by node and UUID of what they have.
     by_name: BTreeMap<(String, String), String>,
     /// GPUs of each user on each node, as their pods ask for them.
     counted: BTreeMap<String, BTreeMap<String, usize>>,
-    /// Users in the order in which they were met.
-    met: Vec<String>,
+    /// Numbers of users, in the order in which they were met.
+    numbers: BTreeMap<String, usize>,
 }
 
 impl Users {
     /// Those of a cluster.
     pub(super) fn of(file: &SnapshotFile, cluster: &Cluster) -> Users {
-        let mut users = Users { by_name: BTreeMap::new(), counted: BTreeMap::new(), met: Vec::new() };
+        let mut users = Users { by_name: BTreeMap::new(), counted: BTreeMap::new(), numbers: BTreeMap::new() };
         let mut owners: BTreeMap<(String, String), String> = BTreeMap::new();
         for item in file.items.iter().filter(|item| item["kind"] == "Pod") {
             // One that cannot be read was refused when the cluster was made.
@@ -65,14 +65,14 @@ impl Users {
 
     /// Users by number.
     pub(super) fn names(self) -> Vec<String> {
-        self.met
+        let mut names: Vec<(String, usize)> = self.numbers.into_iter().collect();
+        names.sort_by_key(|(_, number)| *number);
+        names.into_iter().map(|(name, _)| name).collect()
     }
 
     fn number(&mut self, user: &str) -> usize {
-        self.met.iter().position(|known| known == user).unwrap_or_else(|| {
-            self.met.push(user.to_owned());
-            self.met.len() - 1
-        })
+        let next = self.numbers.len();
+        *self.numbers.entry(user.to_owned()).or_insert(next)
     }
 
     /// Number and use of each GPU of a node.
