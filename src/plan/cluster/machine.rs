@@ -7,7 +7,7 @@ use crate::topology::{build, rates, report};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::gpu_topology::{FabricState, GPUTopology};
 use switchyard_worker_contract::CpuList;
 
 /// What is known of the devices of a node.
@@ -97,9 +97,11 @@ impl Shapes {
             gpus,
             nics: named.nics.iter().map(name).collect(),
             usable: named.usable,
+            // Before the fabric manager is done it is nobody's.
             clique: status
                 .fabric
                 .as_ref()
+                .filter(|fabric| fabric.state == FabricState::Completed)
                 .and_then(|fabric| Some(format!("{}.{}", fabric.cluster_uuid.as_ref()?, fabric.clique_id?))),
             observed: status.observed_time.as_ref().map(|time| time.0),
             shape: self.of(named.devices),

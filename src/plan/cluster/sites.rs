@@ -74,6 +74,8 @@ pub(super) struct Sites<'a> {
     pub excluded: Vec<Option<Excluded>>,
     shapes: Vec<Arc<Shape>>,
     sites: Vec<Site>,
+    /// GPUs come by claims: only those that a driver offers count.
+    by_claim: bool,
 }
 
 impl<'a> Sites<'a> {
@@ -96,7 +98,8 @@ impl<'a> Sites<'a> {
             sites.push(Site { shape, free, open: why.is_none() || is_counted, domains: domains.clone() });
             excluded.push(why);
         }
-        Sites { nodes, tree, excluded, shapes: shapes.list, sites }
+        let by_claim = need.allocation == Some(DeviceAllocation::Claims);
+        Sites { nodes, tree, excluded, shapes: shapes.list, sites, by_claim }
     }
 
     /// The fleet as it is.
@@ -112,7 +115,8 @@ impl<'a> Sites<'a> {
                 Some(Excluded::Short { name, need, .. }) => node.allocatable.get(name) >= *need,
                 Some(_) => false,
             };
-            let free = node.described().map_or(self.shapes[site.shape as usize].all(), |machine| machine.usable);
+            let usable = node.described().map_or(self.shapes[site.shape as usize].all(), |machine| machine.usable);
+            let free = usable & if self.by_claim { node.offered.unwrap_or(0) } else { u32::MAX };
             Site { free, open, ..site.clone() }
         };
         let sites: Vec<Site> = self.sites.iter().zip(self.nodes.iter().zip(&self.excluded)).map(emptied).collect();

@@ -231,6 +231,8 @@ fn claims_need_an_offer() {
     cluster.nodes.get_mut("n01").unwrap().offered = Some(0b1100_0000);
     let placed = cluster.place(&asked).unwrap();
     assert!(placed.status.reason.starts_with("2 ranks on n01, GPUs 6-7;"), "{}", placed.status.reason);
+    // Two that share a NIC: others would have two, but nobody offers them.
+    assert_eq!(placed.status.best_possible, placed.status.predicted_bus_bandwidth);
 }
 
 #[test]
