@@ -258,11 +258,13 @@ impl Domains {
             node.facts.labels.get(key).map(String::as_str).or_else(reported).filter(|value| !value.is_empty())
         };
         let values: Vec<Option<&str>> = nodes.iter().map(value).collect();
-        let mut names: Vec<&str> = values.iter().copied().flatten().collect();
+        // Neighbours by name are mostly neighbours in the cluster.
+        let runs = values.chunk_by(|a, b| a == b);
+        let mut names: Vec<&str> = runs.clone().filter_map(|run| run[0]).collect();
         names.sort_unstable();
         names.dedup();
         let number = |value: &str| names.binary_search(&value).ok().map(|number| number as u32);
-        let of = values.iter().map(|value| value.and_then(number)).collect();
+        let of = runs.flat_map(|run| std::iter::repeat_n(run[0].and_then(number), run.len())).collect();
         Domains { of, names: names.into_iter().map(str::to_string).collect() }
     }
 }
