@@ -24,6 +24,8 @@ pub const INVALID_SPEC: &str = "InvalidSpec";
 pub const APPLICATION_FAILURE: &str = "ApplicationFailure";
 /// Reason of [`FAILED`]: nodes or images failed, and the restarts for that are used up.
 pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
+/// Reason of [`PLACED`] while the gang does not fit.
+pub const NO_ROOM: &str = "NoRoom";
 /// Reason of [`PLACED`] between two attempts.
 pub const RESTARTING: &str = "Restarting";
 /// Reason of [`FAILED`]: preempted more often than allowed.

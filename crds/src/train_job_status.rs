@@ -63,6 +63,18 @@ pub struct TrainJobStatus {
     pub trainer_status: Option<TrainerStatus>,
 }
 
+impl TrainJobStatus {
+    /// A condition by its type.
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|condition| condition.type_ == kind)
+    }
+
+    /// Whether the condition of this type is true.
+    pub fn is(&self, kind: &str) -> bool {
+        self.condition(kind).is_some_and(|condition| condition.status == "True")
+    }
+}
+
 /// Nodes (pods) of the current attempt by what they do.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

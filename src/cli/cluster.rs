@@ -4,7 +4,7 @@ use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs}
 use super::controller::levels;
 use super::run::{CLI_VERSION, json_line};
 use super::{manifest, print, print_yaml, refuse, verdict};
-use crate::controller::offline::{Cluster, Earlier};
+use crate::controller::offline::{Cluster, Earlier, Verdict};
 use crate::controller::snapshot;
 use crate::plan::cluster::levels::{DomainLevel, Levels};
 use crate::plan::objects::Defaults;
@@ -105,6 +105,14 @@ fn open(args: &ClusterArgs) -> Result<Cluster, (String, Exit)> {
     cluster(&file).map_err(|error| (error, Exit::Usage))
 }
 
+/// What the controller would do with a job if it were new.
+fn look(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, String> {
+    cluster.look(job, Earlier::Forgotten).map_err(|faults| {
+        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        faults.join("\n")
+    })
+}
+
 /// Prints what decides about places.
 pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Exit {
     match read(&args.place) {
@@ -129,12 +137,9 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
         Ok(cluster) => cluster,
         Err((error, exit)) => return refuse(&error, exit),
     };
-    let found = match cluster.look(&job, Earlier::Forgotten) {
+    let found = match look(&mut cluster, &job) {
         Ok(found) => found,
-        Err(faults) => {
-            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            return refuse(&faults.join("\n"), Exit::Usage);
-        }
+        Err(error) => return refuse(&error, Exit::Usage),
     };
     let exit = if found.place.is_ok() { Exit::Done } else { Exit::NotPlaceable };
     match cli.output {
@@ -158,12 +163,9 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
         let text = format!("no TrainJob {}/{}; {known} (--namespace)", args.namespace, args.subject);
         return refuse(&text, Exit::Usage);
     };
-    let found = match cluster.look(&job, Earlier::Forgotten) {
+    let found = match look(&mut cluster, &job) {
         Ok(found) => found,
-        Err(faults) => {
-            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            return refuse(&faults.join("\n"), Exit::Usage);
-        }
+        Err(error) => return refuse(&error, Exit::Usage),
     };
     match cli.output {
         Output::Json => json_line("Explanation", verdict::explanation_json(&job, &found)),

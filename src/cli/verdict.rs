@@ -5,7 +5,7 @@ use super::units::plural;
 use crate::controller::offline::{Cluster, Verdict};
 use crate::plan::cluster::{Excluded, NoPlace};
 use crate::plan::objects;
-use crate::plan::resources::bytes_per_second;
+use crate::plan::resources::{bytes_per_second, gigabytes_per_second};
 use crate::topology::rates::gigabytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -36,8 +36,7 @@ fn row(text: &mut String, word: &str, line: &str) {
 
 /// `, predicted busbw 96 GB/s, best possible 192`.
 fn bandwidths(status: &PlacementStatus) -> String {
-    let rate =
-        |quantity: &Option<_>| quantity.as_ref().and_then(bytes_per_second).map(|rate| gigabytes((rate / 1e6) as u32));
+    let rate = |quantity: &Option<_>| quantity.as_ref().and_then(gigabytes_per_second);
     match (rate(&status.predicted_bus_bandwidth), rate(&status.best_possible)) {
         (Some(predicted), Some(best)) => format!(", predicted busbw {predicted} GB/s, best possible {best}"),
         (Some(predicted), None) => format!(", predicted busbw {predicted} GB/s"),
@@ -139,10 +138,10 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, verdict: &Verdict) 
 pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verbose: bool) -> String {
     let mut text = String::new();
     let status = job.status.clone().unwrap_or_default();
-    let condition = |kind: &str| status.conditions.iter().find(|condition| condition.type_ == kind);
+    let condition = |kind: &str| status.condition(kind);
     let stage = condition(conditions::SUCCEEDED).map_or("New", |stage| stage.reason.as_str());
     let placed = condition(conditions::PLACED);
-    let is_placed = placed.is_some_and(|placed| placed.status == "True");
+    let is_placed = status.is(conditions::PLACED);
     match status.placement.as_ref().filter(|_| is_placed) {
         Some(place) => {
             let since = placed.map(|placed| placed.last_transition_time.0.to_string()).unwrap_or_default();

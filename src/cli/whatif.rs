@@ -6,6 +6,7 @@ use super::cluster::{self, SnapshotFile, name_of};
 use super::run::json_line;
 use super::{manifest, print, print_yaml, refuse, verdict};
 use crate::controller::offline::{Cluster, Earlier, Verdict};
+use crate::plan::resources::gigabytes_per_second;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -50,11 +51,8 @@ impl Compared {
     pub(super) fn table(&self, verbose: bool) -> String {
         let rate = |verdict: &Verdict| match &verdict.place {
             Ok(placed) => {
-                let quantity = placed.status.predicted_bus_bandwidth.as_ref();
-                let rate = quantity.and_then(crate::plan::resources::bytes_per_second);
-                rate.map_or("placeable".to_string(), |rate| {
-                    format!("{} GB/s", crate::topology::rates::gigabytes((rate / 1e6) as u32))
-                })
+                let rate = placed.status.predicted_bus_bandwidth.as_ref().and_then(gigabytes_per_second);
+                rate.map_or("placeable".to_string(), |rate| format!("{rate} GB/s"))
             }
             Err(_) => "not placeable".to_string(),
         };
@@ -124,23 +122,17 @@ fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdi
     })
 }
 
-/// Whether the job has a place, and why (not); `None`: nothing was decided yet.
-fn placed_condition(job: &TrainJob) -> Option<(bool, &str)> {
-    let mut all = job.status.as_ref()?.conditions.iter();
-    let placed = all.find(|condition| condition.type_ == conditions::PLACED)?;
-    Some((placed.status == "True", &placed.reason))
-}
-
 /// The job looks for a place.
 fn waits(job: &TrainJob) -> bool {
-    !job.spec.suspend && placed_condition(job).is_none_or(|(_, reason)| reason == "NoRoom")
+    let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+    !job.spec.suspend && placed.is_none_or(|placed| placed.reason == conditions::NO_ROOM)
 }
 
 /// The job is on one of these nodes.
 fn is_on(job: &TrainJob, nodes: &BTreeSet<&str>) -> bool {
-    let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
-    let is_placed = placed_condition(job).is_some_and(|(is_placed, _)| is_placed);
-    is_placed && placement.is_some_and(|place| place.nodes.iter().any(|node| nodes.contains(node.node_name.as_str())))
+    let placed = job.status.as_ref().filter(|status| status.is(conditions::PLACED));
+    let placement = placed.and_then(|status| status.placement.as_ref());
+    placement.is_some_and(|place| place.nodes.iter().any(|node| nodes.contains(node.node_name.as_str())))
 }
 
 /// The job with one domain of a level required.

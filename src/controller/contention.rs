@@ -127,7 +127,7 @@ impl Index {
     pub(super) fn hold_holes(&mut self, uid: &str) -> bool {
         let wanted = self.job_of(uid).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
             let status = job.status.as_ref()?;
-            let placed = status.conditions.iter().find(|condition| condition.type_ == conditions::PLACED)?;
+            let placed = status.condition(conditions::PLACED)?;
             let restarts = placed.status == "False" && placed.reason == conditions::RESTARTING;
             status.placement.clone().filter(|_| restarts)
         });
@@ -219,13 +219,18 @@ impl Index {
         if let Some(before) = self.reservation.as_ref().map(|before| before.uid.clone()) {
             self.release(&before);
         }
+        self.hold(asker, next.takers(), &next.nodes);
+        self.reservation = Some(next);
+    }
+
+    /// Takes what the pods of a job would take on these nodes, one taker for each.
+    pub(super) fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
         let pod = objects::pod(asker.job, asker.valid, asker.rules.defaults, 1, 0);
         let amount = pod.spec.as_ref().map(Resources::of_pod).unwrap_or_default();
-        for (taker, placed) in next.takers().zip(&next.nodes) {
+        for (taker, placed) in takers.zip(nodes) {
             let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
             self.usage.set_share(&taker, Some(share));
         }
-        self.reservation = Some(next);
     }
 
     /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.

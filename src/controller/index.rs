@@ -369,8 +369,8 @@ pub(super) fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
 
 /// The place that a job with this status has.
 pub(super) fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
-    let is = |kind: &str| status.conditions.iter().any(|c| c.type_ == kind && c.status == "True");
-    status.placement.as_ref().filter(|_| is(conditions::PLACED) && !is(conditions::COMPLETE) && !is(conditions::FAILED))
+    let is_over = status.is(conditions::COMPLETE) || status.is(conditions::FAILED);
+    status.placement.as_ref().filter(|_| status.is(conditions::PLACED) && !is_over)
 }
 
 /// Whether a job has another place by its next status. A gang that starts again where it was has none in between.

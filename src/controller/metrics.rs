@@ -191,9 +191,7 @@ impl Metrics {
     ) {
         let seconds = |since: Timestamp| now.duration_since(since).as_secs_f64().max(0.0);
         let created = job.metadata.creation_timestamp.as_ref().map(|time| seconds(time.0));
-        let is_placed = |status: &TrainJobStatus| {
-            status.conditions.iter().any(|c| c.type_ == conditions::PLACED && c.status == "True")
-        };
+        let is_placed = |status: &TrainJobStatus| status.is(conditions::PLACED);
         let is_running = |status: &TrainJobStatus| super::reconcile::stage_of(status) == Some(Stage::Running.reason());
         let became = |is: &dyn Fn(&TrainJobStatus) -> bool| is(next) && !previous.is_some_and(is);
         if let Some(placement) = next.placement.as_ref().filter(|_| became(&is_placed)) {

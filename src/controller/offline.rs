@@ -2,13 +2,11 @@
 
 use super::contention::{Asker, Rules};
 use super::index::{Index, Key, attempt_of, key_of};
-use super::usage::Share;
 use crate::plan::cluster::gang::{self, Placed};
 use crate::plan::cluster::levels::Levels;
 use crate::plan::cluster::view::NodeView;
 use crate::plan::cluster::{NoPlace, is_over};
 use crate::plan::objects::{CLAIM, Defaults, observed_content, pod};
-use crate::plan::resources::Resources;
 use crate::plan::{Invalid, ValidJob, validate};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -103,17 +101,15 @@ impl Cluster {
     /// Jobs that wait stand in the queue, and the first of them holds its nodes.
     fn queue(&mut self) {
         let waits = |job: &TrainJob| {
-            let conditions = job.status.iter().flat_map(|status| &status.conditions);
-            let mut placed = conditions.filter(|condition| condition.type_ == conditions::PLACED);
-            !is_over(job) && !job.spec.suspend && placed.any(|placed| placed.reason == "NoRoom")
+            let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+            !is_over(job) && !job.spec.suspend && placed.is_some_and(|placed| placed.reason == conditions::NO_ROOM)
         };
-        let waiting: Vec<Key> =
+        let mut waiting: Vec<Key> =
             self.index.jobs.iter().filter(|(_, job)| waits(job)).map(|(key, _)| key.clone()).collect();
         self.index.waiting.extend(waiting.iter().cloned());
         let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
-        let mut sorted = waiting;
-        sorted.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
-        for key in sorted {
+        waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
+        for key in waiting {
             self.index.waits(&key, rules);
         }
     }
@@ -193,13 +189,9 @@ impl Cluster {
     /// Gives a place to a job: what is looked at later finds it taken.
     pub fn settle(&mut self, job: &TrainJob, placed: &Placed) {
         let Ok(valid) = validate(job) else { return };
-        let made = pod(job, &valid, &self.defaults, 1, 0);
-        let amount = made.spec.as_ref().map(Resources::of_pod).unwrap_or_default();
-        for (rank, node) in placed.status.nodes.iter().enumerate() {
-            let taker = format!("settled/{}/{rank}", key_of(&job.metadata));
-            let share = Share { node: node.node_name.clone(), amount: amount.clone(), gpus: node.gpus.clone() };
-            self.index.usage.set_share(&taker, Some(share));
-        }
+        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        let takers = (0..).map(|rank: usize| format!("settled/{}/{rank}", key_of(&job.metadata)));
+        self.index.hold(&Asker { job, valid: &valid, rules }, takers, &placed.status.nodes);
     }
 }
 

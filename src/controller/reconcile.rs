@@ -411,7 +411,7 @@ fn message_of(status: &TrainJobStatus) -> &str {
 }
 
 fn summary_of(status: &TrainJobStatus) -> Option<&Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == switchyard_crds::conditions::SUCCEEDED)
+    status.condition(conditions::SUCCEEDED)
 }
 
 /// What the gauges show.
@@ -420,10 +420,8 @@ pub(super) fn counts(index: &Index) -> Counts {
     for job in index.jobs.values() {
         let stage = job.status.as_ref().and_then(stage_of).unwrap_or("New");
         *counts.stages.entry(stage.to_string()).or_default() += 1;
-        let conditions = job.status.iter().flat_map(|status| &status.conditions);
-        let is_degraded = |c: &Condition| c.type_ == conditions::PLACEMENT_DEGRADED && c.status == "True";
-        let is_live = is_live(job);
-        counts.degraded += usize::from(is_live && conditions.into_iter().any(is_degraded));
+        let is_degraded = job.status.as_ref().is_some_and(|status| status.is(conditions::PLACEMENT_DEGRADED));
+        counts.degraded += usize::from(is_live(job) && is_degraded);
     }
     counts.nodes = [("usable", 0), ("unusable", 0), ("none", 0)].into();
     for node in index.usage.nodes().values() {

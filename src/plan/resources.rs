@@ -1,5 +1,6 @@
 //! Amounts of resources as Kubernetes counts them: what a pod asks for, what a node has.
 
+use crate::topology::rates::gigabytes;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
@@ -124,6 +125,11 @@ fn thousandths(text: &str) -> i64 {
 /// A rate as a Kubernetes quantity, bytes per second; `None`: it is none.
 pub fn bytes_per_second(rate: &Quantity) -> Option<f64> {
     parse_quantity(&rate.0)
+}
+
+/// The same in gigabytes per second, as people write them.
+pub fn gigabytes_per_second(rate: &Quantity) -> Option<String> {
+    bytes_per_second(rate).map(|rate| gigabytes((rate / 1e6) as u32))
 }
 
 /// The value of a Kubernetes quantity (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).

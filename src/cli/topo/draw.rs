@@ -12,7 +12,7 @@ use super::devices::{Known, gigabytes};
 use super::health::{self, Health};
 use super::text::plain;
 use super::{cpus_of_node, nic_name, short_name};
-use crate::cli::units::three_digits;
+use crate::cli::units::{plural, three_digits};
 use crate::topology::{cells, report};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 
@@ -59,7 +59,7 @@ struct NvLink {
 impl NvLink {
     /// `18 NVLinks, 371 GB/s`.
     fn meaning(&self) -> String {
-        format!("{} NVLink{}, {} GB/s", self.count, if self.count == 1 { "" } else { "s" }, gigabytes(self.rate))
+        format!("{} NVLink{}, {} GB/s", self.count, plural(self.count.into()), gigabytes(self.rate))
     }
 }
 

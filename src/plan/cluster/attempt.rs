@@ -41,8 +41,7 @@ impl<'a> Attempt<'a> {
             }
         }
         let status = snapshot.job.status.as_ref();
-        let placed = status.and_then(|status| status::condition_of(status, conditions::PLACED));
-        let placed = placed.is_some_and(|condition| condition.status == "True");
+        let placed = status.is_some_and(|status| status.is(conditions::PLACED));
         Attempt { snapshot: *snapshot, valid, number, pods, placed, now }
     }
 
@@ -61,7 +60,7 @@ impl<'a> Attempt<'a> {
     /// When the place was decided.
     fn placed_at(&self) -> Option<Timestamp> {
         let status = self.snapshot.job.status.as_ref()?;
-        status::condition_of(status, conditions::PLACED).map(|condition| condition.last_transition_time.0)
+        status.condition(conditions::PLACED).map(|condition| condition.last_transition_time.0)
     }
 
     fn draft(&self) -> Draft<'a> {
@@ -166,8 +165,8 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
                 Some(held) => format!("{why}; {held}"),
                 None => why.to_string(),
             };
-            let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some("NoRoom");
-            draft.condition(conditions::PLACED, "False", "NoRoom", why.clone());
+            let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::NO_ROOM);
+            draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
             draft.stage(Stage::Queued, why.clone());
             let mut result = draft.act(&attempt.snapshot, attempt.now);
             result.waiting = true;
@@ -266,7 +265,7 @@ fn degraded(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>, draft: &
             Some(format!("pod {rank} on {}: {what}", planned.node_name))
         })
         .collect();
-    let was = status::condition_of(&draft.next, conditions::PLACEMENT_DEGRADED).map(|c| c.status.clone());
+    let was = draft.next.condition(conditions::PLACEMENT_DEGRADED).map(|c| c.status.clone());
     let Some(first) = worse.first() else {
         if was.is_some_and(|was| was == "True") {
             let text = "all pods have GPUs that are worth those of the plan".to_string();

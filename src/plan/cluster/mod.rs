@@ -167,10 +167,7 @@ fn delete_unfinished(pod: &PodView) -> Action {
 
 /// Complete or failed, for ever.
 pub fn is_over(job: &TrainJob) -> bool {
-    let conditions = job.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    conditions.iter().any(|condition| {
-        (condition.type_ == conditions::COMPLETE || condition.type_ == conditions::FAILED) && condition.status == "True"
-    })
+    job.status.as_ref().is_some_and(|status| status.is(conditions::COMPLETE) || status.is(conditions::FAILED))
 }
 
 /// Number of the current attempt: never below that of a pod that exists, whatever somebody wrote into the status.

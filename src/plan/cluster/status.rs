@@ -26,12 +26,7 @@ pub(super) fn time(at: Timestamp) -> Time {
 
 /// The reason of a condition.
 pub(super) fn reason_of<'a>(status: &'a TrainJobStatus, kind: &str) -> Option<&'a str> {
-    condition_of(status, kind).map(|condition| condition.reason.as_str())
-}
-
-/// A condition by its type.
-pub(super) fn condition_of<'a>(status: &'a TrainJobStatus, kind: &str) -> Option<&'a Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == kind)
+    status.condition(kind).map(|condition| condition.reason.as_str())
 }
 
 impl<'a> Draft<'a> {

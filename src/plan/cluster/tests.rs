@@ -124,7 +124,7 @@ impl World {
 
     fn message(&self) -> String {
         let status = self.job.status.as_ref().unwrap();
-        status::condition_of(status, conditions::SUCCEEDED).unwrap().message.clone()
+        status.condition(conditions::SUCCEEDED).unwrap().message.clone()
     }
 
     fn attempt(&self) -> i32 {
@@ -297,7 +297,7 @@ fn a_name_that_is_no_image_is_not_tried_again() {
     world.pods[0].phase = Phase::Pending;
     world.pods[0].waiting = Some(Waiting { reason: "InvalidImageName".into(), message: "no".into() });
     world.run();
-    let failed = status::condition_of(world.job.status.as_ref().unwrap(), conditions::FAILED).unwrap().clone();
+    let failed = world.job.status.as_ref().unwrap().condition(conditions::FAILED).unwrap().clone();
     assert_eq!(failed.reason, conditions::PERMANENT_FAILURE);
 }
 

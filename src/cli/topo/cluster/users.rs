@@ -50,8 +50,7 @@ impl Users {
         }
         for job in cluster.jobs().into_iter().filter(|job| !is_over(job)) {
             let Some(status) = &job.status else { continue };
-            let mut placed = status.conditions.iter().filter(|condition| condition.type_ == conditions::PLACED);
-            if !placed.any(|placed| placed.status == "True") {
+            if !status.is(conditions::PLACED) {
                 continue;
             }
             for node in status.placement.iter().flat_map(|place| &place.nodes) {
