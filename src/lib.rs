@@ -12,8 +12,13 @@
 pub mod apply;
 pub mod cli;
 pub mod controller;
+pub mod doctor;
+pub mod lint;
 pub mod local;
 pub mod placement;
 pub mod plan;
 mod planted;
+pub mod report;
 pub mod topology;
+mod units;
+pub mod variables;

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod checkpoint;
 pub mod conditions;
 pub mod device_use;
 mod engine;
@@ -20,6 +21,7 @@ mod train_job;
 mod train_job_status;
 pub mod validate;
 
+pub use checkpoint::*;
 pub use engine::*;
 pub use failure_policy::*;
 pub use topology_policy::*;

@@ -2,6 +2,7 @@
 //!
 //! Every field here works today; a field appears together with the feature behind it.
 
+use crate::checkpoint::Checkpoint;
 use crate::engine::Engine;
 use crate::failure_policy::FailurePolicy;
 use crate::topology_policy::TopologyPolicy;
@@ -42,12 +43,14 @@ use std::collections::BTreeMap;
     printcolumn(name = "ETA", type_ = "integer", json_path = ".status.trainerStatus.estimatedRemainingSeconds", priority = 1, description = "Estimated remaining seconds")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
+#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
     .message("spec is immutable but for suspend, activeDeadlineSeconds and ttlSecondsAfterFinished: delete the TrainJob and create it again with the new values"))]
 #[x_kube(validation = Rule::new("(self.trainer.framework == 'Switchyard') == has(self.engine)")
     .message("engine must be set with trainer.framework Switchyard, and with no other framework"))]
 #[x_kube(validation = Rule::new("self.trainer.framework != 'Switchyard' || (!has(self.trainer.command) && !has(self.trainer.args))")
     .message("trainer.command and trainer.args are for other frameworks: with framework Switchyard the worker is started").field_path(".trainer"))]
+#[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.checkpoint)")
+    .message("checkpoint is for framework Switchyard: other frameworks save what they want where they want").field_path(".checkpoint"))]
 pub struct TrainJobSpec {
     /// `true`: no pods; those of a running attempt are deleted, and their resources are free. `false` again starts a new
     /// attempt, which counts as no restart. Default `false`. In `switchyard run` it must be `false`.
@@ -91,6 +94,10 @@ pub struct TrainJobSpec {
     /// What happens when a process fails. Default: the job fails with it.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
+
+    /// Where and when the state of the training is saved; with `trainer.framework: Switchyard` only. Default: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
 
     /// The training itself, done by Switchyard's own engine; with `trainer.framework: Switchyard` only.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -178,7 +185,8 @@ pub struct Trainer {
     #[schemars(range(min = 1, max = MAX_NODES))]
     pub num_nodes: i32,
 
-    /// Processes on each node. Default: one for each GPU of the pod; without GPUs 1.
+    /// Processes on each node; in `engine.executionMode: SingleProcess` devices of the one process. Default: one for each GPU of
+    /// the pod; without GPUs 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_PROC_PER_NODE))]
     pub num_proc_per_node: Option<i32>,
@@ -205,7 +213,8 @@ pub struct Trainer {
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub args: Vec<String>,
 
-    /// Compute threads of each process. Default: the physical cores that placement gives to the process.
+    /// Compute threads of each process; in `engine.executionMode: SingleProcess` of each of its devices. Default: the physical
+    /// cores that placement gives to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub cpu_threads: Option<i32>,

@@ -226,20 +226,35 @@ pub struct TrainerStatus {
     #[schemars(range(min = 0, max = 100))]
     pub progress_percentage: i32,
 
-    /// Mean training loss of the last interval, nats per token, a decimal string.
+    /// Mean training loss of the last interval, nats, a decimal string.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub loss: Option<String>,
 
-    /// Loss on the validation split at the last evaluation, nats per token, a decimal string.
+    /// Loss on the validation split at the last evaluation, nats, a decimal string.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub validation_loss: Option<String>,
 
-    /// Tokens per second of the whole job, a decimal string.
+    /// Share of the validation split that was classified right at the last evaluation, a decimal string from 0 to 1. Absent: the
+    /// model does not classify.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
-    pub tokens_per_second: Option<String>,
+    pub validation_accuracy: Option<String>,
+
+    /// What the whole job goes through in a second, a decimal string; `throughputUnit` says of what.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub throughput: Option<String>,
+
+    /// What `throughput` counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throughput_unit: Option<ThroughputUnit>,
+
+    /// Steps skipped because of an overflow in 16 bits. Absent: without mixed precision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub skipped_steps: Option<i64>,
 
     /// Estimated seconds until the last step.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -259,4 +274,15 @@ pub struct TrainerStatus {
     /// Time of the last report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_updated_time: Option<Time>,
+}
+
+/// What throughput counts.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ThroughputUnit {
+    /// Tokens of language models.
+    Tokens,
+    /// Images.
+    Images,
+    /// Samples of any other kind.
+    Samples,
 }

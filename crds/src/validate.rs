@@ -12,7 +12,8 @@ use kube::CustomResourceExt;
 use kube::core::cel;
 use serde_json::Value;
 use std::sync::LazyLock;
-use words::{describe, is_quantity, nearest, type_words};
+pub use words::nearest;
+use words::{describe, is_quantity, type_words};
 
 /// Sort of a fault. The code is stable and documented in `docs/errors.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,11 +5,12 @@
 
 use serde_json::{Value, json};
 
-/// Kubernetes' own types, maps whose keys Kubernetes defines, and two fields whose words are those of `batch/v1` Job.
-const EXEMPT: [&str; 5] = [
+/// Kubernetes' own types, maps whose keys Kubernetes or a user's program defines, and two fields whose words are those of `batch/v1` Job.
+const EXEMPT: [&str; 6] = [
     ".status.conditions",
     ".spec.trainer.resourcesPerNode.limits",
     ".spec.template",
+    ".spec.engine.model.custom.parameters",
     ".spec.suspend",
     ".spec.managedBy",
 ];

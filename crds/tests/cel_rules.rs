@@ -2,6 +2,9 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "cel_rules/engine.rs"]
+mod engine;
+
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 use switchyard_crds::TrainJob;
@@ -39,12 +42,11 @@ fn read(document: &Value) -> TrainJob {
     serde_json::from_value(document.clone()).unwrap()
 }
 
-/// (message of the rule, an accepted neighbour, a rejected manifest)
-fn cases() -> Vec<(&'static str, Value, Value)> {
-    let engine = |key: &str| format!("/spec/engine/{key}");
-    let data = "/spec/engine/data/validationFraction";
-    let optimizer = |key: &str, value: &str| with(&[("/spec/engine/optimizer", json!({key: value}))]);
-    let schedule = |warmup: i64| with(&[(engine("schedule").as_str(), json!({"warmupSteps": warmup}))]);
+/// Message of the rule, an accepted neighbour, a rejected manifest.
+type Case = (&'static str, Value, Value);
+
+/// All cases but those of the block `engine`.
+fn outer_cases() -> Vec<Case> {
     let env = |name: &str| with(&[("/spec/trainer", json!({"env": [{"name": name, "value": "1"}]}))]);
     let limits = |name: &str| with(&[("/spec/trainer", json!({"resourcesPerNode": {"limits": {name: "2"}}}))]);
     let plain = |more: Value| {
@@ -52,6 +54,7 @@ fn cases() -> Vec<(&'static str, Value, Value)> {
         job["spec"]["trainer"]["framework"] = "Plain".into();
         job
     };
+    let checkpoint = |block: Value| with(&[("/spec/checkpoint", block)]);
     let rule = |more: Value| {
         let mut rule = more;
         rule["action"] = "FailTrainJob".into();
@@ -63,23 +66,6 @@ fn cases() -> Vec<(&'static str, Value, Value)> {
             with(&[("/metadata/name", json!("a-1"))]),
             with(&[("/metadata/name", json!("A_1"))]),
         ),
-        (
-            "set exactly one of steps and epochs",
-            with(&[(&engine("steps"), Value::Null), (&engine("epochs"), json!(1))]),
-            with(&[(&engine("epochs"), json!(1))]),
-        ),
-        ("schedule.warmupSteps must not", schedule(10), schedule(11)),
-        ("the block named by type must be set", base(), with(&[("/spec/engine/model/gpt", Value::Null)])),
-        (
-            "heads must divide hiddenSize",
-            with(&[("/spec/engine/model/gpt/heads", json!(4))]),
-            with(&[("/spec/engine/model/gpt/heads", json!(3))]),
-        ),
-        ("validationFraction must be", with(&[(data, json!("0.5"))]), with(&[(data, json!("0.51"))])),
-        ("learningRate must be greater", optimizer("learningRate", "1e-4"), optimizer("learningRate", "0.0")),
-        ("beta1 must be less than 1", optimizer("beta1", "0.99"), optimizer("beta1", "1")),
-        ("beta2 must be less than 1", optimizer("beta2", "0.999"), optimizer("beta2", "1.5")),
-        ("epsilon must be greater than 0", optimizer("epsilon", "1e-10"), optimizer("epsilon", "0")),
         ("names that begin with SWITCHYARD_", env("SWITCHYARD_KERNEL"), env("SWITCHYARD_RANK")),
         ("only cpu and memory are supported", limits("cpu"), limits("nvidia.com/gpu")),
         ("engine must be set with", plain(json!({})), with(&[("/spec/trainer", json!({"framework": "Plain"}))])),
@@ -88,6 +74,16 @@ fn cases() -> Vec<(&'static str, Value, Value)> {
             plain(json!({"command": ["python"], "args": ["train.py"]})),
             with(&[("/spec/trainer", json!({"command": ["python"]}))]),
         ),
+        (
+            "path must begin with / when volumeName",
+            checkpoint(json!({"volumeName": "v", "path": "/ckpt"})),
+            checkpoint(json!({"volumeName": "v", "path": "ckpt"})),
+        ),
+        ("checkpoint is for framework Switchyard", checkpoint(json!({"path": "ckpt"})), {
+            let mut job = plain(json!({}));
+            job["spec"]["checkpoint"] = json!({"path": "ckpt"});
+            job
+        }),
         (
             "set exactly one of onExitCodes",
             rule(json!({"onExitCodes": {"operator": "In", "values": [42]}})),
@@ -98,7 +94,7 @@ fn cases() -> Vec<(&'static str, Value, Value)> {
 
 #[test]
 fn every_rule_accepts_and_rejects() {
-    for (message, accepted, rejected) in cases() {
+    for (message, accepted, rejected) in [outer_cases(), engine::cases()].concat() {
         if let Err(errors) = read(&accepted).validate_cel() {
             panic!("{message}: the neighbour was rejected: {errors}");
         }
@@ -126,6 +122,7 @@ fn spec_is_immutable() {
         ("/spec/template", json!({"spec": {"hostNetwork": true}})),
         ("/spec/gangPolicy", json!({"scheduleTimeoutSeconds": 9})),
         ("/spec/failurePolicy", json!({"maxRestarts": 9})),
+        ("/spec/checkpoint", json!({"path": "ckpt"})),
         ("/spec/topologyPolicy", json!({"mode": "Required"})),
         ("/spec/managedBy", json!("kueue.x-k8s.io/multikueue")),
         ("/spec/engine", Value::Null),
@@ -155,7 +152,7 @@ fn every_rule_has_a_case() {
     }
     let mut found = Vec::new();
     messages(&serde_json::to_value(TrainJob::crd()).unwrap(), &mut found);
-    let cases = cases();
+    let cases = [outer_cases(), engine::cases()].concat();
     for message in &found {
         let covered =
             message.starts_with("spec is immutable") || cases.iter().any(|(case, ..)| message.starts_with(case));

@@ -1,5 +1,9 @@
 //! Arguments.
 
+mod diagnose;
+
+pub(super) use diagnose::{DoctorArgs, LintArgs};
+
 use super::import;
 use crate::plan::cluster::levels::DomainLevel;
 use crate::topology::import::NicRate;
@@ -69,6 +73,8 @@ pub(super) enum Command {
     /// Run a TrainJob on this machine, without a cluster.
     #[command(after_long_help = exit_codes())]
     Run(RunArgs),
+    /// Say how a run went, where its time went, and what would make it faster; writes RUN_DIR/report.html and report.json.
+    Report(ReportArgs),
     /// Show what a TrainJob would become on this machine, or where it would go in a cluster, and why; starts nothing.
     #[command(after_long_help = exit_codes())]
     Plan(PlanArgs),
@@ -78,6 +84,14 @@ pub(super) enum Command {
     Snapshot(SnapshotArgs),
     /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, what its links carry; or who uses which GPUs of a cluster.
     Topo(TopoArgs),
+    /// Look for settings in manifests of training jobs (ours, Kubeflow's, plain pods) that break the job, cost speed or do nothing.
+    #[command(after_long_help = diagnose::LINT_CODES)]
+    Lint(LintArgs),
+    /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first cause, and what followed from it.
+    Doctor(DoctorArgs),
+    /// Look at the checkpoints of a job: list them, verify them, export the model.
+    #[command(subcommand, after_long_help = exit_codes())]
+    Checkpoint(CheckpointCommand),
     /// Run the controller: reconciles the TrainJobs of a cluster.
     Controller(ControllerArgs),
     /// Print the CRDs of Switchyard, for `kubectl apply --server-side -f -`.
@@ -97,6 +111,25 @@ pub(super) struct RunArgs {
     /// Directory for logs, status and the trained model; new or empty. Default: runs/JOB-xxxx.
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+
+    /// Program of the ranks, for one with networks of its own. Default: switchyard-worker beside this program or on the PATH.
+    #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
+    pub worker: Option<PathBuf>,
+}
+
+/// Arguments of `report`.
+#[derive(Debug, Args)]
+pub(super) struct ReportArgs {
+    /// Directory of a run, as `switchyard run` leaves it.
+    pub run_dir: PathBuf,
+
+    /// Write the page to this file instead of RUN_DIR/report.html; RUN_DIR is then left as it is.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+
+    /// A run of the same job with synthetic data: whether input is the limit is then measured.
+    #[arg(long, value_name = "RUN_DIR")]
+    pub synthetic: Option<PathBuf>,
 }
 
 /// Arguments of `plan`.
@@ -245,6 +278,45 @@ pub(super) struct ImportArgs {
     /// Rate of the NICs in Gbit/s, one direction; of one NIC as NAME=RATE. May be repeated.
     #[arg(long, value_name = "[NAME=]RATE", value_parser = import::nic_rate)]
     pub nic_gbps: Vec<NicRate>,
+}
+
+/// Subcommands of `checkpoint`.
+#[derive(Debug, Subcommand)]
+pub(super) enum CheckpointCommand {
+    /// List the checkpoints in a directory, newest first. Lengths are compared, contents are not.
+    List(WhichArgs),
+    /// Read checkpoints whole and compare all digests; says which file, chunk and tensors are damaged.
+    Verify(WhichArgs),
+    /// Write the model of a checkpoint, without the optimizer, to one safetensors file, for PyTorch and others.
+    Export(ExportArgs),
+}
+
+/// Which checkpoints.
+#[derive(Debug, Args)]
+pub(super) struct WhichArgs {
+    /// The directory of a job's checkpoints.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+
+    /// Those of this step only.
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+
+    /// Those of this attempt only.
+    #[arg(long, value_name = "N")]
+    pub attempt: Option<u32>,
+}
+
+/// Arguments of `checkpoint export`.
+#[derive(Debug, Args)]
+pub(super) struct ExportArgs {
+    /// The newest complete one of these.
+    #[command(flatten)]
+    pub which: WhichArgs,
+
+    /// The file to write, in place of what is there.
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
 }
 
 /// A switch of the command line, with the words of the API.

@@ -93,7 +93,7 @@ fn show(cli: &Cli, args: &TopoArgs) -> Exit {
 }
 
 /// Columns of standard output.
-fn width() -> usize {
+pub(super) fn width() -> usize {
     let terminal = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
     terminal.map_or(PIPE_WIDTH, |(width, _)| usize::from(width.0))
 }

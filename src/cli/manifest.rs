@@ -1,10 +1,8 @@
 //! Reads a manifest: YAML with positions, then the API's own validation; every fault is shown in the user's file.
 
+use super::yaml::{self, Node, Shown};
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
-use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{Spanned, options};
-use std::fmt;
+use serde_saphyr::Spanned;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
@@ -64,12 +62,7 @@ pub(super) fn read_at_most(path: &Path, name: &str, kind: &str, most: (u64, &str
 }
 
 fn parse(name: &str, text: &str) -> Result<TrainJob, ManifestError> {
-    let options = options! { strict_booleans: true };
-    let mut documents: Vec<Spanned<Node>> =
-        serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-            let excerpt = error.to_string();
-            ManifestError(format!("error[SY0001]: {name} is not valid YAML\n{excerpt}"))
-        })?;
+    let mut documents = yaml::documents(name, text).map_err(ManifestError)?;
     if documents.len() != 1 {
         let got =
             if documents.is_empty() { "no document".to_string() } else { format!("{} documents", documents.len()) };
@@ -82,116 +75,10 @@ fn parse(name: &str, text: &str) -> Result<TrainJob, ManifestError> {
         .map_err(|faults| ManifestError(render(name, text, &document, &faults)))
 }
 
-/// A YAML value that remembers where each of its parts lies.
-#[derive(Debug)]
-enum Node {
-    Scalar(serde_json::Value),
-    List(Vec<Spanned<Node>>),
-    Map(Vec<(Spanned<String>, Spanned<Node>)>),
-}
-
-impl Node {
-    fn to_json(&self) -> serde_json::Value {
-        match self {
-            Node::Scalar(value) => value.clone(),
-            Node::List(items) => items.iter().map(|item| item.value.to_json()).collect(),
-            Node::Map(entries) => entries
-                .iter()
-                .map(|(key, value)| (key.value.clone(), value.value.to_json()))
-                .collect::<serde_json::Map<_, _>>()
-                .into(),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct NodeVisitor;
-        impl<'de> Visitor<'de> for NodeVisitor {
-            type Value = Node;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a value")
-            }
-            fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
-                Ok(Node::Scalar(value.into()))
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
-                Ok(Node::Scalar(value.into()))
-            }
-            fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
-                Ok(Node::Scalar(value.into()))
-            }
-            fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Node, E> {
-                let number = serde_json::Number::from_f64(value).ok_or_else(|| E::custom("not a finite number"))?;
-                Ok(Node::Scalar(number.into()))
-            }
-            fn visit_str<E>(self, value: &str) -> Result<Node, E> {
-                Ok(Node::Scalar(value.into()))
-            }
-            fn visit_unit<E>(self) -> Result<Node, E> {
-                Ok(Node::Scalar(serde_json::Value::Null))
-            }
-            fn visit_none<E>(self) -> Result<Node, E> {
-                Ok(Node::Scalar(serde_json::Value::Null))
-            }
-            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
-                Node::deserialize(deserializer)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
-                let mut items = Vec::new();
-                while let Some(item) = access.next_element()? {
-                    items.push(item);
-                }
-                Ok(Node::List(items))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
-                let mut entries: Vec<(Spanned<String>, Spanned<Node>)> = Vec::new();
-                while let Some((key, value)) = access.next_entry::<Spanned<String>, Spanned<Node>>()? {
-                    if entries.iter().any(|(known, _)| known.value == key.value) {
-                        return Err(A::Error::custom(format!("the key `{}` appears twice", key.value)));
-                    }
-                    entries.push((key, value));
-                }
-                Ok(Node::Map(entries))
-            }
-        }
-        deserializer.deserialize_any(NodeVisitor)
-    }
-}
-
 /// Where the field of a fault lies: its value, or its key when the field itself is the fault; the nearest parent when it is missing.
 fn locate(document: &Spanned<Node>, fault: &Fault) -> Option<Range<usize>> {
-    let mut node = document;
-    let mut key: Option<&Spanned<String>> = None;
-    for part in &fault.path {
-        let next = match &node.value {
-            Node::Map(entries) => {
-                entries.iter().find(|(name, _)| name.value == *part).map(|(name, value)| (Some(name), value))
-            }
-            Node::List(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)).map(|item| (key, item)),
-            Node::Scalar(_) => None,
-        };
-        match next {
-            Some((name, value)) => {
-                key = name;
-                node = value;
-            }
-            None => break,
-        }
-    }
-    let show_key = fault.kind == validate::FaultKind::UnknownField || !matches!(node.value, Node::Scalar(_));
-    match key.filter(|_| show_key) {
-        Some(key) => bytes(key.referenced.span()),
-        None if matches!(node.value, Node::Scalar(_)) => bytes(node.referenced.span()),
-        None => None,
-    }
-}
-
-fn bytes(span: serde_saphyr::Span) -> Option<Range<usize>> {
-    let start = usize::try_from(span.byte_offset()?).ok()?;
-    let length = usize::try_from(span.byte_len()?).ok()?;
-    Some(start..start + length.max(1))
+    let shown = if fault.kind == validate::FaultKind::UnknownField { Shown::Key } else { Shown::Value };
+    yaml::locate(document, fault.path.iter().map(String::as_str), shown)
 }
 
 fn render(name: &str, text: &str, document: &Spanned<Node>, faults: &[Fault]) -> String {
@@ -249,7 +136,7 @@ spec:
     fn a_good_manifest_is_read_with_defaults() {
         let job = parse("job.yaml", GOOD).unwrap();
         assert_eq!(job.spec.trainer.num_nodes, 1);
-        assert_eq!(job.spec.engine.as_ref().unwrap().optimizer.learning_rate, "0.001");
+        assert_eq!(job.spec.engine.as_ref().unwrap().optimizer.kind, switchyard_crds::OptimizerType::AdamW);
     }
 
     #[test]

@@ -3,22 +3,29 @@
 //! Results go to standard output; progress, warnings and errors to standard error.
 
 mod args;
+mod checkpoint;
 mod cluster;
 mod controller;
+mod doctor;
+#[cfg(test)]
+mod examples;
 mod explain;
 mod import;
+mod lint;
 mod machine;
 mod manifest;
+mod report;
 mod run;
 mod screen;
 mod topo;
-mod units;
 mod verdict;
 mod whatif;
+mod yaml;
 
 pub use args::Cli;
 pub use manifest::{ManifestError, read as read_manifest};
 
+use crate::units;
 use args::Command;
 use switchyard_worker_contract::exit::Exit;
 
@@ -33,7 +40,11 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Plan(args) => run::plan(&cli, args),
         Command::Whatif(args) => whatif::whatif(&cli, args),
         Command::Snapshot(args) => cluster::snapshot(&cli, args),
+        Command::Report(args) => report::report(&cli, args),
+        Command::Lint(args) => lint::lint(&cli, args),
+        Command::Doctor(args) => doctor::doctor(&cli, args),
         Command::Topo(args) => machine::topo(&cli, args),
+        Command::Checkpoint(command) => checkpoint::checkpoint(&cli, command),
         Command::Controller(args) => controller::controller(args),
         Command::Crd => crd(),
         Command::Explain(args) => explain::explain(&cli, args),
@@ -47,7 +58,7 @@ pub fn execute(cli: Cli) -> Exit {
 /// Prints a result. A reader that has gone (`| head`) has seen enough; a disk that is full is told.
 fn print(text: &str) {
     use std::io::Write;
-    let written = writeln!(std::io::stdout(), "{}", text.trim_end());
+    let written = writeln!(anstream::stdout(), "{}", text.trim_end());
     if let Err(error) = written.as_ref()
         && error.kind() != std::io::ErrorKind::BrokenPipe
     {

@@ -1,7 +1,7 @@
 //! `switchyard run` and `switchyard plan`.
 
 use super::args::{Cli, Output, PlanArgs, RunArgs};
-use super::{machine, manifest, print, print_yaml, refuse, screen};
+use super::{machine, manifest, print, print_yaml, refuse, report, screen};
 use crate::local::{self, Interval, Observer, RunDir, RunDirError, Update, Worker};
 use crate::plan::{Snapshot, plan as make_plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -28,9 +28,12 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
         Ok(topology) => topology,
         Err(error) => return refuse(&error, Exit::Unexpected),
     };
-    let worker = match Worker::find() {
+    let worker = match Worker::find(args.worker.as_deref()) {
         Ok(worker) => worker,
-        Err(error) => return refuse(&error.to_string(), Exit::Unexpected),
+        Err(error) => {
+            let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
+            return refuse(&error.to_string(), exit);
+        }
     };
     let name = job.metadata.name.clone().unwrap_or_default();
     let run_dir = RunDir::choose(&name, args.run_dir.as_deref());
@@ -43,12 +46,26 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
     let tasks = tokio::task::LocalSet::new();
     let ended = tasks.block_on(&runtime, local::run(job, &topology, &run_dir, &worker, &mut show));
     show.clear();
+    let advice = match report::after_run(&run_dir) {
+        Ok(advice) => advice,
+        Err(error) => {
+            eprintln!("warning: {error}");
+            None
+        }
+    };
+    if let (Some(advice), Output::Table) = (&advice, cli.output) {
+        show.result(&ended, advice);
+    }
     match ended {
         Ok(outcome) => {
             match cli.output {
                 Output::Yaml => print_yaml(&outcome.job),
                 Output::Json => {
-                    json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job}))
+                    let page = advice.map(|_| run_dir.path().join(report::PAGE));
+                    json_line(
+                        "RunResult",
+                        json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job, "report": page}),
+                    );
                 }
                 Output::Table | Output::Dot if outcome.exit != Exit::Done => {
                     eprintln!("{}; status, plan and logs in {}", outcome.exit.meaning(), run_dir.short());
@@ -143,6 +160,15 @@ impl<'a> Show<'a> {
         }
     }
 
+    /// The advice: a result like the summary after a good run, an explanation after another one.
+    fn result(&self, ended: &Result<local::Outcome, local::RunError>, advice: &str) {
+        if ended.as_ref().is_ok_and(|outcome| outcome.exit == Exit::Done) {
+            print(advice);
+        } else {
+            self.say(advice.trim_end());
+        }
+    }
+
     fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -156,7 +182,9 @@ impl<'a> Show<'a> {
                 "RunProgress",
                 json!({
                     "time": figures.at, "step": figures.step, "totalSteps": figures.total_steps, "loss": figures.loss,
-                    "validationLoss": figures.validation_loss, "tokensPerSecond": figures.tokens_per_second,
+                    "validationLoss": figures.validation_loss, "accuracy": figures.accuracy,
+                    "itemsPerSecond": figures.items_per_second, "item": figures.item,
+                    "lossScale": figures.loss_scale, "skippedSteps": figures.skipped_steps,
                     "stepMilliseconds": interval.breakdown.step_ms, "computeMilliseconds": interval.breakdown.compute_ms,
                     "communicationWaitMilliseconds": interval.breakdown.communication_wait_ms, "inputWaitMilliseconds": interval.breakdown.input_wait_ms,
                     "communicationWaitPercent": figures.communication_percent, "inputWaitPercent": figures.input_percent,
@@ -209,6 +237,9 @@ impl Observer for Show<'_> {
             }
             Update::Ready { attempt, plan, ranks } => {
                 self.say(&screen::rank_table(plan, ranks));
+                if let Some(line) = screen::resumed(plan, ranks) {
+                    self.say(&line);
+                }
                 if let Some(inspection) = &self.inspection {
                     self.say(&screen::fusion(plan, inspection, ranks));
                     if self.talks() && std::io::stderr().is_terminal() {
@@ -220,9 +251,17 @@ impl Observer for Show<'_> {
                 }
             }
             Update::Progress(interval) => self.progress(interval),
-            Update::Evaluation { step, loss } => {
+            Update::Evaluation { step, loss, accuracy } => {
                 if self.output == Output::Json {
-                    json_line("RunEvaluation", json!({"step": step, "loss": loss}));
+                    json_line("RunEvaluation", json!({"step": step, "loss": loss, "accuracy": accuracy}));
+                }
+            }
+            Update::Checkpoint(report) => {
+                if let Some(failure) = &report.failure {
+                    self.say(&format!("warning: the checkpoint of step {} is not saved: {failure}", report.step));
+                }
+                if self.output == Output::Json {
+                    json_line("RunCheckpoint", json!(report));
                 }
             }
             Update::Failed { attempt, cause } => {
@@ -238,8 +277,9 @@ impl Observer for Show<'_> {
                     );
                 }
             }
-            Update::Restarting { attempt, restarts, max_restarts } => {
-                self.say(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from the beginning"));
+            Update::Restarting { attempt, saved, restarts, max_restarts } => {
+                let from = if saved { "the newest checkpoint, if there is one" } else { "the beginning" };
+                self.say(&format!("restart {restarts} of {max_restarts}: attempt {attempt} starts from {from}"));
                 if self.output == Output::Json {
                     json_line(
                         "RunRestarting",
@@ -247,14 +287,22 @@ impl Observer for Show<'_> {
                     );
                 }
             }
-            Update::Stopping { signal } => {
+            Update::Stopping { signal, saves } => {
                 self.clear();
-                self.say(&format!("{signal}: stopping all ranks; once more to end them at once"));
+                let first = if saves { ", which save a checkpoint first" } else { "" };
+                self.say(&format!("{signal}: stopping all ranks{first}; once more to end them at once"));
             }
-            Update::Finished { report, inspection, seconds, tokens_per_second } => {
+            Update::Finished { report, inspection, seconds, items_per_second, figures } => {
                 self.clear();
                 if self.output == Output::Table {
-                    print(&screen::summary(report, inspection, seconds, tokens_per_second, &self.run_dir.short()));
+                    print(&screen::summary(
+                        report,
+                        inspection,
+                        seconds,
+                        items_per_second,
+                        figures,
+                        &self.run_dir.short(),
+                    ));
                 }
             }
         }

@@ -12,7 +12,7 @@ mod host;
 mod nics;
 mod sets;
 mod smi;
-mod text;
+pub(super) mod text;
 
 use super::units::{binary, plural, speed};
 use devices::Known;

@@ -1,8 +1,11 @@
 //! One attempt: starts the processes of a plan, listens to them, and ends them all when one fails or a stop is asked for.
 
+#[cfg(test)]
+mod tests;
+
 use super::cause::{RootCause, root_cause};
+use super::process::{Heard, Message, Process, next_exit, start};
 use super::progress::Interval;
-use super::rank::{Message, Rank, next_exit, start};
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
 use super::{Observer, Update};
@@ -27,6 +30,9 @@ const GRACE_AFTER_FAILURE: Duration = Duration::from_millis(1200);
 /// After a stop was asked for the ranks have this long to finish their step.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(4);
 
+/// The same where they save a checkpoint then; as long as in a pod.
+const GRACE_TO_SAVE: Duration = Duration::from_secs(30);
+
 /// After the last process has ended its pipes have this long to run dry.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
@@ -39,6 +45,8 @@ pub(super) struct Ended {
     pub interval: Option<Interval>,
     /// Seconds from ready to the end.
     pub seconds: f64,
+    /// Steps that a checkpoint had done already.
+    pub resumed_step: u64,
 }
 
 /// An attempt that could not be watched to its end.
@@ -98,7 +106,7 @@ pub(super) async fn run(
     let (sender, receiver) = channel(1024);
     let mut group = Group {
         plan,
-        ranks: Vec::new(),
+        processes: Vec::new(),
         events: run_dir.open_log("events.jsonl")?,
         fold: Fold::new(plan.world()),
         interval: None,
@@ -109,11 +117,11 @@ pub(super) async fn run(
         kill_at: None,
     };
     let mut listener = Some(OwnedFd::from(listener));
-    for process in plan.processes() {
+    for (index, process) in plan.processes().enumerate() {
         // Rank 0 gets the listening socket as its standard input: the port cannot be lost to another program in between.
         let stdin = listener.take().map_or_else(Stdio::null, Stdio::from);
-        match start(process, plan.attempt, worker, stdin, run_dir, &sender) {
-            Ok(rank) => group.ranks.push(rank),
+        match start(process, index, plan.attempt, worker, stdin, run_dir, &sender) {
+            Ok(process) => group.processes.push(process),
             Err(error) => {
                 group.kill_all();
                 group.reap().await;
@@ -129,10 +137,11 @@ pub(super) async fn run(
 /// The processes of an attempt and what is known of it.
 struct Group<'a> {
     plan: &'a Plan,
-    ranks: Vec<Rank>,
+    processes: Vec<Process>,
     events: LogFile,
     fold: Fold,
     interval: Option<Interval>,
+    /// Number of the process that was the first to fail.
     first_failed: Option<usize>,
     log_failed: Option<RunDirError>,
     stopped: Option<Exit>,
@@ -152,7 +161,7 @@ impl Group<'_> {
                     Some(message) => self.on_message(message, observer),
                     None => listening = false,
                 },
-                (rank, status) = next_exit(&mut self.ranks) => self.on_exit(rank, status),
+                (index, status) = next_exit(&mut self.processes) => self.on_exit(index, status),
                 (exit, signal) = signals.next() => self.on_signal(exit, signal, observer),
                 () = sleep_until(patience), if patience.is_some() => {
                     self.kill_at = None;
@@ -164,19 +173,19 @@ impl Group<'_> {
     }
 
     fn on_message(&mut self, message: Message, observer: &mut dyn Observer) {
-        let (rank, event) = match message {
-            Message::Text(rank, text) => return self.ranks[rank as usize].remember(text),
+        let (index, event) = match message {
+            Message::Text(index, text) => return self.processes[index].remember(text),
             Message::LogFailed(error) => return self.give_up_on_log(error),
-            Message::Event(rank, event) => (rank, event),
+            Message::Event(index, event) => (index, event),
         };
-        if let Err(error) = self.record(rank, &event) {
+        if let Err(error) = self.record(event.rank().unwrap_or(self.processes[index].first_rank), &event) {
             self.give_up_on_log(error);
         }
-        let own = &mut self.ranks[rank as usize];
+        let own = self.processes[index].rank_of(&event);
         match event {
             Event::Ready(ready) => {
                 own.ready = Some(ready);
-                let all: Option<Vec<Ready>> = self.ranks.iter().map(|rank| rank.ready.clone()).collect();
+                let all: Option<Vec<Ready>> = self.heard().map(|rank| rank.ready.clone()).collect();
                 if let Some(ranks) = all {
                     self.ready_at = Some(Instant::now());
                     let update = Update::Ready { attempt: self.plan.attempt, plan: self.plan, ranks: &ranks };
@@ -190,24 +199,25 @@ impl Group<'_> {
                     self.interval = Some(interval);
                 }
             }
-            Event::Evaluation { step, loss } => {
-                self.fold.evaluation(loss);
-                self.tell(observer, Update::Evaluation { step, loss });
+            Event::Evaluation { step, loss, accuracy } => {
+                self.fold.evaluation(loss, accuracy);
+                self.tell(observer, Update::Evaluation { step, loss, accuracy });
             }
+            Event::Checkpoint(report) => self.tell(observer, Update::Checkpoint(&report)),
             // Only a supervisor in a pod makes one.
             Event::Summary(_) => {}
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {
-                own.seen.failure = Some(failure);
-                self.on_failure(rank as usize);
+                own.failure = Some(failure);
+                self.on_failure(index);
             }
         }
     }
 
-    fn on_exit(&mut self, rank: usize, status: ExitStatus) {
-        self.ranks[rank].seen.ended = Some(status);
+    fn on_exit(&mut self, index: usize, status: ExitStatus) {
+        self.processes[index].seen.ended = Some(status);
         if !status.success() {
-            self.on_failure(rank);
+            self.on_failure(index);
         }
         if self.running() == 0 {
             // What is still in the pipes arrives within this time; a stray process that keeps one open does not hold us.
@@ -215,8 +225,8 @@ impl Group<'_> {
         }
     }
 
-    fn on_failure(&mut self, rank: usize) {
-        self.first_failed.get_or_insert(rank);
+    fn on_failure(&mut self, index: usize) {
+        self.first_failed.get_or_insert(index);
         self.kill_at.get_or_insert(Instant::now() + GRACE_AFTER_FAILURE);
     }
 
@@ -225,9 +235,10 @@ impl Group<'_> {
             return self.kill_all();
         }
         self.stopped = Some(exit);
-        self.tell(observer, Update::Stopping { signal });
+        let saves = self.plan.engine.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
+        self.tell(observer, Update::Stopping { signal, saves });
         self.signal_all(Signal::TERM);
-        self.kill_at = Some(Instant::now() + GRACE_AFTER_STOP);
+        self.kill_at = Some(Instant::now() + if saves { GRACE_TO_SAVE } else { GRACE_AFTER_STOP });
     }
 
     fn tell(&mut self, observer: &mut dyn Observer, update: Update<'_>) {
@@ -249,23 +260,32 @@ impl Group<'_> {
         if let Some(error) = self.log_failed {
             return Err(error.into());
         }
-        let finished = |rank: &Rank| rank.seen.ended.is_some_and(|status| status.success()) && rank.finished.is_some();
-        let (ending, cause) = match (self.ranks.iter().all(finished), self.stopped) {
+        let ended_well = |process: &Process| process.seen.ended.is_some_and(|status| status.success());
+        let all_done = self.processes.iter().all(ended_well) && self.heard().all(|rank| rank.finished.is_some());
+        let (ending, cause) = match (all_done, self.stopped) {
             (true, _) => (Ending::Done, None),
             (false, Some(exit)) => (Ending::Stopped(exit), None),
             (false, None) => {
-                let seen: Vec<_> = self.ranks.iter().map(|rank| &rank.seen).collect();
-                let cause = root_cause(&seen, self.first_failed);
+                let seen: Vec<_> = self.processes.iter().flat_map(Process::seen_of_ranks).collect();
+                let first_failed = self.first_failed.map(|index| self.processes[index].failed_rank() as usize);
+                let cause = root_cause(&seen.iter().collect::<Vec<_>>(), first_failed);
                 (Ending::Failed(cause.code), Some(cause))
             }
         };
         let seconds = self.ready_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
-        let finished = self.ranks.into_iter().next().and_then(|rank| rank.finished);
-        Ok(Ended { ending, cause, finished, interval: self.interval, seconds })
+        let first = self.processes.into_iter().next().and_then(|process| process.heard.into_iter().next());
+        let (ready, finished) = first.map_or((None, None), |rank| (rank.ready, rank.finished));
+        let resumed_step = ready.and_then(|ready| ready.resumed_step).unwrap_or(0);
+        Ok(Ended { ending, cause, finished, interval: self.interval, seconds, resumed_step })
+    }
+
+    /// What was heard of every rank.
+    fn heard(&self) -> impl Iterator<Item = &Heard> {
+        self.processes.iter().flat_map(|process| &process.heard)
     }
 
     fn running(&self) -> usize {
-        self.ranks.iter().filter(|rank| rank.seen.ended.is_none()).count()
+        self.processes.iter().filter(|process| process.seen.ended.is_none()).count()
     }
 
     fn record(&mut self, rank: u32, event: &Event) -> Result<(), RunDirError> {
@@ -275,19 +295,19 @@ impl Group<'_> {
     }
 
     fn signal_all(&self, signal: Signal) {
-        self.ranks.iter().for_each(|rank| rank.signal(signal));
+        self.processes.iter().for_each(|process| process.signal(signal));
     }
 
     fn kill_all(&mut self) {
         self.signal_all(Signal::KILL);
-        for rank in self.ranks.iter_mut().filter(|rank| rank.seen.ended.is_none()) {
-            rank.seen.killed = true;
+        for process in self.processes.iter_mut().filter(|process| process.seen.ended.is_none()) {
+            process.seen.killed = true;
         }
     }
 
     async fn reap(&mut self) {
-        for rank in &mut self.ranks {
-            rank.reap().await;
+        for process in &mut self.processes {
+            process.reap().await;
         }
     }
 }

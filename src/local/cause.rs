@@ -47,8 +47,9 @@ pub(super) struct Seen {
     pub log: RankLog,
 }
 
-/// The first failure: a rank that ended by itself and does not blame another one; else the rank that its peers blame.
-/// `first_failed` is the rank that was heard of first.
+/// The first failure: a rank that ended by itself and does not blame another one; else the rank that its peers blame. Of several that
+/// ended by themselves it is the one that the group has agreed on: what was heard first is a matter of pipes and of how long a
+/// process takes to end. `first_failed` is the rank that was heard of first.
 pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCause {
     let blames_another =
         |rank: &Seen| rank.ended.and_then(|status| status.code()) == Some(i32::from(Exit::PeerFailure.code()));
@@ -57,8 +58,11 @@ pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCa
         !rank.killed && !blames_another(rank) && rank.ended.is_some_and(|status| !status.success())
     };
     let blamed = ranks.iter().find_map(|rank| rank.failure.as_ref());
-    let origin = first_failed
+    let of_another = ranks.iter().filter(|rank| blames_another(rank)).find_map(|rank| rank.failure.as_ref());
+    let agreed = of_another.map(|failure| failure.origin_rank as usize).filter(|rank| *rank < ranks.len());
+    let origin = agreed
         .filter(own)
+        .or_else(|| first_failed.filter(own))
         .or_else(|| blamed.map(|failure| failure.origin_rank as usize).filter(|rank| *rank < ranks.len()))
         .or_else(|| (0..ranks.len()).find(own))
         .or(first_failed)
@@ -138,5 +142,19 @@ mod tests {
     fn of_two_failures_the_first_heard_of_counts() {
         assert_eq!(root_cause(&[&exited(5), &signalled(11)], Some(1)).rank, 1);
         assert_eq!(root_cause(&[&exited(5), &signalled(11)], Some(0)).rank, 0);
+    }
+
+    #[test]
+    fn of_two_failures_the_one_that_the_group_agreed_on_counts() {
+        for heard in 0..3 {
+            let cause = root_cause(&[&exited(5), &signalled(11), &blaming(1, 2)], Some(heard));
+            assert_eq!(
+                (cause.rank, cause.cause.as_str()),
+                (1, "killed by signal 11 (SIGSEGV)"),
+                "heard of {heard} first"
+            );
+        }
+        // A rank that is blamed and lives on is not the cause where another one has failed.
+        assert_eq!(root_cause(&[&Seen::default(), &signalled(11), &blaming(0, 2)], Some(1)).rank, 1);
     }
 }

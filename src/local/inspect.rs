@@ -84,7 +84,7 @@ pub async fn inspect(worker: &Worker, plan: &Plan) -> Result<Inspection, Inspect
         });
     }
     match output.status.code().and_then(Exit::from_code) {
-        Some(exit @ (Exit::Usage | Exit::Data | Exit::OwnFailure | Exit::NotPlaceable)) => {
+        Some(exit @ (Exit::Usage | Exit::Data | Exit::OwnFailure | Exit::CheckpointRefused | Exit::NotPlaceable)) => {
             Err(InspectError::Refused { message: stderr.trim_start_matches("error: ").to_string(), exit })
         }
         _ => Err(InspectError::NoAnswer { program: program.clone(), status: output.status.to_string(), stderr }),

@@ -12,8 +12,8 @@
 mod attempt;
 mod cause;
 mod inspect;
+mod process;
 mod progress;
-mod rank;
 mod run;
 mod run_dir;
 mod worker;
@@ -27,7 +27,8 @@ pub use run_dir::{RunDir, RunDirError};
 pub use worker::{Worker, WorkerNotFound};
 
 use crate::plan::Plan;
-use switchyard_worker_contract::event::{Finished, Inspection, Ready};
+use crate::plan::status::Figures;
+use switchyard_worker_contract::event::{CheckpointReport, Finished, Inspection, Ready};
 
 /// What happens while a job runs, in order, for whoever shows it.
 #[derive(Debug)]
@@ -52,13 +53,17 @@ pub enum Update<'a> {
     },
     /// Every rank has reported an interval of steps.
     Progress(&'a Interval),
-    /// A validation loss, nats per token.
+    /// Loss and accuracy on the validation split.
     Evaluation {
         /// Steps done.
         step: u64,
-        /// The loss.
+        /// The loss, nats.
         loss: f64,
+        /// Share classified right, where the model classifies.
+        accuracy: Option<f64>,
     },
+    /// A checkpoint is complete, or was given up.
+    Checkpoint(&'a CheckpointReport),
     /// A rank failed; all others are stopped.
     Failed {
         /// Attempt number.
@@ -70,6 +75,8 @@ pub enum Update<'a> {
     Restarting {
         /// Number of the attempt that starts.
         attempt: u32,
+        /// Whether there is a directory of checkpoints to go on from.
+        saved: bool,
         /// Restarts so far, this one included.
         restarts: u32,
         /// Restarts allowed.
@@ -79,6 +86,8 @@ pub enum Update<'a> {
     Stopping {
         /// Name of the signal.
         signal: &'a str,
+        /// Whether they save a checkpoint first.
+        saves: bool,
     },
     /// All steps are done on every rank.
     Finished {
@@ -88,8 +97,10 @@ pub enum Update<'a> {
         inspection: &'a Inspection,
         /// Wall time of the last attempt from ready to done, seconds.
         seconds: f64,
-        /// Tokens per second of the whole job over that time.
-        tokens_per_second: f64,
+        /// Items per second of the whole job over that time.
+        items_per_second: f64,
+        /// The last figures.
+        figures: Option<&'a Figures>,
     },
 }
 

@@ -17,17 +17,6 @@ pub struct Interval {
 impl Interval {
     /// What was folded, and when.
     pub(super) fn new((summary, breakdown): (Summary, Breakdown), at: Timestamp) -> Interval {
-        let figures = Figures {
-            step: summary.step,
-            total_steps: summary.total_steps,
-            loss: summary.loss,
-            validation_loss: summary.validation_loss,
-            tokens_per_second: summary.tokens_per_second,
-            remaining_seconds: summary.remaining_seconds,
-            communication_percent: summary.communication_percent,
-            input_percent: summary.input_percent,
-            at,
-        };
-        Interval { figures, breakdown }
+        Interval { figures: Figures::of(&summary, at), breakdown }
     }
 }

@@ -8,7 +8,7 @@ use super::worker::{Worker, WorkerNotFound};
 use super::{Observer, Update};
 use crate::plan::restart::{Cause, Decision, End, decide};
 use crate::plan::status::{Figures, Observed, status};
-use crate::plan::{Plan, Refusal, Snapshot, plan};
+use crate::plan::{Plan, PlannedNode, Refusal, Snapshot, plan};
 use jiff::Timestamp;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -53,20 +53,20 @@ pub enum RunError {
     Attempt(#[from] AttemptError),
     /// More memory than there is.
     #[error(
-        "not placeable: {job}: {processes} processes of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer processes, or a higher limit"
+        "not placeable: {job}: {ranks} ranks of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer ranks, or a higher limit"
     )]
     Memory {
         /// Name of the job.
         job: String,
-        /// Number of processes.
-        processes: u32,
-        /// Memory of one process.
+        /// Number of ranks.
+        ranks: u64,
+        /// Memory of one rank.
         need: String,
         /// Memory of all.
         total: String,
         /// What bounds it.
         limit_name: &'static str,
-        /// The bound.
+        /// The bound, and how much of it may be used.
         limit: String,
     },
     /// No port on the loopback interface.
@@ -129,6 +129,9 @@ pub async fn run(
     let mut run = Run { job: job.clone(), status: None, start, run_dir, restarts: 0, figures: None };
     let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
     run_dir.replace("engine.json", &engine)?;
+    // For the report: what was known before the start.
+    run_dir.replace("inspection.json", &serde_json::to_string_pretty(&inspection).unwrap_or_default())?;
+    run_dir.replace("machine.json", &serde_json::to_string_pretty(machine).unwrap_or_default())?;
     observer.observe(Update::Starting { plan: &first, inspection: &inspection, run_dir })?;
     let mut attempt = 1;
     loop {
@@ -137,7 +140,7 @@ pub async fn run(
         let plan = plan_attempt(attempt, &address.to_string())?;
         run_dir.replace("plan.yaml", &serde_saphyr::to_string(&plan).unwrap_or_default())?;
         run_dir.write_key(attempt)?;
-        let message = format!("attempt {attempt}: {} processes start", plan.world());
+        let message = format!("attempt {attempt}: {} processes start", plan.processes().count());
         run.write(Stage::Starting, message, &plan)?;
         let mut recorder = Recorder { run: &mut run, plan: &plan, observer, written: None };
         let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
@@ -164,6 +167,7 @@ pub async fn run(
                 attempt += 1;
                 observer.observe(Update::Restarting {
                     attempt,
+                    saved: plan.engine.checkpoint.is_some(),
                     restarts: run.restarts,
                     max_restarts: plan.max_restarts,
                 })?;
@@ -228,13 +232,20 @@ impl Run<'_> {
         if let (End::Complete, Some(report)) = (end, &ended.finished) {
             if let Some(figures) = &mut self.figures {
                 figures.step = report.step;
-                figures.loss = report.last_loss;
+                figures.loss = report.last_loss.unwrap_or(figures.loss);
                 figures.validation_loss = report.validation_loss;
+                figures.accuracy = report.accuracy;
                 figures.remaining_seconds = Some(0.0);
             }
-            let tokens = report.step as f64 * inspection.tokens_per_step as f64;
-            let tokens_per_second = if ended.seconds > 0.0 { tokens / ended.seconds } else { 0.0 };
-            observer.observe(Update::Finished { report, inspection, seconds: ended.seconds, tokens_per_second })?;
+            let items = report.step.saturating_sub(ended.resumed_step) as f64 * inspection.items_per_step as f64;
+            let items_per_second = if ended.seconds > 0.0 { items / ended.seconds } else { 0.0 };
+            observer.observe(Update::Finished {
+                report,
+                inspection,
+                seconds: ended.seconds,
+                items_per_second,
+                figures: self.figures.as_ref(),
+            })?;
         }
         self.write(stage, message, plan)?;
         let job = TrainJob { status: self.status, ..self.job };
@@ -280,27 +291,32 @@ fn summary(cause: &RootCause) -> String {
 
 /// Compares what the ranks will allocate with the job's limit and the machine.
 fn check_memory(plan: &Plan, inspection: &Inspection, machine: &GPUTopology) -> Result<(), RunError> {
-    let processes = plan.world();
-    let per_node = plan.nodes.iter().map(|node| node.processes.len() as u64).max().unwrap_or(1);
+    let of_node = |node: &PlannedNode| node.processes.iter().map(|process| u64::from(process.ranks)).sum::<u64>();
+    let per_node = plan.nodes.iter().map(of_node).max().unwrap_or(1);
+    let fraction = plan.engine.memory.fraction;
     let bounds = [
         ("resourcesPerNode.limits.memory", plan.memory_limit_bytes, per_node),
         (
             "the memory of this machine",
             machine.status.as_ref().and_then(|status| status.memory_bytes),
-            u64::from(processes),
+            u64::from(plan.world()),
         ),
     ];
-    for (limit_name, limit, count) in bounds {
-        let total = inspection.memory_bytes.saturating_mul(count);
-        if let Some(limit) = limit.filter(|limit| total > *limit) {
+    for (limit_name, limit, ranks) in bounds {
+        let total = inspection.memory.total().saturating_mul(ranks);
+        if let Some(limit) = limit.filter(|limit| total as f64 > *limit as f64 * fraction) {
             let mebibytes = |bytes: u64| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
             return Err(RunError::Memory {
                 job: plan.job.clone(),
-                processes: count as u32,
-                need: mebibytes(inspection.memory_bytes),
+                ranks,
+                need: mebibytes(inspection.memory.total()),
                 total: mebibytes(total),
                 limit_name,
-                limit: mebibytes(limit),
+                limit: format!(
+                    "{}, of which {:.0} % may be used (engine.memory.fraction)",
+                    mebibytes(limit),
+                    100.0 * fraction
+                ),
             });
         }
     }

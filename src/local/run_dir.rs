@@ -4,10 +4,13 @@
 //! RUN_DIR/
 //!   plan.yaml        what runs, and the reason of each setting
 //!   engine.json      what every rank reads
+//!   inspection.json  what the worker found in the data and the model before the start
+//!   machine.json     the GPUTopology of this machine
 //!   logs/attempt-1/rank-0.log   standard error and free text of a rank
 //!   events.jsonl     every event of every rank with its time
 //!   status.yaml      the TrainJob with its status, replaced as a whole
 //!   model.safetensors
+//!   report.html, report.json    how it went, made of the files above and of record/
 //! ```
 
 use std::fs::{self, File, OpenOptions};
@@ -60,6 +63,11 @@ impl RunDir {
         let path = asked.map_or_else(|| Path::new("runs").join(format!("{job}-{}", random_suffix())), PathBuf::from);
         // Absolute, so that a rank finds it whatever its working directory.
         RunDir { path: std::path::absolute(&path).unwrap_or(path) }
+    }
+
+    /// The directory of a run that was.
+    pub fn existing(path: &Path) -> RunDir {
+        RunDir { path: std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()) }
     }
 
     /// Makes the directory, readable by its owner only.

@@ -1,6 +1,6 @@
 //! Finds the worker program.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The program a plan names.
 const PROGRAM: &str = "switchyard-worker";
@@ -14,17 +14,26 @@ pub struct Worker {
 
 /// There is no worker program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the program {PROGRAM} was not found; looked in {}; build it with `cargo build --release -p switchyard-worker`", .looked.join(", "))]
-pub struct WorkerNotFound {
-    looked: Vec<String>,
+pub enum WorkerNotFound {
+    /// In none of these folders.
+    #[error("the program {PROGRAM} was not found; looked in {}; build it with `cargo build --release -p switchyard-worker`", .0.join(", "))]
+    Nowhere(Vec<String>),
+    /// The one that was asked for.
+    #[error("the worker program: got {0}, expected an existing file")]
+    Asked(String),
 }
 
 impl Worker {
-    /// Looks beside the running program, then on the PATH.
+    /// The program that was asked for, such as one with networks of its own; else looks beside the running program, then on the PATH.
     ///
     /// # Errors
-    /// All places that were looked at.
-    pub fn find() -> Result<Worker, WorkerNotFound> {
+    /// The one asked for is no file, or all places that were looked at.
+    pub fn find(asked: Option<&Path>) -> Result<Worker, WorkerNotFound> {
+        if let Some(asked) = asked {
+            // Absolute: the ranks are not started in this directory.
+            let path = std::path::absolute(asked).ok().filter(|path| path.is_file());
+            return path.map(|path| Worker { path }).ok_or_else(|| WorkerNotFound::Asked(asked.display().to_string()));
+        }
         let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(PathBuf::from));
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut looked = Vec::new();
@@ -35,6 +44,6 @@ impl Worker {
             }
             looked.push(folder.display().to_string());
         }
-        Err(WorkerNotFound { looked })
+        Err(WorkerNotFound::Nowhere(looked))
     }
 }

@@ -38,9 +38,9 @@ impl Plan {
         self.nodes.iter().flat_map(|node| &node.processes)
     }
 
-    /// Number of processes.
+    /// Number of ranks.
     pub fn world(&self) -> u32 {
-        self.nodes.iter().map(|node| node.processes.len() as u32).sum()
+        self.processes().map(|process| process.ranks).sum()
     }
 }
 
@@ -62,8 +62,10 @@ pub struct PlannedNode {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessSpec {
-    /// Global rank.
+    /// Global rank; of several the lowest.
     pub rank: u32,
+    /// Ranks that it computes, each as a device of its own.
+    pub ranks: u32,
     /// Program and arguments; the program is found beside `switchyard` or on the PATH.
     pub argv: Vec<String>,
     /// Environment, in the order in which it is set; a later entry of a name wins.
@@ -74,7 +76,7 @@ pub struct ProcessSpec {
     /// NUMA nodes of those CPUs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub numa_nodes: Vec<u32>,
-    /// Compute threads.
+    /// Compute threads of all its ranks.
     pub threads: u32,
     /// Devices it computes on.
     pub devices: Vec<Device>,
@@ -107,7 +109,7 @@ pub(super) fn processes(
     assignment: &Assignment,
     snapshot: &Snapshot<'_>,
 ) -> Plan {
-    let per_node = job.request.processes_per_node;
+    let (per_node, per_process) = (job.request.processes_per_node, engine.devices_per_process.max(1));
     let nodes = assignment
         .places
         .chunks(per_node as usize)
@@ -119,9 +121,9 @@ pub(super) fn processes(
                 node_name: named.names[places[0].node.0 as usize].clone(),
                 first_rank: node_rank * per_node,
                 processes: places
-                    .iter()
+                    .chunks(per_process as usize)
                     .enumerate()
-                    .map(|(local_rank, place)| process(job, snapshot, node_rank, local_rank as u32, place))
+                    .map(|(index, places)| process(job, snapshot, node_rank, index as u32 * per_process, places))
                     .collect(),
             }
         })
@@ -131,17 +133,24 @@ pub(super) fn processes(
     Plan {
         job: job.name.clone(),
         attempt: snapshot.attempt,
-        reason: reason(job, named, assignment),
+        reason: reason(job, per_process, named, assignment),
         warnings: assignment.warnings.iter().map(ToString::to_string).collect(),
         nodes,
-        engine: EngineConfig { cpu_threads: threads, ..engine.clone() },
+        engine: EngineConfig { cpu_threads: threads * per_process, ..engine.clone() },
         memory_limit_bytes: job.memory_limit,
         max_restarts: job.max_restarts,
     }
 }
 
-fn process(job: &ValidJob, snapshot: &Snapshot<'_>, node_rank: u32, local_rank: u32, place: &Place) -> ProcessSpec {
-    let cpus = (!place.cpus.is_empty()).then(|| CpuList::new(place.cpus.iter().copied()).to_string());
+/// The process of neighbouring ranks, whose places become one.
+fn process(job: &ValidJob, snapshot: &Snapshot<'_>, node_rank: u32, local_rank: u32, places: &[Place]) -> ProcessSpec {
+    let cpus = CpuList::new(places.iter().flat_map(|place| place.cpus.iter().copied()));
+    let mut numa_nodes: Vec<u32> = places.iter().flat_map(|place| place.numa_nodes.iter().copied()).collect();
+    numa_nodes.sort_unstable();
+    numa_nodes.dedup();
+    // Places that share cores have no more of them than CPUs.
+    let cores = places.iter().map(|place| place.cores).sum::<u32>().min(cpus.len() as u32);
+    let cpus = (!cpus.is_empty()).then(|| cpus.to_string());
     let mut env = Vec::new();
     let mut set = |name: &str, value: String, reason: String| {
         env.push(EnvEntry { name: name.to_string(), value, reason });
@@ -162,9 +171,8 @@ fn process(job: &ValidJob, snapshot: &Snapshot<'_>, node_rank: u32, local_rank: 
     );
     set(env::RUN_DIR, run_dir.to_string(), "where the trained model goes".into());
     if let Some(cpus) = &cpus {
-        let numa: Vec<String> = place.numa_nodes.iter().map(ToString::to_string).collect();
-        let reason =
-            format!("{} core{} of NUMA node {}", place.cores, if place.cores == 1 { "" } else { "s" }, numa.join(", "));
+        let numa: Vec<String> = numa_nodes.iter().map(ToString::to_string).collect();
+        let reason = format!("{cores} core{} of NUMA node {}", if cores == 1 { "" } else { "s" }, numa.join(", "));
         set(env::CPUS, cpus.clone(), reason);
     }
     for (name, value) in &job.env {
@@ -172,19 +180,25 @@ fn process(job: &ValidJob, snapshot: &Snapshot<'_>, node_rank: u32, local_rank: 
     }
     ProcessSpec {
         rank: node_rank * job.request.processes_per_node + local_rank,
+        ranks: places.len() as u32,
         argv: vec!["switchyard-worker".into(), "train".into()],
         env,
         cpus,
-        numa_nodes: place.numa_nodes.clone(),
-        threads: place.threads,
-        devices: vec![Device::Cpu],
+        numa_nodes,
+        threads: places.iter().map(|place| place.threads).sum(),
+        devices: vec![Device::Cpu; places.len()],
     }
 }
 
 /// Why this placement, in one sentence.
-fn reason(job: &ValidJob, named: &NamedCluster, assignment: &Assignment) -> String {
+fn reason(job: &ValidJob, per_process: u32, named: &NamedCluster, assignment: &Assignment) -> String {
     let world = assignment.places.len();
-    let processes = format!("{world} process{}", if world == 1 { "" } else { "es" });
+    let processes = match world / per_process as usize {
+        1 if world > 1 => format!("{world} ranks in 1 process"),
+        count if count < world => format!("{world} ranks in {count} processes"),
+        1 => "1 process".to_string(),
+        count => format!("{count} processes"),
+    };
     if job.request.mode == Mode::Ignored {
         return format!("{processes}, not pinned: topologyPolicy.mode is Ignored");
     }

@@ -4,8 +4,8 @@ use super::Plan;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};
-use switchyard_crds::{PlacedNode, PlacementStatus, Restarts, TrainJobStatus, TrainerStatus};
-use switchyard_worker_contract::event::Summary;
+use switchyard_crds::{PlacedNode, PlacementStatus, Restarts, ThroughputUnit, TrainJobStatus, TrainerStatus};
+use switchyard_worker_contract::event::{Item, Summary};
 
 /// What is known about a job at one moment.
 #[derive(Debug, Clone)]
@@ -37,12 +37,20 @@ pub struct Figures {
     pub step: u64,
     /// Optimizer steps in all.
     pub total_steps: u64,
-    /// Mean training loss of the last interval, nats per token.
+    /// Mean training loss of the last interval, nats.
     pub loss: f64,
-    /// Last validation loss, nats per token.
+    /// Last validation loss, nats.
     pub validation_loss: Option<f64>,
-    /// Tokens per second of the whole job.
-    pub tokens_per_second: f64,
+    /// Share of the validation split classified right, where the model classifies.
+    pub accuracy: Option<f64>,
+    /// Items per second of the whole job.
+    pub items_per_second: f64,
+    /// What is counted.
+    pub item: Item,
+    /// Factor of the loss, with mixed precision.
+    pub loss_scale: Option<f64>,
+    /// Steps skipped because of an overflow, with mixed precision.
+    pub skipped_steps: Option<u64>,
     /// Seconds until the last step; `None` while too little is known.
     pub remaining_seconds: Option<f64>,
     /// Share of the step time the slowest rank waits for reductions, percent.
@@ -54,14 +62,18 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Figures from a pod's log or termination message.
-    pub(super) fn of(summary: &Summary, at: Timestamp) -> Figures {
+    /// Figures folded over ranks: here, or by the supervisor of a pod.
+    pub fn of(summary: &Summary, at: Timestamp) -> Figures {
         Figures {
             step: summary.step,
             total_steps: summary.total_steps,
             loss: summary.loss,
             validation_loss: summary.validation_loss,
-            tokens_per_second: summary.tokens_per_second,
+            accuracy: summary.accuracy,
+            items_per_second: summary.items_per_second,
+            item: summary.item,
+            loss_scale: summary.loss_scale,
+            skipped_steps: summary.skipped_steps,
             remaining_seconds: summary.remaining_seconds,
             communication_percent: summary.communication_percent,
             input_percent: summary.input_percent,
@@ -157,7 +169,18 @@ pub(super) fn trainer_status(figures: &Figures) -> TrainerStatus {
         progress_percentage: (100 * figures.step / figures.total_steps.max(1)) as i32,
         loss: Some(format!("{:.4}", figures.loss)),
         validation_loss: figures.validation_loss.map(|loss| format!("{loss:.4}")),
-        tokens_per_second: Some(format!("{:.0}", figures.tokens_per_second)),
+        validation_accuracy: figures.accuracy.map(|share| format!("{share:.4}")),
+        // Of large models less than a few samples a second pass through a machine.
+        throughput: Some(match figures.items_per_second {
+            few if few < 100.0 => format!("{few:.2}"),
+            many => format!("{many:.0}"),
+        }),
+        throughput_unit: Some(match figures.item {
+            Item::Tokens => ThroughputUnit::Tokens,
+            Item::Images => ThroughputUnit::Images,
+            Item::Samples => ThroughputUnit::Samples,
+        }),
+        skipped_steps: figures.skipped_steps.map(|steps| steps as i64),
         estimated_remaining_seconds: figures.remaining_seconds.map(|seconds| seconds.ceil() as i64),
         exposed_communication_percent: Some(format!("{:.1}", figures.communication_percent)),
         input_wait_percent: Some(format!("{:.1}", figures.input_percent)),

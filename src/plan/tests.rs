@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
 use switchyard_crds::{TrainJob, TrainJobStatus, validate};
+use switchyard_worker_contract::event::Item;
 
 /// A machine: CPUs of each NUMA node, SMT siblings.
 fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
@@ -206,7 +207,11 @@ fn status_over_a_life_with_one_restart() {
         total_steps: 600,
         loss: 2.18412,
         validation_loss: Some(2.31),
-        tokens_per_second: 20_900.4,
+        accuracy: Some(0.97333),
+        items_per_second: 20_900.4,
+        item: Item::Images,
+        loss_scale: Some(1024.0),
+        skipped_steps: Some(3),
         remaining_seconds: Some(34.2),
         communication_percent: 3.17,
         input_percent: 0.4,

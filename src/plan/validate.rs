@@ -75,14 +75,17 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
             expected: "text without, as the environment of a process cannot hold it".to_string(),
         });
     }
-    let engine = spec.engine.as_ref().and_then(|engine| engine::config(engine, &mut faults));
+    let processes_per_node = spec.trainer.num_proc_per_node.map_or(objects::gpus(job).max(1), count);
+    let engine = spec.engine.as_ref();
+    let engine =
+        engine.and_then(|engine| engine::config(engine, spec.checkpoint.as_ref(), processes_per_node, &mut faults));
     faults.extend(objects::faults(job));
     if !faults.is_empty() {
         return Err(faults);
     }
     let request = Request {
         nodes: count(spec.trainer.num_nodes),
-        processes_per_node: spec.trainer.num_proc_per_node.map_or(objects::gpus(job).max(1), count),
+        processes_per_node,
         threads: spec.trainer.cpu_threads.map(count),
         // Part of a core still has to be one core to place on.
         core_limit: cpu.map(|cores| cores.max(1.0) as u32),

@@ -34,7 +34,7 @@ fn main() {
                 "round {} {processes} process(es): {:.1} ms/step, {:.0} tokens/s",
                 round + 1,
                 number(&result, "stepMs"),
-                number(&result, "tokensPerSecond")
+                number(&result, "itemsPerSecond")
             );
             runs[processes - 1].push(result);
             if let Some(python) = &python {
@@ -62,13 +62,13 @@ fn main() {
             "{:<12} {:>9.2}{parts} {:>11.0}",
             processes + 1,
             number(result, "stepMs"),
-            number(result, "tokensPerSecond")
+            number(result, "itemsPerSecond")
         );
     }
     let mut ratios: Vec<f64> = runs[0]
         .iter()
         .zip(&runs[1])
-        .map(|(one, two)| number(two, "tokensPerSecond") / number(one, "tokensPerSecond"))
+        .map(|(one, two)| number(two, "itemsPerSecond") / number(one, "itemsPerSecond"))
         .collect();
     ratios.sort_by(f64::total_cmp);
     let ratio = median(&ratios);
@@ -102,7 +102,7 @@ fn main() {
     if let Some(file) = file {
         let document = json!({
             "command": "cargo xtask bench step", "machine": machine, "model": "GPT 4x128, heads 4, context 128, batch 8 per process, FP32, 1 thread per process",
-            "rounds": ROUNDS, "oneProcess": runs[0], "twoProcesses": runs[1], "tokensPerSecondRatioMedian": ratio, "tokensPerSecondRatios": ratios,
+            "rounds": ROUNDS, "oneProcess": runs[0], "twoProcesses": runs[1], "itemsPerSecondRatioMedian": ratio, "itemsPerSecondRatios": ratios,
             "againstPyTorch": against,
         });
         std::fs::write(&file, format!("{}\n", serde_json::to_string_pretty(&document).unwrap())).unwrap();
@@ -137,7 +137,7 @@ fn measure(programs: &Path, folder: &Path, round: usize, processes: usize) -> Va
     let reports: Vec<&Value> =
         events.iter().filter(|event| event["event"] == "progress" && event["rank"] == 0).skip(1).collect();
     let mut result = json!({"kernel": events.iter().find(|event| event["event"] == "ready").unwrap()["kernel"]});
-    for name in PARTS.iter().chain(&["stepMs", "tokensPerSecond"]) {
+    for name in PARTS.iter().chain(&["stepMs", "itemsPerSecond"]) {
         let mut values: Vec<f64> = reports.iter().map(|report| number(report, name)).collect();
         values.sort_by(f64::total_cmp);
         result[*name] = json!((median(&values) * 1000.0).round() / 1000.0);

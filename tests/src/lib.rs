@@ -24,6 +24,7 @@ mod pod_resources;
 mod program;
 mod programs;
 mod random;
+mod records;
 mod scene;
 
 pub use accounts::{SYSTEM, account, chart_rules, role};
@@ -38,6 +39,7 @@ pub use pod_resources::{PodResources, Reply, message};
 pub use program::{Ended, Program, Running};
 pub use programs::{clock_by, planted, programs};
 pub use random::Random;
+pub use records::{MadeUpRun, Trouble};
 pub use scene::Scene;
 
 use std::path::Path;

@@ -128,6 +128,7 @@ async fn accepted_and_refused_jobs() -> Result<()> {
     }
     assert!(faults.is_empty(), "{} of {} cases:\n{}", faults.len(), cases.len(), faults.join("\n"));
 
+    examples(&scene);
     updates(&scene);
     children(&scene);
     scene.must(&["delete", "configmap", "-n", "switchyard-system", "switchyard-admission"], "");
@@ -135,6 +136,32 @@ async fn accepted_and_refused_jobs() -> Result<()> {
     let without = Case { refused: vec!["no params found".into()], ..case.clone() };
     assert_eq!(scene.settles(|| scene.try_case(&without)), None, "without the ConfigMap all are refused");
     Ok(())
+}
+
+/// The rules of the CRD are an API server's to judge: every example is accepted, and one with a broken rule is not.
+fn examples(scene: &Scene) {
+    let mut count = 0;
+    for entry in std::fs::read_dir(root().join("examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|end| end != "yaml") {
+            continue;
+        }
+        count += 1;
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut job: Value = serde_saphyr::from_str(&text).unwrap();
+        let create = |job: &Value| scene.as_user("author", &["create", "--dry-run=server", "-f", "-"], job);
+        let ended = create(&job);
+        assert_eq!(ended.code, Some(0), "{}: {}", path.display(), ended.stderr);
+        job["spec"]["engine"]["precision"] = json!({"mode": "FP32", "computeType": "FP16"});
+        let ended = create(&job);
+        assert!(
+            ended.stderr.contains("computeType and lossScaling are for mode AMP"),
+            "{}: {}",
+            path.display(),
+            ended.stderr
+        );
+    }
+    assert!(count >= 8, "{count} examples");
 }
 
 /// Who changes the spec needs the rights of an author; who changes a label does not.

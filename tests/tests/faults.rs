@@ -28,9 +28,19 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use switchyard_tests::faults::{Lane, Plan, Scenario};
 use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, KubeletOptions};
+use tokio::sync::OnceCell;
 
-/// The final states without faults, and the number of writes up to each.
-type Base = HashMap<Scenario, (Value, u64)>;
+/// A play without faults.
+struct Quiet {
+    /// The final state.
+    state: Value,
+    /// Writes up to it.
+    writes: u64,
+    /// Calls of all kinds.
+    calls: u64,
+}
+
+type Base = HashMap<Scenario, Quiet>;
 
 /// Nodes for many small jobs.
 async fn kubelet(prefix: &str) -> Result<Kubelet> {
@@ -44,17 +54,23 @@ async fn lane<'a>(kubelet: &'a Kubelet, name: &str) -> Result<Lane<'a>> {
     Lane::new(ControlPlane::shared(), kubelet, name, ControllerOptions::default()).await
 }
 
-/// Plays every scenario without faults. Answers the calls that were made on the way, too.
-async fn baselines(kubelet: &Kubelet, name: &str) -> Result<(Base, u64)> {
-    let mut lane = lane(kubelet, name).await?;
-    let mut found = HashMap::new();
-    for scenario in Scenario::ALL {
-        lane.play(scenario, "base", Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;
-        let state = lane.settled("base").await?;
-        found.insert(scenario, (state, lane.proxy.writes()));
-        lane.clear("base").await?;
-    }
-    Ok((found, lane.proxy.calls()))
+/// Every scenario without faults, played once for all tests.
+async fn base() -> Result<&'static Base> {
+    static BASE: OnceCell<Base> = OnceCell::const_new();
+    BASE.get_or_try_init(async || {
+        let kubelet = kubelet("base").await?;
+        let lanes = lanes(&kubelet, "base", 4).await?;
+        let played = on_lanes(lanes, Scenario::ALL.to_vec(), async |lane, number, scenario| {
+            let (name, before) = (format!("b{number}"), lane.proxy.calls());
+            lane.play(scenario, &name, Plan::Quiet).await.with_context(|| format!("{scenario:?}"))?;
+            let state = lane.settled(&name).await?;
+            let writes = lane.proxy.writes();
+            lane.clear(&name).await?;
+            Ok((scenario, Quiet { state, writes, calls: lane.proxy.calls() - before }))
+        });
+        Ok(played.await?.into_iter().collect())
+    })
+    .await
 }
 
 /// Plays all items on several lanes, each item on the next free one; the number of an item makes a name of its own.

@@ -2,6 +2,9 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "run/restarts.rs"]
+mod restarts;
+
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -77,7 +80,7 @@ fn a_manifest_becomes_a_trained_model_and_a_truthful_status() {
     {
         assert!(ended.stderr.contains(expected), "{expected} is missing in:\n{}", ended.stderr);
     }
-    for expected in ["150 steps", "on every rank", "model.safetensors"] {
+    for expected in ["150 steps", "on every rank", "model.safetensors", "out/report.html"] {
         assert!(ended.stdout.contains(expected), "{expected} is missing in:\n{}", ended.stdout);
     }
     assert!(!ended.stdout.contains('\u{1b}') && !ended.stderr.contains('\u{1b}'), "no escape codes in a pipe");
@@ -97,6 +100,10 @@ fn a_manifest_becomes_a_trained_model_and_a_truthful_status() {
         "logs/attempt-1/rank-0.log",
         "logs/attempt-1/rank-1.log",
         "model.safetensors",
+        "inspection.json",
+        "machine.json",
+        "report.html",
+        "report.json",
     ] {
         assert!(entries.contains(&format!("out/{expected}")), "{expected} is missing in {entries:?}");
     }
@@ -238,33 +245,6 @@ fn survivors_end_within_two_seconds_of_a_death() {
 }
 
 #[test]
-fn a_restart_is_a_new_attempt_of_the_whole_group() {
-    let (scene, manifest) =
-        scene(|manifest| fault(manifest, "kill:12@1#1").with("failurePolicy", json!({"maxRestarts": 1})));
-    let ended = run(&scene, &manifest, &[]);
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("restart 1 of 1: attempt 2"), "{}", ended.stderr);
-    let status = scene.status("out");
-    assert_eq!((&status["attempt"], &status["restarts"]["application"]), (&json!(2), &json!(1)));
-    assert!(pids(&scene, 1).iter().all(|pid| !pids(&scene, 2).contains(pid)), "new processes");
-    assert!(scene.entries().contains(&"out/logs/attempt-2/rank-1.log".to_string()));
-    scene.assert_nothing_left();
-}
-
-#[test]
-fn restarts_are_counted_and_end() {
-    let (scene, manifest) =
-        scene(|manifest| fault(manifest, "exit:3@0").with("failurePolicy", json!({"maxRestarts": 2})));
-    let ended = run(&scene, &manifest, &[]);
-    assert_eq!(ended.code, Some(5));
-    assert_eq!(ended.stderr.matches("error[SY0503]").count(), 3, "{}", ended.stderr);
-    let status = scene.status("out");
-    assert_eq!(status["restarts"]["application"], 2);
-    assert!(condition(&status, "Failed")["message"].as_str().unwrap().contains("2 of 2 restarts used"));
-    scene.assert_nothing_left();
-}
-
-#[test]
 fn a_panic_is_the_root_cause_with_its_words() {
     let (scene, manifest) = scene(|manifest| fault(manifest, "panic:4@1"));
     let ended = run(&scene, &manifest, &[]);
@@ -328,8 +308,8 @@ fn an_epoch_is_as_many_steps_as_the_data_has_batches() {
     let starting: Value = serde_json::from_str(ended.stdout.lines().next().unwrap()).unwrap();
     let inspection = &starting["inspection"];
     // 2 ranks x 8 sequences x 3 micro-batches x 32 tokens.
-    assert_eq!(inspection["tokensPerStep"], 2 * 8 * 3 * 32);
-    let windows = (inspection["trainTokens"].as_u64().unwrap() - 1) / 32;
+    assert_eq!(inspection["itemsPerStep"], 2 * 8 * 3 * 32);
+    let windows = (inspection["trainItems"].as_u64().unwrap() - 1) / 32;
     let steps = windows / (2 * 8 * 3);
     assert_eq!((&inspection["stepsPerEpoch"], &inspection["totalSteps"]), (&json!(steps), &json!(2 * steps)));
     assert_eq!(scene.status("out")["trainerStatus"]["step"], json!(2 * steps));

@@ -1,11 +1,16 @@
 //! Time of an all-reduce between two processes of this host, by size.
 //!
-//! `cargo bench -p switchyard-worker --bench all_reduce -- [--transport shm|tcp] [--json FILE]`
+//! `cargo bench -p switchyard-worker --bench all_reduce -- [--transport shm|tcp] [--options] [--json FILE]`
+//!
+//! `--options` compares lanes and wire formats instead, for one size.
 //!
 //! Each rank is pinned to a CPU of its own. Every timed call is "dirty": both ranks rewrite their whole buffer first, as
 //! a backward pass does. Up to 4 KiB the rewriting is inside the time (a block of calls is timed); above, single calls
 //! after a barrier are. A time is the longer one of the two ranks. The cache-line probe says how far apart the two CPUs
 //! were when the program started: figures of NEAR and FAR runs cannot be compared.
+
+#[path = "all_reduce/options.rs"]
+mod options;
 
 use std::{
     hint::black_box,
@@ -14,7 +19,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
-use switchyard_worker::comm::{Communicator, Force, GroupConfig, Token};
+use switchyard_worker::comm::{Communicator, Force, GroupConfig, Options, Token};
 
 const SIZES: [usize; 11] =
     [4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
@@ -36,14 +41,15 @@ fn main() -> ExitCode {
 
 /// Probes the machine and starts the two ranks.
 fn launch(args: &[String]) -> Result<(), String> {
-    let (mut transport, mut json) = ("auto".to_owned(), String::new());
+    let (mut transport, mut json, mut options) = ("auto".to_owned(), String::new(), "");
     let mut rest = args.iter();
     while let Some(arg) = rest.next() {
         let mut value = || rest.next().cloned().ok_or(format!("{arg} needs a value"));
         match arg.as_str() {
             "--transport" => transport = value()?,
             "--json" => json = value()?,
-            other => return Err(format!("got {other:?}, expected --transport shm|tcp or --json FILE")),
+            "--options" => options = "1",
+            other => return Err(format!("got {other:?}, expected --transport shm|tcp, --options or --json FILE")),
         }
     }
     let cpus = allowed_cpus();
@@ -55,15 +61,19 @@ fn launch(args: &[String]) -> Result<(), String> {
     let mut token = [0; 32];
     getrandom::fill(&mut token).map_err(|e| e.to_string())?;
     key.write_all(&token).map_err(|e| e.to_string())?;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| e.to_string())?;
-    let port = listener.local_addr().map_err(|e| e.to_string())?.port().to_string();
-    drop(listener);
+    // A port for each group: those of the comparison exist at the same time.
+    let listeners: Vec<_> = (0..options::GROUPS).map(|_| std::net::TcpListener::bind("127.0.0.1:0")).collect();
+    let mut ports = Vec::new();
+    for listener in listeners {
+        ports.push(listener.and_then(|l| l.local_addr()).map_err(|e| e.to_string())?.port().to_string());
+    }
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut children = Vec::new();
     for rank in 0..2 {
         let child = Command::new(&program)
             .env("BENCH_RANK", rank.to_string())
-            .env("BENCH_PORT", &port)
+            .env("BENCH_PORTS", ports.join(","))
+            .env("BENCH_OPTIONS", options)
             .env("BENCH_KEY", key.path())
             .env("BENCH_TRANSPORT", &transport)
             .env("BENCH_JSON", &json)
@@ -134,9 +144,11 @@ fn var(name: &str) -> String {
 }
 
 fn rank() -> Result<(), String> {
-    let rank: u32 = var("BENCH_RANK").parse().map_err(|_| "BENCH_RANK")?;
     if let Ok(cpu) = var("BENCH_CPU").parse() {
         pin(cpu);
+    }
+    if !var("BENCH_OPTIONS").is_empty() {
+        return options::compare().map_err(|e| e.to_string());
     }
     let transport = match var("BENCH_TRANSPORT").as_str() {
         "auto" => Force::Auto,
@@ -144,26 +156,32 @@ fn rank() -> Result<(), String> {
         "tcp" => Force::Tcp,
         other => return Err(format!("--transport: got {other:?}, expected shm or tcp")),
     };
-    let config = GroupConfig {
+    let config = config(0, transport)?;
+    // All sizes, then one number as a barrier, then the times of both ranks.
+    let mut lens: Vec<usize> = SIZES.iter().map(|size| size / 4).collect();
+    lens.extend([1, 2]);
+    let mut comm = Communicator::connect(&config, &lens, &Options::default()).map_err(|e| e.to_string())?;
+    measure(&mut comm).map_err(|e| e.to_string())?;
+    comm.leave().map_err(|e| e.to_string())
+}
+
+/// How this rank joins group number `group`.
+fn config(group: usize, transport: Force) -> Result<GroupConfig, String> {
+    let ports = var("BENCH_PORTS");
+    Ok(GroupConfig {
         job: "bench".to_owned(),
         attempt: 1,
         node_rank: 0,
         num_nodes: 1,
         procs_per_node: 2,
-        local_rank: rank,
-        rendezvous: format!("127.0.0.1:{}", var("BENCH_PORT")),
+        local_rank: var("BENCH_RANK").parse().map_err(|_| "BENCH_RANK")?,
+        rendezvous: format!("127.0.0.1:{}", ports.split(',').nth(group).unwrap_or_default()),
         key: Token::from_file(var("BENCH_KEY").as_ref()).map_err(|e| e.to_string())?,
         transport,
         host_id: String::new(),
         peer_timeout: Duration::from_secs(10),
         connect_timeout: Duration::from_secs(10),
-    };
-    // All sizes, then one number as a barrier, then the times of both ranks.
-    let mut lens: Vec<usize> = SIZES.iter().map(|size| size / 4).collect();
-    lens.extend([1, 2]);
-    let mut comm = Communicator::connect(&config, &lens).map_err(|e| e.to_string())?;
-    measure(&mut comm).map_err(|e| e.to_string())?;
-    comm.leave().map_err(|e| e.to_string())
+    })
 }
 
 struct Row {
@@ -174,9 +192,7 @@ struct Row {
 
 fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
     let first = comm.rank() == 0;
-    let probe: f64 = var("BENCH_PROBE").parse().unwrap_or(f64::NAN);
-    let place = if probe < 180.0 { "NEAR" } else { "FAR" };
-    let cpu = cpu_model();
+    let (cpu, probe, place) = machine();
     let transport = comm.transport().word();
     if first {
         println!("# all-reduce of f32, 2 ranks, in place, registered memory, rewritten before each call");
@@ -238,6 +254,12 @@ fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// The CPU's name, the cache-line probe in nanoseconds, and what it says of the placement.
+fn machine() -> (String, f64, &'static str) {
+    let probe: f64 = var("BENCH_PROBE").parse().unwrap_or(f64::NAN);
+    (cpu_model(), probe, if probe < 180.0 { "NEAR" } else { "FAR" })
+}
+
 /// Microseconds of one call, the longer one of both ranks.
 fn time_reduction(comm: &mut Communicator, b: usize, calls: usize) -> Result<f64, Box<dyn std::error::Error>> {
     if calls == 1 {
@@ -253,11 +275,12 @@ fn time_reduction(comm: &mut Communicator, b: usize, calls: usize) -> Result<f64
     }
     let time = start.elapsed().as_secs_f64() * 1e6 / calls as f64;
     assert_eq!(comm.bucket(b).last(), Some(&2.0), "wrong sum");
-    longest(comm, time)
+    longest(comm, SIZES.len() + 1, time)
 }
 
-fn longest(comm: &mut Communicator, time: f64) -> Result<f64, Box<dyn std::error::Error>> {
-    let (slot, rank) = (SIZES.len() + 1, comm.rank() as usize);
+/// The longer one of both ranks' times, by way of a bucket of two numbers.
+fn longest(comm: &mut Communicator, slot: usize, time: f64) -> Result<f64, Box<dyn std::error::Error>> {
+    let rank = comm.rank() as usize;
     let times = comm.bucket_mut(slot);
     times.fill(0.0);
     times[rank] = time as f32;
@@ -277,7 +300,7 @@ fn against_memcpy(comm: &mut Communicator) -> Result<(Row, Row), Box<dyn std::er
         target.copy_from_slice(comm.bucket(b));
         black_box(&mut target);
         let time = start.elapsed().as_secs_f64() * 1e6;
-        copies.push(longest(comm, time)?);
+        copies.push(longest(comm, SIZES.len() + 1, time)?);
         reductions.push(time_reduction(comm, b, 1)?);
     }
     Ok((summary(SIZES[b], &copies), summary(SIZES[b], &reductions)))

@@ -1,90 +1,250 @@
 //! Speed of the kernels and of whole training steps:
-//! `cargo bench -p switchyard-worker --bench kernels [-- [gemm|step] [THREADS] [--json FILE]]`.
+//! `cargo bench -p switchyard-worker --bench kernels [-- [gemm|convolution|rules] [THREADS] [--json FILE]]`.
 //!
 //! Prints the least time of several runs; rivals and instruction sets run in turn. Compare only on a quiet machine.
 
-#[path = "../tests/flat_gradients/mod.rs"]
-mod flat_gradients;
-
-use flat_gradients::FlatGradients;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use switchyard_worker::cpu::{Cpu, Epilogue, Gemm, Isa, Matrix, Pool};
-use switchyard_worker::model::{Gpt, Model};
-use switchyard_worker::optimizer::{AdamW, gradient_norm};
+use std::time::Instant;
+use switchyard_worker::amp::HalfWeights;
+use switchyard_worker::cpu::{
+    ConvolutionShape, Cpu, Epilogue, Format, Gemm, HalfKernel, Isa, Matrix, Pool, Probed, Values, ValuesMut, bf16,
+};
+use switchyard_worker::model::{Initial, Layout, Role};
+use switchyard_worker::optimizer::Optimizer;
 use switchyard_worker_contract::config;
+
+/// Least times of `work` for each of the rivals, which take turns.
+fn least<T>(rounds: usize, rivals: &mut [T], mut work: impl FnMut(&mut T)) -> Vec<f64> {
+    let mut least = vec![f64::INFINITY; rivals.len()];
+    for _ in 0..rounds {
+        for (rival, least) in rivals.iter_mut().zip(&mut least) {
+            let start = Instant::now();
+            work(rival);
+            *least = least.min(start.elapsed().as_secs_f64());
+        }
+    }
+    least
+}
+
+/// A way to multiply: instructions, and the format that numbers are stored in.
+struct Way {
+    gemm: Gemm,
+    cpu: Cpu,
+    isa: Isa,
+    half: HalfKernel,
+    format: Format,
+}
+
+impl Way {
+    fn all(pool: &Arc<Pool>) -> Vec<Way> {
+        let mut ways = Vec::new();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            for half in HalfKernel::ALL.into_iter().filter(|half| half.available()) {
+                for format in [Format::F32, Format::Bf16] {
+                    if half == HalfKernel::F32 || isa == Isa::Avx512 && format == Format::Bf16 {
+                        let cpu = Cpu { pool: Arc::clone(pool), isa, half };
+                        ways.push(Way { gemm: Gemm::new(cpu.clone()), cpu, isa, half, format });
+                    }
+                }
+            }
+        }
+        ways
+    }
+
+    /// The fastest instructions only.
+    fn fastest(pool: &Arc<Pool>) -> Vec<Way> {
+        Way::all(pool).into_iter().filter(|way| way.isa == Isa::fastest()).collect()
+    }
+
+    fn name(&self) -> String {
+        let arithmetic = if self.half == HalfKernel::F32 { "" } else { self.half.name() };
+        format!("{:8} {:4} {arithmetic:10}", self.isa.name(), if self.format == Format::F32 { "f32" } else { "bf16" })
+    }
+
+    fn json(&self) -> Value {
+        json!({"kernel": self.isa.name(), "half": self.half.name(), "bytes": self.format.size()})
+    }
+}
+
+/// The same numbers in both formats.
+struct Numbers {
+    wide: Vec<f32>,
+    narrow: Vec<bf16>,
+}
+
+impl Numbers {
+    fn new(len: usize, period: usize) -> Numbers {
+        let wide: Vec<f32> = (0..len).map(|i| (i % period) as f32 * 0.125).collect();
+        Numbers { narrow: wide.iter().map(|&x| bf16::from_f32(x)).collect(), wide }
+    }
+
+    fn of(&self, format: Format) -> Values<'_> {
+        if format == Format::F32 { (&self.wide).into() } else { (&self.narrow).into() }
+    }
+
+    fn to(&mut self, format: Format) -> ValuesMut<'_> {
+        if format == Format::F32 { (&mut self.wide).into() } else { (&mut self.narrow).into() }
+    }
+}
 
 fn products(pool: &Arc<Pool>, results: &mut Vec<Value>) {
     for n in [512usize, 1024] {
-        let a: Vec<f32> = (0..n * n).map(|i| (i % 13) as f32 * 0.1).collect();
-        let b: Vec<f32> = (0..n * n).map(|i| (i % 17) as f32 * 0.1).collect();
-        let mut c = vec![0.0; n * n];
-        let isas = Isa::ALL.into_iter().filter(|isa| isa.available());
-        for isa in isas {
-            let mut gemm = Gemm::new(Cpu { pool: Arc::clone(pool), isa });
-            for (name, ta, tb) in [("A B", false, false), ("A B^T", false, true), ("A^T B", true, false)] {
-                let (x, y) = (Matrix::new(&a, n, n), Matrix::new(&b, n, n));
-                let (x, y) = (if ta { x.t() } else { x }, if tb { y.t() } else { y });
-                let mut least = Duration::MAX;
-                for _ in 0..if isa == Isa::Portable { 3 } else { 25 } {
-                    let start = Instant::now();
-                    gemm.multiply(x, y, &mut c, Epilogue::Overwrite);
-                    least = least.min(start.elapsed());
+        let (a, b, mut c) = (Numbers::new(n * n, 13), Numbers::new(n * n, 17), Numbers::new(n * n, 1));
+        let mut ways = Way::all(pool);
+        for (name, ta, tb) in [("A B", false, false), ("A B^T", false, true), ("A^T B", true, false)] {
+            let (portable, others): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|way| way.isa == Isa::Portable);
+            ways = Vec::new();
+            for (mut rivals, rounds) in [(others, 25), (portable, 3)] {
+                let times = least(rounds, &mut rivals, |way| {
+                    let [x, y] = [(&a, ta), (&b, tb)].map(|(x, transposed)| {
+                        let x = Matrix::new(x.of(way.format), n, n);
+                        if transposed { x.t() } else { x }
+                    });
+                    way.gemm.multiply(x, y, c.to(way.format), Epilogue::Overwrite);
+                });
+                for (way, time) in rivals.iter().zip(times) {
+                    let speed = 2e-9 * (n * n * n) as f64 / time;
+                    println!("gemm {} n={n:5} {name:6} {speed:7.1} GFLOP/s", way.name());
+                    let way = way.json();
+                    results.push(json!({"gemm": name, "way": way, "n": n, "gigaflopsPerSecond": rounded(speed)}));
                 }
-                black_box(&c);
-                let speed = 2.0 * (n * n * n) as f64 / least.as_secs_f64() / 1e9;
-                println!("gemm {:8} n={n:5} {name:6} {speed:7.1} GFLOP/s", isa.name());
-                results.push(json!({"gemm": name, "kernel": isa.name(), "n": n, "gigaflopsPerSecond": rounded(speed)}));
+                ways.extend(rivals);
             }
         }
     }
 }
 
-fn step(name: &str, shape: &config::Gpt, batch: usize, pool: &Arc<Pool>, isa: Isa, results: &mut Vec<Value>) {
-    let adam = config::AdamW {
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        gradient_clip_norm: Some(1.0),
-    };
-    let mut gpt = Gpt::new(shape, batch, Arc::clone(pool), isa).expect("the shape is possible");
-    let mut weights = vec![0.0; gpt.layout().len];
-    gpt.initialise(1, &mut weights);
-    let mut sink = FlatGradients::new(gpt.layout());
-    let mut optimizer = AdamW::new(gpt.layout(), adam);
-    let rows = gpt.tokens_per_batch();
-    let tokens: Vec<u16> = (0..=rows as u64).map(|i| (i * i * 31 % u64::from(shape.vocabulary_size)) as u16).collect();
-    let mut least = [f64::INFINITY; 4];
-    for _ in 0..12 {
-        let marks = [(); 4].map(|()| Instant::now());
-        let mut marks = marks;
-        marks[0] = Instant::now();
-        gpt.forward(&weights, &tokens[..rows], &tokens[1..]);
-        marks[1] = Instant::now();
-        gpt.backward(&weights, 1.0, &mut sink);
-        marks[2] = Instant::now();
-        let scale = (1.0 / gradient_norm(&sink.gradients)).min(1.0);
-        optimizer.step(&mut weights, &sink.gradients, 1e-3, scale as f32, pool);
-        marks[3] = Instant::now();
-        for i in 0..3 {
-            least[i] = least[i].min((marks[i + 1] - marks[i]).as_secs_f64() * 1e3);
+/// The convolutions of ResNet-18 on 16 images of 32 x 32, beside products of the size that their forward passes have.
+fn convolutions(pool: &Arc<Pool>, results: &mut Vec<Value>) {
+    let layers = [
+        (32, 3, 64, 3, 1),
+        (32, 64, 64, 3, 1),
+        (32, 64, 128, 3, 2),
+        (32, 64, 128, 1, 2),
+        (16, 128, 128, 3, 1),
+        (8, 256, 256, 3, 1),
+        (8, 256, 512, 3, 2),
+        (4, 512, 512, 3, 1),
+    ];
+    let mut ways = Way::fastest(pool);
+    for (side, channels, outputs, kernel, stride) in layers {
+        let shape = ConvolutionShape {
+            batch: 16,
+            height: side,
+            width: side,
+            channels,
+            outputs,
+            kernel,
+            stride,
+            padding: kernel / 2,
+        };
+        let (m, k) = (shape.output_len() / outputs, kernel * kernel * channels);
+        let (mut x, w) = (Numbers::new(shape.input_len(), 13), Numbers::new(shape.weights_len(), 17));
+        let (mut y, mut dw) = (Numbers::new(shape.output_len(), 11), vec![0.0; shape.weights_len()]);
+        let windows = Numbers::new(m * k, 13);
+        let needed = ways.iter().map(|way| shape.scratch_len(&way.cpu).max(shape.backward_scratch_len(&way.cpu)));
+        let mut scratch = vec![0.0; needed.max().unwrap_or(0)];
+        for what in ["product", "forward", "dx", "dw"] {
+            let times = least(12, &mut ways, |way| {
+                let Way { gemm, format, .. } = way;
+                match what {
+                    "product" => {
+                        let (a, b) = (Matrix::new(windows.of(*format), m, k), Matrix::new(w.of(*format), outputs, k));
+                        gemm.multiply(a, b.t(), y.to(*format), Epilogue::Overwrite);
+                    }
+                    "forward" => gemm.convolution(&shape, x.of(*format), w.of(*format), y.to(*format), &mut scratch),
+                    "dx" => {
+                        let (dy, w) = (y.of(*format), w.of(*format));
+                        gemm.convolution_input_gradient(&shape, dy, w, x.to(*format), false, &mut scratch);
+                    }
+                    _ => {
+                        let (dy, x) = (y.of(*format), x.of(*format));
+                        gemm.convolution_weight_gradient(&shape, dy, x, &mut dw, false, &mut scratch);
+                    }
+                }
+            });
+            for (way, time) in ways.iter().zip(times) {
+                let speed = 2e-9 * (m * k * outputs) as f64 / time;
+                let layer = format!("{side}x{side} {channels}->{outputs} {kernel}x{kernel}/{stride}");
+                println!("{} {layer:22} {what:7} {speed:7.1} GFLOP/s", way.name());
+                let way = way.json();
+                results.push(json!({
+                    "convolution": layer, "pass": what, "way": way, "gigaflopsPerSecond": rounded(speed),
+                }));
+            }
         }
-        least[3] = least[3].min((marks[3] - marks[0]).as_secs_f64() * 1e3);
     }
-    let [forward, backward, optimizer_ms, whole] = least;
-    println!(
-        "{name:10} {:8} {:5.2} M parameters: forward {forward:6.1}, backward {backward:6.1}, optimizer {optimizer_ms:5.1}, step {whole:6.1} ms",
-        isa.name(),
-        gpt.layout().trainable() as f64 / 1e6,
-    );
-    results.push(json!({
-        "step": name, "kernel": isa.name(), "forwardMs": rounded(forward), "backwardMs": rounded(backward),
-        "optimizerMs": rounded(optimizer_ms), "stepMs": rounded(whole),
-    }));
+}
+
+fn optimizer(rule: config::Rule) -> config::Optimizer {
+    config::Optimizer {
+        rule,
+        learning_rate: 1e-3,
+        weight_decay: 0.1,
+        gradient_clip_norm: None,
+        decay_exclusions: config::DecayExclusions::Vectors,
+    }
+}
+
+/// Time of a step of each rule per parameter, and of a plain copy of as many floats.
+fn rules(len: usize, pool: &Pool, isa: Isa, results: &mut Vec<Value>) {
+    let rounds = (1 << 28) / len;
+    let mut layout = Layout::default();
+    for i in 0..16 {
+        layout.push(format!("p{i}"), &[len / 16], Role::Matrix, Initial::Constant(0.0));
+    }
+    let gradients: Vec<f32> = (0..len).map(|i| (i % 251) as f32 * 0.01 - 1.25).collect();
+    let (mut weights, mut half) = (vec![0.5; len], vec![bf16::ZERO; len]);
+    let sgd = |momentum| config::Rule::Sgd(config::Momentum { momentum, nesterov: false });
+    let adam = config::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
+    // Bytes of a parameter that a step must move at the least.
+    let rules = [
+        ("sgd", sgd(0.0), 12),
+        ("momentum", sgd(0.9), 20),
+        ("adam", config::Rule::Adam(adam), 28),
+        ("adamw", config::Rule::AdamW(adam), 28),
+        ("lamb", config::Rule::Lamb(adam), 24 + 16),
+        ("lars", config::Rule::Lars(config::Lars { momentum: 0.9, trust_coefficient: 0.001 }), 8 + 20),
+    ];
+    for (name, rule, bytes) in rules {
+        let mut optimizer = Optimizer::new(&layout, &optimizer(rule), isa);
+        let mut least = [f64::INFINITY; 2];
+        for round in 0..2 * rounds {
+            let amp = round % 2;
+            let half = (amp == 1).then(|| HalfWeights::Bf16(&mut half));
+            let start = Instant::now();
+            optimizer.begin_step(1e-3, 1.0);
+            optimizer.apply(0..len, &mut weights, &gradients, half, pool);
+            least[amp] = least[amp].min(start.elapsed().as_secs_f64() * 1e9 / len as f64);
+        }
+        let speed = f64::from(bytes) / least[0];
+        println!(
+            "rule {name:9} {:8} {len:8} parameters: {:6.3} ns each ({speed:4.1} GB/s), {:6.3} with bf16 weights",
+            isa.name(),
+            least[0],
+            least[1]
+        );
+        results.push(json!({
+            "rule": name, "parameters": len, "kernel": isa.name(), "nanosecondsPerParameter": rounded(least[0]),
+            "withBf16Weights": rounded(least[1]),
+        }));
+    }
+    let mut least = f64::INFINITY;
+    for _ in 0..rounds {
+        let start = Instant::now();
+        weights.copy_from_slice(&gradients);
+        black_box(&mut weights);
+        least = least.min(start.elapsed().as_secs_f64() * 1e9);
+    }
+    println!("one thread copies {len} floats at {:4.1} GB/s", (8 * len) as f64 / least);
+}
+
+fn probed(probed: &Probed) -> Value {
+    let (name, speed) = (probed.kernel.name(), rounded(probed.gigaflops));
+    println!("probe: bf16 by {name:10} {speed:7.1} GFLOP/s{}", if probed.correct { "" } else { ", computes wrongly" });
+    json!({"half": name, "gigaflopsPerSecond": speed, "correct": probed.correct})
 }
 
 fn rounded(value: f64) -> f64 {
@@ -99,28 +259,27 @@ fn main() {
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("?");
     println!("CPU {}, {threads} thread(s)", model.trim_start_matches([' ', '\t', ':']));
     let only = |part: &str| std::env::args().any(|argument| argument == part);
-    if !only("step") {
+    let probe: Vec<Value> = HalfKernel::report().iter().map(probed).collect();
+    println!("products of bf16 are computed by {}", HalfKernel::probe().name());
+    let all = !["gemm", "convolution", "rules"].into_iter().any(only);
+    if all || only("rules") {
+        // In the caches of a core, and beyond most caches.
+        for len in [1 << 17, 1 << 24] {
+            rules(len, &pool, Isa::fastest(), &mut results);
+        }
+    }
+    if all || only("gemm") {
         products(&pool, &mut results);
     }
-    let example = config::Gpt {
-        layers: 4,
-        hidden_size: 128,
-        heads: 4,
-        context_length: 128,
-        vocabulary_size: 256,
-        tied_head: true,
-    };
-    let reference = config::Gpt { hidden_size: 256, vocabulary_size: 1024, tied_head: false, ..example.clone() };
-    for isa in [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| isa.available() && !only("gemm")) {
-        step("example", &example, 8, &pool, isa, &mut results);
-        step("reference", &reference, 8, &pool, isa, &mut results);
+    if all || only("convolution") {
+        convolutions(&pool, &mut results);
     }
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(file) = arguments.iter().position(|word| word == "--json").and_then(|at| arguments.get(at + 1)) {
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let document = json!({
             "command": "cargo xtask bench kernels", "cpu": model.trim_start_matches([' ', '\t', ':']), "threads": threads,
-            "load": load.split(' ').next().unwrap_or_default(), "results": results,
+            "load": load.split(' ').next().unwrap_or_default(), "probe": probe, "results": results,
         });
         let text = serde_json::to_string_pretty(&document).expect("invariant: a JSON value serialises");
         if let Err(error) = std::fs::write(file, text + "\n") {

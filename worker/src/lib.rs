@@ -8,11 +8,15 @@
 //! (see `switchyard_worker_contract::env`) and what to do by one JSON file.
 #![deny(unsafe_code)]
 
+pub mod amp;
 pub mod comm;
 pub mod cpu;
 pub mod data;
 pub mod model;
+pub mod nn;
 pub mod optimizer;
 pub mod pod;
 pub mod process;
+pub mod profile;
+pub mod program;
 pub mod train;

@@ -5,6 +5,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::{CpuList, env};
@@ -16,15 +17,26 @@ use switchyard_worker_contract::{CpuList, env};
 pub fn pin() -> Result<(), String> {
     let Some(text) = variable(env::CPUS) else { return Ok(()) };
     let list: CpuList = text.parse().map_err(|error| format!("{}: {error}", env::CPUS))?;
+    run_on(&list).map_err(|error| format!("{}: {error}", env::CPUS))
+}
+
+/// Pins this thread to some CPUs; an empty list leaves it where it is. Threads started later inherit it.
+///
+/// # Errors
+/// The kernel refuses them.
+pub fn run_on(list: &CpuList) -> Result<(), String> {
+    if list.is_empty() {
+        return Ok(());
+    }
     let mut set = CpuSet::new();
     for cpu in list.iter() {
         let index = cpu as usize;
         if index >= CpuSet::MAX_CPU {
-            return Err(format!("{}: got CPU {cpu}; expected less than {}", env::CPUS, CpuSet::MAX_CPU));
+            return Err(format!("got CPU {cpu}; expected less than {}", CpuSet::MAX_CPU));
         }
         set.set(index);
     }
-    sched_setaffinity(None, &set).map_err(|error| format!("{}: cannot run on CPUs {list}: {error}", env::CPUS))
+    sched_setaffinity(None, &set).map_err(|error| format!("cannot run on CPUs {list}: {error}"))
 }
 
 /// The CPUs this process may run on; empty where the kernel does not tell.
@@ -62,17 +74,40 @@ pub fn follow_parent() -> Result<(), String> {
     if getppid() == Some(parent) { Ok(()) } else { Err(format!("the launcher (pid {text}) is gone")) }
 }
 
-/// Ends the group when this rank is told to stop. Before the group exists, ends the process.
+/// What this process has been told by signals.
+#[derive(Default)]
+pub struct Stopping {
+    /// Any rank of this process: one ends the group.
+    aborter: OnceLock<Aborter>,
+    signal: AtomicI32,
+}
+
+impl Stopping {
+    /// A rank of this process has joined its group.
+    pub fn joined(&self, aborter: Aborter) {
+        let _ = self.aborter.set(aborter);
+    }
+
+    /// The signal that said to stop, or 0.
+    pub fn signal(&self) -> &AtomicI32 {
+        &self.signal
+    }
+}
+
+/// Ends the group when this process is told to stop; before the group exists, ends the process. `saves`: the first signal is only kept,
+/// so that the ranks save and stop by themselves.
 ///
 /// # Errors
 /// Signals cannot be listened to.
-pub fn stop_on_signal(rank: u32) -> std::io::Result<Arc<OnceLock<Aborter>>> {
-    let aborter: Arc<OnceLock<Aborter>> = Arc::default();
-    let shared = Arc::clone(&aborter);
+pub fn stop_on_signal(rank: u32, saves: bool) -> std::io::Result<Arc<Stopping>> {
+    let stopping: Arc<Stopping> = Arc::default();
+    let shared = Arc::clone(&stopping);
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
-            match shared.get() {
+            let first = shared.signal.swap(signal, Ordering::Relaxed) == 0;
+            match shared.aborter.get() {
+                Some(_) if saves && first => {}
                 Some(aborter) => aborter.abort(Cause::stopped(rank, signal)),
                 None => {
                     let exit = if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated };
@@ -81,7 +116,7 @@ pub fn stop_on_signal(rank: u32) -> std::io::Result<Arc<OnceLock<Aborter>>> {
             }
         }
     })?;
-    Ok(aborter)
+    Ok(stopping)
 }
 
 /// A variable of the environment that is set and not empty.

@@ -7,7 +7,7 @@ mod collective_support;
 use collective_support::{config, free_port};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use switchyard_worker::comm::{CommError, Communicator, GroupConfig};
+use switchyard_worker::comm::{CommError, Communicator, GroupConfig, Options};
 
 /// Tries of each kind of intruder.
 const TRIES: usize = 50;
@@ -30,7 +30,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
     let port = free_port();
     let over = AtomicBool::new(false);
     let member = |rank: u32| {
-        let mut comm = Communicator::connect(&of_attempt(2, rank, port), &[100]).unwrap();
+        let mut comm = Communicator::connect(&of_attempt(2, rank, port), &[100], &Options::default()).unwrap();
         let mut sums = 0u64;
         loop {
             // Both see the end in the same round, because they agree on it by a sum.
@@ -52,7 +52,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
         let end = End(&over);
         let intrude = |attempt: u32, limit: Duration| {
             let intruder = GroupConfig { connect_timeout: limit, ..of_attempt(attempt, 1, port) };
-            Communicator::connect(&intruder, &[100]).err().unwrap()
+            Communicator::connect(&intruder, &[100], &Options::default()).err().unwrap()
         };
         for _ in 0..TRIES {
             let error = intrude(1, Duration::from_secs(20));

@@ -5,25 +5,17 @@
 mod collective_support;
 
 use collective_support::{
-    config, free_port, group, mappings_of_buckets, open_handles, rank_process, spawn_rank, spawn_rank_with, try_group,
+    alone, free_port, group, group_with, mappings_of_buckets, open_handles, rank_options, rank_process, spawn_rank,
     wait_until,
 };
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    io::{BufRead, BufReader, Read},
     process::Child,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use switchyard_worker::comm::{Cause, CauseKind, CommError, Communicator, Force, Token};
+use switchyard_worker::comm::{Cause, CauseKind, CommError, Communicator, Force, Options};
 
-/// Tests that look at time, processor use or open files of this process run one after another.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-const BUCKETS: [usize; 2] = [300_000, 40];
+const BUCKETS: [usize; 4] = [300_000, 40, 70_000, 200_000];
 
 /// A rank of its own process: reduces for ever, and prints its root cause.
 #[test]
@@ -31,17 +23,9 @@ fn process_that_reduces_for_ever() {
     let Some(config) = rank_process() else { return };
     // The test harness may run behind sockets of its own.
     let before = open_handles();
-    let mut comm = Communicator::connect(&config, &BUCKETS).unwrap();
+    let mut comm = Communicator::connect(&config, &BUCKETS, &rank_options()).unwrap();
     println!("ready");
-    let error = loop {
-        comm.start(0);
-        comm.start(1);
-        if let Err(error) = comm.wait(1).and_then(|()| comm.wait(0)) {
-            break error;
-        }
-        comm.bucket_mut(0).fill(1.0);
-        comm.bucket_mut(1).fill(1.0);
-    };
+    let error = reduce_for_ever(&mut comm);
     let seen = Instant::now();
     let cause = error.cause().unwrap().clone();
     drop(comm);
@@ -49,6 +33,17 @@ fn process_that_reduces_for_ever() {
     println!("cause {}", serde_json::to_string(&cause).unwrap());
     assert_eq!(open_handles(), before);
     assert_eq!(mappings_of_buckets(), 0);
+}
+
+/// Keeps all lanes busy until the group fails.
+fn reduce_for_ever(comm: &mut Communicator) -> CommError {
+    loop {
+        (0..BUCKETS.len()).for_each(|b| comm.start(b));
+        if let Err(error) = (0..BUCKETS.len()).rev().try_for_each(|b| comm.wait(b)) {
+            return error;
+        }
+        (0..BUCKETS.len()).for_each(|b| comm.bucket_mut(b).fill(1.0));
+    }
 }
 
 struct Ranks {
@@ -115,8 +110,10 @@ fn same(causes: &[Cause], origin: u32, text: &str) {
 #[test]
 fn a_killed_rank_is_named_by_all_others() {
     let _alone = alone();
-    for (transport, victim) in [("auto", 2), ("auto", 0), ("tcp", 1), ("tcp", 0)] {
-        let mut ranks = Ranks::start(3, &[("TEST_TRANSPORT", transport)]);
+    for (transport, victim, lanes) in
+        [("auto", 2, "1"), ("auto", 0, "3"), ("auto", 1, "4"), ("tcp", 1, "1"), ("tcp", 0, "3"), ("tcp", 2, "4")]
+    {
+        let mut ranks = Ranks::start(3, &[("TEST_TRANSPORT", transport), ("TEST_LANES", lanes)]);
         std::thread::sleep(Duration::from_millis(50));
         let start = Instant::now();
         ranks.signal(victim, rustix::process::Signal::KILL);
@@ -130,8 +127,8 @@ fn a_killed_rank_is_named_by_all_others() {
 #[test]
 fn a_stopped_rank_is_named_after_the_timeout() {
     let _alone = alone();
-    for victim in [1, 0] {
-        let mut ranks = Ranks::start(3, &[("TEST_PEER_TIMEOUT_MS", "1500")]);
+    for (victim, lanes) in [(1, "1"), (0, "3")] {
+        let mut ranks = Ranks::start(3, &[("TEST_PEER_TIMEOUT_MS", "1500"), ("TEST_LANES", lanes)]);
         let start = Instant::now();
         ranks.signal(victim, rustix::process::Signal::STOP);
         let causes = ranks.causes(victim);
@@ -171,6 +168,33 @@ fn the_word_of_an_aborting_rank_reaches_all() {
         );
         same(&causes, origin, "the loss is not a number");
         assert!(causes.iter().all(|cause| *cause == causes[0]));
+    }
+}
+
+#[test]
+fn busy_lanes_end_at_once_with_one_cause() {
+    let _alone = alone();
+    for (hosts, origin) in [(1, 2), (2, 1), (4, 0), (4, 3)] {
+        let options = Options { lanes: 4, ..Options::default() };
+        let change = |c: &mut switchyard_worker::comm::GroupConfig| c.host_id = format!("host-{}", c.rank() % hosts);
+        let causes = group_with(4, options, change, &BUCKETS, |mut comm| {
+            let (aborter, rank, begun) = (comm.aborter(), comm.rank(), Instant::now());
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(60));
+                    if rank == origin {
+                        aborter.abort(Cause::failed(origin, "the power is gone"));
+                    }
+                });
+                let cause = reduce_for_ever(&mut comm).cause().unwrap().clone();
+                assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+                let start = Instant::now();
+                drop(comm);
+                assert!(start.elapsed() < Duration::from_secs(1), "drop took {:?}", start.elapsed());
+                cause
+            })
+        });
+        same(&causes, origin, "the power is gone");
     }
 }
 
@@ -241,122 +265,18 @@ fn ranks_out_of_step_are_named() {
 }
 
 #[test]
-fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
-    let _alone = alone();
-    let port = free_port();
-    std::thread::scope(|scope| {
-        let zero = scope.spawn(move || {
-            let comm = Communicator::connect(&config(0, 2, port), &[8]).unwrap();
-            let refusals = comm.refusals();
-            let late = scope.spawn(move || Communicator::connect(&config(1, 2, port), &[8]).err().unwrap().to_string());
-            let late = late.join().unwrap();
-            (comm, refusals, late)
-        });
-        let intruder = |change: &dyn Fn(&mut switchyard_worker::comm::GroupConfig)| {
-            let mut config = config(1, 2, port);
-            config.connect_timeout = Duration::from_millis(1500);
-            change(&mut config);
-            Communicator::connect(&config, &[8]).err().unwrap().to_string()
-        };
-        let text = intruder(&|c| c.key = Token::new([1; 32]));
-        assert!(text.contains("refused") && text.contains("same job token"), "{text}");
-        let text = intruder(&|c| c.attempt = 0);
-        assert!(text.contains("attempt 0 is over, this is attempt 1"), "{text}");
-        let text = intruder(&|c| c.job = "other".to_owned());
-        assert!(text.contains("be of one job"), "{text}");
-        let text = intruder(&|c| c.num_nodes = 3);
-        assert!(text.contains("expects 3 ranks"), "{text}");
-        // A newer attempt waits for the older one to end.
-        let text = intruder(&|c| c.attempt = 2);
-        assert!(text.contains("older attempt is still there"), "{text}");
-        let one = scope.spawn(move || Communicator::connect(&config(1, 2, port), &[8]).unwrap());
-        let (one, (zero, refusals, late)) = (one.join().unwrap(), zero.join().unwrap());
-        assert!(refusals.iter().any(|text| text.contains("wrong job token")), "{refusals:?}");
-        assert!(late.contains("rank 1 is already present"), "{late}");
-        let leaving = scope.spawn(move || zero.leave());
-        one.leave().unwrap();
-        leaving.join().unwrap().unwrap();
-    });
-}
-
-#[test]
-fn absent_ranks_are_listed_by_all() {
-    let _alone = alone();
-    let port = free_port();
-    let texts: Vec<String> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = [0, 2]
-            .into_iter()
-            .map(|rank| {
-                scope.spawn(move || {
-                    let mut config = config(rank, 5, port);
-                    config.connect_timeout = Duration::from_millis(800);
-                    Communicator::connect(&config, &[8]).err().unwrap().to_string()
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    assert!(texts.iter().all(|text| text.contains("ranks 1, 3, 4")), "{texts:?}");
-    let mut lonely = config(1, 2, free_port());
-    lonely.connect_timeout = Duration::from_millis(300);
-    let error = Communicator::connect(&lonely, &[8]).err().unwrap();
-    assert!(matches!(error, CommError::Unreachable { .. }), "{error}");
-}
-
-#[test]
-fn garbage_and_idle_connections_do_not_disturb_a_group() {
-    let _alone = alone();
-    let port = free_port();
-    let strangers = Mutex::new(Vec::new());
-    let flood = |count: usize, garbage: &[u8]| {
-        for _ in 0..count {
-            if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
-                let _ = stream.write_all(garbage);
-                strangers.lock().unwrap().push(stream);
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        let zero = scope.spawn(move || Communicator::connect(&config(0, 2, port), &BUCKETS).unwrap());
-        assert!(wait_until(Duration::from_secs(5), || TcpStream::connect(("127.0.0.1", port)).is_ok()));
-        flood(100, b"");
-        let mut noise = [0u8; 3000];
-        getrandom::fill(&mut noise).unwrap();
-        flood(20, &noise);
-        flood(5, b"GET / HTTP/1.1\r\n\r\n");
-        let start = Instant::now();
-        let one = scope.spawn(move || Communicator::connect(&config(1, 2, port), &BUCKETS).unwrap());
-        let (mut one, mut zero) = (one.join().unwrap(), zero.join().unwrap());
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-        flood(100, &noise[..40]);
-        let work = |comm: &mut Communicator| {
-            for _ in 0..20 {
-                comm.all_reduce(0).unwrap();
-            }
-            comm.barrier().unwrap();
-        };
-        let other = scope.spawn(move || {
-            work(&mut one);
-            one.leave().unwrap();
-        });
-        work(&mut zero);
-        zero.leave().unwrap();
-        other.join().unwrap();
-    });
-}
-
-#[test]
 fn nothing_is_left_behind() {
     let _alone = alone();
     let before = open_handles();
     for round in 0..6 {
         let force = if round % 2 == 0 { Force::Shm } else { Force::Tcp };
-        try_group(
+        let options = Options { lanes: 1 + 2 * (round / 2), ..Options::default() };
+        group_with(
             3,
+            options,
             |c| c.transport = force,
             &BUCKETS,
-            |result| {
-                let mut comm = result.unwrap();
+            |mut comm| {
                 // Another rank may be done first and end the group before this one has seen that all are done.
                 let reduced = comm.all_reduce(0);
                 assert!(reduced.is_ok() || round > 1, "{reduced:?}");
@@ -375,7 +295,7 @@ fn nothing_is_left_behind() {
         tasks
             .filter(|task| {
                 let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-                matches!(name.trim(), "control" | "collectives")
+                name.trim() == "control" || name.starts_with("collectives")
             })
             .count()
     };
@@ -400,7 +320,7 @@ fn process_that_waits() {
         one.set(0);
         rustix::thread::sched_setaffinity(None, &one).unwrap();
     }
-    let mut comm = Communicator::connect(&config, &BUCKETS).unwrap();
+    let mut comm = Communicator::connect(&config, &BUCKETS, &rank_options()).unwrap();
     println!("ready");
     if comm.rank() == 0 {
         std::thread::sleep(Duration::from_millis(2500));
@@ -426,7 +346,13 @@ fn process_that_waits() {
 #[test]
 fn waiting_ranks_leave_the_processor_to_others() {
     let _alone = alone();
-    for extra in [&[("TEST_TRANSPORT", "auto")][..], &[("TEST_TRANSPORT", "tcp")], &[("TEST_PINNED", "1")]] {
+    for extra in [
+        &[("TEST_TRANSPORT", "auto")][..],
+        &[("TEST_TRANSPORT", "tcp")],
+        &[("TEST_PINNED", "1")],
+        &[("TEST_PINNED", "1"), ("TEST_LANES", "2")],
+        &[("TEST_PINNED", "1"), ("TEST_LANES", "2"), ("TEST_TRANSPORT", "tcp")],
+    ] {
         let port = free_port();
         let children: Vec<Child> = (0..2).map(|rank| spawn_rank("process_that_waits", rank, 2, port, extra)).collect();
         for (rank, child) in children.into_iter().enumerate() {
@@ -441,34 +367,6 @@ fn waiting_ranks_leave_the_processor_to_others() {
                 assert!(used < 0.05 * took, "{extra:?}: {line} us");
             }
         }
-    }
-}
-
-/// A rank of its own process: one reduction, then the end.
-#[test]
-fn process_that_reduces_once() {
-    let Some(config) = rank_process() else { return };
-    let mut comm = Communicator::connect(&config, &BUCKETS).unwrap();
-    comm.bucket_mut(1).fill(1.0);
-    comm.all_reduce(1).unwrap();
-    println!("sum {} at {}", comm.bucket(1)[0], comm.local_address());
-    comm.leave().unwrap();
-}
-
-#[test]
-fn rank_zero_takes_the_listener_it_finds_on_standard_input() {
-    let _alone = alone();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    // The port stays taken by this process: a rank 0 that does not use the listener cannot listen there.
-    let stdin = std::process::Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone().unwrap()));
-    let one = spawn_rank("process_that_reduces_once", 1, 2, port, &[]);
-    std::thread::sleep(Duration::from_millis(100));
-    let zero = spawn_rank_with(stdin, "process_that_reduces_once", 0, 2, port, &[]);
-    for child in [zero, one] {
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("sum 2 at 127.0.0.1:"), "{text}");
     }
 }
 

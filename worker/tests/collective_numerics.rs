@@ -4,9 +4,9 @@
 
 mod collective_support;
 
-use collective_support::{group, number, try_group};
+use collective_support::{group, group_with, number, try_group, try_group_with};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use switchyard_worker::comm::{Force, GroupConfig};
+use switchyard_worker::comm::{Communicator, Force, GroupConfig, Options, Wire};
 use switchyard_worker_contract::config::Transport;
 
 const LENS: [usize; 12] = [0, 1, 3, 15, 16, 17, 256, 257, 1000, 4096, 65_537, 200_003];
@@ -17,10 +17,15 @@ fn digest(bits: &mut DefaultHasher, values: &[f32]) {
     }
 }
 
-/// Reduces all sizes twice, checks every number, and returns a digest of all bits.
 fn run(world: u32, transport: Transport, change: impl Fn(&mut GroupConfig) + Sync) -> u64 {
-    let digests = group(world, change, &LENS, |mut comm| {
-        assert_eq!(comm.transport(), transport);
+    run_in_lanes(1, world, transport, change)
+}
+
+/// Reduces all sizes twice, checks every number, and returns a digest of all bits.
+fn run_in_lanes(lanes: u32, world: u32, transport: Transport, change: impl Fn(&mut GroupConfig) + Sync) -> u64 {
+    let options = Options { lanes, ..Options::default() };
+    let digests = group_with(world, options, change, &LENS, |mut comm| {
+        assert_eq!((comm.transport(), comm.lanes()), (transport, lanes as usize));
         let mut bits = DefaultHasher::new();
         for round in 0..2 {
             for (b, len) in LENS.into_iter().enumerate() {
@@ -86,6 +91,26 @@ fn shared_memory_inside_hosts_and_a_ring_between_them() {
     }
     // Ranks of a host need not be neighbours.
     run(4, Transport::Hierarchical, |c| c.host_id = format!("host-{}", c.rank() % 2));
+}
+
+/// A transport and how it is forced.
+type Path = (Transport, fn(&mut GroupConfig));
+
+#[test]
+fn lanes_do_not_change_a_bit() {
+    run_in_lanes(3, 1, Transport::None, |_| {});
+    for world in 2..=5 {
+        let mut paths: Vec<Path> = vec![(Transport::Shm, |_| {}), (Transport::Tcp, |c| c.transport = Force::Tcp)];
+        if world > 2 {
+            paths.push((Transport::Hierarchical, |c| c.host_id = format!("host-{}", c.rank() / 2)));
+        }
+        for (transport, change) in paths {
+            let one = run_in_lanes(1, world, transport, change);
+            for lanes in [2, 3, 8] {
+                assert_eq!(one, run_in_lanes(lanes, world, transport, change), "{lanes} lanes, {world} ranks");
+            }
+        }
+    }
 }
 
 #[test]
@@ -184,6 +209,30 @@ fn shared_memory_cannot_be_forced_across_hosts() {
 }
 
 #[test]
+fn ranks_with_other_options_are_named() {
+    for (odd, expected) in [
+        (
+            Options { lanes: 3, wire: Wire::F16, ..Options::default() },
+            "asks for 3 lanes of communication with f16 on the wire, rank 0 for 2 with f16",
+        ),
+        (
+            Options { lanes: 2, wire: Wire::Bf16, ..Options::default() },
+            "2 lanes of communication with bf16 on the wire, rank 0 for 2 with f16",
+        ),
+    ] {
+        let options = |rank| if rank == 1 { odd } else { Options { lanes: 2, wire: Wire::F16, ..Options::default() } };
+        let errors = try_group_with(3, options, |_| {}, &[8, 8], |result| result.err().map(|e| e.to_string()).unwrap());
+        assert!(errors.iter().all(|text| text.contains("rank 1") && text.contains(expected)), "{errors:?}");
+    }
+    for lanes in [0, 9] {
+        let options = Options { lanes, ..Options::default() };
+        let text =
+            Communicator::connect(&collective_support::config(0, 1, 1), &[8], &options).err().unwrap().to_string();
+        assert!(text.contains(&format!("got {lanes} lanes")) && text.contains("expected 1 to 8 lanes"), "{text}");
+    }
+}
+
+#[test]
 fn ranks_with_other_buckets_are_named() {
     let port = collective_support::free_port();
     let errors: Vec<String> = std::thread::scope(|scope| {
@@ -192,7 +241,7 @@ fn ranks_with_other_buckets_are_named() {
                 scope.spawn(move || {
                     let lens: &[usize] = if rank == 2 { &[10, 20] } else { &[10, 21] };
                     let config = collective_support::config(rank, 3, port);
-                    let result = switchyard_worker::comm::Communicator::connect(&config, lens);
+                    let result = Communicator::connect(&config, lens, &Options::default());
                     result.err().map(|e| e.to_string()).unwrap()
                 })
             })
@@ -206,7 +255,7 @@ fn ranks_with_other_buckets_are_named() {
 #[should_panic(expected = "in flight")]
 fn a_bucket_in_flight_cannot_be_touched() {
     let config = collective_support::config(0, 1, 1);
-    let mut comm = switchyard_worker::comm::Communicator::connect(&config, &[8]).unwrap();
+    let mut comm = Communicator::connect(&config, &[8], &Options::default()).unwrap();
     comm.start(0);
     comm.bucket_mut(0)[0] = 1.0;
 }

@@ -3,155 +3,20 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod collective_support;
+mod plain;
+mod pods;
 
-use collective_support::{free_port, wait_until};
-use rustix::process::{Pid, Signal, geteuid, kill_process};
-use serde_json::json;
+use collective_support::wait_until;
+use pods::{DEADLINE, Job, Running, WORKER, events, ready};
+use rustix::process::{Signal, geteuid};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus};
+use std::process::Command;
 use std::time::Duration;
 use switchyard_worker_contract::env;
-use switchyard_worker_contract::event::{Event, Ready, Summary};
+use switchyard_worker_contract::event::{Event, Summary};
 use switchyard_worker_contract::termination::Termination;
-
-const WORKER: &str = env!("CARGO_BIN_EXE_switchyard-worker");
-
-/// Long enough for a loaded machine; a test that needs it has failed.
-const DEADLINE: Duration = Duration::from_secs(120);
-
-/// What the pods of a job share: a folder with data, configuration and key.
-struct Job {
-    folder: tempfile::TempDir,
-    nodes: u32,
-    procs: u32,
-    port: u16,
-}
-
-impl Job {
-    fn new(nodes: u32, procs: u32, steps: u64) -> Job {
-        let job = Job { folder: tempfile::tempdir().unwrap(), nodes, procs, port: free_port() };
-        let text: String = (0..2000).map(|line| format!("line {line} of the text, {}\n", line * 7919 % 1000)).collect();
-        fs::write(job.path("data.txt"), text).unwrap();
-        let config = json!({
-            "model": {"gpt": {"layers": 1, "hiddenSize": 16, "heads": 2, "contextLength": 16, "vocabularySize": 256, "tiedHead": true}},
-            "data": {"text": {"path": job.path("data.txt"), "include": [], "exclude": [], "validationFraction": 0.1}},
-            "batchSizePerProcess": 2, "batchMerge": 1, "length": {"steps": steps}, "seed": 7,
-            "optimizer": {"adamW": {"learningRate": 0.003, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
-                "weightDecay": 0.1, "gradientClipNorm": 1.0}},
-            "schedule": {"kind": "constant", "warmupSteps": 0, "finalLearningRate": 0.0003},
-            "overlap": {"enabled": true, "bucketSizeMib": 1}, "evaluation": {"everySteps": 0, "batches": 1},
-            "fetchEverySteps": 5, "cpuThreads": 0,
-        });
-        fs::write(job.path("engine.json"), config.to_string()).unwrap();
-        job.write_key(0o600);
-        job
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn write_key(&self, mode: u32) {
-        let _ = fs::remove_file(self.path("key"));
-        fs::write(self.path("key"), [5; 32]).unwrap();
-        fs::set_permissions(self.path("key"), Permissions::from_mode(mode)).unwrap();
-    }
-
-    /// The pod of this node, ready to be changed and started.
-    fn command(&self, node: u32) -> Command {
-        let run_dir = self.path(&format!("run-{node}"));
-        fs::create_dir_all(&run_dir).unwrap();
-        let mut command = Command::new(WORKER);
-        command.arg("pod").env(env::JOB, "pods").env(env::ATTEMPT, "1").env(env::NODE_RANK, node.to_string());
-        command.env(env::NUM_NODES, self.nodes.to_string()).env(env::PROCS_PER_NODE, self.procs.to_string());
-        command.env(env::RENDEZVOUS, format!("127.0.0.2:{}", self.port)).env(env::CONFIG, self.path("engine.json"));
-        command.env(env::KEY_FILE, self.path("key")).env(env::RUN_DIR, run_dir);
-        command.env(env::TERMINATION_LOG, self.path(&format!("termination-{node}")));
-        command.env(env::HOST_ID, format!("host {node}")).env(env::CONNECT_TIMEOUT_SECONDS, "60");
-        command.stdout(File::create(self.path(&format!("out-{node}"))).unwrap());
-        command.stderr(File::create(self.path(&format!("err-{node}"))).unwrap());
-        command
-    }
-
-    fn start(&self, node: u32) -> Running {
-        Running(self.command(node).spawn().unwrap())
-    }
-
-    /// Starts all pods with these variables on top and waits for their exit codes.
-    fn run(&self, extra: &[(&str, &str)]) -> Vec<i32> {
-        let mut pods: Vec<Running> = (0..self.nodes)
-            .map(|node| Running(self.command(node).envs(extra.iter().copied()).spawn().unwrap()))
-            .collect();
-        pods.iter_mut().map(Running::code).collect()
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.path(name)).unwrap_or_default()
-    }
-
-    fn termination(&self, node: u32) -> Termination {
-        let message = self.read(&format!("termination-{node}"));
-        let parsed = Termination::parse(&message);
-        parsed.unwrap_or_else(|| panic!("{message:?}; {}", self.read(&format!("err-{node}"))))
-    }
-
-    fn wait_for(&self, name: &str, word: &str) {
-        assert!(wait_until(DEADLINE, || self.read(name).contains(word)), "no {word} in {name}: {}", self.read(name));
-    }
-
-    /// Processes of this job.
-    fn processes(&self) -> Vec<String> {
-        let folder = self.folder.path().display().to_string();
-        let of_job = |pid: &String| {
-            let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-            String::from_utf8_lossy(&read("environ")).contains(&folder)
-        };
-        let entries = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.file_name().display().to_string());
-        entries.filter(|name| name.parse::<u32>().is_ok()).filter(of_job).collect()
-    }
-}
-
-/// A pod that is killed if the test ends first.
-struct Running(Child);
-
-impl Running {
-    fn ended(&mut self) -> ExitStatus {
-        let mut status = None;
-        let ended = wait_until(DEADLINE, || {
-            status = self.0.try_wait().unwrap();
-            status.is_some()
-        });
-        assert!(ended, "the pod has not ended within {DEADLINE:?}");
-        status.unwrap()
-    }
-
-    fn code(&mut self) -> i32 {
-        self.ended().code().unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn events(log: &str) -> Vec<Event> {
-    log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-}
-
-fn ready(log: &str) -> Vec<Ready> {
-    let only = |event| if let Event::Ready(ready) = event { Some(ready) } else { None };
-    events(log).into_iter().filter_map(only).collect()
-}
 
 #[test]
 fn two_pods_train_and_say_so() {
@@ -160,7 +25,7 @@ fn two_pods_train_and_say_so() {
     let (first, second) = (job.termination(0), job.termination(1));
     let summary = first.summary.unwrap();
     assert_eq!((summary.step, summary.total_steps, summary.remaining_seconds), (30, 30, Some(0.0)));
-    assert!(summary.validation_loss.is_some_and(|loss| loss > 0.0) && summary.tokens_per_second > 0.0, "{summary:?}");
+    assert!(summary.validation_loss.is_some_and(|loss| loss > 0.0) && summary.items_per_second > 0.0, "{summary:?}");
     assert_eq!((second.summary, &first.failure, &second.failure), (None, &None, &None));
     let logs = (job.read("out-0"), job.read("out-1"));
     assert_eq!(Summary::last_in(&logs.0), Some(summary), "{}", logs.0);
@@ -236,8 +101,9 @@ fn one_pod_needs_neither_a_key_nor_a_meeting_place() {
     let mut pod = Running(job.command(0).env_remove(env::KEY_FILE).env_remove(env::RENDEZVOUS).spawn().unwrap());
     assert_eq!(pod.code(), 0, "{}", job.read("err-0"));
     assert_eq!(job.termination(0).summary.unwrap().step, 12);
-    let left: Vec<_> = fs::read_dir(job.path("run-0")).unwrap().flatten().map(|entry| entry.file_name()).collect();
-    assert_eq!(left, ["model.safetensors"]);
+    let mut left: Vec<_> = fs::read_dir(job.path("run-0")).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["model.safetensors", "record", "tensorboard"]);
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub(crate) enum What {
     Placement,
     /// Matrix products and the model's step, by kernel.
     Kernels,
+    /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
+    Engine,
 }
 
 /// Measures and writes the result file.
@@ -32,11 +34,16 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Agent => ("agent", "switchyard-tests", "agent"),
         What::Placement => ("placement", "switchyard-tests", "placement"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
+        What::Engine => ("engine", "switchyard-worker", "engine"),
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
     if matches!(what, What::Step | What::Controller) {
         step("both programs in release mode", &mut crate::steps::build())?;
     }
-    step(name, &mut cargo(&["bench", "-p", package, "--bench", bench, "--", "--json", &file]))
+    let mut command = cargo(&["bench", "-p", package, "--bench", bench, "--", "--json", &file]);
+    if matches!(what, What::Engine) {
+        command.arg("--python").arg(crate::torch::python()?);
+    }
+    step(name, &mut command)
 }

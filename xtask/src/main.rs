@@ -4,9 +4,11 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod data;
 mod programs;
 mod setup;
 mod steps;
+mod torch;
 mod totals;
 
 use clap::{Parser, Subcommand};
@@ -31,6 +33,9 @@ enum Command {
     Run {
         /// Manifest of a TrainJob.
         file: PathBuf,
+        /// Package whose program is the worker, built besides: one with networks of its own.
+        #[arg(long, value_name = "PACKAGE")]
+        worker: Option<String>,
         /// More arguments for `switchyard run`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<String>,
@@ -49,6 +54,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         arguments: Vec<String>,
     },
+    /// Fetch or make training data for examples and tests; print where they are.
+    Data {
+        /// Which.
+        #[arg(value_enum)]
+        what: data::What,
+    },
     /// Write the generated CRDs to crds/generated.
     Gen,
     /// Measure, and write the result file to docs/results.
@@ -63,10 +74,11 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check => steps::check(),
         Command::Test => steps::test(),
-        Command::Run { file, rest } => return steps::run(&file, &rest),
+        Command::Run { file, worker, rest } => return steps::run(&file, worker.as_deref(), &rest),
         Command::Chaos => steps::chaos(),
         Command::Programs { names } => steps::programs(&names),
         Command::Cluster { arguments } => return steps::cluster(&arguments),
+        Command::Data { what } => data::data(what).map(|path| println!("{}", path.display())),
         Command::Gen => steps::generate(),
         Command::Bench { what } => bench::bench(what),
     };

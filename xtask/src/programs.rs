@@ -61,7 +61,7 @@ impl Family {
     /// Builds what is missing, and answers the folder with the programs. Everything it says goes to standard error.
     pub(crate) fn build(&self) -> Result<PathBuf> {
         let module = root().join("xtask/go").join(self.name);
-        let folder = cache()?.join(format!("{}-{:016x}", self.name, self.digest(&module)?));
+        let folder = cache("programs")?.join(format!("{}-{:016x}", self.name, self.digest(&module)?));
         if folder.is_dir() {
             return Ok(folder);
         }
@@ -118,17 +118,18 @@ fn flags() -> String {
     )
 }
 
-/// Where programs are kept.
-fn cache() -> Result<PathBuf> {
+/// Where things of a kind, such as built programs, are kept for all clones of this user.
+pub(crate) fn cache(kind: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     Ok(base
-        .context("neither XDG_CACHE_HOME nor HOME is set: no place to keep built programs")?
-        .join("switchyard/programs"))
+        .context("neither XDG_CACHE_HOME nor HOME is set: no place to keep what is built and fetched")?
+        .join("switchyard")
+        .join(kind))
 }
 
 /// Runs a command whose output matters only when it fails.
-fn quietly(what: &str, command: &mut Command) -> Result<()> {
+pub(crate) fn quietly(what: &str, command: &mut Command) -> Result<()> {
     let start = Instant::now();
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {:?}", command.get_program()))?;

@@ -20,6 +20,33 @@ pub(crate) fn components() -> Result<()> {
     Ok(())
 }
 
+/// Chromium, in which the tests look at a report; whether it is there. Installed by apt where apt is and may.
+///
+/// # Errors
+/// apt is there and did not bring it: the tests could have had it.
+pub(crate) fn chromium() -> Result<bool> {
+    let runs = |program: &str, arguments: &[&str]| {
+        let status = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    };
+    if runs("chromium", &["--version"]) {
+        return Ok(true);
+    }
+    // Only root may install; others are told, and the test says that it looked at nothing.
+    let root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0");
+    if !root || !runs("apt-get", &["--version"]) {
+        println!("==> chromium is not installed: the page of the report is checked as text only");
+        return Ok(false);
+    }
+    println!("==> installing chromium, in which the tests look at a report");
+    runs("apt-get", &["update"]);
+    if runs("apt-get", &["install", "--yes", "--no-install-recommends", "chromium"]) && runs("chromium", &["--version"])
+    {
+        return Ok(true);
+    }
+    anyhow::bail!("apt-get cannot install chromium: install it by hand, or take apt-get from the PATH to go without")
+}
+
 /// cargo-deny, where it is installed. It is no test of the product and takes minutes to build, so it is not installed here.
 pub(crate) fn cargo_deny() -> Result<Option<Command>> {
     let mut probe = Command::new("cargo-deny");

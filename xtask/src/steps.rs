@@ -1,5 +1,6 @@
 //! The steps behind `check`, `test`, `run` and `gen`.
 
+use crate::data::{What, data};
 use crate::programs::Family;
 use crate::setup;
 use crate::totals::Totals;
@@ -19,6 +20,9 @@ const PURE: [&str; 7] = [
     "switchyard-node-agent-daemon",
     "switchyard-scenes",
 ];
+
+/// Wall-clock seconds for which `cargo xtask test` tries each file format.
+const FUZZ_SECONDS: &str = "60";
 
 /// Folder of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -81,11 +85,31 @@ pub(crate) fn test() -> Result<()> {
             deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root()),
         )?;
     }
-    totals.run("engine, collectives, readers", &mut cargo(&["test", "-p", "switchyard-worker"]))?;
+    let engine =
+        ["switchyard-worker", "switchyard-checkpoint", "switchyard-example-custom-model", "switchyard-gpu-probe"];
+    let packages: Vec<&str> = engine.iter().flat_map(|package| ["-p", package]).collect();
+    data(What::Digits)?;
+    totals.run(
+        "engine, collectives, readers, checkpoints, accuracy, probe of the GPU",
+        cargo(&[&["test"][..], &packages].concat()).env("SWITCHYARD_TEST_DIGITS", "1"),
+    )?;
+    // The same packages as before, or cargo would build them with other features: only the files of tests differ.
+    let mut fuzzers = ["data", "hostile"].map(|file| {
+        let mut fuzzer = cargo(&[&["test"][..], &packages, &["--test", file, "fuzz"]].concat());
+        // All at the same time, on however few cores: each goes on for this long.
+        fuzzer.args(["--", "--test-threads", "16"]).env("FUZZ_SECONDS", FUZZ_SECONDS);
+        fuzzer
+    });
+    totals.beside("fuzzers of every file format, a minute each, side by side", &mut fuzzers)?;
     step("both programs in release mode", &mut build())?;
     let processes =
         ["test", "-p", "switchyard-tests", "--lib", "--test", "bad_input", "--test", "run", "--test", "example"];
     totals.run("real processes", &mut cargo(&processes))?;
+    let mut report = cargo(&["test", "-p", "switchyard-tests", "--test", "report"]);
+    if setup::chromium()? {
+        report.env("SWITCHYARD_TEST_BROWSER", "1");
+    }
+    totals.run("reports of runs, and their page in a browser", &mut report)?;
     step(
         "control plane: etcd and Kubernetes",
         &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "programs", "etcd", "kubernetes"]),
@@ -113,15 +137,22 @@ pub(crate) fn build() -> Command {
     cargo(&["build", "--release", "-p", "switchyard", "-p", "switchyard-worker"])
 }
 
-/// Builds both programs and runs a manifest; answers the program's own exit code.
-pub(crate) fn run(file: &Path, rest: &[String]) -> ExitCode {
-    if let Err(error) = step("building switchyard and switchyard-worker (release)", &mut build()) {
+/// Builds both programs and runs a manifest; answers the program's own exit code. `worker`: the package of another worker.
+pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCode {
+    let mut all = build();
+    all.args(worker.iter().flat_map(|package| ["-p", package]));
+    if let Err(error) = step("building switchyard and switchyard-worker (release)", &mut all) {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
     let program = target().join("release/switchyard");
+    let mut command = Command::new(&program);
+    command.arg("run").arg(file);
+    if let Some(package) = worker {
+        command.arg("--worker").arg(target().join("release").join(package));
+    }
     // Replaces this process, so that signals sent to it reach the program, and its exit code is the program's.
-    let error = Command::new(&program).arg("run").arg(file).args(rest).exec();
+    let error = command.args(rest).exec();
     eprintln!("error: cannot start {}: {error}", program.display());
     ExitCode::FAILURE
 }
@@ -132,7 +163,9 @@ pub(crate) fn chaos() -> Result<()> {
     let results = root().join("docs/results");
     let full = ["test", "-p", "switchyard-tests", "--test", "faults", "--test", "churn"];
     let args = [&full[..], &["--", "--test-threads", "1", "--nocapture"]].concat();
-    step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", results))
+    step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", &results))?;
+    let workers = ["test", "-p", "switchyard-worker", "--test", "faults", "--", "--nocapture"];
+    step("faults of workers, in full", cargo(&workers).env("SWITCHYARD_CHAOS", results))
 }
 
 /// Builds programs of others and prints where they are.

@@ -4,28 +4,28 @@
 const LONGEST_CPU_LIST: usize = 28;
 
 /// Text of limited width.
-pub(super) struct Screen {
+pub(in crate::cli) struct Screen {
     pub(super) width: usize,
     text: String,
 }
 
 impl Screen {
     /// Empty, with rows of at most `width` characters.
-    pub(super) fn new(width: usize) -> Self {
+    pub(in crate::cli) fn new(width: usize) -> Self {
         Self { width, text: String::new() }
     }
 
-    pub(super) fn into_text(self) -> String {
+    pub(in crate::cli) fn into_text(self) -> String {
         self.text
     }
 
-    pub(super) fn line(&mut self, line: &str) {
+    pub(in crate::cli) fn line(&mut self, line: &str) {
         self.text.push_str(cut(line.trim_end(), self.width).trim_end());
         self.text.push('\n');
     }
 
     /// A label, filled to at least six characters, and a text that continues below itself.
-    pub(super) fn paragraph(&mut self, label: &str, text: &str) {
+    pub(in crate::cli) fn paragraph(&mut self, label: &str, text: &str) {
         let indent = label.len().max(6) + 2;
         let mut line = format!("{label:<width$}", width = indent);
         let mut empty = true;

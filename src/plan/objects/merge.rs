@@ -1,7 +1,7 @@
 //! Where the user's template and Switchyard set the same thing: who wins, said in words; and what cannot be merged.
 
 use super::Defaults;
-use super::pod::{CONFIG, KEY, Place, TRAINER};
+use super::pod::{CONFIG, KEY, Place, TRAINER, mounted};
 use crate::plan::{Invalid, ValidJob};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use std::collections::BTreeSet;
@@ -88,6 +88,14 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             if [paths::CONFIG_DIR, paths::KEY_DIR].contains(&path) {
                 conflict(at(&format!("volumeMounts[{path}]")), "the mount".into(), "Switchyard's own lies there");
             }
+            if job.spec.checkpoint.as_ref().and_then(mounted).is_some_and(|(name, at)| at == path && name != mount.name)
+            {
+                conflict(
+                    at(&format!("volumeMounts[{path}]")),
+                    "the mount".into(),
+                    "spec.checkpoint.volumeName is mounted there",
+                );
+            }
         }
     }
     if let Some(path) = trainer.termination_message_path.as_ref().filter(|path| *path != paths::TERMINATION_LOG) {
@@ -149,6 +157,21 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
         let mut seen = BTreeSet::new();
         for name in names.iter().filter(|name| !seen.insert(name.as_str())) {
             fault(format!("spec.template.spec.{list}"), format!("`{name}` twice"), "names that occur once");
+        }
+    }
+    if let Some((name, path)) = job.spec.checkpoint.as_ref().and_then(mounted) {
+        let volumes: Vec<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+        if !volumes.contains(&name) || [CONFIG, KEY].contains(&name) {
+            let known = if volumes.is_empty() { "it has none".to_string() } else { volumes.join(", ") };
+            fault(
+                "spec.checkpoint.volumeName".into(),
+                format!("`{name}`"),
+                &format!("a volume of spec.template.spec.volumes: {known}"),
+            );
+        }
+        if ["", paths::CONFIG_DIR, paths::KEY_DIR, paths::RUN_DIR].contains(&path) {
+            let got = format!("`{path}`");
+            fault("spec.checkpoint.path".into(), got, "a directory in which nothing of Switchyard lies");
         }
     }
     if spec.node_name.is_some() {

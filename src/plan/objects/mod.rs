@@ -179,8 +179,8 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
 pub fn config_map(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<ConfigMap> {
     let engine = valid.engine.as_ref()?;
     let engine = switchyard_worker_contract::config::EngineConfig {
-        // The worker takes the cores that its pod gets.
-        cpu_threads: valid.request.threads.unwrap_or(0),
+        // Where the job does not say, the worker takes the cores that its pod gets.
+        cpu_threads: valid.request.threads.unwrap_or(0) * engine.devices_per_process,
         ..engine.clone()
     };
     let text = serde_json::to_string_pretty(&engine).expect("invariant: an engine configuration serialises to JSON");

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     VolumeMount,
 };
 use serde_json::{Value, json};
-use switchyard_crds::{Framework, PlacedNode, TrainJob, labels};
+use switchyard_crds::{Checkpoint, Framework, PlacedNode, TrainJob, labels};
 use switchyard_worker_contract::{env, pod as paths};
 
 /// Name of the container that trains.
@@ -192,8 +192,14 @@ impl Place<'_> {
         if !mounts_run {
             ours.push((RUN, paths::RUN_DIR, false));
         }
+        if let Some((name, path)) = self.job.spec.checkpoint.as_ref().and_then(mounted)
+            // A mount of the same volume may say more, such as a part of it.
+            && !mounts.iter().any(|mount| mount.name == name && mount.mount_path.trim_end_matches('/') == path)
+        {
+            ours.push((name, path, false));
+        }
         for (name, path, read_only) in ours {
-            mounts.retain(|mount| mount.mount_path != path);
+            mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
             let (name, mount_path) = (name.to_string(), path.to_string());
             mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
         }
@@ -239,6 +245,11 @@ impl Place<'_> {
         }
         entries
     }
+}
+
+/// Volume and directory of the checkpoints, where the job names a volume.
+pub(super) fn mounted(checkpoint: &Checkpoint) -> Option<(&str, &str)> {
+    Some((checkpoint.volume_name.as_deref()?, checkpoint.path.trim_end_matches('/')))
 }
 
 fn mounts(container: &Container, path: &str) -> bool {

@@ -131,6 +131,68 @@ fn what_cannot_be_merged_is_named() {
     insta::assert_yaml_snapshot!(text);
 }
 
+/// A job of the engine with checkpoints on the volume `ckpt`, and what the template's trainer mounts.
+fn saved(path: &str, volumes: Value, mounts: Value) -> TrainJob {
+    let document = json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "saved"},
+        "spec": {
+            "checkpoint": {"volumeName": "ckpt", "path": path}, "engine": engine(),
+            "template": {"spec": {"volumes": volumes, "containers": [{"name": "trainer", "volumeMounts": mounts}]}},
+        },
+    });
+    switchyard_crds::validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}"))
+}
+
+#[test]
+fn the_volume_of_the_checkpoints_is_mounted() {
+    let volumes = || json!([{"name": "ckpt", "emptyDir": {}}, {"name": "other", "emptyDir": {}}]);
+    let mounts_of = |job: &TrainJob| {
+        let valid = validate(job).unwrap_or_else(|faults| panic!("{faults:?}"));
+        let spec = pod(job, &valid, &defaults(), 1, 0).spec.unwrap();
+        let mounts = spec.containers[0].volume_mounts.clone().unwrap_or_default();
+        let at = mounts.into_iter().filter(|mount| mount.mount_path.trim_end_matches('/') == "/ckpt");
+        let at: Vec<_> = at.map(|mount| (mount.name, mount.sub_path, mount.read_only)).collect();
+        (at, conflicts(job, &valid, &defaults()).len())
+    };
+    let ours = ("ckpt".to_string(), None, Some(false));
+    assert_eq!(mounts_of(&saved("/ckpt/", volumes(), json!([]))), (vec![ours.clone()], 0));
+    let other = json!([{"name": "other", "mountPath": "/ckpt"}]);
+    assert_eq!(mounts_of(&saved("/ckpt", volumes(), other)), (vec![ours], 1), "ours is taken, and that is said");
+    let part = json!([{"name": "ckpt", "mountPath": "/ckpt", "subPath": "a"}]);
+    let theirs = ("ckpt".to_string(), Some("a".to_string()), None);
+    assert_eq!(
+        mounts_of(&saved("/ckpt", volumes(), part)),
+        (vec![theirs], 0),
+        "a part of the volume is the user's choice"
+    );
+}
+
+#[test]
+fn a_volume_that_is_not_there_is_refused() {
+    let text = |path: &str, volumes: Value| {
+        faults(&saved(path, volumes, json!([]))).iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let volumes = || json!([{"name": "ckpt", "emptyDir": {}}]);
+    assert_eq!(text("/ckpt", volumes()), "");
+    assert_eq!(
+        text("/ckpt", json!([{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}])),
+        "spec.checkpoint.volumeName: got `ckpt`; expected a volume of spec.template.spec.volumes: a, b"
+    );
+    for path in ["/", "/etc/switchyard", "/var/lib/switchyard/"] {
+        assert!(text(path, volumes()).starts_with("spec.checkpoint.path: got `"), "{path}");
+    }
+}
+
+#[test]
+fn one_process_of_a_pod_has_the_threads_of_all_its_ranks() {
+    let mut engine = engine();
+    engine["executionMode"] = "SingleProcess".into();
+    let job = job("single", json!({"trainer": {"numProcPerNode": 4, "cpuThreads": 2}, "engine": engine}));
+    let map = config_map(&job.0, &job.1, 1).unwrap();
+    let text = &map.data.unwrap()[CONFIG_FILE];
+    assert!(text.contains("\"cpuThreads\": 8") && text.contains("\"devicesPerProcess\": 4"), "{text}");
+}
+
 #[test]
 fn our_own_objects_cover_themselves() {
     let job = job("two", json!({"trainer": {"numNodes": 2}, "engine": engine()}));

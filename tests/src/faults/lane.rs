@@ -21,6 +21,9 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The expected state has to last this long.
 const STEADY: Duration = Duration::from_millis(250);
 
+/// How often a lane looks at its job and what belongs to it: seven calls, and the API server takes most of the processor time.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// What a user and the nodes do to a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scenario {
@@ -152,7 +155,7 @@ impl<'a> Lane<'a> {
                 let pods: Vec<String> = pods.iter().map(ResourceExt::name_any).collect();
                 bail!("{name}: not {what} after {} s; pods {pods:?}; status {status:?}", self.patience.as_secs());
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(LOOK).await;
         }
     }
 
@@ -242,7 +245,7 @@ impl<'a> Lane<'a> {
             } else if last.1.elapsed() >= SETTLE || Instant::now() > give_up {
                 return Ok(last.0);
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(LOOK).await;
         }
     }
 
@@ -265,7 +268,7 @@ impl<'a> Lane<'a> {
             } else {
                 since = None;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(LOOK).await;
         }
     }
 

@@ -17,8 +17,10 @@ use switchyard_crds::conditions::{PLACED, RESTARTING};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacedNode, TrainJob};
 
-/// Changes before a decision that the cache may not have shown, and after it of what was decided before.
-const AROUND: usize = 15;
+/// Changes before a decision that the cache may not have shown: on a loaded machine those of several gangs of five nodes.
+const BEFORE: usize = 60;
+/// Changes after a decision of what was decided before it.
+const AFTER: usize = 15;
 
 /// Makes the plans of the product for worlds of a history.
 #[derive(Default)]
@@ -209,7 +211,7 @@ pub(super) fn decisions<'a>(history: &'a History, mut look: impl FnMut(&Decision
     let mut number = 0;
     let mut show = |worlds: &VecDeque<World<'a>>, last: usize, (at, change, before, after): (usize, _, _, _)| {
         let first = last + 1 - worlds.len();
-        let (earlier, later) = (first.max(at.saturating_sub(AROUND))..at, at..=last.min(at + AROUND));
+        let (earlier, later) = (first.max(at.saturating_sub(BEFORE))..at, at..=last.min(at + AFTER));
         let worlds = earlier.rev().chain(later).map(|number| &worlds[number - first]).collect();
         look(&Decision { change, before, after, worlds });
     };
@@ -222,10 +224,10 @@ pub(super) fn decisions<'a>(history: &'a History, mut look: impl FnMut(&Decision
             open.push_back((number, change, before, after));
         }
         worlds.push_back(world.clone());
-        if worlds.len() > 2 * AROUND + 1 {
+        if worlds.len() > BEFORE + 1 + AFTER {
             worlds.pop_front();
         }
-        while let Some(next) = open.pop_front_if(|(at, ..)| *at + AROUND <= number) {
+        while let Some(next) = open.pop_front_if(|(at, ..)| *at + AFTER <= number) {
             show(&worlds, number, next);
         }
         number += 1;

@@ -1,6 +1,8 @@
-//! A disk that becomes full while a job runs.
+//! A disk that becomes full while a job runs: what it writes, and its checkpoints.
 
 use crate::case::DEADLINE;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
@@ -65,4 +67,58 @@ fn a_full_disk_ends_the_run_with_the_name_of_the_file() {
     let mount = "mkdir small && mount -t tmpfs -o size=64k tmpfs small";
     let ended = shell(&scene, way, &format!("{mount} && exec \"$0/switchyard\" run job.yaml --run-dir small/out"));
     judge(&scene, &ended, "No space left on device");
+}
+
+/// Events of a kind in a run directory.
+fn events(scene: &Scene, run_dir: &str, kind: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(scene.join(run_dir).join("events.jsonl")).expect("a run writes its events");
+    let all = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is an event"));
+    all.map(|mut line| line["event"].take()).filter(|event| event["event"] == kind).collect()
+}
+
+/// Room for two checkpoints of 5 steps and a part of a third one. Then there is room again, and the job is run once more.
+const FULL: &str = "mkdir small && mount -t tmpfs -o size=640k tmpfs small \
+    && \"$0/switchyard\" run job.yaml --run-dir full && ls small/saved && \"$0/switchyard\" checkpoint verify small/saved \
+    && mount -o remount,size=64m small && \"$0/switchyard\" run job.yaml --run-dir roomy";
+
+#[test]
+fn a_disk_that_is_full_of_checkpoints_costs_checkpoints_alone() {
+    let Some(way) = own_mounts() else {
+        eprintln!("nothing can be mounted here: a full disk of checkpoints cannot be made");
+        return;
+    };
+    let scene = Scene::new();
+    scene.write_text("data/text.txt", 32);
+    scene.manifest("plain.yaml", &Manifest::small("data"));
+    let checkpoint = json!({"path": "small/saved", "everySteps": 5, "periodSeconds": 0});
+    scene.manifest("job.yaml", &Manifest::small("data").with("checkpoint", checkpoint));
+    let plain = shell(&scene, &["env"], "exec \"$0/switchyard\" run plain.yaml --run-dir plain");
+    assert_eq!(plain.code, Some(0), "{}", plain.stderr);
+    let ended = shell(&scene, way, FULL);
+    assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+    let digest = |run_dir| events(&scene, run_dir, "finished")[0]["weightsDigest"].clone();
+    assert_eq!([digest("full"), digest("roomy")], [digest("plain"), digest("plain")]);
+    // Each failure is told by the ranks that it came to, each with its own file.
+    let mut causes = BTreeSet::new();
+    let mut steps = BTreeSet::new();
+    for event in events(&scene, "full", "checkpoint") {
+        let Some(cause) = event["failure"].as_str() else { continue };
+        let step = event["step"].as_u64().expect("a checkpoint has a step");
+        steps.insert(step);
+        assert!(causes.insert((step, cause.to_owned())), "told twice: {cause}");
+        for words in [&format!("small/saved/step-{step:09}.attempt-1"), "No space left on device", "bytes"] {
+            assert!(cause.contains(words), "`{words}` is missing: {cause}");
+        }
+        let told = format!("warning: the checkpoint of step {step} is not saved: {cause}");
+        assert_eq!(ended.stderr.matches(&told).count(), 1, "{told}\n{}", ended.stderr);
+    }
+    assert_eq!(steps, [15, 20, 25, 30].into(), "{}", ended.stderr);
+    // What `ls` says, and `verify` of each after its head.
+    assert!(ended.stdout.contains("\nstep-000000005.attempt-1\nstep-000000010.attempt-1\nSTEP "), "{}", ended.stdout);
+    assert_eq!(ended.stdout.matches(" verified\n").count(), 2, "{}", ended.stdout);
+    let again = events(&scene, "roomy", "ready");
+    assert!(again.iter().all(|ready| ready["resumedStep"] == 10), "{again:?}");
+    let failed: Vec<Value> = events(&scene, "roomy", "checkpoint");
+    assert!(!failed.is_empty() && failed.iter().all(|event| event.get("failure").is_none()), "{failed:?}");
+    scene.assert_nothing_left();
 }

@@ -1,6 +1,6 @@
 //! G5: two controllers that both believe they lead, and leaders that are stopped for longer than their Lease lasts.
 
-use super::{Base, baselines, kubelet, on_lanes};
+use super::{Base, base, kubelet, on_lanes};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -48,14 +48,14 @@ fn second_of<'a>(seconds: &'a [(String, Daemon)], lane: &Lane<'_>) -> Result<&'a
 }
 
 async fn check(lane: &mut Lane<'_>, scenario: Scenario, name: &str, base: &Base) -> Result<()> {
-    lane.must_become(name, &base[&scenario].0).await.with_context(|| format!("{scenario:?}"))?;
+    lane.must_become(name, &base[&scenario].state).await.with_context(|| format!("{scenario:?}"))?;
     lane.clear(name).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_controllers_at_once_decide_nothing_twice() -> Result<()> {
     let kubelet = kubelet("two").await?;
-    let (base, _) = baselines(&kubelet, "two-base").await?;
+    let base = base().await?;
     let (lanes, seconds) = two_lanes(&kubelet, "two", 4, &[]).await?;
     let plays: Vec<Scenario> = (0..chaos::size(2, 13)).flat_map(|_| Scenario::ALL).collect();
     let played = on_lanes(lanes, plays, async |lane, number, scenario| {
@@ -69,7 +69,7 @@ async fn two_controllers_at_once_decide_nothing_twice() -> Result<()> {
         };
         let (played, ()) = tokio::join!(lane.play(scenario, &name, Plan::Quiet), pause);
         played.with_context(|| format!("{scenario:?}"))?;
-        check(lane, scenario, &name, &base).await
+        check(lane, scenario, &name, base).await
     });
     let plays = played.await?.len();
     chaos::report("g5-two-controllers", &json!({"plays": plays, "pauses": plays, "doubleRuns": 0}))
@@ -84,7 +84,7 @@ async fn holder(lane: &Api<Lease>) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_is_stopped_is_replaced_and_does_nothing_when_it_wakes() -> Result<()> {
     let kubelet = kubelet("leader").await?;
-    let (base, _) = baselines(&kubelet, "leader-base").await?;
+    let base = base().await?;
     let duration = format!("--lease-duration-seconds={LEASE}");
     let arguments = ["--leader-elect", "Enabled", &duration, "--renew-deadline-seconds=2", "--retry-period-seconds=1"];
     let (lanes, seconds) = two_lanes(&kubelet, "leader", 8, &arguments).await?;
@@ -111,7 +111,7 @@ async fn a_leader_that_is_stopped_is_replaced_and_does_nothing_when_it_wakes() -
         };
         let (played, takeover) = tokio::join!(lane.play(scenario, &name, Plan::Quiet), pause);
         played.with_context(|| format!("{scenario:?}"))?;
-        check(lane, scenario, &name, &base).await?;
+        check(lane, scenario, &name, base).await?;
         takeover
     });
     let takeovers = played.await?;

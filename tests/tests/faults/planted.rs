@@ -1,6 +1,6 @@
 //! Each row has a planted bug that it must catch: a check that cannot fail proves nothing.
 
-use super::{Base, baselines, kubelet, views, zombies};
+use super::{Base, base, kubelet, views, zombies};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::time::Duration;
@@ -28,9 +28,9 @@ async fn lane<'a>(kubelet: &'a Kubelet, bug: &str) -> Result<Lane<'a>> {
 async fn catches_at(kubelet: &Kubelet, bug: &str, base: &Base, fault: Fault) -> Result<bool> {
     let mut lane = lane(kubelet, bug).await?;
     let scenario = Scenario::Create;
-    for write in 1..=base[&scenario].1 {
+    for write in 1..=base[&scenario].writes {
         let point = Point { scenario, write, fault: fault.clone() };
-        if lane.point(&point, &format!("p{write}"), &base[&scenario].0).await.is_err() {
+        if lane.point(&point, &format!("p{write}"), &base[&scenario].state).await.is_err() {
             return Ok(true);
         }
     }
@@ -42,7 +42,7 @@ async fn catches(lane: &mut Lane<'_>, base: &Base, plan: impl Fn(usize) -> Plan)
     for (number, scenario) in [Scenario::ALL; 3].into_iter().flatten().enumerate() {
         let name = format!("c{number}");
         let played = lane.play(scenario, &name, plan(number)).await;
-        if played.is_err() || lane.must_become(&name, &base[&scenario].0).await.is_err() {
+        if played.is_err() || lane.must_become(&name, &base[&scenario].state).await.is_err() {
             return Ok(true);
         }
         lane.clear(&name).await?;
@@ -84,16 +84,16 @@ async fn zombie(bug: &str) -> Result<bool> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_row_catches_its_planted_bug() -> Result<()> {
     let kubelet = kubelet("planted").await?;
-    let (base, _) = baselines(&kubelet, "planted-base").await?;
+    let base = base().await?;
     let rows = tokio::join!(
         // Before, not after: what was sent beside a write that still gets through may be the rest of the gang.
-        catches_at(&kubelet, "half-a-gang", &base, Fault::KillBefore),
-        catches_at(&kubelet, "another-name", &base, Fault::DropReply),
-        late(&kubelet, "ghosts", &base),
-        weather(&kubelet, "forgets", &base),
-        two(&kubelet, "name-is-taken", &base),
+        catches_at(&kubelet, "half-a-gang", base, Fault::KillBefore),
+        catches_at(&kubelet, "another-name", base, Fault::DropReply),
+        late(&kubelet, "ghosts", base),
+        weather(&kubelet, "forgets", base),
+        two(&kubelet, "name-is-taken", base),
         zombie("waits-for-zombies"),
-        nothing(&kubelet, &base),
+        nothing(&kubelet, base),
     );
     let caught = json!({
         "g1 half-a-gang": rows.0.context("G1")?, "g2 another-name": rows.1.context("G2")?,

@@ -1,6 +1,6 @@
 //! G3: what the controller sees is old, or missing until the next list.
 
-use super::{baselines, kubelet, lanes, on_lanes};
+use super::{base, kubelet, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const WITHOUT_TIMEOUT: [Scenario; 4] = [Scenario::Create, Scenario::Finish, Scen
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_views_change_nothing() -> Result<()> {
     let kubelet = kubelet("stale").await?;
-    let (base, _) = baselines(&kubelet, "stale-base").await?;
+    let base = base().await?;
     // Pods are watched in all namespaces, so every lane has the events of all. In full there are always some: more lanes than this make more
     // events than a watch that is cut at every second one can bring.
     let lanes = lanes(&kubelet, "stale", chaos::size(VIEWS.len(), 2 + VERY_LATE.len())).await?;
@@ -34,7 +34,7 @@ async fn stale_views_change_nothing() -> Result<()> {
         for scenario in scenarios.iter().copied() {
             let name = format!("s{number}-{}", scenario as u8);
             let ended = match lane.play(scenario, &name, Plan::Quiet).await {
-                Ok(()) => lane.must_become(&name, &base[&scenario].0).await,
+                Ok(()) => lane.must_become(&name, &base[&scenario].state).await,
                 Err(error) => Err(error),
             };
             ended.with_context(|| format!("{scenario:?} with events {delay} ms late, one in {cut} lost"))?;

@@ -1,6 +1,6 @@
 //! G4, first half: calls fail in a sequence that the seed decides.
 
-use super::{baselines, kubelet, lanes, on_lanes};
+use super::{base, kubelet, lanes, on_lanes};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use switchyard_tests::chaos;
@@ -15,7 +15,7 @@ const PER_ROUND: usize = 40;
 async fn api_weather_leaves_nothing_stuck() -> Result<()> {
     let seed = chaos::seed().unwrap_or(20_261_121);
     let kubelet = kubelet("weather").await?;
-    let (base, quiet) = baselines(&kubelet, "weather-base").await?;
+    let base = base().await?;
     let wanted = chaos::size(150, 10_000);
     // A play waits for retries most of the time.
     let lanes = lanes(&kubelet, "weather", chaos::size(6, 16)).await?;
@@ -25,7 +25,7 @@ async fn api_weather_leaves_nothing_stuck() -> Result<()> {
         let (name, before) = (format!("w{number}"), (lane.proxy.faults(), lane.proxy.calls()));
         let seed = seed + number as u64;
         let ended = match lane.play(scenario, &name, Plan::Weather(Weather::new(seed, PER_MILLE))).await {
-            Ok(()) => lane.must_become(&name, &base[&scenario].0).await,
+            Ok(()) => lane.must_become(&name, &base[&scenario].state).await,
             Err(error) => Err(error),
         };
         ended.with_context(|| format!("{scenario:?}; again with SWITCHYARD_SEED={seed}"))?;
@@ -36,7 +36,7 @@ async fn api_weather_leaves_nothing_stuck() -> Result<()> {
     let plays = counts.len();
     let faults: u64 = counts.iter().map(|(faults, _)| faults).sum();
     let calls = counts.iter().map(|(_, calls)| calls).sum::<u64>() as f64 / plays as f64;
-    let quiet = quiet as f64 / Scenario::ALL.len() as f64;
+    let quiet = base.values().map(|quiet| quiet.calls).sum::<u64>() as f64 / base.len() as f64;
     ensure!(calls <= 3.0 * quiet, "{calls:.0} calls per play; {quiet:.0} without faults");
     chaos::report(
         "g4-api-weather",

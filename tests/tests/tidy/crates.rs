@@ -20,10 +20,11 @@ const AGENT: &str = "switchyard-node-agent";
 const SCENES: &str = "switchyard-scenes";
 const WORKER: &str = "switchyard-worker";
 const SERVICE: &str = "switchyard-service";
+const CHECKPOINT: &str = "switchyard-checkpoint";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 12] = [
+const TABLE: [Row; 15] = [
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -50,15 +51,36 @@ const TABLE: [Row; 12] = [
         never: &["switchyard", WORKER, "kube-runtime"],
     },
     Row { package: SERVICE, workspace: &[], only: None, never: &[CRDS, AGENT, "kube-runtime"] },
+    // The worker writes with it and `switchyard` looks: it knows neither.
+    Row {
+        package: CHECKPOINT,
+        workspace: &[],
+        only: Some(&["bytemuck", "rustix", "serde", "serde_json", "thiserror", "xxhash-rust"]),
+        never: &["kube", "tokio", WORKER],
+    },
     Row {
         package: WORKER,
-        workspace: &[CONTRACT],
+        workspace: &[CHECKPOINT, CONTRACT],
         only: None,
         never: &["kube", "kube-core", "kube-client", "k8s-openapi", "schemars", CRDS, AGENT, "switchyard", "tokio"],
     },
+    // Asks a machine, before there is a GPU back end: nothing is built on it, and it needs nothing of ours.
+    Row {
+        package: "switchyard-gpu-probe",
+        workspace: &[],
+        only: Some(&["bytemuck", "clap", "half", "libloading", "serde", "serde_json"]),
+        never: &["tokio", WORKER],
+    },
+    // What a user has: the engine and nothing behind it.
+    Row {
+        package: "switchyard-example-custom-model",
+        workspace: &[WORKER],
+        only: Some(&[]),
+        never: &["kube", "tokio"],
+    },
     Row {
         package: "switchyard",
-        workspace: &[CRDS, CONTRACT, AGENT, SERVICE],
+        workspace: &[CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],
     },

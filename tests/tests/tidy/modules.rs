@@ -19,6 +19,7 @@ struct Row {
 const CRDS: &str = "switchyard_crds";
 const CONTRACT: &str = "switchyard_worker_contract";
 const SERVICE: &str = "switchyard_service";
+const CHECKPOINT: &str = "switchyard_checkpoint";
 
 /// What the controller names. Of kube it has what reads: the parameters of writes (`kube::api::PostParams` and its like) are for
 /// `apply` and the election only.
@@ -51,7 +52,7 @@ const CONTROLLER_MAY: [&str; 26] = [
     "tracing",
 ];
 
-const TABLE: [Row; 19] = [
+const TABLE: [Row; 24] = [
     // One function that is `false` in every program that is shipped.
     Row { module: "planted", may: &[], tests_may: &[], pure: false },
     Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
@@ -137,14 +138,52 @@ const TABLE: [Row; 19] = [
         tests_may: &["insta", "proptest"],
         pure: false,
     },
+    // What every room that speaks to people may use.
+    Row { module: "units", may: &[], tests_may: &[], pure: true },
+    Row {
+        module: "report",
+        may: &[
+            "crate::plan::resources",
+            "crate::units",
+            CONTRACT,
+            "jiff",
+            "k8s_openapi",
+            "serde",
+            "serde_json",
+            "serde_saphyr",
+        ],
+        tests_may: &[],
+        pure: true,
+    },
+    // Known variables are tables: they know no manifest.
+    Row { module: "variables", may: &[], tests_may: &[], pure: true },
+    Row {
+        module: "lint",
+        may: &["crate::units", "crate::variables", CRDS, "serde_json"],
+        tests_may: &["proptest"],
+        pure: true,
+    },
+    Row {
+        module: "doctor",
+        may: &["crate::units", "aho_corasick", "jiff", "serde", "serde_json"],
+        // What the table of errors says of rules must be true.
+        tests_may: &["crate::lint", "proptest"],
+        pure: true,
+    },
     Row {
         module: "cli",
         may: &[
+            "crate::doctor",
+            "crate::lint",
+            "crate::variables",
             "crate::topology",
             "crate::placement",
             "crate::plan",
             "crate::local",
+            "crate::report",
+            "crate::units",
             "crate::controller",
+            CHECKPOINT,
             CRDS,
             CONTRACT,
             SERVICE,
@@ -166,7 +205,7 @@ const TABLE: [Row; 19] = [
             "tokio",
             "unicode_width",
         ],
-        tests_may: &["insta", "proptest"],
+        tests_may: &["insta", "proptest", "tempfile"],
         pure: false,
     },
     Row { module: "main", may: &["switchyard::cli", "clap"], tests_may: &[], pure: false },

@@ -9,9 +9,10 @@ pub const ATTEMPT: &str = "SWITCHYARD_ATTEMPT";
 pub const NODE_RANK: &str = "SWITCHYARD_NODE_RANK";
 /// Number of nodes (pods) of the job.
 pub const NUM_NODES: &str = "SWITCHYARD_NUM_NODES";
-/// Processes on each node.
+/// Ranks on each node: processes, or in one process its devices.
 pub const PROCS_PER_NODE: &str = "SWITCHYARD_PROCS_PER_NODE";
-/// Rank of this process on its node, from 0. The global rank is `NODE_RANK * PROCS_PER_NODE + LOCAL_RANK`.
+/// Rank of this process on its node, from 0. The global rank is `NODE_RANK * PROCS_PER_NODE + LOCAL_RANK`; a process that computes
+/// several ranks (`devicesPerProcess`) has this one and those that follow.
 pub const LOCAL_RANK: &str = "SWITCHYARD_LOCAL_RANK";
 /// `ADDRESS:PORT` where rank 0 listens and all others connect. Rank 0 listens on this address only;
 /// when its standard input is a socket that already listens there (inetd style), it uses that one. A name is resolved again

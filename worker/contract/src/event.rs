@@ -17,15 +17,49 @@ pub enum Event {
     Evaluation {
         /// Optimizer steps done.
         step: u64,
-        /// Mean cross entropy, nats per token.
+        /// Mean cross entropy, nats.
         loss: f64,
+        /// Share of the samples that were classified right, 0 to 1; absent where the model does not classify.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        accuracy: Option<f64>,
     },
+    /// The state was saved, or could not be; printed by the rank that knows.
+    Checkpoint(CheckpointReport),
     /// Where the job is; printed by the supervisor of a pod, never by a rank.
     Summary(Summary),
     /// All steps are done.
     Finished(Finished),
     /// The rank gives up.
     Failed(Failure),
+}
+
+impl Event {
+    /// The rank it tells of: a process may compute several. `None`: of the whole job.
+    pub fn rank(&self) -> Option<u32> {
+        match self {
+            Event::Ready(ready) => Some(ready.rank),
+            Event::Progress(progress) => Some(progress.rank),
+            Event::Finished(finished) => Some(finished.rank),
+            Event::Failed(failure) => Some(failure.rank),
+            Event::Evaluation { .. } | Event::Checkpoint(_) | Event::Summary(_) => None,
+        }
+    }
+}
+
+/// A checkpoint that is complete, or was given up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointReport {
+    /// Optimizer steps it holds.
+    pub step: u64,
+    /// Bytes on the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// From the copy of the state to the end, seconds; the training went on meanwhile.
+    pub seconds: f64,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// A rank after rendezvous.
@@ -50,6 +84,9 @@ pub struct Ready {
     pub transport: Transport,
     /// Measured time of one all-reduce of all gradient buckets, milliseconds; 0 with a single rank.
     pub all_reduce_ms: f64,
+    /// Steps done by the checkpoint that the training goes on from; absent where it begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed_step: Option<u64>,
 }
 
 /// Figures over an interval of steps. Times are means per optimizer step.
@@ -64,14 +101,17 @@ pub struct Progress {
     pub total_steps: u64,
     /// Steps that the figures cover.
     pub interval_steps: u64,
-    /// Mean training loss over the interval and all ranks, nats per token.
+    /// Mean training loss over the interval and all ranks, nats.
     pub loss: f64,
     /// Learning rate of the last step.
     pub learning_rate: f64,
     /// Global gradient norm of the last step, before clipping.
     pub gradient_norm: f64,
-    /// Tokens per second of the whole job.
-    pub tokens_per_second: f64,
+    /// [`Item`]s per second of the whole job.
+    pub items_per_second: f64,
+    /// What is counted.
+    #[serde(default)]
+    pub item: Item,
     /// Wall time per step, ms.
     pub step_ms: f64,
     /// Longest step of the interval, ms.
@@ -86,6 +126,36 @@ pub struct Progress {
     pub input_wait_ms: f64,
     /// Clipping and optimizer, ms.
     pub optimizer_ms: f64,
+    /// Factor of the loss after the last step; with mixed precision only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Steps of the run that were skipped because their gradients overflowed; with mixed precision only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped_steps: Option<u64>,
+}
+
+/// What throughput counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Item {
+    /// Tokens of language models.
+    #[default]
+    Tokens,
+    /// Images.
+    Images,
+    /// Samples of any other kind.
+    Samples,
+}
+
+impl Item {
+    /// The word printed for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Item::Tokens => "tokens",
+            Item::Images => "images",
+            Item::Samples => "samples",
+        }
+    }
 }
 
 /// Where a job is, complete in one line: whoever reads the end of a log needs nothing before it.
@@ -96,13 +166,25 @@ pub struct Summary {
     pub step: u64,
     /// Steps in all.
     pub total_steps: u64,
-    /// Mean training loss of the last interval over all ranks, nats per token.
+    /// Mean training loss of the last interval over all ranks, nats.
     pub loss: f64,
-    /// Last loss on the validation split, nats per token.
+    /// Last loss on the validation split, nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// Tokens per second of the whole job.
-    pub tokens_per_second: f64,
+    /// Share of the validation split that was classified right, 0 to 1; absent where the model does not classify.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// See [`Progress::loss_scale`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// See [`Progress::skipped_steps`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped_steps: Option<u64>,
+    /// [`Item`]s per second of the whole job.
+    pub items_per_second: f64,
+    /// What is counted.
+    #[serde(default)]
+    pub item: Item,
     /// Seconds until the last step; `None` while too little is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining_seconds: Option<f64>,
@@ -133,13 +215,18 @@ pub struct Finished {
     pub rank: u32,
     /// Optimizer steps done.
     pub step: u64,
-    /// Loss of the first step, nats per token.
-    pub first_loss: f64,
-    /// Mean loss of the last interval, nats per token.
-    pub last_loss: f64,
+    /// Loss of the first step of this attempt, nats; absent where a checkpoint had done all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_loss: Option<f64>,
+    /// Mean loss of the last interval, nats; absent as the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_loss: Option<f64>,
     /// Loss on the validation split at the end; absent when there is no validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// Share of the validation split that was classified right at the end, 0 to 1; absent where the model does not classify.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// Digest of all weights; equal on all ranks.
     pub weights_digest: String,
     /// Median wall time of a step, ms.
@@ -171,14 +258,23 @@ pub struct Failure {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inspection {
+    /// The network in a few words, such as `GPT 4x128` or `ResNet-18 for 32x32x3 in 10 classes`.
+    pub model: String,
+    /// What a sample is, such as `128 tokens` or `32x32x3 pixels`.
+    pub sample: String,
+    /// What throughput counts.
+    pub item: Item,
     /// Trainable numbers.
     pub parameters: u64,
     /// Tensors that have a gradient.
     pub gradient_tensors: u32,
     /// Size of each fused bucket in the order in which they are reduced, bytes.
     pub bucket_bytes: Vec<u64>,
-    /// Memory one rank allocates: weights, gradients, optimizer state, activations and data, bytes.
-    pub memory_bytes: u64,
+    /// Memory one rank allocates.
+    pub memory: MemoryUse,
+    /// What [`MemoryUse::total`] would be in FP32; `None` when that is what is used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp32_memory_bytes: Option<u64>,
     /// CPU kernels that will be used.
     pub kernel: String,
     /// Files read.
@@ -187,23 +283,51 @@ pub struct Inspection {
     pub empty_files: u64,
     /// Bytes of all files read.
     pub bytes: u64,
-    /// Tokens for training.
-    pub train_tokens: u64,
-    /// Tokens for validation.
-    pub validation_tokens: u64,
+    /// Items for training: tokens, images or samples.
+    pub train_items: u64,
+    /// Items for validation.
+    pub validation_items: u64,
     /// Digest of both splits; every rank must find the same.
     pub data_digest: String,
-    /// Entropy of single tokens in the validation split, nats per token: no context-free model scores lower.
-    /// Of the training split when there is no validation split.
-    pub unigram_nats: f64,
+    /// Entropy of single tokens in the validation split, nats: no context-free model scores lower.
+    /// Of the training split when there is no validation split. Language models that predict the next token only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unigram_nats: Option<f64>,
     /// Entropy of a token given the one before it, same split: no bigram model scores lower.
-    pub bigram_nats: f64,
-    /// Tokens of one optimizer step over all ranks.
-    pub tokens_per_step: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bigram_nats: Option<f64>,
+    /// Samples of one optimizer step over all ranks.
+    pub samples_per_step: u64,
+    /// Items of one optimizer step over all ranks.
+    pub items_per_step: u64,
     /// Optimizer steps in one pass over the training data.
     pub steps_per_epoch: u64,
     /// Optimizer steps of this job.
     pub total_steps: u64,
+}
+
+/// Memory of one rank by what it is for, bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryUse {
+    /// Weights in 32 bits, and working copies in 16.
+    pub weights: u64,
+    /// Gradient buckets.
+    pub gradients: u64,
+    /// Moments.
+    pub optimizer: u64,
+    /// Activations and their gradients, with scratch memory of the kernels.
+    pub activations: u64,
+    /// Data kept in memory, and batches under way.
+    pub input: u64,
+}
+
+impl MemoryUse {
+    /// The sum.
+    pub fn total(&self) -> u64 {
+        let parts = [self.weights, self.gradients, self.optimizer, self.activations, self.input];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
 }
 
 #[cfg(test)]
@@ -211,10 +335,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_not_known_is_not_said_and_not_asked_for() {
+        let line = r#"{"event":"evaluation","step":3,"loss":2.5}"#;
+        let event: Event = serde_json::from_str(line).unwrap();
+        assert_eq!(event, Event::Evaluation { step: 3, loss: 2.5, accuracy: None });
+        assert_eq!((serde_json::to_string(&event).unwrap().as_str(), event.rank()), (line, None));
+        let failure = Failure { rank: 7, origin_rank: 2, cause: String::new(), during: String::new(), exit_code: 4 };
+        assert_eq!(Event::Failed(failure).rank(), Some(7), "the rank that speaks, not the one it speaks of");
+    }
+
+    #[test]
     fn the_last_summary_is_found_among_other_lines() {
         let line = |step: u64| {
             format!(
-                r#"{{"event":"summary","step":{step},"totalSteps":9,"loss":2.5,"tokensPerSecond":10.0,"communicationPercent":1.0,"inputPercent":0.0}}"#
+                r#"{{"event":"summary","step":{step},"totalSteps":9,"loss":2.5,"itemsPerSecond":10.0,"item":"tokens","communicationPercent":1.0,"inputPercent":0.0}}"#
             )
         };
         let log = format!("text\n{}\n{}\n[rank 0] {}\n{{\"event\":\"summary\",\"st", line(1), line(2), line(3));

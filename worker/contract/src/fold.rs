@@ -38,17 +38,19 @@ pub struct Fold {
     latest: Vec<Option<Progress>>,
     recent: VecDeque<(u64, f64)>,
     validation_loss: Option<f64>,
+    accuracy: Option<f64>,
 }
 
 impl Fold {
     /// Folds the reports of the first `ranks` ranks.
     pub fn new(ranks: u32) -> Self {
-        Fold { latest: vec![None; ranks as usize], recent: VecDeque::new(), validation_loss: None }
+        Fold { latest: vec![None; ranks as usize], recent: VecDeque::new(), validation_loss: None, accuracy: None }
     }
 
-    /// Remembers a validation loss.
-    pub fn evaluation(&mut self, loss: f64) {
+    /// Remembers loss and accuracy on the validation split.
+    pub fn evaluation(&mut self, loss: f64, accuracy: Option<f64>) {
         self.validation_loss = Some(loss);
+        self.accuracy = accuracy;
     }
 
     /// Takes the report of one rank; answers once all ranks have reported the same step.
@@ -75,7 +77,11 @@ impl Fold {
             total_steps: first.total_steps,
             loss: first.loss,
             validation_loss: self.validation_loss,
-            tokens_per_second: first.tokens_per_second,
+            accuracy: self.accuracy,
+            loss_scale: first.loss_scale,
+            skipped_steps: first.skipped_steps,
+            items_per_second: first.items_per_second,
+            item: first.item,
             remaining_seconds: (step >= FIRST_ESTIMATE_STEP).then(|| left * median(&self.recent) / 1000.0),
             communication_percent: percent(slowest.communication_wait_ms),
             input_percent: percent(slowest.input_wait_ms),
@@ -104,6 +110,7 @@ fn median(recent: &VecDeque<(u64, f64)>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Item;
 
     fn report(rank: u32, step: u64, step_ms: f64, compute: f64, wait: f64) -> Progress {
         Progress {
@@ -114,7 +121,8 @@ mod tests {
             loss: 2.0,
             learning_rate: 0.001,
             gradient_norm: 1.0,
-            tokens_per_second: 1000.0,
+            items_per_second: 1000.0,
+            item: Item::Tokens,
             step_ms,
             max_step_ms: step_ms,
             forward_ms: compute / 3.0,
@@ -122,6 +130,8 @@ mod tests {
             communication_wait_ms: wait,
             input_wait_ms: 1.0,
             optimizer_ms: compute / 3.0,
+            loss_scale: None,
+            skipped_steps: None,
         }
     }
 

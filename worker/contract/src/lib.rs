@@ -2,7 +2,7 @@
 //!
 //! Here is everything that crosses the border between the two programs, and nothing else:
 //! the names of environment variables ([`mod@env`]), the resolved engine configuration ([`config`]),
-//! the events a rank prints ([`event`]) and how those of several ranks are read as one ([`fold`]), the last words of a pod
+//! the events a rank prints ([`event`]) and how those of several ranks are read as one ([`fold`]), what ranks write down for a report ([`record`]), the last words of a pod
 //! ([`termination`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here does anything: no input, output or clock,
 //! so that the worker's dependency tree stays free of Kubernetes and the launcher's free of the engine.
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@ pub mod env;
 pub mod event;
 pub mod exit;
 pub mod fold;
+pub mod record;
 pub mod termination;
 
 pub use cpu_list::{CpuList, CpuListError};

@@ -1,7 +1,7 @@
 //! The mutual handshake that opens every connection, control and data alike, as pure functions and states.
 //!
 //! ```text
-//! connector -> acceptor  Hello      nonce, claims (purpose, from, to, world, attempt)
+//! connector -> acceptor  Hello      nonce, claims (purpose, from, to, world, attempt, lane)
 //! acceptor  -> connector Challenge  nonce
 //! connector -> acceptor  Proof      HMAC(key, "connector", claims, both nonces)
 //! acceptor  -> connector Verdict    code, HMAC(key, "acceptor", claims, both nonces, code, text), text
@@ -51,7 +51,7 @@ impl Key {
         let mut key = [0; 32];
         // The name comes last: all before it has a fixed length, so no two inputs run together.
         Hkdf::<Sha256>::new(None, token.bytes())
-            .expand_multi_info(&[b"switchyard comm v2", &attempt.to_le_bytes(), job.as_bytes()], &mut key)
+            .expand_multi_info(&[b"switchyard comm v3", &attempt.to_le_bytes(), job.as_bytes()], &mut key)
             .expect("invariant: 32 bytes are a valid length of HKDF-SHA256");
         Key(key)
     }
@@ -78,16 +78,18 @@ pub(super) struct Claims {
     pub to: u32,
     pub world: u32,
     pub attempt: u32,
+    /// Of a ring; otherwise 0.
+    pub lane: u32,
 }
 
-const CLAIMS: usize = 1 + 4 * 4;
+const CLAIMS: usize = 1 + 5 * 4;
 const HELLO: usize = 32 + CLAIMS;
 
 impl Claims {
     fn encode(&self) -> [u8; CLAIMS] {
         let mut out = [0; CLAIMS];
         out[0] = self.purpose as u8;
-        for (i, value) in [self.from, self.to, self.world, self.attempt].into_iter().enumerate() {
+        for (i, value) in [self.from, self.to, self.world, self.attempt, self.lane].into_iter().enumerate() {
             out[1 + 4 * i..5 + 4 * i].copy_from_slice(&value.to_le_bytes());
         }
         out
@@ -104,7 +106,7 @@ impl Claims {
             _ => return None,
         };
         let field = |i: usize| frame::le32(&bytes[1 + 4 * i..]);
-        Some(Claims { purpose, from: field(0), to: field(1), world: field(2), attempt: field(3) })
+        Some(Claims { purpose, from: field(0), to: field(1), world: field(2), attempt: field(3), lane: field(4) })
     }
 }
 
@@ -203,8 +205,8 @@ struct Stranger {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum GateStep {
     Send(Vec<u8>),
-    /// Send this; the connection belongs to that rank now.
-    Admit(Vec<u8>, u32),
+    /// Send this; the connection belongs to that rank now, for that lane.
+    Admit(Vec<u8>, (u32, u32)),
     /// Send this and close. The text is for this side's own diagnostics.
     Refuse(Vec<u8>, String),
     /// Close without an answer.
@@ -253,8 +255,14 @@ impl Gate {
         late
     }
 
-    /// A frame of a stranger. `present` says whether a rank is already here.
-    pub fn frame(&mut self, conn: u64, header: Header, payload: &[u8], present: &dyn Fn(u32) -> bool) -> GateStep {
+    /// A frame of a stranger. `present` says whether a rank is already here with this lane.
+    pub fn frame(
+        &mut self,
+        conn: u64,
+        header: Header,
+        payload: &[u8],
+        present: &dyn Fn((u32, u32)) -> bool,
+    ) -> GateStep {
         let Some(stranger) = self.strangers.remove(&conn) else {
             return GateStep::Drop("unknown connection".to_owned());
         };
@@ -290,13 +298,16 @@ impl Gate {
                 verdict.extend_from_slice(&self.key.mac("acceptor", &claims, nonces, &said));
                 verdict.extend_from_slice(text.as_bytes());
                 let bytes = frame::encode(Kind::Verdict, self.door.attempt, 0, &verdict);
-                if code == ADMITTED { GateStep::Admit(bytes, claims.from) } else { GateStep::Refuse(bytes, text) }
+                match code {
+                    ADMITTED => GateStep::Admit(bytes, (claims.from, claims.lane)),
+                    _ => GateStep::Refuse(bytes, text),
+                }
             }
             _ => GateStep::Drop(format!("unexpected {:?} in the handshake", header.kind)),
         }
     }
 
-    fn judge(&self, claims: &Claims, present: &dyn Fn(u32) -> bool) -> (u8, String) {
+    fn judge(&self, claims: &Claims, present: &dyn Fn((u32, u32)) -> bool) -> (u8, String) {
         let door = &self.door;
         let refused = |text: String| (REFUSED, text);
         if claims.world != door.world {
@@ -314,7 +325,7 @@ impl Gate {
         if claims.from >= door.world || claims.from == door.me {
             return refused(format!("rank {} is not a peer of rank {} of {}", claims.from, door.me, door.world));
         }
-        if present(claims.from) {
+        if present((claims.from, claims.lane)) {
             return refused(format!("rank {} is already present", claims.from));
         }
         (ADMITTED, String::new())
@@ -332,7 +343,7 @@ mod tests {
     }
 
     fn claims(from: u32) -> Claims {
-        Claims { purpose: Purpose::Control, from, to: 0, world: 4, attempt: 2 }
+        Claims { purpose: Purpose::Control, from, to: 0, world: 4, attempt: 2, lane: 0 }
     }
 
     fn key(token: u8, attempt: u32) -> Key {
@@ -350,7 +361,7 @@ mod tests {
         let (mut connector, mut bytes) = Connector::new(key, claims, [5; 32]);
         loop {
             let (header, payload) = open(&bytes);
-            let step = gate.frame(1, header, &payload, &|rank| rank == 3);
+            let step = gate.frame(1, header, &payload, &|(rank, _)| rank == 3);
             let reply = match &step {
                 GateStep::Send(reply) | GateStep::Admit(reply, _) | GateStep::Refuse(reply, _) => reply.clone(),
                 GateStep::Drop(why) => panic!("dropped: {why}"),
@@ -367,7 +378,7 @@ mod tests {
     #[test]
     fn a_peer_with_the_token_is_admitted() {
         let (step, result) = shake(&mut gate(1), key(1, 2), claims(2));
-        assert!(matches!(step, GateStep::Admit(_, 2)));
+        assert!(matches!(step, GateStep::Admit(_, (2, 0))));
         assert_eq!(result, Ok(()));
     }
 

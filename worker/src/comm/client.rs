@@ -2,8 +2,9 @@
 
 use super::{
     auth::{Claims, Key, Refusal},
+    clock::{ClockSync, Moment, Next},
     error::{Cause, CommError},
-    frame::{self, FrameReader, Kind, LIMIT_MEMBER},
+    frame::{self, FrameReader, Header, Kind, LIMIT_MEMBER},
     hub::{CONNECTION_CLOSED, encode_agree},
     pulse::Pulse,
     roster::Roster,
@@ -103,13 +104,25 @@ pub(super) struct Client {
     last_seen: Instant,
     stop: Option<Instant>,
     open: bool,
+    clock: ClockSync,
 }
 
 impl Client {
     pub fn new(shared: Arc<Shared>, fd: OwnedFd, attempt: u32, pulse: Pulse, join: &[u8]) -> Client {
         let out = frame::encode(Kind::Join, attempt, 0, join).into();
         let reader = FrameReader::new(LIMIT_MEMBER);
-        Client { shared, fd, attempt, pulse, reader, out, last_seen: Instant::now(), stop: None, open: true }
+        Client {
+            shared,
+            fd,
+            attempt,
+            pulse,
+            reader,
+            out,
+            last_seen: Instant::now(),
+            stop: None,
+            open: true,
+            clock: ClockSync::default(),
+        }
     }
 
     /// Runs until the communicator is dropped.
@@ -183,7 +196,7 @@ impl Client {
             self.last_seen = Instant::now();
             match frame {
                 Ok(None) => {}
-                Ok(Some((header, payload))) => self.frame(header.kind, &payload),
+                Ok(Some((header, payload))) => self.frame(header, &payload),
                 Err(error) => {
                     self.open = false;
                     return self.fail(Cause::failed(0, error.to_string()));
@@ -192,10 +205,10 @@ impl Client {
         }
     }
 
-    fn frame(&mut self, kind: Kind, payload: &[u8]) {
-        match kind {
+    fn frame(&mut self, header: Header, payload: &[u8]) {
+        match header.kind {
             Kind::Roster => match serde_json::from_slice::<Roster>(payload) {
-                Ok(roster) if roster.members.len() == self.shared.world as usize => self.shared.set_formed(roster),
+                Ok(roster) if roster.members.len() == self.shared.world as usize => self.formed(roster),
                 _ => self.fail(Cause::failed(0, "sent a roster without sense")),
             },
             Kind::Failed => {
@@ -205,6 +218,7 @@ impl Client {
                 self.shared.set_delivered();
                 self.hang_up();
             }
+            Kind::Clock => self.clock_answer(header.sequence, payload),
             Kind::Agreed if payload.is_empty() => self.shared.set_agreed(Ok(())),
             Kind::Agreed => self.shared.set_agreed(Err(String::from_utf8_lossy(payload).into_owned())),
             Kind::Goodbye => {
@@ -213,6 +227,33 @@ impl Client {
             }
             Kind::Heartbeat => {}
             other => self.fail(Cause::failed(0, format!("sent a {other:?} that has no meaning here"))),
+        }
+    }
+
+    fn formed(&mut self, roster: Roster) {
+        let host = |rank: u32| &roster.members[rank as usize].host_id;
+        if host(self.shared.rank) == host(0) {
+            self.shared.set_clock_offset(0);
+        } else {
+            self.ask_clock();
+        }
+        self.shared.set_formed(roster);
+    }
+
+    fn ask_clock(&mut self) {
+        let number = self.clock.ask(Moment::now());
+        self.send(Kind::Clock, number, &[]);
+        // An error shows up again with the next turn.
+        let _ = self.flush();
+    }
+
+    fn clock_answer(&mut self, number: u32, payload: &[u8]) {
+        let now = Instant::now();
+        let theirs = payload.try_into().ok().map(i64::from_le_bytes);
+        match theirs.and_then(|theirs| self.clock.answered(number, theirs, now)) {
+            Some(Next::Ask) => self.ask_clock(),
+            Some(Next::Done(micros)) => self.shared.set_clock_offset(micros),
+            None => self.fail(Cause::failed(0, "sent a time nobody asked for")),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The one type the engine's step loop sees.
+//! The one type the step loop sees.
 #![allow(unsafe_code)]
 
 use super::{
@@ -6,11 +6,13 @@ use super::{
     engine::{Engine, Queue},
     error::{Cause, CommError},
     host,
-    join::{Parts, join, spawn},
+    join::{Parts, Plan, join, spawn},
+    options::Options,
     shm::{Mapping, Memory},
     state::{Request, Shared},
+    timing::Timing,
 };
-use std::{sync::Arc, thread::JoinHandle};
+use std::{sync::Arc, thread::JoinHandle, time::Instant};
 use switchyard_worker_contract::config::Transport;
 
 /// Most bytes that `agree` compares.
@@ -22,12 +24,16 @@ const BUCKET_ALIGN: usize = 32;
 pub struct Communicator {
     // Fields are dropped in this order: first the threads that use the rest.
     threads: Threads,
-    queue: Arc<Queue>,
+    /// Lanes; bucket `b` belongs to lane `b % lanes`.
+    lanes: Vec<Arc<Queue>>,
     memory: Arc<Memory>,
     shared: Arc<Shared>,
     buckets: Vec<(usize, usize)>,
-    /// Ticket of the reduction in flight, per bucket.
-    in_flight: Vec<Option<u32>>,
+    /// Ticket and start of the reduction in flight, per bucket.
+    in_flight: Vec<Option<(u32, Instant)>>,
+    /// Of the last reduction that was waited for, per bucket.
+    timings: Vec<Option<Timing>>,
+    clock_offset: i64,
     transport: Transport,
     local_address: String,
     host: String,
@@ -53,9 +59,9 @@ impl Aborter {
 /// Ends the threads of a rank, in order and in bounded time.
 struct Threads {
     shared: Arc<Shared>,
-    queue: Option<Arc<Queue>>,
+    lanes: Vec<Arc<Queue>>,
     control: Option<JoinHandle<()>>,
-    worker: Option<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
     left: bool,
 }
 
@@ -66,13 +72,13 @@ impl Drop for Threads {
             let word = if std::thread::panicking() { "panicked" } else { "gave up without a word" };
             self.shared.abort(Cause::failed(self.shared.rank, word));
         }
-        if let Some(queue) = &self.queue {
-            queue.stop();
+        for lane in &self.lanes {
+            lane.stop();
         }
         if self.control.is_some() {
             self.shared.request(Request::Stop);
         }
-        for thread in [self.worker.take(), self.control.take()].into_iter().flatten() {
+        for thread in self.workers.drain(..).chain(self.control.take()) {
             // A panic there was reported by its own means.
             let _ = thread.join();
         }
@@ -83,20 +89,24 @@ impl Drop for Threads {
 impl Communicator {
     /// Joins the group: returns when all ranks are connected, or with an error that says what is missing.
     ///
-    /// `bucket_lens` are the lengths of the gradient buckets in numbers; they must be equal on all ranks.
-    pub fn connect(config: &GroupConfig, bucket_lens: &[usize]) -> Result<Communicator, CommError> {
+    /// `bucket_lens` are the lengths of the gradient buckets in numbers; they and the options must be equal on all ranks.
+    pub fn connect(config: &GroupConfig, bucket_lens: &[usize], options: &Options) -> Result<Communicator, CommError> {
         config.check()?;
+        options.check()?;
         let (buckets, arena) = place(bucket_lens)?;
-        let shared = Arc::new(Shared::new(config.rank(), config.world(), config.connect_timeout)?);
+        let plan = Plan { bucket_lens, arena, options: *options };
+        let lanes = plan.lanes() as usize;
+        let shared = Arc::new(Shared::new((config.rank(), config.world()), lanes, config.connect_timeout)?);
         let mut threads =
-            Threads { shared: Arc::clone(&shared), queue: None, control: None, worker: None, left: false };
+            Threads { shared: Arc::clone(&shared), lanes: Vec::new(), control: None, workers: Vec::new(), left: false };
         if config.world() == 1 {
             let memory = Arc::new(Memory::Private(Mapping::anonymous(arena * 4)?));
-            let engine = Engine { local: None, ring: None };
-            let parts = Parts { memory, engine, transport: Transport::None, local_address: config.rendezvous.clone() };
+            let engines = (0..lanes).map(|_| Engine { local: None, ring: None }).collect();
+            let (transport, local_address) = (Transport::None, config.rendezvous.clone());
+            let parts = Parts { memory, engines, transport, local_address, clock_offset: 0 };
             return Communicator::assemble(threads, parts, buckets);
         }
-        let result = join(config, bucket_lens, arena, &shared, &mut threads.control);
+        let result = join(config, &plan, &shared, &mut threads.control);
         match result.and_then(|parts| Communicator::finish(threads, parts, buckets)) {
             Ok(communicator) => Ok(communicator),
             // The root cause is worth more than what this rank saw of it.
@@ -114,29 +124,36 @@ impl Communicator {
     }
 
     fn assemble(mut threads: Threads, parts: Parts, buckets: Vec<(usize, usize)>) -> Result<Communicator, CommError> {
-        let Parts { memory, engine, transport, local_address } = parts;
+        let Parts { memory, engines, transport, local_address, clock_offset } = parts;
         let shared = Arc::clone(&threads.shared);
-        let queue = Arc::new(Queue::new(engine, Arc::clone(&memory), buckets.clone(), Arc::clone(&shared)));
-        threads.queue = Some(Arc::clone(&queue));
-        let waking = Arc::downgrade(&queue);
-        shared.on_failure(Box::new(move || {
-            if let Some(queue) = waking.upgrade() {
-                queue.wake_caller();
+        let mut lanes = Vec::with_capacity(engines.len());
+        for (lane, engine) in engines.into_iter().enumerate() {
+            let (memory, buckets) = (Arc::clone(&memory), buckets.clone());
+            let queue = Arc::new(Queue::new((engine, lane), memory, buckets, Arc::clone(&shared)));
+            threads.lanes.push(Arc::clone(&queue));
+            let waking = Arc::downgrade(&queue);
+            shared.on_failure(Box::new(move || {
+                if let Some(queue) = waking.upgrade() {
+                    queue.wake_caller();
+                }
+            }));
+            if shared.world > 1 {
+                let working = Arc::clone(&queue);
+                threads.workers.push(spawn(&format!("collectives-{lane}"), move || working.run())?);
             }
-        }));
-        if shared.world > 1 {
-            let working = Arc::clone(&queue);
-            threads.worker = Some(spawn("collectives", move || working.run())?);
+            lanes.push(queue);
         }
-        let in_flight = vec![None; buckets.len()];
+        let (in_flight, timings) = (vec![None; buckets.len()], vec![None; buckets.len()]);
         let host = host::name();
         Ok(Communicator {
             threads,
-            queue,
+            lanes,
             memory,
             shared,
             buckets,
             in_flight,
+            timings,
+            clock_offset,
             transport,
             local_address,
             host,
@@ -172,6 +189,34 @@ impl Communicator {
     /// Number of buckets.
     pub fn buckets(&self) -> usize {
         self.buckets.len()
+    }
+
+    /// All-reduces that can be under way at a time: as many as asked for, but not more than buckets.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    fn lane(&self, bucket: usize) -> &Queue {
+        &self.lanes[bucket % self.lanes.len()]
+    }
+
+    /// Bytes that this rank has sent to other hosts in completed reductions, headers included; those within a host are none.
+    pub fn bytes_sent(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.bytes_sent()).sum()
+    }
+
+    /// The times of the bucket's last reduction that was waited for.
+    ///
+    /// # Panics
+    /// If there is no such bucket.
+    pub fn timing(&self, bucket: usize) -> Option<Timing> {
+        self.timings[bucket]
+    }
+
+    /// Microseconds to be added to this host's wall clock to get that of rank 0's host, as estimated when the group formed; 0
+    /// on that host itself. Off by at most half of the fastest round trip, and by what the clocks have drifted since.
+    pub fn clock_offset(&self) -> i64 {
+        self.clock_offset
     }
 
     /// A bucket. It starts at a multiple of 64 bytes.
@@ -221,9 +266,10 @@ impl Communicator {
     /// Waits until a started reduction is complete; for a bucket that is not in flight, returns at once.
     /// If the group fails, every rank gets the same root cause, and the bucket stays in flight.
     pub fn wait(&mut self, bucket: usize) -> Result<(), CommError> {
-        let Some(ticket) = self.in_flight[bucket] else { return Ok(()) };
-        if self.queue.wait(ticket) {
+        let Some((ticket, started)) = self.in_flight[bucket] else { return Ok(()) };
+        if self.lane(bucket).wait(ticket) {
             self.in_flight[bucket] = None;
+            self.timings[bucket] = Some(self.lane(bucket).timing(bucket, started));
             return Ok(());
         }
         Err(self.root_cause())
@@ -237,7 +283,9 @@ impl Communicator {
 
     fn push(&mut self, bucket: usize, wake: bool) {
         self.at_rest(bucket);
-        self.in_flight[bucket] = Some(self.queue.push(bucket as u32, wake && self.shared.world > 1));
+        let started = Instant::now();
+        let ticket = self.lane(bucket).push(bucket as u32, wake && self.shared.world > 1);
+        self.in_flight[bucket] = Some((ticket, started));
     }
 
     fn root_cause(&self) -> CommError {

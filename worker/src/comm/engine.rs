@@ -1,4 +1,4 @@
-//! Executes started all-reduces in order, on the communication thread or on the caller's own thread.
+//! One lane: executes started all-reduces in order, on its communication thread or on the caller's own thread.
 //!
 //! `start` only appends to a queue. Whoever holds the lock of the [`Engine`] runs the next operation: normally the
 //! communication thread, beside the computing caller; a caller that waits while the lock is free runs it itself,
@@ -15,13 +15,17 @@ use super::{
     ring::Ring,
     shm::Memory,
     socket::timespec,
-    state::Shared,
+    state::{Progress, Shared},
+    timing::{Record, Timing},
     wait::NAP,
 };
 use rustix::thread::futex::{self, Flags};
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-    atomic::{AtomicBool, AtomicU32, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 
 /// Why an operation did not complete.
@@ -37,12 +41,13 @@ pub(super) enum Broken {
 /// What an operation needs to know of its surroundings.
 pub(super) struct Turn<'a> {
     pub shared: &'a Shared,
+    pub progress: &'a Progress,
     background: bool,
     caller_parked: &'a AtomicBool,
 }
 
 impl Turn<'_> {
-    /// Nothing else of this rank could use the CPU now.
+    /// Nothing else of this rank could use the CPU now, or only its other lanes.
     pub fn in_front(&self) -> bool {
         !self.background || self.caller_parked.load(Ordering::Relaxed)
     }
@@ -55,23 +60,25 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    fn all_reduce(&mut self, op: Operation, memory: &Memory, turn: &Turn<'_>) -> Result<(), Broken> {
+    /// Returns the bytes sent to other hosts.
+    fn all_reduce(&mut self, op: Operation, memory: &Memory, turn: &Turn<'_>) -> Result<u64, Broken> {
         match (&mut self.local, &mut self.ring) {
-            (None, None) => Ok(()),
+            (None, None) => Ok(0),
             (None, Some(ring)) => {
                 // SAFETY: the bucket is in flight, so it belongs to the engine, whose lock this thread holds.
                 let data = unsafe { memory.slice_mut(op.start, op.len) };
                 ring.all_reduce(op, data, turn)
             }
-            (Some(local), None) if local.alone() => local.all_reduce(op, turn),
+            (Some(local), None) if local.alone() => local.all_reduce(op, turn).map(|()| 0),
             (Some(local), ring) => {
                 local.reduce_to_leader(op, turn)?;
+                let mut sent = 0;
                 if let Some(ring) = ring {
                     // SAFETY: as above; I am the leader, and all local ranks have finished their part of my arena.
                     let data = unsafe { memory.slice_mut(op.start, op.len) };
-                    ring.all_reduce(op, data, turn)?;
+                    sent = ring.all_reduce(op, data, turn)?;
                 }
-                local.spread_from_leader(op, turn)
+                local.spread_from_leader(op, turn).map(|()| sent)
             }
         }
     }
@@ -84,6 +91,7 @@ pub(super) struct Queue {
     /// Start and length of each bucket in the arena.
     buckets: Vec<(usize, usize)>,
     shared: Arc<Shared>,
+    lane: usize,
     cells: Box<[AtomicU32]>,
     started: AtomicU32,
     finished: AtomicU32,
@@ -92,23 +100,36 @@ pub(super) struct Queue {
     /// The caller sleeps on `finished`.
     caller_parked: AtomicBool,
     stop: AtomicBool,
+    bytes_sent: AtomicU64,
+    epoch: Instant,
+    /// By bucket; only those of this lane are used.
+    records: Box<[Record]>,
 }
 
 impl Queue {
-    pub fn new(engine: Engine, memory: Arc<Memory>, buckets: Vec<(usize, usize)>, shared: Arc<Shared>) -> Queue {
+    pub fn new(
+        (engine, lane): (Engine, usize),
+        memory: Arc<Memory>,
+        buckets: Vec<(usize, usize)>,
+        shared: Arc<Shared>,
+    ) -> Queue {
         // A power of two, so that positions stay right when the counters wrap around.
         let cells = buckets.len().max(1).next_power_of_two();
         Queue {
             engine: Mutex::new(engine),
+            records: buckets.iter().map(|_| Record::default()).collect(),
             memory,
             buckets,
             shared,
+            lane,
             cells: (0..cells).map(|_| AtomicU32::new(0)).collect(),
             started: AtomicU32::new(0),
             finished: AtomicU32::new(0),
             idle: AtomicBool::new(false),
             caller_parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            bytes_sent: AtomicU64::new(0),
+            epoch: Instant::now(),
         }
     }
 
@@ -122,6 +143,16 @@ impl Queue {
             let _ = futex::wake(&self.started, Flags::PRIVATE, 1);
         }
         ticket
+    }
+
+    /// Bytes sent to other hosts by completed operations.
+    pub fn bytes_sent(&self) -> u64 {
+        self.bytes_sent.load(Ordering::Relaxed)
+    }
+
+    /// Times of a bucket's operation whose ticket has been waited for.
+    pub fn timing(&self, bucket: usize, started: Instant) -> Timing {
+        self.records[bucket].timing(self.epoch, started, self.buckets[bucket].1 as u64 * 4)
     }
 
     fn done(&self, ticket: u32) -> bool {
@@ -166,11 +197,12 @@ impl Queue {
         let bucket = self.cells[number as usize % self.cells.len()].load(Ordering::Relaxed);
         let (start, len) = self.buckets[bucket as usize];
         let op = Operation { sequence: number.wrapping_add(1), bucket, start, len };
-        let progress = &self.shared.progress;
+        let began = Instant::now();
+        let progress = self.shared.progress(self.lane);
         progress.begin(bucket, len as u64 * 4);
-        let turn = Turn { shared: &self.shared, background, caller_parked: &self.caller_parked };
-        match engine.all_reduce(op, &self.memory, &turn) {
-            Ok(()) => {}
+        let turn = Turn { shared: &self.shared, progress, background, caller_parked: &self.caller_parked };
+        let sent = match engine.all_reduce(op, &self.memory, &turn) {
+            Ok(sent) => sent,
             Err(Broken::Elsewhere) => {
                 self.shared.suspect(Cause::failed(self.shared.rank, "a rank of this host failed without a word"));
                 return false;
@@ -183,8 +215,10 @@ impl Queue {
                 self.shared.abort(cause);
                 return false;
             }
-        }
+        };
         progress.end();
+        self.bytes_sent.fetch_add(sent, Ordering::Relaxed);
+        self.records[bucket as usize].note(self.epoch, (began, Instant::now()), sent);
         self.finished.store(op.sequence, Ordering::SeqCst);
         if self.caller_parked.load(Ordering::SeqCst) {
             let _ = futex::wake(&self.finished, Flags::PRIVATE, 1);
@@ -196,7 +230,7 @@ impl Queue {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Body of the communication thread.
+    /// Body of the communication thread of this lane.
     pub fn run(&self) {
         let _guard = PanicGuard(&self.shared);
         while !self.stop.load(Ordering::SeqCst) {

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Length of a header.
 pub(super) const HEADER: usize = 32;
 /// Version of the protocol. Both sides must have the same.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 /// Largest payload before authentication.
 pub(super) const LIMIT_STRANGER: u64 = 256;
 /// Largest payload of a control frame after authentication; a roster of the largest group fits.
@@ -39,10 +39,11 @@ pub(super) enum Kind {
     Goodbye,
     Operation,
     Descriptor,
+    Clock,
 }
 
 impl Kind {
-    const ALL: [Kind; 15] = [
+    const ALL: [Kind; 16] = [
         Kind::Hello,
         Kind::Challenge,
         Kind::Proof,
@@ -58,6 +59,7 @@ impl Kind {
         Kind::Goodbye,
         Kind::Operation,
         Kind::Descriptor,
+        Kind::Clock,
     ];
 }
 
@@ -211,7 +213,7 @@ mod tests {
     proptest! {
         #[test]
         fn frames_survive_any_fragmentation(
-            attempt: u32, sequence: u32, kind in 0usize..15, piece in 1usize..70,
+            attempt: u32, sequence: u32, kind in 0usize..16, piece in 1usize..70,
             payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..5),
         ) {
             let bytes: Vec<u8> =

@@ -80,9 +80,16 @@ pub(super) struct Hub {
     deadline: Instant,
     connect_seconds: f64,
     pulse: Pulse,
-    /// What rank 0 is doing; asked only when a cause is made.
-    activity: Box<dyn Fn() -> String + Send>,
+    zero: RankZero,
     out: Vec<Output>,
+}
+
+/// What the hub asks its process.
+pub(super) struct RankZero {
+    /// What it is doing; asked only when a cause is made.
+    pub activity: Box<dyn Fn() -> String + Send>,
+    /// Its wall clock in nanoseconds.
+    pub wall: fn() -> i64,
 }
 
 /// Text of a failure by loss of the control connection; the same on every rank.
@@ -95,7 +102,7 @@ impl Hub {
         me: Member,
         (start, deadline): (Instant, Instant),
         pulse: Pulse,
-        activity: Box<dyn Fn() -> String + Send>,
+        zero: RankZero,
     ) -> Hub {
         let mut seats: Vec<Seat> = (0..world).map(|_| Seat::default()).collect();
         seats[0].member = Some(me);
@@ -108,7 +115,7 @@ impl Hub {
             deadline,
             connect_seconds: (deadline - start).as_secs_f64(),
             pulse,
-            activity,
+            zero,
             out: Vec::new(),
         }
     }
@@ -151,12 +158,12 @@ impl Hub {
 
     fn stranger_frame(&mut self, conn: u64, header: Header, payload: &[u8], now: Instant) {
         let seats = &self.seats;
-        let step = self.gate.frame(conn, header, payload, &|rank| {
+        let step = self.gate.frame(conn, header, payload, &|(rank, _)| {
             seats.get(rank as usize).is_some_and(|seat| seat.conn.is_some() || seat.member.is_some())
         });
         match step {
             GateStep::Send(bytes) => self.out.push(Output::Send(conn, bytes)),
-            GateStep::Admit(bytes, rank) => {
+            GateStep::Admit(bytes, (rank, _)) => {
                 self.ranks.insert(conn, rank);
                 let seat = &mut self.seats[rank as usize];
                 seat.conn = Some(conn);
@@ -196,6 +203,14 @@ impl Hub {
                 }
                 _ => false,
             },
+            (Kind::Clock, Phase::Running) if payload.is_empty() => {
+                if let Some(conn) = self.seats[rank as usize].conn {
+                    let time = (self.zero.wall)().to_le_bytes();
+                    let answer = frame::encode(Kind::Clock, self.attempt, header.sequence, &time);
+                    self.out.push(Output::Send(conn, answer));
+                }
+                true
+            }
             (Kind::Leave, Phase::Running) => {
                 self.seats[rank as usize].left = true;
                 self.settle_leave();
@@ -310,7 +325,7 @@ impl Hub {
         }
         self.phase = Phase::Failed;
         if cause.during.is_empty() {
-            cause.during = (self.activity)();
+            cause.during = (self.zero.activity)();
         }
         if cause.host.is_empty()
             && let Some(member) = self.seats.get(cause.origin_rank as usize).and_then(|seat| seat.member.as_ref())

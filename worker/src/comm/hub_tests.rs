@@ -25,6 +25,8 @@ fn member(host: &str, floats: u64) -> Member {
         buckets: 1,
         floats,
         plan: floats,
+        lanes: 1,
+        wire: "f32".to_owned(),
     }
 }
 
@@ -52,7 +54,7 @@ impl World {
             member("zero", 8),
             (now, now + Duration::from_secs(60)),
             Pulse::new(Duration::from_secs(10), now),
-            Box::new(|| "the test".to_owned()),
+            RankZero { activity: Box::new(|| "the test".to_owned()), wall: || 77 },
         );
         World { hub, now }
     }
@@ -68,7 +70,7 @@ impl World {
 
     /// Lets rank `rank` in on a connection of the same number.
     fn admit(&mut self, rank: u32) {
-        let claims = Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1 };
+        let claims = Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1, lane: 0 };
         let conn = u64::from(rank);
         self.step(Event::Opened(conn, [3; 32]));
         let (mut connector, mut bytes) = Connector::new(Key::derive(&Token::new([7; 32]), "job", 1), claims, [5; 32]);
@@ -213,10 +215,21 @@ fn agreement_needs_every_rank_and_equal_bytes() {
 }
 
 #[test]
+fn whoever_asks_gets_the_time() {
+    let mut world = World::formed();
+    let header = Header::control(Kind::Clock, 1, 9, &[]);
+    let outputs = world.step(Event::Frame(2, header, &[]));
+    let [Output::Send(2, bytes)] = outputs.as_slice() else { panic!("{outputs:?}") };
+    let (header, payload) = open(bytes);
+    assert_eq!((header.kind, header.sequence, payload.as_slice()), (Kind::Clock, 9, &77i64.to_le_bytes()[..]));
+}
+
+#[test]
 fn frames_without_sense_fail_the_rank_that_sent_them() {
     for (kind, payload) in [
         (Kind::Agree, &b"\xff\xff"[..]),
         (Kind::Join, b"{}"),
+        (Kind::Clock, b"1"),
         (Kind::Roster, b""),
         (Kind::Abort, b"{\"originRank\":9,\"kind\":\"failed\",\"text\":\"\"}"),
     ] {

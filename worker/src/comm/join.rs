@@ -3,14 +3,16 @@
 use super::{
     auth::{Key, Purpose},
     client::{Client, reach_rank_zero},
+    clock,
     config::{Force, GroupConfig},
     engine::Engine,
     error::{Cause, CommError},
     host,
-    hub::Hub,
+    hub::{Hub, RankZero},
     local::LocalGroup,
+    options::Options,
     pulse::Pulse,
-    ring::Ring,
+    ring::{Circle, Ring},
     roster::{Member, Paths, Roster},
     server::{Server, listen},
     setup::{Identity, connect_ring, ring_listener, share_memory, unix_listener},
@@ -30,16 +32,33 @@ use switchyard_worker_contract::config::Transport;
 /// What is needed to assemble a communicator.
 pub(super) struct Parts {
     pub memory: Arc<Memory>,
-    pub engine: Engine,
+    /// One for each lane.
+    pub engines: Vec<Engine>,
     pub transport: Transport,
     pub local_address: String,
+    /// Microseconds to rank 0's clock.
+    pub clock_offset: i64,
 }
 
-/// Joins the group; `control` is filled as soon as there is a control thread to end. `arena` is in floats.
+/// What must be equal on all ranks.
+pub(super) struct Plan<'a> {
+    pub bucket_lens: &'a [usize],
+    /// Size of all buckets with their alignment, in floats.
+    pub arena: usize,
+    pub options: Options,
+}
+
+impl Plan<'_> {
+    /// Lanes that have a bucket, at least one: the others of those asked for would idle.
+    pub fn lanes(&self) -> u32 {
+        self.options.lanes.min(self.bucket_lens.len().max(1) as u32)
+    }
+}
+
+/// Joins the group; `control` is filled as soon as there is a control thread to end.
 pub(super) fn join(
     config: &GroupConfig,
-    bucket_lens: &[usize],
-    arena: usize,
+    plan: &Plan<'_>,
     shared: &Arc<Shared>,
     control: &mut Option<JoinHandle<()>>,
 ) -> Result<Parts, CommError> {
@@ -52,22 +71,24 @@ pub(super) fn join(
         attempt: config.attempt,
     };
     let lobby = Lobby::enter(config, &identity, deadline)?;
-    let (member, listeners) = introduce_myself(config, bucket_lens, lobby.local)?;
+    let (member, listeners) = introduce_myself(config, plan, lobby.local)?;
     let pulse = Pulse::new(config.peer_timeout, Instant::now());
     let (local, zero) = (lobby.local, lobby.zero);
     *control = Some(lobby.start(&identity, member, (start, deadline), pulse, shared)?);
-    let set_up = || {
+    let set_up = || -> Result<Parts, CommError> {
         // Rank 0 decides when it is too late, and its heartbeats say that it still lives.
         let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
-        let paths = roster.paths(identity.rank, config.transport)?;
-        connect_paths(&identity, &roster, paths, listeners, (arena, zero), deadline, shared)
+        let paths = roster.paths(identity.rank, plan.lanes(), config.transport)?;
+        let transport = paths.transport;
+        let (memory, engines) = connect_paths(&identity, &roster, paths, listeners, (plan, zero), deadline, shared)?;
+        let (local_address, clock_offset) = (local.to_string(), shared.wait_clock_offset()?);
+        Ok(Parts { memory, engines, transport, local_address, clock_offset })
     };
-    let (memory, engine, transport) = set_up().inspect_err(|error| {
+    set_up().inspect_err(|error| {
         if error.cause().is_none() && !matches!(error, CommError::Missing { .. }) {
             shared.abort(Cause::failed(identity.rank, error_text(error)));
         }
-    })?;
-    Ok(Parts { memory, engine, transport, local_address: local.to_string() })
+    })
 }
 
 pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CommError> {
@@ -93,7 +114,7 @@ impl Lobby {
             let (fd, local) = listen(&config.rendezvous, deadline)?;
             return Ok(Lobby { fd, local, zero: local.ip(), leads: true });
         }
-        let claims = identity.claims(Purpose::Control, 0);
+        let claims = identity.claims(Purpose::Control, 0, 0);
         let stream = reach_rank_zero(&config.rendezvous, &identity.key, &claims, deadline)?;
         let addresses = stream.local_addr().and_then(|local| Ok((local, stream.peer_addr()?)));
         let (local, peer) = addresses.map_err(|e| CommError::system("read a socket's address", e))?;
@@ -126,7 +147,7 @@ impl Lobby {
             member,
             (start, deadline),
             pulse,
-            Box::new(move || asked.activity()),
+            RankZero { activity: Box::new(move || asked.activity()), wall: clock::wall_nanos },
         );
         let server = Server::new(Arc::clone(shared), self.fd, hub, tick);
         let guard = FailOnPanic(Arc::clone(shared));
@@ -156,12 +177,12 @@ struct Listeners {
 
 fn introduce_myself(
     config: &GroupConfig,
-    bucket_lens: &[usize],
+    plan: &Plan<'_>,
     local: SocketAddr,
 ) -> Result<(Member, Listeners), CommError> {
     let ring = (config.transport != Force::Shm).then(|| ring_listener(local.ip())).transpose()?;
     let unix = (config.transport != Force::Tcp).then(unix_listener).transpose()?;
-    let lens: Vec<u8> = bucket_lens.iter().flat_map(|len| (*len as u64).to_le_bytes()).collect();
+    let lens: Vec<u8> = plan.bucket_lens.iter().flat_map(|len| (*len as u64).to_le_bytes()).collect();
     let member = Member {
         host: host::name(),
         host_id: if config.host_id.is_empty() { host::identity() } else { config.host_id.clone() },
@@ -172,9 +193,11 @@ fn introduce_myself(
         quota: host::cpu_quota(),
         node: config.node_rank,
         force: config.transport.word().to_owned(),
-        buckets: bucket_lens.len() as u32,
-        floats: bucket_lens.iter().map(|len| *len as u64).sum(),
-        plan: xxhash_rust::xxh3::xxh3_64(&lens),
+        buckets: plan.bucket_lens.len() as u32,
+        floats: plan.bucket_lens.iter().map(|len| *len as u64).sum(),
+        plan: xxhash_rust::xxh3::xxh3_64_with_seed(&lens, plan.options.exact_from.into()),
+        lanes: plan.options.lanes,
+        wire: plan.options.wire.word().to_owned(),
     };
     Ok((member, Listeners { ring: ring.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
 }
@@ -184,50 +207,56 @@ fn connect_paths(
     roster: &Roster,
     paths: Paths,
     listeners: Listeners,
-    (arena, zero): (usize, IpAddr),
+    (plan, zero): (&Plan<'_>, IpAddr),
     deadline: Instant,
     shared: &Arc<Shared>,
-) -> Result<(Arc<Memory>, Engine, Transport), CommError> {
+) -> Result<(Arc<Memory>, Vec<Engine>), CommError> {
     // The roster may have come at the last moment.
     let deadline = deadline.max(Instant::now() + Duration::from_secs(10));
     let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
-    let (memory, local) = if paths.local.len() > 1 {
+    let lanes = plan.lanes();
+    let mut engines: Vec<Engine> = (0..lanes).map(|_| Engine { local: None, ring: None }).collect();
+    let memory = if paths.local.len() > 1 {
         let unix = listeners.unix.as_ref().ok_or_else(|| CommError::protocol("this rank", "no unix listener"))?;
         let members = (paths.local.as_slice(), roster);
-        let segment = Arc::new(share_memory(identity, members, unix.as_fd(), arena * 4, deadline, shared)?);
+        let size = (lanes as usize, plan.arena * 4);
+        let segment = Arc::new(share_memory(identity, members, unix.as_fd(), size, deadline, shared)?);
         let poisoning = Arc::clone(&segment);
         shared.on_failure(Box::new(move || poisoning.set_poison()));
         let me = paths.local.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
         let alone = paths.transport == Transport::Shm;
-        let group = LocalGroup::new(Arc::clone(&segment), paths.local.clone(), me, alone, policy);
-        (Memory::Shared(segment, me), Some(group))
+        for (lane, engine) in engines.iter_mut().enumerate() {
+            let place = (me, lane);
+            engine.local = Some(LocalGroup::new(Arc::clone(&segment), paths.local.clone(), place, alone, policy));
+        }
+        Memory::Shared(segment, me)
     } else {
-        (Memory::Private(Mapping::anonymous(arena * 4)?), None)
+        Memory::Private(Mapping::anonymous(plan.arena * 4)?)
     };
-    let ring = match &paths.ring {
-        None => None,
-        Some(ranks) => {
-            let position = ranks.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
-            let right = ranks[(position + 1) % ranks.len()];
-            let listener = listeners.ring.as_ref().ok_or_else(|| CommError::protocol("this rank", "no listener"))?;
-            let mut address = roster.members[right as usize]
-                .ring
-                .ok_or_else(|| CommError::protocol(format!("rank {right}"), "no address for data"))?;
-            if address.ip().is_unspecified() {
-                // Rank 0 listens everywhere; where this rank has reached it is as good as any.
-                address.set_ip(zero);
-            }
-            let lanes = connect_ring(identity, ranks, listener, address, deadline, shared)?;
-            for lane in [&lanes.0, &lanes.1] {
-                let lane = Arc::clone(lane);
+    if let Some(ranks) = &paths.ring {
+        let position = ranks.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
+        let right = ranks[(position + 1) % ranks.len()];
+        let listener = listeners.ring.as_ref().ok_or_else(|| CommError::protocol("this rank", "no listener"))?;
+        let mut address = roster.members[right as usize]
+            .ring
+            .ok_or_else(|| CommError::protocol(format!("rank {right}"), "no address for data"))?;
+        if address.ip().is_unspecified() {
+            // Rank 0 listens everywhere; where this rank has reached it is as good as any.
+            address.set_ip(zero);
+        }
+        let pairs = connect_ring(identity, (ranks, lanes), listener, address, deadline, shared)?;
+        for (engine, pair) in engines.iter_mut().zip(pairs) {
+            for connection in [&pair.0, &pair.1] {
+                let connection = Arc::clone(connection);
                 shared.on_failure(Box::new(move || {
-                    let _ = rustix::net::shutdown(&*lane, rustix::net::Shutdown::Both);
+                    let _ = rustix::net::shutdown(&*connection, rustix::net::Shutdown::Both);
                 }));
             }
-            Some(Ring::new(lanes, ranks.clone(), position, identity.attempt, policy))
+            let circle = Circle { ranks: ranks.clone(), position, attempt: identity.attempt };
+            engine.ring = Some(Ring::new(pair, circle, plan.options, policy));
         }
-    };
-    Ok((Arc::new(memory), Engine { local, ring }, paths.transport))
+    }
+    Ok((Arc::new(memory), engines))
 }
 
 /// An error with its sources on one line.

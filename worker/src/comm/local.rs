@@ -1,4 +1,4 @@
-//! All-reduce among the ranks of one host, in place, in their shared arenas.
+//! All-reduce among the ranks of one host, in place, in their shared arenas; each lane by itself.
 //!
 //! ```text
 //! small (<= 1 KiB)   copy to my slot, Entered(s); wait for all Entered(s); sum all slots in rank order
@@ -41,12 +41,13 @@ pub(super) struct LocalGroup {
     /// Global ranks of the members.
     ranks: Vec<u32>,
     me: usize,
+    lane: usize,
     alone: bool,
     waiter: Waiter,
     pointers: Pointers,
 }
 
-/// One operation: number, bucket, place of the bucket in the arena.
+/// One operation: number within its lane, bucket, place of the bucket in the arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operation {
     pub sequence: u32,
@@ -57,10 +58,16 @@ pub(super) struct Operation {
 
 impl LocalGroup {
     /// `alone`: there are no other hosts.
-    pub fn new(segment: Arc<Segment>, ranks: Vec<u32>, me: usize, alone: bool, policy: SpinPolicy) -> LocalGroup {
+    pub fn new(
+        segment: Arc<Segment>,
+        ranks: Vec<u32>,
+        (me, lane): (usize, usize),
+        alone: bool,
+        policy: SpinPolicy,
+    ) -> LocalGroup {
         assert_eq!(segment.ranks(), ranks.len());
         let pointers = Pointers(Vec::with_capacity(ranks.len()));
-        LocalGroup { segment, ranks, me, alone, waiter: Waiter::new(policy), pointers }
+        LocalGroup { segment, ranks, me, lane, alone, waiter: Waiter::new(policy), pointers }
     }
 
     pub fn alone(&self) -> bool {
@@ -77,13 +84,15 @@ impl LocalGroup {
         let small = op.len <= SLOT_FLOATS;
         if small {
             // SAFETY: my slot for this parity is free (module docs), my bucket is mine until Entered.
-            unsafe { std::ptr::copy_nonoverlapping(bucket, self.segment.slot(self.me, op.sequence), op.len) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(bucket, self.segment.slot(self.lane, self.me, op.sequence), op.len)
+            };
         }
         self.enter(op, turn)?;
         if small {
             self.pointers.0.clear();
             for rank in 0..self.ranks.len() {
-                self.pointers.0.push(self.segment.slot(rank, op.sequence));
+                self.pointers.0.push(self.segment.slot(self.lane, rank, op.sequence));
             }
             // SAFETY: nobody writes a slot of this parity before all have left this operation; only I touch my bucket.
             unsafe { kernels::reduce(&self.pointers.0, &[bucket], 0, op.len) };
@@ -123,13 +132,13 @@ impl LocalGroup {
     }
 
     fn enter(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
-        let (bucket, len) = self.segment.signature(self.me, op.sequence);
+        let (bucket, len) = self.segment.signature(self.lane, self.me, op.sequence);
         bucket.store(u64::from(op.bucket), Ordering::Relaxed);
         len.store(op.len as u64, Ordering::Relaxed);
         self.publish(Flag::Entered, op.sequence);
         self.wait_all(Flag::Entered, op.sequence, turn)?;
         for (local, rank) in self.ranks.iter().enumerate() {
-            let (bucket, len) = self.segment.signature(local, op.sequence);
+            let (bucket, len) = self.segment.signature(self.lane, local, op.sequence);
             let theirs = (bucket.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
             if theirs != (u64::from(op.bucket), op.len as u64) {
                 return Err(Broken::Because(desync(
@@ -157,12 +166,12 @@ impl LocalGroup {
             // SAFETY: between all Entered and my Reduced this slice of every arena is mine (module docs).
             unsafe { kernels::reduce(sources, destinations, at, n) };
             at += n;
-            turn.shared.progress.reached(((at - slice.start) * self.ranks.len() * 4).min(op.len * 4) as u64);
+            turn.progress.reached(((at - slice.start) * self.ranks.len() * 4).min(op.len * 4) as u64);
         }
     }
 
     fn publish(&self, flag: Flag, sequence: u32) {
-        let (word, sleepers) = self.segment.flag(flag, self.me);
+        let (word, sleepers) = self.segment.flag(flag, self.lane, self.me);
         // Sequentially consistent on both sides: either I see the sleeper, or it sees the flag.
         word.store(sequence, Ordering::SeqCst);
         if sleepers.load(Ordering::SeqCst) > 0 {
@@ -175,7 +184,7 @@ impl LocalGroup {
     }
 
     fn wait(&mut self, flag: Flag, rank: usize, sequence: u32, turn: &Turn<'_>) -> Result<(), Broken> {
-        let (word, sleepers) = self.segment.flag(flag, rank);
+        let (word, sleepers) = self.segment.flag(flag, self.lane, rank);
         let reached = |value: u32| value.wrapping_sub(sequence) as i32 >= 0;
         if self.waiter.linger(turn.in_front(), || reached(word.load(Ordering::Acquire))) {
             return Ok(());

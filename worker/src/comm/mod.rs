@@ -7,6 +7,8 @@
 //!             -> Communicator: bucket -> start -> wait (engine), agree, barrier, abort, leave
 //! ```
 //!
+//! A group has one or more lanes: all-reduces of buckets in different lanes are under way at the same time.
+//!
 //! Deliberately absent: encryption (connections are authenticated, their bytes are neither encrypted nor signed),
 //! other collectives than the sum all-reduce, and a change of members (a group that fails ends; the launcher starts
 //! the next attempt).
@@ -16,6 +18,7 @@
 
 mod auth;
 mod client;
+mod clock;
 mod communicator;
 mod config;
 mod engine;
@@ -26,6 +29,7 @@ mod hub;
 mod join;
 mod kernels;
 mod local;
+mod options;
 mod pulse;
 mod ring;
 mod roster;
@@ -34,9 +38,14 @@ mod setup;
 mod shm;
 mod socket;
 mod state;
+mod timing;
 mod wait;
+mod wire;
 
 pub use communicator::{Aborter, Communicator};
 pub use config::{Force, GroupConfig, Token};
 pub use error::{Cause, CauseKind, CommError};
 pub(crate) use host::cpu_quota;
+pub use options::Options;
+pub use timing::Timing;
+pub use wire::Wire;

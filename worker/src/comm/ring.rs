@@ -6,23 +6,29 @@
 //! they replace them: each segment is summed along the ring in a fixed order and its final bits travel unchanged, so
 //! all members end with identical bits.
 //!
-//! An in-place all-gather is safe: the final value of a byte contains this member's addend, which therefore has left
+//! An in-place all-gather is safe: the final value of a number contains this member's addend, which therefore has left
 //! this member's buffer before.
+//!
+//! With a wire format of 2 bytes, numbers are converted chunk by chunk. Sums are made in f32, but what travels is rounded: a
+//! partial sum once for each member it passes, and the final sum once more by the last member that adds to it (the owner of
+//! the segment), in its own buffer too. So a sum of `m` members is rounded `m` times, each time by at most half a unit in the
+//! last place of the format. Rounded numbers convert back and forth without change: all members hold the owner's bits.
 
 use super::{
     engine::{Broken, Turn},
     error::Cause,
     frame::{HEADER, Header, Kind},
-    kernels,
     local::{Operation, desync, share},
+    options::Options,
     shm::{bytes, bytes_mut},
     socket::{timespec, try_recv, try_send},
     wait::{NAP, SpinPolicy, Waiter},
+    wire::{Absorb, Wire},
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::{io, ops::Range, os::fd::OwnedFd, sync::Arc};
 
-/// Floats received at most before they are reduced: 256 KiB stay in the cache.
+/// Numbers received at most before they are reduced, and converted at once: 256 KiB stay in the cache.
 const CHUNK: usize = 64 << 10;
 /// Bytes worth a system call while more are on their way.
 const WORTH_SENDING: usize = 64 << 10;
@@ -32,12 +38,22 @@ pub(super) struct Ring {
     tx: Arc<OwnedFd>,
     /// From the previous member.
     rx: Arc<OwnedFd>,
-    /// Global ranks in ring order.
-    ranks: Vec<u32>,
-    position: usize,
-    attempt: u32,
+    circle: Circle,
+    options: Options,
+    /// Format of the operation under way.
+    wire: Wire,
     scratch: Box<[f32]>,
+    /// Converted numbers on their way out; empty where nothing is converted.
+    staging: Box<[u16]>,
     waiter: Waiter,
+}
+
+/// The members of a ring, and which of them this rank is.
+pub(super) struct Circle {
+    /// Global ranks in ring order.
+    pub ranks: Vec<u32>,
+    pub position: usize,
+    pub attempt: u32,
 }
 
 /// The place of one of the two streams.
@@ -45,43 +61,48 @@ pub(super) struct Ring {
 struct Place {
     header: usize,
     step: usize,
-    /// Bytes of this step's segment that are through (sent; or received and reduced).
+    /// Bytes on the wire of this step's segment that are through (sent; or received and reduced).
     offset: usize,
 }
 
+/// The bytes of the current step's segment that lie in the staging area.
+type Staged = Range<usize>;
+
 impl Ring {
-    pub fn new(
-        (tx, rx): (Arc<OwnedFd>, Arc<OwnedFd>),
-        ranks: Vec<u32>,
-        position: usize,
-        attempt: u32,
-        policy: SpinPolicy,
-    ) -> Ring {
+    pub fn new((tx, rx): (Arc<OwnedFd>, Arc<OwnedFd>), circle: Circle, options: Options, policy: SpinPolicy) -> Ring {
         let scratch = vec![0.0; CHUNK].into_boxed_slice();
-        Ring { tx, rx, ranks, position, attempt, scratch, waiter: Waiter::new(policy) }
+        let staging = vec![0; if options.wire == Wire::F32 { 0 } else { CHUNK }].into_boxed_slice();
+        Ring { tx, rx, circle, options, wire: Wire::F32, scratch, staging, waiter: Waiter::new(policy) }
     }
 
     fn left(&self) -> u32 {
-        self.ranks[(self.position + self.ranks.len() - 1) % self.ranks.len()]
+        let Circle { ranks, position, .. } = &self.circle;
+        ranks[(position + ranks.len() - 1) % ranks.len()]
     }
 
     fn right(&self) -> u32 {
-        self.ranks[(self.position + 1) % self.ranks.len()]
+        let Circle { ranks, position, .. } = &self.circle;
+        ranks[(position + 1) % ranks.len()]
     }
 
-    /// Bytes of the segment sent in step `t` by the member at `position`.
+    fn me(&self) -> u32 {
+        self.circle.ranks[self.circle.position]
+    }
+
+    /// Numbers of the segment sent in step `t` by the member at `position`.
     fn segment(&self, len: usize, position: usize, t: usize) -> Range<usize> {
-        let m = self.ranks.len();
-        let part = share(len, m, (position + 2 * m - t) % m);
-        part.start * 4..part.end * 4
+        let m = self.circle.ranks.len();
+        share(len, m, (position + 2 * m - t) % m)
     }
 
-    pub fn all_reduce(&mut self, op: Operation, data: &mut [f32], turn: &Turn<'_>) -> Result<(), Broken> {
-        let m = self.ranks.len();
+    /// Returns the bytes sent.
+    pub fn all_reduce(&mut self, op: Operation, data: &mut [f32], turn: &Turn<'_>) -> Result<u64, Broken> {
+        self.wire = self.options.wire_of(op.bucket);
+        let m = self.circle.ranks.len();
         let steps = 2 * (m - 1);
         let header = Header {
             kind: Kind::Operation,
-            attempt: self.attempt,
+            attempt: self.circle.attempt,
             tag: op.bucket,
             sequence: op.sequence,
             length: op.len as u64 * 4,
@@ -89,20 +110,23 @@ impl Ring {
         let mine = header.encode();
         let mut theirs = [0; HEADER];
         let (mut sent, mut got) = (Place::default(), Place::default());
-        let mut filled = 0;
+        let (mut filled, mut staged, mut bytes_sent) = (0, 0..0, 0);
         loop {
-            let out = self.send(&mut sent, &got, &mine, data, steps)?;
+            let out = self.send(&mut sent, &mut staged, &got, &mine, data)?;
+            if let Flow::Moved(n) = out {
+                bytes_sent += n as u64;
+            }
             let inn = if got.header < HEADER {
                 self.receive_header(&mut got, &mut theirs, op)?
             } else {
-                self.receive(&mut got, &mut filled, data, steps)?
+                self.receive(&mut got, &mut filled, data)?
             };
             if sent.step == steps && got.step == steps && sent.header == HEADER && got.header == HEADER {
-                return Ok(());
+                return Ok(bytes_sent + HEADER as u64);
             }
-            if out == Flow::Moved || inn == Flow::Moved {
+            if matches!(out, Flow::Moved(_)) || matches!(inn, Flow::Moved(_)) {
                 // Every segment arrives twice, but the bucket once: a figure for people.
-                turn.shared.progress.reached((got.step * op.len * 4 / steps) as u64);
+                turn.progress.reached((got.step * op.len * 4 / steps) as u64);
                 continue;
             }
             self.pause(out == Flow::Blocked, got.header < HEADER || got.step < steps, turn)?;
@@ -111,13 +135,14 @@ impl Ring {
 
     /// Sends what may leave: in step 0 my own segment, later what step `t - 1` has brought.
     fn send(
-        &self,
+        &mut self,
         sent: &mut Place,
+        staged: &mut Staged,
         got: &Place,
         header: &[u8; HEADER],
         data: &[f32],
-        steps: usize,
     ) -> Result<Flow, Broken> {
+        let (steps, size) = (2 * (self.circle.ranks.len() - 1), self.wire.size());
         while sent.header < HEADER {
             match try_send(&*self.tx, &header[sent.header..]).map_err(|e| self.lost(self.right(), &e))? {
                 0 => return Ok(Flow::Blocked),
@@ -128,29 +153,40 @@ impl Ring {
             if sent.step == steps {
                 return Ok(Flow::Idle);
             }
-            let segment = self.segment(data.len(), self.position, sent.step);
-            if sent.offset == segment.len() {
-                sent.step += 1;
-                sent.offset = 0;
+            let segment = self.segment(data.len(), self.circle.position, sent.step);
+            let end = segment.len() * size;
+            if sent.offset == end {
+                *sent = Place { header: HEADER, step: sent.step + 1, offset: 0 };
+                *staged = 0..0;
                 continue;
             }
             let available = match sent.step.checked_sub(1) {
-                None => segment.len(),
-                Some(previous) if previous < got.step => segment.len(),
+                None => end,
+                Some(previous) if previous < got.step => end,
                 Some(previous) if previous == got.step => got.offset,
                 Some(_) => 0,
             };
             let ready = available - sent.offset;
-            if ready == 0 || (ready < WORTH_SENDING && available < segment.len()) {
+            if ready == 0 || (ready < WORTH_SENDING && available < end) {
                 return Ok(Flow::Idle);
             }
-            let from = segment.start + sent.offset;
-            let part = &bytes(data)[from..from + ready.min(CHUNK * 4)];
+            let part = if self.wire == Wire::F32 {
+                &bytes(&data[segment])[sent.offset..][..ready.min(CHUNK * size)]
+            } else {
+                if sent.offset == staged.end {
+                    // Only whole numbers are ever available, and staged.
+                    let first = segment.start + sent.offset / size;
+                    let numbers = (ready / size).min(CHUNK);
+                    self.wire.encode(&data[first..first + numbers], &mut self.staging[..numbers]);
+                    *staged = sent.offset..sent.offset + numbers * size;
+                }
+                &bytemuck::cast_slice(&self.staging)[sent.offset - staged.start..staged.len()]
+            };
             return match try_send(&*self.tx, part).map_err(|e| self.lost(self.right(), &e))? {
                 0 => Ok(Flow::Blocked),
                 n => {
                     sent.offset += n;
-                    Ok(Flow::Moved)
+                    Ok(Flow::Moved(n))
                 }
             };
         }
@@ -159,62 +195,67 @@ impl Ring {
     fn receive_header(&self, got: &mut Place, raw: &mut [u8; HEADER], op: Operation) -> Result<Flow, Broken> {
         match self.read(&mut raw[got.header..])? {
             0 => return Ok(Flow::Idle),
+            n if got.header + n < HEADER => {
+                got.header += n;
+                return Ok(Flow::Moved(n));
+            }
             n => got.header += n,
-        }
-        if got.header < HEADER {
-            return Ok(Flow::Moved);
         }
         let header = Header::decode(raw)
             .map_err(|error| Broken::Because(Cause::failed(self.left(), format!("sent no operation: {error}"))))?;
-        if (header.kind, header.attempt) != (Kind::Operation, self.attempt) {
+        if (header.kind, header.attempt) != (Kind::Operation, self.circle.attempt) {
             let text = format!("sent {:?} of attempt {} where an operation was due", header.kind, header.attempt);
             return Err(Broken::Because(Cause::failed(self.left(), text)));
         }
         if (header.sequence, header.tag, header.length) != (op.sequence, op.bucket, op.len as u64 * 4) {
             let theirs = (self.left(), header.tag.into(), header.length / 4);
-            let mine = (self.ranks[self.position], op.bucket.into(), op.len as u64);
+            let mine = (self.me(), op.bucket.into(), op.len as u64);
             return Err(Broken::Because(desync(theirs, mine, op.sequence)));
         }
-        Ok(Flow::Moved)
+        Ok(Flow::Moved(HEADER))
     }
 
-    fn receive(&mut self, got: &mut Place, filled: &mut usize, data: &mut [f32], steps: usize) -> Result<Flow, Broken> {
-        let m = self.ranks.len();
+    fn receive(&mut self, got: &mut Place, filled: &mut usize, data: &mut [f32]) -> Result<Flow, Broken> {
+        let (m, size) = (self.circle.ranks.len(), self.wire.size());
         loop {
-            if got.step == steps {
+            if got.step == 2 * (m - 1) {
                 return Ok(Flow::Idle);
             }
             // What I receive is what my left neighbour sends.
-            let segment = self.segment(data.len(), self.position + m - 1, got.step);
-            if got.offset == segment.len() {
-                got.step += 1;
-                got.offset = 0;
+            let segment = self.segment(data.len(), self.circle.position + m - 1, got.step);
+            let missing = segment.len() * size - got.offset;
+            if missing == 0 {
+                *got = Place { header: HEADER, step: got.step + 1, offset: 0 };
                 continue;
             }
-            let missing = segment.len() - got.offset;
-            let at = segment.start + got.offset;
-            if got.step >= m - 1 {
-                let part = &mut bytes_mut(data)[at..at + missing.min(CHUNK * 4)];
+            let want = missing.min(CHUNK * size);
+            let how = match (got.step + 1).cmp(&(m - 1)) {
+                std::cmp::Ordering::Less => Absorb::Add,
+                std::cmp::Ordering::Equal => Absorb::AddRounded,
+                std::cmp::Ordering::Greater => Absorb::Replace,
+            };
+            if self.wire == Wire::F32 && how == Absorb::Replace {
+                let part = &mut bytes_mut(&mut data[segment])[got.offset..][..want];
                 return match self.read(part)? {
                     0 => Ok(Flow::Idle),
                     n => {
                         got.offset += n;
-                        Ok(Flow::Moved)
+                        Ok(Flow::Moved(n))
                     }
                 };
             }
             let mut scratch = std::mem::take(&mut self.scratch);
-            let read = self.read(&mut bytes_mut(&mut scratch)[*filled..missing.min(CHUNK * 4)]);
-            let flow = match read {
+            let flow = match self.read(&mut bytes_mut(&mut scratch)[*filled..want]) {
                 Ok(0) => Ok(Flow::Idle),
                 Ok(n) => {
                     *filled += n;
-                    let whole = *filled / 4;
-                    kernels::add(&mut data[at / 4..at / 4 + whole], &scratch[..whole]);
-                    bytes_mut(&mut scratch).copy_within(whole * 4..*filled, 0);
-                    *filled -= whole * 4;
-                    got.offset += whole * 4;
-                    Ok(Flow::Moved)
+                    let (first, whole) = (segment.start + got.offset / size, *filled / size);
+                    let arrived = bytes_mut(&mut scratch);
+                    self.wire.absorb(&arrived[..whole * size], &mut data[first..first + whole], how);
+                    arrived.copy_within(whole * size..*filled, 0);
+                    *filled -= whole * size;
+                    got.offset += whole * size;
+                    Ok(Flow::Moved(n))
                 }
                 Err(broken) => Err(broken),
             };
@@ -234,10 +275,7 @@ impl Ring {
     }
 
     fn lost(&self, peer: u32, error: &io::Error) -> Broken {
-        Broken::Lane(Cause::failed(
-            peer,
-            format!("data connection to rank {} lost: {error}", self.ranks[self.position]),
-        ))
+        Broken::Lane(Cause::failed(peer, format!("data connection to rank {} lost: {error}", self.me())))
     }
 
     fn pause(&mut self, blocked: bool, receiving: bool, turn: &Turn<'_>) -> Result<(), Broken> {
@@ -264,9 +302,10 @@ impl Ring {
     }
 }
 
-#[derive(PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
-    Moved,
+    /// So many bytes.
+    Moved(usize),
     /// Nothing to do in this direction until the other one moves, or nothing has arrived.
     Idle,
     /// The socket is full.

@@ -27,6 +27,10 @@ pub(super) struct Member {
     pub floats: u64,
     /// Digest of the bucket lengths.
     pub plan: u64,
+    /// Lanes asked for.
+    pub lanes: u32,
+    /// Word of the format on the wire.
+    pub wire: String,
 }
 
 impl Member {
@@ -34,6 +38,12 @@ impl Member {
     pub fn conflict(&self, zero: &Member) -> Option<String> {
         if self.force != zero.force {
             return Some(format!("asks for transport {}, rank 0 for {}", self.force, zero.force));
+        }
+        if (self.lanes, &self.wire) != (zero.lanes, &zero.wire) {
+            return Some(format!(
+                "asks for {} lanes of communication with {} on the wire, rank 0 for {} with {}",
+                self.lanes, self.wire, zero.lanes, zero.wire
+            ));
         }
         if (self.buckets, self.floats, self.plan) != (zero.buckets, zero.floats, zero.plan) {
             return Some(format!(
@@ -61,13 +71,13 @@ pub(super) struct Paths {
     pub ring: Option<Vec<u32>>,
     /// Every local rank can have a CPU of its own, so a short spin does not keep another rank from working.
     pub own_cpu: bool,
-    /// There is a second CPU for the communication thread of each local rank as well.
+    /// There are CPUs for the communication threads of each local rank as well.
     pub spare_cpu: bool,
 }
 
 impl Roster {
-    /// The role of rank `me`.
-    pub fn paths(&self, me: u32, force: Force) -> Result<Paths, CommError> {
+    /// The role of rank `me` in a group with so many lanes.
+    pub fn paths(&self, me: u32, lanes: u32, force: Force) -> Result<Paths, CommError> {
         let world = self.members.len() as u32;
         let mut hosts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
         for (rank, member) in (0u32..).zip(&self.members) {
@@ -77,7 +87,7 @@ impl Roster {
             .get(self.members[me as usize].host_id.as_str())
             .expect("invariant: a rank is on its own host")
             .clone();
-        let (own_cpu, spare_cpu) = self.cpus_suffice(&mine);
+        let (own_cpu, spare_cpu) = self.cpus_suffice(&mine, 1 + lanes);
         let mut leaders: Vec<u32> = hosts.values().map(|ranks| ranks[0]).collect();
         leaders.sort_unstable();
         let all: Vec<u32> = (0..world).collect();
@@ -108,8 +118,8 @@ impl Roster {
         Ok(Paths { transport, local, ring, own_cpu, spare_cpu })
     }
 
-    /// Whether the CPUs of these ranks of one host suffice for one, and for two busy threads per rank.
-    fn cpus_suffice(&self, local: &[u32]) -> (bool, bool) {
+    /// Whether the CPUs of these ranks of one host suffice for one, and for `threads` busy threads per rank.
+    fn cpus_suffice(&self, local: &[u32], threads: u32) -> (bool, bool) {
         let mut union: Vec<u64> = Vec::new();
         for rank in local {
             let cpus = &self.members[*rank as usize].cpus;
@@ -132,7 +142,7 @@ impl Roster {
                     own >= threads_per_rank
                 })
         };
-        (enough(1), enough(2))
+        (enough(1), enough(threads))
     }
 }
 
@@ -154,6 +164,8 @@ mod tests {
             buckets: 1,
             floats: 1,
             plan: 1,
+            lanes: 1,
+            wire: "f32".to_owned(),
         });
         Roster { members: members.collect() }
     }
@@ -166,7 +178,7 @@ mod tests {
             (&["a", "b"], Transport::Tcp),
             (&["a", "a", "b"], Transport::Hierarchical),
         ] {
-            let paths = roster(hosts, &[3]).paths(0, Force::Auto).unwrap();
+            let paths = roster(hosts, &[3]).paths(0, 1, Force::Auto).unwrap();
             assert_eq!(paths.transport, transport, "{hosts:?}");
         }
     }
@@ -174,23 +186,23 @@ mod tests {
     #[test]
     fn only_leaders_are_in_the_ring_between_hosts() {
         let roster = roster(&["b", "a", "b", "a"], &[3]);
-        let leader = roster.paths(1, Force::Auto).unwrap();
+        let leader = roster.paths(1, 1, Force::Auto).unwrap();
         assert_eq!((leader.local, leader.ring), (vec![1, 3], Some(vec![0, 1])));
-        assert_eq!(roster.paths(3, Force::Auto).unwrap().ring, None);
-        let forced = roster.paths(3, Force::Tcp).unwrap();
+        assert_eq!(roster.paths(3, 1, Force::Auto).unwrap().ring, None);
+        let forced = roster.paths(3, 1, Force::Tcp).unwrap();
         assert_eq!((forced.transport, forced.ring), (Transport::Tcp, Some(vec![0, 1, 2, 3])));
     }
 
     #[test]
     fn shared_memory_across_hosts_is_refused_by_name() {
-        let text = roster(&["a", "b"], &[3]).paths(0, Force::Shm).unwrap_err().to_string();
+        let text = roster(&["a", "b"], &[3]).paths(0, 1, Force::Shm).unwrap_err().to_string();
         assert!(text.contains("2 hosts") && text.contains("name-b"), "{text}");
     }
 
     #[test]
     fn spinning_needs_a_cpu_per_rank() {
         let own = |hosts: &[&str], cpus: &[u64]| {
-            let paths = roster(hosts, cpus).paths(0, Force::Auto).unwrap();
+            let paths = roster(hosts, cpus).paths(0, 1, Force::Auto).unwrap();
             (paths.own_cpu, paths.spare_cpu)
         };
         assert_eq!(own(&["a", "a"], &[0b11]), (true, false));
@@ -198,8 +210,10 @@ mod tests {
         assert_eq!(own(&["a", "a"], &[0b01]), (false, false), "both on one");
         assert_eq!(own(&["a", "a", "a"], &[0b11]), (false, false));
         assert_eq!(own(&["a", "a"], &[0b1111]), (true, true));
+        let two_lanes = roster(&["a", "a"], &[0b1111]).paths(0, 2, Force::Auto).unwrap();
+        assert_eq!((two_lanes.own_cpu, two_lanes.spare_cpu), (true, false));
         let mut limited = roster(&["a", "a"], &[0b1111]);
         limited.members.iter_mut().for_each(|m| m.quota = 1);
-        assert!(!limited.paths(0, Force::Auto).unwrap().own_cpu);
+        assert!(!limited.paths(0, 1, Force::Auto).unwrap().own_cpu);
     }
 }

@@ -189,7 +189,10 @@ impl Server {
                         conn.reader.set_limit(LIMIT_TO_HUB);
                     }
                 }
-                Output::Formed(roster) => self.shared.set_formed(roster),
+                Output::Formed(roster) => {
+                    self.shared.set_clock_offset(0);
+                    self.shared.set_formed(roster);
+                }
                 Output::Missing(ranks) => self.shared.set_missing(ranks),
                 Output::Agreed(result) => self.shared.set_agreed(result),
                 Output::Failed(cause) => {

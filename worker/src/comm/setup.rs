@@ -6,8 +6,8 @@ use super::{
     error::CommError,
     frame::{HEADER, Header, Kind},
     roster::Roster,
-    shm::Segment,
-    socket::{Denied, collect_peers, introduce, nonce, poll_one, send_all, tune_tcp},
+    shm::{Segment, Shape},
+    socket::{Denied, Peer, collect_peers, introduce, nonce, poll_one, send_all, tune_tcp},
     state::Shared,
 };
 use rustix::{
@@ -37,8 +37,8 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    pub fn claims(&self, purpose: Purpose, to: u32) -> Claims {
-        Claims { purpose, from: self.rank, to, world: self.world, attempt: self.attempt }
+    pub fn claims(&self, purpose: Purpose, to: u32, lane: u32) -> Claims {
+        Claims { purpose, from: self.rank, to, world: self.world, attempt: self.attempt, lane }
     }
 
     pub fn gate(&self, purpose: Purpose) -> Gate {
@@ -47,10 +47,10 @@ impl Identity {
     }
 }
 
-/// Lanes to the right and from the left neighbour.
-pub(super) type Lanes = (Arc<OwnedFd>, Arc<OwnedFd>);
+/// Connections of one lane to the right and from the left neighbour.
+pub(super) type Pair = (Arc<OwnedFd>, Arc<OwnedFd>);
 
-/// Listener for the ring lane on the address over which rank 0 is reached.
+/// Listener for the ring on the address over which rank 0 is reached.
 pub(super) fn ring_listener(ip: IpAddr) -> Result<(TcpListener, SocketAddr), CommError> {
     let make = || {
         let listener = TcpListener::bind((ip, 0))?;
@@ -61,34 +61,40 @@ pub(super) fn ring_listener(ip: IpAddr) -> Result<(TcpListener, SocketAddr), Com
     make().map_err(|error: std::io::Error| CommError::system(format!("listen on {ip}"), error))
 }
 
-/// Connects to the right neighbour while accepting the left one.
+/// Connects to the right neighbour while accepting the left one, once for each lane.
 pub(super) fn connect_ring(
     identity: &Identity,
-    ring: &[u32],
+    (ring, lanes): (&[u32], u32),
     listener: &TcpListener,
     address: SocketAddr,
     deadline: Instant,
     shared: &Shared,
-) -> Result<Lanes, CommError> {
+) -> Result<Vec<Pair>, CommError> {
     let position = ring.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
     let left = ring[(position + ring.len() - 1) % ring.len()];
     let right = ring[(position + 1) % ring.len()];
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| {
             let gate = identity.gate(Purpose::Ring);
-            let mut peers = collect_peers(listener.as_fd(), gate, &[left], deadline, shared, &|_| true)?;
-            peers.remove(&left).ok_or_else(|| CommError::protocol(format!("rank {left}"), "no lane"))
+            let wanted: Vec<Peer> = (0..lanes).map(|lane| (left, lane)).collect();
+            collect_peers(listener.as_fd(), gate, &wanted, deadline, shared, &|_| true)
         });
-        let outgoing = reach(identity, Purpose::Ring, right, deadline, shared, || {
-            dial(address, Duration::from_secs(5)).map(OwnedFd::from)
-        });
+        let connect = |lane| {
+            reach(identity, Purpose::Ring, (right, lane), deadline, shared, || {
+                dial(address, Duration::from_secs(5)).map(OwnedFd::from)
+            })
+        };
+        let outgoing: Result<Vec<OwnedFd>, CommError> = (0..lanes).map(connect).collect();
         let incoming = match accepting.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        let (outgoing, incoming) = (outgoing?, incoming?);
-        tune_tcp(&incoming).map_err(|e| CommError::system("set up a data connection", e))?;
-        Ok((Arc::new(outgoing), Arc::new(incoming)))
+        // In order of lanes, as the outgoing ones.
+        let pairs = outgoing?.into_iter().zip(incoming?.into_values()).map(|(outgoing, incoming)| {
+            tune_tcp(&incoming).map_err(|e| CommError::system("set up a data connection", e))?;
+            Ok((Arc::new(outgoing), Arc::new(incoming)))
+        });
+        pairs.collect()
     })
 }
 
@@ -97,7 +103,7 @@ pub(super) fn connect_ring(
 fn reach(
     identity: &Identity,
     purpose: Purpose,
-    to: u32,
+    (to, lane): Peer,
     deadline: Instant,
     shared: &Shared,
     connect: impl Fn() -> std::io::Result<OwnedFd>,
@@ -109,7 +115,7 @@ fn reach(
                 match introduce(
                     fd.as_fd(),
                     &identity.key,
-                    identity.claims(purpose, to),
+                    identity.claims(purpose, to, lane),
                     Instant::now() + HANDSHAKE_TIME,
                 ) {
                     Ok(()) => return Ok(fd),
@@ -156,29 +162,31 @@ fn same_user(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_peercred(fd).is_ok_and(|cred| cred.uid == rustix::process::getuid())
 }
 
-/// Makes (leader) or receives (others) the segment of this host, and maps it.
+/// Makes (leader) or receives (others) the segment of this host, and maps it. `arena` is in bytes.
 pub(super) fn share_memory(
     identity: &Identity,
     (local, roster): (&[u32], &Roster),
     listener: BorrowedFd<'_>,
-    arena_bytes: usize,
+    (lanes, arena): (usize, usize),
     deadline: Instant,
     shared: &Shared,
 ) -> Result<Segment, CommError> {
     let leader = local[0];
+    let shape = Shape { ranks: local.len(), lanes, arena };
     let me = local.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
     let file = if identity.rank == leader {
-        let file = Segment::create_file(local.len(), arena_bytes)?;
+        let file = Segment::create_file(shape)?;
         let gate = identity.gate(Purpose::SharedMemory);
-        let peers = collect_peers(listener, gate, &local[1..], deadline, shared, &same_user)?;
-        for (rank, fd) in &peers {
+        let wanted: Vec<Peer> = local[1..].iter().map(|rank| (*rank, 0)).collect();
+        let peers = collect_peers(listener, gate, &wanted, deadline, shared, &same_user)?;
+        for ((rank, _), fd) in &peers {
             send_file(fd.as_fd(), file.as_fd(), identity.attempt)
                 .map_err(|e| CommError::system(format!("pass the shared memory to rank {rank}"), e))?;
         }
         file
     } else {
         let name = roster.members[leader as usize].unix.as_deref().unwrap_or_default();
-        let fd = reach(identity, Purpose::SharedMemory, leader, deadline, shared, || {
+        let fd = reach(identity, Purpose::SharedMemory, (leader, 0), deadline, shared, || {
             let fd = unix_socket()?;
             rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
             if !same_user(fd.as_fd()) {
@@ -189,7 +197,7 @@ pub(super) fn share_memory(
         receive_file(fd.as_fd(), deadline)
             .map_err(|e| CommError::system(format!("receive the shared memory from rank {leader}"), e))?
     };
-    Segment::open(&file, local.len(), me, arena_bytes)
+    Segment::open(&file, shape, me)
 }
 
 fn send_file(socket: BorrowedFd<'_>, file: BorrowedFd<'_>, attempt: u32) -> std::io::Result<()> {

@@ -1,6 +1,7 @@
 //! Memory of this room: mappings, and the segment that the ranks of one host share.
 //!
-//! A segment is one sealed memfd: flags and small slots first, then one arena per local rank with all its buckets.
+//! A segment is one sealed memfd: flags and small slots of each lane and rank first, then one arena per local rank with all
+//! its buckets.
 //!
 //! Who may touch what:
 //! * Flags, signatures and the poison word are atomics; each has one writer (poison: anyone, only ever to 1).
@@ -111,29 +112,40 @@ pub(super) enum Flag {
 }
 
 const FLAGS: usize = 4;
-/// Per rank: flag and sleeper count for each flag, signatures of two operations, two slots.
+/// Per lane and rank: flag and sleeper count for each flag, signatures of two operations, two slots.
 const PER_RANK: usize = (2 * FLAGS + 1) * LINE + 2 * SLOT_FLOATS * 4;
+
+/// What a segment holds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub ranks: usize,
+    pub lanes: usize,
+    /// Bytes of each rank's arena.
+    pub arena: usize,
+}
+
+impl Shape {
+    fn control(self) -> usize {
+        (LINE + self.lanes * self.ranks * PER_RANK).next_multiple_of(PAGE)
+    }
+
+    /// Size of the file.
+    fn size(self) -> Option<usize> {
+        self.arena.checked_next_multiple_of(PAGE)?.checked_mul(self.ranks)?.checked_add(self.control())
+    }
+}
 
 /// The memory shared by the ranks of one host.
 pub(super) struct Segment {
     mapping: Mapping,
-    ranks: usize,
-    arena: usize,
+    shape: Shape,
 }
 
 impl Segment {
-    fn control(ranks: usize) -> usize {
-        (LINE + ranks * PER_RANK).next_multiple_of(PAGE)
-    }
-
-    /// Size of the file for so many ranks with arenas of so many bytes.
-    fn size(ranks: usize, arena: usize) -> Option<usize> {
-        arena.checked_next_multiple_of(PAGE)?.checked_mul(ranks)?.checked_add(Segment::control(ranks))
-    }
-
     /// A new sealed file for the segment.
-    pub fn create_file(ranks: usize, arena: usize) -> Result<OwnedFd, CommError> {
-        let size = Segment::size(ranks, arena)
+    pub fn create_file(shape: Shape) -> Result<OwnedFd, CommError> {
+        let size = shape
+            .size()
             .ok_or_else(|| CommError::system("share gradient buckets", std::io::Error::from(Errno::OVERFLOW)))?;
         let make = || -> Result<OwnedFd, Errno> {
             let fd = rustix::fs::memfd_create("switchyard-buckets", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -142,14 +154,14 @@ impl Segment {
             Ok(fd)
         };
         let fd = make().map_err(|errno| CommError::system("create shared memory for gradient buckets", errno))?;
-        allocate(&fd, 0, Segment::control(ranks))?;
+        allocate(&fd, 0, shape.control())?;
         Ok(fd)
     }
 
     /// Maps the file and takes the memory of arena `me` (from this rank's NUMA node), so that a lack of memory is an
     /// error here and not a signal later.
-    pub fn open(fd: &OwnedFd, ranks: usize, me: usize, arena: usize) -> Result<Segment, CommError> {
-        let size = Segment::size(ranks, arena).unwrap_or(0);
+    pub fn open(fd: &OwnedFd, shape: Shape, me: usize) -> Result<Segment, CommError> {
+        let size = shape.size().unwrap_or(0);
         let stat = rustix::fs::fstat(fd).map_err(|e| CommError::system("inspect the shared memory", e))?;
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|e| CommError::system("inspect the shared memory", e))?;
         if stat.st_size as u64 != size as u64 || !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
@@ -158,19 +170,19 @@ impl Segment {
                 format_args!("shared memory of {} bytes with {seals:?}, expected {size} bytes, sealed", stat.st_size),
             ));
         }
-        let arena = arena.next_multiple_of(PAGE);
-        let segment = Segment { mapping: Mapping::shared(fd, size)?, ranks, arena };
-        allocate(fd, segment.arena_offset(me), arena)?;
+        let shape = Shape { arena: shape.arena.next_multiple_of(PAGE), ..shape };
+        let segment = Segment { mapping: Mapping::shared(fd, size)?, shape };
+        allocate(fd, segment.arena_offset(me), shape.arena)?;
         Ok(segment)
     }
 
     pub fn ranks(&self) -> usize {
-        self.ranks
+        self.shape.ranks
     }
 
     fn arena_offset(&self, rank: usize) -> usize {
-        assert!(rank < self.ranks);
-        Segment::control(self.ranks) + rank * self.arena
+        assert!(rank < self.shape.ranks);
+        self.shape.control() + rank * self.shape.arena
     }
 
     /// Start of a rank's arena.
@@ -178,9 +190,9 @@ impl Segment {
         self.mapping.floats(self.arena_offset(rank))
     }
 
-    fn rank_offset(&self, rank: usize) -> usize {
-        assert!(rank < self.ranks);
-        LINE + rank * PER_RANK
+    fn rank_offset(&self, lane: usize, rank: usize) -> usize {
+        assert!(lane < self.shape.lanes && rank < self.shape.ranks);
+        LINE + (lane * self.shape.ranks + rank) * PER_RANK
     }
 
     pub fn poison(&self) -> &AtomicU32 {
@@ -188,30 +200,30 @@ impl Segment {
     }
 
     /// A flag and the number of those who sleep on it.
-    pub fn flag(&self, flag: Flag, rank: usize) -> (&AtomicU32, &AtomicU32) {
-        let at = self.rank_offset(rank) + 2 * LINE * flag as usize;
+    pub fn flag(&self, flag: Flag, lane: usize, rank: usize) -> (&AtomicU32, &AtomicU32) {
+        let at = self.rank_offset(lane, rank) + 2 * LINE * flag as usize;
         (self.mapping.word(at), self.mapping.word(at + LINE))
     }
 
-    /// Bucket and length a rank announced for an operation. Two operations can be under way at once: a rank is at most
-    /// one ahead.
-    pub fn signature(&self, rank: usize, sequence: u32) -> (&AtomicU64, &AtomicU64) {
-        let at = self.rank_offset(rank) + 2 * LINE * FLAGS + 16 * (sequence as usize & 1);
+    /// Bucket and length a rank announced for an operation. Two operations of a lane can be under way at once: a rank is at
+    /// most one ahead.
+    pub fn signature(&self, lane: usize, rank: usize, sequence: u32) -> (&AtomicU64, &AtomicU64) {
+        let at = self.rank_offset(lane, rank) + 2 * LINE * FLAGS + 16 * (sequence as usize & 1);
         (self.mapping.long(at), self.mapping.long(at + 8))
     }
 
     /// The slot of a rank for small buckets.
-    pub fn slot(&self, rank: usize, sequence: u32) -> *mut f32 {
-        let at = self.rank_offset(rank) + (2 * FLAGS + 1) * LINE + 4 * SLOT_FLOATS * (sequence as usize & 1);
+    pub fn slot(&self, lane: usize, rank: usize, sequence: u32) -> *mut f32 {
+        let at = self.rank_offset(lane, rank) + (2 * FLAGS + 1) * LINE + 4 * SLOT_FLOATS * (sequence as usize & 1);
         self.mapping.floats(at)
     }
 
     /// Marks the group as failed and wakes every sleeper of this host.
     pub fn set_poison(&self) {
         self.poison().store(1, Ordering::SeqCst);
-        for rank in 0..self.ranks {
+        for (lane, rank) in (0..self.shape.lanes).flat_map(|lane| (0..self.shape.ranks).map(move |rank| (lane, rank))) {
             for flag in [Flag::Entered, Flag::Reduced, Flag::Result, Flag::Copied] {
-                wake(self.flag(flag, rank).0);
+                wake(self.flag(flag, lane, rank).0);
             }
         }
     }
@@ -287,38 +299,42 @@ mod tests {
 
     #[test]
     fn parts_of_a_segment_do_not_overlap_and_are_aligned() {
-        let fd = Segment::create_file(3, 5000).unwrap();
-        let segments: Vec<Segment> = (0..3).map(|me| Segment::open(&fd, 3, me, 5000).unwrap()).collect();
+        let shape = Shape { ranks: 3, lanes: 2, arena: 5000 };
+        let fd = Segment::create_file(shape).unwrap();
+        let segments: Vec<Segment> = (0..3).map(|me| Segment::open(&fd, shape, me).unwrap()).collect();
         let segment = &segments[0];
         let mut ranges: Vec<(usize, usize)> = vec![(std::ptr::from_ref(segment.poison()) as usize, 4)];
-        for rank in 0..3 {
+        for (lane, rank) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
             for flag in [Flag::Entered, Flag::Reduced, Flag::Result, Flag::Copied] {
-                let (word, sleepers) = segment.flag(flag, rank);
+                let (word, sleepers) = segment.flag(flag, lane, rank);
                 ranges.push((std::ptr::from_ref(word) as usize, 4));
                 ranges.push((std::ptr::from_ref(sleepers) as usize, 4));
             }
             for sequence in 0..2 {
-                let (bucket, len) = segment.signature(rank, sequence);
+                let (bucket, len) = segment.signature(lane, rank, sequence);
                 ranges.push((std::ptr::from_ref(bucket) as usize, 8));
                 ranges.push((std::ptr::from_ref(len) as usize, 8));
-                ranges.push((segment.slot(rank, sequence) as usize, 4 * SLOT_FLOATS));
+                ranges.push((segment.slot(lane, rank, sequence) as usize, 4 * SLOT_FLOATS));
             }
+        }
+        for rank in 0..3 {
             assert_eq!(segment.arena(rank) as usize % 64, 0);
             ranges.push((segment.arena(rank) as usize, 5000));
         }
         ranges.sort_unstable();
         assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
         // All three see the same memory.
-        segments[1].flag(Flag::Result, 2).0.store(7, Ordering::SeqCst);
-        assert_eq!(segments[2].flag(Flag::Result, 2).0.load(Ordering::SeqCst), 7);
+        segments[1].flag(Flag::Result, 1, 2).0.store(7, Ordering::SeqCst);
+        assert_eq!(segments[2].flag(Flag::Result, 1, 2).0.load(Ordering::SeqCst), 7);
     }
 
     #[test]
     fn an_unsealed_or_short_file_is_refused() {
-        let fd = Segment::create_file(2, 4096).unwrap();
-        assert!(Segment::open(&fd, 2, 0, 8192).is_err());
+        let shape = Shape { ranks: 2, lanes: 1, arena: 4096 };
+        let fd = Segment::create_file(shape).unwrap();
+        assert!(Segment::open(&fd, Shape { arena: 8192, ..shape }, 0).is_err());
         let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&plain, Segment::size(2, 4096).unwrap() as u64).unwrap();
-        assert!(Segment::open(&plain, 2, 0, 4096).is_err());
+        rustix::fs::ftruncate(&plain, shape.size().unwrap() as u64).unwrap();
+        assert!(Segment::open(&plain, shape, 0).is_err());
     }
 }

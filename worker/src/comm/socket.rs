@@ -121,17 +121,20 @@ pub(super) fn introduce(fd: BorrowedFd<'_>, key: &Key, claims: Claims, deadline:
     }
 }
 
-/// Accepts until every rank of `wanted` has come through the gate. Strangers that fail are dropped without harm.
+/// A rank that is to connect, and for which lane.
+pub(super) type Peer = (u32, u32);
+
+/// Accepts until everyone of `wanted` has come through the gate. Strangers that fail are dropped without harm.
 /// `vet` looks at a socket before its first byte is read (peer credentials).
 pub(super) fn collect_peers(
     listener: BorrowedFd<'_>,
     mut gate: Gate,
-    wanted: &[u32],
+    wanted: &[Peer],
     deadline: Instant,
     shared: &Shared,
     vet: &dyn Fn(BorrowedFd<'_>) -> bool,
-) -> Result<BTreeMap<u32, OwnedFd>, CommError> {
-    let mut arrived: BTreeMap<u32, OwnedFd> = BTreeMap::new();
+) -> Result<BTreeMap<Peer, OwnedFd>, CommError> {
+    let mut arrived: BTreeMap<Peer, OwnedFd> = BTreeMap::new();
     let mut open: BTreeMap<u64, (OwnedFd, FrameReader)> = BTreeMap::new();
     let mut next = 0u64;
     let mut buffer = [0; 512];
@@ -139,7 +142,9 @@ pub(super) fn collect_peers(
         shared.check()?;
         let now = Instant::now();
         if now >= deadline {
-            let missing = wanted.iter().copied().filter(|rank| !arrived.contains_key(rank)).collect();
+            let mut missing: Vec<u32> =
+                wanted.iter().filter(|peer| !arrived.contains_key(peer)).map(|(rank, _)| *rank).collect();
+            missing.dedup();
             return Err(CommError::Missing { missing, world: shared.world, seconds: shared.connect_seconds });
         }
         for conn in gate.expired(now) {
@@ -172,7 +177,7 @@ pub(super) fn collect_peers(
             let step = match frame {
                 Ok(None) => continue,
                 Ok(Some((header, payload))) => {
-                    gate.frame(conn, header, &payload, &|rank| arrived.contains_key(&rank) || !wanted.contains(&rank))
+                    gate.frame(conn, header, &payload, &|peer| arrived.contains_key(&peer) || !wanted.contains(&peer))
                 }
                 Err(error) => {
                     gate.closed(conn);
@@ -182,10 +187,10 @@ pub(super) fn collect_peers(
             match step {
                 // A handshake message always fits into an empty socket buffer; if not, the peer is no peer.
                 GateStep::Send(bytes) if matches!(try_send(&*fd, &bytes), Ok(n) if n == bytes.len()) => {}
-                GateStep::Admit(bytes, rank) => {
+                GateStep::Admit(bytes, peer) => {
                     let sent = try_send(&*fd, &bytes);
                     if let (Ok(_), Some((fd, _))) = (sent, open.remove(&conn)) {
-                        arrived.insert(rank, fd);
+                        arrived.insert(peer, fd);
                     }
                 }
                 GateStep::Refuse(bytes, _) => {

@@ -36,6 +36,8 @@ struct Status {
     missing: Option<Vec<u32>>,
     agreed: Option<Result<(), String>>,
     left: bool,
+    /// Microseconds to rank 0's clock.
+    clock_offset: Option<i64>,
     refusals: Vec<String>,
     doing: String,
 }
@@ -54,14 +56,15 @@ pub(super) struct Shared {
     /// Wakes the control thread; absent in a group of one.
     bell: Option<OwnedFd>,
     hosts: OnceLock<Vec<String>>,
-    pub progress: Progress,
+    /// One for each lane.
+    progress: Box<[Progress]>,
 }
 
 /// Longest time a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its last words to be read.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl Shared {
-    pub fn new(rank: u32, world: u32, connect_timeout: Duration) -> Result<Shared, CommError> {
+    pub fn new((rank, world): (u32, u32), lanes: usize, connect_timeout: Duration) -> Result<Shared, CommError> {
         let bell = if world > 1 {
             let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
             Some(rustix::event::eventfd(0, flags).map_err(|e| CommError::system("create an eventfd", e))?)
@@ -79,8 +82,12 @@ impl Shared {
             requests: Mutex::default(),
             bell,
             hosts: OnceLock::new(),
-            progress: Progress::default(),
+            progress: (0..lanes).map(|_| Progress::default()).collect(),
         })
+    }
+
+    pub fn progress(&self, lane: usize) -> &Progress {
+        &self.progress[lane]
     }
 
     fn status(&self) -> MutexGuard<'_, Status> {
@@ -229,6 +236,10 @@ impl Shared {
         self.update(|status| status.agreed = Some(result));
     }
 
+    pub fn set_clock_offset(&self, micros: i64) {
+        self.update(|status| status.clock_offset = Some(micros));
+    }
+
     pub fn set_left(&self) {
         self.update(|status| status.left = true);
     }
@@ -272,6 +283,14 @@ impl Shared {
         })
     }
 
+    pub fn wait_clock_offset(&self) -> Result<i64, CommError> {
+        self.wait_forever(|status| match (&status.failure, status.clock_offset) {
+            (Some(cause), _) => Some(Err(CommError::Failed(cause.clone()))),
+            (None, Some(micros)) => Some(Ok(micros)),
+            (None, None) => None,
+        })
+    }
+
     pub fn wait_left(&self) -> Result<(), CommError> {
         self.wait_forever(|status| match (&status.failure, status.left) {
             (_, true) => Some(Ok(())),
@@ -291,11 +310,15 @@ impl Shared {
     /// One phrase for people.
     pub fn activity(&self) -> String {
         let doing = self.status().doing.clone();
-        if !doing.is_empty() { doing } else { self.progress.text() }
+        if !doing.is_empty() {
+            return doing;
+        }
+        let lanes: Vec<String> = self.progress.iter().filter_map(Progress::text).collect();
+        if lanes.is_empty() { "no operation in flight".to_owned() } else { lanes.join("; ") }
     }
 }
 
-/// The all-reduce at work, readable from any thread.
+/// The all-reduce at work in one lane, readable from any thread.
 pub(super) struct Progress {
     bucket: AtomicU32,
     done: AtomicU64,
@@ -324,16 +347,16 @@ impl Progress {
         self.bucket.store(u32::MAX, Ordering::Relaxed);
     }
 
-    fn text(&self) -> String {
+    fn text(&self) -> Option<String> {
         let bucket = self.bucket.load(Ordering::Relaxed);
         if bucket == u32::MAX {
-            return "no operation in flight".to_owned();
+            return None;
         }
         let (done, total) = (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed));
         const MIB: f64 = 1_048_576.0;
         if total < 1 << 20 {
-            return format!("all_reduce of bucket {bucket}, {done} of {total} bytes");
+            return Some(format!("all_reduce of bucket {bucket}, {done} of {total} bytes"));
         }
-        format!("all_reduce of bucket {bucket}, {:.1} of {:.1} MiB", done as f64 / MIB, total as f64 / MIB)
+        Some(format!("all_reduce of bucket {bucket}, {:.1} of {:.1} MiB", done as f64 / MIB, total as f64 / MIB))
     }
 }

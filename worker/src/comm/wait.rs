@@ -48,7 +48,7 @@ impl Waiter {
             for _ in 0..8 {
                 std::hint::spin_loop();
                 if ready() {
-                    self.budget = (self.budget * 2).min(LONGEST_SPIN);
+                    self.lengthen();
                     return true;
                 }
             }
@@ -60,11 +60,19 @@ impl Waiter {
         for _ in 0..yields {
             rustix::thread::sched_yield();
             if ready() {
+                // A longer spin would have been enough. Without this, what yields cost would keep spins short for ever.
+                if start.elapsed() < LONGEST_SPIN {
+                    self.lengthen();
+                }
                 return true;
             }
         }
         self.budget = (self.budget / 2).max(SHORTEST_SPIN);
         false
+    }
+
+    fn lengthen(&mut self) {
+        self.budget = (self.budget * 2).min(LONGEST_SPIN);
     }
 }
 
@@ -86,6 +94,18 @@ mod tests {
             calls == 3
         }));
         assert_eq!(waiter.budget, 2 * SHORTEST_SPIN);
+    }
+
+    #[test]
+    fn a_wait_that_ends_soon_after_the_spin_makes_the_next_spin_longer() {
+        let mut waiter = Waiter::new(SpinPolicy { own_cpu: true, spare_cpu: false });
+        // On a busy machine one try may be interrupted for longer than a spin.
+        let learned = (0..100).any(|_| {
+            waiter.budget = SHORTEST_SPIN;
+            let start = Instant::now();
+            waiter.linger(true, || start.elapsed() > 3 * SHORTEST_SPIN) && waiter.budget == 2 * SHORTEST_SPIN
+        });
+        assert!(learned);
     }
 
     #[test]

@@ -10,6 +10,9 @@ use std::ops::{Deref, DerefMut};
 struct Line([f32; LANES]);
 
 const LANES: usize = 16;
+/// Bytes of a large page on x86-64 and, mostly, on ARM.
+#[cfg(target_os = "linux")]
+const HUGE_PAGE: usize = 2 << 20;
 
 /// A fixed number of f32, zeroed, starting on a 64-byte border. It never grows.
 pub struct AlignedBuffer {
@@ -18,7 +21,7 @@ pub struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// `len` zeros. The kernel gives a page when it is first written to, in the NUMA node of the thread that does.
+    /// `len` zeros. The system gives a page when it is first written to, in the NUMA node of the thread that does.
     pub fn zeroed(len: usize) -> AlignedBuffer {
         AlignedBuffer::try_zeroed(len).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
@@ -40,7 +43,25 @@ impl AlignedBuffer {
         }
         // SAFETY: the global allocator gave `lines` for exactly this layout, and zero bytes are valid f32.
         let lines = unsafe { Vec::from_raw_parts(lines, count, count) };
-        Ok(AlignedBuffer { lines, len })
+        let mut buffer = AlignedBuffer { lines, len };
+        buffer.prefer_huge_pages();
+        Ok(buffer)
+    }
+
+    /// Asks for pages of 2 MiB: kernels that walk down columns touch a page at each step, and the processor remembers the addresses of
+    /// some thousands of pages only. A wish; a system that refuses gives pages of 4 KiB.
+    fn prefer_huge_pages(&mut self) {
+        #[cfg(target_os = "linux")]
+        if self.len * size_of::<f32>() >= 2 * HUGE_PAGE {
+            let start = self.lines.as_mut_ptr().cast::<u8>();
+            let skip = start.align_offset(HUGE_PAGE);
+            let bytes = (self.lines.len() * size_of::<Line>()).saturating_sub(skip) / HUGE_PAGE * HUGE_PAGE;
+            // SAFETY: the range lies in the buffer, and the advice changes no contents.
+            let _ = unsafe {
+                let inner = start.wrapping_add(skip).cast();
+                rustix::mm::madvise(inner, bytes, rustix::mm::Advice::LinuxHugepage)
+            };
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-//! Causal self-attention, one head of one sequence per task.
+//! Self-attention, one head of one sequence per task. Numbers of any format; arithmetic is in f32.
 //!
-//! Scores are made for a tile of queries at a time and only for the keys up to the tile's last query. Forward keeps two
+//! Scores are made for a tile of queries at a time and, if causal, only for the keys up to the tile's last query. Forward keeps two
 //! numbers per query (largest score, one over the sum of exponentials); backward makes the probabilities again from them,
 //! so that memory grows with the context and not with its square (Dao and others 2022, without the tiling over keys).
 #![allow(unsafe_code)]
@@ -10,7 +10,8 @@ use super::isa::per_isa;
 use super::math::exp;
 use super::ops::{softmax_row, sum_of_products};
 use super::pool::Shared;
-use super::{Cpu, Isa};
+use super::values::Pointer;
+use super::{Cpu, Element, Isa};
 
 /// Shape of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Width of one head.
     pub head_size: usize,
+    /// Whether a token sees only itself and those before it; otherwise all of its sequence.
+    pub causal: bool,
 }
 
 impl AttentionShape {
@@ -38,12 +41,18 @@ impl AttentionShape {
 
     /// Floats of scratch memory for each thread.
     pub fn scratch_len(&self) -> usize {
-        SMALL_SCRATCH + 2 * self.tile() * self.context
+        let tiles = self.tile() * (2 * self.context + self.head_size);
+        SMALL_SCRATCH + tiles + 2 * self.context * self.head_size
+    }
+
+    /// Keys that the queries `..end` see.
+    fn keys(&self, end: usize) -> usize {
+        if self.causal { end } else { self.context }
     }
 
     /// Queries in a tile.
     fn tile(&self) -> usize {
-        if self.context <= 256 { 64 } else { 128 }
+        if self.context <= 256 { 64 } else { TILE }
     }
 
     fn scale(&self) -> f32 {
@@ -51,20 +60,34 @@ impl AttentionShape {
     }
 }
 
+/// The keys that the queries of a tile see: `seen` for the first one, and for each one after it one more if `causal`.
+#[derive(Clone, Copy)]
+struct Seen {
+    first: usize,
+    causal: bool,
+}
+
+impl Seen {
+    #[inline(always)]
+    fn by(self, query: usize) -> usize {
+        if self.causal { self.first + query } else { self.first }
+    }
+}
+
 #[inline(always)]
-fn forward_tile_body(scores: &mut [f32], stride: usize, columns: usize, first: usize, scale: f32, saved: &mut [f32]) {
+fn forward_tile_body(scores: &mut [f32], stride: usize, columns: usize, seen: Seen, scale: f32, saved: &mut [f32]) {
     for (i, saved) in saved.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         let row = &mut scores[i * stride..][..columns];
-        let (live, masked) = row.split_at_mut(first + i + 1);
+        let (live, masked) = row.split_at_mut(seen.by(i));
         *saved = softmax_row(live, scale).into();
         masked.fill(0.0);
     }
 }
 
 per_isa! {
-    /// Exponentials of a tile of scores whose first query is `first`; saves the largest score and one over the sum.
+    /// Exponentials of a tile of scores; saves the largest score and one over the sum.
     fn forward_tile = forward_tile_body(
-        scores: &mut [f32], stride: usize, columns: usize, first: usize, scale: f32, saved: &mut [f32],
+        scores: &mut [f32], stride: usize, columns: usize, seen: Seen, scale: f32, saved: &mut [f32],
     )
 }
 
@@ -73,25 +96,19 @@ per_isa! {
 struct BackwardTile<'a> {
     stride: usize,
     columns: usize,
-    first: usize,
+    seen: Seen,
     scale: f32,
     saved: &'a [f32],
-    /// Output and its gradient at the tile's first query, and floats from one query to the next.
-    out: &'a [f32],
-    d_out: &'a [f32],
-    out_stride: usize,
-    head_size: usize,
+    /// Of each query the output times its gradient, summed.
+    means: &'a [f32],
 }
 
 #[inline(always)]
 fn backward_tile_body(scores: &mut [f32], d_scores: &mut [f32], tile: BackwardTile<'_>) {
-    for (i, &[max, inverse]) in tile.saved.as_chunks::<2>().0.iter().enumerate() {
-        let out = &tile.out[i * tile.out_stride..][..tile.head_size];
-        let d_out = &tile.d_out[i * tile.out_stride..][..tile.head_size];
-        let mean = sum_of_products(out, d_out);
+    for (i, (&[max, inverse], &mean)) in tile.saved.as_chunks::<2>().0.iter().zip(tile.means).enumerate() {
         let row = &mut scores[i * tile.stride..][..tile.columns];
         let d_row = &mut d_scores[i * tile.stride..][..tile.columns];
-        let live = tile.first + i + 1;
+        let live = tile.seen.by(i);
         for (s, d) in row[..live].iter_mut().zip(&mut d_row[..live]) {
             let p = exp((*s - max) * tile.scale) * inverse;
             *s = p;
@@ -107,17 +124,52 @@ per_isa! {
     fn backward_tile = backward_tile_body(scores: &mut [f32], d_scores: &mut [f32], tile: BackwardTile<'_>)
 }
 
+/// Sums on their way to rows of a tensor.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    sums: &'a [f32],
+    width: usize,
+    /// If there are any, the second one of each pair multiplies a row.
+    pairs: Option<&'a [f32]>,
+}
+
+/// # Panics
+/// If a row is out of bounds.
 #[inline(always)]
-fn scale_rows_body(out: &mut [f32], saved: &[f32]) {
-    let width = 2 * out.len() / saved.len();
-    for (row, &[_, inverse]) in out.chunks_exact_mut(width).zip(saved.as_chunks::<2>().0) {
-        for x in row {
-            *x *= inverse;
-        }
+fn store_rows_body<T: Element>(rows: Rows<'_>, to: &Shared<'_, T>, start: usize, stride: usize) {
+    for (i, sums) in rows.sums.chunks_exact(rows.width).enumerate() {
+        let factor = rows.pairs.map_or(1.0, |pairs| pairs[2 * i + 1]);
+        let first = start + i * stride;
+        // SAFETY: the columns of a head in its sequence belong to one task, which keeps no other piece of them.
+        let row = unsafe { to.piece(first..first + rows.width) };
+        row.iter_mut().zip(sums).for_each(|(to, x)| *to = T::of(x * factor));
     }
 }
 
-per_isa! { fn scale_rows = scale_rows_body(out: &mut [f32], saved: &[f32]) }
+per_isa! {
+    /// Stores rows of this task's head from `start` on, `stride` apart.
+    fn store_rows<T: Element> = store_rows_body(rows: Rows<'_>, to: &Shared<'_, T>, start: usize, stride: usize)
+}
+
+#[inline(always)]
+fn means_body<T: Element>(out: &[T], d_out: &[T], stride: usize, buffer: &mut [f32], means: &mut [f32]) {
+    let width = buffer.len() / 2;
+    let (a, b) = buffer.split_at_mut(width);
+    for (i, mean) in means.iter_mut().enumerate() {
+        for (row, from) in [(&mut *a, out), (&mut *b, d_out)] {
+            row.iter_mut().zip(&from[i * stride..][..width]).for_each(|(to, x)| *to = x.get());
+        }
+        *mean = sum_of_products(a, b);
+    }
+}
+
+per_isa! {
+    /// Of each query the output times its gradient, summed; rows `stride` apart, `buffer` has room for two of them.
+    fn means<T: Element> = means_body(out: &[T], d_out: &[T], stride: usize, buffer: &mut [f32], means: &mut [f32])
+}
+
+/// Most queries in a tile.
+const TILE: usize = 128;
 
 /// One head of one sequence: where its rows start.
 #[derive(Clone, Copy)]
@@ -147,8 +199,8 @@ impl Head {
     }
 }
 
-fn rows(data: &[f32], start: usize, stride: usize) -> View {
-    View { start: data[start..].as_ptr(), down: stride, right: 1 }
+fn rows<T: Element>(data: &[T], start: usize, stride: usize) -> View {
+    View { start: Pointer::new(data[start..].as_ptr()), down: stride, right: 1 }
 }
 
 fn transposed(view: View) -> View {
@@ -157,15 +209,18 @@ fn transposed(view: View) -> View {
 
 /// `out` (rows of `hidden`) = attention of `qkv` (rows of queries, keys, values: 3 x `hidden`). `saved` has
 /// [`AttentionShape::saved_len`] floats, `scratch` [`AttentionShape::scratch_len`] per thread.
-pub fn attention(
+///
+/// # Panics
+/// If a length is not what the shape says.
+pub fn attention<T: Element>(
     cpu: &Cpu,
     shape: &AttentionShape,
-    qkv: &[f32],
-    out: &mut [f32],
+    qkv: &[T],
+    out: &mut [T],
     saved: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let AttentionShape { batch, context, heads, head_size } = *shape;
+    let AttentionShape { batch, context, heads, head_size, causal } = *shape;
     let (hidden, stride) = (shape.hidden(), 3 * shape.hidden());
     let each = shape.scratch_len();
     check(cpu, shape, &[qkv], &[out], saved, scratch);
@@ -174,10 +229,11 @@ pub fn attention(
         let head = Head::new(shape, task);
         // SAFETY: no two tasks run on the same thread at a time.
         let scratch = unsafe { scratch.piece(thread * each..(thread + 1) * each) };
-        let (packing, scores) = scratch.split_at_mut(SMALL_SCRATCH);
+        let (packing, rest) = scratch.split_at_mut(SMALL_SCRATCH);
+        let (scores, sums) = rest.split_at_mut(shape.tile() * context);
         for first in (0..context).step_by(shape.tile()) {
             let count = shape.tile().min(context - first);
-            let columns = first + count;
+            let columns = shape.keys(first + count);
             let query = rows(qkv, head.query + first * stride, stride);
             let key = transposed(rows(qkv, head.key, stride));
             // SAFETY: `check` and `Head` keep all rows inside qkv; scores are this thread's own.
@@ -185,47 +241,45 @@ pub fn attention(
                 small(cpu.isa, (count, columns, head_size), query, key, scores.as_mut_ptr(), context, false, packing);
             }
             // SAFETY: each task has the pairs of its head, each tile those of its queries.
-            let saved = unsafe { saved.piece(head.saved + 2 * first..head.saved + 2 * columns) };
-            forward_tile(cpu.isa, scores, context, columns, first, shape.scale(), saved);
-            let from = head.out + first * hidden;
-            let value = rows(qkv, head.value, stride);
-            let to = out.pointer().wrapping_add(from);
-            // SAFETY: the columns of this head and the rows of this tile belong to this task and lie inside `out`.
+            let saved = unsafe { saved.piece(head.saved + 2 * first..head.saved + 2 * (first + count)) };
+            let seen = Seen { first: shape.keys(first + 1), causal };
+            forward_tile(cpu.isa, scores, context, columns, seen, shape.scale(), saved);
+            let (p, value) = (rows(scores, 0, context), rows(qkv, head.value, stride));
+            // SAFETY: as above; the sums are this thread's own.
             unsafe {
-                let p = rows(scores, 0, context);
-                small(cpu.isa, (count, head_size, columns), p, value, to, hidden, false, packing);
+                small(cpu.isa, (count, head_size, columns), p, value, sums.as_mut_ptr(), head_size, false, packing);
             }
-            for i in 0..count {
-                // SAFETY: as above.
-                let row = unsafe { out.piece(from + i * hidden..from + i * hidden + head_size) };
-                scale_rows(cpu.isa, row, &saved[2 * i..2 * i + 2]);
-            }
+            let rows = Rows { sums: &sums[..count * head_size], width: head_size, pairs: Some(saved) };
+            store_rows(cpu.isa, rows, &out, head.out + first * hidden, hidden);
         }
     });
 }
 
 /// What [`attention`] read and wrote.
 #[derive(Clone, Copy)]
-pub struct AttentionForward<'a> {
+pub struct AttentionForward<'a, T> {
     /// Queries, keys, values.
-    pub qkv: &'a [f32],
+    pub qkv: &'a [T],
     /// The result.
-    pub out: &'a [f32],
+    pub out: &'a [T],
     /// What forward kept.
     pub saved: &'a [f32],
 }
 
 /// `d_qkv` = gradient of `qkv` from `d_out`, the gradient of `out`. Scratch as in [`attention`].
-pub fn attention_backward(
+///
+/// # Panics
+/// If a length is not what the shape says.
+pub fn attention_backward<T: Element>(
     cpu: &Cpu,
     shape: &AttentionShape,
-    forward: AttentionForward<'_>,
-    d_out: &[f32],
-    d_qkv: &mut [f32],
+    forward: AttentionForward<'_, T>,
+    d_out: &[T],
+    d_qkv: &mut [T],
     scratch: &mut [f32],
 ) {
     let AttentionForward { qkv, out, saved } = forward;
-    let AttentionShape { batch, context, heads, head_size } = *shape;
+    let AttentionShape { batch, context, heads, head_size, causal } = *shape;
     let (hidden, stride) = (shape.hidden(), 3 * shape.hidden());
     let each = shape.scratch_len();
     check(cpu, shape, &[qkv, d_qkv], &[out, d_out], saved, scratch);
@@ -235,14 +289,20 @@ pub fn attention_backward(
         let isa: Isa = cpu.isa;
         // SAFETY: no two tasks run on the same thread at a time.
         let scratch = unsafe { scratch.piece(thread * each..(thread + 1) * each) };
-        let (packing, tiles) = scratch.split_at_mut(SMALL_SCRATCH);
-        let (scores, d_scores) = tiles.split_at_mut(shape.tile() * context);
-        let to = |index: usize| d_qkv.pointer().wrapping_add(index);
+        let (packing, rest) = scratch.split_at_mut(SMALL_SCRATCH);
+        let (scores, rest) = rest.split_at_mut(shape.tile() * context);
+        let (d_scores, rest) = rest.split_at_mut(shape.tile() * context);
+        let (d_query, rest) = rest.split_at_mut(shape.tile() * head_size);
+        // Gradients of keys and values are summed in f32 over the tiles of queries.
+        let (d_key, d_value) = rest.split_at_mut(context * head_size);
+        let store = |sums: &[f32], start: usize| {
+            store_rows(isa, Rows { sums, width: head_size, pairs: None }, &d_qkv, start, stride);
+        };
         // The last tile reaches all keys: it overwrites the gradients of keys and values, the others add.
         for first in (0..context).step_by(shape.tile()).rev() {
             let count = shape.tile().min(context - first);
-            let columns = first + count;
-            let add = columns < context;
+            let columns = shape.keys(first + count);
+            let add = first + count < context;
             let query = rows(qkv, head.query + first * stride, stride);
             let (key, value) = (rows(qkv, head.key, stride), rows(qkv, head.value, stride));
             let from = head.out + first * hidden;
@@ -253,32 +313,35 @@ pub fn attention_backward(
                 small(isa, shape_s, query, transposed(key), scores.as_mut_ptr(), context, false, packing);
                 small(isa, shape_s, d_tile, transposed(value), d_scores.as_mut_ptr(), context, false, packing);
             }
+            let mut sums = [0.0; TILE];
+            // The gradients of the queries come last: until then there is room for two rows.
+            means(isa, &out[from..], &d_out[from..], hidden, &mut d_query[..2 * head_size], &mut sums[..count]);
             let tile = BackwardTile {
                 stride: context,
                 columns,
-                first,
+                seen: Seen { first: shape.keys(first + 1), causal },
                 scale: shape.scale(),
-                saved: &saved[head.saved + 2 * first..head.saved + 2 * columns],
-                out: &out[from..],
-                d_out: &d_out[from..],
-                out_stride: hidden,
-                head_size,
+                saved: &saved[head.saved + 2 * first..head.saved + 2 * (first + count)],
+                means: &sums,
             };
             backward_tile(isa, scores, d_scores, tile);
             let (p, ds) = (rows(scores, 0, context), rows(d_scores, 0, context));
             let shape_k = (columns, head_size, count);
             let shape_q = (count, head_size, columns);
-            // SAFETY: the columns of this head in its sequence belong to this task and lie inside `d_qkv`.
+            // SAFETY: as above.
             unsafe {
-                small(isa, shape_k, transposed(p), d_tile, to(head.value), stride, add, packing);
-                small(isa, shape_k, transposed(ds), query, to(head.key), stride, add, packing);
-                small(isa, shape_q, ds, key, to(head.query + first * stride), stride, false, packing);
+                small(isa, shape_k, transposed(p), d_tile, d_value.as_mut_ptr(), head_size, add, packing);
+                small(isa, shape_k, transposed(ds), query, d_key.as_mut_ptr(), head_size, add, packing);
+                small(isa, shape_q, ds, key, d_query.as_mut_ptr(), head_size, false, packing);
             }
+            store(&d_query[..count * head_size], head.query + first * stride);
         }
+        store(&d_key[..context * head_size], head.key);
+        store(&d_value[..context * head_size], head.value);
     });
 }
 
-fn check(cpu: &Cpu, shape: &AttentionShape, qkv: &[&[f32]], out: &[&[f32]], saved: &[f32], scratch: &[f32]) {
+fn check<T>(cpu: &Cpu, shape: &AttentionShape, qkv: &[&[T]], out: &[&[T]], saved: &[f32], scratch: &[f32]) {
     let tokens = shape.batch * shape.context;
     assert!(qkv.iter().all(|x| x.len() == tokens * 3 * shape.hidden()), "size of qkv");
     assert!(out.iter().all(|x| x.len() == tokens * shape.hidden()), "size of out");

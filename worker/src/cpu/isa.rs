@@ -1,5 +1,7 @@
 //! Which vector instructions the kernels use, decided once at start.
 
+use super::HalfKernel;
+
 /// A family of vector instructions with kernels of its own.
 ///
 /// Kernels check [`Isa::available`] before they enter code compiled for it and fall back to [`Isa::Portable`], so that a
@@ -18,7 +20,7 @@ pub enum Isa {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// The word is none of ours.
-    #[error("unknown CPU kernel `{0}`, expected auto, avx512, avx2 or portable")]
+    #[error("unknown CPU kernel `{0}`, expected auto, amx, avx512bf16, avx512, avx2 or portable")]
     Unknown(String),
     /// The CPU lacks the instructions.
     #[error("CPU kernel `{0}` was asked for, but this CPU does not have its instructions")]
@@ -29,15 +31,29 @@ impl Isa {
     /// All kernels, fastest first.
     pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
 
-    /// The kernels to use. `force` is `auto`, `avx512`, `avx2` or `portable`; `None` is `auto`: the fastest the CPU has.
+    /// The kernels to use. `force` is `auto`, `amx`, `avx512bf16`, `avx512`, `avx2` or `portable`; `None` is `auto`: the
+    /// fastest the CPU has. The first two also say how bf16 is multiplied ([`HalfKernel::detect`]).
+    ///
+    /// # Errors
+    /// The word is unknown or the CPU lacks the instructions.
     pub fn detect(force: Option<&str>) -> Result<Isa, IsaError> {
         let word = force.unwrap_or("auto");
         if word == "auto" {
-            return Ok(Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable));
+            return Ok(Isa::fastest());
+        }
+        for half in [HalfKernel::Amx, HalfKernel::Dpbf16] {
+            if half.name() == word {
+                return if half.available() { Ok(Isa::Avx512) } else { Err(IsaError::Missing(half.name())) };
+            }
         }
         let isa = Isa::ALL.into_iter().find(|isa| isa.name() == word);
         let isa = isa.ok_or_else(|| IsaError::Unknown(word.to_owned()))?;
         if isa.available() { Ok(isa) } else { Err(IsaError::Missing(isa.name())) }
+    }
+
+    /// The fastest kernels this CPU has.
+    pub fn fastest() -> Isa {
+        Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable)
     }
 
     /// The word of `SWITCHYARD_KERNEL` and of the `ready` event.
@@ -72,18 +88,23 @@ impl Isa {
     }
 }
 
-/// Defines `fn NAME(isa, arguments)`: the `#[inline(always)]` function BODY compiled once per [`Isa`].
+/// Defines `fn NAME(isa, arguments)`: the `#[inline(always)]` function BODY compiled once per [`Isa`]. Both may be generic
+/// over types that the arguments name: `fn NAME<E: Element> = BODY(x: &[E])`. What BODY calls must be inlined, too: a
+/// closure called in two places may become a function of its own, compiled for the baseline and many times slower.
 macro_rules! per_isa {
-    ($(#[$meta:meta])* fn $name:ident = $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
+    (
+        $(#[$meta:meta])*
+        $visibility:vis fn $name:ident $(<$($generic:ident: $bound:path),+>)? = $body:ident($($arg:ident: $type:ty),* $(,)?)
+    ) => {
         $(#[$meta])*
         #[allow(unsafe_code, clippy::too_many_arguments)]
-        fn $name(isa: $crate::cpu::Isa, $($arg: $type),*) {
+        $visibility fn $name$(<$($generic: $bound),+>)?(isa: $crate::cpu::Isa, $($arg: $type),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-                fn avx512($($arg: $type),*) { $body($($arg),*) }
+                fn avx512$(<$($generic: $bound),+>)?($($arg: $type),*) { $body($($arg),*) }
                 #[target_feature(enable = "avx2,fma")]
-                fn avx2($($arg: $type),*) { $body($($arg),*) }
+                fn avx2$(<$($generic: $bound),+>)?($($arg: $type),*) { $body($($arg),*) }
                 match isa {
                     // SAFETY: the CPU has the features the function is compiled for.
                     $crate::cpu::Isa::Avx512 if isa.available() => return unsafe { avx512($($arg),*) },

@@ -38,6 +38,48 @@ pub fn tanh(x: f32) -> f32 {
     2.0 / (1.0 + exp(-2.0 * x)) - 1.0
 }
 
+/// Bits of the bf16 nearest to `x`, to even where two are; not a number stays so.
+#[inline(always)]
+pub fn bf16_from_f32(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // Rounding could carry a not-a-number into infinity or zero.
+    (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
+}
+
+/// Bits of the f16 nearest to `x`, to even where two are; infinity beyond 65,520, not a number stays so.
+///
+/// Adding a number of a suitable exponent makes the adder round at the last bit that f16 has, denormal ones included.
+#[inline(always)]
+pub fn f16_from_f32(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let sign = (bits >> 16) as u16 & 0x8000;
+    let magnitude = bits & 0x7fff_ffff;
+    // Exponents below the smallest normal f16 (2^-14) share its last bit.
+    let exponent = if magnitude < 0x3880_0000 { 0x3880_0000 } else { magnitude & 0x7f80_0000 };
+    let unit = f32::from_bits(exponent.wrapping_add(13 << 23));
+    let rounded = (f32::from_bits(magnitude) + unit).to_bits().wrapping_sub(unit.to_bits());
+    // `rounded` counts units of the last place, with the hidden bit of normal numbers in it.
+    let normal = ((exponent >> 23).wrapping_sub(113) << 10).wrapping_add(rounded);
+    let finite = if magnitude >= 0x477f_f000 { 0x7c00 } else { normal };
+    sign | (if magnitude > 0x7f80_0000 { 0x7e00 } else { finite }) as u16
+}
+
+/// The number of an f16's bits, exactly.
+#[inline(always)]
+pub fn f16_to_f32(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let magnitude = u32::from(bits & 0x7fff);
+    // Moved to f32's places the exponent is too small by 112. A denormal number gets f32's exponent of the smallest normal
+    // f16, which is then taken off as the hidden bit it is not: no operation meets a denormal f32, which CPUs handle slowly.
+    const SMALLEST: u32 = (112 + 1) << 23;
+    let normal = (magnitude << 13) + (112 << 23);
+    let denormal = (f32::from_bits((magnitude << 13) + SMALLEST) - f32::from_bits(SMALLEST)).to_bits();
+    let finite = if magnitude < 0x400 { denormal } else { normal };
+    let special = (magnitude << 13) | 0x7f80_0000;
+    f32::from_bits(sign | if magnitude >= 0x7c00 { special } else { finite })
+}
+
 /// Cosine of pi times `x` for `x` in 0..=1, by the same additions and multiplications on every machine
 /// (the system's `cos` may differ in the last bit between CPUs, and ranks must agree on the learning rate).
 pub fn cos_pi(x: f64) -> f64 {

@@ -17,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// Rounds of the pause instruction before a worker parks: a few tens of microseconds.
 const SPINS: u32 = 4_000;
@@ -43,6 +44,9 @@ struct State {
     job: UnsafeCell<Option<Job>>,
     next: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Workers note when they were busy.
+    recording: AtomicBool,
+    spans: Mutex<Vec<Span>>,
     shutdown: AtomicBool,
     /// Workers that may sleep on `wake`; the publisher needs no system call while it is 0.
     sleepers: AtomicUsize,
@@ -58,6 +62,17 @@ struct State {
 unsafe impl Sync for State {}
 // SAFETY: as above; the raw pointer is the only field that is not `Send`.
 unsafe impl Send for State {}
+
+/// A time in which a compute thread worked on one job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Which thread, from 1.
+    pub thread: usize,
+    /// When it joined the job.
+    pub start: Instant,
+    /// When there were no more tasks for it.
+    pub end: Instant,
+}
 
 /// A fixed number of compute threads; thread 0 is the one that calls [`Pool::run`].
 pub struct Pool {
@@ -87,6 +102,8 @@ impl Pool {
             job: UnsafeCell::new(None),
             next: AtomicUsize::new(0),
             panic: Mutex::new(None),
+            recording: AtomicBool::new(false),
+            spans: Mutex::new(Vec::new()),
             shutdown: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
             caller_sleeps: AtomicUsize::new(0),
@@ -101,6 +118,13 @@ impl Pool {
         };
         let workers = (1..threads.clamp(1, JOINED as usize)).map(spawn).collect();
         Pool { state, workers, turn: Mutex::new(()) }
+    }
+
+    /// From now on the workers note when they are busy, or no longer; what they noted before is answered. Thread 0 is the caller, which
+    /// knows for itself.
+    pub fn record(&self, on: bool) -> Vec<Span> {
+        self.state.recording.store(on, Ordering::Relaxed);
+        std::mem::take(&mut *lock(&self.state.spans))
     }
 
     /// Threads that may run tasks, the caller included.
@@ -200,7 +224,11 @@ fn work(state: &State, thread: usize) {
         seen = generation;
         // SAFETY: this worker joined the open job, so the caller does not touch `job` until it has left.
         if let Some(job) = unsafe { *state.job.get() } {
+            let start = state.recording.load(Ordering::Relaxed).then(Instant::now);
             take_tasks(state, job, thread);
+            if let Some(start) = start {
+                lock(&state.spans).push(Span { thread, start, end: Instant::now() });
+            }
         }
         let before = state.word.fetch_sub(1, Ordering::SeqCst);
         if before & JOINED == 1 && state.caller_sleeps.load(Ordering::SeqCst) == 1 {
@@ -269,7 +297,7 @@ impl<'a, T> Shared<'a, T> {
     /// # Panics
     /// If the range is out of bounds.
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn piece(&self, range: Range<usize>) -> &mut [T] {
+    pub unsafe fn piece(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "piece {range:?} of {}", self.len);
         // SAFETY: in bounds of the slice borrowed in `new`; disjoint by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }

@@ -1,23 +1,45 @@
-//! Yardsticks for a loss: what the best model without, or with one byte of, context could reach.
+//! Yardsticks for a loss: what the best model without, or with one token of, context could reach.
 
-/// Entropy of a single byte, nats per token: the mean loss of the best model that knows only how often each byte
-/// occurs. 0 for an empty text.
-pub fn unigram_entropy(bytes: &[u8]) -> f64 {
-    let mut counts = [0_u64; 256];
-    for byte in bytes {
-        counts[usize::from(*byte)] += 1;
-    }
-    weighted(&counts) / (bytes.len().max(1) as f64)
-}
+use super::dataset::Entropies;
+use super::error::DataError;
+use super::tokens::Tokens;
 
-/// Entropy of a byte given the one before it, nats per token, over all neighbours: the mean loss of the best model that
-/// knows only how often each byte follows each other byte. 0 for a text of fewer than two bytes.
-pub fn bigram_entropy(bytes: &[u8]) -> f64 {
-    let mut counts = vec![0_u64; 1 << 16];
-    for pair in bytes.windows(2) {
-        counts[usize::from(pair[0]) << 8 | usize::from(pair[1])] += 1;
+/// Largest vocabulary for which tokens are counted.
+const MAX_VOCABULARY: u32 = 1 << 16;
+/// Largest vocabulary for which pairs are counted: 8 MiB of counts.
+const MAX_PAIRS: u32 = 1 << 10;
+/// Tokens read at a time.
+const PIECE: usize = 1 << 16;
+
+/// Entropies of a run of tokens below `vocabulary`, nats per token: the mean loss of the best model that knows only how
+/// often each token occurs, or how often it follows each other token. 0 where there is nothing to count.
+pub(super) fn of(tokens: &Tokens, vocabulary: u32) -> Result<Option<Entropies>, DataError> {
+    if vocabulary > MAX_VOCABULARY {
+        return Ok(None);
     }
-    counts.chunks_exact(256).map(weighted).sum::<f64>() / (bytes.len().saturating_sub(1).max(1) as f64)
+    let width = vocabulary as usize;
+    let mut singles = vec![0_u64; width];
+    let mut pairs = if vocabulary <= MAX_PAIRS { vec![0_u64; width * width] } else { Vec::new() };
+    let (mut piece, mut bytes) = (vec![0; PIECE], Vec::new());
+    let mut before = None;
+    let mut start = 0;
+    while start < tokens.len() {
+        let piece = &mut piece[..PIECE.min((tokens.len() - start) as usize)];
+        tokens.read(start, piece, &mut bytes)?;
+        start += piece.len() as u64;
+        for token in piece.iter().map(|token| *token as usize) {
+            singles[token] += 1;
+            if let Some(before) = before.replace(token).filter(|_| !pairs.is_empty()) {
+                pairs[before * width + token] += 1;
+            }
+        }
+    }
+    let mean = |sum: f64, count: u64| sum / count.max(1) as f64;
+    let given = pairs.chunks_exact(width).map(weighted).sum::<f64>();
+    Ok(Some(Entropies {
+        unigram: mean(weighted(&singles), tokens.len()),
+        bigram: (!pairs.is_empty()).then(|| mean(given, tokens.len().saturating_sub(1))),
+    }))
 }
 
 /// Entropy of a distribution given by counts, times the sum of the counts.
@@ -34,32 +56,34 @@ fn weighted(counts: &[u64]) -> f64 {
 mod tests {
     use super::*;
 
-    fn assert_close(got: f64, expected: f64) {
-        assert!((got - expected).abs() < 1e-12, "got {got}, expected {expected}");
+    fn assert_close(text: &[u8], unigram: f64, bigram: f64) {
+        let got = of(&Tokens::Text(text.to_vec()), 256).expect("in memory").expect("a small vocabulary");
+        assert!((got.unigram - unigram).abs() < 1e-12, "{got:?}, expected {unigram}");
+        assert!((got.bigram.expect("a small vocabulary") - bigram).abs() < 1e-12, "{got:?}, expected {bigram}");
     }
 
     #[test]
     fn by_hand() {
         let two = 2.0_f64.ln();
-        assert_close(unigram_entropy(b"abab"), two);
-        assert_close(bigram_entropy(b"abab"), 0.0);
-        // a 3/4, b 1/4.
-        assert_close(unigram_entropy(b"aaab"), 0.75 * (4.0_f64 / 3.0).ln() + 0.25 * 4.0_f64.ln());
-        // Pairs aa aa ab: after a, two of three are a.
-        assert_close(bigram_entropy(b"aaab"), (2.0 * 1.5_f64.ln() + 3.0_f64.ln()) / 3.0);
+        assert_close(b"abab", two, 0.0);
+        // a 3/4, b 1/4. Pairs aa aa ab: after a, two of three are a.
+        let single = 0.75 * (4.0_f64 / 3.0).ln() + 0.25 * 4.0_f64.ln();
+        assert_close(b"aaab", single, (2.0 * 1.5_f64.ln() + 3.0_f64.ln()) / 3.0);
         // Pairs aa ab ba ab bb: after a, one a and two b; after b, one a and one b.
         let after_a = 3.0_f64.ln() + 2.0 * 1.5_f64.ln();
-        assert_close(bigram_entropy(b"aababb"), (after_a + 2.0 * two) / 5.0);
+        assert_close(b"aababb", two, (after_a + 2.0 * two) / 5.0);
     }
 
     #[test]
     fn limits() {
         for text in [b"".as_slice(), b"x", b"xxxxxxx"] {
-            assert_close(unigram_entropy(text), 0.0);
-            assert_close(bigram_entropy(text), 0.0);
+            assert_close(text, 0.0, 0.0);
         }
-        let uniform: Vec<u8> = (0..=255).collect();
-        assert_close(unigram_entropy(&uniform), 256.0_f64.ln());
-        assert_close(bigram_entropy(&uniform), 0.0);
+        // Longer than a piece, so that a pair lies across two.
+        let uniform: Vec<u8> = (0..=255).cycle().take(2 * PIECE).collect();
+        assert_close(&uniform, 256.0_f64.ln(), 0.0);
+        let large = |vocabulary| of(&Tokens::Text(b"ab".to_vec()), vocabulary).expect("in memory");
+        assert_eq!(large(5000).map(|entropies| entropies.bigram), Some(None));
+        assert_eq!(large(70_000), None);
     }
 }

@@ -3,12 +3,13 @@
 use super::error::DataError;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use rustix::fs::OFlags;
-use std::fs::{self, File, FileType};
+use std::fs::{self, File, FileType, Metadata};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use switchyard_worker_contract::config::TextData;
+use std::time::SystemTime;
+use switchyard_worker_contract::config::Files;
 use walkdir::{DirEntry, WalkDir};
 
 const PATH: &str = "spec.engine.data.path";
@@ -33,32 +34,95 @@ pub(super) struct Text {
 ///
 /// Left out are hidden files and directories (a name that starts with `.`) and directories with a valid
 /// `CACHEDIR.TAG`; not so the path itself. Links to files are read; links to directories are not followed.
-pub(super) fn read(data: &TextData, limit: u64) -> Result<Text, DataError> {
+pub(super) fn read(data: &Files, limit: u64) -> Result<Text, DataError> {
     let root = absolute(Path::new(&data.path));
-    let patterns = Patterns::new(data)?;
-    let kind = match fs::metadata(&root) {
-        Ok(metadata) => metadata.file_type(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DataError::Missing { path: root }),
-        Err(error) => return Err(DataError::Unreadable { path: root, kind: "file or directory", error }),
-    };
-    let files = if kind.is_file() {
+    let files = if kind(&root)?.is_file() {
         for (field, patterns) in [(INCLUDE, &data.include), (EXCLUDE, &data.exclude)] {
             if !patterns.is_empty() {
                 return Err(DataError::PatternsForFile { field, path: root });
             }
         }
         vec![root.clone()]
-    } else if kind.is_dir() {
-        find(&root, &patterns, data)?
     } else {
-        let expected = "a file or a directory";
-        return Err(DataError::NotAFile { field: PATH, path: root, found: name_of(kind), expected });
+        find(&root, data)?
     };
     read_all(&root, &files, limit)
 }
 
+/// A file or a directory; anything else is an error.
+pub(super) fn kind(root: &Path) -> Result<FileType, DataError> {
+    let path = || root.to_owned();
+    match fs::metadata(root).map(|metadata| metadata.file_type()) {
+        Ok(kind) if kind.is_file() || kind.is_dir() => Ok(kind),
+        Ok(kind) => {
+            let expected = "a file or a directory";
+            Err(DataError::NotAFile { field: PATH, path: path(), found: name_of(kind), expected })
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DataError::Missing { path: path() }),
+        Err(error) => Err(DataError::Unreadable { path: path(), kind: "file or directory", error }),
+    }
+}
+
+/// A file that is read as a whole.
+pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
+    let file = open(path).map_err(|error| DataError::unreadable(path, error))?;
+    let stamp = Stamp::of(path, &file)?;
+    let too_large = |got| DataError::TooLarge { path: path.to_owned(), got, limit };
+    if stamp.len > limit {
+        return Err(too_large(stamp.len));
+    }
+    let mut bytes = Vec::new();
+    // The length is only what it was a moment ago, so it is no promise, and a failed reservation no error yet.
+    let _ = bytes.try_reserve_exact(stamp.len as usize);
+    (&file).take(limit + 1).read_to_end(&mut bytes).map_err(|error| DataError::unreadable(path, error))?;
+    stamp.check(path, &file)?;
+    if bytes.len() as u64 > limit {
+        return Err(too_large(bytes.len() as u64));
+    }
+    Ok(bytes)
+}
+
+/// What shows that a file was written to: its length and when it was last changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    /// The stamp of an open file. An error if it is no regular file.
+    pub(super) fn of(path: &Path, file: &File) -> Result<Stamp, DataError> {
+        Stamp::new(path, file.metadata())
+    }
+
+    /// The stamp of the file at a path.
+    pub(super) fn at(path: &Path) -> Result<Stamp, DataError> {
+        Stamp::new(path, fs::metadata(path))
+    }
+
+    fn new(path: &Path, metadata: io::Result<Metadata>) -> Result<Stamp, DataError> {
+        let metadata = metadata.map_err(|error| DataError::unreadable(path, error))?;
+        if !metadata.is_file() {
+            let found = name_of(metadata.file_type());
+            return Err(DataError::NotAFile { field: PATH, path: path.to_owned(), found, expected: "a file" });
+        }
+        Ok(Stamp { len: metadata.len(), modified: metadata.modified().ok() })
+    }
+
+    /// An error if the open file has another stamp by now.
+    pub(super) fn check(&self, path: &Path, file: &File) -> Result<(), DataError> {
+        let now = Stamp::of(path, file)?;
+        let what = match () {
+            () if now.len != self.len => format!("{} bytes, they were {}", now.len, self.len),
+            () if now.modified != self.modified => "it was written to".to_owned(),
+            () => return Ok(()),
+        };
+        Err(DataError::Changed { path: path.to_owned(), what })
+    }
+}
+
 /// For messages: where a relative path leads depends on the directory of the process.
-fn absolute(path: &Path) -> PathBuf {
+pub(super) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
@@ -86,7 +150,7 @@ struct Patterns {
 }
 
 impl Patterns {
-    fn new(data: &TextData) -> Result<Self, DataError> {
+    fn new(data: &Files) -> Result<Self, DataError> {
         let whole: Vec<String> =
             data.exclude.iter().filter_map(|pattern| pattern.strip_suffix("/**")).map(str::to_owned).collect();
         Ok(Self {
@@ -126,8 +190,9 @@ fn compile(field: &str, patterns: &[String]) -> Result<GlobSet, DataError> {
     })
 }
 
-/// The chosen files below a directory.
-fn find(root: &Path, patterns: &Patterns, data: &TextData) -> Result<Vec<PathBuf>, DataError> {
+/// The chosen files below a directory, in the order of their path's bytes.
+pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError> {
+    let patterns = Patterns::new(data)?;
     let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
     let enter = |entry: &DirEntry| {
         let inner = entry.depth() > 0;
@@ -187,7 +252,7 @@ fn is_cache(directory: &Path) -> bool {
 }
 
 /// Opens for reading without waiting: what was a file a moment ago could be a pipe by now.
-fn open(path: &Path) -> io::Result<File> {
+pub(super) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
@@ -196,7 +261,7 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
     let too_large = |got| DataError::TooLarge { path: root.to_owned(), got, limit };
     let mut expected = 0_u64;
     for path in files {
-        let metadata = fs::metadata(path).map_err(|error| unreadable(path, error))?;
+        let metadata = fs::metadata(path).map_err(|error| DataError::unreadable(path, error))?;
         expected = expected.saturating_add(metadata.len());
         if expected > limit {
             return Err(too_large(expected));
@@ -209,7 +274,7 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
         let start = text.bytes.len();
         let room = limit - start as u64;
         let read = open(path).and_then(|file| file.take(room + 1).read_to_end(&mut text.bytes));
-        let read = read.map_err(|error| unreadable(path, error))?;
+        let read = read.map_err(|error| DataError::unreadable(path, error))?;
         if read as u64 > room {
             return Err(too_large(text.bytes.len() as u64));
         }
@@ -222,8 +287,4 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
         return Err(DataError::AllEmpty { path: root.to_owned(), files: files.len() as u64 });
     }
     Ok(text)
-}
-
-fn unreadable(path: &Path, error: io::Error) -> DataError {
-    DataError::Unreadable { path: path.to_owned(), kind: "file", error }
 }

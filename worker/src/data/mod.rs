@@ -1,30 +1,55 @@
-//! Samples: text files in, batches of tokens out.
+//! Samples: files in, micro-batches out.
 //!
 //! ```text
-//! files -> one run of bytes -> blocks, each to training or validation by its content -> Corpus
-//!          Sampler: (seed, step, rank, micro-batch) -> where each window starts
-//!          Prefetcher: a thread that fills the next micro-batch while the current one is in use
+//! open: a format's files -> Dataset: a part for training and one for validation, by content
+//!          Order: (seed, step, rank, micro-batch) -> which samples, and what chance does to each
+//!          Prefetcher: threads that fill the next micro-batches while the current one is in use
 //! ```
 //!
-//! A token is a byte. Everything is a function of the files, the configuration and the step: two ranks, or two runs,
-//! that read the same files see the same samples, and a run continues at any step without a state to restore.
+//! Everything is a function of the files, the configuration and the step: two ranks, or two runs, that read the same
+//! files see the same samples, however many threads read, and a run continues at any step without a state to restore.
 //! There is no cache on disk and no tokenizer here.
 #![forbid(unsafe_code)]
 
-mod corpus;
+mod arrays;
+mod bad;
+mod batch;
+mod cifar;
+mod csv;
+mod dataset;
+mod decode;
 mod entropy;
 mod error;
 mod files;
+mod folder;
+mod idx;
+mod loaded;
+mod npy;
+mod open;
+mod order;
+mod part;
 mod permutation;
+mod pictures;
 mod prefetch;
-mod sampler;
+mod random;
+mod rows;
+mod scale;
 mod split;
+mod synthetic;
+mod task;
+mod text;
+mod token_file;
+mod tokens;
 mod validation;
+mod windows;
 
-pub use corpus::{Corpus, MAX_BYTES};
-pub use entropy::{bigram_entropy, unigram_entropy};
+pub use bad::BadSamples;
+pub use batch::{Batch, Making};
+pub use dataset::{Dataset, Entropies, Facts};
 pub use error::DataError;
-pub use permutation::Permutation;
-pub use prefetch::{Batch, Prefetcher};
-pub use sampler::{Sampler, Shape};
-pub use validation::{TokenBatch, ValidationSet};
+pub use open::MAX_BYTES;
+pub use order::{Order, Shape};
+pub use pictures::Normalisation;
+pub use prefetch::Prefetcher;
+pub use task::{Kind, Masking, Task};
+pub use validation::ValidationSet;

@@ -1,5 +1,7 @@
 //! An order of 0..N that needs no memory.
 
+use super::random::mix;
+
 /// Rounds of the network. Four make it a good mix for large sizes; more are needed where a half has a few bits only.
 const ROUNDS: u64 = 8;
 
@@ -48,15 +50,6 @@ impl Permutation {
         }
         left << self.half_bits | right
     }
-}
-
-/// A bijection of 64 bits in which every bit of the input moves about half of the output: Stafford's thirteenth variant
-/// of the finalizer of MurmurHash3, as in SplitMix64.
-pub(super) fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Which part of the text is for training and which for validation.
+//! Which part of the data is for training and which for validation.
 //!
-//! Every file is cut into blocks, and the hash of a block's content says where it goes. So a block that occurs twice
-//! (a copied file, a licence) is on one side only, the split does not depend on names or order, and adding a file
-//! moves no block of another one as long as the block size stays.
+//! The data are cut into blocks (pieces of a text, images, rows), and the hash of a block's content says where it goes.
+//! So a block that occurs twice (a copied file, a licence) is on one side only, the split does not depend on names or
+//! order, and adding a file moves no block of another one as long as the block size stays.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,12 +16,24 @@ const SMALLEST_BLOCK: usize = 512;
 /// split at all.
 const BLOCKS: usize = 64;
 
-/// A piece of the text.
+/// A piece of the data that is on one side as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Block {
-    range: Range<usize>,
-    hash: u64,
-    validation: bool,
+pub(super) struct Block {
+    /// Which bytes, tokens or rows.
+    pub range: Range<usize>,
+    /// Of the content.
+    pub hash: u64,
+    /// The side it is on.
+    pub validation: bool,
+}
+
+/// Puts every block on the side that its hash says.
+pub(super) fn choose(blocks: &mut [Block], fraction: f64) {
+    // Of 2^64 hashes, those below the fraction. The cast saturates.
+    let threshold = (fraction * 2.0_f64.powi(64)) as u64;
+    for block in blocks {
+        block.validation = block.hash < threshold;
+    }
 }
 
 /// Divides the text: training first, validation second, both in the order of the text. `ends`: where the files end.
@@ -31,15 +43,15 @@ pub(super) fn divide(bytes: Vec<u8>, ends: &[usize], fraction: f64, needed: usiz
     if fraction <= 0.0 {
         return Some((bytes, Vec::new()));
     }
-    let mut blocks = blocks(&bytes, ends, fraction);
+    let mut blocks = blocks(&bytes, ends);
+    choose(&mut blocks, fraction);
     balance(&mut blocks, needed)?;
     Some(separate(bytes, &blocks))
 }
 
-fn blocks(bytes: &[u8], ends: &[usize], fraction: f64) -> Vec<Block> {
+/// The blocks of a text, not yet on their sides.
+fn blocks(bytes: &[u8], ends: &[usize]) -> Vec<Block> {
     let size = (bytes.len() / BLOCKS).clamp(SMALLEST_BLOCK, BLOCK);
-    // Of 2^64 hashes, those below the fraction. The cast saturates.
-    let threshold = (fraction * 2.0_f64.powi(64)) as u64;
     let mut blocks = Vec::with_capacity(bytes.len() / size + ends.len());
     let mut start = 0;
     for end in ends {
@@ -47,7 +59,7 @@ fn blocks(bytes: &[u8], ends: &[usize], fraction: f64) -> Vec<Block> {
             let range = start..cut(&bytes[..*end], start, size);
             start = range.end;
             let hash = xxh3_64(&bytes[range.clone()]);
-            blocks.push(Block { range, hash, validation: hash < threshold });
+            blocks.push(Block { range, hash, validation: false });
         }
     }
     blocks
@@ -64,8 +76,8 @@ fn cut(file: &[u8], start: usize, size: usize) -> usize {
 }
 
 /// Moves the blocks with the lowest hashes to validation, or those with the highest to training, until both sides have
-/// `needed` bytes. Equal blocks move together. `None`: not possible.
-fn balance(blocks: &mut [Block], needed: usize) -> Option<()> {
+/// `needed` bytes (tokens, rows). Equal blocks move together. `None`: not possible.
+pub(super) fn balance(blocks: &mut [Block], needed: usize) -> Option<()> {
     let size = |blocks: &[Block], validation: bool| -> usize {
         blocks.iter().filter(|block| block.validation == validation).map(|block| block.range.len()).sum()
     };
@@ -126,7 +138,7 @@ mod tests {
     #[test]
     fn blocks_end_after_a_newline() {
         let text = lines(4000);
-        let all = blocks(&text, &[text.len()], 0.1);
+        let all = blocks(&text, &[text.len()]);
         assert!(all.len() >= BLOCKS, "{}", all.len());
         let mut next = 0;
         for block in &all {
@@ -144,7 +156,7 @@ mod tests {
     fn no_block_crosses_files() {
         let text = lines(100);
         let ends = [700, 701, text.len()];
-        let all = blocks(&text, &ends, 0.1);
+        let all = blocks(&text, &ends);
         for end in ends {
             assert!(all.iter().any(|block| block.range.end == end), "{end}");
         }
@@ -184,7 +196,8 @@ mod tests {
                 text.extend(file(index));
                 ends.push(text.len());
             }
-            let mut all = blocks(&text, &ends, fraction);
+            let mut all = blocks(&text, &ends);
+            choose(&mut all, fraction);
             prop_assert_eq!(all.len(), ends.len());
             prop_assert!(balance(&mut all, 301).is_some());
             let mut sides: BTreeMap<&[u8], bool> = BTreeMap::new();

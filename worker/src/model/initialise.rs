@@ -8,13 +8,19 @@ use crate::cpu::math::ln;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Fills `weights` (the layout's length); gaps become 0.
-pub(super) fn initialise(layout: &Layout, seed: u64, weights: &mut [f32]) {
+pub fn initialise(layout: &Layout, seed: u64, weights: &mut [f32]) {
     assert_eq!(weights.len(), layout.len, "length of the weights");
     weights.fill(0.0);
     for parameter in &layout.parameters {
         let values = &mut weights[parameter.range()];
         match parameter.initial {
             Initial::Constant(value) => values.fill(value),
+            Initial::Uniform(bound) => {
+                let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
+                for (index, value) in values.iter_mut().enumerate() {
+                    *value = (Uniform(mix(key ^ mix(index as u64))).next() * f64::from(bound)) as f32;
+                }
+            }
             Initial::Normal(deviation) => {
                 let key = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
                 for (index, value) in values.iter_mut().enumerate() {
@@ -32,16 +38,22 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// Numbers between -1 and 1, from a state.
+struct Uniform(u64);
+
+impl Uniform {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        // 53 bits, shifted to the middle of their interval: never 0.
+        ((mix(self.0) >> 11) as f64 + 0.5) / (1u64 << 52) as f64 - 1.0
+    }
+}
+
 /// Standard normal number `index` of the stream `key`, by Marsaglia's polar method.
 fn normal(key: u64, index: u64) -> f64 {
-    let mut state = mix(key ^ mix(index));
-    let mut uniform = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        // 53 bits, shifted to the middle of their interval: never 0.
-        ((mix(state) >> 11) as f64 + 0.5) / (1u64 << 52) as f64 - 1.0
-    };
+    let mut uniform = Uniform(mix(key ^ mix(index)));
     loop {
-        let (x, y) = (uniform(), uniform());
+        let (x, y) = (uniform.next(), uniform.next());
         let square = x * x + y * y;
         if square < 1.0 {
             return x * (-2.0 * ln(square) / square).sqrt();
@@ -72,7 +84,7 @@ mod tests {
     #[test]
     fn values_are_pinned() {
         let mut layout = Layout::default();
-        layout.push("a".to_owned(), &[3], true, Initial::Normal(0.02));
+        layout.push("a".to_owned(), &[3], crate::model::Role::Matrix, Initial::Normal(0.02));
         let mut one = vec![0.0; layout.len];
         initialise(&layout, 1, &mut one);
         let mut other = vec![0.0; layout.len];

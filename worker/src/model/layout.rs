@@ -10,14 +10,27 @@ const ALIGNMENT: usize = 16;
 pub enum Initial {
     /// Normally distributed around 0 with this standard deviation.
     Normal(f32),
+    /// Evenly distributed between minus this number and this number.
+    Uniform(f32),
     /// The same number everywhere.
     Constant(f32),
+}
+
+/// What a parameter does; weight decay goes by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Weights of a product: linear layers and convolutions.
+    Matrix,
+    /// A table of which single rows are used.
+    Embedding,
+    /// Biases, scales and shifts of norms.
+    Vector,
 }
 
 /// A trainable tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameter {
-    /// Name as in the GPT-2 family of checkpoints.
+    /// Name in checkpoints; that of PyTorch's model where there is one.
     pub name: String,
     /// Row-major shape; linear layers are `[outputs, inputs]` as in PyTorch.
     pub shape: Vec<usize>,
@@ -25,10 +38,12 @@ pub struct Parameter {
     pub offset: usize,
     /// Number of floats.
     pub len: usize,
-    /// Whether weight decay applies: matrices and embeddings, not biases and layer norms.
-    pub decay: bool,
+    /// What it does.
+    pub role: Role,
     /// Value before training.
     pub initial: Initial,
+    /// Order of the axes in other frameworks, where it is another one: `[0, 3, 1, 2]` for convolutions.
+    pub export_axes: Option<Vec<usize>>,
 }
 
 impl Parameter {
@@ -50,9 +65,17 @@ pub struct Layout {
 
 impl Layout {
     /// Appends a parameter and returns its ordinal.
-    pub(crate) fn push(&mut self, name: String, shape: &[usize], decay: bool, initial: Initial) -> usize {
+    pub fn push(&mut self, name: String, shape: &[usize], role: Role, initial: Initial) -> usize {
         let len = shape.iter().product();
-        self.parameters.push(Parameter { name, shape: shape.to_vec(), offset: self.len, len, decay, initial });
+        self.parameters.push(Parameter {
+            name,
+            shape: shape.to_vec(),
+            offset: self.len,
+            len,
+            role,
+            initial,
+            export_axes: None,
+        });
         self.len = (self.len + len).next_multiple_of(ALIGNMENT);
         self.parameters.len() - 1
     }
@@ -104,7 +127,7 @@ mod tests {
     fn layout(lens: &[usize]) -> Layout {
         let mut layout = Layout::default();
         for (i, &len) in lens.iter().enumerate() {
-            layout.push(format!("p{i}"), &[len], true, Initial::Constant(0.0));
+            layout.push(format!("p{i}"), &[len], Role::Matrix, Initial::Constant(0.0));
         }
         layout
     }

@@ -1,20 +1,43 @@
-//! Models as explicit layers on a static plan.
+//! Networks to train, and their parameters.
 //!
 //! ```text
+//! Model: builds a graph of layers (crate::nn)
 //! Layout: one flat array of parameters, in the order in which backward finishes their gradients
-//! Plan:   one arena of activations, every tensor at a fixed place
-//! forward(weights, tokens) -> loss        backward(weights) -> GradientSink, parameter after parameter
 //! ```
 //!
 //! Weights, gradients and optimizer moments share the [`Layout`], so that a fused bucket of gradients is a range of it.
+//! A program of its own adds networks by [`Registry`]; `examples/custom-model` shows one.
 
+mod bert;
 mod gpt;
 mod initialise;
 mod layout;
-mod plan;
+mod mlp;
+mod registry;
+mod resnet;
+mod transformer;
 
+pub use bert::Bert;
 pub use gpt::Gpt;
-pub use layout::{Bucket, Initial, Layout, Parameter, fuse};
+pub use initialise::initialise;
+pub use layout::{Bucket, Initial, Layout, Parameter, Role, fuse};
+pub use mlp::Mlp;
+pub use registry::{Build, Registry};
+pub use resnet::ResNet;
+
+use crate::nn::Graph;
+
+/// A network to train.
+pub trait Model: Send + Sync {
+    /// It in a few words, such as `GPT 4x128`.
+    fn words(&self) -> String;
+
+    /// Appends its layers and losses to an empty graph, for the samples that the graph names.
+    ///
+    /// # Errors
+    /// Sizes that do not fit together, or data of the wrong kind.
+    fn build(&self, graph: &mut Graph) -> Result<(), ModelError>;
+}
 
 /// Why a model cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,9 +53,88 @@ pub enum ModelError {
         /// Heads asked for.
         heads: usize,
     },
-    /// Tokens are 16-bit numbers.
-    #[error("vocabulary of {0} tokens, expected at most 65536")]
-    Vocabulary(usize),
+    /// The data are of another kind.
+    #[error("got {got} from the data, expected {expected}")]
+    Data {
+        /// What the model takes.
+        expected: &'static str,
+        /// What there is.
+        got: String,
+    },
+    /// Means or deviations for another number of channels.
+    #[error("got {got} means or deviations for images of {channels} channels, expected 1 or {channels}")]
+    Channels {
+        /// Numbers given.
+        got: usize,
+        /// Channels of the images.
+        channels: u32,
+    },
+    /// A tensor does not fit a layer.
+    #[error("layer {layer}: got a tensor of shape {got:?}, expected {expected}")]
+    Shape {
+        /// The layer.
+        layer: String,
+        /// Shape of the tensor.
+        got: Vec<usize>,
+        /// What it takes.
+        expected: String,
+    },
+    /// A layer makes a tensor without numbers.
+    #[error("layer {layer}: its output is empty, expected sizes of at least 1")]
+    Empty {
+        /// The layer.
+        layer: String,
+    },
+    /// A layer has too many inputs.
+    #[error("layer {layer}: got {got} inputs, expected at most {}", crate::nn::INPUTS)]
+    Inputs {
+        /// The layer.
+        layer: String,
+        /// Inputs.
+        got: usize,
+    },
+    /// Nobody reads what a layer computes.
+    #[error("layer {layer}: its output leads to no loss")]
+    Loose {
+        /// The layer.
+        layer: String,
+    },
+    /// A layer that uses its input's memory shares the input with others.
+    #[error("layer {layer}: its input is read by other layers too, expected it to be the only one")]
+    Shared {
+        /// The layer.
+        layer: String,
+    },
+    /// A parameter that no layer uses.
+    #[error("parameter {parameter} is not used by any layer")]
+    Unused {
+        /// The parameter.
+        parameter: String,
+    },
+    /// Two parameters of one name.
+    #[error("two parameters have the name {parameter}")]
+    Twice {
+        /// The name.
+        parameter: String,
+    },
+    /// A custom model that this program does not have.
+    #[error("custom.name: got `{got}`; this worker has {has}")]
+    Unknown {
+        /// The name asked for.
+        got: String,
+        /// The names there are.
+        has: String,
+    },
+    /// A parameter of a custom model that it cannot use.
+    #[error("custom.parameters.{name}: got `{got}`, expected {expected}")]
+    Parameter {
+        /// Its name.
+        name: String,
+        /// Its value.
+        got: String,
+        /// What it should be.
+        expected: String,
+    },
     /// The plan's size overflows.
     #[error("the model does not fit into an address space")]
     TooLarge,
@@ -56,24 +158,10 @@ pub trait GradientSink {
     fn finished(&mut self, ordinal: usize);
 }
 
-/// A trainable model.
-pub trait Model {
-    /// The parameters.
-    fn layout(&self) -> &Layout;
-    /// Writes initial weights: the same for a seed on every machine. `weights` has the layout's length.
-    fn initialise(&self, seed: u64, weights: &mut [f32]);
-    /// Mean cross entropy in nats per token over a micro-batch (`inputs` and `targets`: sequence after sequence). Keeps
-    /// what [`Model::backward`] needs.
-    ///
-    /// # Panics
-    /// If a slice has the wrong length or a token is outside the vocabulary.
-    fn forward(&mut self, weights: &[f32], inputs: &[u16], targets: &[u16]) -> f64;
-    /// Gradients of `scale` times the loss of the last [`Model::forward`], with the same weights. Once per forward.
-    fn backward(&mut self, weights: &[f32], scale: f32, sink: &mut dyn GradientSink);
-    /// The loss alone. It uses the memory of forward: no [`Model::backward`] may follow.
-    fn evaluate(&mut self, weights: &[f32], inputs: &[u16], targets: &[u16]) -> f64;
-    /// Memory that the model holds (activations and scratch, not weights and gradients).
-    fn memory_bytes(&self) -> usize;
-    /// Tokens in a micro-batch.
-    fn tokens_per_batch(&self) -> usize;
+/// Sizes of a model, by name, that must be positive.
+fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((name, _)) => Err(ModelError::Zero(name)),
+        None => Ok(()),
+    }
 }

@@ -44,13 +44,14 @@ impl<O: Write, E: Write> Output<O, E> {
         Output { out, err, journal }
     }
 
-    /// A line from the standard output of a rank; answers with the failure that it tells.
+    /// A line from the standard output of a process with this rank first; answers with the failure that it tells. An event may be of
+    /// another rank of the process.
     pub fn stdout(&mut self, rank: u32, line: &str, now: Instant) -> Option<Failure> {
         let Ok(event) = serde_json::from_str::<Event>(line) else {
             self.print(&format!("[rank {rank}] {line}"), now);
             return None;
         };
-        if rank == 0 || matches!(event, Event::Ready(_) | Event::Failed(_)) {
+        if event.rank().unwrap_or(rank) == 0 || matches!(event, Event::Ready(_) | Event::Failed(_)) {
             self.print(line, now);
         }
         let journal = self.journal.as_mut();
@@ -64,20 +65,21 @@ impl<O: Write, E: Write> Output<O, E> {
                     self.summarise(now, false);
                 }
             }
-            Event::Evaluation { loss, .. } => {
+            Event::Evaluation { loss, accuracy, .. } => {
                 if let Some(journal) = journal {
-                    journal.fold.evaluation(loss);
+                    journal.fold.evaluation(loss, accuracy);
                     if let Some(summary) = &mut journal.summary {
                         summary.validation_loss = Some(loss);
+                        summary.accuracy = accuracy;
                     }
                 }
             }
-            Event::Finished(finished) if rank == 0 => {
+            Event::Finished(finished) if finished.rank == 0 => {
                 if let Some(journal) = journal {
                     journal.finished = Some(finished);
                 }
             }
-            Event::Finished(_) | Event::Ready(_) | Event::Summary(_) => {}
+            Event::Finished(_) | Event::Checkpoint(_) | Event::Ready(_) | Event::Summary(_) => {}
         }
         None
     }
@@ -93,8 +95,9 @@ impl<O: Write, E: Write> Output<O, E> {
         let journal = self.journal.as_mut()?;
         if let (Some(summary), Some(finished)) = (&mut journal.summary, journal.finished.take()) {
             summary.step = finished.step;
-            summary.loss = finished.last_loss;
+            summary.loss = finished.last_loss.unwrap_or(summary.loss);
             summary.validation_loss = finished.validation_loss;
+            summary.accuracy = finished.accuracy;
             summary.remaining_seconds = Some(0.0);
         }
         let summary = journal.summary;
@@ -140,7 +143,7 @@ mod tests {
 
     fn progress(rank: u32, step: u64) -> String {
         json!({"event": "progress", "rank": rank, "step": step, "totalSteps": 100, "intervalSteps": 1, "loss": 2.0,
-            "learningRate": 0.1, "gradientNorm": 1.0, "tokensPerSecond": 10.0, "stepMs": 10.0, "maxStepMs": 10.0,
+            "learningRate": 0.1, "gradientNorm": 1.0, "itemsPerSecond": 10.0, "stepMs": 10.0, "maxStepMs": 10.0,
             "forwardMs": 3.0, "backwardMs": 3.0, "communicationWaitMs": 1.0, "inputWaitMs": 0.5, "optimizerMs": 1.0})
         .to_string()
     }

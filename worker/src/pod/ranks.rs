@@ -1,4 +1,4 @@
-//! Processes: started, listened to, reaped, ended.
+//! Processes, each with one rank or several: started, listened to, reaped, ended.
 
 use super::cores::Share;
 use super::output::Output;
@@ -24,7 +24,7 @@ const SWEEP: Duration = Duration::from_secs(2);
 pub(super) enum Message {
     /// A signal came.
     Signal(i32),
-    /// The rank with this index told of a failure.
+    /// A rank of the process with this index told of a failure.
     Failed(usize, Failure),
     /// A stream of a rank has come to its end.
     Closed,
@@ -33,14 +33,15 @@ pub(super) enum Message {
 /// The streams of the pod, shared by those who read the ranks.
 pub(super) type Log = Arc<Mutex<Output<io::Stdout, io::Stderr>>>;
 
-/// A process and what was seen of it.
-pub(super) struct Rank {
+/// A process and what was seen of each of its ranks, which end together.
+pub(super) struct Process {
     pid: Pid,
-    pub seen: Seen,
+    ended: Option<ExitStatus>,
+    pub seen: Vec<Seen>,
 }
 
-impl Rank {
-    /// Starts a rank; what it prints goes to `log`, and its failure becomes a message.
+impl Process {
+    /// Starts a process; what it prints goes to `log`, and the failures of its ranks become messages.
     pub fn start(
         settings: &Settings,
         index: u32,
@@ -48,11 +49,12 @@ impl Rank {
         share: &Share,
         log: &Log,
         sender: &Sender<Message>,
-    ) -> io::Result<Rank> {
-        let rank = settings.first_rank() + index;
+    ) -> io::Result<Process> {
+        let local_rank = index * settings.devices;
+        let rank = settings.first_rank() + local_rank;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("train");
-        command.env(env::LOCAL_RANK, index.to_string());
+        command.env(env::LOCAL_RANK, local_rank.to_string());
         command.env(env::CPU_THREADS, share.threads.to_string());
         command.env(env::PARENT_PID, std::process::id().to_string());
         match &share.cpus {
@@ -86,21 +88,50 @@ impl Rank {
         }
         // It is reaped with all others, by its number.
         drop(child);
-        Ok(Rank { pid, seen: Seen { rank, ..Seen::default() } })
+        let seen = (rank..rank + settings.devices).map(|rank| Seen { rank, ..Seen::default() }).collect();
+        Ok(Process { pid, ended: None, seen })
     }
 
-    /// Asks the rank to stop, unless it has ended.
+    /// Whether it has not ended.
+    pub fn runs(&self) -> bool {
+        self.ended.is_none()
+    }
+
+    /// Notes how it ended: so did all its ranks.
+    fn end(&mut self, status: ExitStatus) {
+        self.ended = Some(status);
+        self.seen.iter_mut().for_each(|seen| seen.ended = Some(status));
+    }
+
+    /// Whether it ended with an error.
+    pub fn failed(&self) -> bool {
+        self.ended.is_some_and(|status| !status.success())
+    }
+
+    /// Notes what one of its ranks said.
+    pub fn told(&mut self, failure: Failure) {
+        let own = self.seen.iter().position(|seen| seen.rank == failure.rank).unwrap_or(0);
+        self.seen[own].failure = Some(failure);
+    }
+
+    /// The rank that failed, if the process did by itself: the one that says so of itself, else the first.
+    pub fn failed_rank(&self) -> u32 {
+        let own = |seen: &&Seen| seen.failure.as_ref().is_some_and(|failure| failure.origin_rank == seen.rank);
+        self.seen.iter().find(own).unwrap_or(&self.seen[0]).rank
+    }
+
+    /// Asks it to stop, unless it has ended.
     pub fn signal(&self, signal: Signal) {
-        if self.seen.ended.is_none() {
+        if self.runs() {
             // Our child and not yet reaped, so the number cannot belong to another.
             let _ = rustix::process::kill_process(self.pid, signal);
         }
     }
 
-    /// Ends the rank and what it has started, unless it has ended.
+    /// Ends it and what it has started, unless it has ended.
     pub fn kill(&mut self) {
-        if self.seen.ended.is_none() {
-            self.seen.killed = true;
+        if self.runs() {
+            self.seen.iter_mut().for_each(|seen| seen.killed = true);
             let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
         }
     }
@@ -139,12 +170,12 @@ fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> 
     Ok(kept > 0)
 }
 
-/// Reaps every child that has ended, ours and orphans; notes how ranks ended and answers with their indices.
-pub(super) fn reap(ranks: &mut [Rank]) -> Vec<usize> {
+/// Reaps every child that has ended, ours and orphans; notes how ours ended and answers with their indices.
+pub(super) fn reap(processes: &mut [Process]) -> Vec<usize> {
     let mut ended = Vec::new();
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-        if let Some(index) = ranks.iter().position(|rank| rank.pid == pid && rank.seen.ended.is_none()) {
-            ranks[index].seen.ended = Some(ExitStatus::from_raw(status.as_raw()));
+        if let Some(index) = processes.iter().position(|process| process.pid == pid && process.runs()) {
+            processes[index].end(ExitStatus::from_raw(status.as_raw()));
             ended.push(index);
         }
     }
@@ -152,10 +183,10 @@ pub(super) fn reap(ranks: &mut [Rank]) -> Vec<usize> {
 }
 
 /// Ends and reaps what is left of all that was started here, however far it had gone from its parent.
-pub(super) fn sweep(ranks: &mut [Rank]) {
+pub(super) fn sweep(processes: &mut [Process]) {
     let deadline = Instant::now() + SWEEP;
     loop {
-        reap(ranks);
+        reap(processes);
         let left = children();
         if left.is_empty() || Instant::now() >= deadline {
             return;

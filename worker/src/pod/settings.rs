@@ -14,6 +14,8 @@ use switchyard_worker_contract::env;
 pub(super) struct Settings {
     /// The place of the first rank of this pod.
     pub group: GroupConfig,
+    /// Ranks that one process computes.
+    pub devices: u32,
     /// Only with one node: what its ranks need and nobody else can know.
     pub alone: Option<Alone>,
 }
@@ -74,8 +76,13 @@ impl Settings {
         };
         let group = GroupConfig::from_lookup(&|name| own(name).or_else(|| variable(name)))
             .map_err(|error| TrainError::Usage(error.to_string()))?;
-        let settings = Settings { group, alone };
-        config::from_env()?;
+        let devices = config::from_env()?.devices_per_process.max(1);
+        if !group.procs_per_node.is_multiple_of(devices) {
+            let (name, ranks) = (env::PROCS_PER_NODE, group.procs_per_node);
+            let text = format!("{name}: got {ranks}; expected a multiple of devicesPerProcess, which is {devices}");
+            return Err(TrainError::Usage(text));
+        }
+        let settings = Settings { group, devices, alone };
         variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
         settings.check_run_dir()?;
         Ok(settings)
@@ -90,6 +97,11 @@ impl Settings {
     /// The lowest global rank of this pod.
     pub fn first_rank(&self) -> u32 {
         self.group.rank()
+    }
+
+    /// Processes of this pod.
+    pub fn processes(&self) -> u32 {
+        self.group.procs_per_node / self.devices
     }
 
     /// Whether rank 0 is here.

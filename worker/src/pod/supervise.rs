@@ -1,8 +1,8 @@
-//! The life of the ranks of a pod: start, watch, end.
+//! The life of the processes of a pod: start, watch, end.
 
 use super::cores;
 use super::output::Output;
-use super::ranks::{Log, Message, Rank, reap, sweep};
+use super::ranks::{Log, Message, Process, reap, sweep};
 use super::settings::Settings;
 use super::verdict::{Seen, verdict};
 use rustix::process::{Signal, getpid, set_child_subreaper};
@@ -26,36 +26,38 @@ const GRACE_AFTER_STOP: Duration = Duration::from_secs(25);
 /// After the last rank has ended its pipes have this long to run dry.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
-/// Starts the ranks and stays until all have ended and nothing of them is left.
+/// Starts the processes and stays until all have ended and nothing of them is left.
 ///
 /// # Errors
-/// Signals cannot be listened to, or a rank cannot be started; then none is left running.
+/// Signals cannot be listened to, or a process cannot be started; then none is left running.
 pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     set_child_subreaper(Some(getpid()))?;
     let (sender, receiver) = channel();
     listen_to_signals(sender.clone())?;
     let mut listener = settings.alone.as_mut().and_then(|alone| alone.listener.take());
-    let count = settings.group.procs_per_node;
-    let output = Output::new(io::stdout(), io::stderr(), settings.leads().then_some(count));
+    let ranks = settings.group.procs_per_node;
+    let output = Output::new(io::stdout(), io::stderr(), settings.leads().then_some(ranks));
     let log: Log = Arc::new(Mutex::new(output));
-    let mut pod = Pod { ranks: Vec::new(), open: 0, first: None, stopped: None, kill_at: None };
-    for (index, share) in (0u32..).zip(cores::shares(&cores::cores(), crate::comm::cpu_quota(), count)) {
+    let mut pod = Pod { processes: Vec::new(), open: 0, first: None, stopped: None, kill_at: None };
+    for (index, share) in (0u32..).zip(cores::shares(&cores::cores(), crate::comm::cpu_quota(), settings.processes())) {
         let stdin = listener.take().map_or_else(Stdio::null, |listener| Stdio::from(OwnedFd::from(listener)));
-        match Rank::start(&settings, index, stdin, &share, &log, &sender) {
-            Ok(rank) => pod.ranks.push(rank),
+        match Process::start(&settings, index, stdin, &share, &log, &sender) {
+            Ok(process) => pod.processes.push(process),
             Err(error) => {
-                sweep(&mut pod.ranks);
-                return Err(io::Error::other(format!("cannot start rank {}: {error}", settings.first_rank() + index)));
+                sweep(&mut pod.processes);
+                let rank = settings.first_rank() + index * settings.devices;
+                return Err(io::Error::other(format!("cannot start rank {rank}: {error}")));
             }
         }
     }
-    pod.open = 2 * pod.ranks.len();
+    pod.open = 2 * pod.processes.len();
     pod.watch(&receiver);
-    sweep(&mut pod.ranks);
+    sweep(&mut pod.processes);
     // A reader that cannot write its line holds the log for ever: the pod ends all the same.
     let summary = log.try_lock().ok().and_then(|mut log| log.finish(Instant::now()));
-    let seen: Vec<Seen> = pod.ranks.into_iter().map(|rank| rank.seen).collect();
-    let failure = verdict(&seen, pod.first, pod.stopped);
+    let seen: Vec<Seen> = pod.processes.into_iter().flat_map(|process| process.seen).collect();
+    let first = pod.first.and_then(|rank| seen.iter().position(|seen| seen.rank == rank));
+    let failure = verdict(&seen, first, pod.stopped);
     Ok(Termination { exit_code: failure.as_ref().map_or(0, |failure| failure.exit_code), summary, failure })
 }
 
@@ -71,13 +73,13 @@ fn listen_to_signals(sender: Sender<Message>) -> io::Result<()> {
     std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop)
 }
 
-/// The ranks and what happened so far.
+/// The processes and what happened so far.
 struct Pod {
-    ranks: Vec<Rank>,
-    /// Streams of ranks that are still open.
+    processes: Vec<Process>,
+    /// Streams of processes that are still open.
     open: usize,
     /// The rank whose failure was heard of first.
-    first: Option<usize>,
+    first: Option<u32>,
     /// What this pod was asked for before any failure.
     stopped: Option<Exit>,
     /// When patience with what still runs, or with pipes that stay open, ends.
@@ -85,7 +87,7 @@ struct Pod {
 }
 
 impl Pod {
-    /// Stays until every rank has ended and everything they printed is read.
+    /// Stays until every process has ended and everything they printed is read.
     fn watch(&mut self, messages: &Receiver<Message>) {
         // Of what ended before signals were listened to, no signal tells.
         self.on_exits();
@@ -96,8 +98,9 @@ impl Pod {
                 Ok(Message::Signal(SIGCHLD)) => self.on_exits(),
                 Ok(Message::Signal(signal)) => self.on_signal(signal),
                 Ok(Message::Failed(index, failure)) => {
-                    self.ranks[index].seen.failure = Some(failure);
-                    self.on_failure(index);
+                    let rank = failure.rank;
+                    self.processes[index].told(failure);
+                    self.on_failure(rank);
                 }
                 Ok(Message::Closed) => self.open -= 1,
                 Err(RecvTimeoutError::Timeout) if patience.is_none() => {}
@@ -113,20 +116,20 @@ impl Pod {
     }
 
     fn on_exits(&mut self) {
-        let ended = reap(&mut self.ranks);
+        let ended = reap(&mut self.processes);
         if !ended.is_empty() && self.running() == 0 {
             // A stray process that keeps a pipe open does not hold us.
             self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
         }
         for index in ended {
-            if self.ranks[index].seen.ended.is_some_and(|status| !status.success()) {
-                self.on_failure(index);
+            if self.processes[index].failed() {
+                self.on_failure(self.processes[index].failed_rank());
             }
         }
     }
 
-    fn on_failure(&mut self, index: usize) {
-        self.first.get_or_insert(index);
+    fn on_failure(&mut self, rank: u32) {
+        self.first.get_or_insert(rank);
         self.kill_at.get_or_insert(Instant::now() + GRACE_AFTER_FAILURE);
     }
 
@@ -140,14 +143,14 @@ impl Pod {
             self.kill_at = Some(Instant::now() + GRACE_AFTER_STOP);
         }
         let signal = if signal == SIGINT { Signal::INT } else { Signal::TERM };
-        self.ranks.iter().for_each(|rank| rank.signal(signal));
+        self.processes.iter().for_each(|process| process.signal(signal));
     }
 
     fn running(&self) -> usize {
-        self.ranks.iter().filter(|rank| rank.seen.ended.is_none()).count()
+        self.processes.iter().filter(|process| process.runs()).count()
     }
 
     fn kill_all(&mut self) {
-        self.ranks.iter_mut().for_each(Rank::kill);
+        self.processes.iter_mut().for_each(Process::kill);
     }
 }

@@ -1,13 +1,16 @@
 //! Everything about a run that follows from its configuration, its data and the number of ranks, before anything is started.
 
 use super::TrainError;
-use crate::cpu::{Isa, Pool};
-use crate::data::{Corpus, Sampler, Shape, bigram_entropy, unigram_entropy};
-use crate::model::{Bucket, Gpt, Model, fuse};
-use crate::optimizer::AdamW;
+use super::memory;
+use super::state::Progress;
+use crate::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
+use crate::data::{Dataset, Order, Prefetcher, Shape, Task};
+use crate::model::{Bucket, Model, Registry, fuse};
+use crate::nn::{Graph, Network};
+use crate::optimizer::Optimizer;
 use std::sync::Arc;
-use switchyard_worker_contract::config::{self, Data, EngineConfig, Length};
-use switchyard_worker_contract::event::Inspection;
+use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
+use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
 /// Bytes in a MiB.
 const MIB: usize = 1 << 20;
@@ -18,87 +21,179 @@ pub struct Blueprint {
     pub config: EngineConfig,
     /// Number of ranks.
     pub world: u32,
-    /// CPU kernels.
-    pub isa: Isa,
-    /// The text.
-    pub corpus: Arc<Corpus>,
+    /// Threads and kernels.
+    pub cpu: Cpu,
+    /// The samples.
+    pub dataset: Arc<Dataset>,
     /// Which samples a step takes.
-    pub sampler: Sampler,
-    /// The model with its arena.
-    pub model: Gpt,
-    /// The compute threads.
-    pub pool: Arc<Pool>,
+    pub order: Order,
+    /// The network with its arena.
+    pub network: Network,
     /// The fused gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
     /// Optimizer steps of the run.
     pub total_steps: u64,
+    model: Arc<dyn Model>,
+}
+
+/// Opens the data of a configuration; the ranks of one process share them.
+///
+/// # Errors
+/// Data that cannot be used.
+pub fn open(config: &EngineConfig) -> Result<Arc<Dataset>, TrainError> {
+    Ok(Arc::new(Dataset::open(&config.data, &config.reader, &Task::of(&config.model), config.seed)?))
 }
 
 impl Blueprint {
-    /// Reads the data and lays everything out.
+    /// Lays everything out.
     ///
     /// # Errors
-    /// Data, model or kernels that cannot be used.
-    pub fn new(config: &EngineConfig, world: u32, kernel: Option<&str>) -> Result<Blueprint, TrainError> {
-        let config::Model::Gpt(gpt) = &config.model;
-        let isa = Isa::detect(kernel)?;
-        let Data::Text(text) = &config.data;
-        let corpus = Arc::new(Corpus::load(text, gpt.context_length)?);
-        let shape = Shape {
-            context_length: gpt.context_length,
-            batch_size: config.batch_size_per_process,
-            merge: config.batch_merge,
-            world,
-        };
-        let sampler = Sampler::new(corpus.train().len() as u64, shape, config.seed)?;
-        let pool = Arc::new(Pool::new(config.cpu_threads as usize));
-        let model = Gpt::new(gpt, config.batch_size_per_process as usize, Arc::clone(&pool), isa)?;
-        let buckets = fuse(model.layout(), config.overlap.bucket_size_mib as usize * MIB);
+    /// Model or kernels that cannot be used, too little data for a step, too little memory.
+    pub fn new(
+        config: &EngineConfig,
+        dataset: Arc<Dataset>,
+        world: u32,
+        kernel: Option<&str>,
+        registry: &Registry,
+    ) -> Result<Blueprint, TrainError> {
+        let (isa, half) = (Isa::detect(kernel)?, HalfKernel::detect(kernel)?);
+        let cpu = Cpu { pool: Arc::new(Pool::new(config.cpu_threads as usize)), isa, half };
+        let shape = Shape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
+        let order = Order::new(&dataset, shape, config.seed)?;
+        let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
+        let network = network(config, &dataset, &*model, &cpu)?;
+        let buckets = fuse(network.layout(), config.overlap.bucket_size_mib as usize * MIB);
         let total_steps = match config.length {
             Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => epochs.saturating_mul(sampler.steps_per_epoch()),
+            Length::Epochs(epochs) => order.steps_of(epochs),
         };
-        Ok(Blueprint { config: config.clone(), world, isa, corpus, sampler, model, pool, buckets, total_steps })
+        let config = config.clone();
+        let blueprint = Blueprint { config, world, cpu, dataset, order, network, buckets, total_steps, model };
+        memory::check(&blueprint)?;
+        Ok(blueprint)
     }
 
-    /// Tokens of one optimizer step over all ranks.
-    pub fn tokens_per_step(&self) -> u64 {
-        self.sampler.windows_per_step() * u64::from(self.sampler.shape().context_length)
+    /// The same with other kernels for products of 16 bits.
+    ///
+    /// # Errors
+    /// The memory is no longer there.
+    pub(super) fn with_half_kernel(mut self, half: HalfKernel) -> Result<Blueprint, TrainError> {
+        if self.cpu.half != half {
+            self.cpu.half = half;
+            self.network = network(&self.config, &self.dataset, &*self.model, &self.cpu)?;
+        }
+        Ok(self)
     }
 
-    /// Memory of one rank: weights, gradients, two moments, activations, text.
-    pub fn memory_bytes(&self) -> u64 {
-        let flat = 4 * self.model.layout().len as u64;
-        4 * flat + self.model.memory_bytes() as u64 + self.corpus.memory_bytes()
+    /// Goes on where a checkpoint was, in the samples as in the steps.
+    pub(super) fn go_on_from(&mut self, progress: &Progress) {
+        self.order = self.order.from_position(progress.step, progress.epoch, progress.position);
+        if let Length::Epochs(epochs) = self.config.length {
+            self.total_steps = self.order.steps_of(epochs);
+        }
     }
 
-    /// The optimizer of this run, with moments of zero.
-    pub(super) fn optimizer(&self) -> AdamW {
-        let config::Optimizer::AdamW(adam_w) = self.config.optimizer;
-        AdamW::with_isa(self.model.layout(), adam_w, self.isa)
+    /// Items of one optimizer step over all ranks.
+    pub fn items_per_step(&self) -> u64 {
+        self.order.samples_per_step() * self.dataset.kind().items_per_sample()
+    }
+
+    /// Memory of one rank.
+    pub fn memory(&self) -> MemoryUse {
+        let layout = self.network.layout();
+        let flat = 4 * layout.len as u64;
+        let config = &self.config;
+        let batches = Prefetcher::memory_bytes(&self.dataset, config.batch_size_per_process, &config.reader);
+        let staged = if config.checkpoint.is_some() { self.state_bytes() / u64::from(self.world) } else { 0 };
+        MemoryUse {
+            weights: flat + if self.half_type().is_some() { flat / 2 } else { 0 },
+            gradients: flat,
+            optimizer: Optimizer::memory_bytes(layout, &config.optimizer.rule) as u64 + staged,
+            activations: self.network.memory_bytes() as u64,
+            input: self.dataset.facts().memory_bytes + batches,
+        }
+    }
+
+    /// Bytes of all that a checkpoint holds.
+    fn state_bytes(&self) -> u64 {
+        let layout = self.network.layout();
+        4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.config.optimizer.rule) as u64
+    }
+
+    /// Memory of one rank if all numbers had 32 bits; `None` where they have.
+    fn memory_fp32(&self) -> Option<u64> {
+        self.half_type()?;
+        let now = self.memory();
+        let flat = 4 * self.network.layout().len as u64;
+        Some(MemoryUse { weights: flat, activations: self.network.memory_bytes_f32() as u64, ..now }.total())
+    }
+
+    /// The 16-bit format of mixed precision.
+    pub fn half_type(&self) -> Option<HalfType> {
+        half_type(&self.config)
+    }
+
+    /// The word for the kernels in use.
+    pub fn kernel(&self) -> String {
+        match (self.half_type(), self.cpu.half) {
+            (Some(HalfType::Bf16), half) if half != HalfKernel::F32 => {
+                format!("{}+{}", self.cpu.isa.name(), half.name())
+            }
+            _ => self.cpu.isa.name().to_owned(),
+        }
     }
 
     /// What the launcher shows before the start.
-    pub fn inspection(&self) -> Inspection {
-        let layout = self.model.layout();
-        let measured = if self.corpus.validation().is_empty() { self.corpus.train() } else { self.corpus.validation() };
-        Inspection {
+    ///
+    /// # Errors
+    /// The data cannot be read any more.
+    pub fn inspection(&self) -> Result<Inspection, TrainError> {
+        let layout = self.network.layout();
+        let facts = self.dataset.facts();
+        let entropies = self.dataset.entropies()?;
+        Ok(Inspection {
+            model: self.model.words(),
+            sample: facts.sample.clone(),
+            item: facts.item,
             parameters: layout.trainable() as u64,
             gradient_tensors: layout.parameters.len() as u32,
             bucket_bytes: self.buckets.iter().map(|bucket| 4 * bucket.range.len() as u64).collect(),
-            memory_bytes: self.memory_bytes(),
-            kernel: self.isa.name().to_string(),
-            files: self.corpus.files(),
-            empty_files: self.corpus.empty_files(),
-            bytes: self.corpus.bytes(),
-            train_tokens: self.corpus.train().len() as u64,
-            validation_tokens: self.corpus.validation().len() as u64,
-            data_digest: self.corpus.digest(),
-            unigram_nats: unigram_entropy(measured),
-            bigram_nats: bigram_entropy(measured),
-            tokens_per_step: self.tokens_per_step(),
-            steps_per_epoch: self.sampler.steps_per_epoch(),
+            memory: self.memory(),
+            fp32_memory_bytes: self.memory_fp32(),
+            kernel: self.kernel(),
+            files: facts.files,
+            empty_files: facts.empty_files,
+            bytes: facts.bytes,
+            train_items: facts.train_items,
+            validation_items: facts.validation_items,
+            data_digest: facts.digest.clone(),
+            unigram_nats: entropies.map(|entropies| entropies.unigram),
+            bigram_nats: entropies.and_then(|entropies| entropies.bigram),
+            samples_per_step: self.order.samples_per_step(),
+            items_per_step: self.items_per_step(),
+            steps_per_epoch: self.order.steps_per_epoch(),
             total_steps: self.total_steps,
-        }
+        })
     }
+}
+
+fn half_type(config: &EngineConfig) -> Option<HalfType> {
+    match config.precision {
+        Precision::Fp32 => None,
+        Precision::Amp(amp) => Some(amp.compute_type),
+    }
+}
+
+fn network(config: &EngineConfig, dataset: &Dataset, model: &dyn Model, cpu: &Cpu) -> Result<Network, TrainError> {
+    let format = match half_type(config) {
+        None => Format::F32,
+        Some(HalfType::Bf16) => Format::Bf16,
+        Some(HalfType::Fp16) => Format::F16,
+    };
+    let images = &config.data.images;
+    let mut graph = Graph::new(config.batch_size_per_process as usize, dataset.kind(), format)
+        .with_label_smoothing(config.label_smoothing as f32)
+        .with_normalisation(&images.mean, &images.deviation);
+    model.build(&mut graph)?;
+    Ok(Network::new(graph, cpu.clone())?)
 }

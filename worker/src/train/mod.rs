@@ -11,15 +11,25 @@
 //! norm and optimizer give the same bits on every CPU. Nothing else ever touches the weights.
 
 mod blueprint;
+mod buckets;
 pub mod config;
 mod error;
+mod evaluate;
 pub mod fault;
+mod memory;
+mod recording;
+mod resume;
 mod run;
 mod save;
+mod saver;
 mod sink;
+mod state;
+mod step;
 mod trainer;
 
-pub use blueprint::Blueprint;
+pub use blueprint::{Blueprint, open};
 pub use error::TrainError;
-pub use run::{Reporter, run};
+pub use evaluate::Judgement;
+pub use run::{Outside, Reporter, run};
+pub use step::{Agreed, Wishes};
 pub use trainer::{StepReport, Trainer};

@@ -1,12 +1,16 @@
 //! A whole run of one rank: join, train, evaluate, save, leave; and what it tells its launcher.
 
 use super::fault::Fault;
-use super::{Blueprint, StepReport, TrainError, Trainer};
-use crate::comm::{Aborter, CommError, GroupConfig};
+use super::memory;
+use super::recording::Recording;
+use super::step::Wishes;
+use super::{Blueprint, Judgement, StepReport, TrainError, Trainer};
+use crate::comm::{Aborter, CommError, Communicator, GroupConfig};
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
-use switchyard_worker_contract::event::{Event, Finished, Progress, Ready};
+use switchyard_worker_contract::event::{CheckpointReport, Event, Finished, Progress, Ready};
 
 /// Prints events, one JSON object per line.
 pub struct Reporter<W> {
@@ -28,6 +32,16 @@ impl<W: Write> Reporter<W> {
     }
 }
 
+/// What the world outside of the run may do to it.
+pub struct Outside<'a> {
+    /// Where everything of this run goes.
+    pub run_dir: &'a Path,
+    /// A fault for tests.
+    pub fault: Option<Fault>,
+    /// The signal that told this process to stop, or 0. Only looked at where a checkpoint is to be saved first.
+    pub stop: &'a AtomicI32,
+}
+
 /// Trains to the end. `joined` gets the handle by which a signal can end the group.
 ///
 /// # Errors
@@ -35,18 +49,22 @@ impl<W: Write> Reporter<W> {
 pub fn run<W: Write>(
     blueprint: Blueprint,
     group: &GroupConfig,
-    run_dir: &Path,
-    fault: Option<Fault>,
+    outside: &Outside<'_>,
     reporter: &mut Reporter<W>,
     joined: impl FnOnce(Aborter),
 ) -> Result<(), TrainError> {
     let mut trainer = Trainer::join(blueprint, group)?;
     joined(trainer.communicator().aborter());
-    let finished = match to_the_end(&mut trainer, group.attempt, run_dir, fault, reporter) {
+    let mut run = Run { trainer: &mut trainer, attempt: group.attempt, outside, reporter };
+    let finished = match run.train_all() {
         Ok(finished) => finished,
+        Err(error @ TrainError::Stopped { .. }) => {
+            trainer.leave()?;
+            return Err(error);
+        }
         Err(error) => {
             trainer.tell(&error);
-            return Err(error);
+            return Err(first_cause(error, trainer.communicator()));
         }
     };
     // A rank is finished only when all are: a failure while another one saves is a failure of the job.
@@ -55,84 +73,158 @@ pub fn run<W: Write>(
     Ok(())
 }
 
-fn to_the_end<W: Write>(
-    trainer: &mut Trainer,
+/// Of two ranks that fail at once, one was first for the whole group: the other one says so too, and its own error is in its log.
+fn first_cause(error: TrainError, communicator: &Communicator) -> TrainError {
+    match communicator.failure() {
+        Some(cause) if cause.origin_rank != communicator.rank() && !matches!(error, TrainError::Comm(_)) => {
+            eprintln!("error: rank {}, after a failure of rank {}: {error}", communicator.rank(), cause.origin_rank);
+            CommError::Failed(cause).into()
+        }
+        _ => error,
+    }
+}
+
+struct Run<'a, W> {
+    trainer: &'a mut Trainer,
     attempt: u32,
-    run_dir: &Path,
-    fault: Option<Fault>,
-    reporter: &mut Reporter<W>,
-) -> Result<Finished, TrainError> {
-    let all_reduce_ms = trainer.measure_all_reduce()?;
-    let communicator = trainer.communicator();
-    let rank = communicator.rank();
-    reporter.event(&Event::Ready(Ready {
-        rank,
-        pid: std::process::id(),
-        host: communicator.host().to_string(),
-        cpus: crate::process::allowed().to_string(),
-        threads: trainer.blueprint().config.cpu_threads,
-        kernel: trainer.blueprint().isa.name().to_string(),
-        address: communicator.local_address().to_string(),
-        transport: communicator.transport(),
-        all_reduce_ms,
-    }));
-    let total = trainer.blueprint().total_steps;
-    let tokens_per_step = trainer.blueprint().tokens_per_step();
-    let fetch_every = u64::from(trainer.blueprint().config.fetch_every_steps);
-    let evaluate_every = trainer.blueprint().config.evaluation.every_steps;
-    let mut interval = Interval::default();
-    let mut step_times: Vec<f32> = Vec::with_capacity(usize::try_from(total).unwrap_or(0).min(1 << 20));
-    let (mut first_loss, mut last_loss) = (f64::NAN, f64::NAN);
-    while trainer.steps_done() < total {
-        let next = trainer.steps_done() + 1;
-        if let Some(fault) = fault.filter(|fault| fault.due(next, rank, attempt)) {
-            fault.strike();
+    outside: &'a Outside<'a>,
+    reporter: &'a mut Reporter<W>,
+}
+
+impl<W: Write> Run<'_, W> {
+    fn ready(&mut self) -> Result<(), TrainError> {
+        let all_reduce_ms = self.trainer.measure_all_reduce()?;
+        let (communicator, blueprint) = (self.trainer.communicator(), self.trainer.blueprint());
+        let ready = Ready {
+            rank: communicator.rank(),
+            pid: std::process::id(),
+            host: communicator.host().to_string(),
+            cpus: crate::process::allowed().to_string(),
+            threads: blueprint.config.cpu_threads,
+            kernel: blueprint.kernel(),
+            address: communicator.local_address().to_string(),
+            transport: communicator.transport(),
+            all_reduce_ms,
+            resumed_step: self.trainer.resumed_step(),
+        };
+        self.reporter.event(&Event::Ready(ready));
+        Ok(())
+    }
+
+    fn train_all(&mut self) -> Result<Finished, TrainError> {
+        self.ready()?;
+        let rank = self.trainer.communicator().rank();
+        let config = self.trainer.blueprint().config.clone();
+        let total = self.trainer.blueprint().total_steps;
+        let fetch_every = u64::from(config.fetch_every_steps);
+        let saves_first = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
+        let mut recording = Recording::start(self.trainer, self.outside.run_dir, self.attempt);
+        let mut interval = Interval::default();
+        let mut step_times: Vec<f32> = Vec::with_capacity(usize::try_from(total).unwrap_or(0).min(1 << 20));
+        let (mut first_loss, mut last_loss) = (None, None);
+        while self.trainer.steps_done() < total {
+            let next = self.trainer.steps_done() + 1;
+            if let Some(fault) = self.outside.fault.filter(|fault| fault.due(next, rank, self.attempt)) {
+                fault.strike();
+            }
+            if let Some(cause) = self.trainer.communicator().failure() {
+                return Err(CommError::Failed(cause).into());
+            }
+            recording.before(self.trainer);
+            let stop = saves_first && self.outside.stop.load(Ordering::Relaxed) != 0;
+            let (report, agreed) = self.trainer.step(Wishes { stop })?;
+            first_loss = first_loss.or(Some(report.loss).filter(|loss| loss.is_finite()));
+            if step_times.len() < step_times.capacity() {
+                step_times.push(report.total.as_secs_f32() * 1e3);
+            }
+            interval.add(&report);
+            recording.after(self.trainer, &report);
+            self.tell_saved();
+            let fetch = report.step % fetch_every == 0 || report.step == total || agreed.stop;
+            if let Some(loss) = interval.loss().filter(|_| fetch) {
+                last_loss = Some(loss);
+                let progress = interval.progress(rank, loss, &report, self.trainer);
+                recording.progress(&progress);
+                self.reporter.event(&Event::Progress(progress));
+                interval = Interval::default();
+            }
+            if agreed.stop {
+                return Err(self.stop()?);
+            }
+            let release = u64::from(config.memory.release_every_steps);
+            if release > 0 && report.step % release == 0 {
+                memory::release();
+            }
+            let evaluate_every = config.evaluation.every_steps;
+            if evaluate_every > 0 && report.step % evaluate_every == 0 && report.step != total {
+                self.evaluate(&mut recording)?;
+            }
         }
-        if let Some(cause) = trainer.communicator().failure() {
-            return Err(CommError::Failed(cause).into());
+        self.trainer.save_checkpoint()?;
+        let judgement = self.evaluate(&mut recording)?;
+        self.trainer.finish_checkpoint()?;
+        self.tell_saved();
+        let weights_digest = self.trainer.agree_on_weights()?;
+        let model_file = self.outside.run_dir.join("model.safetensors");
+        if rank == 0 {
+            self.trainer.save(&model_file)?;
         }
-        let report = trainer.step()?;
-        if report.step == 1 {
-            first_loss = report.loss;
+        step_times.sort_by(f32::total_cmp);
+        Ok(Finished {
+            rank,
+            step: total,
+            first_loss,
+            last_loss,
+            validation_loss: judgement.map(|judgement| judgement.loss),
+            accuracy: judgement.and_then(|judgement| judgement.accuracy),
+            weights_digest,
+            step_ms_p50: percentile(&step_times, 50),
+            step_ms_p99: percentile(&step_times, 99),
+            model_file: (rank == 0).then(|| model_file.display().to_string()),
+        })
+    }
+
+    fn evaluate(&mut self, recording: &mut Recording) -> Result<Option<Judgement>, TrainError> {
+        let stop = self.outside.stop;
+        let (judgement, agreed) =
+            self.trainer.evaluate_unless(&mut || Wishes { stop: stop.load(Ordering::Relaxed) != 0 })?;
+        if agreed.stop {
+            return Err(self.stop()?);
         }
-        if step_times.len() < step_times.capacity() {
-            step_times.push(report.total.as_secs_f32() * 1e3);
+        if let (0, Some(Judgement { loss, accuracy })) = (self.trainer.communicator().rank(), judgement) {
+            let step = self.trainer.steps_done();
+            recording.scalars(step, &[("loss/validation", loss)]);
+            if let Some(accuracy) = accuracy {
+                recording.scalars(step, &[("accuracy/validation", accuracy)]);
+            }
+            self.reporter.event(&Event::Evaluation { step, loss, accuracy });
         }
-        interval.add(&report);
-        if report.step % fetch_every == 0 || report.step == total {
-            last_loss = interval.loss / interval.steps as f64;
-            reporter.event(&Event::Progress(interval.progress(rank, &report, total, tokens_per_step)));
-            interval = Interval::default();
-        }
-        let evaluation_due = evaluate_every > 0 && report.step % evaluate_every == 0 && report.step != total;
-        if evaluation_due
-            && let Some(loss) = trainer.evaluate()?
-            && rank == 0
-        {
-            reporter.event(&Event::Evaluation { step: report.step, loss });
+        Ok(judgement)
+    }
+
+    fn tell_saved(&mut self) {
+        for saved in self.trainer.take_saved() {
+            let (bytes, failure) = match saved.outcome {
+                Ok(bytes) => (Some(bytes), None),
+                Err(cause) => (None, Some(cause)),
+            };
+            if let Some(cause) = &failure {
+                eprintln!("warning: the checkpoint of step {} is not saved: {cause}", saved.step);
+            }
+            let report = CheckpointReport { step: saved.step, bytes, seconds: saved.seconds, failure };
+            self.reporter.event(&Event::Checkpoint(report));
         }
     }
-    let validation_loss = trainer.evaluate()?;
-    if let (0, Some(loss)) = (rank, validation_loss) {
-        reporter.event(&Event::Evaluation { step: total, loss });
+
+    /// Saves, since a rank was told to stop; answers the error that says so.
+    fn stop(&mut self) -> Result<TrainError, TrainError> {
+        self.trainer.save_checkpoint()?;
+        let saved = self.trainer.finish_checkpoint()?;
+        self.tell_saved();
+        let step = self.trainer.steps_done();
+        let interrupted = self.outside.stop.load(Ordering::Relaxed) == signal_hook::consts::SIGINT;
+        Ok(TrainError::Stopped { step, saved, interrupted })
     }
-    let weights_digest = trainer.agree_on_weights()?;
-    let model_file = run_dir.join("model.safetensors");
-    if rank == 0 {
-        trainer.save(&model_file)?;
-    }
-    step_times.sort_by(f32::total_cmp);
-    Ok(Finished {
-        rank,
-        step: total,
-        first_loss,
-        last_loss,
-        validation_loss,
-        weights_digest,
-        step_ms_p50: percentile(&step_times, 50),
-        step_ms_p99: percentile(&step_times, 99),
-        model_file: (rank == 0).then(|| model_file.display().to_string()),
-    })
 }
 
 /// Nearest-rank percentile of sorted values.
@@ -145,16 +237,24 @@ fn percentile(sorted: &[f32], percent: usize) -> f64 {
 #[derive(Debug, Default)]
 struct Interval {
     steps: u64,
+    /// Sum of the losses that are numbers, and how many are: with mixed precision a skipped step's may be none.
     loss: f64,
+    losses: u64,
     longest: Duration,
     sum: StepReport,
+    /// Last norm of a step that was not skipped.
+    gradient_norm: f64,
 }
 
 impl Interval {
     fn add(&mut self, report: &StepReport) {
         self.steps += 1;
-        self.loss += report.loss;
+        if report.loss.is_finite() {
+            self.loss += report.loss;
+            self.losses += 1;
+        }
         self.longest = self.longest.max(report.total);
+        self.gradient_norm = report.gradient_norm.unwrap_or(self.gradient_norm);
         self.sum.total += report.total;
         self.sum.forward += report.forward;
         self.sum.backward += report.backward;
@@ -163,18 +263,26 @@ impl Interval {
         self.sum.optimizer += report.optimizer;
     }
 
-    fn progress(&self, rank: u32, last: &StepReport, total_steps: u64, tokens_per_step: u64) -> Progress {
+    /// Mean loss; `None` when no step had one.
+    fn loss(&self) -> Option<f64> {
+        (self.losses > 0).then(|| self.loss / self.losses as f64)
+    }
+
+    fn progress(&self, rank: u32, loss: f64, last: &StepReport, trainer: &Trainer) -> Progress {
         let steps = self.steps as f64;
         let mean = |time: Duration| time.as_secs_f64() * 1e3 / steps;
+        let blueprint = trainer.blueprint();
+        let mixed = blueprint.half_type().is_some();
         Progress {
             rank,
             step: last.step,
-            total_steps,
+            total_steps: blueprint.total_steps,
             interval_steps: self.steps,
-            loss: self.loss / steps,
+            loss,
             learning_rate: last.learning_rate,
-            gradient_norm: last.gradient_norm,
-            tokens_per_second: steps * tokens_per_step as f64 / self.sum.total.as_secs_f64(),
+            gradient_norm: self.gradient_norm,
+            item: blueprint.dataset.facts().item,
+            items_per_second: steps * blueprint.items_per_step() as f64 / self.sum.total.as_secs_f64(),
             step_ms: mean(self.sum.total),
             max_step_ms: self.longest.as_secs_f64() * 1e3,
             forward_ms: mean(self.sum.forward),
@@ -182,6 +290,8 @@ impl Interval {
             communication_wait_ms: mean(self.sum.communication_wait),
             input_wait_ms: mean(self.sum.input_wait),
             optimizer_ms: mean(self.sum.optimizer),
+            loss_scale: mixed.then_some(last.loss_scale),
+            skipped_steps: trainer.skipped_steps(),
         }
     }
 }

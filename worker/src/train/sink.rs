@@ -1,6 +1,7 @@
 //! Gradients straight into registered buckets; a bucket's all-reduce starts with its last gradient.
 
-use crate::comm::Communicator;
+use super::buckets::{Buckets, Flags};
+use crate::comm::{CommError, Communicator};
 use crate::model::{Bucket, GradientSink, Layout};
 use std::ops::Range;
 
@@ -25,14 +26,39 @@ impl Places {
     }
 }
 
+/// When buckets are reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Not in this pass: more micro-batches follow, or all start after it.
+    Later,
+    /// Each as soon as it is complete.
+    AtOnce,
+    /// The same, and backward waits for it.
+    AndWait,
+}
+
 /// One backward pass into the buckets.
 pub(super) struct BucketSink<'a> {
     pub communicator: &'a mut Communicator,
     pub places: &'a Places,
     /// Add to the gradients of earlier micro-batches of this step.
     pub accumulate: bool,
-    /// Start a bucket's all-reduce when it is complete.
-    pub start: bool,
+    pub start: Start,
+    /// What goes with the metrics, before their bucket starts.
+    pub metrics: (&'a Buckets, Flags, &'a [f32]),
+    /// The first failure of a reduction that was waited for.
+    pub failed: Option<CommError>,
+}
+
+impl BucketSink<'_> {
+    /// Starts a bucket; that of the metrics with them.
+    pub fn begin(&mut self, bucket: usize) {
+        let (buckets, flags, statistics) = self.metrics;
+        if bucket == buckets.of_metrics() {
+            buckets.tell(self.communicator, flags, statistics);
+        }
+        self.communicator.start(bucket);
+    }
 }
 
 impl GradientSink for BucketSink<'_> {
@@ -58,8 +84,12 @@ impl GradientSink for BucketSink<'_> {
 
     fn finished(&mut self, ordinal: usize) {
         let bucket = self.places.places[ordinal].0;
-        if self.start && self.places.last[bucket] == ordinal {
-            self.communicator.start(bucket);
+        if self.start == Start::Later || self.places.last[bucket] != ordinal || self.failed.is_some() {
+            return;
+        }
+        self.begin(bucket);
+        if self.start == Start::AndWait {
+            self.failed = self.communicator.wait(bucket).err();
         }
     }
 }

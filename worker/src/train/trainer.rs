@@ -1,35 +1,36 @@
 //! One rank's training state, moved one optimizer step at a time.
 
 use super::blueprint::Blueprint;
-use super::sink::{BucketSink, Places};
+use super::buckets::{Buckets, Flags};
+use super::resume;
+use super::saver::{Saved, Saver, Site};
+use super::sink::Places;
+use super::state::{Names, State};
 use super::{TrainError, save};
-use crate::comm::{Cause, Communicator, GroupConfig};
-use crate::cpu::AlignedBuffer;
-use crate::data::{Prefetcher, TokenBatch, ValidationSet};
-use crate::model::Model;
-use crate::optimizer::{AdamW, Schedule, sum_of_squares};
-use std::path::Path;
+use crate::comm::{Cause, Communicator, GroupConfig, Timing};
+use crate::cpu::pool::Span;
+use crate::data::{Making, Prefetcher, ValidationSet};
+use crate::nn::Operation;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_worker_contract::config::{self, EngineConfig};
+use switchyard_checkpoint::Plan;
+use switchyard_worker_contract::config::EngineConfig;
 use xxhash_rust::xxh3::xxh3_128;
-
-/// Floats that travel with the last gradient bucket: the first is the loss. One cache line, so that nothing shares it.
-const METRICS: usize = 16;
-
-/// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
-const CLIP_EPSILON: f64 = 1e-6;
 
 /// Figures of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepReport {
     /// Optimizer steps done, this one included.
     pub step: u64,
-    /// Mean loss over all ranks, nats per token.
+    /// Mean loss over all ranks, nats.
     pub loss: f64,
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// Global gradient norm before clipping.
-    pub gradient_norm: f64,
+    /// Global gradient norm before clipping; `None` when the step was skipped because of an overflow.
+    pub gradient_norm: Option<f64>,
+    /// Factor of the loss in this step.
+    pub loss_scale: f64,
     /// Wall time of the step.
     pub total: Duration,
     /// Forward passes.
@@ -42,53 +43,115 @@ pub struct StepReport {
     pub input_wait: Duration,
     /// Norm, clipping, optimizer.
     pub optimizer: Duration,
+    /// Copying for a checkpoint, or waiting for the one before.
+    pub checkpoint: Duration,
+    /// Time in which at least one reduction was under way.
+    pub reduce: Duration,
+    /// Work of the reader's threads for this step.
+    pub read: Duration,
+}
+
+/// Checkpoints of this run.
+pub(super) struct Checkpoints {
+    pub saver: Saver,
+    pub names: Names,
+    /// When the last one began; rank 0 goes by it.
+    pub last: Instant,
+    /// Those that rank 0 completed or gave up, to be told.
+    pub saved: Vec<Saved>,
 }
 
 /// One rank's training state.
 pub struct Trainer {
-    blueprint: Blueprint,
-    communicator: Communicator,
-    reader: Prefetcher,
-    places: Places,
-    weights: AlignedBuffer,
-    optimizer: AdamW,
-    validation: Option<(ValidationSet, TokenBatch)>,
-    step: u64,
+    pub(super) blueprint: Blueprint,
+    pub(super) communicator: Communicator,
+    pub(super) reader: Prefetcher,
+    pub(super) places: Places,
+    pub(super) buckets: Buckets,
+    pub(super) state: State,
+    pub(super) checkpoints: Option<Checkpoints>,
+    /// Sums of batch statistics over the micro-batches of a step, as this rank's part of the mean.
+    pub(super) statistics: Vec<f32>,
+    /// How the reader made the micro-batches of the last step.
+    pub(super) makings: Vec<Making>,
+    pub(super) validation: Option<ValidationSet>,
+    resumed: Option<u64>,
 }
 
 impl Trainer {
-    /// Joins the group and sets the initial weights. All ranks must have read the same data with the same configuration.
+    /// Joins the group, and sets the initial weights or those of the newest checkpoint. All ranks must have read the same data with the
+    /// same configuration.
     ///
     /// # Errors
-    /// The group cannot form, or its ranks differ.
+    /// The group cannot form, its ranks differ, or the checkpoint cannot be used.
     pub fn join(blueprint: Blueprint, group: &GroupConfig) -> Result<Trainer, TrainError> {
-        let mut lens: Vec<usize> = blueprint.buckets.iter().map(|bucket| bucket.range.len()).collect();
-        if let Some(last) = lens.last_mut() {
-            *last += METRICS;
-        }
-        lens.push(METRICS);
-        let mut communicator = Communicator::connect(group, &lens)?;
+        let mut state = State::new(&blueprint);
+        let tensors = state.tensors(&blueprint);
+        let bytes = tensors.iter().map(|tensor| 4 * tensor.numbers() as u64).sum();
+        let slot = Saver::digest_room(bytes).max(resume::ROOM);
+        let (buckets, lens, options) = Buckets::new(&blueprint, slot);
+        let mut communicator = Communicator::connect(group, &lens, &options)?;
         // Threads may differ between nodes: they do not change a bit of the results.
         let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
-        let configuration = serde_json::to_vec(&shared).unwrap_or_default();
-        communicator.agree("the engine configuration", digest(&configuration).as_bytes())?;
-        communicator.agree("the training data", blueprint.corpus.digest().as_bytes())?;
-        let mut weights = AlignedBuffer::zeroed(blueprint.model.layout().len);
-        blueprint.model.initialise(blueprint.config.seed, &mut weights);
+        let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());
+        communicator.agree("the engine configuration", configuration.as_bytes())?;
+        communicator.agree("the training data", blueprint.dataset.facts().digest.as_bytes())?;
+        let (mut blueprint, mut checkpoints, mut resumed) = (blueprint, None, None);
+        if let Some(config) = blueprint.config.checkpoint.clone() {
+            let directory = PathBuf::from(&config.path);
+            let found = resume::find(&mut communicator, &buckets, &directory, &group.job, group.attempt);
+            let start = found.inspect_err(|error| tell(&communicator, error))?;
+            if let Some((checkpoint, progress)) = &start.checkpoint {
+                if progress.half_kernel.available() {
+                    blueprint = blueprint.with_half_kernel(progress.half_kernel)?;
+                }
+                blueprint.go_on_from(progress);
+                let restored = resume::restore(&mut state, &blueprint, &directory, checkpoint, progress);
+                restored.inspect_err(|error| tell(&communicator, error))?;
+                resumed = Some(state.step);
+            }
+            let plan = Plan::new(tensors, blueprint.world as usize)
+                .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
+            let site = Site {
+                directory,
+                job: group.job.clone(),
+                config: configuration,
+                keep: config.keep.max(1) as usize,
+                rank: communicator.rank() as usize,
+                attempt: start.attempt,
+            };
+            let saver = Saver::start(site, plan, resumed)
+                .map_err(|error| TrainError::Usage(format!("cannot start the thread for checkpoints: {error}")))?;
+            let names = Names::new(&state, &blueprint);
+            checkpoints = Some(Checkpoints { saver, names, last: Instant::now(), saved: Vec::new() });
+        }
         let rank = communicator.rank();
-        let reader = Prefetcher::start(blueprint.corpus.clone(), blueprint.sampler, rank, 0)?;
-        let shape = blueprint.sampler.shape();
+        let reader = &blueprint.config.reader;
+        let reader = Prefetcher::start(Arc::clone(&blueprint.dataset), blueprint.order, rank, state.step, reader)?;
+        let config = &blueprint.config;
         let validation = ValidationSet::new(
-            blueprint.corpus.validation().len() as u64,
-            shape.context_length,
-            shape.batch_size,
-            blueprint.config.evaluation.batches,
+            &blueprint.dataset,
+            config.batch_size_per_process,
+            config.evaluation.batches,
             blueprint.world,
-        )
-        .map(|set| (set, TokenBatch::new(shape.batch_size, shape.context_length)));
-        let places = Places::new(blueprint.model.layout(), &blueprint.buckets);
-        let optimizer = blueprint.optimizer();
-        let mut trainer = Trainer { blueprint, communicator, reader, places, weights, optimizer, validation, step: 0 };
+            reader.bad_samples().clone(),
+        );
+        let places = Places::new(blueprint.network.layout(), &blueprint.buckets);
+        let statistics = vec![0.0; blueprint.network.batch_statistics().len()];
+        let makings = Vec::with_capacity(blueprint.config.batch_merge as usize);
+        let mut trainer = Trainer {
+            blueprint,
+            communicator,
+            reader,
+            places,
+            buckets,
+            state,
+            checkpoints,
+            statistics,
+            makings,
+            validation,
+            resumed,
+        };
         trainer.agree_on_weights()?;
         Ok(trainer)
     }
@@ -105,7 +168,54 @@ impl Trainer {
 
     /// Optimizer steps done.
     pub fn steps_done(&self) -> u64 {
-        self.step
+        self.state.step
+    }
+
+    /// Steps that the checkpoint had from which it went on.
+    pub fn resumed_step(&self) -> Option<u64> {
+        self.resumed
+    }
+
+    /// Steps skipped so far, with mixed precision.
+    pub fn skipped_steps(&self) -> Option<u64> {
+        self.state.scaler.as_ref().map(|scaler| scaler.state().skipped_steps)
+    }
+
+    /// From now on the times of all layers are kept for [`Trainer::operations`], or no longer.
+    pub(super) fn record_operations(&mut self, on: bool) {
+        self.blueprint.network.record(on);
+        self.blueprint.cpu.pool.record(on);
+    }
+
+    /// When the compute threads beside this one were busy in the last step.
+    pub(super) fn spans(&self) -> Vec<Span> {
+        self.blueprint.cpu.pool.record(true)
+    }
+
+    /// Names, kinds and times of the layers of the last micro-batch.
+    pub(super) fn operations(&self, each: &mut dyn FnMut(&str, &str, &Operation)) {
+        let network = &self.blueprint.network;
+        for operation in network.operations() {
+            let (name, kind) = network.name(operation.node as usize);
+            each(name, kind, operation);
+        }
+    }
+
+    /// The reductions of the last step, by bucket.
+    pub(super) fn timings(&self) -> impl Iterator<Item = (usize, Timing)> {
+        let timed = |bucket| Some((bucket, self.communicator.timing(bucket)?));
+        (0..self.buckets.gradients).filter_map(timed)
+    }
+
+    /// Bytes of gradients that a step reduces; 0 with a single rank.
+    pub(super) fn gradient_bytes(&self) -> u64 {
+        let numbers: usize = self.blueprint.buckets.iter().map(|bucket| bucket.range.len()).sum();
+        if self.communicator.world() == 1 { 0 } else { 4 * numbers as u64 }
+    }
+
+    /// Samples per second that the reader can make; see [`Prefetcher::capacity`].
+    pub fn reader_capacity(&self) -> Option<f64> {
+        self.reader.capacity()
     }
 
     /// Time of one all-reduce of all gradient buckets, ms: the best of three after a first one. All ranks call it together, before the
@@ -121,126 +231,93 @@ impl Trainer {
         for _ in 0..4 {
             self.communicator.barrier()?;
             let start = Instant::now();
-            for bucket in 0..self.blueprint.buckets.len() {
-                self.communicator.all_reduce(bucket)?;
+            (0..self.buckets.gradients).for_each(|bucket| self.communicator.start(bucket));
+            for bucket in 0..self.buckets.gradients {
+                self.communicator.wait(bucket)?;
             }
             best = best.min(start.elapsed().as_secs_f64() * 1e3);
         }
         Ok(best)
     }
 
-    /// One optimizer step.
-    ///
-    /// # Errors
-    /// The group failed, the reader ended, or the loss is not finite; the weights are then those before the step.
-    pub fn step(&mut self) -> Result<StepReport, TrainError> {
-        let start = Instant::now();
-        let mut report = StepReport { step: self.step + 1, ..StepReport::default() };
-        let config = &self.blueprint.config;
-        let merge = config.batch_merge;
-        let overlap = config.overlap.enabled;
-        // Gradients of the mean over the whole global batch: each micro-batch of each rank weighs the same.
-        let scale = 1.0 / (merge as f32 * self.blueprint.world as f32);
-        let last_bucket = self.blueprint.buckets.len() - 1;
-        let mut loss = 0.0;
-        for micro_batch in 0..merge {
-            let at = Instant::now();
-            let batch = self.reader.next()?;
-            let read = Instant::now();
-            loss += self.blueprint.model.forward(&self.weights, batch.inputs, batch.targets);
-            let forwarded = Instant::now();
-            let last = micro_batch + 1 == merge;
-            if last {
-                let bucket = self.communicator.bucket_mut(last_bucket);
-                let metric = bucket.len() - METRICS;
-                bucket[metric] = loss as f32 * scale;
-            }
-            let mut sink = BucketSink {
-                communicator: &mut self.communicator,
-                places: &self.places,
-                accumulate: micro_batch > 0,
-                start: overlap && last,
-            };
-            self.blueprint.model.backward(&self.weights, scale, &mut sink);
-            report.input_wait += read - at;
-            report.forward += forwarded - read;
-            report.backward += forwarded.elapsed();
-        }
-        if !overlap {
-            (0..=last_bucket).for_each(|bucket| self.communicator.start(bucket));
-        }
-        let mut squares = 0.0;
-        for (index, bucket) in self.blueprint.buckets.iter().enumerate() {
-            let at = Instant::now();
-            self.communicator.wait(index)?;
-            let arrived = Instant::now();
-            report.communication_wait += arrived - at;
-            squares += sum_of_squares(&self.communicator.bucket(index)[..bucket.range.len()]);
-            report.optimizer += arrived.elapsed();
-        }
-        let metrics = self.communicator.bucket(last_bucket);
-        report.loss = f64::from(metrics[metrics.len() - METRICS]);
-        report.gradient_norm = squares.sqrt();
-        if !report.loss.is_finite() || !report.gradient_norm.is_finite() {
-            let error = TrainError::NotFinite { step: report.step, loss: report.loss };
-            self.tell(&error);
-            return Err(error);
-        }
-        let at = Instant::now();
-        report.learning_rate = self.update(report.gradient_norm);
-        report.optimizer += at.elapsed();
-        self.step += 1;
-        report.total = start.elapsed();
-        Ok(report)
-    }
-
-    /// Clips and applies the reduced gradients; answers the learning rate.
-    fn update(&mut self, norm: f64) -> f64 {
-        let config = &self.blueprint.config;
-        let config::Optimizer::AdamW(adam_w) = config.optimizer;
-        let clip = adam_w.gradient_clip_norm.map_or(1.0, |most| (most / (norm + CLIP_EPSILON)).min(1.0));
-        let learning_rate =
-            Schedule::learning_rate(&config.schedule, adam_w.learning_rate, self.step, self.blueprint.total_steps);
-        self.optimizer.begin_step();
-        for (index, bucket) in self.blueprint.buckets.iter().enumerate() {
-            let gradients = &self.communicator.bucket(index)[..bucket.range.len()];
-            self.optimizer.apply(
-                bucket.range.clone(),
-                &mut self.weights,
-                gradients,
-                learning_rate,
-                clip as f32,
-                &self.blueprint.pool,
-            );
-        }
-        learning_rate
-    }
-
-    /// Mean loss over the validation set of all ranks, nats per token; `None` without a validation split.
+    /// Begins a checkpoint of the steps done, after the one under way, if there is one; none where a complete one holds them. All ranks
+    /// call it together.
     ///
     /// # Errors
     /// The group failed.
-    pub fn evaluate(&mut self) -> Result<Option<f64>, TrainError> {
-        let Some((set, batch)) = &mut self.validation else { return Ok(None) };
-        let mut sum = 0.0;
-        for index in 0..set.batches() {
-            set.fill(&self.blueprint.corpus, self.communicator.rank(), index, batch);
-            sum += self.blueprint.model.evaluate(&self.weights, &batch.inputs, &batch.targets);
-            // A rank that is told to stop must not finish a long evaluation first.
-            if let Some(cause) = self.communicator.failure() {
-                return Err(crate::comm::CommError::Failed(cause).into());
+    pub(super) fn save_checkpoint(&mut self) -> Result<(), TrainError> {
+        if self.finish_checkpoint()? {
+            return Ok(());
+        }
+        let progress = self.state.progress(&self.blueprint);
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        checkpoints.saver.begin(&self.state, &checkpoints.names, progress);
+        checkpoints.last = Instant::now();
+        Ok(())
+    }
+
+    /// Waits for the checkpoint under way, if there is one. Answers on all ranks whether a complete one holds the steps done. All ranks
+    /// call it together.
+    ///
+    /// # Errors
+    /// The group failed.
+    pub(super) fn finish_checkpoint(&mut self) -> Result<bool, TrainError> {
+        loop {
+            let Some(checkpoints) = &mut self.checkpoints else { return Ok(false) };
+            checkpoints.saved.extend(checkpoints.saver.poll(true));
+            // Others may have nothing under way: rank 0 alone publishes.
+            let [busy, held] = [checkpoints.saver.busy(), checkpoints.saver.holds(self.state.step)];
+            let flags = self.checkpoint_flags();
+            let own = [f32::from(u8::from(busy)), flags.written, flags.failed, f32::from(u8::from(held))];
+            let [busy, written, failed, held] = self.buckets.sum(&mut self.communicator, own)?;
+            if busy == 0.0 {
+                return Ok(held > 0.0);
+            }
+            self.advance_checkpoint(written, failed)?;
+        }
+    }
+
+    /// What this rank tells of the checkpoint under way.
+    pub(super) fn checkpoint_flags(&self) -> Flags {
+        let written = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.saver.written());
+        Flags {
+            written: f32::from(u8::from(matches!(written, Some(Ok(_))))),
+            failed: f32::from(u8::from(matches!(written, Some(Err(_))))),
+            ..Flags::default()
+        }
+    }
+
+    /// Goes on with the checkpoint under way when all ranks have written, or one cannot.
+    pub(super) fn advance_checkpoint(&mut self, written: f32, failed: f32) -> Result<(), TrainError> {
+        let world = self.blueprint.world as f32;
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
+        if failed > 0.0 && written + failed >= world {
+            checkpoints.saved.extend(checkpoints.saver.give_up());
+        } else if written >= world {
+            let own = match checkpoints.saver.written() {
+                Some(Ok(digest)) => serde_json::to_vec(digest).unwrap_or_default(),
+                _ => Vec::new(),
+            };
+            let told = self.buckets.gather(&mut self.communicator, &own)?;
+            let digests: Result<Vec<_>, _> = told.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
+            match digests {
+                Ok(digests) => checkpoints.saver.publish(digests),
+                Err(_) => drop(checkpoints.saver.give_up()),
             }
         }
-        let mean = sum / f64::from(set.batches()) / f64::from(self.communicator.world());
-        let bucket = self.blueprint.buckets.len();
-        self.communicator.bucket_mut(bucket)[0] = mean as f32;
-        self.communicator.all_reduce(bucket)?;
-        Ok(Some(f64::from(self.communicator.bucket(bucket)[0])))
+        Ok(())
+    }
+
+    /// Checkpoints that were completed or given up since the last call; each is told by one rank.
+    pub(super) fn take_saved(&mut self) -> Vec<Saved> {
+        let Some(checkpoints) = &mut self.checkpoints else { return Vec::new() };
+        checkpoints.saved.extend(checkpoints.saver.poll(false));
+        std::mem::take(&mut checkpoints.saved)
     }
 
     /// Digest of all weights, 32 hexadecimal digits.
     pub fn weights_digest(&self) -> String {
-        digest(bytemuck::cast_slice(&self.weights))
+        digest(bytemuck::cast_slice(&self.state.weights))
     }
 
     /// Every rank compares its digest with the others'.
@@ -258,14 +335,12 @@ impl Trainer {
     /// # Errors
     /// The file cannot be written.
     pub fn save(&self, file: &Path) -> Result<(), TrainError> {
-        save::weights(file, self.blueprint.model.layout(), &self.weights, self.step)
+        save::model(file, &self.blueprint, &self.state)
     }
 
     /// Tells the other ranks why this one gives up. Where the group knows a cause already, that one stays.
     pub fn tell(&self, error: &TrainError) {
-        if !matches!(error, TrainError::Comm(_)) {
-            self.communicator.abort(Cause::failed(self.communicator.rank(), error.to_string()));
-        }
+        tell(&self.communicator, error);
     }
 
     /// Leaves the group in good order, together with all other ranks.
@@ -274,6 +349,12 @@ impl Trainer {
     /// A rank failed before.
     pub fn leave(self) -> Result<(), TrainError> {
         Ok(self.communicator.leave()?)
+    }
+}
+
+fn tell(communicator: &Communicator, error: &TrainError) {
+    if !matches!(error, TrainError::Comm(_) | TrainError::Stopped { .. }) {
+        communicator.abort(Cause::failed(communicator.rank(), error.to_string()));
     }
 }
 

@@ -5,12 +5,21 @@
 use std::{
     net::TcpListener,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering},
+    },
     time::{Duration, Instant},
 };
-use switchyard_worker::comm::{CommError, Communicator, Force, GroupConfig, Token};
+use switchyard_worker::comm::{CommError, Communicator, Force, GroupConfig, Options, Token};
 
 pub const TOKEN: [u8; 32] = [42; 32];
+
+/// Tests that look at time, processor use or open files of this process run one after another.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A free loopback port. Ports are taken from below the range for clients, so that nobody gets it in between.
 pub fn free_port() -> u16 {
@@ -57,15 +66,37 @@ pub fn try_group<T: Send>(
     lens: &[usize],
     body: impl Fn(Result<Communicator, CommError>) -> T + Sync,
 ) -> Vec<T> {
+    try_group_with(world, |_| Options::default(), change, lens, body)
+}
+
+/// As [`group`], with options.
+pub fn group_with<T: Send>(
+    world: u32,
+    options: Options,
+    change: impl Fn(&mut GroupConfig) + Sync,
+    lens: &[usize],
+    body: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
+    try_group_with(world, |_| options, change, lens, |comm| body(comm.unwrap()))
+}
+
+/// As [`try_group`], with options by rank.
+pub fn try_group_with<T: Send>(
+    world: u32,
+    options: impl Fn(u32) -> Options + Sync,
+    change: impl Fn(&mut GroupConfig) + Sync,
+    lens: &[usize],
+    body: impl Fn(Result<Communicator, CommError>) -> T + Sync,
+) -> Vec<T> {
     let port = free_port();
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
             .map(|rank| {
-                let (change, body) = (&change, &body);
+                let (options, change, body) = (&options, &change, &body);
                 scope.spawn(move || {
                     let mut config = config(rank, world, port);
                     change(&mut config);
-                    body(Communicator::connect(&config, lens))
+                    body(Communicator::connect(&config, lens, &options(rank)))
                 })
             })
             .collect();
@@ -104,6 +135,12 @@ pub fn rank_process() -> Option<GroupConfig> {
         config.transport = if transport == "tcp" { Force::Tcp } else { Force::Auto };
     }
     Some(config)
+}
+
+/// In a rank process: its options.
+pub fn rank_options() -> Options {
+    let lanes = std::env::var("TEST_LANES").map_or(1, |lanes| lanes.parse().unwrap());
+    Options { lanes, ..Options::default() }
 }
 
 /// Open files of this process: number of sockets, memfds and eventfds.

@@ -4,6 +4,7 @@ use super::super::devices::gigabytes;
 use super::super::text::{cut, length};
 use super::{Device, Drawing, Part};
 use crate::cli::units::counted;
+use crate::report::escaped;
 use switchyard_crds::gpu_topology::GPUTopology;
 
 /// Width and height of a device, and the space beside it. Units are those of the view box, about a pixel.
@@ -168,22 +169,4 @@ impl Picture {
         }
         bottom
     }
-}
-
-/// Text for XML 1.0, which has no control characters and no surrogates' neighbours U+FFFE and U+FFFF.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            '\u{fffe}' | '\u{ffff}' => escaped.push('?'),
-            letter if letter.is_control() => escaped.push('?'),
-            letter => escaped.push(letter),
-        }
-    }
-    escaped
 }

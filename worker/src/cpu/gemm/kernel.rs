@@ -1,26 +1,122 @@
 //! Micro-kernels: one tile of C from one packed panel of A and one of B.
 //!
-//! A panel holds, for each k, `mr` values of A (or `nr` of B) side by side. Every kernel sums over k in ascending order
-//! into one accumulator per element of C, so an element's bits do not depend on where in a tile it lies.
+//! A panel is made of 32-bit lanes, each one f32 or a pair of bf16 neighbours in k. A panel of B holds, for each lane of k,
+//! `nr` columns side by side. A panel of A holds `mr` rows [`ROW`] lanes apart, or is like one of B with `mr` rows side by
+//! side. Every kernel sums over k in ascending order into one accumulator per element of C, so that an element's bits do not
+//! depend on where in a tile it lies.
 #![allow(unsafe_code)]
 
-use crate::cpu::Isa;
+use super::amx;
+use crate::cpu::isa::per_isa;
+use crate::cpu::values::{Pointer, with_format};
+use crate::cpu::{Element, Format, HalfKernel, Isa};
+
+/// Deepest panel: 256 lanes x 32 columns of B fill 32 KiB, about one L1 cache.
+pub(super) const LANES: usize = 256;
+/// Lanes from one row of a panel of A to the next: an odd number of cache lines, so that rows share no sets of the cache.
+pub(super) const ROW: usize = LANES + 16;
+/// The tallest and the widest tile of any kernel.
+pub(super) const MAX_MR: usize = 32;
+/// The widest tile of any kernel.
+pub(super) const MAX_NR: usize = 32;
+
+/// Sums of a tile on their way to C, row after row of `nr`.
+#[repr(align(64))]
+pub(super) struct Sums(pub [f32; MAX_MR * MAX_NR]);
+
+/// How a panel of A lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// Row after row, [`ROW`] lanes apart.
+    Rows,
+    /// For each lane of k `mr` rows side by side.
+    Columns,
+}
+
+/// Where the rows of C lie.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) enum Lines {
+    /// So many elements apart.
+    Even(usize),
+    /// Every `step`-th pixel in both directions of `rows` x `columns` of them in each image.
+    Grid { rows: usize, columns: usize, step: usize, line: usize, image: usize },
+}
+
+impl Lines {
+    /// Elements from the first row to each row from `row` on, one after another.
+    fn offsets(self, row: usize) -> impl Iterator<Item = usize> {
+        let (mut y, mut x, mut offset, columns, rows) = match self {
+            Lines::Even(stride) => (0, 0, row * stride, usize::MAX, usize::MAX),
+            Lines::Grid { rows, columns, step, line, image } => {
+                let (above, x) = (row / columns, row % columns);
+                let y = above % rows;
+                (y, x, above / rows * image + y * line + x * step, columns, rows)
+            }
+        };
+        std::iter::repeat_with(move || {
+            let now = offset;
+            x += 1;
+            match self {
+                Lines::Even(stride) => offset += stride,
+                Lines::Grid { step, .. } if x < columns => offset += step,
+                Lines::Grid { step, line, image, .. } => {
+                    offset = offset + line - (columns - 1) * step;
+                    (x, y) = (0, y + 1);
+                    if y == rows {
+                        offset = offset + image - rows * line;
+                        y = 0;
+                    }
+                }
+            }
+            now
+        })
+    }
+}
 
 /// Where a tile goes and what is added to it.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// First element of the tile in C.
-    pub c: *mut f32,
-    /// Elements between two rows of C.
-    pub stride: usize,
+    /// First row of C, at the tile's first column.
+    pub c: Pointer,
+    pub lines: Lines,
+    /// First row of the tile in C.
+    pub row: usize,
     /// Rows of the tile that exist (at most `mr`).
     pub rows: usize,
     /// Columns of the tile that exist (at most `nr`).
     pub columns: usize,
     /// `columns` values added to each row, or null.
     pub bias: *const f32,
-    /// Tile of C's stride added element by element, or null. C itself when products accumulate.
-    pub addend: *const f32,
+    /// Sums of smaller k for this tile, or null, and elements between their rows. They may be C itself.
+    pub partial: *const f32,
+    pub partial_stride: usize,
+    /// A matrix that lies like C and is added to it. It may be C itself.
+    pub addend: Option<Pointer>,
+}
+
+impl Tile {
+    /// The tile in C and the stride of its rows, if both C and all that is added are plain f32.
+    pub fn plain(&self) -> Option<(*mut f32, usize)> {
+        match self.lines {
+            Lines::Even(stride) if self.c.format == Format::F32 && self.addend.is_none() => {
+                Some((self.c.at(self.row * stride).cast::<f32>(), stride))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Which loop a kernel runs.
+#[derive(Clone, Copy)]
+enum Loop {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Dpbf16,
+    Tiles(amx::Tiles),
 }
 
 /// A micro-kernel with its tile size.
@@ -31,54 +127,101 @@ pub(super) struct Kernel {
     pub mr: usize,
     /// Columns of a tile, width of a B panel.
     pub nr: usize,
+    /// Whether lanes are pairs of bf16.
+    pub pairs: bool,
+    /// Panels are filled with zeros up to a multiple of so many lanes.
+    pub step: usize,
+    run: Loop,
 }
 
-/// The widest tile of any kernel.
-pub(super) const MAX_MR: usize = 12;
-/// The widest tile of any kernel.
-pub(super) const MAX_NR: usize = 32;
-
 impl Kernel {
-    /// The kernel for an instruction set; portable if the CPU lacks it.
+    /// The kernel of f32 lanes for an instruction set; portable if the CPU lacks it.
     pub fn of(isa: Isa) -> Kernel {
         match isa {
-            Isa::Avx512 if isa.available() => Kernel { isa, mr: 12, nr: 32 },
-            Isa::Avx2 if isa.available() => Kernel { isa, mr: 6, nr: 16 },
-            _ => Kernel { isa: Isa::Portable, mr: 8, nr: 8 },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if isa.available() => Kernel { isa, mr: 12, nr: 32, pairs: false, step: 1, run: Loop::Avx512 },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 if isa.available() => Kernel { isa, mr: 6, nr: 16, pairs: false, step: 1, run: Loop::Avx2 },
+            _ => Kernel { isa: Isa::Portable, mr: 8, nr: 8, pairs: false, step: 1, run: Loop::Portable },
         }
     }
 
-    /// Computes `tile = A panel * B panel (+ bias) (+ addend)`.
+    /// The kernel of bf16 pairs, where one is wanted and the CPU has it.
+    pub fn half(isa: Isa, half: HalfKernel) -> Option<Kernel> {
+        if isa != Isa::Avx512 || !half.available() {
+            return None;
+        }
+        match half {
+            HalfKernel::Amx => Some(Kernel::tiles(isa, amx::Tiles::hardware()?)),
+            #[cfg(target_arch = "x86_64")]
+            HalfKernel::Dpbf16 => Some(Kernel { isa, mr: 12, nr: 32, pairs: true, step: 1, run: Loop::Dpbf16 }),
+            _ => None,
+        }
+    }
+
+    /// The kernel of 32 x 32 tiles; packed with the instructions of `isa`.
+    pub fn tiles(isa: Isa, tiles: amx::Tiles) -> Kernel {
+        Kernel { isa, mr: amx::SIDE, nr: amx::SIDE, pairs: true, step: amx::STEP, run: Loop::Tiles(tiles) }
+    }
+
+    /// Values of k in a lane.
+    pub fn per_lane(self) -> usize {
+        if self.pairs { 2 } else { 1 }
+    }
+
+    /// Lanes that hold `k` values, zeros at the end included.
+    pub fn lanes(self, k: usize) -> usize {
+        k.div_ceil(self.per_lane()).next_multiple_of(self.step)
+    }
+
+    /// To be called by each thread before it runs the kernel, and kept until it has done so for the last time.
+    pub fn enter(self) -> Option<amx::Configured> {
+        match self.run {
+            Loop::Tiles(tiles) => tiles.configure(),
+            _ => None,
+        }
+    }
+
+    /// Computes `tile = A panel * B panel (+ partial sums) (+ bias) (+ addend)`. Portable and tile kernels take A in
+    /// [`Layout::Rows`] or, the portable ones, either.
     ///
     /// # Safety
-    /// `a` points to `k * mr` floats, `b` to `k * nr`; the tile's pointers are valid for its rows, columns and strides, and
-    /// nobody else writes the tile meanwhile.
+    /// `a` points to a panel of `lanes` lanes in `layout` (tile kernels: rows), `b` to one of B; the tile's pointers are valid
+    /// for its rows, columns and strides, and nobody else writes the tile meanwhile. The thread is inside [`Kernel::enter`].
     #[inline]
-    pub unsafe fn run(self, k: usize, a: *const f32, b: *const f32, tile: &Tile) {
-        match self.isa {
+    pub unsafe fn run(self, layout: Layout, lanes: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
+        match self.run {
             // SAFETY: `of` checked the CPU; the pointers are the caller's promise.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { x86::avx512_12x32(k, a, b, tile) },
-            // SAFETY: as above.
+            Loop::Avx512 => unsafe { super::kernel_x86::avx512_12x32(layout, lanes, a, b, tile, sums) },
+            // SAFETY: `half` checked the CPU; the pointers are the caller's promise.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { x86::avx2_6x16(k, a, b, tile) },
+            Loop::Dpbf16 => unsafe { super::kernel_x86::dpbf16_12x32(lanes, a, b, tile, sums) },
+            // SAFETY: as for AVX-512.
+            #[cfg(target_arch = "x86_64")]
+            Loop::Avx2 => unsafe { super::kernel_x86::avx2_6x16(layout, lanes, a, b, tile, sums) },
             // SAFETY: the pointers are the caller's promise.
-            _ => unsafe { portable_8x8(k, a, b, tile) },
+            Loop::Portable => unsafe { portable_8x8(layout, lanes, a, b, tile, sums) },
+            Loop::Tiles(tiles) => {
+                // SAFETY: the caller's promise; `sums` has the size of a tile.
+                unsafe { tiles.run(lanes / amx::STEP, a, b, sums) };
+                finish(self.isa, tile, self.nr, sums);
+            }
         }
     }
 }
 
 /// # Safety
 /// See [`Kernel::run`].
-unsafe fn portable_8x8(k: usize, a: *const f32, b: *const f32, tile: &Tile) {
-    let mut sums = [[0.0f32; 8]; 8];
+unsafe fn portable_8x8(layout: Layout, k: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
+    let (along, depth) = if layout == Layout::Rows { (ROW, 1) } else { (1, 8) };
     // Half of the rows at a time: the sums of a half fit into 8 registers of 4 lanes.
-    for (half, sums) in sums.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+    for half in 0..2 {
         let mut local = [[0.0f32; 8]; 4];
         for p in 0..k {
+            // SAFETY: the panel has 8 rows and `k` lanes.
+            let x = [0, 1, 2, 3].map(|i| unsafe { *a.add((half * 4 + i) * along + p * depth) });
             // SAFETY: panels hold `k * 8` floats.
-            let x = unsafe { &*a.add(p * 8 + half * 4).cast::<[f32; 4]>() };
-            // SAFETY: as above.
             let y = unsafe { &*b.add(p * 8).cast::<[f32; 8]>() };
             for i in 0..4 {
                 for j in 0..8 {
@@ -86,149 +229,46 @@ unsafe fn portable_8x8(k: usize, a: *const f32, b: *const f32, tile: &Tile) {
                 }
             }
         }
-        *sums = local;
+        for (i, row) in local.iter().enumerate() {
+            sums.0[(half * 4 + i) * 8..][..8].copy_from_slice(row);
+        }
     }
-    // SAFETY: the tile's promise; `sums` has 8 columns.
-    unsafe { store(tile, 8, sums.as_ptr().cast()) };
+    finish(Isa::Portable, tile, 8, sums);
 }
 
-/// Adds bias and addend to a finished tile and stores it: the slow way, for edges and the portable kernel.
-///
-/// # Safety
-/// `sums` points to `tile.rows` rows of `width` floats; the rest as in [`Kernel::run`].
-unsafe fn store(tile: &Tile, width: usize, sums: *const f32) {
-    for i in 0..tile.rows {
-        for j in 0..tile.columns {
-            // SAFETY: `i` and `j` are inside the tile.
-            unsafe {
-                let mut value = *sums.add(i * width + j);
-                if !tile.bias.is_null() {
-                    value += *tile.bias.add(j);
-                }
-                if !tile.addend.is_null() {
-                    value += *tile.addend.add(i * tile.stride + j);
-                }
-                *tile.c.add(i * tile.stride + j) = value;
-            }
+#[inline(always)]
+fn finish_body(tile: &Tile, width: usize, sums: &mut Sums) {
+    let rows = sums.0.chunks_exact_mut(width).take(tile.rows);
+    for ((i, row), offset) in rows.enumerate().zip(tile.lines.offsets(tile.row)) {
+        let row = &mut row[..tile.columns];
+        if !tile.partial.is_null() {
+            let from = tile.partial.wrapping_add(i * tile.partial_stride);
+            // SAFETY: the tile's promise ([`Kernel::run`]).
+            let from = unsafe { std::slice::from_raw_parts(from, tile.columns) };
+            row.iter_mut().zip(from).for_each(|(x, &y)| *x += y);
         }
+        if !tile.bias.is_null() {
+            // SAFETY: as above.
+            let bias = unsafe { std::slice::from_raw_parts(tile.bias, tile.columns) };
+            row.iter_mut().zip(bias).for_each(|(x, &y)| *x += y);
+        }
+        if let Some(addend) = tile.addend {
+            with_format!(addend.format, T => {
+                // SAFETY: as above.
+                let from = unsafe { std::slice::from_raw_parts(addend.at(offset).cast::<T>(), tile.columns) };
+                row.iter_mut().zip(from).for_each(|(x, &y)| *x += Element::get(y));
+            });
+        }
+        with_format!(tile.c.format, T => {
+            // SAFETY: as above; the slices read from are no longer in use.
+            let to = unsafe { std::slice::from_raw_parts_mut(tile.c.at(offset).cast::<T>(), tile.columns) };
+            to.iter_mut().zip(row).for_each(|(to, x)| *to = <T as Element>::of(*x));
+        });
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::Tile;
-    use std::arch::x86_64::*;
-
-    /// # Safety
-    /// See [`super::Kernel::run`].
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn avx512_12x32(k: usize, mut a: *const f32, mut b: *const f32, tile: &Tile) {
-        const ROWS: usize = 12;
-        let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-        for i in 0..tile.rows {
-            // The tile is needed only after the loop; a prefetch never faults.
-            let row = tile.c.wrapping_add(i * tile.stride).cast::<i8>();
-            _mm_prefetch::<_MM_HINT_T1>(row);
-            _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(64));
-            _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(124));
-        }
-        for _ in 0..k {
-            // SAFETY: panels hold `k * 12` and `k * 32` floats.
-            unsafe {
-                let low = _mm512_loadu_ps(b);
-                let high = _mm512_loadu_ps(b.add(16));
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let x = _mm512_set1_ps(*a.add(i));
-                    sum[0] = _mm512_fmadd_ps(x, low, sum[0]);
-                    sum[1] = _mm512_fmadd_ps(x, high, sum[1]);
-                }
-                a = a.add(ROWS);
-                b = b.add(32);
-            }
-        }
-        let full: u32 = if tile.columns >= 32 { u32::MAX } else { (1 << tile.columns) - 1 };
-        let masks = [full as u16, (full >> 16) as u16];
-        for half in 0..2 {
-            let mask = masks[half];
-            if mask == 0 {
-                continue;
-            }
-            let skip = 16 * half;
-            let mut bias = _mm512_setzero_ps();
-            if !tile.bias.is_null() {
-                // SAFETY: masked to the columns that exist.
-                bias = unsafe { _mm512_maskz_loadu_ps(mask, tile.bias.add(skip)) };
-            }
-            for (i, sum) in sums.iter().enumerate() {
-                if i < tile.rows {
-                    // SAFETY: row `i` exists, columns are masked.
-                    unsafe {
-                        let mut value = sum[half];
-                        if !tile.bias.is_null() {
-                            value = _mm512_add_ps(value, bias);
-                        }
-                        if !tile.addend.is_null() {
-                            let from = tile.addend.add(i * tile.stride + skip);
-                            value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, from));
-                        }
-                        _mm512_mask_storeu_ps(tile.c.add(i * tile.stride + skip), mask, value);
-                    }
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// See [`super::Kernel::run`].
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn avx2_6x16(k: usize, mut a: *const f32, mut b: *const f32, tile: &Tile) {
-        const ROWS: usize = 6;
-        let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
-        for _ in 0..k {
-            // SAFETY: panels hold `k * 6` and `k * 16` floats.
-            unsafe {
-                let low = _mm256_loadu_ps(b);
-                let high = _mm256_loadu_ps(b.add(8));
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let x = _mm256_broadcast_ss(&*a.add(i));
-                    sum[0] = _mm256_fmadd_ps(x, low, sum[0]);
-                    sum[1] = _mm256_fmadd_ps(x, high, sum[1]);
-                }
-                a = a.add(ROWS);
-                b = b.add(16);
-            }
-        }
-        if tile.columns < 16 {
-            let mut flat = [0.0f32; ROWS * 16];
-            for (i, sum) in sums.iter().enumerate() {
-                // SAFETY: `flat` has 16 columns and `ROWS` rows.
-                unsafe {
-                    _mm256_storeu_ps(flat.as_mut_ptr().add(i * 16), sum[0]);
-                    _mm256_storeu_ps(flat.as_mut_ptr().add(i * 16 + 8), sum[1]);
-                }
-            }
-            // SAFETY: the tile's promise; `flat` has 16 columns.
-            unsafe { super::store(tile, 16, flat.as_ptr()) };
-            return;
-        }
-        for (i, sum) in sums.iter().enumerate() {
-            if i < tile.rows {
-                for (half, &sum) in sum.iter().enumerate() {
-                    let skip = 8 * half;
-                    // SAFETY: row `i` and all 16 columns exist.
-                    unsafe {
-                        let mut value = sum;
-                        if !tile.bias.is_null() {
-                            value = _mm256_add_ps(value, _mm256_loadu_ps(tile.bias.add(skip)));
-                        }
-                        if !tile.addend.is_null() {
-                            let from = tile.addend.add(i * tile.stride + skip);
-                            value = _mm256_add_ps(value, _mm256_loadu_ps(from));
-                        }
-                        _mm256_storeu_ps(tile.c.add(i * tile.stride + skip), value);
-                    }
-                }
-            }
-        }
-    }
+per_isa! {
+    /// Adds what is to be added to the sums of a tile (rows of `width`) and stores them: any format, edges too.
+    /// The tile's pointers are as [`Kernel::run`] wants them.
+    pub(super) fn finish = finish_body(tile: &Tile, width: usize, sums: &mut Sums)
 }

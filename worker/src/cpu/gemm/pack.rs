@@ -1,243 +1,343 @@
-//! Packers: strided matrices into the panels that the micro-kernels read.
+//! Packers: operands into the panels that the micro-kernels read (see [`super::kernel`]), converting on the way.
 //!
-//! A panel is `width` rows of A (or columns of B), stored k by k: `panel[p * width + i]`. Missing rows are zeros.
+//! Missing lines and steps are zeros.
 #![allow(unsafe_code)]
 
-use crate::cpu::Isa;
+use super::kernel::{Kernel, Layout, ROW};
+use super::operand::{Operand, Run};
+use super::windows::{Windows, window_columns};
+use crate::cpu::values::with_format;
+use crate::cpu::{Element, Isa, bf16};
 
-/// One panel's worth of a matrix in memory: element (i, p) lies at `start + i * along + p * depth`, and one of the two
-/// strides is 1.
+/// Lines `line..line + lines` and steps `step..step + steps` of an operand.
 #[derive(Clone, Copy)]
-pub(super) struct Source {
-    pub start: *const f32,
-    /// Elements from one panel row to the next.
-    pub along: usize,
-    /// Elements from one k to the next.
-    pub depth: usize,
+pub(super) struct Piece {
+    pub line: usize,
+    pub lines: usize,
+    pub step: usize,
+    pub steps: usize,
 }
 
-/// Packs `rows` (at most `width`) rows and `k` steps into `panel`.
+/// The layout in which [`pack_a`] packs an operand.
+pub(super) fn layout(kernel: Kernel, a: &Operand) -> Layout {
+    match a {
+        Operand::Strided { depth, .. } if *depth != 1 && !kernel.pairs => Layout::Columns,
+        _ => Layout::Rows,
+    }
+}
+
+/// Packs a panel of A in the [`layout`] of the operand.
 ///
 /// # Safety
-/// The source is valid for `rows` x `k` elements; `panel` for `k * width` floats that nobody else uses. On the AVX kernels
-/// `width` is 6, 12, 16 or 32. `isa` is available.
-pub(super) unsafe fn pack(isa: Isa, width: usize, source: Source, rows: usize, k: usize, panel: *mut f32) {
+/// The piece lies inside the operand; the panel has `mr` x [`ROW`] floats that nobody else uses.
+pub(super) unsafe fn pack_a(kernel: Kernel, a: &Operand, piece: Piece, panel: *mut f32) {
+    with_format!(a.start().format, T => {
+        // SAFETY: the caller's promise. Pairs are only made of bf16 (`Gemm::product`).
+        unsafe {
+            if kernel.pairs {
+                debug_assert_eq!(T::FORMAT, bf16::FORMAT);
+                pack_a_as::<T, true>(kernel, a, piece, panel);
+            } else {
+                pack_a_as::<T, false>(kernel, a, piece, panel);
+            }
+        }
+    });
+}
+
+/// Packs a panel of B.
+///
+/// # Safety
+/// The piece lies inside the operand; the panel has room for `kernel.lanes(steps)` times `nr` lanes and is nobody else's.
+pub(super) unsafe fn pack_b(kernel: Kernel, b: &Operand, piece: Piece, panel: *mut f32) {
+    with_format!(b.start().format, T => {
+        // SAFETY: as in `pack_a`.
+        unsafe {
+            if kernel.pairs {
+                debug_assert_eq!(T::FORMAT, bf16::FORMAT);
+                pack_b_as::<T, true>(kernel, b, piece, panel);
+            } else {
+                pack_b_as::<T, false>(kernel, b, piece, panel);
+            }
+        }
+    });
+}
+
+/// # Safety
+/// See [`pack_a`].
+unsafe fn pack_a_as<T: Element, const PAIRS: bool>(kernel: Kernel, a: &Operand, piece: Piece, panel: *mut f32) {
+    let Piece { line, lines, step, steps } = piece;
+    let row = |i: usize| panel.wrapping_add(i * ROW);
+    let end = kernel.lanes(steps) * kernel.per_lane();
     // SAFETY: all branches: the caller's promise.
     unsafe {
-        if source.along == 1 {
-            match (isa, width) {
-                #[cfg(target_arch = "x86_64")]
-                (Isa::Avx512, 12) => x86::copy_12(source, rows, k, panel),
-                #[cfg(target_arch = "x86_64")]
-                (Isa::Avx512, 32) => x86::copy_32(source, rows, k, panel),
-                _ => copy(width, source, rows, k, panel),
+        match a {
+            Operand::Strided { start, along, depth: 1 } => {
+                for i in 0..lines {
+                    let from = start.at((line + i) * along + step).cast::<T>();
+                    copy_row::<T, PAIRS>(kernel.isa, from, steps, row(i), 0);
+                    zero_row::<PAIRS>(row(i), steps..end);
+                }
             }
+            Operand::Strided { start, depth, .. } => {
+                let from = start.at(line + step * depth).cast::<T>().cast_const();
+                if PAIRS {
+                    transpose_rows::<T>(kernel.isa, lines, steps, from, *depth, panel);
+                    (0..lines).for_each(|i| zero_row::<PAIRS>(row(i), steps..end));
+                } else {
+                    strided::<T, PAIRS>(kernel.isa, kernel.mr, lines, steps, from, *depth, panel);
+                    return;
+                }
+            }
+            Operand::Patches(patches) => {
+                let mut pixel = patches.pixel(line);
+                for i in 0..lines {
+                    let mut done = 0;
+                    while done < steps {
+                        let (tap, first) = ((step + done) / patches.run_length(), (step + done) % patches.run_length());
+                        let len = (patches.run_length() - first).min(steps - done);
+                        let run = patches.run(patches.row::<T>(pixel, tap), pixel).part(first, first + len);
+                        zero_row::<PAIRS>(row(i), done..done + run.from);
+                        let from = run.start.wrapping_add(run.from);
+                        copy_row::<T, PAIRS>(kernel.isa, from, run.to - run.from, row(i), done + run.from);
+                        zero_row::<PAIRS>(row(i), done + run.to..done + len);
+                        done += len;
+                    }
+                    zero_row::<PAIRS>(row(i), steps..end);
+                    patches.advance(&mut pixel);
+                }
+            }
+            Operand::Taps(_) => unreachable!("invariant: taps are a B"),
+        }
+        // Numbers left behind could be denormal, which some CPUs multiply slowly.
+        (lines..kernel.mr).for_each(|i| zero_row::<PAIRS>(row(i), 0..end));
+    }
+}
+
+/// # Safety
+/// See [`pack_b`].
+unsafe fn pack_b_as<T: Element, const PAIRS: bool>(kernel: Kernel, b: &Operand, piece: Piece, panel: *mut f32) {
+    let Piece { line, lines, step, steps } = piece;
+    let (isa, width) = (kernel.isa, kernel.nr);
+    // SAFETY: all branches: the caller's promise.
+    unsafe {
+        match b {
+            Operand::Strided { start, along: 1, depth } => {
+                let from = start.at(line + step * depth).cast::<T>().cast_const();
+                strided::<T, PAIRS>(isa, width, lines, steps, from, *depth, panel);
+            }
+            Operand::Strided { start, along, .. } => {
+                let from = start.at(line * along + step).cast::<T>().cast_const();
+                transpose::<T, PAIRS>(isa, width, lines, steps, from, *along, panel);
+            }
+            Operand::Taps(taps) => {
+                let mut walk = taps.walk::<T>(step);
+                let next = move || Run { start: walk().wrapping_add(line), from: 0, to: lines };
+                columns::<T, PAIRS>(isa, width, width, steps, next, panel);
+            }
+            Operand::Patches(patches) => {
+                let mut done = 0;
+                while done < lines {
+                    let (tap, first) = ((line + done) / patches.run_length(), (line + done) % patches.run_length());
+                    let len = (patches.run_length() - first).min(lines - done);
+                    let part = Windows { patches, tap, first, len };
+                    window_columns::<T, PAIRS>(isa, width, part, step, steps, panel.add(done));
+                    done += len;
+                }
+                columns::<T, PAIRS>(isa, width, width - lines, steps, || Run::EMPTY, panel.add(lines));
+            }
+        }
+        let used = steps.div_ceil(kernel.per_lane());
+        std::ptr::write_bytes(panel.add(used * width), 0, (kernel.lanes(steps) - used) * width);
+    }
+}
+
+/// Where the value of `step` lies in a row of lanes.
+#[inline(always)]
+fn store<T: Element, const PAIRS: bool>(value: T, lane: *mut f32, half: usize) {
+    // SAFETY: `lane` is one of a panel's, which the packers own.
+    unsafe {
+        if PAIRS {
+            *lane.cast::<bf16>().add(half) = <bf16 as Element>::of(value.get());
         } else {
-            match (isa, width) {
-                #[cfg(target_arch = "x86_64")]
-                (Isa::Avx512, 12) => x86::transpose_avx512(12, source, rows, k, panel),
-                #[cfg(target_arch = "x86_64")]
-                (Isa::Avx512, 32) => {
-                    x86::transpose_avx512(32, source, rows.min(16), k, panel);
-                    let rest = Source { start: source.start.wrapping_add(16 * source.along), ..source };
-                    x86::transpose_avx512(32, rest, rows.saturating_sub(16), k, panel.add(16));
+            *lane = value.get();
+        }
+    }
+}
+
+/// Zeros at the steps `range` of a row of lanes.
+///
+/// # Safety
+/// The row has the lanes.
+unsafe fn zero_row<const PAIRS: bool>(row: *mut f32, range: std::ops::Range<usize>) {
+    // SAFETY: the caller's promise; zero bits are the number 0 in every format.
+    unsafe {
+        if PAIRS {
+            std::ptr::write_bytes(row.cast::<bf16>().add(range.start), 0, range.len());
+        } else {
+            std::ptr::write_bytes(row.add(range.start), 0, range.len());
+        }
+    }
+}
+
+/// Puts `len` steps that lie side by side at step `at` of a row of lanes.
+///
+/// # Safety
+/// Source and row have the elements.
+unsafe fn copy_row<T: Element, const PAIRS: bool>(isa: Isa, from: *const T, len: usize, row: *mut f32, at: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if PAIRS {
+            std::ptr::copy_nonoverlapping(from.cast::<bf16>(), row.cast::<bf16>().add(at), len);
+            return;
+        }
+        let to = row.add(at);
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => super::pack_avx512::copy_row(from, len, to),
+            _ => {
+                for p in 0..len {
+                    *to.add(p) = (*from.add(p)).get();
                 }
-                #[cfg(target_arch = "x86_64")]
-                (Isa::Avx2, 6) => x86::transpose_avx2(6, source, rows, k, panel),
-                #[cfg(target_arch = "x86_64")]
-                (Isa::Avx2, 16) => {
-                    x86::transpose_avx2(16, source, rows.min(8), k, panel);
-                    let rest = Source { start: source.start.wrapping_add(8 * source.along), ..source };
-                    x86::transpose_avx2(16, rest, rows.saturating_sub(8), k, panel.add(8));
-                }
-                _ => transpose(width, source, rows, k, panel),
             }
         }
     }
 }
 
+/// Packs `len` columns of a panel of `width`: one run after another, `steps` of them.
+///
 /// # Safety
-/// See [`pack`].
-unsafe fn copy(width: usize, source: Source, rows: usize, k: usize, panel: *mut f32) {
-    for p in 0..k {
-        // SAFETY: `rows` consecutive elements exist at each k; the panel has `width` floats for it.
-        unsafe {
-            let to = panel.add(p * width);
-            std::ptr::copy_nonoverlapping(source.start.add(p * source.depth), to, rows);
-            for i in rows..width {
-                *to.add(i) = 0.0;
-            }
+/// The elements of the runs exist; the panel has the lanes.
+pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
+    isa: Isa,
+    width: usize,
+    len: usize,
+    steps: usize,
+    mut next: impl FnMut() -> Run<T>,
+    panel: *mut f32,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        // SAFETY: the caller's promise; kernels have an ISA that the CPU has.
+        unsafe { super::pack_avx512::columns::<T, PAIRS>(width, len, steps, next, panel) };
+        return;
+    }
+    let _ = isa;
+    let per_lane = if PAIRS { 2 } else { 1 };
+    for p in 0..steps.next_multiple_of(per_lane) {
+        let run = if p < steps { next() } else { Run::EMPTY };
+        let lane = panel.wrapping_add(p / per_lane * width);
+        for j in (0..run.from).chain(run.to..len) {
+            store::<f32, PAIRS>(0.0, lane.wrapping_add(j), p % per_lane);
+        }
+        for j in run.from..run.to {
+            // SAFETY: the caller's promise.
+            store::<T, PAIRS>(unsafe { *run.start.add(j) }, lane.wrapping_add(j), p % per_lane);
         }
     }
 }
 
+/// Packs a panel from lines that lie side by side at each step.
+///
 /// # Safety
-/// See [`pack`].
-unsafe fn transpose(width: usize, source: Source, rows: usize, k: usize, panel: *mut f32) {
+/// As [`transpose`].
+unsafe fn strided<T: Element, const PAIRS: bool>(
+    isa: Isa,
+    width: usize,
+    lines: usize,
+    steps: usize,
+    start: *const T,
+    depth: usize,
+    panel: *mut f32,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        // SAFETY: the caller's promise; kernels have an ISA that the CPU has.
+        unsafe { super::pack_avx512::strided::<T, PAIRS>(width, width, lines, steps, start, depth, panel) };
+        return;
+    }
+    let mut from = start;
+    let next = move || {
+        let run = Run { start: from, from: 0, to: lines };
+        from = from.wrapping_add(depth);
+        run
+    };
+    // SAFETY: the caller's promise.
+    unsafe { columns::<T, PAIRS>(isa, width, width, steps, next, panel) };
+}
+
+/// Packs a panel from lines whose steps lie side by side.
+///
+/// # Safety
+/// The source is valid for `lines` x `steps`, the panel for `steps` (or pairs of them) x `width` lanes.
+pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
+    isa: Isa,
+    width: usize,
+    lines: usize,
+    steps: usize,
+    start: *const T,
+    along: usize,
+    panel: *mut f32,
+) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: all branches: the caller's promise; kernels have an ISA that the CPU has.
+    unsafe {
+        if isa == Isa::Avx512 {
+            for first in (0..width).step_by(16) {
+                let (from, lines) = (start.wrapping_add(first * along), lines.saturating_sub(first));
+                let to = panel.add(first);
+                super::pack_avx512::transpose::<T, PAIRS>(width, lines.min(16), steps, from, along, to);
+            }
+            return;
+        }
+        if isa == Isa::Avx2 && T::FORMAT == f32::FORMAT {
+            for first in (0..width).step_by(8) {
+                let (from, lines) = (start.wrapping_add(first * along).cast(), lines.saturating_sub(first));
+                super::pack_avx2::transpose(width, lines.min(8), steps, from, along, panel.add(first));
+            }
+            return;
+        }
+    }
+    let _ = isa;
+    let per_lane = if PAIRS { 2 } else { 1 };
     for i in 0..width {
-        for p in 0..k {
-            // SAFETY: row `i` is read only if it exists; the panel has `k * width` floats.
-            unsafe {
-                let value = if i < rows { *source.start.add(i * source.along + p * source.depth) } else { 0.0 };
-                *panel.add(p * width + i) = value;
+        for p in 0..steps.next_multiple_of(per_lane) {
+            let lane = panel.wrapping_add(p / per_lane * width + i);
+            if i < lines && p < steps {
+                // SAFETY: the caller's promise.
+                store::<T, PAIRS>(unsafe { *start.add(i * along + p) }, lane, p % per_lane);
+            } else {
+                store::<f32, PAIRS>(0.0, lane, p % per_lane);
             }
         }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::Source;
-    use std::arch::x86_64::*;
-
-    fn mask(n: usize) -> u16 {
-        if n >= 16 { u16::MAX } else { (1u16 << n) - 1 }
+/// Packs rows of pairs from lines that lie side by side at each step.
+///
+/// # Safety
+/// The source is valid for `lines` x `steps`, the panel for `lines` rows of lanes.
+unsafe fn transpose_rows<T: Element>(
+    isa: Isa,
+    lines: usize,
+    steps: usize,
+    start: *const T,
+    depth: usize,
+    panel: *mut f32,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        for first in (0..lines).step_by(16) {
+            let (from, to) = (start.wrapping_add(first), panel.wrapping_add(first * ROW));
+            // SAFETY: the caller's promise; kernels have an ISA that the CPU has.
+            unsafe { super::pack_avx512::transpose_rows((lines - first).min(16), steps, from.cast(), depth, to) };
+        }
+        return;
     }
-
-    /// # Safety
-    /// See [`super::pack`]; the source is contiguous along the panel.
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn copy_12(source: Source, rows: usize, k: usize, panel: *mut f32) {
-        let read = mask(rows);
-        for p in 0..k {
-            // SAFETY: reads are masked to the rows that exist, writes to the 12 of the panel.
-            unsafe {
-                let value = _mm512_maskz_loadu_ps(read, source.start.add(p * source.depth));
-                _mm512_mask_storeu_ps(panel.add(p * 12), 0x0fff, value);
-            }
+    let _ = isa;
+    for p in 0..steps {
+        for i in 0..lines {
+            // SAFETY: the caller's promise.
+            store::<T, true>(unsafe { *start.add(p * depth + i) }, panel.wrapping_add(i * ROW + p / 2), p % 2);
         }
-    }
-
-    /// # Safety
-    /// See [`super::pack`]; the source is contiguous along the panel.
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn copy_32(source: Source, rows: usize, k: usize, panel: *mut f32) {
-        let (low, high) = (mask(rows), mask(rows.saturating_sub(16)));
-        for p in 0..k {
-            let from = source.start.wrapping_add(p * source.depth);
-            // SAFETY: reads are masked to the rows that exist; the panel has 32 floats for each k.
-            unsafe {
-                _mm512_storeu_ps(panel.add(p * 32), _mm512_maskz_loadu_ps(low, from));
-                _mm512_storeu_ps(panel.add(p * 32 + 16), _mm512_maskz_loadu_ps(high, from.wrapping_add(16)));
-            }
-        }
-    }
-
-    /// Transposes up to 16 rows, contiguous along k, into 12 or 16 floats of each `width`.
-    ///
-    /// # Safety
-    /// See [`super::pack`]; `rows` at most 16.
-    #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn transpose_avx512(width: usize, source: Source, rows: usize, k: usize, panel: *mut f32) {
-        let write = mask(width);
-        let mut p = 0;
-        while p < k {
-            let steps = (k - p).min(16);
-            let read = mask(steps);
-            let mut r = [_mm512_setzero_ps(); 16];
-            for (i, r) in r.iter_mut().enumerate() {
-                if i < rows {
-                    // SAFETY: row `i` exists; masked to the steps that exist.
-                    *r = unsafe { _mm512_maskz_loadu_ps(read, source.start.add(i * source.along + p)) };
-                }
-            }
-            let columns = transposed_16x16(&r);
-            for (j, column) in columns.iter().enumerate() {
-                if j < steps {
-                    // SAFETY: step `p + j` of the panel; masked to its width.
-                    unsafe { _mm512_mask_storeu_ps(panel.add((p + j) * width), write, *column) };
-                }
-            }
-            p += 16;
-        }
-    }
-
-    /// Rows to columns: pairs, then quadruples inside 128-bit lanes, then the lanes themselves.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn transposed_16x16(r: &[__m512; 16]) -> [__m512; 16] {
-        let zero = _mm512_setzero_ps();
-        let mut pairs = [zero; 16];
-        for i in 0..8 {
-            pairs[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-            pairs[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-        }
-        let low = |a, b| _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-        let high = |a, b| _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-        // quads[4 * i + j], lane L: column 4 * L + j of rows 4 * i .. 4 * i + 4
-        let mut quads = [zero; 16];
-        for i in 0..4 {
-            quads[4 * i] = low(pairs[4 * i], pairs[4 * i + 2]);
-            quads[4 * i + 1] = high(pairs[4 * i], pairs[4 * i + 2]);
-            quads[4 * i + 2] = low(pairs[4 * i + 1], pairs[4 * i + 3]);
-            quads[4 * i + 3] = high(pairs[4 * i + 1], pairs[4 * i + 3]);
-        }
-        let mut out = [zero; 16];
-        for j in 0..4 {
-            let a = _mm512_shuffle_f32x4::<0x88>(quads[j], quads[4 + j]);
-            let b = _mm512_shuffle_f32x4::<0x88>(quads[8 + j], quads[12 + j]);
-            let c = _mm512_shuffle_f32x4::<0xdd>(quads[j], quads[4 + j]);
-            let d = _mm512_shuffle_f32x4::<0xdd>(quads[8 + j], quads[12 + j]);
-            out[j] = _mm512_shuffle_f32x4::<0x88>(a, b);
-            out[8 + j] = _mm512_shuffle_f32x4::<0xdd>(a, b);
-            out[4 + j] = _mm512_shuffle_f32x4::<0x88>(c, d);
-            out[12 + j] = _mm512_shuffle_f32x4::<0xdd>(c, d);
-        }
-        out
-    }
-
-    /// Transposes up to 8 rows, contiguous along k, into 6 or 8 floats of each `width`.
-    ///
-    /// # Safety
-    /// See [`super::pack`]; `rows` at most 8.
-    #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn transpose_avx2(width: usize, source: Source, rows: usize, k: usize, panel: *mut f32) {
-        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        let write = _mm256_cmpgt_epi32(_mm256_set1_epi32(width.min(8) as i32), lanes);
-        let mut p = 0;
-        while p < k {
-            let steps = (k - p).min(8);
-            let read = _mm256_cmpgt_epi32(_mm256_set1_epi32(steps as i32), lanes);
-            let mut r = [_mm256_setzero_ps(); 8];
-            for (i, r) in r.iter_mut().enumerate() {
-                if i < rows {
-                    // SAFETY: row `i` exists; masked to the steps that exist.
-                    *r = unsafe { _mm256_maskload_ps(source.start.add(i * source.along + p), read) };
-                }
-            }
-            let columns = transposed_8x8(&r);
-            for (j, column) in columns.iter().enumerate() {
-                if j < steps {
-                    // SAFETY: step `p + j` of the panel; masked to its width.
-                    unsafe { _mm256_maskstore_ps(panel.add((p + j) * width), write, *column) };
-                }
-            }
-            p += 8;
-        }
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn transposed_8x8(r: &[__m256; 8]) -> [__m256; 8] {
-        let zero = _mm256_setzero_ps();
-        let mut pairs = [zero; 8];
-        for i in 0..4 {
-            pairs[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-            pairs[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-        }
-        // quads[4 * i + j], lane L: column 4 * L + j of rows 4 * i .. 4 * i + 4
-        let mut quads = [zero; 8];
-        for i in 0..2 {
-            quads[4 * i] = _mm256_shuffle_ps::<0x44>(pairs[4 * i], pairs[4 * i + 2]);
-            quads[4 * i + 1] = _mm256_shuffle_ps::<0xee>(pairs[4 * i], pairs[4 * i + 2]);
-            quads[4 * i + 2] = _mm256_shuffle_ps::<0x44>(pairs[4 * i + 1], pairs[4 * i + 3]);
-            quads[4 * i + 3] = _mm256_shuffle_ps::<0xee>(pairs[4 * i + 1], pairs[4 * i + 3]);
-        }
-        let mut out = [zero; 8];
-        for j in 0..4 {
-            out[j] = _mm256_permute2f128_ps::<0x20>(quads[j], quads[4 + j]);
-            out[4 + j] = _mm256_permute2f128_ps::<0x31>(quads[j], quads[4 + j]);
-        }
-        out
     }
 }

@@ -1,10 +1,10 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016), biased variance, epsilon 1e-5 as in PyTorch.
 
-use super::sums::{add_pieces, sum, sum_of_products};
+use super::pieces::{in_pieces, per_task, rows};
+use super::sums::{LANES, add_pieces, sum, sum_by};
 use super::{ROWS, partials_len};
-use crate::cpu::Cpu;
 use crate::cpu::isa::per_isa;
-use crate::cpu::pool::Shared;
+use crate::cpu::{Cpu, Element};
 
 const EPSILON: f32 = 1e-5;
 
@@ -12,112 +12,134 @@ const EPSILON: f32 = 1e-5;
 pub type LayerNormSaved = [f32; 2];
 
 #[inline(always)]
-fn forward_body(x: &[f32], gamma: &[f32], beta: &[f32], y: &mut [f32], saved: &mut [f32]) {
+fn forward_body<E: Element>(x: &[E], gamma: &[f32], beta: &[f32], y: &mut [E], saved: &mut [f32]) {
     let width = gamma.len();
     let n = width as f32;
     for ((x, y), saved) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(saved.as_chunks_mut::<2>().0) {
         let mean = sum(x) / n;
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = x - mean;
-        }
-        let inverse = 1.0 / (sum_of_products(y, y) / n + EPSILON).sqrt();
-        for ((y, &g), &b) in y.iter_mut().zip(gamma).zip(beta) {
-            *y = *y * inverse * g + b;
+        let inverse = 1.0 / (sum_by(x, |x| (x - mean) * (x - mean)) / n + EPSILON).sqrt();
+        for (((y, &x), &g), &b) in y.iter_mut().zip(x).zip(gamma).zip(beta) {
+            *y = E::of((x.get() - mean) * inverse * g + b);
         }
         *saved = [mean, inverse];
     }
 }
 
-per_isa! { fn forward_piece = forward_body(x: &[f32], gamma: &[f32], beta: &[f32], y: &mut [f32], saved: &mut [f32]) }
+per_isa! {
+    fn forward_piece<E: Element> = forward_body(
+        x: &[E], gamma: &[f32], beta: &[f32], y: &mut [E], saved: &mut [f32],
+    )
+}
 
 /// `y` = normalised rows of `x` times `gamma` plus `beta`. `saved` gets [`LayerNormSaved`] of each row.
-pub fn layer_norm(cpu: &Cpu, x: &[f32], gamma: &[f32], beta: &[f32], y: &mut [f32], saved: &mut [f32]) {
+pub fn layer_norm<E: Element>(cpu: &Cpu, x: &[E], gamma: &[f32], beta: &[f32], y: &mut [E], saved: &mut [f32]) {
     let width = gamma.len();
-    let rows = x.len() / width;
-    assert_eq!((y.len(), beta.len(), saved.len()), (x.len(), width, 2 * rows), "length of y, beta and saved");
-    let (y, saved) = (Shared::new(y), Shared::new(saved));
-    cpu.pool.run(rows.div_ceil(ROWS), &|i, _| {
-        let (from, to) = (i * ROWS, rows.min((i + 1) * ROWS));
-        // SAFETY: each task has its own rows.
-        let (y, saved) = unsafe { (y.piece(from * width..to * width), saved.piece(2 * from..2 * to)) };
-        forward_piece(cpu.isa, &x[from * width..to * width], gamma, beta, y, saved);
+    let count = x.len() / width;
+    assert_eq!((y.len(), beta.len(), saved.len()), (x.len(), width, 2 * count), "length of y, beta and saved");
+    in_pieces(cpu, count, ROWS, (rows(y, width), rows(saved, 2)), |range, (y, saved)| {
+        forward_piece(cpu.isa, &x[range.start * width..range.end * width], gamma, beta, y, saved);
     });
 }
 
+/// One row of backward's first pass.
+struct Row<'a, E> {
+    dy: &'a [E],
+    x: &'a [E],
+    gamma: &'a [f32],
+    mean: f32,
+    inverse: f32,
+}
+
+impl<E: Element> Row<'_, E> {
+    /// Adds to the gradients of the parameters; returns the sums of `dy * gamma` and of that times `x - mean`.
+    #[inline(always)]
+    fn sums(&self, d_gamma: &mut [f32], d_beta: &mut [f32]) -> (f32, f32) {
+        let Row { mean, inverse, .. } = *self;
+        let (mut plain, mut weighted) = ([0.0f32; LANES], [0.0f32; LANES]);
+        let (dys, dy_rest) = self.dy.as_chunks::<LANES>();
+        let (xs, x_rest) = self.x.as_chunks::<LANES>();
+        let (gammas, gamma_rest) = self.gamma.as_chunks::<LANES>();
+        let (d_gammas, d_gamma_rest) = d_gamma.as_chunks_mut::<LANES>();
+        let (d_betas, d_beta_rest) = d_beta.as_chunks_mut::<LANES>();
+        let whole = dys.iter().zip(xs).zip(gammas).zip(d_gammas).zip(d_betas);
+        for ((((dy, x), gamma), d_gamma), d_beta) in whole {
+            for i in 0..LANES {
+                let (dy, x) = (dy[i].get(), x[i].get() - mean);
+                d_gamma[i] += dy * (x * inverse);
+                d_beta[i] += dy;
+                plain[i] += dy * gamma[i];
+                weighted[i] += dy * gamma[i] * x;
+            }
+        }
+        for i in 0..dy_rest.len() {
+            let (dy, x) = (dy_rest[i].get(), x_rest[i].get() - mean);
+            d_gamma_rest[i] += dy * (x * inverse);
+            d_beta_rest[i] += dy;
+            plain[i] += dy * gamma_rest[i];
+            weighted[i] += dy * gamma_rest[i] * x;
+        }
+        (sum(&plain), sum(&weighted))
+    }
+}
+
 #[inline(always)]
-fn backward_body(dy: &mut [f32], x: &[f32], gamma: &[f32], saved: &[f32], dx: &mut [f32], sums: &mut [f32], add: bool) {
+fn backward_body<E: Element>(
+    dy: &[E],
+    x: &[E],
+    gamma: &[f32],
+    saved: &[f32],
+    dx: &mut [E],
+    sums: &mut [f32],
+    add: bool,
+) {
     let width = gamma.len();
     let n = width as f32;
     let (d_gamma, d_beta) = sums.split_at_mut(width);
     d_gamma.fill(0.0);
     d_beta.fill(0.0);
-    let rows = dy.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+    let rows = dy.chunks_exact(width).zip(x.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
     for (((dy, x), dx), &[mean, inverse]) in rows.zip(saved.as_chunks::<2>().0) {
-        for i in 0..width {
-            d_gamma[i] += dy[i] * ((x[i] - mean) * inverse);
-            d_beta[i] += dy[i];
-            dy[i] *= gamma[i];
-        }
-        let m1 = sum(dy) / n;
-        // sum of dy * (x - mean), by lanes of its own
-        let mut lanes = [0.0f32; 16];
-        let (dys, dy_rest) = dy.as_chunks::<16>();
-        let (xs, x_rest) = x.as_chunks::<16>();
-        for (dy, x) in dys.iter().zip(xs) {
-            for i in 0..16 {
-                lanes[i] += dy[i] * (x[i] - mean);
-            }
-        }
-        for (lane, (&dy, &x)) in lanes.iter_mut().zip(dy_rest.iter().zip(x_rest)) {
-            *lane += dy * (x - mean);
-        }
-        let m2 = sum(&lanes) * inverse / n;
+        let (plain, weighted) = Row { dy, x, gamma, mean, inverse }.sums(d_gamma, d_beta);
+        let (m1, m2) = (plain / n, weighted * inverse / n);
+        let gradients = dy.iter().zip(x).zip(gamma);
+        let gradients = gradients.map(|((dy, x), g)| inverse * (dy.get() * g - m1 - (x.get() - mean) * inverse * m2));
         if add {
-            for i in 0..width {
-                dx[i] += inverse * (dy[i] - m1 - (x[i] - mean) * inverse * m2);
-            }
+            dx.iter_mut().zip(gradients).for_each(|(dx, gradient)| *dx = E::of(dx.get() + gradient));
         } else {
-            for i in 0..width {
-                dx[i] = inverse * (dy[i] - m1 - (x[i] - mean) * inverse * m2);
-            }
+            dx.iter_mut().zip(gradients).for_each(|(dx, gradient)| *dx = E::of(gradient));
         }
     }
 }
 
 per_isa! {
-    fn backward_piece = backward_body(
-        dy: &mut [f32], x: &[f32], gamma: &[f32], saved: &[f32], dx: &mut [f32], sums: &mut [f32], add: bool,
+    fn backward_piece<E: Element> = backward_body(
+        dy: &[E], x: &[E], gamma: &[f32], saved: &[f32], dx: &mut [E], sums: &mut [f32], add: bool,
     )
 }
 
 /// Gradients of [`layer_norm`]: `dx` = (if `add`: +=) that of `x`, `d_gamma` and `d_beta` = (if `accumulate`: +=) those of
-/// the parameters. `dy` is used up. `partials` has at least [`partials_len`]`(rows, 2 * width)` floats.
+/// the parameters. `partials` has at least [`partials_len`]`(rows, 2 * width)` floats.
 #[allow(clippy::too_many_arguments)]
-pub fn layer_norm_backward(
+pub fn layer_norm_backward<E: Element>(
     cpu: &Cpu,
-    dy: &mut [f32],
-    x: &[f32],
+    dy: &[E],
+    x: &[E],
     gamma: &[f32],
     saved: &[f32],
-    dx: &mut [f32],
+    dx: &mut [E],
     add: bool,
     partials: &mut [f32],
     (d_gamma, d_beta): (&mut [f32], &mut [f32]),
     accumulate: bool,
 ) {
     let width = gamma.len();
-    let rows = x.len() / width;
-    assert_eq!((dy.len(), dx.len(), saved.len()), (x.len(), x.len(), 2 * rows), "length of dy, dx and saved");
-    let partials = &mut partials[..partials_len(rows, 2 * width)];
-    let (dy, dx, pieces) = (Shared::new(dy), Shared::new(dx), Shared::new(partials));
-    cpu.pool.run(rows.div_ceil(ROWS), &|i, _| {
-        let (from, to) = (i * ROWS, rows.min((i + 1) * ROWS));
-        let range = from * width..to * width;
-        // SAFETY: each task has its own rows and its own piece.
-        let (dy, dx, sums) = unsafe {
-            (dy.piece(range.clone()), dx.piece(range.clone()), pieces.piece(2 * i * width..2 * (i + 1) * width))
-        };
-        backward_piece(cpu.isa, dy, &x[range], gamma, &saved[2 * from..2 * to], dx, sums, add);
+    let count = x.len() / width;
+    assert_eq!((dy.len(), dx.len(), saved.len()), (x.len(), x.len(), 2 * count), "length of dy, dx and saved");
+    let partials = &mut partials[..partials_len(count, 2 * width)];
+    in_pieces(cpu, count, ROWS, (rows(dx, width), per_task(partials, 2 * width)), |range, (dx, sums)| {
+        let saved = &saved[2 * range.start..2 * range.end];
+        let range = range.start * width..range.end * width;
+        backward_piece(cpu.isa, &dy[range.clone()], &x[range], gamma, saved, dx, sums, add);
     });
     add_pieces(cpu.isa, partials, 2 * width, 0, d_gamma, accumulate);
     add_pieces(cpu.isa, partials, 2 * width, width, d_beta, accumulate);

@@ -1,20 +1,34 @@
-//! Row and elementwise kernels.
+//! Row and elementwise kernels. Tensors are row-major, images `[batch, height, width, channels]`.
+//!
+//! Tensors may have any number format ([`Element`](super::Element)); arithmetic, parameters of normalisations, biases,
+//! gradients of parameters and what forward saves for backward are f32.
 //!
 //! Rows are handed out [`ROWS`] at a time, elements [`ELEMENTS`] at a time, whatever the number of threads. A sum over rows
 //! is first made inside each piece and then over the pieces in their order. All sums use 16 lanes and no fused
 //! multiply-add, so that the results are the same on every [`Isa`](super::Isa).
-#![allow(unsafe_code)]
 
+mod activation;
+mod add;
+mod batch_norm;
+mod convert;
 mod cross_entropy;
 mod embedding;
-mod gelu;
+mod gather;
 mod layer_norm;
+mod pieces;
+mod pooling;
 mod sums;
 
-pub use cross_entropy::{cross_entropy, cross_entropy_backward};
-pub use embedding::{embed, embed_backward, position_backward};
-pub use gelu::{gelu, gelu_backward};
+pub use activation::{gelu, gelu_backward, relu, relu_backward, tanh, tanh_backward};
+pub use add::{add, add_to};
+pub use batch_norm::{BatchNorm, batch_norm, batch_norm_backward, batch_norm_evaluate, batch_norm_partials_len};
+pub use convert::{PixelTable, convert, normalise, pixel_table};
+pub use cross_entropy::{IGNORE, Targets, cross_entropy, cross_entropy_backward};
+pub use embedding::{embed, embed_backward, position_backward, segment_backward};
+pub use gather::{gather_rows, scatter_add_rows};
 pub use layer_norm::{LayerNormSaved, layer_norm, layer_norm_backward};
+pub use pieces::{Pieces, in_pieces, per_task, rows};
+pub use pooling::{Window, average_pool, average_pool_backward, max_pool, max_pool_backward};
 pub use sums::{column_sums, softmax_rows};
 pub(crate) use sums::{softmax_row, sum_of_products};
 

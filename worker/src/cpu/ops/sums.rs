@@ -1,12 +1,12 @@
 //! Sums, softmax and what they are made of.
 
+use super::pieces::{in_pieces, per_task, rows};
 use super::{ROWS, partials_len};
 use crate::cpu::isa::per_isa;
 use crate::cpu::math::exp;
-use crate::cpu::pool::Shared;
-use crate::cpu::{Cpu, Isa};
+use crate::cpu::{Cpu, Element, Isa};
 
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 #[inline(always)]
 fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
@@ -20,52 +20,58 @@ fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Sum of all elements: 16 lanes, then pairwise.
+/// Sum of `f` of all elements: 16 lanes, then pairwise.
 #[inline(always)]
-pub(crate) fn sum(x: &[f32]) -> f32 {
+pub(crate) fn sum_by<E: Element>(x: &[E], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
         for i in 0..LANES {
-            lanes[i] += chunk[i];
+            lanes[i] += f(chunk[i].get());
         }
     }
     for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane += x;
+        *lane += f(x.get());
     }
     fold(lanes, |a, b| a + b)
 }
 
+/// Sum of all elements: 16 lanes, then pairwise.
+#[inline(always)]
+pub(crate) fn sum<E: Element>(x: &[E]) -> f32 {
+    sum_by(x, |x| x)
+}
+
 /// Inner product: 16 lanes, then pairwise. The slices have the same length.
 #[inline(always)]
-pub(crate) fn sum_of_products(x: &[f32], y: &[f32]) -> f32 {
+pub(crate) fn sum_of_products<A: Element, B: Element>(x: &[A], y: &[B]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (xs, x_rest) = x.as_chunks::<LANES>();
     let (ys, y_rest) = y.as_chunks::<LANES>();
     for (x, y) in xs.iter().zip(ys) {
         for i in 0..LANES {
-            lanes[i] += x[i] * y[i];
+            lanes[i] += x[i].get() * y[i].get();
         }
     }
     for (lane, (&x, &y)) in lanes.iter_mut().zip(x_rest.iter().zip(y_rest)) {
-        *lane += x * y;
+        *lane += x.get() * y.get();
     }
     fold(lanes, |a, b| a + b)
 }
 
 /// Largest element; minus infinity if there is none. (One that is not a number may be passed over.)
 #[inline(always)]
-pub(crate) fn largest(x: &[f32]) -> f32 {
+pub(crate) fn largest<E: Element>(x: &[E]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for chunk in chunks {
         for i in 0..LANES {
-            lanes[i] = larger(lanes[i], chunk[i]);
+            lanes[i] = larger(lanes[i], chunk[i].get());
         }
     }
     for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane = larger(*lane, x);
+        *lane = larger(*lane, x.get());
     }
     fold(lanes, larger)
 }
@@ -81,40 +87,38 @@ pub(crate) fn softmax_row(x: &mut [f32], scale: f32) -> (f32, f32) {
 }
 
 #[inline(always)]
-fn softmax_piece_body(x: &mut [f32], width: usize) {
+fn softmax_piece_body<E: Element>(x: &mut [E], width: usize) {
     for row in x.chunks_exact_mut(width) {
-        let (_, inverse) = softmax_row(row, 1.0);
+        let max = largest(row);
+        // Exponentials are made twice: kept in a short format they would be rounded twice.
+        let inverse = 1.0 / sum_by(row, |x| exp(x - max));
         for x in row {
-            *x *= inverse;
+            *x = E::of(exp(x.get() - max) * inverse);
         }
     }
 }
 
-per_isa! { fn softmax_piece = softmax_piece_body(x: &mut [f32], width: usize) }
+per_isa! { fn softmax_piece<E: Element> = softmax_piece_body(x: &mut [E], width: usize) }
 
 /// Softmax of each row of `x` (`width` columns), in place.
-pub fn softmax_rows(cpu: &Cpu, x: &mut [f32], width: usize) {
-    let rows = x.len() / width;
-    let shared = Shared::new(x);
-    cpu.pool.run(rows.div_ceil(ROWS), &|i, _| {
-        let range = i * ROWS * width..rows.min((i + 1) * ROWS) * width;
-        // SAFETY: each task has its own rows.
-        softmax_piece(cpu.isa, unsafe { shared.piece(range) }, width);
-    });
+pub fn softmax_rows<E: Element>(cpu: &Cpu, x: &mut [E], width: usize) {
+    in_pieces(cpu, x.len() / width, ROWS, rows(x, width), |_, x| softmax_piece(cpu.isa, x, width));
 }
 
 #[inline(always)]
-fn add_rows_body(x: &[f32], to: &mut [f32]) {
+fn add_rows_body<E: Element, T: Element>(x: &[E], to: &mut [T]) {
     for row in x.chunks_exact(to.len()) {
         for (to, &x) in to.iter_mut().zip(row) {
-            *to += x;
+            *to = T::of(to.get() + x.get());
         }
     }
 }
 
-per_isa! {
-    /// Adds each row of `x` to `to`.
-    fn add_rows = add_rows_body(x: &[f32], to: &mut [f32])
+per_isa! { fn add_rows_piece<E: Element, T: Element> = add_rows_body(x: &[E], to: &mut [T]) }
+
+/// Adds each row of `x` to `to`.
+pub(super) fn add_rows<E: Element, T: Element>(isa: Isa, x: &[E], to: &mut [T]) {
+    add_rows_piece(isa, x, to);
 }
 
 /// `to` = (or +=) sum of the pieces' sums in their order; `to` has the width of a piece, or is shorter and starts at
@@ -130,16 +134,13 @@ pub(super) fn add_pieces(isa: Isa, partials: &[f32], width: usize, skip: usize, 
 
 /// `to[j]` = (or +=) sum over rows of `x[.., j]`: the gradient of a bias.
 /// `partials` has at least [`partials_len`]`(rows, to.len())` floats.
-pub fn column_sums(cpu: &Cpu, x: &[f32], partials: &mut [f32], to: &mut [f32], accumulate: bool) {
+pub fn column_sums<E: Element>(cpu: &Cpu, x: &[E], partials: &mut [f32], to: &mut [f32], accumulate: bool) {
     let width = to.len();
-    let rows = x.len() / width;
-    let partials = &mut partials[..partials_len(rows, width)];
-    let shared = Shared::new(partials);
-    cpu.pool.run(rows.div_ceil(ROWS), &|i, _| {
-        // SAFETY: each task has its own piece.
-        let piece = unsafe { shared.piece(i * width..(i + 1) * width) };
-        piece.fill(0.0);
-        add_rows(cpu.isa, &x[i * ROWS * width..rows.min((i + 1) * ROWS) * width], piece);
+    let count = x.len() / width;
+    let partials = &mut partials[..partials_len(count, width)];
+    in_pieces(cpu, count, ROWS, per_task(partials, width), |range, sums| {
+        sums.fill(0.0);
+        add_rows(cpu.isa, &x[range.start * width..range.end * width], sums);
     });
     add_pieces(cpu.isa, partials, width, 0, to, accumulate);
 }

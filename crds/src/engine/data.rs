@@ -1,0 +1,254 @@
+//! Sources of samples, and how they are read.
+
+use super::{DECIMAL, Switch, disabled, one};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Format of the training data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[allow(clippy::upper_case_acronyms)]
+pub enum DataFormat {
+    /// Text files, read as bytes.
+    #[default]
+    Text,
+    /// A file of little-endian token numbers, or a directory with `train.bin` and optionally `val.bin`.
+    Tokens,
+    /// A directory of one directory per class with JPEG and PNG files, or of `train` and `val` with those.
+    ImageFolder,
+    /// A directory with the binary version of CIFAR-10.
+    CIFAR10,
+    /// A directory with the four files of MNIST, not compressed.
+    IDX,
+    /// A file with one sample per line: numbers separated by commas, the class last.
+    CSV,
+    /// A safetensors file with `images` or `features`, and `labels`; or a directory of `.npy` files of these names. Optionally
+    /// the same for validation, with the prefix `validation_`.
+    SafeTensors,
+    /// Made up from the seed, of the kind that the model takes: shows how fast training is when input costs nothing.
+    Synthetic,
+}
+
+/// Width of a token number in a file of format `Tokens`. Default `UInt16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TokenType {
+    /// 2 bytes.
+    UInt16,
+    /// 4 bytes.
+    UInt32,
+}
+
+/// Where the samples come from.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.path) == (self.format != 'Synthetic')")
+    .message("path must be set; only with format Synthetic, which reads nothing, it must not").field_path(".path"))]
+#[x_kube(validation = Rule::new("self.format in ['Text', 'ImageFolder'] || (!has(self.include) && !has(self.exclude))")
+    .message("include and exclude are for the formats Text and ImageFolder").field_path(".format"))]
+#[x_kube(validation = Rule::new("self.format == 'Tokens' || !has(self.tokenType)")
+    .message("tokenType is for format Tokens").field_path(".tokenType"))]
+#[x_kube(validation = Rule::new("self.format != 'ImageFolder' || has(self.imageSize)")
+    .message("imageSize must be set with format ImageFolder, whose files may have any size").field_path(".imageSize"))]
+#[x_kube(validation = Rule::new("self.format in ['CSV', 'Synthetic'] || !has(self.image)")
+    .message("image is for the formats CSV and Synthetic: the others say themselves how large their images are").field_path(".image"))]
+#[x_kube(validation = Rule::new("!(self.format in ['Text', 'Tokens'] || (self.format in ['CSV', 'Synthetic'] && !has(self.image))) \
+    || (!has(self.imageSize) && !has(self.augmentation) && !has(self.normalisation))")
+    .message("imageSize, augmentation and normalisation are for images: formats ImageFolder, CIFAR10, IDX, SafeTensors, and CSV and Synthetic with image").field_path(".format"))]
+#[x_kube(validation = Rule::new("self.format == 'Synthetic' || (!has(self.classes) && !has(self.samples))")
+    .message("classes and samples are for format Synthetic: other data has its own").field_path(".format"))]
+#[x_kube(validation = Rule::new("!has(self.largestValue) || (self.format == 'CSV' && has(self.image) && double(self.largestValue) > 0.0)")
+    .message("largestValue must be greater than 0, and is for format CSV with image").field_path(".largestValue"))]
+#[x_kube(validation = Rule::new("double(self.validationFraction) <= 0.5")
+    .message("validationFraction must be between 0 and 0.5").field_path(".validationFraction"))]
+pub struct Data {
+    /// Format of the data. Default `Text`: the bytes of text files.
+    #[serde(default)]
+    pub format: DataFormat,
+
+    /// A file or a directory, as the format says. In `switchyard run` relative paths start at the current directory; in a cluster
+    /// it is a path in the container. In a directory of text hidden entries and directories marked by a CACHEDIR.TAG (build
+    /// output) are left out. Not with format `Synthetic`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub path: Option<String>,
+
+    /// Glob patterns relative to `path`, such as `**/*.rs`; a file of a directory is read when one of them matches.
+    /// Formats `Text` and `ImageFolder`. Default: every file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Set)]
+    pub include: Vec<String>,
+
+    /// Glob patterns relative to `path`; a file that one of them matches is left out. Formats `Text` and `ImageFolder`.
+    /// Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Set)]
+    pub exclude: Vec<String>,
+
+    /// Width of a number of format `Tokens`. Default `UInt16`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_type: Option<TokenType>,
+
+    /// Height and width of the images that the model sees, pixels: files are scaled so that their shorter side has this size, and
+    /// cut to the middle. Default: as the data has them; with format `ImageFolder` it must be set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 8, max = 4096))]
+    pub image_size: Option<i32>,
+
+    /// Size of an image. Format `CSV`: the numbers of a line are its pixels, row by row; default: they are features.
+    /// Format `Synthetic`: samples are images; default: they are 16 features.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageShape>,
+
+    /// Number that stands for white in the images of format `CSV`, a decimal string. Default "255".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
+    pub largest_value: Option<String>,
+
+    /// Classes of format `Synthetic`. Default 10.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 1_000_000))]
+    pub classes: Option<i32>,
+
+    /// Samples of an epoch of format `Synthetic`; of language models: sequences. Default 10000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000_i64))]
+    pub samples: Option<i64>,
+
+    /// Random changes of the images of a training step. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub augmentation: Option<Augmentation>,
+
+    /// What is subtracted from the channels of an image, and what they are divided by. Default: the figures of the data set for
+    /// formats `CIFAR10` and `IDX` (MNIST), of ImageNet for `ImageFolder`, else mean 0 and deviation 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalisation: Option<Normalisation>,
+
+    /// Share of the data that is kept for validation, a decimal string between "0" and "0.5"; chosen by the hash of the
+    /// content. Not used where the data has a part for validation of its own. Default "0.1".
+    #[serde(default = "tenth")]
+    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
+    pub validation_fraction: String,
+}
+
+/// Size of an image.
+#[derive(KubeSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.channels == 1 || self.channels == 3")
+    .message("channels must be 1 (grey) or 3 (red, green and blue)").field_path(".channels"))]
+pub struct ImageShape {
+    /// Rows of pixels.
+    #[schemars(range(min = 1, max = 4096))]
+    pub height: i32,
+
+    /// Pixels of a row.
+    #[schemars(range(min = 1, max = 4096))]
+    pub width: i32,
+
+    /// 1 for grey, 3 for red, green and blue.
+    #[schemars(range(min = 1, max = 3))]
+    pub channels: i32,
+}
+
+/// Random changes of the images of a training step.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Augmentation {
+    /// Zero pixels added on each side before a random piece of the image's size is cut out. Default 0: none is.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 512))]
+    pub crop_padding: i32,
+
+    /// `Enabled`: every second image is mirrored, by chance. Default `Disabled`.
+    #[serde(default = "disabled")]
+    pub flip: Switch,
+}
+
+/// What is done to the channels of x / 255, x being a pixel's byte.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.mean.size() == self.deviation.size() && self.mean.size() != 2")
+    .message("mean and deviation must both have one number for all channels, or one for each of 3"))]
+#[x_kube(validation = Rule::new("self.deviation.all(number, double(number) > 0.0)")
+    .message("every deviation must be greater than 0").field_path(".deviation"))]
+pub struct Normalisation {
+    /// Subtracted from the channels: one decimal string for all, or one for each.
+    #[schemars(length(min = 1, max = 3), inner(length(max = 32), regex(pattern = DECIMAL)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub mean: Vec<String>,
+
+    /// What the channels are divided by then: one decimal string for all, or one for each.
+    #[schemars(length(min = 1, max = 3), inner(length(max = 32), regex(pattern = DECIMAL)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub deviation: Vec<String>,
+}
+
+/// What leaves the reader.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum SampleType {
+    /// Bytes, which the device normalises.
+    #[default]
+    UInt8,
+    /// Finished floats: 4 times the memory traffic.
+    Float32,
+}
+
+/// Whether batches lie in memory that a GPU can read by itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PinnedMemory {
+    /// Where there is a GPU.
+    #[default]
+    Auto,
+    /// Never.
+    Disabled,
+}
+
+/// How the samples are read.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reader {
+    /// Threads of each process that read, decode and augment. Default 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 256))]
+    pub workers: i32,
+
+    /// `Enabled` (default): the next micro-batch is made while the current one is in use. `Disabled`: the step waits for it.
+    #[serde(default)]
+    pub double_buffer: Switch,
+
+    /// `Enabled` (default): an epoch follows the one before without a gap. `Disabled`: the reader is empty between two epochs.
+    /// Both give the same samples.
+    #[serde(default)]
+    pub infinite: Switch,
+
+    /// What leaves the reader for images. Default `UInt8`: bytes, which the device normalises.
+    #[serde(default)]
+    pub sample_type: SampleType,
+
+    /// Whether batches lie in pinned memory. Default `Auto`: where the process computes on a GPU, hence nowhere in this version.
+    #[serde(default)]
+    pub pinned_memory: PinnedMemory,
+
+    /// Samples that may be unreadable before the run fails; each is named in the log. Default 0.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub max_bad_samples: i64,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Reader {
+            workers: 1,
+            double_buffer: Switch::Enabled,
+            infinite: Switch::Enabled,
+            sample_type: SampleType::UInt8,
+            pinned_memory: PinnedMemory::Auto,
+            max_bad_samples: 0,
+        }
+    }
+}
+
+fn tenth() -> String {
+    "0.1".into()
+}

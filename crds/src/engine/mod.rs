@@ -1,0 +1,172 @@
+//! The training itself: the block `engine` of a TrainJob.
+
+mod data;
+mod model;
+mod optimizer;
+mod precision;
+mod run;
+
+pub use data::{
+    Augmentation, Data, DataFormat, ImageShape, Normalisation, PinnedMemory, Reader, SampleType, TokenType,
+};
+pub use model::{Activation, Bert, Custom, Gpt, Head, Mlp, Model, ModelType, ResNet, Stem, Vocabulary};
+pub use optimizer::{DecayExclusions, Optimizer, OptimizerType, Schedule, ScheduleType};
+pub use precision::{ComputeType, LossScaling, LossScalingType, Precision, PrecisionMode};
+pub use run::{Evaluation, Memory, Overlap, Profile, WireType};
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A decimal number written as a string, such as "0.001" or "1e-8": the API has no floats, since they do not survive a round
+/// trip through every client.
+const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
+
+/// The training itself.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.steps) != has(self.epochs)")
+    .message("set exactly one of steps and epochs"))]
+#[x_kube(validation = Rule::new("!has(self.steps) || !has(self.schedule) || self.schedule.warmupSteps <= self.steps")
+    .message("schedule.warmupSteps must not be greater than steps").field_path(".schedule.warmupSteps"))]
+#[x_kube(validation = Rule::new("!has(self.steps) || !has(self.profile) || self.profile.fromStep + self.profile.steps - 1 <= self.steps")
+    .message("the profiled steps must lie within steps: profile.fromStep + profile.steps - 1 must not be greater").field_path(".profile.fromStep"))]
+#[x_kube(validation = Rule::new("!(self.model.type in ['GPT', 'BERT']) \
+    || (self.data.format in ['Text', 'Tokens', 'Synthetic'] && !has(self.data.image) && !has(self.data.classes))")
+    .message("GPT and BERT take tokens: data.format must be Text, Tokens or Synthetic, without image and classes").field_path(".data.format"))]
+#[x_kube(validation = Rule::new("self.model.type != 'ResNet' || self.data.format in ['ImageFolder', 'CIFAR10', 'IDX', 'SafeTensors'] \
+    || (self.data.format in ['CSV', 'Synthetic'] && has(self.data.image))")
+    .message("ResNet takes images: data.format must be ImageFolder, CIFAR10, IDX, SafeTensors, or CSV or Synthetic with data.image").field_path(".data.format"))]
+#[x_kube(validation = Rule::new("self.model.type != 'MLP' || !(self.data.format in ['Text', 'Tokens'])")
+    .message("MLP takes images or features: data.format must be none of Text and Tokens").field_path(".data.format"))]
+#[x_kube(validation = Rule::new("self.data.format != 'Text' || !((has(self.model.gpt) && self.model.gpt.vocabulary == 'GPT2') \
+    || (has(self.model.bert) && self.model.bert.vocabulary == 'GPT2'))")
+    .message("vocabulary GPT2 needs data.format Tokens or Synthetic: with Text the tokens are bytes").field_path(".data.format"))]
+#[x_kube(validation = Rule::new("double(self.labelSmoothing) < 1.0")
+    .message("labelSmoothing must be less than 1").field_path(".labelSmoothing"))]
+pub struct Engine {
+    /// What a rank is. `MultiProcess` (default): a process of its own. `SingleProcess`: the ranks of a node are devices of one
+    /// process, each with a share of its cores. Both give the same numbers.
+    #[serde(default)]
+    pub execution_mode: ExecutionMode,
+
+    /// The network.
+    pub model: Model,
+
+    /// Share of the target's probability that is spread over all classes, a decimal string below 1. Default "0".
+    #[serde(default = "zero")]
+    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
+    pub label_smoothing: String,
+
+    /// Where the samples come from.
+    pub data: Data,
+
+    /// How the samples are read.
+    #[serde(default)]
+    pub reader: Reader,
+
+    /// Samples per process and micro-batch. The global batch of one optimizer step has
+    /// numNodes * numProcPerNode * batchSizePerProcess * batchMerge samples. Default 8.
+    #[serde(default = "eight")]
+    #[schemars(range(min = 1, max = 65536))]
+    pub batch_size_per_process: i32,
+
+    /// Micro-batches whose gradients are accumulated before one reduction and one optimizer step. Default 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub batch_merge: i32,
+
+    /// Optimizer steps. Exactly one of `steps` and `epochs` is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub steps: Option<i64>,
+
+    /// Passes over the training data. Exactly one of `steps` and `epochs` is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub epochs: Option<i64>,
+
+    /// Seed of the initial weights and of the order of samples. Default 1. The same seed gives the same run.
+    #[serde(default = "one_i64")]
+    #[schemars(range(min = 0, max = 9_007_199_254_740_991_i64))]
+    pub seed: i64,
+
+    /// The optimizer. Default AdamW.
+    #[serde(default)]
+    pub optimizer: Optimizer,
+
+    /// Learning rate over the steps. Default: cosine to a tenth of the peak after a warm-up of 10 % of the steps, at most 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
+
+    /// Number formats. Default: FP32.
+    #[serde(default)]
+    pub precision: Precision,
+
+    /// Overlap of communication with the backward pass. Default: enabled.
+    #[serde(default)]
+    pub overlap: Overlap,
+
+    /// Memory of a rank.
+    #[serde(default)]
+    pub memory: Memory,
+
+    /// Validation during training.
+    #[serde(default)]
+    pub evaluation: Evaluation,
+
+    /// Steps between two progress reports of a rank. Default 10.
+    #[serde(default = "ten")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub fetch_every_steps: i32,
+
+    /// Steps that are recorded operation by operation, for a trace. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
+}
+
+/// What a rank is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ExecutionMode {
+    /// A process.
+    #[default]
+    MultiProcess,
+    /// A device of the one process of its node.
+    SingleProcess,
+}
+
+/// A switch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Switch {
+    /// On.
+    #[default]
+    Enabled,
+    /// Off.
+    Disabled,
+}
+
+impl Switch {
+    /// Whether it is on.
+    pub fn is_on(self) -> bool {
+        self == Switch::Enabled
+    }
+}
+
+fn disabled() -> Switch {
+    Switch::Disabled
+}
+fn one() -> i32 {
+    1
+}
+fn one_i64() -> i64 {
+    1
+}
+fn eight() -> i32 {
+    8
+}
+fn ten() -> i32 {
+    10
+}
+fn zero() -> String {
+    "0".into()
+}

@@ -1,0 +1,141 @@
+//! How a run goes: overlap, memory, evaluation, profile.
+
+use super::{DECIMAL, Switch, disabled, one};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Format in which gradients travel between hosts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum WireType {
+    /// 4 bytes a number.
+    #[default]
+    FP32,
+    /// 2 bytes: 10 bits of fraction.
+    FP16,
+    /// 2 bytes: 7 bits of fraction, the range of 32-bit floats.
+    BF16,
+}
+
+/// Overlap of communication with the backward pass.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Overlap {
+    /// `Enabled` (default): the all-reduce of a bucket starts as soon as its last gradient is final. `Disabled`: all start after
+    /// the backward pass. Both give the same numbers.
+    #[serde(default)]
+    pub mode: Switch,
+
+    /// Largest size of a fused gradient bucket, MiB. Default 25.
+    #[serde(default = "twenty_five", rename = "bucketSizeMiB")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub bucket_size_mib: i32,
+
+    /// All-reduces that may be under way at a time, each with connections of its own. Default 1; between hosts 2 may be faster.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 8))]
+    pub communicators: i32,
+
+    /// Format in which gradients travel between hosts; they are summed in 32 bits. Default `FP32`. With 16 bits the traffic is
+    /// halved, and the result is no longer the same to the last bit.
+    #[serde(default)]
+    pub wire_type: WireType,
+
+    /// `Enabled`: every all-reduce is waited for where it is started. Default `Disabled`.
+    #[serde(default = "disabled")]
+    pub sync_all_reduce: Switch,
+}
+
+impl Default for Overlap {
+    fn default() -> Self {
+        Overlap {
+            mode: Switch::Enabled,
+            bucket_size_mib: 25,
+            communicators: 1,
+            wire_type: WireType::FP32,
+            sync_all_reduce: Switch::Disabled,
+        }
+    }
+}
+
+/// Memory of a rank.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("double(self.fraction) > 0.0 && double(self.fraction) <= 1.0")
+    .message("fraction must be greater than 0 and at most 1").field_path(".fraction"))]
+pub struct Memory {
+    /// Share of the memory limit, or of the machine's memory, that all ranks of a node may take together, a decimal string. All of
+    /// it is allocated before the first step; a job that needs more is refused before it starts. Default "0.92".
+    #[serde(default = "most")]
+    #[schemars(length(max = 32), regex(pattern = DECIMAL))]
+    pub fraction: String,
+
+    /// Steps between two times when memory that is not in use is given back to the system; 0: never. Default 30.
+    #[serde(default = "thirty")]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub release_every_steps: i32,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory { fraction: most(), release_every_steps: 30 }
+    }
+}
+
+/// Validation during training.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Evaluation {
+    /// Steps between two evaluations; 0: only at the end. Default 100.
+    #[serde(default = "hundred")]
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub every_steps: i64,
+
+    /// Batches of `batchSizePerProcess` samples per process in one evaluation. Default 20.
+    #[serde(default = "twenty")]
+    #[schemars(range(min = 1, max = 100_000))]
+    pub batches: i32,
+}
+
+impl Default for Evaluation {
+    fn default() -> Self {
+        Evaluation { every_steps: 100, batches: 20 }
+    }
+}
+
+/// Steps that are recorded operation by operation.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Profile {
+    /// The first of them, from 1. Default 10: the first steps of a run are no measure.
+    #[serde(default = "ten_i64")]
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub from_step: i64,
+
+    /// How many. Default 5.
+    #[serde(default = "five")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub steps: i32,
+}
+
+fn five() -> i32 {
+    5
+}
+fn ten_i64() -> i64 {
+    10
+}
+fn twenty() -> i32 {
+    20
+}
+fn twenty_five() -> i32 {
+    25
+}
+fn thirty() -> i32 {
+    30
+}
+fn hundred() -> i64 {
+    100
+}
+fn most() -> String {
+    "0.92".into()
+}

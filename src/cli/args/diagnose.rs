@@ -1,0 +1,28 @@
+//! Arguments of the commands that look at what others wrote: manifests and logs.
+
+use crate::variables::nccl;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Arguments of `lint`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct LintArgs {
+    /// Manifests, each with one or several YAML documents; `-` reads standard input.
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+
+    /// Version of the NCCL in the image, such as 2.21.5: variables that it does not read are named.
+    #[arg(long, value_name = "VERSION")]
+    pub nccl: Option<nccl::Version>,
+}
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct DoctorArgs {
+    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input.
+    #[arg(value_name = "LOG", required = true)]
+    pub logs: Vec<PathBuf>,
+}
+
+/// Exit codes of `lint`, for `--help`.
+pub(super) const LINT_CODES: &str = "Exit codes:\n    0  no error found\n    1  an error found\n    2  wrong command line or a file that cannot be read";

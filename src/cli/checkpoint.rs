@@ -1,0 +1,213 @@
+//! `switchyard checkpoint`: which checkpoints a directory holds, whether they are as they were written, and their models for other
+//! programs.
+
+use super::args::{CheckpointCommand, Cli, ExportArgs, Output, WhichArgs};
+use super::run::json_line;
+use super::screen::table;
+use super::units::{binary, counted, grouped};
+use super::{print, print_yaml, refuse};
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Value, json};
+use switchyard_checkpoint::disk::Disk;
+use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Found, State, Store, export};
+use switchyard_worker_contract::exit::Exit;
+
+/// What a command answers: a kind for programs, the result for them, and for people.
+struct Answer {
+    kind: &'static str,
+    value: Value,
+    text: String,
+    exit: Exit,
+}
+
+/// Why there is no answer.
+type Refusal = (String, Exit);
+
+/// Carries out one of the commands.
+pub(super) fn checkpoint(cli: &Cli, command: &CheckpointCommand) -> Exit {
+    let answer = match command {
+        CheckpointCommand::List(args) => list(args),
+        CheckpointCommand::Verify(args) => verify(args),
+        CheckpointCommand::Export(args) => export_model(args),
+    };
+    match answer {
+        Ok(Answer { kind, value, text, exit }) => {
+            match cli.output {
+                Output::Json => json_line(kind, value),
+                Output::Yaml => print_yaml(&value),
+                Output::Table | Output::Dot => print(&text),
+            }
+            exit
+        }
+        Err((error, exit)) => refuse(&error, exit),
+    }
+}
+
+/// A checkpoint, or what is left of one.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    step: u64,
+    attempt: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    world: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created: Option<Timestamp>,
+    state: RowState,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    faults: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+enum RowState {
+    /// Lengths are right.
+    Complete,
+    /// All digests are right.
+    Verified,
+    Incomplete,
+    Damaged,
+}
+
+impl Row {
+    fn new(found: &Found) -> Row {
+        let CheckpointId { step, attempt } = found.id;
+        let empty =
+            |state, faults| Row { step, attempt, job: None, world: None, bytes: None, created: None, state, faults };
+        match &found.state {
+            State::Complete(checkpoint) => {
+                let manifest = checkpoint.manifest();
+                let seconds = i64::try_from(manifest.about().created).ok();
+                Row {
+                    job: Some(manifest.about().job.clone()),
+                    world: Some(manifest.plan().world()),
+                    bytes: Some(manifest.bytes()),
+                    created: seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()),
+                    ..empty(RowState::Complete, Vec::new())
+                }
+            }
+            State::Incomplete => empty(RowState::Incomplete, Vec::new()),
+            State::Damaged(error) => empty(RowState::Damaged, vec![error.to_string()]),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_string());
+        vec![
+            grouped(self.step),
+            self.attempt.to_string(),
+            or_dash(self.job.clone()),
+            or_dash(self.world.map(|world| world.to_string())),
+            or_dash(self.bytes.map(binary)),
+            or_dash(self.created.map(|created| created.to_string())),
+            match self.state {
+                RowState::Complete => "complete",
+                RowState::Verified => "verified",
+                RowState::Incomplete => "incomplete",
+                RowState::Damaged => "damaged",
+            }
+            .to_string(),
+        ]
+    }
+}
+
+/// A table of checkpoints, and below it what is wrong with them.
+fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> Answer {
+    let head = ["STEP", "ATTEMPT", "JOB", "RANKS", "SIZE", "CREATED", "STATE"].map(str::to_string).to_vec();
+    let lines: Vec<Vec<String>> = std::iter::once(head).chain(rows.iter().map(Row::cells)).collect();
+    let mut text = if rows.is_empty() { "no checkpoints".to_string() } else { table(&lines) };
+    for fault in rows.iter().flat_map(|row| &row.faults) {
+        text.push_str(&format!("\n{fault}"));
+    }
+    Answer { kind, value: json!({"checkpoints": rows}), text, exit }
+}
+
+/// The checkpoints that are meant, newest first.
+fn find(args: &WhichArgs) -> Result<Vec<Found>, Refusal> {
+    let name = args.directory.display();
+    // A store takes one that is missing for empty; somebody who looks has mistyped it.
+    if !args.directory.is_dir() {
+        return Err((format!("{name}: got no directory; expected that of a job's checkpoints"), Exit::Usage));
+    }
+    let found = Store::new(&Disk, &args.directory).list().map_err(|error| (error.to_string(), Exit::Unexpected))?;
+    let is_meant = |found: &Found| {
+        args.step.is_none_or(|step| found.id.step == step)
+            && args.attempt.is_none_or(|attempt| found.id.attempt == attempt)
+    };
+    let is_chosen = args.step.is_some() || args.attempt.is_some();
+    let known: Vec<String> = found.iter().map(|found| grouped(found.id.step)).collect();
+    let meant: Vec<Found> = found.into_iter().filter(is_meant).collect();
+    if meant.is_empty() && is_chosen {
+        let known = if known.is_empty() { "none".to_string() } else { format!("steps {}", known.join(", ")) };
+        return Err((
+            format!("{name}: got no such checkpoint; expected one of those that are there: {known}"),
+            Exit::Usage,
+        ));
+    }
+    Ok(meant)
+}
+
+fn list(args: &WhichArgs) -> Result<Answer, Refusal> {
+    let rows: Vec<Row> = find(args)?.iter().map(Row::new).collect();
+    Ok(answer("CheckpointList", &rows, Exit::Done))
+}
+
+/// An unfinished checkpoint is no fault as long as another one can be used: every crash leaves one.
+fn verify(args: &WhichArgs) -> Result<Answer, Refusal> {
+    let store = Store::new(&Disk, &args.directory);
+    let verified = |found: &Found| {
+        let mut row = Row::new(found);
+        if let State::Complete(checkpoint) = &found.state {
+            row.faults = store.verify(checkpoint).iter().map(CheckpointError::to_string).collect();
+            row.state = if row.faults.is_empty() { RowState::Verified } else { RowState::Damaged };
+        }
+        row
+    };
+    let rows: Vec<Row> = find(args)?.iter().map(verified).collect();
+    let has = |state| rows.iter().any(|row| row.state == state);
+    let is_good = has(RowState::Verified) && !has(RowState::Damaged);
+    Ok(answer("CheckpointVerification", &rows, if is_good { Exit::Done } else { Exit::CheckpointRefused }))
+}
+
+/// Exports the newest complete checkpoint that is meant. If that is damaged nothing is exported: an older model would not be what was
+/// asked for.
+fn export_model(args: &ExportArgs) -> Result<Answer, Refusal> {
+    let name = args.which.directory.display();
+    let found = find(&args.which)?;
+    let newest = found.into_iter().find(|found| !matches!(found.state, State::Incomplete));
+    let checkpoint: Checkpoint = match newest.map(|found| found.state) {
+        Some(State::Complete(checkpoint)) => *checkpoint,
+        Some(State::Damaged(error)) => return Err((another(&error), Exit::CheckpointRefused)),
+        Some(State::Incomplete) | None => {
+            return Err((format!("{name}: got no complete checkpoint; expected one"), Exit::CheckpointRefused));
+        }
+    };
+    let store = Store::new(&Disk, &args.which.directory);
+    let exported = export::export(&Disk, &store, &checkpoint, &args.to).map_err(|error| match &error {
+        CheckpointError::Io { file, .. } if *file == args.to => (error.to_string(), Exit::Unexpected),
+        _ => (another(&error), Exit::CheckpointRefused),
+    })?;
+    let CheckpointId { step, attempt } = checkpoint.manifest().about().id;
+    let (tensors, bytes) = (exported.tensors, exported.bytes);
+    let to = args.to.display().to_string();
+    let text = format!(
+        "{to}: {} of step {}, attempt {attempt}, {}",
+        counted(tensors as u64, "tensor"),
+        grouped(step),
+        binary(bytes)
+    );
+    let value = json!({"file": to, "step": step, "attempt": attempt, "tensors": tensors, "bytes": bytes});
+    Ok(Answer { kind: "CheckpointExport", value, text, exit: Exit::Done })
+}
+
+/// What else can be done about a checkpoint that cannot be used.
+fn another(error: &CheckpointError) -> String {
+    format!("{error}\n`switchyard checkpoint verify` shows which others can be exported with --step")
+}
+
+#[cfg(test)]
+mod tests;

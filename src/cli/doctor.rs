@@ -1,0 +1,311 @@
+//! `switchyard doctor`: reads logs and says what was first, what followed, and what to look at.
+
+use super::args::{Cli, DoctorArgs, Output};
+use super::run::json_line;
+use super::topo::text::Screen;
+use super::units::{binary, counted, duration, grouped};
+use super::{machine, print, print_yaml, refuse};
+use crate::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde_json::json;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use switchyard_worker_contract::exit::Exit;
+
+/// Folders are followed so deep, and no farther: `logs/attempt-1/rank-0.log` is at 3.
+const DEEPEST: usize = 6;
+/// Files of a folder that are taken.
+const MOST_FILES: usize = 100_000;
+/// Ends of files in folders that are no logs.
+const NO_LOGS: [&str; 18] = [
+    "safetensors",
+    "pt",
+    "pth",
+    "bin",
+    "npy",
+    "npz",
+    "gz",
+    "zst",
+    "zip",
+    "tar",
+    "html",
+    "json",
+    "key",
+    "py",
+    "so",
+    "png",
+    "parquet",
+    "tfevents",
+];
+/// Bytes between two looks at the clock.
+const STRIDE: u64 = 8 << 20;
+/// Time before progress is shown.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Time between two lines about progress where there is no terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Reads logs and explains them.
+pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Exit {
+    let diagnosis = match read_all(cli, &args.logs) {
+        Ok(diagnosis) => diagnosis,
+        Err((error, exit)) => return refuse(&error, exit),
+    };
+    match cli.output {
+        Output::Json => json_line("Diagnosis", json!(diagnosis)),
+        Output::Yaml => print_yaml(&diagnosis),
+        Output::Table | Output::Dot => print(&screen(&diagnosis, machine::width())),
+    }
+    Exit::Done
+}
+
+fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, (String, Exit)> {
+    let logs = logs(paths).map_err(|error| (error, Exit::Usage))?;
+    let mut doctor = Doctor::new().map_err(|error| (format!("the table of errors: {error}"), Exit::Unexpected))?;
+    let total = logs.iter().filter_map(|log| log.metadata().ok()).map(|about| about.len()).sum();
+    let mut progress = Progress::new(cli, total);
+    for log in &logs {
+        let read = if log == Path::new("-") {
+            read(&mut doctor, "standard input", this_year(None), io::stdin().lock(), &mut progress)
+        } else {
+            let changed = log.metadata().and_then(|about| about.modified()).ok();
+            let year = this_year(changed.and_then(|time| Timestamp::try_from(time).ok()));
+            File::open(log).and_then(|file| {
+                let name = log.display().to_string();
+                read(&mut doctor, &name, year, BufReader::with_capacity(1 << 18, file), &mut progress)
+            })
+        };
+        read.map_err(|error| {
+            progress.clear();
+            (format!("cannot read {}: {error}", log.display()), Exit::Usage)
+        })?;
+    }
+    progress.clear();
+    Ok(doctor.diagnosis())
+}
+
+/// The year of times that have none.
+fn this_year(time: Option<Timestamp>) -> i16 {
+    time.unwrap_or_else(Timestamp::now).to_zoned(TimeZone::UTC).year()
+}
+
+/// The files that are meant: those that are named, and in folders whatever may be a log.
+fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    for path in paths {
+        let unreadable = |what: &dyn std::fmt::Display| {
+            format!("cannot read {}: {what}; expected a log, or a folder with logs", path.display())
+        };
+        if path == Path::new("-") {
+            found.push(path.clone());
+            continue;
+        }
+        let about = path.metadata().map_err(|error| unreadable(&error))?;
+        if about.is_dir() {
+            let before = found.len();
+            collect(path, 1, &mut found).map_err(|error| unreadable(&error))?;
+            if found.len() == before {
+                return Err(unreadable(&"got a folder without any file that may be a log"));
+            }
+        } else if about.is_file() {
+            found.push(path.clone());
+        } else {
+            return Err(unreadable(&"got something that is no regular file"));
+        }
+    }
+    Ok(found)
+}
+
+fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    let mut entries: Vec<PathBuf> = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        entries.push(entry?.path());
+    }
+    entries.sort();
+    for path in entries {
+        // Without following links: one may lead back here.
+        let Ok(about) = path.symlink_metadata() else { continue };
+        if about.is_dir() && depth < DEEPEST {
+            // What cannot be entered in a folder is left out; the folder itself was asked for.
+            let _ = collect(&path, depth + 1, found);
+        } else if about.is_file() && may_be_log(&path) && found.len() < MOST_FILES {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn may_be_log(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let end = name.rsplit_once('.').map_or("", |(_, end)| end);
+    // Records of steps are large and have no errors in them.
+    !name.starts_with('.') && !NO_LOGS.contains(&end) && !name.ends_with(".steps.jsonl") && !name.contains("tfevents")
+}
+
+/// Hands every line of a log over, keeping no more than one.
+fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, progress: &mut Progress) -> io::Result<()> {
+    let mut log = doctor.open(name, year);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = from.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut line)?;
+        if read == 0 {
+            return Ok(());
+        }
+        let whole = line.last() == Some(&b'\n');
+        doctor.line(&mut log, &line);
+        let rest = if !whole && read == LONGEST_LINE { skip_line(&mut from)? } else { 0 };
+        doctor.passed_over(rest);
+        progress.advance(read as u64 + rest);
+    }
+}
+
+/// Passes over the rest of a line that is too long; answers how much that was.
+fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
+    let mut skipped = 0;
+    loop {
+        let (used, ends) = {
+            let buffer = from.fill_buf()?;
+            match buffer.iter().position(|byte| *byte == b'\n') {
+                Some(at) => (at + 1, true),
+                None => (buffer.len(), buffer.is_empty()),
+            }
+        };
+        from.consume(used);
+        skipped += used as u64;
+        if ends {
+            return Ok(skipped);
+        }
+    }
+}
+
+/// A bar on a terminal, a line now and then elsewhere, and nothing for what is quick.
+struct Progress {
+    total: u64,
+    done: u64,
+    looked: u64,
+    started: Instant,
+    talks: bool,
+    bar: Option<ProgressBar>,
+    last_line: Instant,
+}
+
+impl Progress {
+    fn new(cli: &Cli, total: u64) -> Progress {
+        let now = Instant::now();
+        Progress { total, done: 0, looked: 0, started: now, talks: !cli.quiet, bar: None, last_line: now }
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        if !self.talks || self.done - self.looked < STRIDE {
+            return;
+        }
+        self.looked = self.done;
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done);
+        } else if io::stderr().is_terminal() {
+            if self.started.elapsed() >= PATIENCE {
+                let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr_with_hz(10));
+                let style =
+                    ProgressStyle::with_template("read {binary_bytes} of {binary_total_bytes} [{bar:24}]   ETA {eta}");
+                bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+                self.bar = Some(bar);
+            }
+        } else if self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            eprintln!(
+                "read={} of={} elapsedS={}",
+                binary(self.done),
+                binary(self.total),
+                self.started.elapsed().as_secs()
+            );
+        }
+    }
+
+    fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// The diagnosis for people; the last attempt first, since that is why they ask.
+fn screen(diagnosis: &Diagnosis, width: usize) -> String {
+    let mut screen = Screen::new(width);
+    for attempt in diagnosis.attempts.iter().rev() {
+        of_attempt(attempt, &mut screen);
+    }
+    if !diagnosis.attempts.iter().any(has_error) {
+        screen.paragraph("result", "no known error in these logs");
+        screen.paragraph(
+            "next",
+            "if a job failed: give the logs of all ranks and of the launcher, the end of the kernel log of the nodes (dmesg -T), and \
+             kubectl describe of the pods; NCCL says more with NCCL_DEBUG=WARN. An error that should be known: send the line with \
+             twenty before it",
+        );
+    }
+    let read = &diagnosis.read;
+    let mut text = format!("{}, {} lines, {}", counted(read.logs, "log"), grouped(read.lines), binary(read.bytes));
+    if read.not_utf8 > 0 {
+        text.push_str(&format!("; {} not UTF-8", counted(read.not_utf8, "line")));
+    }
+    screen.paragraph("read", &text);
+    screen.into_text()
+}
+
+fn has_error(attempt: &Attempt) -> bool {
+    attempt.first.is_some() || !attempt.followed.is_empty()
+}
+
+fn of_attempt(attempt: &Attempt, screen: &mut Screen) {
+    let number = attempt.attempt.map_or_else(String::new, |number| format!(" of attempt {number}"));
+    match &attempt.first {
+        Some(first) => {
+            let time = first.time.as_ref().map_or_else(String::new, |time| format!(", {time}"));
+            screen.line(&format!("first error{number}: {} on {}", first.error.id, first.who));
+            screen.paragraph(&detail("where"), &format!("{}:{}{time}", first.log, first.line));
+            screen.paragraph(&detail("said"), &first.text);
+            screen.paragraph(&detail("means"), first.error.means);
+            first.error.look.iter().for_each(|look| screen.paragraph(&detail("look"), look));
+            labelled(screen, "before", first.error.told_by);
+            labelled(screen, "more", first.error.link);
+            screen.paragraph(&detail("basis"), &attempt.basis);
+        }
+        None if has_error(attempt) => {
+            screen.line(&format!("first error{number}: not in these logs"));
+            screen.paragraph(&detail("basis"), &attempt.basis);
+        }
+        None => {}
+    }
+    attempt.suspects.iter().for_each(|suspects| screen.paragraph(&detail("suspect"), suspects));
+    for (label, folds) in [("other", &attempt.other_causes), ("after", &attempt.followed), ("note", &attempt.remarks)] {
+        folds.iter().for_each(|fold| screen.paragraph(label, &folded(fold)));
+    }
+    screen.line("");
+}
+
+fn labelled(screen: &mut Screen, label: &str, text: &str) {
+    if !text.is_empty() {
+        screen.paragraph(&detail(label), text);
+    }
+}
+
+/// A label below the name of an error; all are equally wide.
+fn detail(label: &str) -> String {
+    format!("  {label:<7}")
+}
+
+fn folded(fold: &Fold) -> String {
+    let after = match fold.after_seconds {
+        Some(seconds) if seconds > 0.0 => format!(", {} later", duration(seconds)),
+        _ => String::new(),
+    };
+    format!("{} on {}{after}: {} ({}:{})", fold.error.id, fold.who, fold.error.means, fold.log, fold.line)
+}
+
+#[cfg(test)]
+mod tests;

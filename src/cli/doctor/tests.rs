@@ -1,0 +1,100 @@
+//! What people see of a diagnosis; which files of a folder are read, and how; that the document has the table.
+
+use super::*;
+use crate::doctor::known;
+use std::io::Write;
+
+fn quiet() -> Progress {
+    Progress {
+        talks: false,
+        total: 0,
+        done: 0,
+        looked: 0,
+        started: Instant::now(),
+        bar: None,
+        last_line: Instant::now(),
+    }
+}
+
+fn diagnosed(logs: &[(&str, &[u8])]) -> Diagnosis {
+    let mut doctor = Doctor::new().unwrap();
+    for (name, text) in logs {
+        read(&mut doctor, name, 2026, *text, &mut quiet()).unwrap();
+    }
+    doctor.diagnosis()
+}
+
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the diff.
+#[test]
+fn a_diagnosis_for_people() {
+    let peer = b"2026-11-20T14:07:31.4Z [rank0]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting";
+    let cause =
+        b"2026-11-20T14:07:30Z [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.";
+    let remark = b"NCCL INFO Using network Socket";
+    let diagnosis = diagnosed(&[
+        ("logs/attempt-1/rank-0.log", b"No space left on device"),
+        ("logs/attempt-2/rank-0.log", peer),
+        ("logs/attempt-2/rank-1.log", cause),
+        ("logs/attempt-2/rank-2.log", remark),
+    ]);
+    insta::assert_snapshot!("doctor_screen", screen(&diagnosis, 100));
+}
+
+#[test]
+fn logs_without_a_known_error_get_advice_on_what_to_send() {
+    let text = screen(&diagnosed(&[("a.log", b"fine\n\xff\xfe broken\r\n")]), 100);
+    assert!(text.contains("no known error in these logs") && text.contains("NCCL_DEBUG=WARN"), "{text}");
+    assert!(text.contains("1 log, 2 lines, 16 bytes; 1 line not UTF-8"), "{text}");
+}
+
+#[test]
+fn lines_that_are_too_long_are_cut_and_the_next_ones_read() {
+    let mut text = vec![b'x'; LONGEST_LINE * 3];
+    text.extend_from_slice(b" CUDA out of memory\nNo space left on device");
+    let diagnosis = diagnosed(&[("a.log", &text)]);
+    assert_eq!(diagnosis.read.lines, 2);
+    assert_eq!(diagnosis.attempts[0].first.as_ref().map(|first| (first.error.id, first.line)), Some(("disk-full", 2)));
+}
+
+#[test]
+fn folders_are_searched_for_what_may_be_a_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let put = |path: &str| {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        File::create(path).unwrap().write_all(b"x").unwrap();
+    };
+    [
+        "logs/attempt-1/rank-0.log",
+        "events.jsonl",
+        "status.yaml",
+        "model.safetensors",
+        "record/rank-0.steps.jsonl",
+        ".hidden",
+    ]
+    .iter()
+    .for_each(|path| put(path));
+    std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
+    let found = logs(&[folder.path().to_path_buf()]).unwrap();
+    let names: Vec<String> =
+        found.iter().map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string()).collect();
+    assert_eq!(names, ["events.jsonl", "logs/attempt-1/rank-0.log", "status.yaml"]);
+    let missing = logs(&[folder.path().join("gone")]).unwrap_err();
+    assert!(missing.contains("gone") && missing.contains("expected a log, or a folder with logs"), "{missing}");
+    let empty = tempfile::tempdir().unwrap();
+    assert!(logs(&[empty.path().to_path_buf()]).unwrap_err().contains("without any file that may be a log"));
+}
+
+/// The rows of docs/doctor.md, from the table of errors.
+#[test]
+fn the_document_has_every_error() {
+    let row = |known: &crate::doctor::Known| {
+        let before = if known.told_by.is_empty() { "-" } else { known.told_by };
+        format!("| `{}` | {} | {} | {} | {} |", known.id, known.says, known.role.word(), known.means, before)
+    };
+    let rows: Vec<String> = known().map(row).collect();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
+    assert_eq!(shown, rows, "docs/doctor.md should have:\n{}", rows.join("\n"));
+}

@@ -1,0 +1,48 @@
+//! What becomes of the manifests in `examples/`, reviewed as YAML in `snapshots/`.
+
+use super::manifest;
+use crate::plan::{Snapshot, plan};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
+
+/// A machine of four cores.
+pub(super) fn machine() -> GPUTopology {
+    let mut report = GPUTopology::new("four-cores", GPUTopologySpec {});
+    let siblings = (0..4).map(|cpu| cpu.to_string()).collect();
+    let cpus = Cpus { usable: Some("0-3".into()), siblings, ..Cpus::default() };
+    let numa = NumaNode { id: 0, cpus: Some("0-3".into()), ..NumaNode::default() };
+    report.status =
+        Some(GPUTopologyStatus { cpus: Some(cpus), numa_nodes: vec![numa], ..GPUTopologyStatus::default() });
+    report
+}
+
+fn examples() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect()
+}
+
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the diff of `src/cli/snapshots`.
+#[test]
+fn every_example_has_its_plan() {
+    let examples = examples();
+    assert!(examples.len() >= 8, "{examples:?}");
+    for path in examples {
+        let job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let nodes = [machine()];
+        let snapshot =
+            Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
+        let plan = plan(&snapshot).unwrap_or_else(|refusal| panic!("{}: {refusal}", path.display()));
+        let processes: Vec<_> = plan
+            .processes()
+            .map(|process| json!({"rank": process.rank, "ranks": process.ranks, "cpus": process.cpus, "threads": process.threads}))
+            .collect();
+        let mut settings = insta::Settings::clone_current();
+        settings.set_omit_expression(true);
+        settings.set_prepend_module_to_snapshot(false);
+        let name = format!("example_{}", path.file_stem().unwrap_or_default().to_string_lossy());
+        let shown = json!({"reason": plan.reason, "processes": processes, "engine": plan.engine});
+        settings.bind(|| insta::assert_yaml_snapshot!(name, shown));
+    }
+}

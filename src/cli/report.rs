@@ -1,0 +1,218 @@
+//! `switchyard report`: reads a run directory, line by line, and writes its report.
+
+use super::args::{Cli, Output, ReportArgs};
+use super::topo::text::Screen;
+use super::{machine, print, print_yaml, refuse};
+use crate::local::RunDir;
+use crate::report::{Document, Item, Record, Report, html};
+use crate::units::{self, three_digits};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::record;
+
+/// The page in a run directory.
+pub(super) const PAGE: &str = "report.html";
+/// The same as data.
+const DATA: &str = "report.json";
+/// Bytes of a document that are read; the largest are manifests of 1 MiB.
+const LONGEST_DOCUMENT: u64 = 8 << 20;
+/// Bytes of a line that are read; an event has less than 4 KiB.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// Reports on a run.
+pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
+    let made = make(&args.run_dir, args.synthetic.as_deref());
+    let report = match made {
+        Ok(report) => report,
+        Err(error) => return refuse(&error, Exit::Usage),
+    };
+    let page = match &args.out {
+        Some(file) => std::fs::write(file, html(&report))
+            .map(|()| file.display().to_string())
+            .map_err(|error| format!("cannot write {}: {error}", file.display())),
+        None => write(&RunDir::existing(&args.run_dir), &report),
+    };
+    let page = match page {
+        Ok(page) => page,
+        Err(error) => return refuse(&error, Exit::Unexpected),
+    };
+    match cli.output {
+        Output::Json => match serde_json::to_string(&report) {
+            Ok(text) => print(&text),
+            Err(error) => return refuse(&format!("the report cannot be written as JSON: {error}"), Exit::Unexpected),
+        },
+        Output::Yaml => print_yaml(&report),
+        Output::Table | Output::Dot => print(&format!("{}{}", verdict(&report), advice(&report, &page))),
+    }
+    Exit::Done
+}
+
+/// Writes the report of a run that has ended, and answers the lines about it; `None` when nothing was started.
+pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, String> {
+    // What was refused before the start leaves no plan behind; the directory may be somebody else's.
+    if !run_dir.path().join(Document::Plan.file()).is_file() {
+        return Ok(None);
+    }
+    let report = make(run_dir.path(), None)?;
+    let page = write(run_dir, &report)?;
+    Ok(Some(advice(&report, &page)))
+}
+
+/// Writes page and data; answers where the page is.
+fn write(run_dir: &RunDir, report: &Report) -> Result<String, String> {
+    let data =
+        serde_json::to_string(report).map_err(|error| format!("the report cannot be written as JSON: {error}"))?;
+    run_dir.replace(DATA, &data).map_err(|error| error.to_string())?;
+    run_dir.replace(PAGE, &html(report)).map_err(|error| error.to_string())?;
+    Ok(format!("{}/{PAGE}", run_dir.short()))
+}
+
+fn make(folder: &Path, synthetic: Option<&Path>) -> Result<Report, String> {
+    let mut record = read(folder)?;
+    if let Some(other) = synthetic {
+        let step = read(other)?.step_ms();
+        record.synthetic(
+            step.ok_or_else(|| format!("{}: no step is recorded; expected a run of the same job", other.display()))?,
+        );
+    }
+    Ok(record.report())
+}
+
+/// Reads what is there of a run directory.
+fn read(folder: &Path) -> Result<Record, String> {
+    if !folder.is_dir() {
+        return Err(format!("{}: expected the directory of a run", folder.display()));
+    }
+    let mut record = Record::new();
+    let mut found = false;
+    for document in Document::ALL {
+        match text(&folder.join(document.file())) {
+            Ok(text) => {
+                found = true;
+                record.document(document, &text);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                record.note(format!("there is no {}", document.file()));
+            }
+            Err(error) => record.note(format!("{} cannot be read: {error}", document.file())),
+        }
+    }
+    match lines(&folder.join("events.jsonl"), |line| record.event_line(line)) {
+        Ok(()) => found = true,
+        Err(error) => record.note(format!("events.jsonl cannot be read: {error}")),
+    }
+    for rank in recorded(&folder.join(record::DIR)) {
+        let path = folder.join(record::DIR).join(record::steps_file(rank));
+        found = true;
+        if let Err(error) = lines(&path, |line| record.step_line(rank, line)) {
+            record.note(format!("the steps of rank {rank} cannot be read: {error}"));
+        }
+    }
+    if !found {
+        return Err(format!("{}: expected the directory of a run, with plan.yaml or events.jsonl", folder.display()));
+    }
+    Ok(record)
+}
+
+/// The ranks that left steps, ascending.
+fn recorded(folder: &Path) -> Vec<u32> {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let rank = |name: &str| name.strip_prefix("rank-")?.strip_suffix(".steps.jsonl")?.parse().ok();
+    let mut ranks: Vec<u32> = names.filter_map(|name| rank(name.to_str()?)).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(LONGEST_DOCUMENT).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Hands over every line of a file that is not empty, without keeping more than one.
+fn lines(path: &Path, mut take: impl FnMut(&str)) -> io::Result<()> {
+    let mut reader = BufReader::with_capacity(1 << 18, File::open(path)?);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
+        }
+        if line.len() as u64 == LONGEST_LINE && line.last() != Some(&b'\n') {
+            // It cannot be one of ours: what follows of it is passed over.
+            reader.skip_until(b'\n')?;
+        }
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end();
+        if !text.is_empty() {
+            take(text);
+        }
+    }
+}
+
+fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".into(), three_digits)
+}
+
+/// How the run went, for people.
+fn verdict(report: &Report) -> String {
+    let verdict = &report.verdict;
+    let steps = verdict.steps.map_or_else(|| "-".into(), |steps| steps.to_string());
+    let total = verdict.total_steps.map_or_else(String::new, |total| format!("/{total}"));
+    let rate = verdict.items_per_second.map_or_else(String::new, |rate| {
+        format!("   {} {}/s", units::rate(rate), verdict.item.as_deref().unwrap_or("items"))
+    });
+    let mut screen = Screen::new(machine::width());
+    screen.line(&format!("{}  {}: {}", report.job, verdict.result, verdict.message));
+    screen.line(&format!(
+        "        {steps}{total} steps   loss {} -> {} (val {})",
+        figure(verdict.first_loss),
+        figure(verdict.last_loss),
+        figure(verdict.validation_loss)
+    ));
+    screen.line(&format!(
+        "        p50 {} ms, p99 {} ms{rate}",
+        figure(verdict.step_ms_p50),
+        figure(verdict.step_ms_p99)
+    ));
+    screen.paragraph("", &verdict.sentence.replace('`', ""));
+    report.gaps.iter().for_each(|gap| screen.paragraph("missing", gap));
+    screen.into_text()
+}
+
+/// What would make it faster, for people.
+fn advice(report: &Report, page: &str) -> String {
+    let mut screen = Screen::new(machine::width());
+    screen.paragraph("report", page);
+    if report.advice.is_empty() {
+        screen.line("advice: no rule sees more than 1 % of the step to gain");
+    } else {
+        screen.line("advice (by ms saved per step)");
+    }
+    for (index, item) in report.advice.iter().enumerate() {
+        screen.paragraph(&format!("  {}  {}", index + 1, gain(item)), &words(item));
+    }
+    report.notes.iter().for_each(|note| screen.paragraph("  note", &note.text));
+    // What most people ask first, also where there is nothing to say.
+    let asked = |rule: &str| report.fine.iter().find(|remark| remark.rule == rule).map(|remark| remark.text.clone());
+    let fine: Vec<String> = ["input-bound", "communication-bound", "straggler"].into_iter().filter_map(asked).collect();
+    if !fine.is_empty() {
+        screen.paragraph("  fine", &fine.join("; "));
+    }
+    screen.into_text()
+}
+
+fn gain(item: &Item) -> String {
+    match item.gain_ms {
+        Some(ms) => format!("~{} ms {}", three_digits(ms), item.basis.word()),
+        None if item.urgent => "first".into(),
+        None => "not estimated".into(),
+    }
+}
+
+fn words(item: &Item) -> String {
+    let change = item.changes.first().map_or_else(String::new, |change| format!(" Try: {}", change.what));
+    format!("{}{change}", item.evidence).replace('`', "")
+}

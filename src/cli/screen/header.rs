@@ -1,0 +1,124 @@
+//! What will be trained, on what, for how long.
+
+use super::entropies;
+use crate::cli::units::{binary, counted, grouped, three_digits};
+use crate::plan::Plan;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_worker_contract::config::{Checkpoint, EngineConfig, HalfType, LossScaling, Precision, Source};
+use switchyard_worker_contract::event::Inspection;
+
+/// What will be trained, on what, for how long.
+pub(in crate::cli) fn header(plan: &Plan, inspection: &Inspection, run_dir: &str, topology: &GPUTopology) -> String {
+    let engine = &plan.engine;
+    let mut lines = vec![format!("{}  {run_dir}", plan.job)];
+    let mut line = |name: &str, text: String| lines.push(format!("  {name:<8} {text}"));
+    line(
+        "model",
+        format!(
+            "{}, {} parameters, {}",
+            inspection.model,
+            millions(inspection.parameters),
+            precision_words(engine.precision)
+        ),
+    );
+    line("memory", memory_words(inspection));
+    line("data", data_words(engine, inspection));
+    line("machine", format!("{}; kernels {}", machine(topology), inspection.kernel));
+    line("place", plan.reason.replace(", out of ", ",\n           out of "));
+    line(
+        "steps",
+        format!(
+            "{} of {} x {}{}",
+            grouped(inspection.total_steps),
+            grouped(inspection.samples_per_step),
+            inspection.sample,
+            merge_words(engine)
+        ),
+    );
+    if let Some(checkpoint) = &engine.checkpoint {
+        line("saved", checkpoint_words(checkpoint));
+    }
+    if let Some((unigram, bigram)) = entropies(inspection) {
+        let split = if inspection.validation_items > 0 { "validation" } else { "training" };
+        line("entropy", format!("unigram {unigram:.3}, bigram {bigram:.3} nats per token of the {split} text"));
+    }
+    lines.join("\n")
+}
+
+fn precision_words(precision: Precision) -> String {
+    let Precision::Amp(amp) = precision else { return "FP32".into() };
+    let format = match amp.compute_type {
+        HalfType::Bf16 => "BF16",
+        HalfType::Fp16 => "FP16",
+    };
+    match amp.loss_scaling {
+        LossScaling::Static { scale: 1.0 } => format!("AMP {format}"),
+        LossScaling::Static { scale } => format!("AMP {format}, loss x {}", three_digits(scale)),
+        LossScaling::Dynamic { initial_scale, .. } => {
+            format!("AMP {format}, loss x {} at first", three_digits(initial_scale))
+        }
+    }
+}
+
+/// `61 MiB per rank, 58 % of FP32's 105 MiB`.
+fn memory_words(inspection: &Inspection) -> String {
+    let total = inspection.memory.total();
+    let mut words = format!("{} per rank", binary(total));
+    if let Some(full) = inspection.fp32_memory_bytes.filter(|full| *full > 0) {
+        let share = 100.0 * total as f64 / full as f64;
+        words.push_str(&format!(", {share:.0} % of FP32's {}", binary(full)));
+    }
+    words
+}
+
+fn data_words(engine: &EngineConfig, inspection: &Inspection) -> String {
+    let source = match engine.data.source {
+        Source::Synthetic(_) => "made up from the seed".to_string(),
+        _ => format!("{}, {}", counted(inspection.files, "file"), binary(inspection.bytes)),
+    };
+    let validation = format!("{} {} for validation", grouped(inspection.validation_items), inspection.item.word());
+    format!("{source}; {} steps/epoch; {validation}", grouped(inspection.steps_per_epoch))
+}
+
+/// `in ckpt every 600 s and every 500 steps, 2 are kept`.
+fn checkpoint_words(checkpoint: &Checkpoint) -> String {
+    let mut times = Vec::new();
+    if checkpoint.period_seconds > 0 {
+        times.push(format!("every {} s", grouped(checkpoint.period_seconds)));
+    }
+    if checkpoint.every_steps > 0 {
+        times.push(format!("every {} steps", grouped(checkpoint.every_steps)));
+    }
+    if checkpoint.on_suspend {
+        times.push("when stopped".into());
+    }
+    let times = if times.is_empty() { "never".to_string() } else { times.join(", ") };
+    format!("in {}: {times}; {} kept", checkpoint.path, checkpoint.keep)
+}
+
+fn merge_words(engine: &EngineConfig) -> String {
+    if engine.batch_merge > 1 {
+        format!(", merged from {} micro-batches per rank", engine.batch_merge)
+    } else {
+        String::new()
+    }
+}
+
+/// One line about the machine.
+fn machine(topology: &GPUTopology) -> String {
+    let status = topology.status.clone().unwrap_or_default();
+    let cpus = status.cpus.unwrap_or_default();
+    let mut parts = vec![counted(u64::from(cpus.cores.or(cpus.threads).unwrap_or_default()), "core")];
+    parts.push(counted(status.numa_nodes.len().max(1) as u64, "NUMA node"));
+    parts.extend(status.memory_bytes.map(binary));
+    parts.push(if status.gpus.is_empty() { "no GPU".into() } else { counted(status.gpus.len() as u64, "GPU") });
+    parts.join(", ")
+}
+
+fn millions(parameters: u64) -> String {
+    if parameters >= 1_000_000_000 {
+        format!("{:.2} B", parameters as f64 / 1e9)
+    } else {
+        format!("{:.2} M", parameters as f64 / 1e6)
+    }
+}

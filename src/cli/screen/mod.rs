@@ -1,0 +1,124 @@
+//! What a person sees of a run: header, rank table, progress, failure, summary. Text is made here by pure functions; see `run.rs` for
+//! where it goes.
+
+mod header;
+mod progress;
+#[cfg(test)]
+mod tests;
+
+pub(super) use header::header;
+pub(super) use progress::{bar_message, plain_line, summary};
+
+use super::units::{binary, counted, grouped};
+use crate::local::RootCause;
+use crate::plan::Plan;
+use switchyard_worker_contract::event::{Inspection, Ready};
+use switchyard_worker_contract::exit::Exit;
+use unicode_width::UnicodeWidthStr;
+
+/// Columns separated by two spaces, each as wide as its widest cell; no borders, no trailing spaces.
+pub(super) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0))
+        .collect();
+    let line = |row: &Vec<String>| {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(cell);
+            line.push_str(&" ".repeat(width.saturating_sub(cell.width()) + 2));
+        }
+        line.trim_end().to_string()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// The distributed environment: rank, process, cores, devices, address, transport.
+pub(super) fn rank_table(plan: &Plan, ranks: &[Ready]) -> String {
+    let words = ["RANK", "PID", "CPUS", "NUMA", "DEVICE", "THREADS", "ADDRESS", "TRANSPORT"];
+    let mut rows = vec![words.map(String::from).to_vec()];
+    let of_ranks = plan.processes().flat_map(|process| std::iter::repeat_n(process, process.ranks as usize));
+    for (process, ready) in of_ranks.zip(ranks) {
+        let numa: Vec<String> = process.numa_nodes.iter().map(ToString::to_string).collect();
+        rows.push(vec![
+            ready.rank.to_string(),
+            ready.pid.to_string(),
+            ready.cpus.clone(),
+            if numa.is_empty() { "-".into() } else { numa.join(",") },
+            format!("cpu ({})", ready.kernel),
+            ready.threads.to_string(),
+            ready.address.clone(),
+            ready.transport.word().to_string(),
+        ]);
+    }
+    table(&rows).lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// How many gradient tensors became how many all-reduces, and what they cost.
+pub(super) fn fusion(plan: &Plan, inspection: &Inspection, ranks: &[Ready]) -> String {
+    let buckets = inspection.bucket_bytes.len() as u64;
+    let total: u64 = inspection.bucket_bytes.iter().sum();
+    let sizes = if buckets == 1 {
+        format!("of {}", binary(total))
+    } else {
+        let largest = inspection.bucket_bytes.iter().max().copied().unwrap_or_default();
+        format!("of {} in all, the largest {}", binary(total), binary(largest))
+    };
+    let mut line = format!(
+        "  fusion   {} -> {} {sizes} (limit {} MiB)",
+        counted(u64::from(inspection.gradient_tensors), "gradient tensor"),
+        counted(buckets, "all-reduce"),
+        plan.engine.overlap.bucket_size_mib
+    );
+    match ranks.first() {
+        Some(first) if ranks.len() > 1 => {
+            let when = if plan.engine.overlap.enabled { "during backward" } else { "after backward" };
+            line.push_str(&format!(
+                "\n           over {}, ~{:.2} ms/step, started {when}",
+                first.transport.word(),
+                first.all_reduce_ms
+            ));
+        }
+        _ => line.push_str("; one rank: nothing is reduced"),
+    }
+    line
+}
+
+/// Where the training goes on, if it does not begin.
+pub(super) fn resumed(plan: &Plan, ranks: &[Ready]) -> Option<String> {
+    let step = ranks.first()?.resumed_step?;
+    let place = plan.engine.checkpoint.as_ref().map_or_else(String::new, |checkpoint| format!(", {}", checkpoint.path));
+    Some(format!("  resumed  from step {}{place}", grouped(step)))
+}
+
+/// A failure: root cause first, then what followed.
+pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
+    let others = match cause.others.len() {
+        0 => String::new(),
+        1 => "; the other rank stopped because of it".to_string(),
+        count => format!("; the {count} other ranks stopped because of it"),
+    };
+    let rank = cause.rank;
+    let what = match cause.code.and_then(Exit::from_code) {
+        Some(Exit::Data) => format!("error[SY0301]: rank {rank} cannot go on with the training data{others}"),
+        Some(Exit::CheckpointRefused) => format!("error[SY0601]: rank {rank} refused the checkpoint{others}"),
+        _ => format!("error[SY0503]: rank {rank} failed first{others}"),
+    };
+    let mut lines = vec![what];
+    lines.push(format!("  where    rank {}, pid {}, attempt {attempt}", cause.rank, cause.pid));
+    lines.push(format!("  cause    {}", cause.cause));
+    if !cause.during.is_empty() {
+        lines.push(format!("  during   {}", cause.during));
+    }
+    lines.push(format!("  log      {}", cause.log.path));
+    if cause.log.tail.is_empty() {
+        lines.push("           (empty)".into());
+    }
+    lines.extend(cause.log.tail.iter().map(|line| format!("           | {line}")));
+    lines.join("\n")
+}
+
+/// The two honest yardsticks of a language model's loss, unigram and bigram, where they are known.
+fn entropies(inspection: &Inspection) -> Option<(f64, f64)> {
+    Some((inspection.unigram_nats?, inspection.bigram_nats?))
+}

@@ -1,0 +1,143 @@
+//! YAML that remembers where each of its parts lies, so that whatever is wrong with it can be shown in the user's file.
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Spanned, options};
+use std::fmt;
+use std::ops::Range;
+
+/// The documents of a text; `name`: of the file, for the error.
+///
+/// # Errors
+/// The text is no YAML, or a key appears twice.
+pub(super) fn documents(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, String> {
+    let options = options! { strict_booleans: true };
+    serde_saphyr::from_multiple_with_options(text, options)
+        .map_err(|error| format!("error[SY0001]: {name} is not valid YAML\n{error}"))
+}
+
+/// A YAML value that remembers where each of its parts lies.
+#[derive(Debug)]
+pub(super) enum Node {
+    Scalar(serde_json::Value),
+    List(Vec<Spanned<Node>>),
+    Map(Vec<(Spanned<String>, Spanned<Node>)>),
+}
+
+impl Node {
+    /// The value without its places.
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        match self {
+            Node::Scalar(value) => value.clone(),
+            Node::List(items) => items.iter().map(|item| item.value.to_json()).collect(),
+            Node::Map(entries) => entries
+                .iter()
+                .map(|(key, value)| (key.value.clone(), value.value.to_json()))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NodeVisitor;
+        impl<'de> Visitor<'de> for NodeVisitor {
+            type Value = Node;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a value")
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Node, E> {
+                let number = serde_json::Number::from_f64(value).ok_or_else(|| E::custom("not a finite number"))?;
+                Ok(Node::Scalar(number.into()))
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+                Ok(Node::Scalar(value.into()))
+            }
+            fn visit_unit<E>(self) -> Result<Node, E> {
+                Ok(Node::Scalar(serde_json::Value::Null))
+            }
+            fn visit_none<E>(self) -> Result<Node, E> {
+                Ok(Node::Scalar(serde_json::Value::Null))
+            }
+            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+                Node::deserialize(deserializer)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = access.next_element()? {
+                    items.push(item);
+                }
+                Ok(Node::List(items))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
+                let mut entries: Vec<(Spanned<String>, Spanned<Node>)> = Vec::new();
+                while let Some((key, value)) = access.next_entry::<Spanned<String>, Spanned<Node>>()? {
+                    if entries.iter().any(|(known, _)| known.value == key.value) {
+                        return Err(A::Error::custom(format!("the key `{}` appears twice", key.value)));
+                    }
+                    entries.push((key, value));
+                }
+                Ok(Node::Map(entries))
+            }
+        }
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+/// Which part of a field is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shown {
+    /// Its key.
+    Key,
+    /// Its value where that is one word, else its key.
+    Value,
+}
+
+/// Bytes of the text where a field lies; of the nearest parent when it is missing.
+pub(super) fn locate<'a>(
+    document: &Spanned<Node>,
+    path: impl IntoIterator<Item = &'a str>,
+    shown: Shown,
+) -> Option<Range<usize>> {
+    let mut node = document;
+    let mut key: Option<&Spanned<String>> = None;
+    for part in path {
+        let next = match &node.value {
+            Node::Map(entries) => {
+                entries.iter().find(|(name, _)| name.value == *part).map(|(name, value)| (Some(name), value))
+            }
+            Node::List(items) => part.parse::<usize>().ok().and_then(|index| items.get(index)).map(|item| (key, item)),
+            Node::Scalar(_) => None,
+        };
+        match next {
+            Some((name, value)) => {
+                key = name;
+                node = value;
+            }
+            None => break,
+        }
+    }
+    let show_key = shown == Shown::Key || !matches!(node.value, Node::Scalar(_));
+    match key.filter(|_| show_key) {
+        Some(key) => bytes(key.referenced.span()),
+        None if matches!(node.value, Node::Scalar(_)) => bytes(node.referenced.span()),
+        None => None,
+    }
+}
+
+fn bytes(span: serde_saphyr::Span) -> Option<Range<usize>> {
+    let start = usize::try_from(span.byte_offset()?).ok()?;
+    let length = usize::try_from(span.byte_len()?).ok()?;
+    Some(start..start + length.max(1))
+}

@@ -1,0 +1,66 @@
+//! Finds known errors in a line: one pass for all texts.
+
+use super::known::{Known, Role, known};
+use aho_corasick::{AhoCorasick, BuildError};
+
+/// All known errors, ready to be looked for. Its size depends on the table only.
+#[derive(Debug)]
+pub(super) struct Matcher {
+    texts: AhoCorasick,
+    count: usize,
+    /// Of each error its groups of texts, by position.
+    errors: Vec<(&'static Known, Vec<Vec<usize>>)>,
+    found: Vec<bool>,
+}
+
+impl Matcher {
+    /// # Errors
+    /// The table is too large for the search, which a test excludes.
+    pub(super) fn new() -> Result<Matcher, BuildError> {
+        let mut all: Vec<&str> = known().flat_map(|known| known.texts.iter().copied().flatten().copied()).collect();
+        all.sort_unstable();
+        all.dedup();
+        let place = |text: &&str| all.binary_search(text).unwrap_or_default();
+        let errors = known()
+            .map(|known| (known, known.texts.iter().map(|group| group.iter().map(place).collect()).collect()))
+            .collect();
+        let texts = AhoCorasick::new(&all)?;
+        Ok(Matcher { texts, count: all.len(), errors, found: vec![false; all.len()] })
+    }
+
+    /// The error of a line, with its position in the table. Of several that fit: a cause, else that a peer is gone, which is more exact
+    /// than the symptom that it shows up as; of equals the first of the table.
+    pub(super) fn find(&mut self, line: &[u8]) -> Option<(usize, &'static Known)> {
+        let mut any = false;
+        for hit in self.texts.find_overlapping_iter(line) {
+            if !any {
+                self.found.clear();
+                self.found.resize(self.count, false);
+                any = true;
+            }
+            self.found[hit.pattern().as_usize()] = true;
+        }
+        if !any {
+            return None;
+        }
+        let fits = |groups: &[Vec<usize>]| groups.iter().any(|group| group.iter().all(|text| self.found[*text]));
+        let fitting = self.errors.iter().enumerate().filter(|(_, (_, groups))| fits(groups));
+        fitting
+            .min_by_key(|(index, (known, _))| (precedence(known.role), *index))
+            .map(|(index, (known, _))| (index, *known))
+    }
+
+    /// The position of an error in the table.
+    pub(super) fn position(&self, id: &str) -> Option<(usize, &'static Known)> {
+        self.errors.iter().position(|(known, _)| known.id == id).map(|index| (index, self.errors[index].0))
+    }
+}
+
+fn precedence(role: Role) -> u8 {
+    match role {
+        Role::Cause => 0,
+        Role::Follower => 1,
+        Role::Symptom => 2,
+        Role::Remark => 3,
+    }
+}

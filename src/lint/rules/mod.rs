@@ -1,0 +1,136 @@
+//! The rules. Each looks at a container with its pod and its job, and says what it finds.
+
+mod contradictions;
+mod debugging;
+mod interfaces;
+mod keys;
+mod launcher;
+mod lines;
+
+use super::path::Path;
+use super::view::{Container, Group, Variable, Workload};
+use super::{Finding, Options, Severity};
+
+/// A rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// Its id; stable.
+    pub id: &'static str,
+    /// The gravest that it finds.
+    pub severity: Severity,
+    /// What it finds, in one sentence.
+    pub finds: &'static str,
+}
+
+const fn rule(id: &'static str, severity: Severity, finds: &'static str) -> Rule {
+    Rule { id, severity, finds }
+}
+
+use Severity::{Error, Note, Warning};
+
+/// All rules, in the order of docs/lint.md.
+pub const RULES: [Rule; 18] = [
+    rule(
+        "debug-setting",
+        Warning,
+        "a setting for finding faults that costs speed, hides a fault or fills the log when it stays",
+    ),
+    rule(
+        "debug-section",
+        Note,
+        "another variable of the section \"Debugging\" of NCCL's user guide, which should not stay in scripts",
+    ),
+    rule(
+        "prefix-match",
+        Warning,
+        "a name of a device or interface that also matches longer ones: `mlx5_1` matches `mlx5_10`",
+    ),
+    rule(
+        "interface",
+        Error,
+        "the loopback interface, or one of a bridge or of the pod network's own, where ranks of other nodes must connect",
+    ),
+    rule("interface-form", Error, "`=` or `^` of NCCL in a variable that takes full names of interfaces"),
+    rule("visible-devices", Error, "GPUs chosen by hand, which the device plugin has chosen already"),
+    rule("process-count", Error, "processes per node that disagree with the GPUs of the pod, or with each other"),
+    rule(
+        "launcher-owned",
+        Error,
+        "a variable of each process, or of the rendezvous, that the launcher or the operator sets",
+    ),
+    rule("unknown-key", Warning, "a name that begins with NCCL_ and that no release of NCCL reads"),
+    rule("renamed-key", Warning, "a variable that was renamed, removed, or that the user guide advises against"),
+    rule("not-in-version", Warning, "a variable that the NCCL of the image (`--nccl`) does not read"),
+    rule("gid-index", Warning, "a fixed GID index, which NCCL finds by itself since 2.21"),
+    rule("contradiction", Error, "settings of which one makes the other void or impossible"),
+    rule("value", Error, "a value that NCCL cannot read: it takes its default without an error"),
+    rule("not-text", Error, "a value that is no text in YAML: the API server refuses it"),
+    rule("too-long", Error, "a value of more than 1023 characters, where NCCL cuts lines of nccl.conf"),
+    rule("duplicate-name", Error, "a variable that is set twice in one list: the last one counts"),
+    rule("conf-line", Error, "a line of nccl.conf that is not NAME=value: NCCL trims nothing and knows no quotes"),
+];
+
+/// What a rule looks at.
+struct Scene<'a> {
+    workload: &'a Workload,
+    group: &'a Group,
+    container: &'a Container,
+    options: Options,
+}
+
+/// Collects what rules find.
+#[derive(Default)]
+struct Found(Vec<Finding>);
+
+impl Found {
+    fn add(&mut self, rule: &'static str, severity: Severity, field: &Path, text: Text) {
+        let Text { got, why, fix, link } = text;
+        self.0.push(Finding { rule, severity, field: field.clone(), got, why, fix, link });
+    }
+}
+
+/// The words of a finding.
+struct Text {
+    got: String,
+    why: String,
+    fix: String,
+    link: Option<&'static str>,
+}
+
+impl Text {
+    fn new(got: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Text {
+        Text { got: got.into(), why: why.into(), fix: fix.into(), link: None }
+    }
+
+    /// About a variable.
+    fn of(variable: &Variable, why: impl Into<String>, fix: impl Into<String>) -> Text {
+        Text::new(variable.words(), why, fix)
+    }
+
+    fn link(self, link: &'static str) -> Text {
+        Text { link: Some(link), ..self }
+    }
+}
+
+/// Everything that the rules find in a workload.
+pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
+    let mut found = Found::default();
+    for group in &workload.groups {
+        for container in &group.containers {
+            let scene = Scene { workload, group, container, options };
+            for variable in &container.variables {
+                lines::check(variable, &mut found);
+                if lines::is_usable(variable) {
+                    debugging::check(variable, &mut found);
+                    keys::check(&scene, variable, &mut found);
+                    interfaces::check(&scene, variable, &mut found);
+                    launcher::variable(&scene, variable, &mut found);
+                }
+            }
+            lines::duplicates(container, &mut found);
+            launcher::processes(&scene, &mut found);
+            contradictions::check(&scene, &mut found);
+        }
+    }
+    found.0
+}

@@ -1,0 +1,212 @@
+//! One process of an attempt, with one rank or several: started, listened to, waited for.
+
+use super::attempt::AttemptError;
+use super::cause::{RankLog, Seen};
+use super::run_dir::{LogFile, RunDir, RunDirError};
+use super::worker::Worker;
+use crate::plan::ProcessSpec;
+use rustix::process::{Pid, Signal};
+use std::cell::RefCell;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, Stdio};
+use std::rc::Rc;
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::{Event, Failure, Finished, Ready};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc::Sender;
+
+/// Lines of a log that an error shows.
+const TAIL_LINES: usize = 5;
+
+/// Longest line taken from a process; the rest of a longer one is cut.
+const LONGEST_LINE: usize = 64 * 1024;
+
+/// Something that a process did, with its number in the plan.
+pub(super) enum Message {
+    /// It printed an event.
+    Event(usize, Event),
+    /// It printed something else, which is in its log now.
+    Text(usize, String),
+    /// Its log could not be written.
+    LogFailed(RunDirError),
+}
+
+/// What a rank said.
+#[derive(Default)]
+pub(super) struct Heard {
+    pub ready: Option<Ready>,
+    pub finished: Option<Finished>,
+    pub failure: Option<Failure>,
+}
+
+/// A process and what was seen of it.
+pub(super) struct Process {
+    child: Child,
+    pub seen: Seen,
+    /// Its lowest rank.
+    pub first_rank: u32,
+    /// One per rank.
+    pub heard: Vec<Heard>,
+}
+
+impl Process {
+    /// What was heard of the rank that an event names; of the first where it names none of this process.
+    pub fn rank_of(&mut self, event: &Event) -> &mut Heard {
+        let index = event.rank().and_then(|rank| rank.checked_sub(self.first_rank)).unwrap_or(0) as usize;
+        let index = if index < self.heard.len() { index } else { 0 };
+        &mut self.heard[index]
+    }
+
+    /// What was seen of each rank: all of them end with the process.
+    pub fn seen_of_ranks(&self) -> impl Iterator<Item = Seen> {
+        self.heard.iter().map(|heard| Seen { failure: heard.failure.clone(), ..self.seen.clone() })
+    }
+
+    /// The rank that failed, if the process failed by itself: the one that says so, else the first.
+    pub fn failed_rank(&self) -> u32 {
+        let own = |heard: &Heard| heard.failure.as_ref().is_some_and(|failure| failure.origin_rank == failure.rank);
+        self.first_rank + self.heard.iter().position(own).unwrap_or(0) as u32
+    }
+
+    /// Sends a signal, unless the process has ended.
+    pub fn signal(&self, signal: Signal) {
+        if self.seen.ended.is_none()
+            && let Some(pid) = i32::try_from(self.seen.pid).ok().and_then(Pid::from_raw)
+        {
+            // The process is our child and not yet waited for, so the number cannot belong to another.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// Waits for the end of the process.
+    pub async fn reap(&mut self) {
+        self.seen.ended = self.child.wait().await.ok();
+    }
+
+    /// Keeps the last lines of the log.
+    pub fn remember(&mut self, text: String) {
+        let tail = &mut self.seen.log.tail;
+        tail.push(text);
+        if tail.len() > TAIL_LINES {
+            tail.remove(0);
+        }
+    }
+}
+
+/// Starts a process of the plan; what it prints arrives as messages.
+///
+/// # Errors
+/// Its log cannot be opened, or it cannot be started.
+pub(super) fn start(
+    process: &ProcessSpec,
+    index: usize,
+    attempt: u32,
+    worker: &Worker,
+    stdin: Stdio,
+    run_dir: &RunDir,
+    sender: &Sender<Message>,
+) -> Result<Process, AttemptError> {
+    let name = format!("logs/attempt-{attempt}/rank-{}.log", process.rank);
+    let log = Rc::new(RefCell::new(run_dir.open_log(&name)?));
+    let mut command = Command::new(&worker.path);
+    command.args(&process.argv[1..]);
+    for name in env::ALL.iter().filter(|name| !env::USER_SETTABLE.contains(name)) {
+        command.env_remove(name);
+    }
+    command.envs(process.env.iter().map(|entry| (&entry.name, &entry.value)));
+    command.env(env::PARENT_PID, std::process::id().to_string());
+    // A group of its own, so that Ctrl-C in a terminal reaches the launcher only, which then stops all ranks in order.
+    command.process_group(0).kill_on_drop(true);
+    command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|source| AttemptError::Start {
+        rank: process.rank,
+        program: worker.path.display().to_string(),
+        source,
+    })?;
+    if let Some(stdout) = child.stdout.take() {
+        listen(index, stdout, true, Rc::clone(&log), sender.clone());
+    }
+    if let Some(stderr) = child.stderr.take() {
+        listen(index, stderr, false, log, sender.clone());
+    }
+    let log = RankLog { path: format!("{}/{name}", run_dir.short()), tail: Vec::new() };
+    let seen = Seen { pid: child.id().unwrap_or_default(), log, ..Seen::default() };
+    let heard = (0..process.ranks).map(|_| Heard::default()).collect();
+    Ok(Process { child, seen, first_rank: process.rank, heard })
+}
+
+/// Reads one stream of a process to its end: events become messages, everything else goes to the log.
+fn listen(
+    index: usize,
+    stream: impl AsyncRead + Unpin + 'static,
+    events: bool,
+    log: Rc<RefCell<LogFile>>,
+    sender: Sender<Message>,
+) {
+    tokio::task::spawn_local(async move {
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match read_line(&mut reader, &mut line).await {
+                Ok(true) => {}
+                Ok(false) | Err(_) => return,
+            }
+            let text = String::from_utf8_lossy(&line).trim_end().to_string();
+            let message = match serde_json::from_str::<Event>(&text) {
+                Ok(event) if events => Message::Event(index, event),
+                _ => match log.borrow_mut().line(&text) {
+                    Ok(()) => Message::Text(index, text),
+                    Err(error) => Message::LogFailed(error),
+                },
+            };
+            if sender.send(message).await.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Reads up to a line feed; keeps at most [`LONGEST_LINE`] bytes of it. `false` at the end of the stream.
+async fn read_line(reader: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &mut Vec<u8>) -> io::Result<bool> {
+    loop {
+        let chunk = reader.fill_buf().await?;
+        if chunk.is_empty() {
+            return Ok(!line.is_empty());
+        }
+        let end = chunk.iter().position(|byte| *byte == b'\n');
+        let taken = end.map_or(chunk.len(), |end| end + 1);
+        let room = LONGEST_LINE.saturating_sub(line.len());
+        line.extend_from_slice(&chunk[..taken.min(room)]);
+        reader.consume(taken);
+        if end.is_some() {
+            return Ok(true);
+        }
+    }
+}
+
+/// The next process that ends. Pending for ever when none is left.
+pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) {
+    let waiting: Vec<_> = processes
+        .iter_mut()
+        .enumerate()
+        .filter(|(_, process)| process.seen.ended.is_none())
+        .map(|(index, process)| Box::pin(async move { (index, process.child.wait().await) }))
+        .collect();
+    if waiting.is_empty() {
+        return std::future::pending().await;
+    }
+    let mut waiting = waiting;
+    std::future::poll_fn(move |context| {
+        for future in &mut waiting {
+            if let std::task::Poll::Ready((index, result)) = future.as_mut().poll(context) {
+                // Waiting fails only for a process that was waited for already; it has ended either way.
+                return std::task::Poll::Ready((index, result.unwrap_or_else(|_| ExitStatus::from_raw(1 << 8))));
+            }
+        }
+        std::task::Poll::Pending
+    })
+    .await
+}

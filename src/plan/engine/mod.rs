@@ -1,0 +1,115 @@
+//! The `engine` block to the engine's configuration: defaults that depend on other fields, decimals to numbers, and what CEL
+//! cannot check.
+
+mod data;
+mod model;
+mod optimizer;
+mod precision;
+#[cfg(test)]
+mod tests;
+
+use super::validate::Invalid;
+use switchyard_crds as api;
+use switchyard_worker_contract::config::{
+    Checkpoint, EngineConfig, Evaluation, Length, Memory, Overlap, Profile, WireType,
+};
+
+/// What is wrong with the block, as it is found.
+struct Check<'a> {
+    faults: &'a mut Vec<Invalid>,
+}
+
+impl Check<'_> {
+    fn fault(&mut self, field: &str, got: impl Into<String>, expected: impl Into<String>) {
+        let field = format!("spec.engine.{field}");
+        self.faults.push(Invalid { field, got: got.into(), expected: expected.into() });
+    }
+
+    /// A decimal string as a number that the engine's 32-bit floats can hold; 0 and a fault where it is none.
+    fn decimal(&mut self, field: &str, text: &str) -> f64 {
+        let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+        let value = text.parse::<f64>().ok().filter(|value| *value == 0.0 || range.contains(value));
+        if value.is_none() {
+            self.fault(field, format!("`{text}`"), "a decimal number that is 0, or from 1.2e-38 to 3.4e38");
+        }
+        value.unwrap_or_default()
+    }
+
+    /// The same for a field with a default.
+    fn decimal_or(&mut self, field: &str, text: Option<&String>, default: f64) -> f64 {
+        text.map_or(default, |text| self.decimal(field, text))
+    }
+}
+
+/// Translates the blocks; faults are added to `faults`, and then there may be no configuration. The number of threads is left open.
+pub(super) fn config(
+    engine: &api::Engine,
+    checkpoint: Option<&api::Checkpoint>,
+    processes_per_node: u32,
+    faults: &mut Vec<Invalid>,
+) -> Option<EngineConfig> {
+    let check = &mut Check { faults };
+    let length = match (engine.steps, engine.epochs) {
+        (Some(steps), None) => Some(Length::Steps(steps.unsigned_abs())),
+        (None, Some(epochs)) => Some(Length::Epochs(epochs.unsigned_abs())),
+        _ => {
+            check.fault("steps", "both or none of steps and epochs", "exactly one of them");
+            None
+        }
+    };
+    let model = model::model(engine, check);
+    let data = data::data(&engine.data, check);
+    let optimizer = optimizer::optimizer(&engine.optimizer, check);
+    let overlap = &engine.overlap;
+    let label_smoothing = check.decimal("labelSmoothing", &engine.label_smoothing);
+    let fraction = check.decimal("memory.fraction", &engine.memory.fraction);
+    let precision = precision::precision(&engine.precision, check);
+    let length = length?;
+    let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, length, check);
+    Some(EngineConfig {
+        model: model?,
+        label_smoothing,
+        data: data?,
+        reader: data::reader(&engine.reader),
+        batch_size_per_process: engine.batch_size_per_process.unsigned_abs(),
+        batch_merge: engine.batch_merge.unsigned_abs(),
+        length,
+        seed: engine.seed.unsigned_abs(),
+        optimizer,
+        schedule,
+        precision,
+        overlap: Overlap {
+            enabled: overlap.mode.is_on(),
+            bucket_size_mib: overlap.bucket_size_mib.unsigned_abs(),
+            communicators: overlap.communicators.unsigned_abs(),
+            wire_type: match overlap.wire_type {
+                api::WireType::FP32 => WireType::Fp32,
+                api::WireType::FP16 => WireType::Fp16,
+                api::WireType::BF16 => WireType::Bf16,
+            },
+            sync_all_reduce: overlap.sync_all_reduce.is_on(),
+        },
+        memory: Memory { fraction, release_every_steps: engine.memory.release_every_steps.unsigned_abs() },
+        evaluation: Evaluation {
+            every_steps: engine.evaluation.every_steps.unsigned_abs(),
+            batches: engine.evaluation.batches.unsigned_abs(),
+        },
+        fetch_every_steps: engine.fetch_every_steps.unsigned_abs(),
+        cpu_threads: 0,
+        devices_per_process: match engine.execution_mode {
+            api::ExecutionMode::MultiProcess => 1,
+            api::ExecutionMode::SingleProcess => processes_per_node,
+        },
+        profile: engine.profile.as_ref().map(|profile| Profile {
+            from_step: profile.from_step.unsigned_abs(),
+            steps: profile.steps.unsigned_abs(),
+        }),
+        checkpoint: checkpoint.map(|checkpoint| Checkpoint {
+            path: checkpoint.path.clone(),
+            every_steps: checkpoint.every_steps.unsigned_abs(),
+            period_seconds: checkpoint.period_seconds.unsigned_abs(),
+            keep: checkpoint.keep.unsigned_abs(),
+            on_suspend: checkpoint.on_suspend == api::OnSuspend::Save,
+        }),
+    })
+}

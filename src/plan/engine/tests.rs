@@ -1,0 +1,295 @@
+//! Defaults that depend on other fields, what CEL cannot check, and that every valid block translates.
+
+use crate::plan::{Invalid, validate};
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::{Value, json};
+use switchyard_crds as api;
+use switchyard_worker_contract::config::{
+    Adam, Amp, EngineConfig, HalfType, Lars, LossScaling, Momentum, Precision, ResNet, ResNetDepth, Rule, Source, Stem,
+    Synthetic,
+};
+
+/// A small job with these blocks of the engine.
+fn document(blocks: Value) -> Value {
+    let mut engine = json!({
+        "model": {"type": "MLP", "mlp": {"hiddenSizes": [8]}},
+        "data": {"format": "Synthetic"},
+        "steps": 600,
+    });
+    for (name, block) in blocks.as_object().unwrap() {
+        engine[name] = block.clone();
+    }
+    json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "job"},
+        "spec": {"trainer": {"numProcPerNode": 4}, "engine": engine},
+    })
+}
+
+fn translated(blocks: Value) -> Result<EngineConfig, Vec<Invalid>> {
+    let job = api::validate::train_job(&document(blocks)).unwrap_or_else(|faults| panic!("{faults:?}"));
+    Ok(validate(&job)?.engine.unwrap())
+}
+
+fn config(blocks: Value) -> EngineConfig {
+    translated(blocks).unwrap_or_else(|faults| panic!("{faults:?}"))
+}
+
+fn refused(blocks: Value) -> String {
+    translated(blocks).unwrap_err().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_optimizer_has_its_defaults() {
+    let adam = |beta2, epsilon| Adam { beta1: 0.9, beta2, epsilon };
+    let expected = [
+        (json!({"type": "SGD"}), Rule::Sgd(Momentum { momentum: 0.9, nesterov: false }), 0.1, 1e-4, None),
+        (json!({"type": "Adam"}), Rule::Adam(adam(0.999, 1e-8)), 0.001, 0.0, Some(1.0)),
+        (json!({}), Rule::AdamW(adam(0.95, 1e-8)), 0.001, 0.1, Some(1.0)),
+        (json!({"type": "LAMB", "learningRate": "2"}), Rule::Lamb(adam(0.999, 1e-6)), 2.0, 0.01, Some(1.0)),
+        (
+            json!({"type": "LARS", "learningRate": "2"}),
+            Rule::Lars(Lars { momentum: 0.9, trust_coefficient: 0.001 }),
+            2.0,
+            1e-4,
+            None,
+        ),
+    ];
+    for (block, rule, learning_rate, weight_decay, clip) in expected {
+        let found = config(json!({"optimizer": block})).optimizer;
+        assert_eq!((found.rule, found.learning_rate), (rule, learning_rate));
+        assert_eq!((found.weight_decay, found.gradient_clip_norm), (weight_decay, clip), "{rule:?}");
+    }
+}
+
+#[test]
+fn loss_scaling_follows_the_format() {
+    let dynamic = LossScaling::Dynamic {
+        initial_scale: 65_536.0,
+        growth_factor: 2.0,
+        backoff_factor: 0.5,
+        growth_interval_steps: 2000,
+    };
+    let one = LossScaling::Static { scale: 1.0 };
+    for (block, compute_type, loss_scaling) in [
+        (json!({"mode": "AMP"}), HalfType::Bf16, one),
+        (json!({"mode": "AMP", "computeType": "FP16"}), HalfType::Fp16, dynamic),
+        (json!({"mode": "AMP", "lossScaling": {"type": "Dynamic"}}), HalfType::Bf16, dynamic),
+        (
+            json!({"mode": "AMP", "computeType": "FP16", "lossScaling": {"type": "Static", "scale": "128"}}),
+            HalfType::Fp16,
+            LossScaling::Static { scale: 128.0 },
+        ),
+    ] {
+        let found = config(json!({"precision": block})).precision;
+        assert_eq!(found, Precision::Amp(Amp { compute_type, loss_scaling }));
+    }
+    assert_eq!(config(json!({})).precision, Precision::Fp32);
+}
+
+#[test]
+fn images_are_normalised_by_what_is_known_of_them() {
+    let of = |data: Value| config(json!({"data": data})).data.images;
+    assert_eq!(of(json!({"format": "IDX", "path": "m"})).mean, [0.1307]);
+    assert_eq!(of(json!({"format": "CIFAR10", "path": "c"})).deviation, [0.2470, 0.2435, 0.2616]);
+    let folder = of(json!({"format": "ImageFolder", "path": "i", "imageSize": 224}));
+    assert_eq!((folder.mean, folder.size), (vec![0.485, 0.456, 0.406], 224));
+    let own = of(json!({"format": "SafeTensors", "path": "s", "normalisation": {"mean": ["0.3"], "deviation": ["2"]}}));
+    assert_eq!((own.mean, own.deviation), (vec![0.3], vec![2.0]));
+    assert_eq!(of(json!({"format": "Synthetic"})).deviation, [1.0]);
+}
+
+#[test]
+fn the_first_layers_of_a_resnet_follow_the_size_of_the_images() {
+    let stem = |more: Value, data: Value| {
+        let mut shape = json!({"depth": 50});
+        shape.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config(json!({"model": {"type": "ResNet", "resnet": shape}, "data": data})).model
+    };
+    let expected =
+        |stem| switchyard_worker_contract::config::Model::ResNet(ResNet { depth: ResNetDepth::D50, stem, width: 64 });
+    let folder = |size: u32| json!({"format": "ImageFolder", "path": "i", "imageSize": size});
+    assert_eq!(stem(json!({}), folder(224)), expected(Stem::ImageNet));
+    assert_eq!(stem(json!({}), folder(64)), expected(Stem::Small));
+    assert_eq!(stem(json!({}), json!({"format": "SafeTensors", "path": "s"})), expected(Stem::Small));
+    assert_eq!(stem(json!({"stem": "Small"}), folder(224)), expected(Stem::Small));
+}
+
+#[test]
+fn one_process_has_all_ranks_of_a_node() {
+    assert_eq!(config(json!({"executionMode": "SingleProcess"})).devices_per_process, 4);
+    assert_eq!(config(json!({})).devices_per_process, 1);
+}
+
+#[test]
+fn made_up_data_has_classes_and_samples() {
+    let source = config(json!({})).data.source;
+    assert_eq!(source, Source::Synthetic(Synthetic { samples: 10_000, image: None, classes: 10 }));
+}
+
+#[test]
+fn what_rules_cannot_see_is_refused_with_the_field() {
+    let optimizer = json!({"learningRate": "0.001"});
+    let schedule = json!({"type": "Linear", "finalLearningRate": "0.01"});
+    let text = refused(json!({"optimizer": optimizer, "schedule": schedule}));
+    assert_eq!(
+        text,
+        "spec.engine.schedule.finalLearningRate: got 0.01; expected at most optimizer.learningRate, 0.001"
+    );
+    let text = refused(json!({"optimizer": {"epsilon": "1e-99"}}));
+    assert!(
+        text.starts_with("spec.engine.optimizer.epsilon: got `1e-99`; expected a decimal number that is 0"),
+        "{text}"
+    );
+    let data = json!({
+        "format": "IDX", "path": "m", "augmentation": {"cropPadding": 28},
+        "normalisation": {"mean": ["0", "0", "0"], "deviation": ["1", "1", "1e60"]},
+    });
+    let text = refused(json!({"data": data}));
+    for words in [
+        "spec.engine.data.augmentation.cropPadding: got 28; expected less than the 28 pixels",
+        "spec.engine.data.normalisation.mean: got 3 numbers; expected 1 for all channels",
+        "spec.engine.data.normalisation.deviation[2]: got `1e60`",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+/// A decimal between 0 and 1.
+fn share() -> impl Strategy<Value = Value> {
+    select(vec!["0.001", "0.25", "5e-1", "0.9", "1e-8"]).prop_map(Value::from)
+}
+
+/// Some of these fields.
+fn some(fields: Vec<(&'static str, BoxedStrategy<Value>)>) -> BoxedStrategy<Value> {
+    let fields: Vec<_> = fields.into_iter().map(|(name, value)| (Just(name), prop::option::of(value))).collect();
+    let object = |fields: Vec<(&str, Option<Value>)>| {
+        Value::Object(fields.into_iter().filter_map(|(name, value)| Some((name.to_string(), value?))).collect())
+    };
+    fields.prop_map(object).boxed()
+}
+
+/// An object with these fields in any case.
+fn and(base: Value, more: BoxedStrategy<Value>) -> BoxedStrategy<Value> {
+    more.prop_map(move |more| {
+        let mut all = base.clone();
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    })
+    .boxed()
+}
+
+fn words(words: &'static [&'static str]) -> BoxedStrategy<Value> {
+    select(words).prop_map(Value::from).boxed()
+}
+
+fn count(most: i64) -> BoxedStrategy<Value> {
+    (1..=most).prop_map(Value::from).boxed()
+}
+
+/// A model with data that it takes.
+fn pair() -> impl Strategy<Value = (Value, Value)> {
+    let shape = json!({"layers": 2, "hiddenSize": 12, "heads": 3, "contextLength": 16});
+    let gpt = and(shape.clone(), some(vec![("head", words(&["Tied", "Untied"]))]))
+        .prop_map(|block| json!({"type": "GPT", "gpt": block}));
+    let switches: &'static [&'static str] = &["Enabled", "Disabled"];
+    let bert = some(vec![("nextSentence", words(switches)), ("maskedFraction", words(&["0.15", "0.5"]))]);
+    let bert = and(shape, bert).prop_map(|block| json!({"type": "BERT", "bert": block}));
+    let text = some(vec![("include", Just(json!(["**/*.rs"])).boxed()), ("validationFraction", words(&["0", "0.5"]))]);
+    let tokens = prop_oneof![
+        and(json!({"path": "."}), text),
+        and(json!({"format": "Tokens", "path": "t"}), some(vec![("tokenType", words(&["UInt16", "UInt32"]))])),
+        and(json!({"format": "Synthetic"}), some(vec![("samples", count(1000))])),
+    ];
+    let resnet = some(vec![("stem", words(&["Small", "ImageNet"]))]);
+    let resnet = (select(vec![18, 50]), resnet).prop_map(|(depth, more)| {
+        let mut block = more;
+        block["depth"] = depth.into();
+        json!({"type": "ResNet", "resnet": block})
+    });
+    let mlp =
+        prop::collection::vec(1..99, 1..4).prop_map(|sizes| json!({"type": "MLP", "mlp": {"hiddenSizes": sizes}}));
+    let custom = Just(json!({"type": "Custom", "custom": {"name": "mine", "parameters": {"depth": "3"}}}));
+    let augmentation = some(vec![("cropPadding", count(7)), ("flip", words(switches))]);
+    let normalisation = Just(json!({"mean": ["0.5"], "deviation": ["0.25"]})).boxed();
+    let size = (8..300).prop_map(Value::from).boxed();
+    let of_images = some(vec![("augmentation", augmentation), ("normalisation", normalisation), ("imageSize", size)]);
+    let image = json!({"height": 9, "width": 8, "channels": 3});
+    let source = select(vec![
+        json!({"format": "ImageFolder", "path": "i", "imageSize": 32}),
+        json!({"format": "CIFAR10", "path": "c"}),
+        json!({"format": "IDX", "path": "m"}),
+        json!({"format": "SafeTensors", "path": "s"}),
+        json!({"format": "CSV", "path": "v", "image": image.clone(), "largestValue": "16"}),
+        json!({"format": "Synthetic", "image": image, "classes": 3}),
+    ]);
+    let images = (source, of_images).prop_map(|(mut data, more)| {
+        data.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        data
+    });
+    prop_oneof![(prop_oneof![gpt, bert], tokens), (prop_oneof![resnet, mlp, custom], images),]
+}
+
+fn optimizer() -> impl Strategy<Value = Value> {
+    fn with(names: &[&'static str]) -> BoxedStrategy<Value> {
+        let names = ["weightDecay", "gradientClipNorm"].iter().chain(names);
+        some(names.map(|name| (*name, share().boxed())).collect())
+    }
+    prop_oneof![
+        select(vec!["Adam", "AdamW", "LAMB"]).prop_flat_map(|kind| {
+            and(json!({"type": kind, "learningRate": "0.01"}), with(&["beta1", "beta2", "epsilon"]))
+        }),
+        select(vec!["SGD", "LARS"])
+            .prop_flat_map(|kind| and(json!({"type": kind, "learningRate": "0.5"}), with(&["momentum"]))),
+    ]
+}
+
+fn precision() -> impl Strategy<Value = Value> {
+    let dynamic = some(vec![
+        ("initialScale", share().boxed()),
+        ("backoffFactor", share().boxed()),
+        ("growthIntervalSteps", count(99)),
+    ]);
+    let scaling = prop_oneof![
+        share().prop_map(|scale| json!({"type": "Static", "scale": scale})),
+        and(json!({"type": "Dynamic"}), dynamic),
+    ];
+    let amp = some(vec![("computeType", words(&["BF16", "FP16"])), ("lossScaling", scaling.boxed())]);
+    prop_oneof![Just(json!({})), and(json!({"mode": "AMP"}), amp)]
+}
+
+fn valid_job() -> impl Strategy<Value = Value> {
+    let schedule = prop_oneof![
+        Just(json!({"type": "Constant"})),
+        share().prop_map(|factor| json!({"type": "Step", "everySteps": 7, "factor": factor})),
+        Just(json!({"type": "Linear", "warmupSteps": 3, "finalLearningRate": "0.0001"})),
+    ];
+    let rest = some(vec![
+        ("schedule", schedule.boxed()),
+        ("executionMode", words(&["MultiProcess", "SingleProcess"])),
+        ("labelSmoothing", share().boxed()),
+        ("batchMerge", count(9)),
+        ("profile", count(500).prop_map(|from| json!({"fromStep": from})).boxed()),
+        ("memory", share().prop_map(|fraction| json!({"fraction": fraction})).boxed()),
+        ("overlap", count(8).prop_map(|count| json!({"communicators": count, "wireType": "BF16"})).boxed()),
+    ]);
+    (pair(), optimizer(), precision(), rest).prop_map(|((model, data), optimizer, precision, rest)| {
+        let mut blocks = json!({"model": model, "data": data, "optimizer": optimizer, "precision": precision});
+        blocks.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        document(blocks)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Rules and translation agree on what is valid; what the worker reads is what was written.
+    #[test]
+    fn every_valid_block_translates_and_survives_json(document in valid_job()) {
+        let job = api::validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}: {document}"));
+        let valid = validate(&job).unwrap_or_else(|faults| panic!("{faults:?}: {document}"));
+        let config = valid.engine.unwrap();
+        let text = serde_json::to_string(&config).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<EngineConfig>(&text).unwrap(), &config);
+    }
+}

@@ -1,0 +1,184 @@
+//! What changes over the steps: loss, throughput, parts, ranks; and the all-reduce.
+
+use super::advice::bus_bandwidth;
+use super::build::part_times;
+use super::facts::Facts;
+use super::fold::{Attempt, Fold, Spread};
+use super::model::{
+    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, tidy,
+};
+use super::record::Record;
+use super::sample::{Part, believed};
+use super::setting;
+use super::skew::Skew;
+
+/// Rows of the skew; with more ranks there is one per node, and with more nodes one for several.
+const MOST_ROWS: usize = 64;
+/// Windows are smoothed over this share of them.
+const SMOOTHED_SHARE: f64 = 1.0 / 20.0;
+/// Marks in a chart.
+const MOST_MARKS: usize = 60;
+
+/// The rank whose curves were kept.
+fn lead(record: &Record) -> Option<(u32, &Fold)> {
+    record.ranks().iter().find(|(_, fold)| fold.curves.is_some()).map(|(rank, fold)| (*rank, fold))
+}
+
+pub(super) fn loss(record: &Record) -> Option<Loss> {
+    let curves = lead(record)?.1.curves.as_ref()?;
+    let known: Vec<(u64, &Spread, f64)> =
+        curves.loss.iter().filter_map(|(step, spread)| Some((step, spread, spread.mean()?))).collect();
+    let means: Vec<f64> = known.iter().map(|(_, _, mean)| *mean).collect();
+    let window = |((step, spread, mean), smoothed): (&(u64, &Spread, f64), f64)| LossWindow {
+        step: *step,
+        least: tidy(spread.least),
+        most: tidy(spread.most),
+        mean: tidy(*mean),
+        smoothed: tidy(smoothed),
+    };
+    let windows: Vec<LossWindow> = known.iter().zip(smoothed(&means)).map(window).collect();
+    let validation = record.events.evaluations.iter();
+    let point = |(step, spread): (u64, &Spread)| {
+        // At the end of its window, where most of the training before it lies.
+        Some(Point { step: step + record.events.evaluations.width() - 1, value: tidy(spread.mean()?) })
+    };
+    let validation: Vec<Point> = validation.filter_map(point).collect();
+    let checkpoints: Vec<u64> =
+        curves.checkpoints.iter().filter(|(_, count)| count.0 > 0).map(|(step, _)| step).collect();
+    let every = checkpoints.len().div_ceil(MOST_MARKS).max(1);
+    let restart = |attempt: &Attempt| Restart {
+        attempt: attempt.number,
+        step: attempt.first_step,
+        repeated_steps: attempt.repeated,
+    };
+    (!windows.is_empty() || !validation.is_empty()).then(|| Loss {
+        window_steps: curves.loss.width(),
+        windows,
+        validation,
+        checkpoints: checkpoints.into_iter().step_by(every).collect(),
+        restarts: curves.attempts.iter().skip(1).take(MOST_MARKS).map(restart).collect(),
+        bigram: record.documents.inspection.as_ref().and_then(|inspection| believed(inspection.bigram_nats?)).map(tidy),
+    })
+}
+
+/// Exponential means from the begin and from the end, halved: one alone would lag behind a loss that falls.
+fn smoothed(means: &[f64]) -> Vec<f64> {
+    let weight = (2.0 / (means.len() as f64 * SMOOTHED_SHARE + 1.0)).min(1.0);
+    let mean = |state: &mut Option<f64>, next: &f64| {
+        let before = state.unwrap_or(*next);
+        *state = Some(before + weight * (next - before));
+        *state
+    };
+    let forward = means.iter().scan(None, mean);
+    let mut backward: Vec<f64> = means.iter().rev().scan(None, mean).collect();
+    backward.reverse();
+    forward.zip(backward).map(|(a, b)| (a + b) / 2.0).collect()
+}
+
+pub(super) fn throughput(record: &Record) -> Option<Throughput> {
+    let (_, fold) = lead(record)?;
+    let items = record.documents.inspection.as_ref().map(|inspection| inspection.items_per_step as f64);
+    let items = items.filter(|items| *items > 0.0);
+    let word = items.and_then(|_| setting::item(record)).map_or("steps", |item| item.word());
+    let windows = fold.windows.iter().filter_map(|(step, sums)| {
+        let ms = sums.parts.total();
+        let rate = items.unwrap_or(1.0) * sums.steps as f64 * 1e3 / ms;
+        (ms > 0.0).then(|| Point { step, value: tidy(rate) })
+    });
+    let windows: Vec<Point> = windows.collect();
+    (!windows.is_empty()).then(|| Throughput { unit: format!("{word}/s"), windows })
+}
+
+pub(super) fn step_time(record: &Record, facts: Option<&Facts>) -> Option<StepTime> {
+    let (lead_rank, lead) = lead(record)?;
+    // The parts are those of the rank whose time is the time of the step.
+    let rank = facts.map_or(lead_rank, |facts| facts.ranks[facts.critical].rank);
+    let fold = record.ranks().get(&rank)?;
+    let mut times = lead.curves.as_ref()?.step_times.clone();
+    let mut windows = fold.windows.clone();
+    let width = times.width().max(windows.width());
+    times.widen_to(width);
+    windows.widen_to(width);
+    let times: Vec<_> =
+        times.iter().map(|(_, histogram)| (histogram.quantile(0.5), histogram.quantile(0.99))).collect();
+    let exact = record.has_steps();
+    let windows = windows.iter().enumerate().filter_map(|(index, (step, sums))| {
+        let (p50, p99) = times.get(index).copied().filter(|_| exact).unwrap_or_default();
+        Some(StepWindow { step, parts: part_times(&sums.mean()?), p50_ms: p50.map(tidy), p99_ms: p99.map(tidy) })
+    });
+    Some(StepTime { rank, window_steps: width, windows: windows.collect() })
+}
+
+pub(super) fn skew(record: &Record, skew: &Skew) -> Option<RankSkew> {
+    if skew.ranks.len() < 2 {
+        return None;
+    }
+    let by_node = skew.ranks.len() > MOST_ROWS;
+    let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+    for (index, rank) in skew.ranks.iter().enumerate() {
+        let node = record.planned(*rank).map(|(node, _)| node.node_name.clone());
+        let label =
+            if by_node { node.unwrap_or_else(|| format!("ranks {}", rank / 8 * 8)) } else { format!("rank {rank}") };
+        match groups.last_mut().filter(|(last, _)| *last == label) {
+            Some((_, members)) => members.push(index),
+            None => groups.push((label, vec![index])),
+        }
+    }
+    let each = groups.len().div_ceil(MOST_ROWS).max(1);
+    let rows = groups.chunks(each).map(|groups| {
+        let label = match groups {
+            [(only, _)] => only.clone(),
+            several => format!("{} … {}", several[0].0, several[several.len() - 1].0),
+        };
+        let members = || groups.iter().flat_map(|(_, members)| members).copied();
+        let of = |index: usize| skew.of(skew.ranks[index]).unwrap_or_default();
+        let over_ms = (0..skew.steps.len()).map(|window| {
+            let worst = members().filter_map(|rank| skew.cells[rank][window]).map(|(over, _)| over).reduce(f64::max);
+            worst.map(tidy)
+        });
+        SkewRow {
+            label,
+            slow_percent: tidy(100.0 * members().map(|rank| of(rank).0).fold(0.0, f64::max)),
+            mean_over_ms: tidy(members().map(|rank| of(rank).1).reduce(f64::max).unwrap_or_default()),
+            over_ms: over_ms.collect(),
+        }
+    });
+    let mut compute: Vec<f64> =
+        record.ranks().values().filter_map(|fold| fold.typical().mean()).map(|mean| mean.compute()).collect();
+    compute.sort_by(f64::total_cmp);
+    Some(RankSkew {
+        by: if by_node { "node" } else { "rank" }.into(),
+        window_steps: skew.width,
+        steps: skew.steps.clone(),
+        median_ms: tidy(compute.get(compute.len().saturating_sub(1) / 2).copied().unwrap_or_default()),
+        rows: rows.collect(),
+    })
+}
+
+pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
+    if facts.world < 2 {
+        return None;
+    }
+    let exposed = facts.step[Part::Communication];
+    let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0);
+    let hidden = reduce.map(|reduce| (reduce.busy_ms - exposed).max(0.0));
+    let buckets = facts.inspection.as_ref().map(|inspection| inspection.bucket_bytes.clone()).unwrap_or_default();
+    let gradients = buckets.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)) as f64;
+    let bytes =
+        reduce.map(|reduce| reduce.bytes).filter(|bytes| *bytes > 0.0).or((gradients > 0.0).then_some(gradients));
+    let ranks = f64::from(facts.world);
+    let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
+    Some(AllReduce {
+        transport: facts.transport.map(|transport| transport.word().into()),
+        bucket_bytes: buckets.into_iter().take(1024).collect(),
+        bytes: bytes.map(tidy),
+        alone_ms: facts.reduce_alone_ms.map(tidy),
+        under_way_ms: reduce.map(|reduce| tidy(reduce.busy_ms)),
+        exposed_ms: tidy(exposed),
+        hidden_ms: hidden.map(tidy),
+        overlap_percent: reduce.zip(hidden).map(|(reduce, hidden)| tidy(100.0 * hidden / reduce.busy_ms)),
+        bus_gigabytes_per_second: bus_bandwidth(facts).map(|rate| tidy(rate / 1e9)),
+        alone_gigabytes_per_second: alone.map(tidy),
+        predicted_gigabytes_per_second: facts.bus_bandwidth.map(|(predicted, _)| tidy(predicted / 1e9)),
+    })
+}

@@ -1,0 +1,140 @@
+//! The events of all ranks, folded while they are read.
+
+use super::fold::Spread;
+use super::sample::{LAST_STEP, believed};
+use super::windows::Windows;
+use jiff::Timestamp;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard_worker_contract::event::{Event, Failure, Finished, Item, Ready};
+
+/// Events that are kept word for word; a job that fails more often fails the same way.
+const MOST_KEPT: usize = 100;
+
+/// A line of `events.jsonl`.
+#[derive(Debug, Deserialize)]
+pub(super) struct EventLine {
+    pub time: Option<Timestamp>,
+    #[serde(default = "first")]
+    pub attempt: u32,
+    pub rank: u32,
+    pub event: Event,
+}
+
+fn first() -> u32 {
+    1
+}
+
+/// A failure and when it was told.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub time: Option<Timestamp>,
+    pub attempt: u32,
+    pub failure: Failure,
+}
+
+/// When the ranks of an attempt were ready and done.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    pub ready: BTreeSet<u32>,
+    pub ready_time: Option<Timestamp>,
+    pub finished: BTreeSet<u32>,
+    pub finished_time: Option<Timestamp>,
+    /// Checkpoints that are complete, and the step of the last one.
+    pub saved: u64,
+    pub last_saved: u64,
+    /// Checkpoints that were given up, and why the last one was.
+    pub unsaved: u64,
+    pub unsaved_cause: String,
+    pub checkpoint_time: Option<Timestamp>,
+}
+
+/// What the events say.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    /// The last one of each rank.
+    pub ready: BTreeMap<u32, Ready>,
+    /// Of the lowest rank that has one.
+    pub finished: Option<Finished>,
+    pub groups: BTreeMap<u32, Group>,
+    pub failures: Vec<Told>,
+    pub more_failures: u64,
+    pub evaluations: Windows<Spread>,
+    pub last_evaluation: Option<f64>,
+    pub total_steps: Option<u64>,
+    pub items_per_second: Option<f64>,
+    pub item: Option<Item>,
+    pub unreadable: u64,
+}
+
+impl Events {
+    /// Takes one, but for the figures of a progress event.
+    pub(super) fn add(&mut self, line: &EventLine) {
+        let known = self.groups.len() < MOST_KEPT || self.groups.contains_key(&line.attempt);
+        let group = known.then(|| self.groups.entry(line.attempt).or_default());
+        match &line.event {
+            Event::Ready(ready) => {
+                self.ready.insert(line.rank, ready.clone());
+                if let Some(group) = group {
+                    group.ready.insert(line.rank);
+                    group.ready_time = line.time.or(group.ready_time);
+                }
+            }
+            Event::Progress(progress) => {
+                self.total_steps = Some(progress.total_steps);
+                self.item = Some(progress.item);
+                let rate = Some(progress.items_per_second).filter(|rate| rate.is_finite() && *rate > 0.0);
+                self.items_per_second = rate.or(self.items_per_second);
+            }
+            Event::Evaluation { step, loss, .. } => {
+                if believed(*loss).is_some() && (1..=LAST_STEP).contains(step) {
+                    self.evaluations.at(*step).add(*loss, 1);
+                    self.last_evaluation = Some(*loss);
+                }
+            }
+            Event::Checkpoint(report) => {
+                if let Some(group) = group {
+                    group.checkpoint_time = line.time.or(group.checkpoint_time);
+                    match &report.failure {
+                        None => (group.saved, group.last_saved) = (group.saved + 1, report.step),
+                        Some(cause) => (group.unsaved, group.unsaved_cause) = (group.unsaved + 1, cause.clone()),
+                    }
+                }
+            }
+            Event::Summary(_) => {}
+            Event::Finished(finished) => {
+                if self.finished.as_ref().is_none_or(|own| finished.rank <= own.rank) {
+                    self.finished = Some(finished.clone());
+                }
+                if let Some(group) = group {
+                    group.finished.insert(line.rank);
+                    group.finished_time = line.time.or(group.finished_time);
+                }
+            }
+            Event::Failed(failure) => {
+                if self.failures.len() < MOST_KEPT {
+                    self.failures.push(Told { time: line.time, attempt: line.attempt, failure: failure.clone() });
+                } else {
+                    self.more_failures += 1;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_failures_take_little_room() {
+        let mut events = Events::default();
+        for attempt in 1..500 {
+            let line = format!(
+                r#"{{"attempt":{attempt},"rank":1,"event":{{"event":"failed","rank":1,"originRank":1,"cause":"x","during":"y","exitCode":5}}}}"#
+            );
+            events.add(&serde_json::from_str(&line).unwrap());
+        }
+        assert_eq!((events.failures.len(), events.more_failures, events.groups.len()), (100, 399, 100));
+    }
+}

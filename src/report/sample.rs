@@ -1,0 +1,303 @@
+//! A step of one rank, as its record or a progress event tells it, made safe to add up.
+
+use super::windows::Merge;
+use serde::{Deserialize, Serialize};
+use std::ops::{Index, IndexMut};
+use switchyard_worker_contract::event::Progress;
+
+/// A part of a step. The parts are disjoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Part {
+    /// Waiting for the reader.
+    Input,
+    /// Forward passes.
+    Forward,
+    /// Backward passes.
+    Backward,
+    /// Waiting for reductions after backward: the exposed communication.
+    Communication,
+    /// Norm, clipping, unscaling, optimizer.
+    Optimizer,
+    /// Taking a copy for a checkpoint, or waiting for the one before.
+    Checkpoint,
+    /// Evaluation, progress reports, and whatever else lies between two steps.
+    Other,
+}
+
+impl Part {
+    /// All, from the bottom of a stack to its top.
+    pub const ALL: [Part; 7] = [
+        Part::Forward,
+        Part::Backward,
+        Part::Optimizer,
+        Part::Communication,
+        Part::Input,
+        Part::Checkpoint,
+        Part::Other,
+    ];
+
+    /// The words printed for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Part::Input => "input wait",
+            Part::Forward => "forward",
+            Part::Backward => "backward",
+            Part::Communication => "all-reduce wait",
+            Part::Optimizer => "optimizer",
+            Part::Checkpoint => "checkpoint",
+            Part::Other => "other",
+        }
+    }
+}
+
+/// A time for each part of a step, ms.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Parts([f64; 7]);
+
+impl Parts {
+    /// The sum.
+    pub fn total(&self) -> f64 {
+        self.0.iter().sum()
+    }
+
+    /// Forward, backward and optimizer.
+    pub fn compute(&self) -> f64 {
+        self[Part::Forward] + self[Part::Backward] + self[Part::Optimizer]
+    }
+
+    /// Every part multiplied.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> Parts {
+        Parts(self.0.map(|part| part * factor))
+    }
+
+    /// Adds another one.
+    pub fn add(&mut self, other: &Parts) {
+        self.0.iter_mut().zip(other.0).for_each(|(own, other)| *own += other);
+    }
+}
+
+impl Index<Part> for Parts {
+    type Output = f64;
+
+    fn index(&self, part: Part) -> &f64 {
+        &self.0[part as usize]
+    }
+}
+
+impl IndexMut<Part> for Parts {
+    fn index_mut(&mut self, part: Part) -> &mut f64 {
+        &mut self.0[part as usize]
+    }
+}
+
+/// The longest step that is believed, ms: 11 days.
+const LONGEST: f64 = 1e9;
+/// The largest number of a step that is believed: more than any run has.
+pub(super) const LAST_STEP: u64 = 1_000_000_000_000;
+/// The largest loss and factor of it that are believed; with more, sums and scales of charts would not be numbers.
+const LARGEST: f64 = 1e30;
+
+/// A figure that can be added up and drawn.
+pub(super) fn believed(value: f64) -> Option<f64> {
+    // What is not a number is not smaller either.
+    (value.abs() < LARGEST).then_some(value)
+}
+
+/// A line of a rank's record. `contract::record::StepRecord`, but what is not a number may be: JSON writes NaN and infinity as null.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Line {
+    attempt: u32,
+    step: u64,
+    end_us: Option<i64>,
+    total_ms: Option<f64>,
+    input_ms: Option<f64>,
+    forward_ms: Option<f64>,
+    backward_ms: Option<f64>,
+    communication_ms: Option<f64>,
+    optimizer_ms: Option<f64>,
+    checkpoint_ms: Option<f64>,
+    other_ms: Option<f64>,
+    reduce_ms: Option<f64>,
+    reduce_bytes: Option<u64>,
+    read_ms: Option<f64>,
+    loss: Option<f64>,
+    gradient_norm: Option<f64>,
+    loss_scale: Option<f64>,
+}
+
+/// One step, or the mean of several.
+#[derive(Debug, Clone)]
+pub(super) struct Sample {
+    pub attempt: u32,
+    /// The last step that is meant, from 1.
+    pub step: u64,
+    /// How many steps are meant.
+    pub steps: u64,
+    /// When the last one ended, microseconds since 1970.
+    pub end_us: Option<i64>,
+    pub parts: Parts,
+    /// Time in which an all-reduce was under way, ms; `None` where nobody measured it.
+    pub reduce_ms: Option<f64>,
+    pub reduce_bytes: Option<u64>,
+    /// Time of all threads of the reader, ms.
+    pub read_ms: Option<f64>,
+    /// Nats; `None` where it was not a number.
+    pub loss: Option<f64>,
+    /// The step was skipped because gradients overflowed.
+    pub skipped: bool,
+    pub loss_scale: Option<f64>,
+}
+
+fn time(value: Option<f64>) -> Option<f64> {
+    value.filter(|value| (0.0..=LONGEST).contains(value))
+}
+
+impl Sample {
+    /// Of a line of a record; `None` when it cannot be used.
+    pub(super) fn of_line(line: &Line) -> Option<Sample> {
+        let total = time(line.total_ms).filter(|_| (1..=LAST_STEP).contains(&line.step))?;
+        let times = [
+            (Part::Input, line.input_ms),
+            (Part::Forward, line.forward_ms),
+            (Part::Backward, line.backward_ms),
+            (Part::Communication, line.communication_ms),
+            (Part::Optimizer, line.optimizer_ms),
+            (Part::Checkpoint, line.checkpoint_ms),
+            (Part::Other, line.other_ms),
+        ];
+        Some(Sample {
+            attempt: line.attempt,
+            step: line.step,
+            steps: 1,
+            end_us: line.end_us,
+            parts: parts(total, &times),
+            reduce_ms: time(line.reduce_ms),
+            reduce_bytes: line.reduce_bytes.filter(|bytes| *bytes < 1 << 50),
+            read_ms: time(line.read_ms),
+            loss: line.loss.and_then(believed),
+            skipped: line.gradient_norm.is_none(),
+            loss_scale: line.loss_scale.and_then(believed),
+        })
+    }
+
+    /// Of a progress event: means of an interval, without what only the record tells.
+    pub(super) fn of_progress(progress: &Progress, attempt: u32, end_us: Option<i64>) -> Option<Sample> {
+        let total = time(Some(progress.step_ms)).filter(|_| (1..=LAST_STEP).contains(&progress.step))?;
+        let times = [
+            (Part::Input, Some(progress.input_wait_ms)),
+            (Part::Forward, Some(progress.forward_ms)),
+            (Part::Backward, Some(progress.backward_ms)),
+            (Part::Communication, Some(progress.communication_wait_ms)),
+            (Part::Optimizer, Some(progress.optimizer_ms)),
+        ];
+        Some(Sample {
+            attempt,
+            step: progress.step,
+            steps: progress.interval_steps.clamp(1, progress.step),
+            end_us,
+            parts: parts(total, &times),
+            reduce_ms: None,
+            reduce_bytes: None,
+            read_ms: None,
+            loss: believed(progress.loss),
+            skipped: false,
+            loss_scale: None,
+        })
+    }
+}
+
+/// The parts of a step; what they leave of the total is `Other`, so that they always sum up to it.
+fn parts(total: f64, times: &[(Part, Option<f64>)]) -> Parts {
+    let mut parts = Parts::default();
+    for (part, value) in times {
+        parts[*part] = time(*value).unwrap_or_default();
+    }
+    let rest = total - parts.total();
+    parts[Part::Other] += rest.max(0.0);
+    parts
+}
+
+/// Steps added up.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sums {
+    pub steps: u64,
+    pub parts: Parts,
+    /// Steps whose all-reduce was measured, and what was.
+    pub reduced_steps: u64,
+    pub reduce_ms: f64,
+    pub reduce_bytes: f64,
+    pub read_steps: u64,
+    pub read_ms: f64,
+}
+
+impl Sums {
+    pub(super) fn add(&mut self, sample: &Sample) {
+        let weight = sample.steps as f64;
+        self.steps += sample.steps;
+        self.parts.add(&sample.parts.scaled(weight));
+        if let Some(reduce_ms) = sample.reduce_ms {
+            self.reduced_steps += sample.steps;
+            self.reduce_ms += weight * reduce_ms;
+            self.reduce_bytes += weight * sample.reduce_bytes.unwrap_or_default() as f64;
+        }
+        if let Some(read_ms) = sample.read_ms {
+            self.read_steps += sample.steps;
+            self.read_ms += weight * read_ms;
+        }
+    }
+
+    /// Means per step, ms; `None` without a step.
+    pub(super) fn mean(&self) -> Option<Parts> {
+        (self.steps > 0).then(|| self.parts.scaled(1.0 / self.steps as f64))
+    }
+}
+
+impl Merge for Sums {
+    fn merge(&mut self, later: &Self) {
+        self.steps += later.steps;
+        self.parts.add(&later.parts);
+        self.reduced_steps += later.reduced_steps;
+        self.reduce_ms += later.reduce_ms;
+        self.reduce_bytes += later.reduce_bytes;
+        self.read_steps += later.read_steps;
+        self.read_ms += later.read_ms;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switchyard_worker_contract::record::StepRecord;
+
+    #[test]
+    fn a_record_of_the_worker_is_read_and_its_parts_sum_up_to_the_total() {
+        let record = StepRecord {
+            attempt: 1,
+            step: 3,
+            total_ms: 100.0,
+            forward_ms: 30.0,
+            backward_ms: 50.0,
+            reduce_ms: 9.0,
+            ..StepRecord::default()
+        };
+        let line: Line = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
+        let sample = Sample::of_line(&line).unwrap();
+        assert_eq!((sample.parts.total(), sample.parts[Part::Other], sample.skipped), (100.0, 20.0, true));
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_absent_and_a_step_without_a_time_is_no_step() {
+        let record = StepRecord { attempt: 1, step: 3, total_ms: 5.0, loss: f32::NAN, ..StepRecord::default() };
+        let sample = |record: StepRecord| {
+            Sample::of_line(&serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap())
+        };
+        assert_eq!(sample(record).unwrap().loss, None);
+        for total_ms in [f32::NAN, f32::INFINITY, -1.0, 1e20] {
+            assert!(sample(StepRecord { total_ms, ..record }).is_none(), "{total_ms}");
+        }
+        assert!(sample(StepRecord { step: 0, ..record }).is_none());
+    }
+}

@@ -1,0 +1,166 @@
+//! Lines, areas and marks over the steps of a run.
+
+use super::{Layer, WIDTH, area_swatch, frame, label, legend, line_swatch, stack, text, thinned, ticks};
+use std::fmt::Write;
+
+/// Height of the area of a plot.
+const HEIGHT: f64 = 170.0;
+/// Room for the labels on the left.
+const LEFT: f64 = 54.0;
+/// Room on the right.
+const RIGHT: f64 = 18.0;
+/// Room for the labels below.
+const BELOW: f64 = 34.0;
+
+/// A line through points, or dots.
+pub(in crate::report) struct Series<'a> {
+    /// Name in the legend.
+    pub name: &'a str,
+    /// Classes of the style.
+    pub class: &'a str,
+    /// Step and value.
+    pub points: Vec<(f64, f64)>,
+    /// Dots instead of a line.
+    pub dots: bool,
+}
+
+/// A chart over steps.
+#[derive(Default)]
+pub(in crate::report) struct Plot<'a> {
+    /// What it shows.
+    pub title: &'a str,
+    /// What can be seen in it, with figures.
+    pub description: String,
+    /// Unit of the values.
+    pub unit: &'a str,
+    /// Areas on top of each other.
+    pub layers: Vec<Layer<'a>>,
+    /// Lines and dots.
+    pub series: Vec<Series<'a>>,
+    /// A value all over, with its name.
+    pub levels: Vec<(f64, &'a str)>,
+    /// Steps that are marked: name, class, steps.
+    pub marks: Vec<(&'a str, &'a str, Vec<f64>)>,
+    /// The axis of values begins with 0.
+    pub from_zero: bool,
+}
+
+/// Places of steps and values in the picture.
+pub(super) struct Scale {
+    x: (f64, f64),
+    y: (f64, f64),
+    top: f64,
+}
+
+impl Scale {
+    pub(super) fn x(&self, step: f64) -> f64 {
+        let share = (step - self.x.0) / (self.x.1 - self.x.0).max(1e-12);
+        LEFT + share.clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
+    }
+
+    pub(super) fn y(&self, value: f64) -> f64 {
+        let share = (value - self.y.0) / (self.y.1 - self.y.0).max(1e-300);
+        self.top + HEIGHT - share.clamp(0.0, 1.0) * HEIGHT
+    }
+}
+
+impl Plot<'_> {
+    /// The picture.
+    pub(in crate::report) fn draw(&self) -> String {
+        let mut body = String::new();
+        let top = self.legend(&mut body) + 6.0;
+        let (scale, values) = self.scale(top);
+        for value in &values {
+            let y = scale.y(*value);
+            let _ = write!(body, "<path class=\"grid\" d=\"M{LEFT:.1} {y:.1}H{:.1}\"/>", WIDTH - RIGHT);
+            text(&mut body, (LEFT - 6.0, y + 4.0), "end", &label(*value));
+        }
+        let bottom = top + HEIGHT;
+        for step in ticks(scale.x.0, scale.x.1, 6.0) {
+            let at = scale.x(step);
+            if step >= scale.x.0 && step <= scale.x.1 && step.fract() == 0.0 {
+                let _ = write!(body, "<path class=\"axis\" d=\"M{at:.1} {bottom:.1}v4\"/>");
+                text(&mut body, (at, bottom + 16.0), "middle", &label(step));
+            }
+        }
+        text(&mut body, (WIDTH - RIGHT, bottom + 30.0), "end", "step");
+        text(&mut body, (0.0, bottom + 30.0), "start", self.unit);
+        stack::draw(&mut body, &scale, &self.layers);
+        for (_, class, steps) in &self.marks {
+            for step in steps {
+                let x = scale.x(*step);
+                let _ = write!(body, "<path class=\"{class}\" d=\"M{x:.1} {top:.1}V{bottom:.1}\"/>");
+            }
+        }
+        for (value, name) in &self.levels {
+            let y = scale.y(*value);
+            let _ = write!(body, "<path class=\"level\" d=\"M{LEFT:.1} {y:.1}H{:.1}\"/>", WIDTH - RIGHT);
+            text(&mut body, (WIDTH - RIGHT - 4.0, y - 4.0), "end", name);
+        }
+        for series in &self.series {
+            draw(&mut body, &scale, series);
+        }
+        let _ = write!(body, "<path class=\"axis\" d=\"M{LEFT:.1} {bottom:.1}H{:.1}\"/>", WIDTH - RIGHT);
+        frame(bottom + BELOW, self.title, &self.description, &body)
+    }
+
+    fn legend(&self, body: &mut String) -> f64 {
+        let layers = self.layers.iter().rev().map(|layer| (area_swatch(layer.class), layer.name));
+        let series = self.series.iter().map(|series| {
+            let dot = format!("<circle class=\"{}\" cx=\"8\" cy=\"5\" r=\"3\"/>", series.class);
+            (if series.dots { dot } else { line_swatch(series.class) }, series.name)
+        });
+        let marks = self.marks.iter().filter(|(_, _, steps)| !steps.is_empty());
+        let marks = marks.map(|(name, class, _)| (format!("<path class=\"{class}\" d=\"M8 0V10\"/>"), *name));
+        let entries: Vec<_> = series.chain(marks).chain(layers).collect();
+        legend(body, &entries)
+    }
+
+    /// The scale, and the values that are labelled.
+    fn scale(&self, top: f64) -> (Scale, Vec<f64>) {
+        let sums = stack::sums(&self.layers);
+        let points = || {
+            self.series
+                .iter()
+                .flat_map(|series| &series.points)
+                .chain(&sums)
+                .filter(|(x, y)| x.is_finite() && y.is_finite())
+        };
+        let least = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::min);
+        let most = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
+        let x = (
+            least(&mut points().map(|point| point.0)).unwrap_or(0.0),
+            most(&mut points().map(|point| point.0)).unwrap_or(1.0),
+        );
+        let levels = || self.levels.iter().map(|(value, _)| *value);
+        let low = least(&mut points().map(|point| point.1).chain(levels())).unwrap_or(0.0);
+        let high = most(&mut points().map(|point| point.1).chain(levels())).unwrap_or(1.0);
+        let low = if self.from_zero { low.min(0.0) } else { low };
+        let values = ticks(low, if high > low { high } else { low + low.abs().max(1e-9) }, 4.0);
+        let y = (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(1.0));
+        (Scale { x, y, top }, values)
+    }
+}
+
+fn draw(body: &mut String, scale: &Scale, series: &Series<'_>) {
+    let points = thinned(&series.points);
+    if series.dots {
+        for (x, y) in points {
+            let (x, y, class) = (scale.x(x), scale.y(y), series.class);
+            let _ = write!(body, "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
+        }
+        return;
+    }
+    if points.is_empty() {
+        return;
+    }
+    let _ = write!(body, "<path class=\"{}\" d=\"", series.class);
+    for (index, (x, y)) in points.iter().enumerate() {
+        let _ = write!(body, "{}{:.1} {:.1}", if index == 0 { 'M' } else { 'L' }, scale.x(*x), scale.y(*y));
+    }
+    if let [(x, _)] = points.as_slice() {
+        // A line of one point would not be seen.
+        let _ = write!(body, "H{:.1}", scale.x(*x) + 3.0);
+    }
+    body.push_str("\"/>");
+}

@@ -1,0 +1,158 @@
+//! Long runs in little memory: windows of steps that grow, and a histogram of times.
+
+use std::collections::BTreeMap;
+
+/// Windows that are kept at most; one more, and pairs become one.
+pub(super) const LIMIT: usize = 240;
+
+/// What two windows become when they are joined.
+pub(super) trait Merge: Default + Clone {
+    /// Adds what comes later.
+    fn merge(&mut self, later: &Self);
+}
+
+/// Consecutive windows of equally many steps, the first beginning with step 1. The width is a power of two, so that the windows of two
+/// ranks can be brought to the same width.
+#[derive(Debug, Clone)]
+pub(super) struct Windows<T> {
+    width: u64,
+    cells: Vec<T>,
+}
+
+impl<T: Merge> Default for Windows<T> {
+    fn default() -> Self {
+        Windows { width: 1, cells: Vec::new() }
+    }
+}
+
+impl<T: Merge> Windows<T> {
+    /// The window of a step, which counts from 1.
+    pub(super) fn at(&mut self, step: u64) -> &mut T {
+        let position = step.saturating_sub(1);
+        while position / self.width >= LIMIT as u64 {
+            self.widen_to(self.width * 2);
+        }
+        let index = (position / self.width) as usize;
+        if index >= self.cells.len() {
+            self.cells.resize_with(index + 1, T::default);
+        }
+        &mut self.cells[index]
+    }
+
+    /// Forgets what was seen of the windows after the one of `step`: the steps are done again.
+    pub(super) fn forget_after(&mut self, step: u64) {
+        self.cells.truncate(step.div_ceil(self.width) as usize);
+    }
+
+    /// Joins windows until they have at least this width.
+    pub(super) fn widen_to(&mut self, width: u64) {
+        while self.width < width {
+            let joined = self.cells.chunks(2).map(|pair| {
+                let mut cell = pair[0].clone();
+                pair.get(1).into_iter().for_each(|later| cell.merge(later));
+                cell
+            });
+            self.cells = joined.collect();
+            self.width *= 2;
+        }
+    }
+
+    /// Steps in a window.
+    pub(super) fn width(&self) -> u64 {
+        self.width
+    }
+
+    /// First step of each window, with what is in it.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.cells.iter().enumerate().map(|(index, cell)| (index as u64 * self.width + 1, cell))
+    }
+}
+
+/// Counts of times in classes that are 2 % wide; quantiles are exact to that.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Histogram {
+    classes: BTreeMap<u16, u64>,
+    count: u64,
+}
+
+/// Ratio of the bounds of a class.
+const CLASS: f64 = 1.02;
+/// The least time that is told from 0, ms.
+const LEAST: f64 = 1e-3;
+
+impl Histogram {
+    /// Counts a time `times` times, ms.
+    pub(super) fn add(&mut self, milliseconds: f64, times: u64) {
+        let class = if milliseconds > LEAST { 1.0 + ((milliseconds / LEAST).ln() / CLASS.ln()).floor() } else { 0.0 };
+        *self.classes.entry(class as u16).or_default() += times;
+        self.count += times;
+    }
+
+    /// The time that a share of the counted ones does not exceed, ms; `None` when nothing was counted.
+    pub(super) fn quantile(&self, share: f64) -> Option<f64> {
+        let rank = ((self.count as f64 * share).ceil() as u64).max(1);
+        let mut seen = 0;
+        let class = self.classes.iter().find_map(|(class, count)| {
+            seen += count;
+            (seen >= rank).then_some(*class)
+        })?;
+        // The middle of the class.
+        Some(if class == 0 { 0.0 } else { LEAST * CLASS.powf(f64::from(class) - 0.5) })
+    }
+}
+
+impl Merge for Histogram {
+    fn merge(&mut self, later: &Self) {
+        for (class, count) in &later.classes {
+            *self.classes.entry(*class).or_default() += count;
+        }
+        self.count += later.count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Merge for Vec<u64> {
+        fn merge(&mut self, later: &Self) {
+            self.extend(later);
+        }
+    }
+
+    #[test]
+    fn windows_widen_and_lose_nothing() {
+        let mut windows: Windows<Vec<u64>> = Windows::default();
+        (1..=1000).for_each(|step| windows.at(step).push(step));
+        assert_eq!(windows.width(), 8);
+        let all: Vec<u64> = windows.iter().flat_map(|(_, cell)| cell.clone()).collect();
+        assert_eq!(all, (1..=1000).collect::<Vec<_>>());
+        assert!(windows.iter().all(|(first, cell)| cell[0] == first));
+        windows.at(u64::MAX).push(0);
+        assert!(windows.iter().count() <= LIMIT);
+    }
+
+    #[test]
+    fn steps_that_are_done_again_are_forgotten() {
+        let mut windows: Windows<Vec<u64>> = Windows::default();
+        (1..=100).for_each(|step| windows.at(step).push(step));
+        windows.forget_after(40);
+        assert_eq!(windows.iter().last().map(|(first, cell)| (first, cell.len())), Some((40, 1)));
+        windows.forget_after(0);
+        assert_eq!(windows.iter().count(), 0);
+    }
+
+    #[test]
+    fn quantiles_are_exact_to_the_width_of_a_class() {
+        let mut histogram = Histogram::default();
+        assert_eq!(histogram.quantile(0.5), None);
+        (1..=1000).for_each(|time| histogram.add(f64::from(time), 1));
+        for (share, expected) in [(0.5, 500.0), (0.99, 990.0), (1.0, 1000.0), (0.0, 1.0)] {
+            let found = histogram.quantile(share).unwrap();
+            assert!((found / expected - 1.0).abs() < 0.02, "{share}: {found}");
+        }
+        let mut none = Histogram::default();
+        none.add(0.0, 10);
+        assert_eq!(none.quantile(0.5), Some(0.0));
+    }
+}

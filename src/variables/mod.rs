@@ -1,0 +1,18 @@
+//! Environment variables that people set in training pods: who reads them, since when, and what values they take. Tables as data,
+//! for the linter and for whoever else has to judge or write an environment.
+//!
+//! Nothing here knows a manifest or a node.
+
+pub mod nccl;
+mod others;
+
+pub use others::{
+    Debugging, Reader, Renamed, debugging_only, is_interface_list, is_visible_devices, per_process, reader_of, renamed,
+    set_by_launcher,
+};
+
+/// Form of names that a shell can set.
+pub fn is_name(text: &str) -> bool {
+    let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    begins && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}

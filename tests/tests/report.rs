@@ -1,0 +1,162 @@
+//! The report of runs that never were: advice, bytes, bad input; and the page in a real browser.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "report/browser.rs"]
+mod browser;
+#[path = "report/hostile.rs"]
+mod hostile;
+#[path = "report/markup.rs"]
+mod markup;
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::Duration;
+use switchyard_tests::{Ended, MadeUpRun, Scene, Trouble, root};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A page is always smaller than this.
+const LARGEST: usize = 2 << 20;
+
+fn report(scene: &Scene, more: &[&str]) -> Ended {
+    scene.switchyard([&["report", "run", "-o", "json"], more].concat()).run(DEADLINE)
+}
+
+/// The report of a made-up run, and its page.
+fn of(run: &MadeUpRun) -> (Value, String) {
+    let scene = Scene::new();
+    run.write(&scene.join("run"));
+    read(&scene)
+}
+
+/// The report of the run directory in a scene, and its page; what must hold for every report is checked.
+fn read(scene: &Scene) -> (Value, String) {
+    let ended = report(scene, &[]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let data: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&data["apiVersion"], &data["kind"]), (&"cli.switchyard.dev/v1".into(), &"Report".into()));
+    let page = std::fs::read_to_string(scene.join("run/report.html")).unwrap();
+    assert!(page.len() < LARGEST, "{} bytes", page.len());
+    assert_eq!(markup::faults(&page), Vec::<String>::new());
+    (data, page)
+}
+
+fn rules(report: &Value) -> Vec<&str> {
+    report["advice"].as_array().unwrap().iter().map(|item| item["rule"].as_str().unwrap()).collect()
+}
+
+fn failed_once() -> MadeUpRun {
+    MadeUpRun { failures: vec![400], ..MadeUpRun::new(8, 800, Trouble::Straggler) }
+}
+
+#[test]
+fn each_trouble_is_named_first_and_a_healthy_run_gets_no_advice() {
+    let cases = [
+        (Trouble::None, None),
+        (Trouble::Input, Some("input-bound")),
+        (Trouble::Communication, Some("one-big-all-reduce")),
+        (Trouble::Straggler, Some("straggler")),
+        (Trouble::Overflow, Some("overflow-skips")),
+    ];
+    for (trouble, expected) in cases {
+        for ranks in [2, 16] {
+            let (report, page) = of(&MadeUpRun::new(ranks, 500, trouble));
+            let found = rules(&report);
+            assert_eq!(found.first().copied(), expected, "{trouble:?} with {ranks} ranks: {found:?}");
+            assert_eq!(report["verdict"]["result"], "complete");
+            assert!(!page.contains("hidden-by-the-report"), "a secret of the manifest or the environment");
+        }
+    }
+}
+
+#[test]
+fn single_ranks_and_many_ranks_are_shown() {
+    let (report, _) = of(&MadeUpRun::new(1, 100, Trouble::None));
+    assert_eq!((&report["skew"], &report["allReduce"]), (&Value::Null, &Value::Null));
+    let (report, _) = of(&MadeUpRun::new(72, 60, Trouble::Straggler));
+    assert_eq!((&report["skew"]["by"], report["skew"]["rows"].as_array().unwrap().len()), (&"node".into(), 9));
+    assert_eq!(rules(&report), ["straggler"]);
+}
+
+#[test]
+fn steps_that_are_done_again_are_shown_once() {
+    let (report, _) = of(&failed_once());
+    assert_eq!((&report["verdict"]["attempts"], &report["verdict"]["repeatedSteps"]), (&2.into(), &50.into()));
+    assert_eq!(report["loss"]["restarts"][0]["step"], 351);
+    let events: Vec<&str> =
+        report["events"].as_array().unwrap().iter().map(|event| event["text"].as_str().unwrap()).collect();
+    assert!(
+        events.contains(&"rank 0: killed by signal 9 (SIGKILL) during all_reduce of bucket 0 (told by ranks 0-7)"),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn the_same_run_gives_the_same_bytes() {
+    let run = MadeUpRun { failures: vec![60], ..MadeUpRun::new(2, 70, Trouble::Straggler) };
+    let (first, second) = (of(&run), of(&run));
+    assert!(first == second);
+    // A line for each section: short, and still to be compared by eye.
+    let sections: Vec<String> =
+        first.0.as_object().unwrap().iter().map(|(name, section)| format!("\"{name}\": {section}")).collect();
+    let text = format!("{{\n{}\n}}\n", sections.join(",\n"));
+    let golden = root().join("tests/fixtures/report/straggler.json");
+    let expected = std::fs::read_to_string(&golden).unwrap_or_default();
+    if text != expected {
+        let new = output().join("straggler.json");
+        std::fs::write(&new, &text).unwrap();
+        panic!(
+            "{} differs from {}: compare them, and copy it over where the change is meant",
+            new.display(),
+            golden.display()
+        );
+    }
+}
+
+#[test]
+fn synthetic_data_makes_the_gain_a_measured_one() {
+    let scene = Scene::new();
+    MadeUpRun::new(2, 300, Trouble::Input).write(&scene.join("run"));
+    MadeUpRun::new(2, 300, Trouble::None).write(&scene.join("synthetic"));
+    let ended = report(&scene, &["--synthetic", "synthetic"]);
+    let data: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&data["advice"][0]["rule"], &data["advice"][0]["basis"]), (&"input-bound".into(), &"measured".into()));
+    // The same run again as its own comparison: as slow without reading, so that input is not the limit.
+    let ended = report(&scene, &["--synthetic", "run"]);
+    let data: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert!(rules(&data).is_empty() && data["notes"][0]["rule"] == "input-bound", "{}", data["notes"]);
+}
+
+#[test]
+fn people_read_the_verdict_and_the_advice() {
+    let scene = Scene::new();
+    MadeUpRun::new(2, 300, Trouble::Input).write(&scene.join("run"));
+    let ended = scene.switchyard(["report", "run", "--out", "page.html"]).run(DEADLINE);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for expected in [
+        "made-up  complete: 300 steps done",
+        "report  page.html",
+        "advice (by ms saved per step)",
+        "  1  ~2",
+        "reader.workers: 1 -> 2",
+    ] {
+        assert!(ended.stdout.contains(expected), "`{expected}` is not in:\n{}", ended.stdout);
+    }
+    assert!(ended.stdout.lines().all(|line| line.chars().count() <= 100) && !ended.stdout.contains('\u{1b}'));
+    assert!(scene.join("page.html").is_file() && !scene.join("run/report.html").exists());
+    for (arguments, words) in [
+        (["report", "none"], "none: expected the directory of a run"),
+        (["report", "."], ".: expected the directory of a run, with plan.yaml or events.jsonl"),
+    ] {
+        let ended = scene.switchyard(arguments).run(DEADLINE);
+        assert!(ended.code == Some(2) && ended.stderr.contains(words), "{}", ended.stderr);
+    }
+}
+
+/// Where tests leave what a person may want to look at.
+fn output() -> PathBuf {
+    let folder = root().join("target/report");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}

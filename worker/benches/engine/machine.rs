@@ -1,0 +1,87 @@
+//! What the machine is, and whether it is quiet enough to be timed.
+
+use serde_json::{Value, json};
+use std::fmt;
+use std::hint::black_box;
+use std::time::Instant;
+use switchyard_worker::cpu::{HalfKernel, Isa, Pool};
+
+/// Samples of the spin loop.
+const SPINS: usize = 200;
+/// Above it a core is not ours alone.
+const QUIET: f64 = 0.05;
+
+pub struct Machine {
+    cpu: String,
+    cores: usize,
+    load: Option<f64>,
+    /// How much longer than the least a fixed loop on all cores takes on average.
+    spread: f64,
+}
+
+impl Machine {
+    pub fn probe() -> Machine {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| {
+            let line = info.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name));
+            line.and_then(|line| line.split(':').nth(1)).map_or("unknown", str::trim).to_owned()
+        };
+        let cpu = format!("{} (family {}, model {})", field("model name"), field("cpu family"), field("model"));
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Machine { cpu, cores, load: load.split(' ').next().and_then(|word| word.parse().ok()), spread: spread(cores) }
+    }
+
+    fn quiet(&self) -> bool {
+        self.spread < QUIET
+    }
+
+    pub fn noise(&self) -> String {
+        let load = self.load.map_or("unknown".to_owned(), |load| format!("{load:.2}"));
+        let spread = 100.0 * self.spread;
+        let verdict = if self.quiet() { "" } else { ": NOT QUIET, other work takes the cores; ratios are rough" };
+        format!(
+            "load {load}; a fixed loop on all {} cores takes {spread:.1} % longer than at best{verdict}",
+            self.cores
+        )
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "cpu": self.cpu, "cores": self.cores, "load": self.load, "spreadOfSpinLoop": self.spread,
+            "quiet": self.quiet(), "kernel": Isa::fastest().name(), "half": HalfKernel::probe().name(),
+            "probe": HalfKernel::report().iter().map(|probed| json!({
+                "half": probed.kernel.name(), "gigaflopsPerSecond": probed.gigaflops, "correct": probed.correct,
+            })).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}; kernel {}; bf16 by {}", self.cpu, Isa::fastest().name(), HalfKernel::probe().name())?;
+        for probed in HalfKernel::report() {
+            writeln!(f, "probe: bf16 by {:10} {:6.1} GFLOP/s", probed.kernel.name(), probed.gigaflops)?;
+        }
+        f.write_str(&self.noise())
+    }
+}
+
+/// One task per core that no memory slows down, about a millisecond; the mean of its times over the least one, less 1.
+fn spread(cores: usize) -> f64 {
+    let pool = Pool::new(cores);
+    let times: Vec<f64> = (0..SPINS)
+        .map(|_| {
+            let start = Instant::now();
+            pool.run(cores, &|task, _| {
+                let mut x = task as u64;
+                for _ in 0..1_000_000 {
+                    x = black_box(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+                }
+            });
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    let least = times.iter().fold(f64::INFINITY, |a, &b| a.min(b));
+    times.iter().sum::<f64>() / times.len() as f64 / least - 1.0
+}

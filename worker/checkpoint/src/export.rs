@@ -1,0 +1,123 @@
+//! One safetensors file for other programs: weights and statistics, no optimizer.
+
+use crate::disk::Vfs;
+use crate::error::CheckpointError;
+use crate::format::{Role, TensorSpec, encode_header};
+use crate::store::{Checkpoint, Store, write_atomically};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Metadata of the file: what PyTorch's readers look for, and where the run was.
+#[derive(Serialize)]
+struct Metadata {
+    format: &'static str,
+    step: String,
+}
+
+/// What was exported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exported {
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Length of the file, bytes.
+    pub bytes: u64,
+}
+
+/// Writes the model of a checkpoint to a file, in place of what was there. All of it is held in memory, and all digests are compared before
+/// anything is written.
+///
+/// # Errors
+/// The checkpoint is damaged; the file cannot be written.
+pub fn export(
+    vfs: &dyn Vfs,
+    store: &Store<'_>,
+    checkpoint: &Checkpoint,
+    to: &Path,
+) -> Result<Exported, CheckpointError> {
+    let manifest = checkpoint.manifest();
+    let model: Vec<TensorSpec> =
+        manifest.plan().tensors().iter().filter(|tensor| tensor.role != Role::Optimizer).cloned().collect();
+    // A tensor that a manifest names is in shards of the right length: there is as much on the disk as is allocated here.
+    let mut numbers: BTreeMap<String, Vec<f32>> =
+        model.iter().map(|tensor| (tensor.name.clone(), vec![0.0; tensor.numbers()])).collect();
+    store.restore(checkpoint, &mut numbers)?;
+    write_model(vfs, &model, numbers, manifest.about().id.step, to)
+}
+
+/// Writes tensors to a file that PyTorch, Hugging Face and the like read, with the axes in their order, in place of what was there.
+/// `numbers` has those of each tensor by its name.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_model(
+    vfs: &dyn Vfs,
+    model: &[TensorSpec],
+    mut numbers: BTreeMap<String, Vec<f32>>,
+    step: u64,
+    to: &Path,
+) -> Result<Exported, CheckpointError> {
+    for tensor in model {
+        if let (Some(axes), Some(numbers)) = (&tensor.export_axes, numbers.get_mut(&tensor.name)) {
+            *numbers = permute(numbers, &tensor.shape, axes);
+        }
+    }
+    let mut at = 0;
+    let entries = model.iter().map(|tensor| {
+        let bytes = at..at + tensor.numbers() as u64 * 4;
+        at = bytes.end;
+        (tensor.name.as_str(), exported_shape(tensor), bytes)
+    });
+    let header = encode_header(&Metadata { format: "pt", step: step.to_string() }, entries);
+    let length = header.len() as u64 + at;
+    write_atomically(vfs, to, length, |out| {
+        out.write_all(&header)?;
+        model.iter().try_for_each(|tensor| out.write_all(bytemuck::cast_slice(&numbers[&tensor.name])))
+    })?;
+    Ok(Exported { tensors: model.len(), bytes: length })
+}
+
+fn exported_shape(tensor: &TensorSpec) -> Vec<usize> {
+    let axes = tensor.export_axes.as_ref();
+    axes.map_or(tensor.shape.clone(), |axes| axes.iter().map(|axis| tensor.shape[*axis]).collect())
+}
+
+/// The tensor whose axis `i` is axis `axes[i]` of a row-major one of this shape.
+fn permute(numbers: &[f32], shape: &[usize], axes: &[usize]) -> Vec<f32> {
+    let stride = |axis: usize| shape[axis + 1..].iter().product::<usize>();
+    let steps: Vec<(usize, usize)> = axes.iter().map(|axis| (shape[*axis], stride(*axis))).collect();
+    let mut index = vec![0; axes.len()];
+    let mut at = 0;
+    let mut out = Vec::with_capacity(numbers.len());
+    for _ in 0..numbers.len() {
+        out.push(numbers[at]);
+        // The last axis counts fastest; one that is at its end goes back to 0 and the one before it counts.
+        for (place, (extent, stride)) in index.iter_mut().zip(&steps).rev() {
+            *place += 1;
+            at += stride;
+            if *place < *extent {
+                break;
+            }
+            *place = 0;
+            at -= stride * extent;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_are_permuted_as_an_index_is() {
+        let shape = [2, 3, 4, 5];
+        let numbers: Vec<f32> = (0..120).map(|i| i as f32).collect();
+        let out = permute(&numbers, &shape, &[0, 3, 1, 2]);
+        for (o, h, w, i) in (0..120).map(|n| (n / 60, n / 20 % 3, n / 5 % 4, n % 5)) {
+            assert_eq!(out[((o * 5 + i) * 3 + h) * 4 + w], numbers[((o * 3 + h) * 4 + w) * 5 + i]);
+        }
+        assert_eq!(permute(&numbers, &shape, &[0, 1, 2, 3]), numbers);
+        assert_eq!(permute(&[7.0], &[], &[]), [7.0]);
+    }
+}

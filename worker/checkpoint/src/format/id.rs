@@ -1,0 +1,56 @@
+//! Names of checkpoints and of the files in them.
+
+use std::fmt;
+
+/// The manifest's name in its directory.
+pub(crate) const MANIFEST_FILE: &str = "manifest.json";
+
+/// Which checkpoint.
+///
+/// The order is by attempt first: attempt 2 may have resumed from step 500 when a process that is left over from attempt 1 writes step
+/// 1500. What attempt 2 writes at step 1000 is nevertheless newer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CheckpointId {
+    /// The attempt of the job that wrote it.
+    pub attempt: u32,
+    /// Steps that were done.
+    pub step: u64,
+}
+
+impl CheckpointId {
+    /// The name of its directory: `step-000000500.attempt-2`.
+    pub fn directory(self) -> String {
+        format!("step-{:09}.attempt-{}", self.step, self.attempt)
+    }
+
+    /// The checkpoint that a directory's name stands for; `None` for any other name.
+    pub fn parse(name: &str) -> Option<CheckpointId> {
+        let (step, attempt) = name.strip_prefix("step-")?.split_once(".attempt-")?;
+        let id = CheckpointId { attempt: attempt.parse().ok()?, step: step.parse().ok()? };
+        // One name per checkpoint: no signs, no other number of zeros.
+        (id.directory() == name).then_some(id)
+    }
+}
+
+impl fmt::Display for CheckpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "of step {}, attempt {}", self.step, self.attempt)
+    }
+}
+
+/// The name of a rank's shard.
+pub(crate) fn shard_file(rank: usize) -> String {
+    format!("rank-{rank}.safetensors")
+}
+
+/// The name of a file while it is being written.
+pub(crate) fn temporary(file: &str) -> String {
+    format!("{file}.tmp")
+}
+
+/// Whether a file in a checkpoint's directory has a name that this crate gives.
+pub(crate) fn is_ours(name: &str) -> bool {
+    let name = name.strip_suffix(".tmp").unwrap_or(name);
+    let rank = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    name == MANIFEST_FILE || rank.is_some_and(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))
+}

@@ -1,0 +1,54 @@
+//! The format, without a disk: names, the division into shards, headers, the manifest.
+
+mod header;
+mod id;
+mod manifest;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+pub use id::CheckpointId;
+pub(crate) use id::{MANIFEST_FILE, is_ours, shard_file, temporary};
+pub use manifest::{About, Digest, Manifest, Progress, ShardDigest};
+pub use plan::{Piece, Plan, Role, TensorSpec};
+
+pub(crate) use header::{ShardLabel, decode as decode_header, encode as encode_header};
+
+/// Version of the format that this crate writes and reads.
+pub const FORMAT: u32 = 1;
+/// Bytes of a shard that share a digest.
+pub const CHUNK: usize = 4 << 20;
+/// Longest header of a shard, bytes: room for 100,000 tensors. safetensors itself allows 100 MB.
+pub const HEADER_LIMIT: u64 = 16 << 20;
+/// Longest manifest, bytes: room for the digests of 7 TiB.
+pub const MANIFEST_LIMIT: u64 = 64 << 20;
+/// Most ranks of a run.
+pub const WORLD_LIMIT: usize = 1 << 16;
+
+/// What is wrong with a value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: got {got}; expected {expected}")]
+pub struct Fault {
+    /// Which value.
+    pub what: String,
+    /// What it is.
+    pub got: String,
+    /// What it has to be.
+    pub expected: String,
+}
+
+/// Longest description of what was got, characters.
+const GOT_LIMIT: usize = 300;
+
+impl Fault {
+    /// A fault in words. What was got may come from a file that anybody wrote, and goes to terminals and logs: it is cut, and without
+    /// control characters.
+    pub(crate) fn new(what: impl Into<String>, got: impl ToString, expected: impl ToString) -> Fault {
+        let got = got.to_string();
+        let mut text: String = got.chars().take(GOT_LIMIT).map(|c| if c.is_control() { '?' } else { c }).collect();
+        if text.len() < got.len() {
+            text.push_str(" ...");
+        }
+        Fault { what: what.into(), got: text, expected: expected.to_string() }
+    }
+}

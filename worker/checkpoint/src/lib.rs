@@ -1,0 +1,28 @@
+//! Checkpoints of training runs.
+//!
+//! All ranks of a run hold the same state, so each writes a part of it: its *shard*, a safetensors file. When all shards are on the disk,
+//! rank 0 writes the *manifest*, which names every tensor, every shard and a digest of every 4 MiB of them. **A checkpoint exists if its
+//! manifest does.** Every file appears whole or not at all, also after a crash of the machine, and nothing that was read is handed out
+//! before its digest was compared.
+//!
+//! - [`format`](mod@format) is pure: the division into shards, headers, the manifest, what is refused.
+//! - [`disk`] is what is asked of a file system, and the real one.
+//! - [`store`] writes, lists, verifies, restores and prunes.
+//! - [`export`](mod@export) makes one safetensors file for other programs.
+//!
+//! The format and its guarantees are described in `docs/checkpoints.md`.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+pub mod disk;
+mod error;
+pub mod export;
+pub mod format;
+pub mod store;
+
+pub use error::CheckpointError;
+pub use format::{CheckpointId, Manifest, Plan, Progress, Role, ShardDigest, TensorSpec};
+pub use store::{Checkpoint, Found, State, Store, TensorSink, TensorSource};
+
+// Tensors are written as they lie in memory, and safetensors is little-endian.
+const _: () = assert!(cfg!(target_endian = "little"), "checkpoints need a little-endian machine");

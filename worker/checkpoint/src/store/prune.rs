@@ -1,0 +1,64 @@
+//! Removing what is not needed any more.
+
+use super::{Found, State, Store};
+use crate::error::CheckpointError;
+use crate::format::{CheckpointId, MANIFEST_FILE, is_ours};
+
+impl Store<'_> {
+    /// Removes all but the newest `keep` (at least one) complete checkpoints of a job, damaged ones that are older than these, and
+    /// unfinished ones that are older than the newest complete one: their ranks have given up, since each writes in order. Answers what it
+    /// removed. Nothing of another job is removed, nothing of a newer attempt, and no file that this crate has not written.
+    ///
+    /// # Errors
+    /// There is a newer attempt; the directory cannot be read; a file cannot be removed, and then the rest stays too.
+    pub fn prune(&self, job: &str, own_attempt: u32, keep: usize) -> Result<Vec<CheckpointId>, CheckpointError> {
+        self.check_attempt(own_attempt)?;
+        let found = self.list()?;
+        let complete = |found: &&Found| matches!(&found.state, State::Complete(it) if it.manifest().about().job == job);
+        let mut kept = found.iter().filter(complete).take(keep.max(1)).map(|found| found.id);
+        let Some(newest) = kept.next() else { return Ok(Vec::new()) };
+        let oldest = kept.last().unwrap_or(newest);
+        let mut removed = Vec::new();
+        for Found { id, state } in &found {
+            let goes = match state {
+                State::Complete(it) => it.manifest().about().job == job && *id < oldest,
+                State::Damaged(_) => *id < oldest && self.may_be_of(job, *id),
+                State::Incomplete => *id < newest && self.may_be_of(job, *id),
+            };
+            if goes {
+                self.remove(*id)?;
+                removed.push(*id);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes a checkpoint that could not be finished, so that it takes no room: by rank 0, when all ranks have given it up.
+    ///
+    /// # Errors
+    /// The checkpoint exists; a file cannot be removed.
+    pub fn discard(&self, id: CheckpointId) -> Result<(), CheckpointError> {
+        self.check_unpublished(id)?;
+        self.remove(id)
+    }
+
+    fn may_be_of(&self, job: &str, id: CheckpointId) -> bool {
+        self.job_of_shards(id).is_none_or(|other| other == job)
+    }
+
+    fn remove(&self, id: CheckpointId) -> Result<(), CheckpointError> {
+        let directory = self.path(id);
+        let mut names = self.vfs.list(&directory).map_err(CheckpointError::io("list it", &directory))?;
+        names.retain(|name| is_ours(name));
+        // The manifest first, and for sure: what is left is then unfinished, not damaged.
+        names.sort_unstable_by_key(|name| name != MANIFEST_FILE);
+        for name in names {
+            let file = directory.join(&name);
+            self.vfs.remove_file(&file).map_err(CheckpointError::io("remove it", &file))?;
+            if name == MANIFEST_FILE {
+                super::write::sync_directory(self.vfs, &directory)?;
+            }
+        }
+        self.vfs.remove_directory(&directory).map_err(CheckpointError::io("remove it", &directory))
+    }
+}

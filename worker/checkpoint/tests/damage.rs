@@ -1,0 +1,244 @@
+//! What happens to files afterwards: bits that flip, files that are cut, lost, or exchanged.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use support::disk::{MemoryDisk, Random};
+use support::{DIRECTORY, JOB, assert_whole, id, read, restored, save, tensors, write, write_shards};
+use switchyard_checkpoint::disk::Vfs;
+use switchyard_checkpoint::format::{About, CHUNK};
+use switchyard_checkpoint::{
+    Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, State, Store, TensorSink, TensorSpec,
+};
+
+const ID: CheckpointId = CheckpointId { attempt: 1, step: 500 };
+
+fn store(disk: &MemoryDisk) -> Store<'_> {
+    Store::new(disk, Path::new(DIRECTORY))
+}
+
+fn path(id: CheckpointId, file: &str) -> PathBuf {
+    Path::new(DIRECTORY).join(id.directory()).join(file)
+}
+
+/// A disk with a checkpoint of three ranks.
+fn saved() -> MemoryDisk {
+    let disk = MemoryDisk::new(None);
+    save(&store(&disk), ID, 3).unwrap();
+    disk
+}
+
+/// Why the only checkpoint cannot be used.
+fn refused(disk: &MemoryDisk) -> String {
+    let latest = store(disk).latest(JOB).unwrap();
+    assert_eq!(latest.checkpoint, None);
+    latest.passed[0].1.to_string()
+}
+
+#[test]
+fn ten_thousand_flipped_bits_are_noticed() {
+    let disk = saved();
+    let store = store(&disk);
+    let files = ["manifest.json", "rank-0.safetensors", "rank-1.safetensors", "rank-2.safetensors"];
+    let files: Vec<(PathBuf, Vec<u8>)> =
+        files.map(|file| path(ID, file)).map(|file| (file.clone(), read(&disk, &file))).into();
+    let mut random = Random(6);
+    let mut noticed = 0;
+    for _ in 0..10_000 {
+        let (file, content) = &files[random.below(files.len())];
+        let bit = random.below(content.len() * 8);
+        let mut damaged = content.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        write(&disk, file, &damaged);
+        let opened = store.open(ID);
+        let result = opened.and_then(|checkpoint| {
+            let verified = store.verify(&checkpoint);
+            let numbers = restored(&store, &checkpoint);
+            assert_eq!(verified.is_empty(), numbers.is_ok(), "bit {bit} of {}: {verified:?}", file.display());
+            numbers
+        });
+        match result {
+            Ok(numbers) => assert!(numbers == tensors(&support::specs(), ID.step), "bit {bit} of {}", file.display()),
+            Err(error) => {
+                assert!(error.to_string().starts_with(file.to_str().unwrap()), "{error}");
+                noticed += 1;
+            }
+        }
+        write(&disk, file, content);
+    }
+    println!("{noticed} of 10000 noticed, the others harmless");
+    assert!(noticed > 9_990, "{noticed}");
+    assert_whole(&store, &store.open(ID).unwrap());
+}
+
+#[test]
+fn a_shorter_or_longer_file_is_refused() {
+    let disk = saved();
+    for name in ["rank-1.safetensors", "manifest.json"] {
+        let file = path(ID, name);
+        let content = read(&disk, &file);
+        for length in [0, 1, 7, 8, 100, content.len() - 1, content.len() + 1, content.len() + 4096] {
+            let mut other = content.clone();
+            other.resize(length, 0);
+            write(&disk, &file, &other);
+            let error = refused(&disk);
+            assert!(error.starts_with(&format!("{}: ", file.display())), "{error}");
+            if name != "manifest.json" {
+                let expected = format!("length: got {length} bytes; expected {} bytes", content.len());
+                assert!(error.ends_with(&expected), "{error}");
+            }
+        }
+        write(&disk, &file, &content);
+    }
+    assert_whole(&store(&disk), &store(&disk).open(ID).unwrap());
+}
+
+#[test]
+fn a_missing_shard_or_manifest_is_told_and_an_older_checkpoint_is_used() {
+    let disk = saved();
+    let newer = id(1, 1000);
+    save(&store(&disk), newer, 2).unwrap();
+    disk.remove_file(&path(newer, "rank-1.safetensors")).unwrap();
+    let latest = store(&disk).latest(JOB).unwrap();
+    assert_whole(&store(&disk), &latest.checkpoint.unwrap());
+    let [(passed, error)] = &latest.passed[..] else { panic!("{:?}", latest.passed) };
+    assert_eq!(*passed, newer);
+    assert_eq!(
+        error.to_string(),
+        "/checkpoints/step-000001000.attempt-1/rank-1.safetensors: cannot find it: entity not found"
+    );
+    assert!(matches!(store(&disk).list().unwrap()[0].state, State::Damaged(_)));
+
+    disk.remove_file(&path(newer, "manifest.json")).unwrap();
+    let latest = store(&disk).latest(JOB).unwrap();
+    assert_eq!(latest.checkpoint.unwrap().manifest().about().id, ID);
+    assert_eq!(
+        latest.passed[0].1.to_string(),
+        "/checkpoints/step-000001000.attempt-1: got no manifest; expected one: the checkpoint was not finished"
+    );
+    assert!(matches!(store(&disk).list().unwrap()[0].state, State::Incomplete));
+}
+
+/// The shard of rank 1 of three, as another run would have written it.
+fn foreign(job: &str, other: CheckpointId, rank: usize, world: usize) -> Vec<u8> {
+    let disk = MemoryDisk::new(None);
+    let plan = Plan::new(support::specs(), world).unwrap();
+    store(&disk).write_shard(job, other, rank, &plan, &tensors(&support::specs(), other.step)).unwrap();
+    read(&disk, &path(other, &format!("rank-{rank}.safetensors")))
+}
+
+#[test]
+fn a_foreign_shard_is_named_as_one() {
+    // Names of the same length, so that the files have the same length.
+    let cases = [
+        (foreign("bot", ID, 1, 3), "job of the shard: got `bot`; expected `gpt`"),
+        (foreign(JOB, id(1, 501), 1, 3), "step of the shard: got `501`; expected `500`"),
+        (foreign(JOB, id(2, 500), 1, 3), "attempt of the shard: got `2`; expected `1`"),
+    ];
+    let own = path(ID, "rank-1.safetensors");
+    for (content, expected) in cases {
+        let disk = saved();
+        write(&disk, &own, &content);
+        let error = refused(&disk);
+        assert_eq!(error, format!("{}: {expected}", own.display()));
+    }
+    // The two other shards have another length: what they are is said before they are published.
+    for (content, expected) in [
+        (foreign(JOB, ID, 2, 3), "rank of the shard: got `2`; expected `1`"),
+        (foreign(JOB, ID, 1, 4), "world of the shard: got `4`; expected `3`"),
+    ] {
+        let disk = MemoryDisk::new(None);
+        let manifest = write_shards(&store(&disk), ID, 3).unwrap();
+        let mut content = content;
+        content.resize(manifest.shards()[1].bytes as usize, 0);
+        write(&disk, &own, &content);
+        let error = store(&disk).publish(&manifest).unwrap_err().to_string();
+        assert_eq!(error, format!("{}: {expected}", own.display()));
+    }
+}
+
+#[test]
+fn the_manifest_of_another_checkpoint_is_refused() {
+    let disk = saved();
+    save(&store(&disk), id(1, 1000), 3).unwrap();
+    let other = read(&disk, &path(id(1, 1000), "manifest.json"));
+    write(&disk, &path(ID, "manifest.json"), &other);
+    let error = store(&disk).open(ID).unwrap_err().to_string();
+    assert!(
+        error.ends_with("manifest: got one of step 1000, attempt 1; expected one of step 500, attempt 1"),
+        "{error}"
+    );
+    assert_eq!(
+        store(&disk).latest("another").unwrap().passed[0].1.to_string(),
+        "/checkpoints/step-000001000.attempt-1/manifest.json: job: got `gpt`; expected `another`"
+    );
+}
+
+/// Wants one tensor, all of whose numbers are alike.
+struct One(String, Vec<f32>);
+
+impl TensorSink for One {
+    fn tensor(&mut self, name: &str) -> Option<&mut [f32]> {
+        (name == self.0).then_some(&mut self.1)
+    }
+}
+
+/// A checkpoint of two shards of nearly three chunks.
+fn large(disk: &MemoryDisk) -> Checkpoint {
+    let spec =
+        |name: &str, size| TensorSpec { name: name.into(), shape: vec![size], role: Role::Weight, export_axes: None };
+    let specs = vec![spec("first", 1_000_000), spec("second", 3_000_000), spec("third", 2_000_000)];
+    let plan = Plan::new(specs.clone(), 2).unwrap();
+    let state =
+        specs.iter().zip([1.0, 2.0, 3.0]).map(|(spec, number)| (spec.name.clone(), vec![number; spec.numbers()]));
+    let state: support::Tensors = state.collect();
+    let digests = (0..2).map(|rank| store(disk).write_shard(JOB, ID, rank, &plan, &state).unwrap()).collect();
+    let about = About { progress: Progress::new(&()).unwrap(), ..support::about(ID) };
+    store(disk).publish(&Manifest::new(about, plan, digests).unwrap()).unwrap();
+    store(disk).open(ID).unwrap()
+}
+
+#[test]
+fn damage_is_located_by_file_chunk_and_tensor() {
+    let disk = MemoryDisk::new(None);
+    let checkpoint = large(&disk);
+    assert!(store(&disk).verify(&checkpoint).is_empty());
+    for (name, number, size) in [("first", 1.0, 1_000_000), ("second", 2.0, 3_000_000), ("third", 3.0, 2_000_000)] {
+        let mut one = One(name.into(), vec![0.0; size]);
+        store(&disk).restore(&checkpoint, &mut one).unwrap();
+        assert!(one.1.iter().all(|it| *it == number), "{name}");
+    }
+    let error = store(&disk).restore(&checkpoint, &mut One("first".into(), vec![0.0; 9])).unwrap_err().to_string();
+    assert!(error.ends_with("tensor `first` of this run: got 9 numbers; expected 1000000"), "{error}");
+
+    for (rank, byte) in [(0, 3), (0, 2 * CHUNK + 5), (1, CHUNK), (1, CHUNK - 1)] {
+        let file = path(ID, &format!("rank-{rank}.safetensors"));
+        let mut bytes = read(&disk, &file);
+        bytes[byte] ^= 4;
+        write(&disk, &file, &bytes);
+    }
+    let found = store(&disk).verify(&checkpoint);
+    let told: Vec<(String, usize, Vec<&str>)> = found
+        .iter()
+        .map(|error| match error {
+            CheckpointError::Damaged { file, chunk, tensors, .. } => {
+                let name = file.file_name().unwrap().to_str().unwrap().to_string();
+                (name, *chunk, tensors.iter().map(String::as_str).collect())
+            }
+            other => panic!("{other}"),
+        })
+        .collect();
+    let expected = [
+        ("rank-0.safetensors".to_string(), 0, vec!["the header", "first", "second"]),
+        ("rank-0.safetensors".to_string(), 2, vec!["second"]),
+        ("rank-1.safetensors".to_string(), 0, vec!["the header", "second", "third"]),
+        ("rank-1.safetensors".to_string(), 1, vec!["third"]),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(
+        found[1].to_string(),
+        "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, has another digest \
+         than its manifest says; it holds second"
+    );
+}

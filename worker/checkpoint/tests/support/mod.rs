@@ -1,0 +1,104 @@
+//! A state to save, and a disk in memory that fails as real ones do.
+#![allow(dead_code)] // Every test uses its own part.
+
+pub mod disk;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use switchyard_checkpoint::disk::Vfs;
+use switchyard_checkpoint::format::About;
+use switchyard_checkpoint::{
+    Checkpoint, CheckpointError, CheckpointId, Manifest, Plan, Progress, Role, ShardDigest, Store, TensorSpec,
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+pub const JOB: &str = "gpt";
+pub const DIRECTORY: &str = "/checkpoints";
+
+pub type Tensors = BTreeMap<String, Vec<f32>>;
+
+pub fn spec(name: &str, shape: &[usize], role: Role) -> TensorSpec {
+    TensorSpec { name: name.into(), shape: shape.to_vec(), role, export_axes: None }
+}
+
+/// A small model with all there is: matrices, a convolution, a single number, statistics, moments.
+pub fn specs() -> Vec<TensorSpec> {
+    let mut specs = vec![
+        spec("wte.weight", &[50, 7], Role::Weight),
+        spec("conv.weight", &[4, 3, 3, 2], Role::Weight),
+        spec("bn.running_mean", &[4], Role::Statistic),
+        spec("temperature", &[], Role::Weight),
+        spec("optimizer.m.wte.weight", &[50, 7], Role::Optimizer),
+        spec("optimizer.m.conv.weight", &[4, 3, 3, 2], Role::Optimizer),
+    ];
+    specs[1].export_axes = Some(vec![0, 3, 1, 2]);
+    specs
+}
+
+/// The number that a tensor has somewhere after some steps: no two are alike.
+pub fn number(name: &str, step: u64, index: usize) -> f32 {
+    let hash = xxh3_64(format!("{name} {step} {index}").as_bytes());
+    f32::from_bits(hash as u32 & 0x3fff_ffff)
+}
+
+pub fn tensors(specs: &[TensorSpec], step: u64) -> Tensors {
+    let numbers = |spec: &TensorSpec| (0..spec.numbers()).map(|index| number(&spec.name, step, index)).collect();
+    specs.iter().map(|spec| (spec.name.clone(), numbers(spec))).collect()
+}
+
+pub fn about(id: CheckpointId) -> About {
+    let progress = Progress::new(&id.step).unwrap();
+    About { job: JOB.into(), id, config: "c0ffee".into(), created: 1_700_000_000, progress }
+}
+
+pub fn id(attempt: u32, step: u64) -> CheckpointId {
+    CheckpointId { attempt, step }
+}
+
+/// All shards of a checkpoint, by `world` ranks.
+pub fn write_shards(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifest, CheckpointError> {
+    let plan = Plan::new(specs(), world).unwrap();
+    let state = tensors(&specs(), id.step);
+    // The ranks are not in order.
+    let mut digests: Vec<(usize, ShardDigest)> = Vec::new();
+    for rank in (0..world).rev() {
+        digests.push((rank, store.write_shard(JOB, id, rank, &plan, &state)?));
+    }
+    digests.sort_by_key(|(rank, _)| *rank);
+    Ok(Manifest::new(about(id), plan, digests.into_iter().map(|(_, digest)| digest).collect()).unwrap())
+}
+
+pub fn save(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifest, CheckpointError> {
+    let manifest = write_shards(store, id, world)?;
+    store.publish(&manifest)?;
+    Ok(manifest)
+}
+
+/// The tensors of a checkpoint, as a run would get them.
+pub fn restored(store: &Store<'_>, checkpoint: &Checkpoint) -> Result<Tensors, CheckpointError> {
+    let plan = checkpoint.manifest().plan();
+    let mut room: Tensors =
+        plan.tensors().iter().map(|spec| (spec.name.clone(), vec![f32::NAN; spec.numbers()])).collect();
+    store.restore(checkpoint, &mut room)?;
+    Ok(room)
+}
+
+/// What is restored is exactly what was saved at the step of the checkpoint.
+pub fn assert_whole(store: &Store<'_>, checkpoint: &Checkpoint) {
+    let step = checkpoint.manifest().about().id.step;
+    assert_eq!(checkpoint.manifest().about().progress.read::<u64>().unwrap(), step);
+    assert!(restored(store, checkpoint).unwrap() == tensors(&specs(), step), "other numbers than those of step {step}");
+}
+
+/// The content of a file.
+pub fn read(vfs: &dyn Vfs, file: &Path) -> Vec<u8> {
+    let opened = vfs.open(file).unwrap();
+    let mut bytes = vec![0; opened.length() as usize];
+    opened.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Gives a file other content.
+pub fn write(vfs: &dyn Vfs, file: &Path, bytes: &[u8]) {
+    vfs.create(file).unwrap().write_all(bytes).unwrap();
+}

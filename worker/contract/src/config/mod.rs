@@ -1,0 +1,172 @@
+//! The engine configuration: everything of a TrainJob that the engine needs, with every default filled in.
+//!
+//! The launcher's pure plan makes it from the manifest; the worker reads it as JSON. It holds no optional field whose
+//! default would have to be known on both sides.
+
+mod data;
+mod model;
+mod optimizer;
+
+pub use data::{Csv, Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens};
+pub use model::{Activation, Bert, Custom, Gpt, Mlp, Model, ResNet, ResNetDepth, Stem};
+pub use optimizer::{
+    Adam, Amp, DecayExclusions, HalfType, Lars, LossScaling, Momentum, Optimizer, Precision, Rule, Schedule,
+    ScheduleKind,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// What one rank needs to train. The same bytes go to every rank of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EngineConfig {
+    /// The network.
+    pub model: Model,
+    /// Share of the target's probability that is spread over all classes, 0 to below 1 (Szegedy and others 2016).
+    pub label_smoothing: f64,
+    /// Where the samples come from.
+    pub data: Data,
+    /// How they are read.
+    pub reader: Reader,
+    /// Samples per process and micro-batch.
+    pub batch_size_per_process: u32,
+    /// Micro-batches accumulated before one reduction and one optimizer step.
+    pub batch_merge: u32,
+    /// How long to train.
+    pub length: Length,
+    /// Seed of weights and sample order.
+    pub seed: u64,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Learning rate over the steps.
+    pub schedule: Schedule,
+    /// Number formats.
+    pub precision: Precision,
+    /// Overlap of communication with the backward pass.
+    pub overlap: Overlap,
+    /// Memory.
+    pub memory: Memory,
+    /// Validation during training.
+    pub evaluation: Evaluation,
+    /// A progress event is printed every so many steps.
+    pub fetch_every_steps: u32,
+    /// Compute threads per process; 0: as many as the cores the process is given, which may differ between nodes.
+    /// The results do not depend on it.
+    pub cpu_threads: u32,
+    /// Ranks that one process computes, each with a share of its cores; 1 in the mode of several processes.
+    pub devices_per_process: u32,
+    /// Steps that are recorded operation by operation.
+    pub profile: Option<Profile>,
+    /// Where and when the state of the training is saved. `None`: only the trained model is.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// How long to train.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Length {
+    /// Optimizer steps.
+    Steps(u64),
+    /// Passes over the training data.
+    Epochs(u64),
+}
+
+/// Overlap of communication with the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Overlap {
+    /// Start the all-reduce of a bucket as soon as its last gradient is final; otherwise all start after backward.
+    pub enabled: bool,
+    /// Largest size of a gradient bucket, MiB.
+    pub bucket_size_mib: u32,
+    /// All-reduces that may be under way at a time, each with connections of its own.
+    pub communicators: u32,
+    /// Format in which gradients travel between hosts.
+    pub wire_type: WireType,
+    /// Wait for each all-reduce where it is started.
+    pub sync_all_reduce: bool,
+}
+
+/// Format in which gradients travel between hosts. They are summed in 32 bits in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WireType {
+    /// 4 bytes.
+    Fp32,
+    /// 2 bytes, 10 bits of fraction.
+    Fp16,
+    /// 2 bytes, 7 bits of fraction.
+    Bf16,
+}
+
+/// Memory of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Memory {
+    /// Share of the memory that this rank may use, above 0 to 1; checked before the first step.
+    pub fraction: f64,
+    /// Steps between two times when memory that is not in use is given back to the system; 0: never.
+    pub release_every_steps: u32,
+}
+
+/// Steps that are recorded operation by operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Profile {
+    /// First of them, from 1.
+    pub from_step: u64,
+    /// How many.
+    pub steps: u32,
+}
+
+/// Where and when the state of the training is saved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Checkpoint {
+    /// Directory that all ranks see.
+    pub path: String,
+    /// Steps between two checkpoints; 0: not by steps.
+    pub every_steps: u64,
+    /// Seconds between two checkpoints; 0: not by time.
+    pub period_seconds: u64,
+    /// Complete checkpoints that are kept, at least 1.
+    pub keep: u32,
+    /// Save when the job is stopped or suspended (SIGTERM).
+    pub on_suspend: bool,
+}
+
+/// Validation during training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Evaluation {
+    /// Steps between two evaluations; 0: only at the end.
+    pub every_steps: u64,
+    /// Batches of `batch_size_per_process` samples per process in one evaluation.
+    pub batches: u32,
+}
+
+/// How gradients travel between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// A single rank: nothing travels.
+    None,
+    /// Memory shared by the ranks of one host.
+    Shm,
+    /// A ring of TCP connections.
+    Tcp,
+    /// Shared memory inside each host, a TCP ring between the hosts.
+    Hierarchical,
+}
+
+impl Transport {
+    /// The word printed for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Transport::None => "-",
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+            Transport::Hierarchical => "shm+tcp",
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Networks.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Model {
+    /// Decoder-only transformer: pre-LN blocks, causal attention, GELU, learned positions.
+    Gpt(Gpt),
+    /// Encoder with masked-language modelling, post-LN blocks (Devlin and others 2019).
+    Bert(Bert),
+    /// Residual convolutional network (He and others 2016).
+    ResNet(ResNet),
+    /// Fully connected layers.
+    Mlp(Mlp),
+    /// A network that the worker's program brings along, by name.
+    Custom(Custom),
+}
+
+/// Shape of a GPT.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Gpt {
+    /// Transformer blocks.
+    pub layers: u32,
+    /// Width of the residual stream; a multiple of `heads`.
+    pub hidden_size: u32,
+    /// Attention heads.
+    pub heads: u32,
+    /// Tokens per sequence.
+    pub context_length: u32,
+    /// Size of the vocabulary; 256 for bytes.
+    pub vocabulary_size: u32,
+    /// The output layer shares its weights with the token embedding.
+    pub tied_head: bool,
+}
+
+/// Shape of a BERT, and how its samples are made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Bert {
+    /// Transformer blocks.
+    pub layers: u32,
+    /// Width of the residual stream; a multiple of `heads`.
+    pub hidden_size: u32,
+    /// Attention heads.
+    pub heads: u32,
+    /// Tokens per sequence, special tokens included.
+    pub context_length: u32,
+    /// Tokens of the data's vocabulary; `special_tokens` more follow them.
+    pub vocabulary_size: u32,
+    /// Share of the tokens that are predicted, above 0 to 0.5.
+    pub masked_fraction: f64,
+    /// Each sequence is two segments, and whether the second follows the first in the text is predicted too.
+    pub next_sentence: bool,
+}
+
+impl Bert {
+    /// Special tokens after the data's vocabulary: MASK, CLS, SEP; with as many unused ones as make the embedding's rows a multiple of 8.
+    pub const MASK: u32 = 0;
+    /// See [`Bert::MASK`].
+    pub const CLS: u32 = 1;
+    /// See [`Bert::MASK`].
+    pub const SEP: u32 = 2;
+
+    /// Rows of the token embedding: the vocabulary and the special tokens, a multiple of 8 for the sake of tensor cores.
+    pub fn embedding_rows(&self) -> u32 {
+        (self.vocabulary_size + 3).next_multiple_of(8)
+    }
+
+    /// Tokens predicted in each sequence: a fixed number, so that every step has the same shape.
+    pub fn predictions(&self) -> u32 {
+        ((f64::from(self.context_length) * self.masked_fraction).round() as u32).max(1)
+    }
+}
+
+/// Shape of a ResNet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResNet {
+    /// Number of layers.
+    pub depth: ResNetDepth,
+    /// First layers.
+    pub stem: Stem,
+    /// Channels of the first stage; 64 in the paper. The others have 2, 4 and 8 times as many.
+    pub width: u32,
+}
+
+/// Number of layers of a ResNet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ResNetDepth {
+    /// Basic blocks, 2 in each stage.
+    #[serde(rename = "18")]
+    D18,
+    /// Bottleneck blocks: 3, 4, 6 and 3.
+    #[serde(rename = "50")]
+    D50,
+}
+
+/// First layers of a ResNet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Stem {
+    /// 3 x 3 convolution, stride 1, no pooling: for small images.
+    Small,
+    /// 7 x 7 convolution with stride 2 and 3 x 3 max pooling with stride 2: for images of about 224 pixels.
+    ImageNet,
+}
+
+/// Shape of a multi-layer perceptron.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mlp {
+    /// Widths of the hidden layers. Input and output follow from the data.
+    pub hidden_sizes: Vec<u32>,
+    /// Between the layers.
+    pub activation: Activation,
+}
+
+/// Nonlinear function of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Activation {
+    /// max(x, 0)
+    Relu,
+    /// Gaussian error linear unit, by the tanh formula.
+    Gelu,
+}
+
+/// A network that the worker's program brings along.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Custom {
+    /// Name under which the program registered it.
+    pub name: String,
+    /// What it makes of them is its own affair.
+    pub parameters: BTreeMap<String, String>,
+}

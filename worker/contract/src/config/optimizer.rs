@@ -1,0 +1,165 @@
+//! Optimizer, learning rate, number formats.
+
+use serde::{Deserialize, Serialize};
+
+/// The optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Optimizer {
+    /// The rule.
+    pub rule: Rule,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Weight decay; see [`Rule`] for what it means. Not applied to biases, norms and what `decay_exclusions` says.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; gradients above it are scaled down. `None`: no clipping.
+    pub gradient_clip_norm: Option<f64>,
+    /// Parameters without weight decay beside biases and norms.
+    pub decay_exclusions: DecayExclusions,
+}
+
+/// Which parameters have no weight decay, beside biases and norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum DecayExclusions {
+    /// None beside them.
+    Vectors,
+    /// Embeddings too.
+    VectorsAndEmbeddings,
+    /// Not even they: all parameters decay.
+    Nothing,
+}
+
+/// How weights follow from gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Rule {
+    /// Stochastic gradient descent with momentum; weight decay is added to the gradient (PyTorch's form).
+    Sgd(Momentum),
+    /// Adam (Kingma and Ba 2015); weight decay is added to the gradient.
+    Adam(Adam),
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2).
+    AdamW(Adam),
+    /// Layer-wise adaptive Adam for large batches (You and others 2020, algorithm 2).
+    Lamb(Adam),
+    /// Layer-wise adaptive SGD for large batches (You, Gitman and Ginsburg 2017).
+    Lars(Lars),
+}
+
+/// Numbers of SGD.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Momentum {
+    /// Decay of the sum of gradients, below 1; 0: none is kept.
+    pub momentum: f64,
+    /// Nesterov's form.
+    pub nesterov: bool,
+}
+
+/// Numbers of the Adam family.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Adam {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+}
+
+/// Numbers of LARS.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Lars {
+    /// Decay of the sum of steps, below 1.
+    pub momentum: f64,
+    /// Share of the weights' norm that a layer's step may have, such as 0.001.
+    pub trust_coefficient: f64,
+}
+
+/// Learning rate over the steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Schedule {
+    /// Shape after the warm-up.
+    pub kind: ScheduleKind,
+    /// Steps of linear growth from 0 to the peak.
+    pub warmup_steps: u64,
+    /// Learning rate at the end of `Cosine` and `Linear`; the least that `Step` goes down to.
+    pub final_learning_rate: f64,
+}
+
+/// Shape of the learning rate after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum ScheduleKind {
+    /// Stays at the peak.
+    Constant,
+    /// Half a cosine from the peak to the final learning rate at the last step.
+    Cosine,
+    /// A straight line from the peak to the final learning rate at the last step.
+    Linear,
+    /// Multiplied by `factor` after every `every` steps.
+    #[serde(rename_all = "camelCase")]
+    Step {
+        /// Steps between two changes.
+        every: u64,
+        /// Above 0, below 1.
+        factor: f64,
+    },
+}
+
+/// Number formats.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Precision {
+    /// 32-bit floats everywhere.
+    Fp32,
+    /// Activations and products in 16 bits, weights and their gradients in 32.
+    Amp(Amp),
+}
+
+/// Automatic mixed precision.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Amp {
+    /// The 16-bit format.
+    pub compute_type: HalfType,
+    /// Factor of the loss that keeps small gradients from vanishing.
+    pub loss_scaling: LossScaling,
+}
+
+/// A 16-bit number format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HalfType {
+    /// 8 bits of exponent, 7 of fraction.
+    Bf16,
+    /// 5 bits of exponent, 10 of fraction.
+    Fp16,
+}
+
+/// Loss scaling.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum LossScaling {
+    /// The same factor always; 1: none. A step whose gradients overflow is skipped.
+    #[serde(rename_all = "camelCase")]
+    Static {
+        /// The factor.
+        scale: f64,
+    },
+    /// Smaller after an overflow, larger after many steps without one.
+    #[serde(rename_all = "camelCase")]
+    Dynamic {
+        /// The first factor.
+        initial_scale: f64,
+        /// Above 1.
+        growth_factor: f64,
+        /// Above 0, below 1.
+        backoff_factor: f64,
+        /// Steps without overflow after which the factor grows.
+        growth_interval_steps: u64,
+    },
+}

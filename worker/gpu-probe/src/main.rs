@@ -1,0 +1,131 @@
+//! `gpu-probe`: what of CUDA is on this machine, and whether the calls that a GPU back end of the engine needs work
+//! there.
+//!
+//! Every part runs in a process of its own with a time limit: a library that crashes or hangs is an outcome like
+//! others. Nothing of CUDA is linked; a machine without a GPU is no error
+//! ([docs/gpu-probe.md](../../../docs/gpu-probe.md)).
+#![deny(unsafe_code)]
+
+mod child;
+mod find;
+mod numbers;
+mod outcome;
+mod parts;
+mod peaks;
+#[allow(unsafe_code)]
+mod raw;
+mod show;
+mod version;
+
+use clap::Parser;
+use find::Places;
+use outcome::Outcome;
+use parts::{PARTS, Probe};
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// What of CUDA is on this machine, and whether what a GPU back end needs works there.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// Write the result to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Number of the GPU.
+    #[arg(long, default_value_t = 0)]
+    device: usize,
+    /// Without a GPU: compute capability to compile for, without the point.
+    #[arg(long, value_name = "NUMBER", default_value_t = 90)]
+    sm: u32,
+    /// Python interpreter whose packages to search, instead of those of VIRTUAL_ENV and PATH.
+    #[arg(long, value_name = "FILE")]
+    python: Option<PathBuf>,
+    /// Run one part in this process and print its outcome as one line of JSON.
+    #[arg(long, value_name = "NAME", hide = true)]
+    part: Option<String>,
+}
+
+/// One part's answer.
+#[derive(Debug, Serialize)]
+struct Answer {
+    part: &'static str,
+    asks: &'static str,
+    seconds: f64,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+/// The result file.
+#[derive(Debug, Serialize)]
+struct Report {
+    benchmark: &'static str,
+    cpu: Option<String>,
+    parts: Vec<Answer>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(name) = &arguments.part {
+        return one(&arguments, name);
+    }
+    let mut answers = Vec::new();
+    for part in &PARTS {
+        let start = Instant::now();
+        let outcome = child::run(part.name, Duration::from_secs(part.limit));
+        let answer = Answer {
+            part: part.name,
+            asks: part.asks,
+            seconds: numbers::short(start.elapsed().as_secs_f64()),
+            outcome,
+        };
+        say(&show::answer(&answer));
+        answers.push(answer);
+    }
+    say(&show::summary(&answers));
+    let Some(file) = &arguments.json else { return ExitCode::SUCCESS };
+    let report = Report { benchmark: "gpu-probe", cpu: cpu(), parts: answers };
+    let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string());
+    match text.and_then(|text| std::fs::write(file, text + "\n").map_err(|error| error.to_string())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpu-probe: cannot write {}: {error}", file.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One part, in the process that the probe started for it.
+fn one(arguments: &Arguments, name: &str) -> ExitCode {
+    let Some(part) = PARTS.iter().find(|part| part.name == name) else {
+        eprintln!("gpu-probe: no part `{name}`");
+        return ExitCode::FAILURE;
+    };
+    let places = Places::new(|name| std::env::var_os(name), Path::new("/"), arguments.python.as_deref());
+    let probe = Probe { places, device: arguments.device, capability: arguments.sm };
+    let outcome = Outcome::from((part.run)(&probe));
+    match serde_json::to_string(&outcome) {
+        Ok(line) => {
+            // On a line of its own whatever the libraries have written.
+            println!("\n{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("gpu-probe: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints; a reader that is gone is no reason to stop, since the result file may still be wanted.
+fn say(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn cpu() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']).to_string())
+}

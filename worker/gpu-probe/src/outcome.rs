@@ -1,0 +1,53 @@
+//! What came of one part.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What came of one part of the probe. Functions return one that is not `Ok` as their error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "status", rename_all_fields = "camelCase")]
+pub(crate) enum Outcome {
+    /// It works.
+    Ok {
+        /// What was found or measured; units are in the names.
+        figures: Value,
+    },
+    /// Something that it needs is not on this machine.
+    Absent {
+        /// What is missing.
+        reason: String,
+        /// Names and folders that were tried, in order; empty where nothing was searched.
+        looked_for: Vec<String>,
+    },
+    /// All is there and does not work.
+    Failed {
+        /// The call that failed.
+        call: String,
+        /// What it returned, where it returns a number.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        code: Option<i64>,
+        /// What the library says to it.
+        text: String,
+        /// What was found or measured in spite of it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        figures: Option<Value>,
+    },
+}
+
+impl Outcome {
+    /// Something is missing that was not searched for in files.
+    pub(crate) fn absent(reason: impl Into<String>) -> Outcome {
+        Outcome::Absent { reason: reason.into(), looked_for: Vec::new() }
+    }
+
+    /// A failure without a number.
+    pub(crate) fn failed(call: impl Into<String>, text: impl Into<String>) -> Outcome {
+        Outcome::Failed { call: call.into(), code: None, text: text.into(), figures: None }
+    }
+}
+
+impl From<Result<Value, Outcome>> for Outcome {
+    fn from(result: Result<Value, Outcome>) -> Outcome {
+        result.map_or_else(|stop| stop, |figures| Outcome::Ok { figures })
+    }
+}

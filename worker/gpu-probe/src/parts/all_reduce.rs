@@ -1,0 +1,33 @@
+//! A sum over the one rank that there is: NCCL starts, runs its kernel, and leaves the numbers as they are.
+
+use super::Probe;
+use crate::find::NCCL;
+use crate::numbers::{pattern, short};
+use crate::outcome::Outcome;
+use crate::raw::nccl::Nccl;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+const NUMBERS: usize = 1 << 24;
+
+pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
+    let (context, device) = probe.start()?;
+    let nccl = Nccl::new(&probe.places.open(&NCCL)?.library)?;
+    let start = Instant::now();
+    let communicator = nccl.alone()?;
+    let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+    let values: Vec<f32> = (0..NUMBERS).map(|index| pattern(1, index)).collect();
+    let from = context.upload(&values)?;
+    let into = context.zeros(from.bytes())?;
+    let seconds = context.time(5, || communicator.all_reduce(&from, &into))?;
+    if into.download::<f32>(0..NUMBERS)? != values {
+        return Err(Outcome::failed("ncclAllReduce", "the sum over one rank is not what that rank has"));
+    }
+    Ok(json!({
+        "device": device.name,
+        "ranks": 1,
+        "bytes": from.bytes(),
+        "communicatorMilliseconds": short(milliseconds),
+        "microseconds": short(seconds * 1e6),
+    }))
+}

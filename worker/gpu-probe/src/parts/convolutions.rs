@@ -1,0 +1,206 @@
+//! Convolutions at the shapes of ResNet-50, all three directions.
+
+use super::{Probe, gather};
+use crate::numbers::{pattern, places, relative_error, short};
+use crate::outcome::Outcome;
+use crate::peaks::peak;
+use crate::raw::cublaslt::Precision;
+use crate::raw::cudnn::{Convolution, Direction, Shape};
+use crate::raw::driver::{Buffer, Context};
+use half::bf16;
+use serde_json::{Value, json};
+
+const IMAGES: usize = 128;
+const WORKSPACE_BYTES: usize = 512 << 20;
+/// Channels, size, filters, window, stride and padding: the first layer, and one of each kind in every stage.
+const LAYERS: [[usize; 6]; 9] = [
+    [3, 224, 64, 7, 2, 3],
+    [64, 56, 64, 3, 1, 1],
+    [64, 56, 256, 1, 1, 0],
+    [256, 56, 512, 1, 2, 0],
+    [128, 28, 128, 3, 1, 1],
+    [512, 28, 128, 1, 1, 0],
+    [256, 14, 256, 3, 1, 1],
+    [1024, 14, 256, 1, 1, 0],
+    [512, 7, 512, 3, 1, 1],
+];
+
+const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Images, Direction::Filters];
+
+pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
+    let (context, device) = probe.start()?;
+    let (mut cudnn, _) = probe.cudnn()?;
+    cudnn.start()?;
+    let workspace = context.zeros(WORKSPACE_BYTES)?;
+    let peak = peak(&device.name, Precision::Bf16);
+    let mut rows = Vec::new();
+    for (index, layer) in LAYERS.into_iter().enumerate() {
+        let shape = shape(layer);
+        let [images, filters, results] = shape.elements();
+        let upload = |seed: u32, len: usize| {
+            context.upload(&(0..len).map(|index| bf16::from_f32(pattern(seed, index))).collect::<Vec<_>>())
+        };
+        let inputs = [upload(1, images)?, upload(2, filters)?, upload(3, results)?];
+        let convolution = cudnn.convolution(shape)?;
+        let operations = 2.0 * (results * shape.window * shape.window * shape.channels) as f64;
+        // Nothing asks for the gradient of the images of the first layer.
+        for direction in DIRECTIONS.into_iter().filter(|direction| index > 0 || *direction != Direction::Images) {
+            let [channels, size, filters, window, stride, _] = layer;
+            let row = json!({
+                "direction": format!("{direction:?}"),
+                "channels": channels, "size": size, "filters": filters, "window": window, "stride": stride,
+            });
+            let result =
+                measure(&context, &convolution, direction, inputs.each_ref(), &workspace).map(|(seconds, error)| {
+                    let tflops = operations / seconds / 1e12;
+                    json!({
+                        "microseconds": short(seconds * 1e6),
+                        "TFLOPs": short(tflops),
+                        "shareOfPeak": peak.map(|peak| short(tflops / peak)),
+                        "relativeError": short(error),
+                    })
+                });
+            rows.push((row, result));
+        }
+    }
+    let figures = json!({"device": device.name, "images": IMAGES, "precision": "Bf16", "layout": "NHWC"});
+    gather(figures, "convolutions", rows)
+}
+
+fn shape([channels, size, filters, window, stride, padding]: [usize; 6]) -> Shape {
+    Shape { images: IMAGES, channels, size, filters, window, stride, padding }
+}
+
+/// Seconds and relative error of one direction.
+fn measure(
+    context: &Context,
+    convolution: &Convolution<'_>,
+    direction: Direction,
+    inputs: [&Buffer<'_>; 3],
+    workspace: &Buffer<'_>,
+) -> Result<(f64, f64), Outcome> {
+    let written = RESULT[direction as usize];
+    let result = context.zeros(inputs[written].bytes())?;
+    let mut buffers = inputs;
+    buffers[written] = &result;
+    let algorithm = convolution.fastest(direction, buffers, workspace)?;
+    let seconds = context.time(5, || convolution.run(algorithm, buffers, workspace))?;
+    Ok((seconds, error(&result, convolution.shape(), direction)?))
+}
+
+/// Which of images, filters and results each direction writes.
+const RESULT: [usize; 3] = [2, 0, 1];
+
+/// Elements of a result that are compared.
+const PLACES: usize = 31;
+
+/// Relative error of elements all over the result.
+fn error(result: &Buffer<'_>, shape: &Shape, direction: Direction) -> Result<f64, Outcome> {
+    let len = shape.elements()[RESULT[direction as usize]];
+    let (mut got, mut wanted) = (Vec::new(), Vec::new());
+    for place in places(len, PLACES) {
+        got.extend(result.download::<bf16>(place..place + 1)?.iter().map(|value| value.to_f32()));
+        wanted.push(element(shape, direction, place) as f32);
+    }
+    let error = relative_error(&got, &wanted);
+    // Eight bits of mantissa in the result, and for the gradient of filters, which sums up to millions of products,
+    // those of the parts that are added.
+    let limit = 1.0 / 64.0;
+    if error > limit {
+        let text = format!("relative error {error:e} in {direction:?} of {shape:?}, expected at most {limit}");
+        return Err(Outcome::failed("convolution", text));
+    }
+    Ok(error)
+}
+
+/// One element of a result from the definition: `y[n,p,q,k] = sum x[n, p*stride + r - padding, ..., c] * w[k,r,s,c]`.
+fn element(shape: &Shape, direction: Direction, place: usize) -> f64 {
+    let Shape { images, channels, size, filters, window, stride, padding } = *shape;
+    let result = shape.result();
+    let x = |n: usize, h: usize, w: usize, c: usize| ((n * size + h) * size + w) * channels + c;
+    let weight = |k: usize, r: usize, s: usize, c: usize| ((k * window + r) * window + s) * channels + c;
+    let y = |n: usize, p: usize, q: usize, k: usize| ((n * result + p) * result + q) * filters + k;
+    // The pixel that a place of the result meets through a place of the window, and the other way round.
+    let pixel = |p: usize, r: usize| (p * stride + r).checked_sub(padding).filter(|h| *h < size);
+    let place_of = |h: usize, r: usize| {
+        let shifted = (h + padding).checked_sub(r)?;
+        (shifted % stride == 0 && shifted / stride < result).then_some(shifted / stride)
+    };
+    let value = |seed, index| f64::from(pattern(seed, index));
+    let mut sum = 0.0;
+    match direction {
+        Direction::Forward => {
+            let (k, q, p, n) = (
+                place % filters,
+                place / filters % result,
+                place / filters / result % result,
+                place / filters / result / result,
+            );
+            for (r, s) in (0..window).flat_map(|r| (0..window).map(move |s| (r, s))) {
+                let (Some(h), Some(w)) = (pixel(p, r), pixel(q, s)) else { continue };
+                sum += (0..channels).map(|c| value(1, x(n, h, w, c)) * value(2, weight(k, r, s, c))).sum::<f64>();
+            }
+        }
+        Direction::Images => {
+            let (c, w, h, n) = (
+                place % channels,
+                place / channels % size,
+                place / channels / size % size,
+                place / channels / size / size,
+            );
+            for (r, s) in (0..window).flat_map(|r| (0..window).map(move |s| (r, s))) {
+                let (Some(p), Some(q)) = (place_of(h, r), place_of(w, s)) else { continue };
+                sum += (0..filters).map(|k| value(3, y(n, p, q, k)) * value(2, weight(k, r, s, c))).sum::<f64>();
+            }
+        }
+        Direction::Filters => {
+            let (c, s, r, k) = (
+                place % channels,
+                place / channels % window,
+                place / channels / window % window,
+                place / channels / window / window,
+            );
+            for (n, p) in (0..images).flat_map(|n| (0..result).map(move |p| (n, p))) {
+                let Some(h) = pixel(p, r) else { continue };
+                for q in 0..result {
+                    let Some(w) = pixel(q, s) else { continue };
+                    sum += value(1, x(n, h, w, c)) * value(3, y(n, p, q, k));
+                }
+            }
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The three directions are derivatives of one number: `<y(x, w), dy> = <x, dx(dy, w)> = <w, dw(x, dy)>`.
+    #[test]
+    fn the_directions_are_adjoint() {
+        let shape = Shape { images: 2, channels: 3, size: 7, filters: 4, window: 3, stride: 2, padding: 1 };
+        let elements = shape.elements();
+        let inner = |direction: Direction, seed: u32| -> f64 {
+            let len = elements[RESULT[direction as usize]];
+            (0..len).map(|place| element(&shape, direction, place) * f64::from(pattern(seed, place))).sum()
+        };
+        let forward = inner(Direction::Forward, 3);
+        assert!(forward.abs() > 1e-3, "{forward}");
+        assert!((inner(Direction::Images, 1) - forward).abs() < 1e-9);
+        assert!((inner(Direction::Filters, 2) - forward).abs() < 1e-9);
+    }
+
+    /// A stride makes most gradients of images zero, which a wrong result may well be too.
+    #[test]
+    fn every_comparison_sees_numbers() {
+        for layer in LAYERS {
+            for direction in DIRECTIONS {
+                let shape = Shape { images: 2, ..shape(layer) };
+                let len = shape.elements()[RESULT[direction as usize]];
+                let seen = places(len, PLACES).filter(|place| element(&shape, direction, *place) != 0.0).count();
+                assert!(seen >= 4, "{seen} of {PLACES} in {direction:?} of {shape:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Which libraries are here, and of which version.
+
+use super::Probe;
+use crate::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Wanted};
+use crate::outcome::Outcome;
+use crate::raw::cublaslt::CublasLt;
+use crate::raw::cudnn::Cudnn;
+use crate::raw::driver::Driver;
+use crate::raw::nccl::Nccl;
+use crate::raw::nvrtc::Nvrtc;
+use crate::version;
+use serde_json::{Value, json};
+
+pub(super) fn driver(probe: &Probe) -> Result<Value, Outcome> {
+    let found = probe.places.open(&DRIVER)?;
+    let driver = Driver::new(&found.library)?;
+    let devices = driver.devices()?.into_iter().map(|device| {
+        json!({
+            "name": device.name,
+            "memoryGiB": device.memory_bytes >> 30,
+            "multiprocessors": device.multiprocessors,
+            "computeCapability": format!("{}.{}", device.capability.0, device.capability.1),
+        })
+    });
+    let devices: Vec<Value> = devices.collect();
+    Ok(figures(&found, &version::cuda(driver.version()?), json!({"devices": devices})))
+}
+
+pub(super) fn cublaslt(probe: &Probe) -> Result<Value, Outcome> {
+    library(probe, &CUBLASLT, |found| Ok(version::library(CublasLt::new(&found.library)?.version() as i64)))
+}
+
+pub(super) fn cudnn(probe: &Probe) -> Result<Value, Outcome> {
+    library(probe, &CUDNN, |found| Ok(version::library(Cudnn::new(&found.library)?.version() as i64)))
+}
+
+pub(super) fn nvrtc(probe: &Probe) -> Result<Value, Outcome> {
+    library(probe, &NVRTC, |found| {
+        let (major, minor) = Nvrtc::new(&found.library)?.version()?;
+        Ok(format!("{major}.{minor}"))
+    })
+}
+
+pub(super) fn nccl(probe: &Probe) -> Result<Value, Outcome> {
+    library(probe, &NCCL, |found| Ok(version::library(Nccl::new(&found.library)?.version()?.into())))
+}
+
+fn library(
+    probe: &Probe,
+    wanted: &Wanted,
+    version: impl FnOnce(&Found) -> Result<String, Outcome>,
+) -> Result<Value, Outcome> {
+    let found = probe.places.open(wanted)?;
+    Ok(figures(&found, &version(&found)?, json!({})))
+}
+
+fn figures(found: &Found, version: &str, mut more: Value) -> Value {
+    more["version"] = version.into();
+    more["foundBy"] = found.origin.name().into();
+    more["file"] = found.library.path.display().to_string().into();
+    more
+}

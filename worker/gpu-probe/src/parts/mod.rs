@@ -1,0 +1,129 @@
+//! The parts of the probe, each a question with an outcome of its own.
+
+mod all_reduce;
+mod attention;
+mod convolutions;
+mod libraries;
+mod optimizer;
+mod products;
+
+use crate::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
+use crate::outcome::Outcome;
+use crate::raw::Library;
+use crate::raw::cudnn::Cudnn;
+use crate::raw::driver::{Context, Device, Driver};
+use serde_json::{Value, json};
+
+/// What every part is told.
+pub(crate) struct Probe {
+    pub(crate) places: Places,
+    /// Number of the device.
+    pub(crate) device: usize,
+    /// Compute capability for which to compile where there is no device, as `major * 10 + minor`.
+    pub(crate) capability: u32,
+}
+
+/// One part.
+pub(crate) struct Part {
+    pub(crate) name: &'static str,
+    /// The question it answers.
+    pub(crate) asks: &'static str,
+    /// Seconds after which it counts as hung. The libraries are up to 500 MB, read from a disk that may be slow.
+    pub(crate) limit: u64,
+    pub(crate) run: fn(&Probe) -> Result<Value, Outcome>,
+}
+
+/// All parts in order.
+pub(crate) const PARTS: [Part; 13] = [
+    Part { name: "driver", asks: "driver and devices", limit: 60, run: libraries::driver },
+    Part { name: "cublaslt", asks: "cuBLASLt", limit: 60, run: libraries::cublaslt },
+    Part { name: "cudnn", asks: "cuDNN", limit: 60, run: libraries::cudnn },
+    Part { name: "nvrtc", asks: "NVRTC", limit: 60, run: libraries::nvrtc },
+    Part { name: "nccl", asks: "NCCL", limit: 60, run: libraries::nccl },
+    Part { name: "compile", asks: "AdamW kernel to a CUBIN", limit: 60, run: optimizer::compile },
+    Part { name: "adamw", asks: "that kernel against the CPU", limit: 120, run: optimizer::run },
+    Part { name: "products", asks: "cuBLASLt at GPT shapes", limit: 180, run: products::run },
+    Part { name: "convolutions", asks: "cuDNN at ResNet-50 shapes", limit: 300, run: convolutions::run },
+    Part { name: "attention-nodes", asks: "cuDNN SDPA nodes accepted", limit: 60, run: attention::nodes },
+    Part { name: "attention", asks: "cuDNN SDPA node, forward", limit: 120, run: attention::forward },
+    Part { name: "attention-backward", asks: "cuDNN SDPA node, backward", limit: 120, run: attention::backward },
+    Part { name: "all-reduce", asks: "NCCL with one rank", limit: 120, run: all_reduce::run },
+];
+
+impl Probe {
+    /// The driver, where there is one and it has devices.
+    fn driver(&self) -> Result<Driver, Outcome> {
+        Driver::new(&self.places.open(&DRIVER)?.library)
+    }
+
+    /// The device that was asked for, and its context.
+    fn start(&self) -> Result<(Context, Device), Outcome> {
+        let driver = self.driver().map_err(|outcome| match outcome {
+            Outcome::Absent { reason, looked_for } => {
+                Outcome::Absent { reason: format!("no GPU: {reason}"), looked_for }
+            }
+            other => other,
+        })?;
+        let device = self.chosen(&driver)?;
+        Ok((driver.context(&device)?, device))
+    }
+
+    fn chosen(&self, driver: &Driver) -> Result<Device, Outcome> {
+        let devices = driver.devices()?;
+        let missing = || Outcome::absent(format!("no device {}: there are {}", self.device, devices.len()));
+        devices.get(self.device).cloned().ok_or_else(missing)
+    }
+
+    /// cuDNN, not started.
+    fn cudnn(&self) -> Result<(Cudnn, Library), Outcome> {
+        // It asks the loader for these by name. What it cannot do without them it says itself.
+        let _ = [CUBLASLT, NVRTC].map(|needed| self.places.open(&needed));
+        let library = self.places.open(&CUDNN)?.library;
+        Ok((Cudnn::new(&library)?, library))
+    }
+}
+
+/// The figures of a part that has several measurements: those that failed do not hide the others, and the first of
+/// them is the outcome. `rows` begin with what was measured.
+fn gather(mut figures: Value, list: &str, rows: Vec<(Value, Result<Value, Outcome>)>) -> Result<Value, Outcome> {
+    let mut first = None;
+    let rows: Vec<Value> = rows
+        .into_iter()
+        .map(|(mut row, result)| {
+            match (result, &mut row) {
+                (Ok(Value::Object(mut more)), Value::Object(row)) => row.append(&mut more),
+                (Ok(other), _) => row["figure"] = other,
+                (Err(outcome), _) => {
+                    row["outcome"] = json!(outcome);
+                    first.get_or_insert(outcome);
+                }
+            }
+            row
+        })
+        .collect();
+    figures[list] = rows.into();
+    match first {
+        None => Ok(figures),
+        Some(Outcome::Failed { call, code, text, .. }) => {
+            Err(Outcome::Failed { call, code, text, figures: Some(figures) })
+        }
+        Some(other) => Err(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_failed_does_not_hide_the_others() {
+        let good = || (json!({"n": 1}), Ok(json!({"ms": 2})));
+        let all = gather(json!({"device": "x"}), "rows", vec![good(), good()]).unwrap();
+        assert_eq!(all, json!({"device": "x", "rows": [{"n": 1, "ms": 2}, {"n": 1, "ms": 2}]}));
+        let bad = (json!({"n": 2}), Err(Outcome::failed("call", "text")));
+        let outcome = gather(json!({}), "rows", vec![good(), bad]).unwrap_err();
+        let Outcome::Failed { call, figures: Some(figures), .. } = outcome else { panic!("{outcome:?}") };
+        assert_eq!((call.as_str(), &figures["rows"][0]["ms"]), ("call", &json!(2)));
+        assert_eq!(figures["rows"][1]["outcome"]["status"], "Failed");
+    }
+}

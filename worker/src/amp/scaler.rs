@@ -1,0 +1,238 @@
+//! The factor of the loss.
+
+use serde::{Deserialize, Serialize};
+use switchyard_worker_contract::config::LossScaling;
+
+/// Least factor: the smallest normal f16. The gradient of the loss starts at the scale (times a share of the batch), so
+/// that below it gradients lose bits from the start; and gradients that overflow at 2^-14 would be above 2^29 without the
+/// scale, which no smaller scale mends. PyTorch has no floor: there the scale falls to 0, and gradients to 0/0.
+const FLOOR: f32 = f32::from_bits((127 - 14) << 23);
+
+/// Why a loss scale cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum ScalerError {
+    /// No smaller scale is left to try.
+    #[error("gradients are not finite even with a loss scale of {scale}, after {steps} skipped steps in a row")]
+    Exhausted {
+        /// The scale.
+        scale: f32,
+        /// Steps skipped in a row.
+        steps: u64,
+    },
+    /// What was saved is no scale.
+    #[error("saved loss scale {0}, expected a finite number above 0")]
+    Saved(f32),
+}
+
+/// Static or dynamic loss scaling; the dynamic one moves as PyTorch's `GradScaler` does, in f32 as there.
+///
+/// A pure function of the outcomes it is told: ranks that see the same reduced gradients have the same scale.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LossScaler {
+    config: LossScaling,
+    state: ScalerState,
+}
+
+/// What a checkpoint keeps of a [`LossScaler`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ScalerState {
+    /// Factor of the next step's loss.
+    pub scale: f32,
+    /// Steps without overflow since the last one with it or the last growth.
+    pub good_steps: u64,
+    /// Steps that were skipped, of all.
+    pub skipped_steps: u64,
+    /// Steps that were skipped since the last one that was not.
+    pub skipped_in_a_row: u64,
+}
+
+impl LossScaler {
+    /// The scaler before the first step.
+    pub fn new(config: LossScaling) -> LossScaler {
+        let scale = match config {
+            LossScaling::Static { scale } => scale,
+            LossScaling::Dynamic { initial_scale, .. } => initial_scale,
+        };
+        let state = ScalerState { scale: scale as f32, good_steps: 0, skipped_steps: 0, skipped_in_a_row: 0 };
+        LossScaler { config, state }
+    }
+
+    /// The scaler as it was saved.
+    ///
+    /// # Errors
+    /// The saved scale is none.
+    pub fn restore(config: LossScaling, state: ScalerState) -> Result<LossScaler, ScalerError> {
+        if state.scale.is_finite() && state.scale > 0.0 {
+            Ok(LossScaler { config, state })
+        } else {
+            Err(ScalerError::Saved(state.scale))
+        }
+    }
+
+    /// What a checkpoint keeps.
+    pub fn state(&self) -> ScalerState {
+        self.state
+    }
+
+    /// Factor of the loss in this step, in all its micro-batches.
+    pub fn scale(&self) -> f32 {
+        self.state.scale
+    }
+
+    /// Ends a step: `overflowed` where a reduced gradient was not finite, so that the step was skipped.
+    ///
+    /// # Errors
+    /// A dynamic scale overflowed at its floor: the gradients are not finite for another reason than the scale, and no later
+    /// step would do better. A static scale has nothing to try: see [`ScalerState::skipped_in_a_row`].
+    pub fn update(&mut self, overflowed: bool) -> Result<(), ScalerError> {
+        let state = &mut self.state;
+        state.skipped_steps += u64::from(overflowed);
+        state.skipped_in_a_row = if overflowed { state.skipped_in_a_row + 1 } else { 0 };
+        let LossScaling::Dynamic { growth_factor, backoff_factor, growth_interval_steps, .. } = self.config else {
+            return Ok(());
+        };
+        if overflowed {
+            state.good_steps = 0;
+            if state.scale <= FLOOR {
+                return Err(ScalerError::Exhausted { scale: state.scale, steps: state.skipped_in_a_row });
+            }
+            state.scale = (state.scale * backoff_factor as f32).max(FLOOR);
+            return Ok(());
+        }
+        state.good_steps += 1;
+        if state.good_steps >= growth_interval_steps {
+            state.good_steps = 0;
+            let grown = state.scale * growth_factor as f32;
+            if grown.is_finite() {
+                state.scale = grown;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn dynamic(initial_scale: f64, growth_interval_steps: u64) -> LossScaling {
+        LossScaling::Dynamic { initial_scale, growth_factor: 2.0, backoff_factor: 0.5, growth_interval_steps }
+    }
+
+    /// The scale after each outcome.
+    fn scales(config: LossScaling, outcomes: &[bool]) -> Vec<f32> {
+        let mut scaler = LossScaler::new(config);
+        let mut next = |&overflowed| {
+            scaler.update(overflowed).unwrap();
+            scaler.scale()
+        };
+        outcomes.iter().map(&mut next).collect()
+    }
+
+    #[test]
+    fn grows_after_good_steps_in_a_row_and_backs_off_at_each_overflow() {
+        let (good, bad) = (false, true);
+        let outcomes = [good, good, good, good, bad, good, good, bad, bad, good, good, good];
+        let want = [8.0, 8.0, 16.0, 16.0, 8.0, 8.0, 8.0, 4.0, 2.0, 2.0, 2.0, 4.0];
+        assert_eq!(scales(dynamic(8.0, 3), &outcomes), want);
+    }
+
+    #[test]
+    fn a_static_scale_only_counts() {
+        let mut scaler = LossScaler::new(LossScaling::Static { scale: 128.0 });
+        for overflowed in [true, false, true, true] {
+            scaler.update(overflowed).unwrap();
+            assert_eq!(scaler.scale(), 128.0);
+        }
+        assert_eq!((scaler.state().skipped_steps, scaler.state().skipped_in_a_row), (3, 2));
+        for _ in 0..1000 {
+            scaler.update(true).unwrap();
+        }
+    }
+
+    #[test]
+    fn stays_finite() {
+        let scales = scales(dynamic(1.0, 1), &[false; 200]);
+        assert_eq!(scales[126..], [2f32.powi(127); 74]);
+    }
+
+    #[test]
+    fn gives_up_where_the_floor_overflows() {
+        let mut scaler = LossScaler::new(dynamic(65_536.0, 10));
+        for _ in 0..30 {
+            scaler.update(true).unwrap();
+        }
+        assert_eq!(scaler.scale(), 2f32.powi(-14));
+        // The floor itself is tried, and one good step is enough to go on.
+        scaler.update(false).unwrap();
+        let error = scaler.update(true).unwrap_err();
+        assert_eq!(error, ScalerError::Exhausted { scale: FLOOR, steps: 1 });
+        assert_eq!(scaler.state().skipped_steps, 31);
+    }
+
+    #[test]
+    fn a_saved_scale_must_be_one() {
+        for scale in [0.0, -1.0, f32::INFINITY, f32::NAN] {
+            let state = ScalerState { scale, ..LossScaler::new(dynamic(1.0, 1)).state() };
+            assert!(matches!(LossScaler::restore(dynamic(1.0, 1), state), Err(ScalerError::Saved(_))), "{scale}");
+        }
+    }
+
+    fn config() -> impl Strategy<Value = LossScaling> {
+        (1.0f64..1e9, 1.0001f64..4.0, 0.05f64..0.95, 1u64..20).prop_map(
+            |(initial_scale, growth_factor, backoff_factor, growth_interval_steps)| LossScaling::Dynamic {
+                initial_scale,
+                growth_factor,
+                backoff_factor,
+                growth_interval_steps,
+            },
+        )
+    }
+
+    proptest! {
+        /// `_amp_update_scale_` of PyTorch 2, with the floor.
+        #[test]
+        fn moves_as_pytorch_does(config in config(), outcomes in prop::collection::vec(any::<bool>(), 0..300)) {
+            let LossScaling::Dynamic { initial_scale, growth_factor, backoff_factor, growth_interval_steps } = config
+            else { unreachable!() };
+            let (mut scale, mut tracker, mut skipped) = (initial_scale as f32, 0, 0);
+            let mut scaler = LossScaler::new(config);
+            for overflowed in outcomes {
+                prop_assert_eq!(scaler.update(overflowed).is_err(), overflowed && scale == FLOOR);
+                if overflowed {
+                    scale = (scale * backoff_factor as f32).max(FLOOR);
+                    skipped += 1;
+                }
+                tracker = if overflowed { 0 } else { tracker + 1 };
+                if tracker == growth_interval_steps {
+                    let grown = scale * growth_factor as f32;
+                    scale = if grown.is_finite() { grown } else { scale };
+                    tracker = 0;
+                }
+                prop_assert_eq!((scaler.scale(), scaler.state().skipped_steps), (scale, skipped));
+                prop_assert!(scaler.scale().is_finite() && scaler.scale() >= FLOOR);
+            }
+        }
+
+        #[test]
+        fn a_saved_scaler_goes_on_alike(
+            config in config(), before in prop::collection::vec(prop::bool::weighted(0.1), 0..100),
+            after in prop::collection::vec(prop::bool::weighted(0.1), 0..100),
+        ) {
+            let mut scaler = LossScaler::new(config);
+            // An exhausted scale is as good as any here.
+            for overflowed in before {
+                let _ = scaler.update(overflowed);
+            }
+            let text = serde_json::to_string(&scaler.state()).unwrap();
+            let mut restored = LossScaler::restore(config, serde_json::from_str(&text).unwrap()).unwrap();
+            for overflowed in after {
+                prop_assert_eq!(&restored, &scaler);
+                prop_assert_eq!(scaler.update(overflowed), restored.update(overflowed));
+            }
+            prop_assert_eq!(restored, scaler);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Copies of the weights in 16 bits.
+#![allow(unsafe_code)]
+
+use crate::cpu::isa::per_isa;
+use crate::cpu::pool::Shared;
+use crate::cpu::{Element, Isa, Pool, bf16, f16};
+use std::ops::Range;
+
+/// Floats in one task.
+const PIECE: usize = 16 * 1024;
+
+/// Memory for the weights in 16 bits, in the flat layout.
+pub enum HalfWeights<'a> {
+    /// In bf16.
+    Bf16(&'a mut [bf16]),
+    /// In f16; weights beyond 65,504 become infinite.
+    F16(&'a mut [f16]),
+}
+
+#[inline(always)]
+fn round_body<T: Element>(from: &[f32], to: &mut [T]) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = T::of(from);
+    }
+}
+
+per_isa! { fn round_bf16 = round_body(from: &[f32], to: &mut [bf16]) }
+per_isa! { fn round_f16 = round_body(from: &[f32], to: &mut [f16]) }
+
+impl<'a> HalfWeights<'a> {
+    /// Length of the layout.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        match self {
+            HalfWeights::Bf16(half) => half.len(),
+            HalfWeights::F16(half) => half.len(),
+        }
+    }
+
+    /// Rounds all `weights`: before the first step and after they are restored. Later the optimizer does it.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy_from(self, weights: &[f32], isa: Isa, pool: &Pool) {
+        assert_eq!(self.len(), weights.len(), "lengths of half weights and weights");
+        let shared = self.share();
+        pool.run(weights.len().div_ceil(PIECE), &|i, _| {
+            let range = i * PIECE..weights.len().min((i + 1) * PIECE);
+            // SAFETY: each task has its own piece.
+            unsafe { shared.round(isa, range.clone(), &weights[range]) };
+        });
+    }
+
+    /// For tasks that write disjoint ranges.
+    pub(crate) fn share(self) -> SharedHalf<'a> {
+        match self {
+            HalfWeights::Bf16(half) => SharedHalf::Bf16(Shared::new(half)),
+            HalfWeights::F16(half) => SharedHalf::F16(Shared::new(half)),
+        }
+    }
+}
+
+/// [`HalfWeights`] whose disjoint ranges are written by several threads.
+pub(crate) enum SharedHalf<'a> {
+    Bf16(Shared<'a, bf16>),
+    F16(Shared<'a, f16>),
+}
+
+impl SharedHalf<'_> {
+    /// Rounds the weights of a range.
+    ///
+    /// # Safety
+    /// No two ranges written at the same time may overlap.
+    pub(crate) unsafe fn round(&self, isa: Isa, range: Range<usize>, weights: &[f32]) {
+        match self {
+            // SAFETY: by the caller's promise.
+            SharedHalf::Bf16(half) => round_bf16(isa, weights, unsafe { half.piece(range) }),
+            // SAFETY: by the caller's promise.
+            SharedHalf::F16(half) => round_f16(isa, weights, unsafe { half.piece(range) }),
+        }
+    }
+}

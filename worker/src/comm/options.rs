@@ -1,0 +1,42 @@
+//! What a job may choose of its all-reduces; equal on all ranks.
+
+use super::{error::CommError, wire::Wire};
+
+/// Options of a group. All ranks must have the same ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// All-reduces that may be under way at a time, 1 to [`Options::MAX_LANES`]. Each lane has its own queue, thread, flags in
+    /// shared memory and connections. Bucket `b` belongs to lane `b % lanes`; the operations of one lane run in the order of
+    /// their start. Results do not depend on it.
+    pub lanes: u32,
+    /// Format of gradients between hosts. In shared memory they are always f32.
+    pub wire: Wire,
+    /// Buckets from this index on travel in 4 bytes always: what is counted in them must not be rounded.
+    pub exact_from: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { lanes: 1, wire: Wire::F32, exact_from: u32::MAX }
+    }
+}
+
+impl Options {
+    /// Most lanes of a group. More would only compete for CPUs.
+    pub const MAX_LANES: u32 = 8;
+
+    /// Format of a bucket between hosts.
+    pub(super) fn wire_of(&self, bucket: u32) -> Wire {
+        if bucket >= self.exact_from { Wire::F32 } else { self.wire }
+    }
+
+    pub(super) fn check(&self) -> Result<(), CommError> {
+        if (1..=Options::MAX_LANES).contains(&self.lanes) {
+            return Ok(());
+        }
+        Err(CommError::Group {
+            got: format!("{} lanes of communication", self.lanes),
+            expected: format!("1 to {} lanes", Options::MAX_LANES),
+        })
+    }
+}

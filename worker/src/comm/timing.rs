@@ -1,0 +1,45 @@
+//! When an all-reduce was asked for, worked on and done.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+/// The times of one completed all-reduce on this rank, and what it moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// The caller started it.
+    pub started: Instant,
+    /// Its lane took it up, after the earlier ones of that lane. From here on it may also wait for other ranks.
+    pub began: Instant,
+    /// The bucket was final.
+    pub ended: Instant,
+    /// Size of the bucket: 4 bytes a number.
+    pub bytes: u64,
+    /// Bytes that this rank sent to other hosts for it, headers included; 0 within a host.
+    pub sent: u64,
+}
+
+/// What the lane notes of the last operation of a bucket. The hand-over of the bucket publishes it.
+#[derive(Default)]
+pub(super) struct Record {
+    /// Nanoseconds since the epoch of the queue.
+    began: AtomicU64,
+    ended: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Record {
+    pub fn note(&self, epoch: Instant, (began, ended): (Instant, Instant), sent: u64) {
+        let nanos = |time: Instant| time.saturating_duration_since(epoch).as_nanos() as u64;
+        self.began.store(nanos(began), Ordering::Relaxed);
+        self.ended.store(nanos(ended), Ordering::Relaxed);
+        self.sent.store(sent, Ordering::Relaxed);
+    }
+
+    pub fn timing(&self, epoch: Instant, started: Instant, bytes: u64) -> Timing {
+        let time = |nanos: &AtomicU64| epoch + Duration::from_nanos(nanos.load(Ordering::Relaxed));
+        let sent = self.sent.load(Ordering::Relaxed);
+        Timing { started, began: time(&self.began), ended: time(&self.ended), bytes, sent }
+    }
+}

@@ -1,0 +1,292 @@
+//! Convolution of NHWC images as matrix products whose packers gather the windows: no buffer of patches is made.
+//!
+//! ```text
+//! y  [pixels of y] x [outputs]  =  windows of x  *  weights^T
+//! dx [pixels of x] x [channels] =  windows of dy *  weights, taps from the last to the first
+//! dw [outputs] x [taps x channels] = dy^T * windows of x
+//! ```
+//!
+//! With a stride s the pixels of dx fall into s x s classes by their place modulo s; each class meets the same taps, every
+//! s-th one, and is a product of its own, so that no zeros are multiplied.
+//!
+//! 3 x 3 convolutions of stride 1 are filtered in tiles where that is faster (`gemm::winograd`).
+#![allow(unsafe_code)]
+
+use super::Cpu;
+use super::gemm::operand::{Operand, Patches, Taps};
+use super::gemm::winograd::Filter;
+use super::gemm::{Epilogue, Gemm, Lines, Matrix, Size, Target, View};
+use super::values::{Values, ValuesMut};
+
+/// Shape of a convolution. Images are `[batch][height][width][channels]`, weights `[outputs][kernel][kernel][channels]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConvolutionShape {
+    /// Images.
+    pub batch: usize,
+    /// Height of the input in pixels.
+    pub height: usize,
+    /// Width of the input in pixels.
+    pub width: usize,
+    /// Channels of the input.
+    pub channels: usize,
+    /// Channels of the output.
+    pub outputs: usize,
+    /// Taps of the kernel in each direction.
+    pub kernel: usize,
+    /// Input pixels from one output pixel to the next.
+    pub stride: usize,
+    /// Zeros around the input.
+    pub padding: usize,
+}
+
+impl ConvolutionShape {
+    /// Height of the output; 0 if the kernel is larger than the padded input.
+    pub fn output_height(&self) -> usize {
+        self.output_side(self.height)
+    }
+
+    /// Width of the output; 0 if the kernel is larger than the padded input.
+    pub fn output_width(&self) -> usize {
+        self.output_side(self.width)
+    }
+
+    fn output_side(&self, side: usize) -> usize {
+        (side + 2 * self.padding).checked_sub(self.kernel).map_or(0, |rest| rest / self.stride + 1)
+    }
+
+    /// Numbers of the input.
+    pub fn input_len(&self) -> usize {
+        self.batch * self.height * self.width * self.channels
+    }
+
+    /// Numbers of the output.
+    pub fn output_len(&self) -> usize {
+        self.output_pixels() * self.outputs
+    }
+
+    /// Numbers of the weights.
+    pub fn weights_len(&self) -> usize {
+        self.outputs * self.window_len()
+    }
+
+    fn output_pixels(&self) -> usize {
+        self.batch * self.output_height() * self.output_width()
+    }
+
+    /// Weights of one output.
+    fn window_len(&self) -> usize {
+        self.kernel * self.kernel * self.channels
+    }
+
+    /// Whether it is the product of a matrix of pixels with the weights.
+    fn is_product(&self) -> bool {
+        self.kernel == 1 && self.stride == 1 && self.padding == 0
+    }
+
+    /// The filter that gives the output, where filtering pays.
+    fn filter(&self) -> Option<Filter> {
+        let ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = *self;
+        let filter = Filter { batch, height, width, channels, outputs, padding };
+        (kernel == 3 && stride == 1 && filter.pays()).then_some(filter)
+    }
+
+    /// The one that gives the gradient of the input from that of the output.
+    fn turned(&self) -> Option<Filter> {
+        let Filter { batch, channels, outputs, padding, .. } = self.filter()?;
+        let (height, width) = (self.output_height(), self.output_width());
+        let turned = Filter { batch, height, width, channels: outputs, outputs: channels, padding: 2 - padding };
+        turned.pays().then_some(turned)
+    }
+
+    /// Floats of scratch memory of [`Gemm::convolution`].
+    pub fn scratch_len(&self, cpu: &Cpu) -> usize {
+        self.filter().map_or(0, |filter| filter.scratch_len(cpu))
+    }
+
+    /// Floats of scratch memory of the gradients, one at a time.
+    pub fn backward_scratch_len(&self, cpu: &Cpu) -> usize {
+        let weights = self.filter().map_or(0, |filter| filter.gradient_scratch_len(cpu));
+        self.turned().map_or(0, |turned| turned.scratch_len(cpu)).max(weights)
+    }
+
+    fn check(&self, x: usize, w: usize, y: usize) {
+        assert!(self.stride > 0 && self.kernel > 0, "stride {} and kernel {} of at least 1", self.stride, self.kernel);
+        assert_eq!(x, self.input_len(), "size of the input");
+        assert_eq!(w, self.weights_len(), "size of the weights");
+        assert_eq!(y, self.output_len(), "size of the output");
+    }
+
+    fn patches(&self, x: Values<'_>) -> Operand {
+        let before = -(self.padding as isize);
+        Operand::Patches(Patches {
+            start: x.pointer(),
+            height: self.height,
+            width: self.width,
+            channels: self.channels,
+            rows: self.output_height(),
+            columns: self.output_width(),
+            stride: self.stride,
+            top: before,
+            left: before,
+            taps_x: self.kernel,
+        })
+    }
+}
+
+/// In one direction: the pixels of dx at `place` modulo the stride, and the taps that they meet.
+#[derive(Clone, Copy)]
+struct Class {
+    place: usize,
+    pixels: usize,
+    first_tap: usize,
+    taps: usize,
+    /// Pixel of dy that the class's first pixel meets with its last tap.
+    start: isize,
+}
+
+impl Class {
+    fn new(shape: &ConvolutionShape, side: usize, place: usize) -> Class {
+        let stride = shape.stride;
+        // Input pixel i and output pixel o meet at tap i + padding - stride * o.
+        let first_tap = (place + shape.padding) % stride;
+        let taps = shape.kernel.saturating_sub(first_tap).div_ceil(stride);
+        let start = ((place + shape.padding - first_tap) / stride) as isize - (taps as isize - 1);
+        Class { place, pixels: side.saturating_sub(place).div_ceil(stride), first_tap, taps, start }
+    }
+}
+
+impl Gemm {
+    /// `y` = convolution of `x` with the weights `w`, any formats. `scratch` has [`ConvolutionShape::scratch_len`] floats.
+    ///
+    /// # Panics
+    /// If a length is not what the shape says, or its stride or kernel is 0.
+    pub fn convolution<'a, 'y>(
+        &mut self,
+        shape: &ConvolutionShape,
+        x: impl Into<Values<'a>>,
+        w: impl Into<Values<'a>>,
+        y: impl Into<ValuesMut<'y>>,
+        scratch: &mut [f32],
+    ) {
+        let (x, w, mut y) = (x.into(), w.into(), y.into());
+        shape.check(x.len(), w.len(), y.len());
+        if let Some(filter) = shape.filter().filter(|_| self.filters(x.format())) {
+            let (x, weights, y) = (x.pointer(), (w.pointer(), false), (y.pointer(), false));
+            // SAFETY: the sizes were checked.
+            return unsafe { self.filter(&filter, x, weights, y, scratch) };
+        }
+        if shape.is_product() {
+            let weights = Matrix::new(w, shape.outputs, shape.channels).t();
+            return self.multiply(
+                Matrix::new(x, shape.output_pixels(), shape.channels),
+                weights,
+                y,
+                Epilogue::Overwrite,
+            );
+        }
+        let size = Size { m: shape.output_pixels(), n: shape.outputs, k: shape.window_len() };
+        let weights = View { start: w.pointer(), down: 1, right: size.k }.as_b();
+        let target = Target { c: y.pointer(), lines: Lines::Even(size.n), bias: std::ptr::null(), addend: None };
+        // SAFETY: the sizes were checked.
+        unsafe { self.product(&shape.patches(x), &weights, size, &target) };
+    }
+
+    /// `dx` = (or +=, if `accumulate`) gradient of the input from `dy`, the gradient of the output. `scratch` has
+    /// [`ConvolutionShape::backward_scratch_len`] floats.
+    ///
+    /// # Panics
+    /// As [`Gemm::convolution`].
+    pub fn convolution_input_gradient<'a, 'x>(
+        &mut self,
+        shape: &ConvolutionShape,
+        dy: impl Into<Values<'a>>,
+        w: impl Into<Values<'a>>,
+        dx: impl Into<ValuesMut<'x>>,
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
+        let (dy, w, mut dx) = (dy.into(), w.into(), dx.into());
+        shape.check(dx.len(), w.len(), dy.len());
+        if let Some(turned) = shape.turned().filter(|_| self.filters(dy.format())) {
+            let (dy, weights, dx) = (dy.pointer(), (w.pointer(), true), (dx.pointer(), accumulate));
+            // SAFETY: the sizes were checked.
+            return unsafe { self.filter(&turned, dy, weights, dx, scratch) };
+        }
+        let ConvolutionShape { batch, height, width, channels, outputs, stride, .. } = *shape;
+        for place_y in 0..stride {
+            for place_x in 0..stride {
+                let (y, x) = (Class::new(shape, height, place_y), Class::new(shape, width, place_x));
+                let windows = Operand::Patches(Patches {
+                    start: dy.pointer(),
+                    height: shape.output_height(),
+                    width: shape.output_width(),
+                    channels: outputs,
+                    rows: y.pixels,
+                    columns: x.pixels,
+                    stride: 1,
+                    top: y.start,
+                    left: x.start,
+                    taps_x: x.taps,
+                });
+                let taps = Operand::Taps(Taps {
+                    start: w.pointer(),
+                    outputs,
+                    channels,
+                    kernel_x: shape.kernel,
+                    each: shape.window_len(),
+                    first_y: y.first_tap,
+                    first_x: x.first_tap,
+                    stride,
+                    taps_y: y.taps,
+                    taps_x: x.taps,
+                });
+                let lines = if stride == 1 {
+                    Lines::Even(channels)
+                } else {
+                    let (step, line, image) = (stride * channels, stride * width * channels, height * width * channels);
+                    Lines::Grid { rows: y.pixels, columns: x.pixels, step, line, image }
+                };
+                let c = dx.pointer().at((y.place * width + x.place) * channels);
+                let target = Target { c, lines, bias: std::ptr::null(), addend: accumulate.then_some(c) };
+                let size = Size { m: batch * y.pixels * x.pixels, n: channels, k: y.taps * x.taps * outputs };
+                // SAFETY: the sizes were checked; the classes' pixels lie inside the images.
+                unsafe { self.product(&windows, &taps, size, &target) };
+            }
+        }
+    }
+
+    /// `dw` = (or +=, if `accumulate`) gradient of the weights from `dy`, the gradient of the output. `scratch` has
+    /// [`ConvolutionShape::backward_scratch_len`] floats.
+    ///
+    /// # Panics
+    /// As [`Gemm::convolution`].
+    pub fn convolution_weight_gradient<'a>(
+        &mut self,
+        shape: &ConvolutionShape,
+        dy: impl Into<Values<'a>>,
+        x: impl Into<Values<'a>>,
+        dw: &mut [f32],
+        accumulate: bool,
+        scratch: &mut [f32],
+    ) {
+        let (dy, x) = (dy.into(), x.into());
+        shape.check(x.len(), dw.len(), dy.len());
+        if let Some(filter) = shape.filter().filter(|_| self.filters(x.format())) {
+            // SAFETY: the sizes were checked.
+            return unsafe { self.filter_gradient(&filter, dy.pointer(), x.pointer(), dw, accumulate, scratch) };
+        }
+        let pixels = shape.output_pixels();
+        if shape.is_product() {
+            let epilogue = if accumulate { Epilogue::Accumulate } else { Epilogue::Overwrite };
+            let dy = Matrix::new(dy, pixels, shape.outputs).t();
+            return self.multiply(dy, Matrix::new(x, pixels, shape.channels), dw, epilogue);
+        }
+        let size = Size { m: shape.outputs, n: shape.window_len(), k: pixels };
+        let dy = View { start: dy.pointer(), down: 1, right: shape.outputs }.as_a();
+        let c = ValuesMut::from(dw).pointer();
+        let lines = Lines::Even(size.n);
+        let target = Target { c, lines, bias: std::ptr::null(), addend: accumulate.then_some(c) };
+        // SAFETY: the sizes were checked.
+        unsafe { self.product(&dy, &shape.patches(x), size, &target) };
+    }
+}

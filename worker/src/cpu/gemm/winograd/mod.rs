@@ -1,0 +1,411 @@
+//! 3 x 3 convolutions of stride 1 by minimal filtering, F(2 x 2, 3 x 3) (Lavin and Gray 2016, arXiv:1509.09308): 16
+//! multiplications for each 2 x 2 pixels of the output instead of 36.
+//!
+//! ```text
+//! y  = A^T [ (G w G^T) (B^T x B) ] A      16 products [tiles] x [channels] x [outputs], one for each place of a tile
+//! dx = the same of dy, with the taps turned around
+//! dw = G^T [ (A dy A^T)^T (B^T x B) ] G   16 products [outputs] x [tiles] x [channels]
+//! ```
+//!
+//! Transforms read and write what the micro-kernel takes, so that a block of tiles never leaves the L2 cache. All is summed in f32
+//! and in an order that does not depend on threads or blocks.
+#![allow(unsafe_code)]
+
+mod gradient;
+mod lanes;
+mod transform;
+
+use super::Gemm;
+use super::kernel::{Kernel, LANES, Layout, Lines, MAX_MR, MAX_NR, ROW, Sums, Tile};
+use super::pack::transpose;
+use crate::cpu::pool::Shared;
+use crate::cpu::values::{Pointer, with_format};
+use crate::cpu::{Cpu, Element, Format};
+use transform::{Kind, PLACES, WIDE, pixels, transform};
+
+/// Most channels and outputs: a place's product has one block of depth. Where there are more, images are small and transforming the
+/// weights costs what the filtering saves.
+const MOST: usize = LANES;
+/// Panels of rows in a block of tiles.
+const PANELS: usize = 4;
+/// Fewest tiles that are worth to transform the weights.
+const FEWEST: usize = 64;
+
+/// What pixels outside of an image are.
+static ZEROS: [f32; MOST] = [0.0; MOST];
+
+/// A 3 x 3 convolution of stride 1.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cpu) struct Filter {
+    pub batch: usize,
+    /// Size of the images that it reads.
+    pub height: usize,
+    pub width: usize,
+    pub channels: usize,
+    pub outputs: usize,
+    /// Zeros around the images, at most 2.
+    pub padding: usize,
+}
+
+/// Images `[batch][height][width][channels]` that tiles are cut from.
+#[derive(Clone, Copy)]
+struct Images {
+    start: Pointer,
+    height: usize,
+    width: usize,
+    channels: usize,
+}
+
+/// Where a tile begins.
+#[derive(Clone, Copy)]
+struct Corner {
+    image: usize,
+    y: isize,
+    x: isize,
+}
+
+impl Filter {
+    /// Whether filtering pays.
+    pub fn pays(&self) -> bool {
+        let fits = |channels: usize| channels.is_multiple_of(WIDE) && (1..=MOST).contains(&channels);
+        self.padding <= 2
+            && self.height + 2 * self.padding > 2
+            && self.width + 2 * self.padding > 2
+            && fits(self.channels)
+            && fits(self.outputs)
+            && self.tiles() >= FEWEST
+    }
+
+    /// Pixels of the output, down and across.
+    fn output(&self) -> (usize, usize) {
+        (self.height + 2 * self.padding - 2, self.width + 2 * self.padding - 2)
+    }
+
+    fn tiles(&self) -> usize {
+        let (height, width) = self.output();
+        self.batch * height.div_ceil(2) * width.div_ceil(2)
+    }
+
+    /// First pixel of a tile of the output.
+    fn corner(&self, tile: usize) -> Corner {
+        let (height, width) = self.output();
+        let (down, across) = (height.div_ceil(2), width.div_ceil(2));
+        let (line, x) = (tile / across, tile % across);
+        Corner { image: line / down, y: 2 * (line % down) as isize, x: 2 * x as isize }
+    }
+
+    /// First pixel of the input that a tile of the output reads.
+    fn window(&self, tile: usize) -> Corner {
+        let Corner { image, y, x } = self.corner(tile);
+        Corner { image, y: y - self.padding as isize, x: x - self.padding as isize }
+    }
+
+    fn images(&self, x: Pointer) -> Images {
+        Images { start: x, height: self.height, width: self.width, channels: self.channels }
+    }
+
+    fn outputs(&self, y: Pointer) -> Images {
+        let (height, width) = self.output();
+        Images { start: y, height, width, channels: self.outputs }
+    }
+
+    /// Floats of scratch memory that [`Gemm::filter`] needs.
+    pub fn scratch_len(&self, cpu: &Cpu) -> usize {
+        let kernel = Kernel::of(cpu.isa);
+        packed_len(kernel, self.channels, self.outputs) + cpu.pool.threads() * buffer_len(kernel)
+    }
+}
+
+impl Images {
+    /// Addresses of the pixels of a square, row after row; null outside of the image.
+    fn square<E: Element, const N: usize>(&self, corner: Corner, side: usize) -> [*mut E; N] {
+        std::array::from_fn(|i| {
+            let (y, x) = (corner.y + (i / side) as isize, corner.x + (i % side) as isize);
+            let is_inside = (0..self.height as isize).contains(&y) && (0..self.width as isize).contains(&x);
+            if !is_inside {
+                return std::ptr::null_mut();
+            }
+            let pixel = (corner.image * self.height + y as usize) * self.width + x as usize;
+            self.start.at(pixel * self.channels).cast()
+        })
+    }
+
+    /// The same for reading: zeros outside of the image.
+    fn read<E: Element, const N: usize>(&self, corner: Corner, side: usize) -> [*const E; N] {
+        let square = self.square::<E, N>(corner, side);
+        square.map(|pixel| if pixel.is_null() { ZEROS.as_ptr().cast::<E>() } else { pixel.cast_const() })
+    }
+}
+
+/// Transformed weights: for each panel of outputs, for each place, `channels` rows of `nr`.
+fn packed_len(kernel: Kernel, channels: usize, outputs: usize) -> usize {
+    outputs.div_ceil(kernel.nr) * PLACES * panel_len(kernel, channels)
+}
+
+/// Floats from a place's panel to the next place's.
+fn panel_len(kernel: Kernel, channels: usize) -> usize {
+    channels * kernel.nr + GAP
+}
+
+/// Tiles of a block.
+fn block(kernel: Kernel) -> usize {
+    PANELS * kernel.mr
+}
+
+/// A cache line between places, so that those of a tile share no sets of the cache.
+const GAP: usize = 16;
+
+/// Floats from one place of a block of transformed tiles to the next.
+fn place_len(kernel: Kernel) -> usize {
+    block(kernel) * ROW + GAP
+}
+
+/// The same for their products with a panel.
+fn product_len(kernel: Kernel) -> usize {
+    block(kernel) * kernel.nr + GAP
+}
+
+/// Floats of a thread: a block of tiles and of products.
+fn buffer_len(kernel: Kernel) -> usize {
+    PLACES * (place_len(kernel) + product_len(kernel))
+}
+
+impl Gemm {
+    /// `y` = (or +=) the convolution of `x` with `w`, `[outputs][3][3][channels]`; if `turned`, with the taps from the last to the
+    /// first of `[channels][3][3][outputs]`.
+    ///
+    /// # Safety
+    /// Images and weights are valid for the filter, which [`Filter::pays`]; nobody else uses `y`.
+    ///
+    /// # Panics
+    /// If the scratch memory is too short.
+    pub(in crate::cpu) unsafe fn filter(
+        &self,
+        filter: &Filter,
+        x: Pointer,
+        (w, turned): (Pointer, bool),
+        (y, accumulate): (Pointer, bool),
+        scratch: &mut [f32],
+    ) {
+        let (kernel, pool) = (self.kernel, &self.cpu.pool);
+        let (packed, rest) = scratch.split_at_mut(packed_len(kernel, filter.channels, filter.outputs));
+        let buffers = Shared::new(&mut rest[..pool.threads() * buffer_len(kernel)]);
+        // SAFETY: a task has its thread's buffer.
+        let buffer =
+            |thread: usize| unsafe { buffers.piece(thread * buffer_len(kernel)..(thread + 1) * buffer_len(kernel)) };
+        let weights = Shared::new(packed);
+        if turned {
+            let each = filter.channels.div_ceil(4 * pool.threads());
+            pool.run(filter.channels.div_ceil(each), &|task, thread| {
+                let rows = task * each..filter.channels.min((task + 1) * each);
+                // SAFETY: the caller's promise; each task writes its own rows.
+                with_format!(w.format, T => unsafe {
+                    pack_turned::<T>(kernel, filter, w.cast(), rows, buffer(thread), weights.pointer());
+                });
+            });
+        } else {
+            pool.run(filter.outputs.div_ceil(kernel.nr), &|panel, thread| {
+                // SAFETY: the caller's promise; each task writes its own panel.
+                with_format!(w.format, T => unsafe {
+                    pack_panel::<T>(kernel, filter, w.cast(), panel, buffer(thread), weights.pointer());
+                });
+            });
+        }
+        let packed: &[f32] = packed;
+        let each = block(kernel);
+        pool.run(filter.tiles().div_ceil(each), &|task, thread| {
+            let tiles = task * each..filter.tiles().min((task + 1) * each);
+            let (rows, products) = buffer(thread).split_at_mut(PLACES * place_len(kernel));
+            with_format!(x.format, T => {
+                for (row, tile) in tiles.clone().enumerate() {
+                    let from: [*const T; PLACES] = filter.images(x).read(filter.window(tile), 4);
+                    let to = rows[row * ROW..].as_mut_ptr();
+                    // SAFETY: the images are the caller's promise; the buffer has the rows.
+                    unsafe { transform(kernel.isa, Kind::Input, &from, filter.channels, to, place_len(kernel)) };
+                }
+            });
+            zero_rest(kernel, tiles.len(), rows);
+            for panel in 0..filter.outputs.div_ceil(kernel.nr) {
+                // SAFETY: all slices have the lengths that the kernel reads; `y` is the caller's promise, and each task has its tiles.
+                unsafe {
+                    multiply(kernel, filter, panel, tiles.len(), rows, packed, products);
+                    with_format!(y.format, T => finish::<T>(kernel, filter, panel, tiles.clone(), products, y, accumulate));
+                }
+            }
+        });
+    }
+}
+
+/// Numbers left behind could be denormal, which some CPUs multiply slowly.
+fn zero_rest(kernel: Kernel, tiles: usize, rows: &mut [f32]) {
+    for place in 0..PLACES {
+        let place = &mut rows[place * place_len(kernel)..];
+        place[tiles * ROW..tiles.next_multiple_of(kernel.mr) * ROW].fill(0.0);
+    }
+}
+
+/// The products of all places for a block of tiles and a panel of outputs.
+///
+/// # Safety
+/// The kernel is one of f32; `rows` and `packed` have the panels.
+unsafe fn multiply(
+    kernel: Kernel,
+    filter: &Filter,
+    panel: usize,
+    tiles: usize,
+    rows: &[f32],
+    packed: &[f32],
+    products: &mut [f32],
+) {
+    let (Kernel { mr, nr, .. }, depth) = (kernel, filter.channels);
+    let mut sums = Sums([0.0; MAX_MR * MAX_NR]);
+    for place in 0..PLACES {
+        let b = &packed[(panel * PLACES + place) * panel_len(kernel, depth)..][..depth * nr];
+        let c = Pointer::new(products[place * product_len(kernel)..][..product_len(kernel)].as_mut_ptr().cast_const());
+        for row in (0..tiles).step_by(mr) {
+            let a = &rows[place * place_len(kernel) + row * ROW..][..mr * ROW];
+            let tile = Tile {
+                c,
+                lines: Lines::Even(nr),
+                row,
+                rows: mr.min(tiles - row),
+                columns: nr,
+                bias: std::ptr::null(),
+                partial: std::ptr::null(),
+                partial_stride: 0,
+                addend: None,
+            };
+            // SAFETY: the panels have the lengths that the kernel reads; the tile lies in `products`.
+            unsafe { kernel.run(Layout::Rows, depth, a.as_ptr(), b.as_ptr(), &tile, &mut sums) };
+        }
+    }
+}
+
+/// The pixels of a block of tiles for a panel of outputs.
+///
+/// # Safety
+/// `y` is valid for the filter's output, and nobody else writes these tiles.
+unsafe fn finish<E: Element>(
+    kernel: Kernel,
+    filter: &Filter,
+    panel: usize,
+    tiles: std::ops::Range<usize>,
+    products: &[f32],
+    y: Pointer,
+    accumulate: bool,
+) {
+    let nr = kernel.nr;
+    let columns = nr.min(filter.outputs - panel * nr);
+    for (row, tile) in tiles.enumerate() {
+        let to = filter.outputs(y).square::<E, 4>(filter.corner(tile), 2);
+        let to = to.map(|to| if to.is_null() { to } else { to.wrapping_add(panel * nr) });
+        // SAFETY: the caller's promise; the products have the rows.
+        unsafe { pixels(kernel.isa, products[row * nr..].as_ptr(), product_len(kernel), columns, &to, accumulate) };
+    }
+}
+
+/// Transforms the weights of a panel of outputs.
+///
+/// # Safety
+/// `w` is valid for the filter, `packed` for its packed weights; nobody else writes this panel.
+unsafe fn pack_panel<E: Element>(
+    kernel: Kernel,
+    filter: &Filter,
+    w: *mut E,
+    panel: usize,
+    buffer: &mut [f32],
+    packed: *mut f32,
+) {
+    let (nr, depth) = (kernel.nr, filter.channels);
+    let outputs = panel * nr..filter.outputs.min((panel + 1) * nr);
+    let rows = &mut buffer[..PLACES * nr * depth];
+    for (row, output) in outputs.clone().enumerate() {
+        let taps: [*const E; 9] = std::array::from_fn(|tap| w.wrapping_add((output * 9 + tap) * depth).cast_const());
+        // SAFETY: the caller's promise; `rows` has the lines.
+        unsafe { transform(kernel.isa, Kind::Weights, &taps, depth, rows[row * depth..].as_mut_ptr(), nr * depth) };
+    }
+    for place in 0..PLACES {
+        let from = rows[place * nr * depth..].as_ptr();
+        // SAFETY: the caller's promise; `rows` has the lines.
+        unsafe {
+            let to = packed.add((panel * PLACES + place) * panel_len(kernel, depth));
+            transpose::<f32, false>(kernel.isa, nr, outputs.len(), depth, from, depth, to);
+        }
+    }
+}
+
+/// Transforms some rows of the weights whose taps are turned around.
+///
+/// # Safety
+/// `w` is valid for the filter, `packed` for its packed weights; nobody else writes these rows.
+unsafe fn pack_turned<E: Element>(
+    kernel: Kernel,
+    filter: &Filter,
+    w: *mut E,
+    rows: std::ops::Range<usize>,
+    buffer: &mut [f32],
+    packed: *mut f32,
+) {
+    let (depth, outputs) = (filter.channels, filter.outputs);
+    for row in rows {
+        let taps: [*const E; 9] = std::array::from_fn(|tap| w.wrapping_add((row * 9 + 8 - tap) * outputs).cast_const());
+        // SAFETY: the caller's promise; the buffer has all places of a row.
+        unsafe {
+            transform(kernel.isa, Kind::Weights, &taps, outputs, buffer.as_mut_ptr(), outputs);
+            let place = panel_len(kernel, depth);
+            spread(kernel.nr, buffer, outputs, packed, PLACES * place, place, row);
+        }
+    }
+}
+
+/// Puts places of `len` numbers each into panels of `width`, as their step `step`; the last one is filled with zeros.
+///
+/// # Safety
+/// `to` is valid for the panels, which are `panel` numbers apart, and the places of one, which are `place` apart.
+unsafe fn spread(width: usize, from: &[f32], len: usize, to: *mut f32, panel: usize, place: usize, step: usize) {
+    // SAFETY: the caller's promise. Copies of a known length are a few instructions.
+    unsafe {
+        match width {
+            32 => spread_by::<32>(from, len, to, panel, place, step),
+            16 => spread_by::<16>(from, len, to, panel, place, step),
+            12 => spread_by::<12>(from, len, to, panel, place, step),
+            8 => spread_by::<8>(from, len, to, panel, place, step),
+            6 => spread_by::<6>(from, len, to, panel, place, step),
+            _ => unreachable!("invariant: the tiles of the kernels of f32"),
+        }
+    }
+}
+
+/// # Safety
+/// See [`spread`].
+unsafe fn spread_by<const WIDTH: usize>(
+    from: &[f32],
+    len: usize,
+    to: *mut f32,
+    panel: usize,
+    place: usize,
+    step: usize,
+) {
+    for (number, from) in from[..PLACES * len].chunks_exact(len).enumerate() {
+        let (whole, rest) = from.as_chunks::<WIDTH>();
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = to.add(number * place + step * WIDTH);
+            for (index, part) in whole.iter().enumerate() {
+                *to.add(index * panel).cast::<[f32; WIDTH]>() = *part;
+            }
+            if !rest.is_empty() {
+                let mut part = [0.0; WIDTH];
+                part[..rest.len()].copy_from_slice(rest);
+                *to.add(whole.len() * panel).cast::<[f32; WIDTH]>() = part;
+            }
+        }
+    }
+}
+
+impl Gemm {
+    /// Whether numbers of this format are multiplied by a kernel of f32, as filtering wants.
+    pub(in crate::cpu) fn filters(&self, format: Format) -> bool {
+        self.half.is_none() || format != Format::Bf16
+    }
+}

@@ -1,0 +1,47 @@
+//! From one number format to another, and from the pixels of an image.
+
+use super::ELEMENTS;
+use super::pieces::{in_pieces, rows};
+use crate::cpu::isa::per_isa;
+use crate::cpu::{Cpu, Element};
+
+#[inline(always)]
+fn convert_body<A: Element, B: Element>(x: &[A], y: &mut [B]) {
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = B::of(x.get());
+    }
+}
+
+per_isa! { fn convert_piece<A: Element, B: Element> = convert_body(x: &[A], y: &mut [B]) }
+
+/// `y` = `x` in the format of `y`, rounded to nearest even.
+pub fn convert<A: Element, B: Element>(cpu: &Cpu, x: &[A], y: &mut [B]) {
+    let len = y.len();
+    assert_eq!(x.len(), len, "length of x and y");
+    in_pieces(cpu, len, ELEMENTS, rows(y, 1), |range, y| convert_piece(cpu.isa, &x[range], y));
+}
+
+/// What each of the 256 values of a channel becomes.
+pub type PixelTable<E> = [E; 256];
+
+/// `(value / 255 - mean) / deviation`, by the f32 operations of torchvision's `ToTensor` and `Normalize`.
+pub fn pixel_table<E: Element>(mean: f32, deviation: f32) -> PixelTable<E> {
+    std::array::from_fn(|value| E::of((value as f32 / 255.0 - mean) / deviation))
+}
+
+/// `y` = normalised `pixels`, whose channels are interleaved; one table for each channel.
+///
+/// A look-up is as fast as memory here, and the same whatever the number of channels.
+pub fn normalise<E: Element>(cpu: &Cpu, pixels: &[u8], tables: &[PixelTable<E>], y: &mut [E]) {
+    let channels = tables.len();
+    let count = y.len() / channels;
+    assert_eq!((pixels.len(), y.len()), (count * channels, pixels.len()), "length of pixels and y");
+    in_pieces(cpu, count, ELEMENTS, rows(y, channels), |range, y| {
+        let pixels = pixels[range.start * channels..range.end * channels].chunks_exact(channels);
+        for (y, pixel) in y.chunks_exact_mut(channels).zip(pixels) {
+            for ((y, &value), table) in y.iter_mut().zip(pixel).zip(tables) {
+                *y = table[usize::from(value)];
+            }
+        }
+    });
+}

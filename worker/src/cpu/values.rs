@@ -1,0 +1,230 @@
+//! Tensors whose format is known at run time only.
+
+use super::element::{Element, Format, bf16, f16};
+
+/// Numbers of one of the formats.
+#[derive(Debug, Clone, Copy)]
+pub enum Values<'a> {
+    /// 32 bits each.
+    F32(&'a [f32]),
+    /// 16 bits each, exponent as wide as f32's.
+    Bf16(&'a [bf16]),
+    /// 16 bits each, IEEE.
+    F16(&'a [f16]),
+}
+
+/// Numbers of one of the formats, to be written.
+#[derive(Debug)]
+pub enum ValuesMut<'a> {
+    /// 32 bits each.
+    F32(&'a mut [f32]),
+    /// 16 bits each, exponent as wide as f32's.
+    Bf16(&'a mut [bf16]),
+    /// 16 bits each, IEEE.
+    F16(&'a mut [f16]),
+}
+
+/// Runs an expression with `$type` as the element type that `$format` ([`Format`]) names.
+#[macro_export]
+macro_rules! with_format {
+    ($format:expr, $type:ident => $body:expr) => {
+        match $format {
+            $crate::cpu::Format::F32 => {
+                type $type = f32;
+                $body
+            }
+            $crate::cpu::Format::Bf16 => {
+                type $type = $crate::cpu::bf16;
+                $body
+            }
+            $crate::cpu::Format::F16 => {
+                type $type = $crate::cpu::f16;
+                $body
+            }
+        }
+    };
+}
+pub use with_format;
+
+impl<'a> Values<'a> {
+    /// The numbers, as of the type that the format names.
+    ///
+    /// # Panics
+    /// If that is another type.
+    pub fn of<E: Element>(self) -> &'a [E] {
+        assert_eq!(self.format(), E::FORMAT, "format of a tensor");
+        match self {
+            Values::F32(x) => bytemuck::cast_slice(x),
+            Values::Bf16(x) => bytemuck::cast_slice(x),
+            Values::F16(x) => bytemuck::cast_slice(x),
+        }
+    }
+
+    /// Some of them.
+    pub fn part(self, range: std::ops::Range<usize>) -> Values<'a> {
+        match self {
+            Values::F32(x) => Values::F32(&x[range]),
+            Values::Bf16(x) => Values::Bf16(&x[range]),
+            Values::F16(x) => Values::F16(&x[range]),
+        }
+    }
+
+    /// How many numbers there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Values::F32(x) => x.len(),
+            Values::Bf16(x) => x.len(),
+            Values::F16(x) => x.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their format.
+    pub fn format(&self) -> Format {
+        match self {
+            Values::F32(_) => Format::F32,
+            Values::Bf16(_) => Format::Bf16,
+            Values::F16(_) => Format::F16,
+        }
+    }
+
+    /// For reading only.
+    pub(crate) fn pointer(&self) -> Pointer {
+        let start = match self {
+            Values::F32(x) => x.as_ptr().cast::<u8>(),
+            Values::Bf16(x) => x.as_ptr().cast::<u8>(),
+            Values::F16(x) => x.as_ptr().cast::<u8>(),
+        };
+        Pointer { start: start.cast_mut(), format: self.format() }
+    }
+}
+
+impl ValuesMut<'_> {
+    /// The numbers, as of the type that the format names.
+    ///
+    /// # Panics
+    /// If that is another type.
+    pub fn of<E: Element>(&mut self) -> &mut [E] {
+        assert_eq!(self.format(), E::FORMAT, "format of a tensor");
+        match self {
+            ValuesMut::F32(x) => bytemuck::cast_slice_mut(x),
+            ValuesMut::Bf16(x) => bytemuck::cast_slice_mut(x),
+            ValuesMut::F16(x) => bytemuck::cast_slice_mut(x),
+        }
+    }
+
+    /// The same for a shorter time.
+    pub fn reborrow(&mut self) -> ValuesMut<'_> {
+        match self {
+            ValuesMut::F32(x) => ValuesMut::F32(x),
+            ValuesMut::Bf16(x) => ValuesMut::Bf16(x),
+            ValuesMut::F16(x) => ValuesMut::F16(x),
+        }
+    }
+
+    /// For reading only.
+    pub fn shared(&self) -> Values<'_> {
+        match self {
+            ValuesMut::F32(x) => Values::F32(x),
+            ValuesMut::Bf16(x) => Values::Bf16(x),
+            ValuesMut::F16(x) => Values::F16(x),
+        }
+    }
+
+    /// How many numbers there are.
+    pub fn len(&self) -> usize {
+        match self {
+            ValuesMut::F32(x) => x.len(),
+            ValuesMut::Bf16(x) => x.len(),
+            ValuesMut::F16(x) => x.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their format.
+    pub fn format(&self) -> Format {
+        match self {
+            ValuesMut::F32(_) => Format::F32,
+            ValuesMut::Bf16(_) => Format::Bf16,
+            ValuesMut::F16(_) => Format::F16,
+        }
+    }
+
+    pub(crate) fn pointer(&mut self) -> Pointer {
+        let format = self.format();
+        let start = match self {
+            ValuesMut::F32(x) => x.as_mut_ptr().cast::<u8>(),
+            ValuesMut::Bf16(x) => x.as_mut_ptr().cast::<u8>(),
+            ValuesMut::F16(x) => x.as_mut_ptr().cast::<u8>(),
+        };
+        Pointer { start, format }
+    }
+}
+
+macro_rules! from_slices {
+    ($($variant:ident: $type:ty),*) => {$(
+        impl<'a> From<&'a [$type]> for Values<'a> {
+            fn from(x: &'a [$type]) -> Values<'a> {
+                Values::$variant(x)
+            }
+        }
+        impl<'a> From<&'a mut [$type]> for Values<'a> {
+            fn from(x: &'a mut [$type]) -> Values<'a> {
+                Values::$variant(x)
+            }
+        }
+        impl<'a> From<&'a Vec<$type>> for Values<'a> {
+            fn from(x: &'a Vec<$type>) -> Values<'a> {
+                Values::$variant(x)
+            }
+        }
+        impl<'a> From<&'a mut [$type]> for ValuesMut<'a> {
+            fn from(x: &'a mut [$type]) -> ValuesMut<'a> {
+                ValuesMut::$variant(x)
+            }
+        }
+        impl<'a> From<&'a mut Vec<$type>> for ValuesMut<'a> {
+            fn from(x: &'a mut Vec<$type>) -> ValuesMut<'a> {
+                ValuesMut::$variant(x)
+            }
+        }
+    )*};
+}
+from_slices!(F32: f32, Bf16: bf16, F16: f16);
+
+/// Where numbers start and what their format is, for kernels whose callers check bounds once and then go by strides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pointer {
+    start: *mut u8,
+    pub format: Format,
+}
+
+impl Pointer {
+    /// Of numbers of a known type. What came from a `*const` may only be read.
+    pub fn new<T: Element>(start: *const T) -> Pointer {
+        Pointer { start: start.cast_mut().cast(), format: T::FORMAT }
+    }
+
+    /// `index` numbers further.
+    pub fn at(self, index: usize) -> Pointer {
+        Pointer { start: self.start.wrapping_add(index * self.format.size()), ..self }
+    }
+
+    /// The address as one of its format's type.
+    pub fn cast<T: Element>(self) -> *mut T {
+        debug_assert_eq!(T::FORMAT, self.format);
+        self.start.cast()
+    }
+}
+
+// SAFETY: an address; every use of it answers for itself.
+#[allow(unsafe_code)]
+unsafe impl Sync for Pointer {}

@@ -1,0 +1,257 @@
+//! The data of a run, opened and checked: what every format has in common.
+
+use super::bad::{Bad, BadSamples};
+use super::batch::{Batch, Lengths};
+use super::error::DataError;
+use super::open::open;
+use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::pictures::Normalisation;
+use super::task::{Kind, Task};
+use switchyard_worker_contract::config::{Data, Reader};
+use switchyard_worker_contract::event::Item;
+
+/// What there is to tell about the data.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    /// What throughput counts.
+    pub item: Item,
+    /// Samples for training: windows, images or rows.
+    pub train_samples: u64,
+    /// Samples for validation.
+    pub validation_samples: u64,
+    /// Items for training: tokens, images or rows.
+    pub train_items: u64,
+    /// Items for validation.
+    pub validation_items: u64,
+    /// Files read, without the empty ones.
+    pub files: u64,
+    /// Files left out because they are empty.
+    pub empty_files: u64,
+    /// Samples left out when the data were opened because they cannot be read.
+    pub bad_samples: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Digest of both parts, 32 hexadecimal digits: two ranks with the same one have the same samples.
+    pub digest: String,
+    /// Bytes of memory that the data take, without batches.
+    pub memory_bytes: u64,
+    /// A sample in words, such as `128 tokens`.
+    pub sample: String,
+}
+
+/// Entropies of the tokens, nats: yardsticks for the loss of a model that predicts the next one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Entropies {
+    /// Of a token: no model without context scores lower.
+    pub unigram: f64,
+    /// Of a token given the one before it; `None` with a large vocabulary.
+    pub bigram: Option<f64>,
+}
+
+/// The data of a run. Threads share it; nothing in it changes.
+#[derive(Debug)]
+pub struct Dataset {
+    kind: Kind,
+    lengths: Lengths,
+    train: Box<dyn Part>,
+    validation: Option<Box<dyn Part>>,
+    normalisation: Option<Normalisation>,
+    facts: Facts,
+    max_bad_samples: u64,
+}
+
+impl Dataset {
+    /// Opens the source, checks what can be seen before the first step, and divides training from validation. `seed` is
+    /// for made-up samples.
+    ///
+    /// # Errors
+    /// See [`DataError`]. Whether the samples suffice for a step is said by [`super::Order::new`].
+    pub fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Dataset, DataError> {
+        let opened = open(data, reader, task, seed)?;
+        let samples = |part: &dyn Part| part.spread().samples;
+        let train_samples = samples(&*opened.train);
+        let validation_samples = opened.validation.as_deref().map_or(0, samples);
+        let (train_items, validation_items) = opened.items.unwrap_or((train_samples, validation_samples));
+        let memory = opened.train.memory_bytes() + opened.validation.as_deref().map_or(0, Part::memory_bytes);
+        let facts = Facts {
+            item: opened.kind.item(),
+            train_samples,
+            validation_samples,
+            train_items,
+            validation_items,
+            files: opened.files,
+            empty_files: opened.empty_files,
+            bad_samples: opened.bad,
+            bytes: opened.bytes,
+            digest: format!("{:032x}", opened.digest.digest128()),
+            memory_bytes: memory,
+            sample: opened.kind.words(),
+        };
+        Ok(Dataset {
+            lengths: Lengths::new(&opened.kind, reader.sample_type),
+            kind: opened.kind,
+            train: opened.train,
+            // A part with fewer tokens than a window is none.
+            validation: opened.validation.filter(|part| samples(&**part) > 0),
+            normalisation: opened.normalisation,
+            facts,
+            max_bad_samples: reader.max_bad_samples,
+        })
+    }
+
+    /// What a sample is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What there is to tell.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// For images: what makes floats of their bytes. With `sampleType: Float32` the reader has done it.
+    pub fn normalisation(&self) -> Option<&Normalisation> {
+        self.normalisation.as_ref()
+    }
+
+    /// Of the validation tokens; of the training tokens where there are none. `None` where the model does not predict
+    /// the next token, or the vocabulary is above 65,536. Reads them all.
+    ///
+    /// # Errors
+    /// They cannot be read any more.
+    pub fn entropies(&self) -> Result<Option<Entropies>, DataError> {
+        self.validation.as_ref().unwrap_or(&self.train).entropies()
+    }
+
+    /// A count for the bad samples of one rank's run.
+    pub fn bad_samples(&self) -> BadSamples {
+        BadSamples::new(self.max_bad_samples, self.facts.bad_samples)
+    }
+
+    /// Bytes of memory of a batch of so many samples.
+    pub fn batch_bytes(&self, samples: u32) -> u64 {
+        u64::from(samples) * self.lengths.bytes()
+    }
+
+    /// Room for so many samples.
+    pub(super) fn batch(&self, samples: u32) -> Batch {
+        Batch::new(samples, &self.lengths)
+    }
+
+    /// How many training samples there are.
+    pub(super) fn spread(&self) -> Spread {
+        self.train.spread()
+    }
+
+    /// How many validation samples there are.
+    pub(super) fn validation_samples(&self) -> u64 {
+        self.facts.validation_samples
+    }
+
+    /// The error of a run whose step needs more training samples.
+    pub(super) fn too_few(&self, samples: u64) -> DataError {
+        let got = self.facts.train_items;
+        match self.train.windows() {
+            Some(shape) => {
+                let (needed, stride) = (shape.needed(samples), shape.stride());
+                DataError::TooShort { got, needed, windows: samples, stride }
+            }
+            None => DataError::TooFew { got, needed: samples },
+        }
+    }
+
+    /// Fills a batch with the training samples at these positions of an order of all samples, which `draw` tells.
+    pub(super) fn fill_training(
+        &self,
+        batch: &mut Batch,
+        positions: impl Iterator<Item = u64>,
+        draw: impl Fn(u64) -> Draw,
+        scratch: &mut Scratch,
+        stop: impl Fn() -> bool,
+    ) -> Result<(), DataError> {
+        self.fill(&*self.train, batch, positions, draw, scratch, stop)
+    }
+
+    /// Fills a batch with the validation samples at these positions.
+    ///
+    /// # Panics
+    /// There is no validation part.
+    pub(super) fn fill_validation(
+        &self,
+        batch: &mut Batch,
+        positions: impl Iterator<Item = u64>,
+        scratch: &mut Scratch,
+    ) -> Result<(), DataError> {
+        let Some(part) = &self.validation else { panic!("invariant: a set exists only with a validation part") };
+        // The same chance at every evaluation: which tokens are hidden.
+        let draw = |sample| Draw { sample, offset: 0, key: super::random::mix(sample), augment: false };
+        self.fill(&**part, batch, positions, draw, scratch, || false)
+    }
+
+    /// A sample that cannot be read is replaced by the one at the next position that can, as often as it is met. When a
+    /// batch alone meets more bad samples than are allowed it stays unfinished: who counts them will refuse it.
+    fn fill(
+        &self,
+        part: &dyn Part,
+        batch: &mut Batch,
+        positions: impl Iterator<Item = u64>,
+        draw: impl Fn(u64) -> Draw,
+        scratch: &mut Scratch,
+        stop: impl Fn() -> bool,
+    ) -> Result<(), DataError> {
+        part.check()?;
+        batch.bad.clear();
+        let samples = part.spread().samples;
+        for (row, first) in positions.enumerate() {
+            let mut tries = 0;
+            loop {
+                if stop() {
+                    return Ok(());
+                }
+                let draw = draw((first + tries) % samples);
+                match part.write(&draw, &mut batch.row(row, &self.lengths), scratch) {
+                    Ok(()) => break,
+                    Err(Fault::Data(error)) => return Err(error),
+                    Err(Fault::Bad(what)) => {
+                        tries += 1;
+                        if tries == samples {
+                            return Err(DataError::BadSamples { count: samples, limit: samples - 1, last: what });
+                        }
+                        let sample = draw.sample;
+                        if batch.bad.iter().all(|bad| bad.sample != sample) {
+                            batch.bad.push(Bad { sample, what });
+                        }
+                        if batch.bad.len() as u64 > self.max_bad_samples {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        }
+        part.check()
+    }
+}
+
+#[cfg(test)]
+impl Dataset {
+    /// Features of one number from a part of a test.
+    pub(super) fn of_part(train: Box<dyn Part>) -> Dataset {
+        let kind = Kind::Features { width: 1, classes: 1 };
+        let facts = Facts {
+            item: Item::Samples,
+            train_samples: train.spread().samples,
+            validation_samples: 0,
+            train_items: train.spread().samples,
+            validation_items: 0,
+            files: 0,
+            empty_files: 0,
+            bad_samples: 0,
+            bytes: 0,
+            digest: String::new(),
+            memory_bytes: 0,
+            sample: kind.words(),
+        };
+        let lengths = Lengths::new(&kind, switchyard_worker_contract::config::SampleType::UInt8);
+        Dataset { kind, lengths, train, validation: None, normalisation: None, facts, max_bad_samples: 0 }
+    }
+}

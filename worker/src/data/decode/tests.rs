@@ -1,0 +1,114 @@
+use super::*;
+use image::codecs::jpeg::JpegEncoder;
+use image::{ExtendedColorType, ImageEncoder};
+use png::{BitDepth, Encoder};
+
+/// A PNG of 3x2 pixels.
+fn png_of(color: ColorType, depth: BitDepth, palette: Option<&[u8]>, data: &[u8]) -> Vec<u8> {
+    let mut file = Vec::new();
+    let mut encoder = Encoder::new(&mut file, 3, 2);
+    encoder.set_color(color);
+    encoder.set_depth(depth);
+    if let Some(palette) = palette {
+        encoder.set_palette(palette);
+    }
+    encoder.write_header().and_then(|mut writer| writer.write_image_data(data)).expect("encoded");
+    file
+}
+
+/// A JPEG of 16x8 pixels: the left half `left`, the right half `right`.
+fn jpeg_of(color: ExtendedColorType, left: &[u8], right: &[u8]) -> Vec<u8> {
+    let line = [left.repeat(8), right.repeat(8)].concat();
+    let mut file = Vec::new();
+    JpegEncoder::new_with_quality(&mut file, 95).write_image(&line.repeat(8), 16, 8, color).expect("encoded");
+    file
+}
+
+#[test]
+fn every_kind_of_png() {
+    let greys = [0_u8, 50, 100, 150, 200, 255];
+    let rgb: Vec<u8> = greys.iter().flat_map(|grey| [*grey; 3]).collect();
+    let check = |file: &[u8], expected: &[u8]| {
+        let image = decode(file).expect("decoded");
+        assert_eq!((image.width, image.height), (3, 2));
+        assert_eq!(image.pixels, expected);
+    };
+    let eight = BitDepth::Eight;
+    check(&png_of(ColorType::Grayscale, eight, None, &greys), &rgb);
+    check(&png_of(ColorType::Rgb, eight, None, &rgb), &rgb);
+    let with_alpha: Vec<u8> = greys.iter().flat_map(|grey| [*grey, 7]).collect();
+    check(&png_of(ColorType::GrayscaleAlpha, eight, None, &with_alpha), &rgb);
+    let with_alpha: Vec<u8> = (0..6).flat_map(|pixel| [pixel, pixel + 10, pixel + 20, 7]).collect();
+    let without: Vec<u8> = (0..6).flat_map(|pixel| [pixel, pixel + 10, pixel + 20]).collect();
+    check(&png_of(ColorType::Rgba, eight, None, &with_alpha), &without);
+    let sixteen: Vec<u8> = greys.iter().flat_map(|grey| [*grey, 99]).collect();
+    check(&png_of(ColorType::Grayscale, BitDepth::Sixteen, None, &sixteen), &rgb);
+    // Two colours; one bit for each pixel, a byte for each row.
+    let colours = [[9, 8, 7], [1, 2, 3]];
+    let palette_file = png_of(ColorType::Indexed, BitDepth::One, Some(&colours.concat()), &[0b0100_0000, 0b1110_0000]);
+    check(&palette_file, &[0, 1, 0, 1, 1, 1].map(|index| colours[index]).concat());
+    let bits = png_of(ColorType::Grayscale, BitDepth::One, None, &[0b0100_0000, 0b1110_0000]);
+    check(&bits, &[0, 1, 0, 1, 1, 1].map(|bit| [255 * bit; 3]).concat());
+}
+
+#[test]
+fn colour_and_grey_jpeg() {
+    for (file, left, right) in [
+        (jpeg_of(ExtendedColorType::Rgb8, &[200, 40, 10], &[10, 40, 200]), [200, 40, 10], [10, 40, 200]),
+        (jpeg_of(ExtendedColorType::L8, &[30], &[220]), [30; 3], [220; 3]),
+    ] {
+        let image = decode(&file).expect("decoded");
+        assert_eq!((image.width, image.height, image.pixels.len()), (16, 8, 16 * 8 * 3));
+        for (pixel, expected) in [(&image.pixels[..3], left), (&image.pixels[45..48], right)] {
+            let far = pixel.iter().zip(expected).any(|(got, expected)| got.abs_diff(expected) > 6);
+            assert!(!far, "{pixel:?}, expected about {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let good = jpeg_of(ExtendedColorType::L8, &[30], &[220]);
+    let says = |file: &[u8], words: &str| {
+        let error = decode(file).expect_err(words);
+        assert!(error.contains(words), "{error}");
+    };
+    says(b"", "is empty");
+    says(b"GIF89a", "neither JPEG nor PNG");
+    for length in 2..good.len() - 1 {
+        assert!(decode(&good[..length]).is_err(), "the first {length} of {} bytes", good.len());
+    }
+    says(&good[..good.len() - 2], "cut off");
+    let png = png_of(ColorType::Grayscale, BitDepth::Eight, None, &[0; 6]);
+    for length in 0..png.len() - 12 {
+        assert!(decode(&png[..length]).is_err(), "the first {length} of {} bytes", png.len());
+    }
+    // Four colours: the number of components in the frame header.
+    let frame = good.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a frame header");
+    let mut four = good[..frame].to_vec();
+    four.extend([0xff, 0xc0, 0, 20, 8, 0, 8, 0, 16, 4]);
+    four.extend((1..=4).flat_map(|component| [component, 0x11, 0]));
+    four.extend([0xff, 0xda, 0, 14, 4]);
+    four.extend((1..=4).flat_map(|component| [component, 0]));
+    four.extend([0, 63, 0, 0xff, 0xd9]);
+    says(&four, "4 colours (CMYK)");
+}
+
+#[test]
+fn a_huge_picture_is_refused_before_memory_is_taken() {
+    let mut png = png_of(ColorType::Rgb, BitDepth::Eight, None, &[0; 18]);
+    // The width in IHDR, with the checksum over type and data.
+    png[16..20].copy_from_slice(&10_000_u32.to_be_bytes());
+    png[20..24].copy_from_slice(&10_000_u32.to_be_bytes());
+    let sum = checksum(&png[12..29]);
+    png[29..33].copy_from_slice(&sum.to_be_bytes());
+    let error = decode(&png).expect_err("too large");
+    assert!(error.contains("is 10000x10000 pixels: expected"), "{error}");
+}
+
+/// CRC-32 of PNG.
+fn checksum(bytes: &[u8]) -> u32 {
+    !bytes
+        .iter()
+        .fold(!0, |sum: u32, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ (0xedb8_8320 * (sum & 1))))
+}

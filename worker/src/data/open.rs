@@ -1,0 +1,311 @@
+//! Opening each source.
+
+use super::error::DataError;
+use super::loaded::{Content, Loaded, MAX_SIDE, Pair};
+use super::part::Part;
+use super::pictures::{Images, Normalisation, Pictures};
+use super::rows::{MAX_CLASSES, Rows};
+use super::synthetic::{FEATURES, MadeFeatures, MadeImages, MadeTokens};
+use super::task::{Kind, Masking, Task};
+use super::text::Corpus;
+use super::tokens::Tokens;
+use super::windows::{Shape, Windows};
+use super::{arrays, cifar, csv, decode, files, folder, idx, token_file};
+use std::path::{Path, PathBuf};
+use switchyard_worker_contract::config::{self, Data, ImageShape, Reader, Source, Synthetic};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Most bytes of data that are kept in memory: 4 GiB. Every rank keeps all of them. Token files and image folders are
+/// read as they are needed.
+pub const MAX_BYTES: u64 = 4 << 30;
+/// Most samples that are made up.
+const MAX_SYNTHETIC: u64 = 1 << 40;
+/// Validation samples are made up from another seed than training samples.
+const VALIDATION: u64 = 0x5851_f42d_4c95_7f2d;
+/// Different bytes.
+const BYTES: u32 = 256;
+
+/// What a source gives.
+pub(super) struct Opened {
+    pub kind: Kind,
+    pub train: Box<dyn Part>,
+    pub validation: Option<Box<dyn Part>>,
+    /// Items of training and validation, where they are not the samples.
+    pub items: Option<(u64, u64)>,
+    pub files: u64,
+    pub empty_files: u64,
+    /// Samples left out because they cannot be read.
+    pub bad: u64,
+    pub bytes: u64,
+    pub digest: Xxh3,
+    pub normalisation: Option<Normalisation>,
+}
+
+pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
+    let fraction = data.validation_fraction;
+    if !(0.0..=0.5).contains(&fraction) {
+        return Err(DataError::value("spec.engine.data.validationFraction", fraction, "0 to 0.5"));
+    }
+    match task {
+        Task::NextToken { context, vocabulary } => {
+            let shape = Shape::NextToken { context: *context, vocabulary: *vocabulary };
+            tokens(data, shape, *vocabulary, task, seed)
+        }
+        Task::Masked(masking) => {
+            check_masking(masking)?;
+            tokens(data, Shape::Masked(*masking), masking.vocabulary, task, seed)
+        }
+        Task::Classify => classes(data, reader, task, seed),
+    }
+}
+
+/// The error of a source that holds something else than the model wants.
+fn mismatch(source: &Source, task: &Task) -> DataError {
+    let (format, holds) = match source {
+        Source::Text(_) => ("Text", "tokens"),
+        Source::Tokens(_) => ("Tokens", "tokens"),
+        Source::ImageFolder(_) => ("ImageFolder", "images"),
+        Source::Cifar10(_) => ("CIFAR10", "images"),
+        Source::Idx(_) => ("IDX", "images"),
+        Source::Csv(_) => ("CSV", "samples with a class"),
+        Source::SafeTensors(_) => ("SafeTensors", "samples with a class"),
+        Source::Synthetic(_) => ("Synthetic", "samples of any kind"),
+    };
+    DataError::Mismatch { format, holds, wants: task.wants(), expected: task.formats() }
+}
+
+fn check_masking(masking: &Masking) -> Result<(), DataError> {
+    let most = masking.window() / if masking.next_sentence { 2 } else { 1 };
+    if most == 0 || masking.predictions > masking.window() {
+        let found = format!("{} with {} tokens to predict", masking.context, masking.predictions);
+        let expected = "room for the special tokens, for text in each segment and for the tokens to predict";
+        return Err(DataError::value("spec.engine.model.bert.contextLength", found, expected));
+    }
+    Ok(())
+}
+
+fn tokens(data: &Data, shape: Shape, vocabulary: u32, task: &Task, seed: u64) -> Result<Opened, DataError> {
+    if shape.stride() == 0 {
+        return Err(DataError::Zero { field: "spec.engine.model.gpt.contextLength" });
+    }
+    if vocabulary == 0 {
+        return Err(DataError::Zero { field: "spec.engine.model.vocabulary" });
+    }
+    let needed = shape.needed(1);
+    let mut digest = Xxh3::new();
+    let (train, validation, files, empty_files, bytes);
+    match &data.source {
+        Source::Text(text) => {
+            if vocabulary < BYTES {
+                let expected = format!("{BYTES} for text, whose tokens are bytes");
+                return Err(DataError::value("spec.engine.model.vocabulary", vocabulary, expected));
+            }
+            let corpus = Corpus::load(text, data.validation_fraction, needed, MAX_BYTES)?;
+            corpus.digest(&mut digest);
+            (files, empty_files) = (corpus.files, corpus.empty_files);
+            bytes = (corpus.train.len() + corpus.validation.len()) as u64;
+            train = Tokens::Text(corpus.train);
+            validation = Some(corpus.validation).filter(|text| !text.is_empty()).map(Tokens::Text);
+        }
+        Source::Tokens(source) => {
+            let opened =
+                token_file::open(&source.path, source.token_type, vocabulary, data.validation_fraction, needed)?;
+            (train, validation, digest) = (opened.train, opened.validation, opened.digest);
+            (files, empty_files, bytes) = (opened.files, 0, opened.bytes);
+        }
+        Source::Synthetic(made) => {
+            let (samples, for_validation) = synthetic(made, data, seed, &mut digest)?;
+            let make = |seed, samples| Tokens::Made(MadeTokens::new(seed, vocabulary, shape.needed(samples)));
+            train = make(seed, samples);
+            validation = (for_validation > 0).then(|| make(seed ^ VALIDATION, for_validation));
+            (files, empty_files, bytes) = (0, 0, 0);
+        }
+        other => return Err(mismatch(other, task)),
+    }
+    let kind = match shape {
+        Shape::NextToken { context, vocabulary } => Kind::Tokens { context, vocabulary },
+        Shape::Masked(masking) => Kind::Masked(masking),
+    };
+    Ok(Opened {
+        kind,
+        items: Some((train.len(), validation.as_ref().map_or(0, Tokens::len))),
+        train: Box::new(Windows { tokens: train, shape }),
+        validation: validation.map(|tokens| Box::new(Windows { tokens, shape }) as Box<dyn Part>),
+        files,
+        empty_files,
+        bad: 0,
+        bytes,
+        digest,
+        normalisation: None,
+    })
+}
+
+/// Training and validation samples that are made up.
+fn synthetic(made: &Synthetic, data: &Data, seed: u64, digest: &mut Xxh3) -> Result<(u64, u64), DataError> {
+    if made.samples == 0 || made.samples > MAX_SYNTHETIC {
+        let expected = format!("1 to {MAX_SYNTHETIC}");
+        return Err(DataError::value("spec.engine.data.samples", made.samples, expected));
+    }
+    digest.update(format!("{made:?} {} {seed}", data.validation_fraction).as_bytes());
+    Ok((made.samples, (made.samples as f64 * data.validation_fraction).round() as u64))
+}
+
+fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
+    let path = |path: &str| -> PathBuf { files::absolute(Path::new(path)) };
+    // Formats that are a directory say so themselves: the first of its files is missing otherwise.
+    let there = |path: PathBuf| files::kind(&path).map(|_| path);
+    let loaded = match &data.source {
+        Source::Cifar10(files) => cifar::load(&there(path(&files.path))?, MAX_BYTES)?,
+        Source::Idx(files) => idx::load(&there(path(&files.path))?, MAX_BYTES)?,
+        Source::Csv(file) => csv::load(file, reader.max_bad_samples, MAX_BYTES)?,
+        Source::SafeTensors(files) => arrays::load(&path(&files.path), MAX_BYTES)?,
+        Source::ImageFolder(files) => {
+            let opened = folder::open(files, data.images.size, data.validation_fraction)?;
+            let side = data.images.size;
+            let shape = ImageShape { height: side, width: side, channels: decode::CHANNELS as u32 };
+            check_shape(&shape, side)?;
+            let picture = |folder| -> Result<Box<dyn Part>, DataError> { images(folder, shape, data, reader) };
+            return Ok(Opened {
+                kind: image_kind(&shape, opened.classes),
+                train: picture(opened.train)?,
+                validation: opened.validation.map(picture).transpose()?,
+                items: None,
+                files: opened.files,
+                empty_files: opened.empty_files,
+                bad: 0,
+                bytes: opened.bytes,
+                digest: opened.digest,
+                normalisation: Some(Normalisation::new(&data.images, shape.channels)?),
+            });
+        }
+        Source::Synthetic(made) => return made_up(made, data, reader, seed),
+        other => return Err(mismatch(other, task)),
+    };
+    in_memory(loaded, data, reader)
+}
+
+/// Samples of files that were read as a whole.
+fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, DataError> {
+    let Loaded { content, classes, files, bytes, bad } = loaded;
+    let mut digest = Xxh3::new();
+    let (kind, train, validation, normalisation): (_, Box<dyn Part>, Option<Box<dyn Part>>, _);
+    match content {
+        Content::Images(shape, pair) => {
+            check_shape(&shape, data.images.size)?;
+            let classes = classes.unwrap_or_else(|| classes_of(&pair));
+            let (rows, own) = sides(pair, data.validation_fraction, &mut digest)?;
+            let part = |rows: Rows<u8>| -> Result<(Box<dyn Part>, ImageShape), DataError> {
+                let (rows, scaled) = rows.scaled(shape, data.images.size);
+                Ok((images(rows, scaled, data, reader)?, scaled))
+            };
+            let scaled;
+            (train, scaled) = part(rows)?;
+            validation = own.map(part).transpose()?.map(|(rows, _)| rows);
+            kind = image_kind(&scaled, classes);
+            normalisation = Some(Normalisation::new(&data.images, shape.channels)?);
+        }
+        Content::Features(pair) => {
+            kind =
+                Kind::Features { width: pair.train.each as u32, classes: classes.unwrap_or_else(|| classes_of(&pair)) };
+            let (rows, own) = sides(pair, data.validation_fraction, &mut digest)?;
+            train = Box::new(rows);
+            validation = own.map(|rows| Box::new(rows) as Box<dyn Part>);
+            normalisation = None;
+        }
+    }
+    Ok(Opened { kind, train, validation, items: None, files, empty_files: 0, bad, bytes, digest, normalisation })
+}
+
+/// Training and validation: the source's own parts, or its samples divided.
+fn sides<T: bytemuck::Pod>(
+    pair: Pair<T>,
+    fraction: f64,
+    digest: &mut Xxh3,
+) -> Result<(Rows<T>, Option<Rows<T>>), DataError> {
+    let (train, validation) = match pair.validation {
+        None => pair.train.divide(fraction)?,
+        own => (pair.train, own),
+    };
+    train.digest(digest);
+    if let Some(rows) = &validation {
+        rows.digest(digest);
+    }
+    Ok((train, validation))
+}
+
+/// One more than the largest class.
+fn classes_of<T>(pair: &Pair<T>) -> u32 {
+    let labels = pair.train.labels.iter().chain(pair.validation.iter().flat_map(|rows| &rows.labels));
+    labels.max().map_or(1, |largest| largest + 1)
+}
+
+fn image_kind(shape: &ImageShape, classes: u32) -> Kind {
+    Kind::Images { height: shape.height, width: shape.width, channels: shape.channels, classes }
+}
+
+/// Sizes that the source says, and the one that the images are scaled to (0: none).
+pub(super) fn check_shape(shape: &ImageShape, size: u32) -> Result<(), DataError> {
+    if size > MAX_SIDE {
+        return Err(DataError::value("spec.engine.data.images.size", size, format!("at most {MAX_SIDE}")));
+    }
+    let sides = 1..=MAX_SIDE;
+    if !sides.contains(&shape.height) || !sides.contains(&shape.width) || ![1, 3].contains(&shape.channels) {
+        let got = format!("{}x{}x{}", shape.height, shape.width, shape.channels);
+        let expected = format!("height and width of 1 to {MAX_SIDE}, and 1 or 3 channels");
+        return Err(DataError::value("spec.engine.data.image", got, expected));
+    }
+    Ok(())
+}
+
+fn images(
+    images: impl Images + 'static,
+    shape: ImageShape,
+    data: &Data,
+    reader: &Reader,
+) -> Result<Box<dyn Part>, DataError> {
+    Ok(Box::new(Pictures::new(Box::new(images), shape, &data.images, reader.sample_type)?))
+}
+
+/// Images or features that are made up.
+fn made_up(made: &Synthetic, data: &Data, reader: &Reader, seed: u64) -> Result<Opened, DataError> {
+    if made.classes == 0 || made.classes > MAX_CLASSES {
+        let expected = format!("1 to {MAX_CLASSES}");
+        return Err(DataError::value("spec.engine.data.classes", made.classes, expected));
+    }
+    let mut digest = Xxh3::new();
+    let (samples, for_validation) = synthetic(made, data, seed, &mut digest)?;
+    let classes = made.classes;
+    let side = data.images.size;
+    let shape = made.image.map(|shape| match side {
+        0 => shape,
+        side => ImageShape { height: side, width: side, ..shape },
+    });
+    // They are what they are: chance has made them already, and they are to cost nothing.
+    let plain = config::Images { crop_padding: 0, flip: false, ..data.images.clone() };
+    let plain = Data { images: plain, ..data.clone() };
+    let make = |seed, samples| -> Result<Box<dyn Part>, DataError> {
+        match shape {
+            Some(shape) => images(MadeImages::new(seed, samples, shape, classes), shape, &plain, reader),
+            None => Ok(Box::new(MadeFeatures { seed, samples, classes })),
+        }
+    };
+    let (kind, normalisation) = match shape {
+        Some(shape) => {
+            check_shape(&shape, side)?;
+            (image_kind(&shape, classes), Some(Normalisation::new(&data.images, shape.channels)?))
+        }
+        None => (Kind::Features { width: FEATURES, classes }, None),
+    };
+    Ok(Opened {
+        kind,
+        train: make(seed, samples)?,
+        validation: if for_validation > 0 { Some(make(seed ^ VALIDATION, for_validation)?) } else { None },
+        items: None,
+        files: 0,
+        empty_files: 0,
+        bad: 0,
+        bytes: 0,
+        digest,
+        normalisation,
+    })
+}

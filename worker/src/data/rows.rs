@@ -1,0 +1,129 @@
+//! Samples that are kept in memory: images (bytes) or features (floats) with their classes.
+
+use super::batch::Row;
+use super::error::DataError;
+use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::pictures::Images;
+use super::scale::to_square;
+use super::split::{self, Block};
+use bytemuck::Pod;
+use switchyard_worker_contract::config::ImageShape;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Classes are below it: a label in a file can be any number, and each class is a row of the model's last layer.
+pub(super) const MAX_CLASSES: u32 = 1 << 16;
+
+/// Samples and their classes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Rows<T> {
+    /// Elements of a sample.
+    pub each: usize,
+    /// The samples one after the other.
+    pub data: Vec<T>,
+    /// The class of each sample.
+    pub labels: Vec<u32>,
+}
+
+impl<T: Pod> Rows<T> {
+    pub(super) fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn sample(&self, sample: u64) -> &[T] {
+        &self.data[sample as usize * self.each..][..self.each]
+    }
+
+    /// Divides by the hash of the content, whatever the class: a sample that occurs twice is on one side only. Nothing
+    /// is taken away where the fraction is 0.
+    pub(super) fn divide(mut self, fraction: f64) -> Result<(Rows<T>, Option<Rows<T>>), DataError> {
+        if fraction <= 0.0 {
+            return Ok((self, None));
+        }
+        let hash = |sample| xxh3_64(bytemuck::cast_slice(self.sample(sample as u64)));
+        let block = |sample| Block { range: sample..sample + 1, hash: hash(sample), validation: false };
+        let mut blocks: Vec<Block> = (0..self.len()).map(block).collect();
+        split::choose(&mut blocks, fraction);
+        if split::balance(&mut blocks, 1).is_none() {
+            let (got, sample) = (self.len() as u64, "a sample".to_owned());
+            return Err(DataError::NoRoomForValidation { got, item: "samples", sample });
+        }
+        let mut validation = Rows { each: self.each, data: Vec::new(), labels: Vec::new() };
+        let mut kept = 0;
+        for (place, block) in blocks.iter().enumerate() {
+            let range = place * self.each..(place + 1) * self.each;
+            if block.validation {
+                validation.data.extend_from_slice(&self.data[range]);
+                validation.labels.push(self.labels[place]);
+            } else {
+                self.data.copy_within(range, kept * self.each);
+                self.labels[kept] = self.labels[place];
+                kept += 1;
+            }
+        }
+        self.data.truncate(kept * self.each);
+        self.labels.truncate(kept);
+        self.data.shrink_to_fit();
+        Ok((self, Some(validation)))
+    }
+
+    /// Adds everything to a digest.
+    pub(super) fn digest(&self, hash: &mut Xxh3) {
+        for size in [self.len(), self.each] {
+            hash.update(&(size as u64).to_le_bytes());
+        }
+        hash.update(bytemuck::cast_slice(&self.data));
+        hash.update(bytemuck::cast_slice(&self.labels));
+    }
+
+    /// Bytes of memory it takes.
+    fn memory(&self) -> u64 {
+        (size_of::<T>() * self.data.capacity() + 4 * self.labels.capacity()) as u64
+    }
+}
+
+impl Rows<u8> {
+    /// All images of this shape scaled to squares of `side`; 0: as they are.
+    pub(super) fn scaled(self, shape: ImageShape, side: u32) -> (Rows<u8>, ImageShape) {
+        if side == 0 || (shape.height, shape.width) == (side, side) {
+            return (self, shape);
+        }
+        let size = (shape.height as usize, shape.width as usize, shape.channels as usize);
+        let each = side as usize * side as usize * size.2;
+        let mut data = vec![0; self.len() * each];
+        let mut scratch = Vec::new();
+        for (image, scaled) in self.data.chunks_exact(self.each).zip(data.chunks_exact_mut(each)) {
+            to_square(image, size, side as usize, &mut scratch, scaled);
+        }
+        (Rows { each, data, labels: self.labels }, ImageShape { height: side, width: side, ..shape })
+    }
+}
+
+impl Images for Rows<u8> {
+    fn len(&self) -> u64 {
+        self.labels.len() as u64
+    }
+
+    fn image<'a>(&'a self, sample: u64, _: &'a mut Scratch) -> Result<(&'a [u8], u32), Fault> {
+        Ok((self.sample(sample), self.labels[sample as usize]))
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.memory()
+    }
+}
+
+impl Part for Rows<f32> {
+    fn spread(&self) -> Spread {
+        Spread { samples: self.labels.len() as u64, slack: 0 }
+    }
+
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), Fault> {
+        row.values.copy_from_slice(self.sample(draw.sample));
+        row.targets[0] = self.labels[draw.sample as usize];
+        Ok(())
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.memory()
+    }
+}

@@ -1,0 +1,130 @@
+//! Samples made up from the seed. They cost next to nothing, so that the speed of training on them is what it would be
+//! if input cost nothing; and they can be learned, so that the loss of such a run falls.
+
+use super::batch::Row;
+use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::pictures::Images;
+use super::random::{Random, mix};
+use switchyard_worker_contract::config::ImageShape;
+
+/// Tokens of a phrase.
+const PHRASE: u64 = 8;
+/// Different phrases.
+const PHRASES: u64 = 64;
+/// Numbers of a made-up sample that is no image.
+pub(super) const FEATURES: u32 = 16;
+/// Bands of an image.
+const BANDS: usize = 64;
+/// Noise is cut out of a sheet with so many bytes more than an image.
+const NOISE: usize = 4096;
+
+/// A text of phrases in random order: after the first token or two of a phrase the rest can be known.
+#[derive(Debug)]
+pub(super) struct MadeTokens {
+    seed: u64,
+    vocabulary: u64,
+    len: u64,
+}
+
+impl MadeTokens {
+    pub(super) fn new(seed: u64, vocabulary: u32, len: u64) -> Self {
+        MadeTokens { seed: mix(seed), vocabulary: vocabulary.into(), len }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn read(&self, start: u64, to: &mut [u32]) {
+        for (place, token) in (start..).zip(to) {
+            let phrase = mix(self.seed ^ (place / PHRASE)) % PHRASES;
+            // The phrases are the same in training and validation, whose seeds differ.
+            *token = (mix(phrase * PHRASE + place % PHRASE) % self.vocabulary) as u32;
+        }
+    }
+}
+
+/// The class of a sample, and its random numbers.
+fn class(seed: u64, sample: u64, classes: u32) -> (u32, Random) {
+    let mut random = Random::new(mix(seed ^ mix(sample)));
+    (random.below(classes.into()) as u32, random)
+}
+
+/// Images: each class has bands of its own brightness, on which noise lies.
+#[derive(Debug)]
+pub(super) struct MadeImages {
+    seed: u64,
+    samples: u64,
+    classes: u32,
+    size: usize,
+    /// Values 0 to 127, [`BANDS`] for each class: the same for training and validation.
+    bands: Vec<u8>,
+    /// Values 0 to 127.
+    noise: Vec<u8>,
+}
+
+impl MadeImages {
+    pub(super) fn new(seed: u64, samples: u64, shape: ImageShape, classes: u32) -> Self {
+        let size = shape.height as usize * shape.width as usize * shape.channels as usize;
+        let halves = |key: u64, len: usize| {
+            let mut random = Random::new(mix(key));
+            (0..len).map(|_| (random.bits() >> 57) as u8).collect::<Vec<u8>>()
+        };
+        let bands = halves(0, BANDS * classes as usize);
+        MadeImages { seed: mix(seed), samples, classes, size, bands, noise: halves(1, size + NOISE) }
+    }
+}
+
+impl Images for MadeImages {
+    fn len(&self) -> u64 {
+        self.samples
+    }
+
+    fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), Fault> {
+        let (class, mut random) = class(self.seed, sample, self.classes);
+        let bands = &self.bands[class as usize * BANDS..][..BANDS];
+        let noise = &self.noise[random.below(NOISE as u64) as usize..][..self.size];
+        scratch.pixels.resize(self.size, 0);
+        let each = self.size.div_ceil(BANDS);
+        for ((pixels, noise), band) in scratch.pixels.chunks_mut(each).zip(noise.chunks(each)).zip(bands) {
+            for (pixel, noise) in pixels.iter_mut().zip(noise) {
+                *pixel = band + noise;
+            }
+        }
+        Ok((&scratch.pixels, class))
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        (self.bands.capacity() + self.noise.capacity()) as u64
+    }
+}
+
+/// Features: each class has a mean of its own.
+#[derive(Debug)]
+pub(super) struct MadeFeatures {
+    pub seed: u64,
+    pub samples: u64,
+    pub classes: u32,
+}
+
+impl Part for MadeFeatures {
+    fn spread(&self) -> Spread {
+        Spread { samples: self.samples, slack: 0 }
+    }
+
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), Fault> {
+        let (class, mut random) = class(mix(self.seed), draw.sample, self.classes);
+        // Uniform in -1 to 1, as many steps as an f32 has.
+        let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
+        for (feature, value) in (0..).zip(&mut *row.values) {
+            // The means do not depend on the seed: validation has those of training.
+            *value = unit(mix(u64::from(class) << 32 | feature)) + unit(random.bits());
+        }
+        row.targets[0] = class;
+        Ok(())
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        0
+    }
+}

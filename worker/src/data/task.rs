@@ -1,0 +1,151 @@
+//! What a model wants of the data, and what a sample is.
+
+use switchyard_worker_contract::config::{Bert, Model};
+use switchyard_worker_contract::event::Item;
+
+/// What a model wants of the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// The token that follows each token of a window.
+    NextToken {
+        /// Tokens of a window.
+        context: u32,
+        /// Tokens are below it.
+        vocabulary: u32,
+    },
+    /// Tokens that were hidden.
+    Masked(Masking),
+    /// One class for each sample.
+    Classify,
+}
+
+/// How samples for masked-language modelling are made (Devlin and others 2019, section 3.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Masking {
+    /// Tokens of a sequence, special ones included.
+    pub context: u32,
+    /// Tokens predicted in each sequence.
+    pub predictions: u32,
+    /// Tokens of the data are below it.
+    pub vocabulary: u32,
+    /// Two segments, and whether the second follows the first.
+    pub next_sentence: bool,
+    /// What stands for a hidden token.
+    pub mask: u32,
+    /// First token of a sequence.
+    pub cls: u32,
+    /// Last token of a segment.
+    pub sep: u32,
+}
+
+impl Masking {
+    /// Tokens of the data in a sequence: all but CLS and one SEP per segment.
+    pub fn window(&self) -> u32 {
+        self.context.saturating_sub(if self.next_sentence { 3 } else { 2 })
+    }
+
+    /// Tokens of the data in the first segment.
+    pub fn first_segment(&self) -> u32 {
+        if self.next_sentence { self.window().div_ceil(2) } else { self.window() }
+    }
+}
+
+impl Task {
+    /// What a model of this configuration learns.
+    pub fn of(model: &Model) -> Task {
+        match model {
+            Model::Gpt(gpt) => Task::NextToken { context: gpt.context_length, vocabulary: gpt.vocabulary_size },
+            Model::Bert(bert) => Task::Masked(Masking {
+                context: bert.context_length,
+                predictions: bert.predictions(),
+                vocabulary: bert.vocabulary_size,
+                next_sentence: bert.next_sentence,
+                mask: bert.vocabulary_size + Bert::MASK,
+                cls: bert.vocabulary_size + Bert::CLS,
+                sep: bert.vocabulary_size + Bert::SEP,
+            }),
+            Model::ResNet(_) | Model::Mlp(_) | Model::Custom(_) => Task::Classify,
+        }
+    }
+
+    /// In words, for messages.
+    pub(super) fn wants(&self) -> &'static str {
+        match self {
+            Task::NextToken { .. } | Task::Masked(_) => "tokens",
+            Task::Classify => "images or features with classes",
+        }
+    }
+
+    /// The formats that hold what it wants.
+    pub(super) fn formats(&self) -> &'static str {
+        match self {
+            Task::NextToken { .. } | Task::Masked(_) => "Text, Tokens or Synthetic",
+            Task::Classify => "ImageFolder, CIFAR10, IDX, CSV, SafeTensors or Synthetic",
+        }
+    }
+}
+
+/// What a sample is; the input and output of the model follow from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A window of tokens and the token that follows each of them.
+    Tokens {
+        /// Tokens of a window.
+        context: u32,
+        /// Tokens are below it.
+        vocabulary: u32,
+    },
+    /// A sequence with hidden tokens.
+    Masked(Masking),
+    /// An image and its class.
+    Images {
+        /// Rows of pixels.
+        height: u32,
+        /// Pixels of a row.
+        width: u32,
+        /// Bytes of a pixel: 1 or 3.
+        channels: u32,
+        /// Classes are below it.
+        classes: u32,
+    },
+    /// Numbers and their class.
+    Features {
+        /// How many numbers.
+        width: u32,
+        /// Classes are below it.
+        classes: u32,
+    },
+}
+
+impl Kind {
+    /// What throughput counts.
+    pub fn item(&self) -> Item {
+        match self {
+            Kind::Tokens { .. } | Kind::Masked(_) => Item::Tokens,
+            Kind::Images { .. } => Item::Images,
+            Kind::Features { .. } => Item::Samples,
+        }
+    }
+
+    /// [`Item`]s of one sample.
+    pub fn items_per_sample(&self) -> u64 {
+        match self {
+            Kind::Tokens { context, .. } | Kind::Masked(Masking { context, .. }) => (*context).into(),
+            Kind::Images { .. } | Kind::Features { .. } => 1,
+        }
+    }
+
+    /// A sample in words, such as `128 tokens` or `32x32x3 pixels in 10 classes`.
+    pub fn words(&self) -> String {
+        match self {
+            Kind::Tokens { context, .. } => format!("{context} tokens"),
+            Kind::Masked(Masking { context, predictions, .. }) => {
+                format!("{context} tokens, {predictions} of them hidden")
+            }
+            Kind::Images { height, width, channels, classes } => {
+                format!("{height}x{width}x{channels} pixels in {classes} classes")
+            }
+            Kind::Features { width, classes } => format!("{width} numbers in {classes} classes"),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Files of token numbers, as tools that prepare text write them.
+//!
+//! They are read piece by piece and not mapped into memory: a file that is cut off while it is mapped ends the process
+//! with SIGBUS, whatever was checked before, while a read past the new end is an error that can be told. A window is a
+//! few KiB that lie in the page cache, and copying them is what widening them to 32 bits does anyway.
+
+use super::error::DataError;
+use super::files::Stamp;
+use super::split::{self, Block};
+use super::tokens::{Pieces, Tokens};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use switchyard_worker_contract::config::TokenType;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Most tokens of a block that goes to training or validation as a whole.
+const BLOCK: usize = 64 << 10;
+/// Fewest.
+const SMALLEST_BLOCK: usize = 512;
+/// A file is cut into at least so many blocks, as far as [`SMALLEST_BLOCK`] allows.
+const BLOCKS: u64 = 64;
+
+/// An open file of little-endian token numbers, all of them below the vocabulary when it was opened.
+#[derive(Debug)]
+pub(super) struct TokenFile {
+    path: PathBuf,
+    file: File,
+    stamp: Stamp,
+    width: u64,
+    vocabulary: u32,
+}
+
+/// Training and validation tokens of the files.
+pub(super) struct Opened {
+    pub train: Tokens,
+    pub validation: Option<Tokens>,
+    pub files: u64,
+    pub bytes: u64,
+    pub digest: Xxh3,
+}
+
+/// Opens a file, or `train.bin` and `val.bin` of a directory. All tokens are read once: they are checked, and the hash
+/// of each block says where it goes. `needed`: tokens of a window.
+pub(super) fn open(
+    path: &str,
+    token_type: TokenType,
+    vocabulary: u32,
+    fraction: f64,
+    needed: u64,
+) -> Result<Opened, DataError> {
+    let root = super::files::absolute(Path::new(path));
+    let directory = super::files::kind(&root)?.is_dir();
+    let mut digest = Xxh3::new();
+    let train = if directory { root.join("train.bin") } else { root.clone() };
+    let (train, blocks) = TokenFile::open(&train, token_type, vocabulary, &mut digest)?;
+    let validation = root.join("val.bin");
+    let mut opened =
+        Opened { bytes: train.stamp.len, train: Tokens::Text(Vec::new()), validation: None, files: 1, digest };
+    let pieces = |file: &Arc<TokenFile>, blocks: &[Block], side: bool| {
+        let chosen = blocks.iter().filter(|block| block.validation == side);
+        Tokens::File(Pieces::new(
+            Arc::clone(file),
+            chosen.map(|block| block.range.start as u64..block.range.end as u64),
+        ))
+    };
+    if directory && validation.exists() {
+        let (file, blocks_of_validation) = TokenFile::open(&validation, token_type, vocabulary, &mut opened.digest)?;
+        opened.train = pieces(&train, &blocks, false);
+        opened.validation = Some(pieces(&file, &blocks_of_validation, false));
+        opened.files = 2;
+        opened.bytes += file.stamp.len;
+        return Ok(opened);
+    }
+    let mut blocks = blocks;
+    if fraction > 0.0 {
+        split::choose(&mut blocks, fraction);
+        let got = train.stamp.len / train.width;
+        split::balance(&mut blocks, needed as usize).ok_or_else(|| DataError::NoRoomForValidation {
+            got,
+            item: "tokens",
+            sample: format!("a window of {needed} tokens"),
+        })?;
+        opened.validation = Some(pieces(&train, &blocks, true));
+        // Two ranks with another fraction must not take their data for the same.
+        opened.digest.update(&opened.validation.as_ref().map_or(0, Tokens::len).to_le_bytes());
+    }
+    opened.train = pieces(&train, &blocks, false);
+    Ok(opened)
+}
+
+impl TokenFile {
+    fn open(
+        path: &Path,
+        token_type: TokenType,
+        vocabulary: u32,
+        digest: &mut Xxh3,
+    ) -> Result<(Arc<TokenFile>, Vec<Block>), DataError> {
+        let file = super::files::open(path).map_err(|error| DataError::unreadable(path, error))?;
+        let stamp = Stamp::of(path, &file)?;
+        let width = match token_type {
+            TokenType::UInt16 => 2,
+            TokenType::UInt32 => 4,
+        };
+        if stamp.len == 0 {
+            return Err(DataError::format(path, "the file is empty", "tokens"));
+        }
+        if stamp.len % width != 0 {
+            let expected = format!("a multiple of {width}, the bytes of a token (spec.engine.data.tokenType)");
+            return Err(DataError::format(path, format!("{} bytes", stamp.len), expected));
+        }
+        let file = TokenFile { path: path.to_owned(), file, stamp, width, vocabulary };
+        let blocks = file.scan(digest)?;
+        Ok((Arc::new(file), blocks))
+    }
+
+    /// Reads all tokens: the blocks with their hashes.
+    fn scan(&self, digest: &mut Xxh3) -> Result<Vec<Block>, DataError> {
+        let total = self.stamp.len / self.width;
+        let size = ((total / BLOCKS) as usize).clamp(SMALLEST_BLOCK, BLOCK);
+        digest.update(&self.stamp.len.to_le_bytes());
+        let mut blocks = Vec::new();
+        let (mut tokens, mut bytes) = (vec![0; size.min(total as usize)], Vec::new());
+        let mut start = 0;
+        while start < total {
+            let tokens = &mut tokens[..size.min((total - start) as usize)];
+            self.read(start, tokens, &mut bytes)?;
+            digest.update(&bytes);
+            let range = start as usize..start as usize + tokens.len();
+            start = range.end as u64;
+            blocks.push(Block { range, hash: xxh3_64(&bytes), validation: false });
+        }
+        self.check()?;
+        Ok(blocks)
+    }
+
+    /// The tokens from `start` on. `bytes` becomes those of the file.
+    pub(super) fn read(&self, start: u64, to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
+        bytes.resize(to.len() * self.width as usize, 0);
+        self.file.read_exact_at(bytes, start * self.width).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                DataError::Changed { path: self.path.clone(), what: "it has become shorter".to_owned() }
+            }
+            _ => DataError::unreadable(&self.path, error),
+        })?;
+        if self.width == 2 {
+            for (token, bytes) in to.iter_mut().zip(bytes.as_chunks().0) {
+                *token = u32::from(u16::from_le_bytes(*bytes));
+            }
+        } else {
+            for (token, bytes) in to.iter_mut().zip(bytes.as_chunks().0) {
+                *token = u32::from_le_bytes(*bytes);
+            }
+        }
+        // Also after the first pass: a write between two checks must not become an index out of range in the model.
+        match to.iter().position(|token| *token >= self.vocabulary) {
+            None => Ok(()),
+            Some(place) => {
+                let found = format!("token {} at position {}", to[place], start + place as u64);
+                let expected = format!("tokens below the vocabulary of {}", self.vocabulary);
+                Err(DataError::format(&self.path, found, expected))
+            }
+        }
+    }
+
+    /// Whether the file is as it was.
+    pub(super) fn check(&self) -> Result<(), DataError> {
+        self.stamp.check(&self.path, &self.file)
+    }
+}

@@ -1,0 +1,146 @@
+//! Samples of a run of tokens: windows for the next token, and sequences with hidden tokens.
+
+use super::batch::Row;
+use super::dataset::Entropies;
+use super::entropy;
+use super::error::DataError;
+use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::permutation::Permutation;
+use super::random::Random;
+use super::task::Masking;
+use super::tokens::Tokens;
+
+/// What is made of a window.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Shape {
+    /// Tokens, and those that follow each of them.
+    NextToken { context: u32, vocabulary: u32 },
+    /// A sequence with hidden tokens.
+    Masked(Masking),
+}
+
+impl Shape {
+    /// Tokens from one window to the next.
+    pub(super) fn stride(&self) -> u64 {
+        match self {
+            Shape::NextToken { context, .. } => (*context).into(),
+            Shape::Masked(masking) => masking.window().into(),
+        }
+    }
+
+    /// Tokens that `windows` of them need: the last target of the last one comes after it.
+    pub(super) fn needed(&self, windows: u64) -> u64 {
+        let last = u64::from(matches!(self, Shape::NextToken { .. }));
+        windows.saturating_mul(self.stride()).saturating_add(last)
+    }
+}
+
+/// Windows of a run of tokens.
+#[derive(Debug)]
+pub(super) struct Windows {
+    pub tokens: Tokens,
+    pub shape: Shape,
+}
+
+impl Part for Windows {
+    fn spread(&self) -> Spread {
+        let usable = self.tokens.len().saturating_sub(self.shape.needed(0));
+        Spread { samples: usable / self.shape.stride(), slack: usable % self.shape.stride() }
+    }
+
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+        let start = draw.offset + draw.sample * self.shape.stride();
+        match &self.shape {
+            Shape::NextToken { context, .. } => {
+                let context = *context as usize;
+                scratch.tokens.resize(context + 1, 0);
+                self.tokens.read(start, &mut scratch.tokens, &mut scratch.bytes)?;
+                row.tokens.copy_from_slice(&scratch.tokens[..context]);
+                row.targets.copy_from_slice(&scratch.tokens[1..]);
+            }
+            Shape::Masked(masking) => {
+                let mut random = Random::new(draw.key);
+                self.segments(masking, start, &mut random, row, scratch)?;
+                hide(masking, &mut random, row);
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), DataError> {
+        self.tokens.check()
+    }
+
+    fn windows(&self) -> Option<Shape> {
+        Some(self.shape)
+    }
+
+    fn entropies(&self) -> Result<Option<Entropies>, DataError> {
+        match self.shape {
+            Shape::NextToken { vocabulary, .. } if self.tokens.is_real() => entropy::of(&self.tokens, vocabulary),
+            _ => Ok(None),
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.tokens.memory_bytes()
+    }
+}
+
+impl Windows {
+    /// `CLS text SEP`, or `CLS a SEP b SEP` where b follows a half of the time and comes from elsewhere otherwise.
+    fn segments(
+        &self,
+        masking: &Masking,
+        start: u64,
+        random: &mut Random,
+        row: &mut Row<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), DataError> {
+        let first = masking.first_segment() as usize;
+        let (tokens, bytes) = (&mut *row.tokens, &mut scratch.bytes);
+        tokens[0] = masking.cls;
+        self.tokens.read(start, &mut tokens[1..=first], bytes)?;
+        tokens[first + 1] = masking.sep;
+        row.segments.fill(0);
+        if masking.next_sentence {
+            row.segments[first + 2..].fill(1);
+            let end = tokens.len() - 1;
+            let second = &mut tokens[first + 2..end];
+            let follows = random.below(2);
+            let mut from = start + first as u64;
+            if follows == 0 {
+                // Any place but the true one.
+                let places = self.tokens.len() - second.len() as u64;
+                let other = random.below(places);
+                from = other + u64::from(other >= from);
+            }
+            self.tokens.read(from, second, bytes)?;
+            tokens[end] = masking.sep;
+            row.next_sentence[0] = follows as u32;
+        }
+        Ok(())
+    }
+}
+
+/// Chooses the tokens to predict among those that are not special, and hides them: of ten, eight become MASK, one a
+/// random token, and one stays (Devlin and others 2019, appendix A.1).
+fn hide(masking: &Masking, random: &mut Random, row: &mut Row<'_>) {
+    let order = Permutation::new(masking.window().into(), random.bits());
+    for (choice, position) in row.positions.iter_mut().enumerate() {
+        *position = order.at(choice as u64) as u32;
+    }
+    row.positions.sort_unstable();
+    for (position, target) in row.positions.iter_mut().zip(&mut *row.targets) {
+        // After CLS, and for the second segment after the SEP between them.
+        *position += 1 + u32::from(*position >= masking.first_segment());
+        let token = &mut row.tokens[*position as usize];
+        *target = *token;
+        match random.below(10) {
+            0..8 => *token = masking.mask,
+            8 => *token = random.below(masking.vocabulary.into()) as u32,
+            _ => {}
+        }
+        *position += row.first;
+    }
+}

@@ -1,0 +1,51 @@
+//! Which networks a program knows.
+
+use super::{Bert, Gpt, Mlp, Model, ModelError, ResNet};
+use std::collections::BTreeMap;
+use switchyard_worker_contract::config;
+
+/// Makes a model from the parameters of its manifest (`engine.model.custom.parameters`).
+pub type Build = fn(&BTreeMap<String, String>) -> Result<Box<dyn Model>, ModelError>;
+
+/// The networks of a program: those of Switchyard, and its own by name.
+#[derive(Debug, Clone, Default)]
+pub struct Registry {
+    custom: BTreeMap<String, Build>,
+}
+
+impl Registry {
+    /// Those of Switchyard.
+    pub fn new() -> Registry {
+        Registry::default()
+    }
+
+    /// The same with one more, for manifests with `model: {type: Custom, custom: {name: NAME}}`.
+    pub fn with(mut self, name: &str, build: Build) -> Registry {
+        self.custom.insert(name.to_owned(), build);
+        self
+    }
+
+    /// The model of a configuration.
+    ///
+    /// # Errors
+    /// Sizes that cannot be, or a name that is not known.
+    pub fn model(&self, config: &config::Model) -> Result<Box<dyn Model>, ModelError> {
+        Ok(match config {
+            config::Model::Gpt(gpt) => Box::new(Gpt::new(gpt)?),
+            config::Model::Bert(bert) => Box::new(Bert::new(bert)?),
+            config::Model::ResNet(resnet) => Box::new(ResNet::new(*resnet)?),
+            config::Model::Mlp(mlp) => Box::new(Mlp::new(mlp)?),
+            config::Model::Custom(custom) => match self.custom.get(&custom.name) {
+                Some(build) => build(&custom.parameters)?,
+                None => return Err(ModelError::Unknown { got: custom.name.clone(), has: self.names() }),
+            },
+        })
+    }
+
+    fn names(&self) -> String {
+        if self.custom.is_empty() {
+            return "none: start a program of your own, by `switchyard run --worker FILE` or in a cluster by trainer.image".into();
+        }
+        self.custom.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+    }
+}

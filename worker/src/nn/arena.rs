@@ -1,0 +1,104 @@
+//! The memory of a network: one allocation, cut by a plan.
+#![allow(unsafe_code)]
+
+use crate::cpu::{AlignedBuffer, Format, Values, ValuesMut, bf16, f16};
+
+/// A buffer's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    /// First byte, a multiple of a cache line.
+    pub offset: usize,
+    /// Numbers.
+    pub len: usize,
+    pub format: Format,
+}
+
+impl Place {
+    pub const EMPTY: Place = Place { offset: 0, len: 0, format: Format::F32 };
+
+    pub fn bytes(&self) -> usize {
+        self.len * self.format.size()
+    }
+
+    fn meets(&self, other: &Place) -> bool {
+        self.len > 0
+            && other.len > 0
+            && self.offset < other.offset + other.bytes()
+            && other.offset < self.offset + self.bytes()
+    }
+}
+
+/// Whether each place of `written` is apart from all others of both lists, and all end within `bytes`: what [`Arena::write`] asks for.
+pub(super) fn disjoint(bytes: usize, read: &[Place], written: &[Place]) -> bool {
+    let inside = |place: &Place| place.len == 0 || place.offset + place.bytes() <= bytes;
+    read.iter().chain(written).all(inside)
+        && written.iter().enumerate().all(|(i, place)| {
+            !read.iter().any(|other| place.meets(other)) && !written[..i].iter().any(|other| place.meets(other))
+        })
+}
+
+pub(super) struct Arena {
+    /// Owns the memory at `base`; never touched otherwise.
+    _memory: AlignedBuffer,
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the arena owns the memory, and hands out slices by `unsafe` functions only.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// `None`: the machine does not have the memory.
+    pub fn new(bytes: usize) -> Option<Arena> {
+        let mut memory = AlignedBuffer::try_zeroed(bytes.div_ceil(4)).ok()?;
+        let base = memory.as_mut_ptr().cast::<u8>();
+        Some(Arena { _memory: memory, base, bytes })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn start(&self, place: &Place) -> *mut u8 {
+        debug_assert!(place.len == 0 || place.offset + place.bytes() <= self.bytes, "place in the arena");
+        self.base.wrapping_add(place.offset)
+    }
+
+    /// # Safety
+    /// The place lies in the arena, and nobody writes to it while the slice lives.
+    pub unsafe fn read<'a>(&self, place: &Place) -> Values<'a> {
+        let (start, len) = (self.start(place), place.len);
+        // SAFETY: places are aligned to cache lines and hold `len` numbers; all bits are valid numbers; the rest is the caller's promise.
+        unsafe {
+            match place.format {
+                Format::F32 => Values::F32(std::slice::from_raw_parts(start.cast::<f32>(), len)),
+                Format::Bf16 => Values::Bf16(std::slice::from_raw_parts(start.cast::<bf16>(), len)),
+                Format::F16 => Values::F16(std::slice::from_raw_parts(start.cast::<f16>(), len)),
+            }
+        }
+    }
+
+    /// # Safety
+    /// The place lies in the arena, and nobody else reads or writes it while the slice lives.
+    pub unsafe fn write<'a>(&self, place: &Place) -> ValuesMut<'a> {
+        let (start, len) = (self.start(place), place.len);
+        // SAFETY: as in `read`.
+        unsafe {
+            match place.format {
+                Format::F32 => ValuesMut::F32(std::slice::from_raw_parts_mut(start.cast::<f32>(), len)),
+                Format::Bf16 => ValuesMut::Bf16(std::slice::from_raw_parts_mut(start.cast::<bf16>(), len)),
+                Format::F16 => ValuesMut::F16(std::slice::from_raw_parts_mut(start.cast::<f16>(), len)),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Arena::write`]; the place holds f32.
+    pub unsafe fn floats<'a>(&self, place: &Place) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        match unsafe { self.write(place) } {
+            ValuesMut::F32(floats) => floats,
+            _ => &mut [],
+        }
+    }
+}

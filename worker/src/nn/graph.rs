@@ -1,0 +1,227 @@
+//! A network before it has memory: layers, tensors and parameters.
+
+use super::layer::{INPUTS, Layer};
+use crate::cpu::Format;
+use crate::data::Kind;
+use crate::model::{Initial, ModelError, Role};
+
+/// A tensor of a [`Graph`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tensor(pub(super) usize);
+
+/// A parameter of a [`Graph`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parameter(pub(super) usize);
+
+/// Running numbers of a layer that no gradient moves, such as the mean of a batch norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statistic(pub(super) usize);
+
+pub(super) struct TensorInfo {
+    pub shape: Vec<usize>,
+    /// Node that computes it.
+    pub producer: usize,
+    /// Whether it depends on a parameter.
+    pub differentiable: bool,
+}
+
+impl TensorInfo {
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+pub(super) struct ParameterInfo {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub role: Role,
+    pub initial: Initial,
+    pub export_axes: Option<Vec<usize>>,
+    pub used: bool,
+}
+
+pub(super) struct StatisticInfo {
+    pub name: String,
+    pub len: usize,
+    pub initial: f32,
+}
+
+pub(super) struct Node {
+    pub name: String,
+    pub layer: Box<dyn Layer>,
+    pub inputs: Vec<usize>,
+    /// `None`: a loss.
+    pub output: Option<usize>,
+    pub parameters: Vec<usize>,
+    pub statistics: Vec<usize>,
+}
+
+/// A network under construction: layers in the order in which forward computes them.
+pub struct Graph {
+    batch: usize,
+    format: Format,
+    kind: Kind,
+    normalisation: (Vec<f64>, Vec<f64>),
+    label_smoothing: f32,
+    pub(super) tensors: Vec<TensorInfo>,
+    pub(super) parameters: Vec<ParameterInfo>,
+    pub(super) statistics: Vec<StatisticInfo>,
+    pub(super) nodes: Vec<Node>,
+}
+
+impl Graph {
+    /// An empty network for micro-batches of `batch` samples of this kind, with tensors in `format`.
+    pub fn new(batch: usize, kind: Kind, format: Format) -> Graph {
+        Graph {
+            batch,
+            format,
+            kind,
+            normalisation: (vec![0.0], vec![1.0]),
+            label_smoothing: 0.0,
+            tensors: Vec::new(),
+            parameters: Vec::new(),
+            statistics: Vec::new(),
+            nodes: Vec::new(),
+        }
+    }
+
+    /// The same with losses that spread this share of a target's probability over all classes.
+    pub fn with_label_smoothing(self, label_smoothing: f32) -> Graph {
+        Graph { label_smoothing, ..self }
+    }
+
+    /// The same with images that become `(x / 255 - mean) / deviation`, by one number for all channels or one for each.
+    pub fn with_normalisation(self, mean: &[f64], deviation: &[f64]) -> Graph {
+        Graph { normalisation: (mean.to_vec(), deviation.to_vec()), ..self }
+    }
+
+    /// Mean and deviation of images.
+    pub fn normalisation(&self) -> (&[f64], &[f64]) {
+        (&self.normalisation.0, &self.normalisation.1)
+    }
+
+    /// Samples of a micro-batch.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// What a sample is.
+    pub fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    /// Format of tensors.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Share of a target's probability that losses spread over all classes.
+    pub fn label_smoothing(&self) -> f32 {
+        self.label_smoothing
+    }
+
+    /// Shape of a tensor.
+    pub fn shape(&self, tensor: Tensor) -> &[usize] {
+        &self.tensors[tensor.0].shape
+    }
+
+    /// Numbers of a tensor.
+    pub fn len(&self, tensor: Tensor) -> usize {
+        self.tensors[tensor.0].len()
+    }
+
+    /// Size of the last axis.
+    pub fn width(&self, tensor: Tensor) -> usize {
+        self.shape(tensor).last().copied().unwrap_or(1)
+    }
+
+    /// A trainable tensor. Its name is the one in checkpoints; those of PyTorch's models are best, since others can then read them.
+    pub fn parameter(&mut self, name: &str, shape: &[usize], role: Role, initial: Initial) -> Parameter {
+        self.parameters.push(ParameterInfo {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            role,
+            initial,
+            export_axes: None,
+            used: false,
+        });
+        Parameter(self.parameters.len() - 1)
+    }
+
+    /// Says in which order other frameworks have the axes of a parameter.
+    pub fn export_axes(&mut self, parameter: Parameter, axes: &[usize]) {
+        self.parameters[parameter.0].export_axes = Some(axes.to_vec());
+    }
+
+    /// Running numbers: the mean over all ranks and micro-batches of what forward writes moves them by a tenth in each step.
+    pub fn statistic(&mut self, name: &str, len: usize, initial: f32) -> Statistic {
+        self.statistics.push(StatisticInfo { name: name.to_owned(), len, initial });
+        Statistic(self.statistics.len() - 1)
+    }
+
+    /// Appends a layer; answers its output.
+    ///
+    /// # Errors
+    /// It has more than [`INPUTS`] inputs, or the output is empty or too large.
+    pub fn add(
+        &mut self,
+        name: &str,
+        layer: impl Layer + 'static,
+        inputs: &[Tensor],
+        parameters: &[Parameter],
+        statistics: &[Statistic],
+        output: &[usize],
+    ) -> Result<Tensor, ModelError> {
+        let len = output.iter().try_fold(1usize, |len, &size| len.checked_mul(size));
+        match len {
+            None => return Err(ModelError::TooLarge),
+            Some(0) => return Err(ModelError::Empty { layer: name.to_owned() }),
+            Some(_) => {}
+        }
+        let tensor = self.tensors.len();
+        let node = self.push(name, Box::new(layer), inputs, parameters, statistics, Some(tensor))?;
+        let differentiable = !parameters.is_empty() || inputs.iter().any(|input| self.tensors[input.0].differentiable);
+        self.tensors.push(TensorInfo { shape: output.to_vec(), producer: node, differentiable });
+        Ok(Tensor(tensor))
+    }
+
+    /// Appends a layer that adds to the loss and has no output.
+    ///
+    /// # Errors
+    /// As [`Graph::add`].
+    pub fn add_loss(&mut self, name: &str, layer: impl Layer + 'static, inputs: &[Tensor]) -> Result<(), ModelError> {
+        self.push(name, Box::new(layer), inputs, &[], &[], None)?;
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        name: &str,
+        layer: Box<dyn Layer>,
+        inputs: &[Tensor],
+        parameters: &[Parameter],
+        statistics: &[Statistic],
+        output: Option<usize>,
+    ) -> Result<usize, ModelError> {
+        if inputs.len() > INPUTS {
+            return Err(ModelError::Inputs { layer: name.to_owned(), got: inputs.len() });
+        }
+        for parameter in parameters {
+            self.parameters[parameter.0].used = true;
+        }
+        self.nodes.push(Node {
+            name: name.to_owned(),
+            layer,
+            inputs: inputs.iter().map(|tensor| tensor.0).collect(),
+            output,
+            parameters: parameters.iter().map(|parameter| parameter.0).collect(),
+            statistics: statistics.iter().map(|statistic| statistic.0).collect(),
+        });
+        Ok(self.nodes.len() - 1)
+    }
+
+    /// The error of a layer whose input has the wrong shape.
+    pub fn mismatch(&self, layer: &str, tensor: Tensor, expected: impl Into<String>) -> ModelError {
+        ModelError::Shape { layer: layer.to_owned(), got: self.shape(tensor).to_vec(), expected: expected.into() }
+    }
+}

@@ -1,0 +1,106 @@
+//! Tokens to vectors: token, position and, for pairs of sentences, segment.
+
+use crate::cpu::Cpu;
+use crate::cpu::ops::{self, partials_len};
+use crate::cpu::values::with_format;
+use crate::model::{Initial, ModelError, Role};
+use crate::nn::{Backward, Forward, Graph, Layer, Needs, Parameter, Tensor};
+
+/// Sum of learned vectors of each token, of its position, and of its segment.
+#[derive(Debug, Clone, Copy)]
+pub struct Embedding<'a> {
+    /// Tokens of a sample.
+    pub context: usize,
+    /// Width of the vectors.
+    pub width: usize,
+    /// Name and rows of the table of tokens.
+    pub tokens: (&'a str, usize),
+    /// Name of the table of positions.
+    pub positions: &'a str,
+    /// Name and rows of the table of segments.
+    pub segments: Option<(&'a str, usize)>,
+    /// Deviation of the initial values.
+    pub deviation: f32,
+}
+
+impl Embedding<'_> {
+    /// Appends it; answers the vectors `[batch, context, width]` and the table of tokens, for an output layer that shares it.
+    ///
+    /// # Errors
+    /// None of its own.
+    pub fn add(self, graph: &mut Graph, name: &str) -> Result<(Tensor, Parameter), ModelError> {
+        let initial = Initial::Normal(self.deviation);
+        let mut table = |name: &str, rows: usize| graph.parameter(name, &[rows, self.width], Role::Embedding, initial);
+        // In the order in which backward finishes them.
+        let mut parameters = vec![table(self.positions, self.context)];
+        parameters.extend(self.segments.map(|(name, rows)| table(name, rows)));
+        let tokens = table(self.tokens.0, self.tokens.1);
+        parameters.push(tokens);
+        let batch = graph.batch();
+        let layer =
+            Tables { rows: batch * self.context, width: self.width, segments: self.segments.map(|(_, rows)| rows) };
+        let x = graph.add(name, layer, &[], &parameters, &[], &[batch, self.context, self.width])?;
+        Ok((x, tokens))
+    }
+}
+
+struct Tables {
+    rows: usize,
+    width: usize,
+    segments: Option<usize>,
+}
+
+impl Tables {
+    /// Index of the table of tokens among the parameters.
+    fn tokens(&self) -> usize {
+        1 + usize::from(self.segments.is_some())
+    }
+}
+
+impl Layer for Tables {
+    fn kind(&self) -> &'static str {
+        "Embedding"
+    }
+
+    fn needs(&self, _: &Cpu) -> Needs {
+        Needs {
+            backward_scratch: self.segments.map_or(0, |rows| partials_len(self.rows, rows * self.width)),
+            ..Needs::default()
+        }
+    }
+
+    fn forward(&mut self, cx: &mut Forward<'_>) {
+        let parameters = cx.parameters;
+        with_format!(cx.output.format(), E => {
+            let segments = self.segments.map(|_| (&cx.batch.segments[..], parameters.compute(1).of::<E>()));
+            ops::embed::<E, E>(
+                &cx.kernels.cpu,
+                &cx.batch.tokens,
+                parameters.compute(self.tokens()).of::<E>(),
+                parameters.compute(0).of::<E>(),
+                segments,
+                self.width,
+                cx.output.of::<E>(),
+            );
+        });
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>) {
+        let cpu = &cx.kernels.cpu;
+        with_format!(cx.d_output.format(), E => {
+            let dx = cx.d_output.shared().of::<E>();
+            let (gradient, accumulate) = cx.gradients.of(0);
+            ops::position_backward::<E>(cpu, dx, self.width, gradient, accumulate);
+            if self.segments.is_some() {
+                let (gradient, accumulate) = cx.gradients.of(1);
+                let segments = &cx.batch.segments;
+                ops::segment_backward::<E>(cpu, segments, dx, self.width, cx.scratch, gradient, accumulate);
+            }
+            let (gradient, accumulate) = cx.gradients.of(self.tokens());
+            if !accumulate {
+                gradient.fill(0.0);
+            }
+            ops::embed_backward::<E>(cpu, &cx.batch.tokens, dx, self.width, gradient);
+        });
+    }
+}

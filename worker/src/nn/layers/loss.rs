@@ -1,0 +1,97 @@
+//! Softmax cross entropy.
+
+use crate::cpu::Cpu;
+use crate::cpu::ops::{self, Targets};
+use crate::cpu::values::with_format;
+use crate::data::Batch;
+use crate::model::ModelError;
+use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, InputGradient, Layer, Needs, Tensor};
+
+/// What logits are compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// [`Batch::targets`]: a token or a class for each row.
+    Classes,
+    /// [`Batch::next_sentence`]: whether the second segment follows the first.
+    NextSentence,
+}
+
+impl Target {
+    fn of(self, batch: &Batch) -> &[u32] {
+        match self {
+            Target::Classes => &batch.targets,
+            Target::NextSentence => &batch.next_sentence,
+        }
+    }
+}
+
+/// Mean cross entropy over the rows of the logits, added to the loss.
+#[derive(Debug, Clone, Copy)]
+pub struct CrossEntropy {
+    /// What the logits should say.
+    pub target: Target,
+    /// Count right predictions; of one loss of a model.
+    pub count: bool,
+}
+
+impl CrossEntropy {
+    /// Appends it. The logits must have no other reader: their memory is used for the gradient.
+    ///
+    /// # Errors
+    /// None of its own.
+    pub fn add(self, graph: &mut Graph, name: &str, logits: Tensor) -> Result<(), ModelError> {
+        let columns = graph.width(logits);
+        let layer = Loss { rows: graph.len(logits) / columns, smoothing: graph.label_smoothing(), options: self };
+        graph.add_loss(name, layer, &[logits])
+    }
+}
+
+struct Loss {
+    rows: usize,
+    smoothing: f32,
+    options: CrossEntropy,
+}
+
+impl Loss {
+    fn targets<'a>(&self, batch: &'a Batch, training: bool) -> Targets<'a> {
+        let classes = self.options.target.of(batch);
+        assert_eq!(classes.len(), self.rows, "targets of a micro-batch");
+        // Smoothing helps to learn; the loss that is judged by is that of the classes as they are, comparable between runs.
+        Targets { classes, smoothing: if training { self.smoothing } else { 0.0 } }
+    }
+}
+
+impl Layer for Loss {
+    fn kind(&self) -> &'static str {
+        "CrossEntropy"
+    }
+
+    fn needs(&self, _: &Cpu) -> Needs {
+        Needs { saved: 2 * self.rows, scratch: 2 * self.rows, flow: [Flow::OverInput; INPUTS], ..Needs::default() }
+    }
+
+    fn forward(&mut self, cx: &mut Forward<'_>) {
+        let targets = self.targets(cx.batch, cx.training());
+        let (losses, correct) = cx.scratch.split_at_mut(self.rows);
+        let logits = cx.inputs[0];
+        with_format!(logits.format(), E => {
+            ops::cross_entropy::<E>(&cx.kernels.cpu, logits.of::<E>(), targets, cx.saved, losses, correct);
+        });
+        let counted = targets.counted();
+        let sum: f64 = losses.iter().map(|&loss| f64::from(loss)).sum();
+        cx.outcome.loss += sum / counted.max(1) as f64;
+        if self.options.count {
+            cx.outcome.correct += correct.iter().filter(|&&correct| correct > 0.0).count() as u64;
+            cx.outcome.predicted += counted as u64;
+        }
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>) {
+        let targets = self.targets(cx.batch, true);
+        let each = (f64::from(cx.scale) / targets.counted().max(1) as f64) as f32;
+        let InputGradient::OverInput(logits) = &mut cx.d_inputs[0] else { return };
+        with_format!(logits.format(), E => {
+            ops::cross_entropy_backward::<E>(&cx.kernels.cpu, logits.of::<E>(), targets, cx.saved, each);
+        });
+    }
+}

@@ -1,0 +1,73 @@
+//! Some of the rows of a tensor.
+
+use crate::cpu::Cpu;
+use crate::cpu::ops;
+use crate::cpu::values::with_format;
+use crate::model::ModelError;
+use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Layer, Needs, Tensor};
+
+/// Which rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pick {
+    /// [`crate::data::Batch::positions`], as many in every sample: the tokens that are predicted.
+    Positions(usize),
+    /// The first of each sample.
+    First,
+}
+
+/// `[batch, context, width]` to `[rows, width]`.
+///
+/// # Errors
+/// The input has another number of axes.
+pub fn pick_rows(graph: &mut Graph, name: &str, x: Tensor, pick: Pick) -> Result<Tensor, ModelError> {
+    let &[batch, context, width] = graph.shape(x) else {
+        return Err(graph.mismatch(name, x, "[batch, context, width]"));
+    };
+    let (rows, first) = match pick {
+        Pick::Positions(each) => (batch * each, Vec::new()),
+        Pick::First => (batch, (0..batch).map(|sample| (sample * context) as u32).collect()),
+    };
+    graph.add(name, Rows { width, first }, &[x], &[], &[], &[rows, width])
+}
+
+struct Rows {
+    width: usize,
+    /// Empty: the batch's positions.
+    first: Vec<u32>,
+}
+
+impl Rows {
+    fn index<'a>(&'a self, positions: &'a [u32]) -> &'a [u32] {
+        if self.first.is_empty() { positions } else { &self.first }
+    }
+}
+
+impl Layer for Rows {
+    fn kind(&self) -> &'static str {
+        "Rows"
+    }
+
+    fn needs(&self, _: &Cpu) -> Needs {
+        Needs { flow: [Flow::Accumulate; INPUTS], ..Needs::default() }
+    }
+
+    fn forward(&mut self, cx: &mut Forward<'_>) {
+        let index = self.index(&cx.batch.positions);
+        with_format!(cx.output.format(), E => {
+            ops::gather_rows::<E>(&cx.kernels.cpu, index, cx.inputs[0].of::<E>(), self.width, cx.output.of::<E>());
+        });
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>) {
+        let index = self.index(&cx.batch.positions);
+        let Some((mut dx, add)) = cx.d_inputs[0].target() else { return };
+        with_format!(dx.format(), E => {
+            let dx = dx.of::<E>();
+            if !add {
+                dx.fill(bytemuck::Zeroable::zeroed());
+            }
+            // Rows are distinct: nothing is rounded twice.
+            ops::scatter_add_rows::<E, E>(&cx.kernels.cpu, index, cx.d_output.of::<E>(), self.width, dx);
+        });
+    }
+}

@@ -1,0 +1,256 @@
+//! A network with its memory: runs the layers of a graph, forward and backward.
+#![allow(unsafe_code)]
+
+use super::arena::{Arena, Place};
+use super::graph::{Graph, Node, StatisticInfo};
+use super::layer::{
+    Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, Outcome, Parameters, Statistics, Weights,
+};
+use super::plan::{Mode, NodePlan, Plan};
+use crate::cpu::values::with_format;
+use crate::cpu::{Cpu, Gemm, Values, ops};
+use crate::data::Batch;
+use crate::model::{GradientSink, Layout, ModelError};
+use std::time::Instant;
+
+/// One layer's run, for a profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operation {
+    /// Index of the layer; see [`Network::name`].
+    pub node: u32,
+    /// Backward or forward.
+    pub backward: bool,
+    /// When it started.
+    pub start: Instant,
+    /// When it ended.
+    pub end: Instant,
+}
+
+/// A network with its memory.
+pub struct Network {
+    nodes: Vec<Node>,
+    plan: Plan,
+    arena: Arena,
+    kernels: Kernels,
+    statistics: Vec<StatisticInfo>,
+    /// What the last forward wrote.
+    batch_statistics: Vec<f32>,
+    recording: bool,
+    operations: Vec<Operation>,
+}
+
+impl Network {
+    /// Plans the memory of a graph and takes it.
+    ///
+    /// # Errors
+    /// The graph is no network, or the machine lacks the memory.
+    pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
+        let plan = Plan::new(&graph, &cpu)?;
+        let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
+        let Graph { nodes, statistics, .. } = graph;
+        let len = statistics.iter().map(|statistic| statistic.len).sum();
+        let operations = Vec::with_capacity(2 * nodes.len());
+        Ok(Network {
+            nodes,
+            plan,
+            arena,
+            kernels: Kernels { gemm: Gemm::new(cpu.clone()), cpu },
+            statistics,
+            batch_statistics: vec![0.0; len],
+            recording: false,
+            operations,
+        })
+    }
+
+    /// The parameters.
+    pub fn layout(&self) -> &Layout {
+        &self.plan.layout
+    }
+
+    /// Names and lengths of the running statistics, in their order in the array of [`Network::batch_statistics`].
+    pub fn statistics(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.statistics.iter().map(|statistic| (statistic.name.as_str(), statistic.len))
+    }
+
+    /// Values of the running statistics before training.
+    pub fn initial_statistics(&self) -> Vec<f32> {
+        self.statistics.iter().flat_map(|s| std::iter::repeat_n(s.initial, s.len)).collect()
+    }
+
+    /// Statistics of the last micro-batch.
+    pub fn batch_statistics(&self) -> &[f32] {
+        &self.batch_statistics
+    }
+
+    /// Layers.
+    pub fn layers(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Name and kind of a layer.
+    pub fn name(&self, node: usize) -> (&str, &'static str) {
+        (&self.nodes[node].name, self.nodes[node].layer.kind())
+    }
+
+    /// Bytes of activations, their gradients and scratch memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.arena.bytes() + self.kernels.gemm.memory_bytes()
+    }
+
+    /// What [`Network::memory_bytes`] would be if every tensor had 32 bits.
+    pub fn memory_bytes_f32(&self) -> usize {
+        self.plan.bytes_f32 + self.kernels.gemm.memory_bytes()
+    }
+
+    /// From now on the times of all layers are kept until the next forward, or no longer.
+    pub fn record(&mut self, on: bool) {
+        self.recording = on;
+        self.operations.clear();
+    }
+
+    /// What ran since the last forward, in order.
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations
+    }
+
+    /// Forward pass of a training step.
+    ///
+    /// # Panics
+    /// If the batch is not of the graph's kind and size, or the weights not of the layout's.
+    pub fn forward(&mut self, weights: Weights<'_>, batch: &Batch) -> Outcome {
+        self.run_forward(weights, batch, true)
+    }
+
+    /// Forward pass alone; no backward may follow.
+    ///
+    /// # Panics
+    /// As [`Network::forward`].
+    pub fn evaluate(&mut self, weights: Weights<'_>, batch: &Batch) -> Outcome {
+        self.run_forward(weights, batch, false)
+    }
+
+    fn run_forward(&mut self, weights: Weights<'_>, batch: &Batch, training: bool) -> Outcome {
+        let Network { nodes, plan, arena, kernels, batch_statistics, recording, operations, .. } = self;
+        assert_eq!(weights.master.len(), plan.layout.len, "length of the weights");
+        operations.clear();
+        let mut outcome = Outcome::default();
+        for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
+            let start = recording.then(Instant::now);
+            let statistics = if training {
+                Statistics::Batch(&mut batch_statistics[places.statistics.clone()])
+            } else {
+                Statistics::Running(&weights.statistics[places.statistics.clone()])
+            };
+            // SAFETY: `Plan::check` showed that what is written is apart from all else, and one layer runs at a time.
+            let (inputs, output, saved, kept, scratch) = unsafe {
+                (
+                    read(arena, &places.inputs),
+                    arena.write(&places.output),
+                    arena.floats(&places.saved),
+                    arena.write(&places.kept),
+                    arena.floats(&places.scratch),
+                )
+            };
+            let parameters = Parameters { layout: &plan.layout, ordinals: &places.ordinals, weights };
+            node.layer.forward(&mut Forward {
+                inputs,
+                output,
+                saved,
+                kept,
+                scratch,
+                batch,
+                kernels,
+                statistics,
+                outcome: &mut outcome,
+                parameters,
+            });
+            note(operations, start, index, false);
+        }
+        outcome
+    }
+
+    /// Gradients of `scale` times the loss of the last [`Network::forward`], with the same weights and batch.
+    pub fn backward(&mut self, weights: Weights<'_>, batch: &Batch, scale: f32, sink: &mut dyn GradientSink) {
+        let Network { nodes, plan, arena, kernels, recording, operations, .. } = self;
+        for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
+            if !places.backward {
+                continue;
+            }
+            let start = recording.then(Instant::now);
+            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not handed out beside it.
+            let (inputs, output, d_output, d_inputs, saved, kept, scratch) = unsafe {
+                (
+                    read(arena, &places.backward_inputs),
+                    arena.read(&places.backward_output),
+                    arena.write(&places.d_output),
+                    gradients(arena, places),
+                    arena.floats(&places.saved),
+                    arena.write(&places.kept),
+                    arena.floats(&places.backward_scratch),
+                )
+            };
+            let parameters = Parameters { layout: &plan.layout, ordinals: &places.ordinals, weights };
+            node.layer.backward(&mut Backward {
+                inputs,
+                output,
+                d_output,
+                d_inputs,
+                saved,
+                kept,
+                scratch,
+                batch,
+                kernels,
+                scale,
+                parameters,
+                gradients: Gradients { ordinals: &places.ordinals, written: &places.written, sink: &mut *sink },
+            });
+            pass_on(arena, places, &kernels.cpu);
+            places.finished.iter().for_each(|&ordinal| sink.finished(ordinal));
+            note(operations, start, index, true);
+        }
+    }
+}
+
+fn note(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, backward: bool) {
+    if let Some(start) = start {
+        operations.push(Operation { node: index as u32, backward, start, end: Instant::now() });
+    }
+}
+
+/// # Safety
+/// As [`Arena::read`].
+unsafe fn read<'a>(arena: &Arena, places: &[Place; INPUTS]) -> [Values<'a>; INPUTS] {
+    // SAFETY: the caller's promise.
+    std::array::from_fn(|k| unsafe { arena.read(&places[k]) })
+}
+
+/// # Safety
+/// As [`Arena::write`].
+unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>; INPUTS] {
+    std::array::from_fn(|k| {
+        // SAFETY: the caller's promise.
+        let memory = || unsafe { arena.write(&places.d_inputs[k]) };
+        match places.modes[k] {
+            Mode::None => InputGradient::None,
+            Mode::Write => InputGradient::Write(memory()),
+            Mode::Add => InputGradient::Add(memory()),
+            Mode::InPlace => InputGradient::InPlace,
+            Mode::OverInput => InputGradient::OverInput(memory()),
+        }
+    })
+}
+
+/// Adds or copies gradients to where they belong.
+fn pass_on(arena: &Arena, places: &NodePlan, cpu: &Cpu) {
+    for pass in &places.passes {
+        // SAFETY: the layer is done with its slices, and `Plan::check` showed that the two places are apart.
+        let (from, mut to) = unsafe { (arena.read(&pass.from), arena.write(&pass.to)) };
+        with_format!(pass.to.format, E => {
+            if pass.add {
+                ops::add_to::<E>(cpu, from.of::<E>(), to.of::<E>());
+            } else {
+                ops::convert::<E, E>(cpu, from.of::<E>(), to.of::<E>());
+            }
+        });
+    }
+}

@@ -1,0 +1,364 @@
+//! From a graph to a plan: the order of parameters, what each layer reads and writes, and where it lies.
+//!
+//! ```text
+//! time      0 .. n-1 forward, n .. 2n-1 backward (layer i at 2n-1-i)
+//! tensors   from the layer that computes them to the last one that reads them
+//! gradients from the first layer that writes them (the last one that reads the tensor) to the layer that computed the tensor
+//! ```
+//!
+//! A gradient that a layer turns into another one in place shares its memory.
+
+use super::arena::{Place, disjoint};
+use super::graph::{Graph, Node};
+use super::layer::{Flow, INPUTS, Needs};
+use super::memory::{self, Span};
+use crate::cpu::{Cpu, Format};
+use crate::model::{Layout, ModelError};
+
+/// How a node gives the gradient of an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    None,
+    Write,
+    Add,
+    /// Made where the gradient of the output is.
+    InPlace,
+    OverInput,
+}
+
+/// A gradient that a layer cannot put where it belongs: it is taken there afterwards.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pass {
+    pub from: Place,
+    pub to: Place,
+    /// Or copied.
+    pub add: bool,
+}
+
+/// The places of one node.
+pub(super) struct NodePlan {
+    pub inputs: [Place; INPUTS],
+    /// Those of `inputs` that backward reads; the others are empty.
+    pub backward_inputs: [Place; INPUTS],
+    pub output: Place,
+    pub backward_output: Place,
+    pub saved: Place,
+    pub kept: Place,
+    pub scratch: Place,
+    pub backward_scratch: Place,
+    pub d_output: Place,
+    pub d_inputs: [Place; INPUTS],
+    pub modes: [Mode; INPUTS],
+    pub passes: Vec<Pass>,
+    /// Whether backward has anything to do.
+    pub backward: bool,
+    /// Parameters in the order of the layer, by ordinal.
+    pub ordinals: Vec<usize>,
+    /// For each of them: a later layer wrote its gradient before.
+    pub written: Vec<bool>,
+    /// Ordinals that are final after this node, ascending.
+    pub finished: Vec<usize>,
+    /// Where its statistics lie.
+    pub statistics: std::ops::Range<usize>,
+}
+
+pub(super) struct Plan {
+    pub layout: Layout,
+    pub nodes: Vec<NodePlan>,
+    pub bytes: usize,
+    /// What the arena would take if every number had 32 bits.
+    pub bytes_f32: usize,
+}
+
+/// Buffers by index, until they have places.
+#[derive(Default)]
+struct Buffers {
+    sizes: Vec<(usize, Format)>,
+    times: Vec<(usize, usize)>,
+}
+
+impl Buffers {
+    fn new_at(&mut self, len: usize, format: Format, time: usize) -> usize {
+        self.sizes.push((len, format));
+        self.times.push((time, time));
+        self.sizes.len() - 1
+    }
+
+    fn reach(&mut self, buffer: usize, time: usize) {
+        let (from, to) = &mut self.times[buffer];
+        (*from, *to) = ((*from).min(time), (*to).max(time));
+    }
+
+    fn place(&self, f32_only: bool) -> Option<(Vec<Place>, usize)> {
+        let format = |format| if f32_only { Format::F32 } else { format };
+        let spans: Option<Vec<Span>> = self
+            .sizes
+            .iter()
+            .zip(&self.times)
+            .map(|(&(len, own), &(from, to))| Some(Span { bytes: len.checked_mul(format(own).size())?, from, to }))
+            .collect();
+        let (offsets, bytes) = memory::place(&spans?)?;
+        let places = offsets.iter().zip(&self.sizes);
+        Some((places.map(|(&offset, &(len, own))| Place { offset, len, format: format(own) }).collect(), bytes))
+    }
+}
+
+/// Parameters in the order in which backward finishes them: the reverse of the first layer that uses them, within a layer as it names them.
+fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
+    let mut first = vec![usize::MAX; graph.parameters.len()];
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        node.parameters.iter().for_each(|&parameter| first[parameter] = index);
+    }
+    if let Some(unused) = graph.parameters.iter().find(|parameter| !parameter.used) {
+        return Err(ModelError::Unused { parameter: unused.name.clone() });
+    }
+    let mut layout = Layout::default();
+    let mut ordinals = vec![0; graph.parameters.len()];
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        for &parameter in &node.parameters {
+            if first[parameter] == index {
+                let info = &graph.parameters[parameter];
+                ordinals[parameter] = layout.push(info.name.clone(), &info.shape, info.role, info.initial);
+                layout.parameters[ordinals[parameter]].export_axes = info.export_axes.clone();
+            }
+        }
+    }
+    let mut names: Vec<&str> = layout.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(ModelError::Twice { parameter: pair[0].to_owned() });
+    }
+    Ok((layout, ordinals))
+}
+
+/// What is decided about a node before places are known: buffers by index.
+struct Draft {
+    needs: Needs,
+    saved: usize,
+    kept: usize,
+    scratch: usize,
+    backward_scratch: usize,
+    d_output: Option<usize>,
+    d_inputs: [Option<usize>; INPUTS],
+    modes: [Mode; INPUTS],
+    /// From, to, add.
+    passes: Vec<(usize, usize, bool)>,
+    backward: bool,
+}
+
+impl Plan {
+    pub fn new(graph: &Graph, cpu: &Cpu) -> Result<Plan, ModelError> {
+        let (layout, ordinals) = lay_out(graph)?;
+        let n = graph.nodes.len();
+        let mut buffers = Buffers::default();
+        // Tensors: alive from their producer to their last reader in forward.
+        let values: Vec<usize> =
+            graph.tensors.iter().map(|tensor| buffers.new_at(tensor.len(), graph.format(), tensor.producer)).collect();
+        let mut readers = vec![0usize; graph.tensors.len()];
+        for (i, node) in graph.nodes.iter().enumerate() {
+            for &input in &node.inputs {
+                buffers.reach(values[input], i);
+                readers[input] += 1;
+            }
+        }
+        let mut gradients: Vec<Option<usize>> = vec![None; graph.tensors.len()];
+        let mut drafts: Vec<Draft> = Vec::with_capacity(n);
+        for (i, node) in graph.nodes.iter().enumerate().rev() {
+            drafts.push(draft(graph, cpu, &mut buffers, &values, &readers, &mut gradients, i, node)?);
+        }
+        drafts.reverse();
+        let (places, bytes) = buffers.place(false).ok_or(ModelError::TooLarge)?;
+        let bytes_f32 =
+            if graph.format() == Format::F32 { bytes } else { buffers.place(true).ok_or(ModelError::TooLarge)?.1 };
+        let mut written = vec![false; layout.parameters.len()];
+        let statistics = statistics_ranges(graph);
+        let mut nodes: Vec<NodePlan> = Vec::with_capacity(n);
+        for (node, (draft, statistics)) in graph.nodes.iter().zip(drafts.iter().zip(statistics)).rev() {
+            nodes.push(node_plan(node, draft, &values, &places, &ordinals, &mut written, statistics));
+        }
+        nodes.reverse();
+        // A parameter is final after the first node that uses it.
+        let mut seen = vec![false; layout.parameters.len()];
+        for node in &mut nodes {
+            let mut fresh = node.ordinals.clone();
+            fresh.retain(|&ordinal| !std::mem::replace(&mut seen[ordinal], true));
+            fresh.sort_unstable();
+            node.finished = fresh;
+        }
+        let plan = Plan { layout, nodes, bytes, bytes_f32 };
+        plan.check();
+        Ok(plan)
+    }
+
+    /// What the unsafe code of the arena relies on.
+    fn check(&self) {
+        for node in &self.nodes {
+            let forward = [node.output, node.saved, node.kept, node.scratch];
+            assert!(disjoint(self.bytes, &node.inputs, &forward), "invariant: places of forward are apart");
+            let mut written = vec![node.d_output, node.saved, node.kept, node.backward_scratch];
+            for (place, mode) in node.d_inputs.iter().zip(node.modes) {
+                if !matches!(mode, Mode::None | Mode::InPlace) {
+                    written.push(*place);
+                }
+            }
+            for pass in &node.passes {
+                assert!(disjoint(self.bytes, &[pass.from], &[pass.to]), "invariant: a pass goes elsewhere");
+                // What is added to must survive the layer.
+                let own: Vec<Place> = written.iter().filter(|place| **place != pass.to).copied().collect();
+                assert!(disjoint(self.bytes, &own, &[pass.to]), "invariant: the layer leaves the sum alone");
+            }
+            let mut read = node.backward_inputs.to_vec();
+            read.push(node.backward_output);
+            assert!(disjoint(self.bytes, &read, &written), "invariant: places of backward are apart");
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn draft(
+    graph: &Graph,
+    cpu: &Cpu,
+    buffers: &mut Buffers,
+    values: &[usize],
+    readers: &[usize],
+    gradients: &mut [Option<usize>],
+    i: usize,
+    node: &Node,
+) -> Result<Draft, ModelError> {
+    let (forward, backward) = (i, 2 * graph.nodes.len() - 1 - i);
+    let needs = node.layer.needs(cpu);
+    let d_output = node.output.and_then(|output| gradients[output]);
+    let differentiable = !node.parameters.is_empty() || node.inputs.iter().any(|&t| graph.tensors[t].differentiable);
+    if let (Some(_), None, true) = (node.output, d_output, differentiable) {
+        return Err(ModelError::Loose { layer: node.name.clone() });
+    }
+    let saved = buffers.new_at(needs.saved, Format::F32, forward);
+    let kept = buffers.new_at(needs.kept, graph.format(), forward);
+    let mut modes = [Mode::None; INPUTS];
+    let mut d_inputs = [None; INPUTS];
+    let mut passes = Vec::new();
+    if differentiable {
+        buffers.reach(saved, backward);
+        buffers.reach(kept, backward);
+        d_output.into_iter().for_each(|buffer| buffers.reach(buffer, backward));
+        if let Some(output) = node.output.filter(|_| needs.output) {
+            buffers.reach(values[output], backward);
+        }
+        let lens: Vec<usize> = buffers.sizes.iter().map(|(len, _)| *len).collect();
+        let same_len = |buffer: Option<usize>, len: usize| buffer.is_some_and(|buffer| lens[buffer] == len);
+        let mut taken = false;
+        for (k, &input) in node.inputs.iter().enumerate() {
+            if needs.inputs[k] {
+                buffers.reach(values[input], backward);
+            }
+            if !graph.tensors[input].differentiable {
+                continue;
+            }
+            let len = graph.tensors[input].len();
+            let mut fresh = || buffers.new_at(len, graph.format(), backward);
+            let in_place = needs.flow[k] == Flow::InPlace && same_len(d_output, len);
+            let mut passed = |from: usize, to: usize, add: bool| {
+                passes.push((from, to, add));
+                Some(to)
+            };
+            let gradient;
+            (modes[k], d_inputs[k], gradient) = match (gradients[input], needs.flow[k], d_output) {
+                (Some(sum), Flow::Accumulate, _) => (Mode::Add, Some(sum), Some(sum)),
+                (Some(sum), Flow::InPlace, Some(d)) if in_place => (Mode::InPlace, None, passed(d, sum, true)),
+                (Some(sum), Flow::Write, _) => {
+                    let own = fresh();
+                    (Mode::Write, Some(own), passed(own, sum, true))
+                }
+                (None, Flow::InPlace, Some(d)) if in_place && !taken => {
+                    taken = true;
+                    (Mode::InPlace, None, Some(d))
+                }
+                (None, Flow::InPlace, Some(d)) if in_place => (Mode::InPlace, None, passed(d, fresh(), false)),
+                (None, Flow::OverInput, _) if readers[input] == 1 => {
+                    (Mode::OverInput, Some(values[input]), Some(values[input]))
+                }
+                (None, Flow::Write | Flow::Accumulate, _) => {
+                    let own = fresh();
+                    (Mode::Write, Some(own), Some(own))
+                }
+                _ => return Err(ModelError::Shared { layer: node.name.clone() }),
+            };
+            gradients[input] = gradient;
+            gradient.into_iter().chain(d_inputs[k]).for_each(|buffer| buffers.reach(buffer, backward));
+        }
+    }
+    Ok(Draft {
+        saved,
+        kept,
+        scratch: buffers.new_at(needs.scratch, Format::F32, forward),
+        backward_scratch: buffers.new_at(
+            if differentiable { needs.backward_scratch } else { 0 },
+            Format::F32,
+            backward,
+        ),
+        needs,
+        d_output,
+        d_inputs,
+        modes,
+        passes,
+        backward: differentiable,
+    })
+}
+
+fn node_plan(
+    node: &Node,
+    draft: &Draft,
+    values: &[usize],
+    places: &[Place],
+    ordinals: &[usize],
+    written: &mut [bool],
+    statistics: std::ops::Range<usize>,
+) -> NodePlan {
+    let mut inputs = [Place::EMPTY; INPUTS];
+    let mut backward_inputs = inputs;
+    let mut d_inputs = inputs;
+    for (k, &input) in node.inputs.iter().enumerate() {
+        inputs[k] = places[values[input]];
+        if draft.backward && draft.needs.inputs[k] && draft.modes[k] != Mode::OverInput {
+            backward_inputs[k] = inputs[k];
+        }
+        d_inputs[k] = draft.d_inputs[k].map_or(Place::EMPTY, |buffer| places[buffer]);
+    }
+    let output = node.output.map_or(Place::EMPTY, |output| places[values[output]]);
+    let own: Vec<usize> = node.parameters.iter().map(|&parameter| ordinals[parameter]).collect();
+    let before = own.iter().map(|&ordinal| std::mem::replace(&mut written[ordinal], true)).collect();
+    NodePlan {
+        inputs,
+        backward_inputs,
+        output,
+        backward_output: if draft.backward && draft.needs.output { output } else { Place::EMPTY },
+        saved: places[draft.saved],
+        kept: places[draft.kept],
+        scratch: places[draft.scratch],
+        backward_scratch: places[draft.backward_scratch],
+        d_output: draft.d_output.map_or(Place::EMPTY, |buffer| places[buffer]),
+        d_inputs,
+        modes: draft.modes,
+        passes: draft.passes.iter().map(|&(from, to, add)| Pass { from: places[from], to: places[to], add }).collect(),
+        backward: draft.backward,
+        ordinals: own,
+        written: before,
+        finished: Vec::new(),
+        statistics,
+    }
+}
+
+/// Places of each node's statistics in one array; those of a node are neighbours.
+fn statistics_ranges(graph: &Graph) -> Vec<std::ops::Range<usize>> {
+    let mut at = 0;
+    let len = |node: &Node| -> usize { node.statistics.iter().map(|&index| graph.statistics[index].len).sum() };
+    graph
+        .nodes
+        .iter()
+        .map(|node| {
+            let start = at;
+            at += len(node);
+            start..at
+        })
+        .collect()
+}

@@ -1,0 +1,85 @@
+//! The `switchyard-worker` program, as a library: a program of your own calls [`main`] with networks of its own.
+
+mod rank;
+
+use crate::comm::GroupConfig;
+use crate::model::Registry;
+use crate::process::variable;
+use crate::train::fault::Fault;
+use crate::train::{self, Blueprint, TrainError, config};
+use clap::{Parser, Subcommand};
+use std::io::Read;
+use std::process::ExitCode;
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::exit::Exit;
+
+/// One rank of a training job, or all ranks of one node. Started by `switchyard run`, or in a pod.
+#[derive(Debug, Parser)]
+#[command(name = "switchyard-worker", version, about, after_long_help = help(), max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train as the rank that the environment names, or as several in one process. Prints one JSON event per line.
+    Train,
+    /// Start and watch all ranks of this node, as the main process of a pod: divides the CPUs among the ranks, hands on what
+    /// they print, stops them on SIGTERM (25 s, then SIGKILL; at once on a second signal), reaps orphans, and leaves a
+    /// termination message. Prints the events of rank 0 and, in its pod, a `summary` of where the job is every 5 s.
+    Pod,
+    /// Read an engine configuration (JSON) from standard input and print what would be trained, as JSON; starts nothing.
+    Inspect,
+}
+
+/// All of the program: reads the arguments, does what they say, answers with the exit code. `registry` has the networks it knows.
+pub fn main(registry: &Registry) -> ExitCode {
+    let exit = match Cli::parse().command {
+        Command::Train => rank::train(registry).code(),
+        Command::Pod => crate::pod::run(),
+        Command::Inspect => inspect(registry).code(),
+    };
+    ExitCode::from(exit)
+}
+
+/// `switchyard-worker inspect`
+fn inspect(registry: &Registry) -> Exit {
+    let found = || -> Result<String, TrainError> {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .map_err(|error| TrainError::Usage(format!("standard input: {error}")))?;
+        let config = config::parse(&text, "standard input")?;
+        GroupConfig::check_settings()?;
+        variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
+        let world = count(env::NUM_NODES)?.saturating_mul(count(env::PROCS_PER_NODE)?);
+        let dataset = train::open(&config)?;
+        let blueprint = Blueprint::new(&config, dataset, world, variable(env::KERNEL).as_deref(), registry)?;
+        serde_json::to_string(&blueprint.inspection()?).map_err(|error| TrainError::Usage(error.to_string()))
+    };
+    match found() {
+        Ok(answer) => {
+            println!("{answer}");
+            Exit::Done
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            error.exit(0)
+        }
+    }
+}
+
+fn count(name: &str) -> Result<u32, TrainError> {
+    let text = variable(name).unwrap_or_else(|| "1".into());
+    text.parse()
+        .ok()
+        .filter(|count| *count > 0)
+        .ok_or_else(|| TrainError::Usage(format!("{name}: got `{text}`; expected a number from 1 up")))
+}
+
+/// The environment and the exit codes, for `--help`.
+fn help() -> String {
+    let codes: Vec<String> = Exit::ALL.iter().map(|(exit, text)| format!("  {:>3}  {text}", exit.code())).collect();
+    format!("Environment, set by the launcher:\n  {}\n\nExit codes:\n{}", env::ALL.join("\n  "), codes.join("\n"))
+}

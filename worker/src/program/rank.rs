@@ -1,0 +1,191 @@
+//! `switchyard-worker train`: one rank, or several as threads of one process.
+//!
+//! With several each is a device: it has an equal share of the process's CPUs, a place of its own in the group, and a network and weights
+//! of its own. They share the data.
+
+use crate::comm::{Aborter, CommError, GroupConfig};
+use crate::data::Dataset;
+use crate::model::Registry;
+use crate::process::{self, Stopping, variable};
+use crate::train::fault::Fault;
+use crate::train::{self, Blueprint, Outside, Reporter, TrainError, config};
+use std::io::Stdout;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::event::{Event, Failure};
+use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::{CpuList, env};
+
+/// What the ranks of this process have in common.
+struct Process<'a> {
+    config: EngineConfig,
+    run_dir: PathBuf,
+    fault: Option<Fault>,
+    registry: &'a Registry,
+    stopping: Arc<Stopping>,
+}
+
+pub(super) fn train(registry: &Registry) -> Exit {
+    let refuse = |exit: Exit, text: String| {
+        eprintln!("error: {text}");
+        exit
+    };
+    if let Err(message) = process::follow_parent().and_then(|()| process::pin()) {
+        return refuse(Exit::Usage, message);
+    }
+    let group = match GroupConfig::from_env() {
+        Ok(group) => group,
+        Err(error) => return refuse(Exit::Usage, error.to_string()),
+    };
+    let settings = config::from_env().and_then(|config| {
+        let fault = variable(env::FAULT).map(|text| Fault::parse(&text)).transpose()?;
+        Ok((config, fault))
+    });
+    let (config, fault) = match settings {
+        Ok(settings) => settings,
+        Err(error) => return refuse(error.exit(group.rank()), error.to_string()),
+    };
+    let saves = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
+    let stopping = match process::stop_on_signal(group.rank(), saves) {
+        Ok(stopping) => stopping,
+        Err(error) => return refuse(Exit::Unexpected, format!("cannot listen to signals: {error}")),
+    };
+    let run_dir = PathBuf::from(variable(env::RUN_DIR).unwrap_or_else(|| ".".into()));
+    let process = Process { config, run_dir, fault, registry, stopping };
+    match process.config.devices_per_process {
+        0 | 1 => process.guarded(&group, |group, reporter| {
+            let dataset = train::open(&process.config)?;
+            process.train(group, &process.config, dataset, reporter)
+        }),
+        devices => process.train_devices(&group, devices),
+    }
+}
+
+impl Process<'_> {
+    /// Each device on a thread of its own.
+    fn train_devices(&self, group: &GroupConfig, devices: u32) -> Exit {
+        let dataset = match train::open(&self.config) {
+            Ok(dataset) => dataset,
+            Err(error) => return self.guarded(group, |_, _| Err(error)),
+        };
+        let cpus = process::allowed();
+        let config = EngineConfig { cpu_threads: (self.config.cpu_threads / devices).max(1), ..self.config.clone() };
+        let exits: Vec<Exit> = std::thread::scope(|scope| {
+            let start = |device: u32| {
+                let group = GroupConfig { local_rank: group.local_rank + device, ..group.clone() };
+                let (dataset, own, config) = (Arc::clone(&dataset), share(&cpus, device, devices), &config);
+                let body = move || {
+                    self.guarded(&group, |group, reporter| {
+                        process::run_on(&own).map_err(TrainError::Usage)?;
+                        self.train(group, config, dataset, reporter)
+                    })
+                };
+                std::thread::Builder::new().name(format!("device-{device}")).spawn_scoped(scope, body)
+            };
+            let threads: Vec<_> = (0..devices).map(start).collect();
+            threads
+                .into_iter()
+                .map(|thread| match thread.map(std::thread::ScopedJoinHandle::join) {
+                    Ok(Ok(exit)) => exit,
+                    _ => Exit::Unexpected,
+                })
+                .collect()
+        });
+        // The device that failed by itself speaks for the process.
+        let worst = |exit: &&Exit| match exit {
+            Exit::Done => 0,
+            Exit::PeerFailure => 1,
+            _ => 2,
+        };
+        exits.iter().max_by_key(worst).copied().unwrap_or(Exit::Unexpected)
+    }
+
+    /// Runs a rank; what ends it early is printed as an event and becomes the exit code.
+    fn guarded(
+        &self,
+        group: &GroupConfig,
+        body: impl FnOnce(&GroupConfig, &mut Reporter<Stdout>) -> Result<(), TrainError>,
+    ) -> Exit {
+        let rank = group.rank();
+        let mut reporter = Reporter::new(std::io::stdout());
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(group, &mut reporter)));
+        let (failure, exit) = match outcome {
+            Ok(Ok(())) => return Exit::Done,
+            Ok(Err(error)) => describe(&error, rank),
+            Err(panic) => {
+                let text = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| panic.downcast_ref::<&str>().copied());
+                let cause = format!("panicked: {}", text.unwrap_or("no message"));
+                (failure(rank, rank, cause, String::new(), Exit::OwnFailure), Exit::OwnFailure)
+            }
+        };
+        if !matches!(exit, Exit::Interrupted | Exit::Terminated) {
+            eprintln!("error: rank {}: {}", failure.origin_rank, failure.cause);
+        }
+        reporter.event(&Event::Failed(failure));
+        exit
+    }
+
+    fn train(
+        &self,
+        group: &GroupConfig,
+        config: &EngineConfig,
+        dataset: Arc<Dataset>,
+        reporter: &mut Reporter<Stdout>,
+    ) -> Result<(), TrainError> {
+        let kernel = variable(env::KERNEL);
+        let blueprint = Blueprint::new(config, dataset, group.world(), kernel.as_deref(), self.registry)?;
+        let run_dir: &Path = &self.run_dir;
+        let outside = Outside { run_dir, fault: self.fault, stop: self.stopping.signal() };
+        train::run(blueprint, group, &outside, reporter, |handle: Aborter| self.stopping.joined(handle))
+    }
+}
+
+/// An equal share of the CPUs; where there are fewer than devices, some share one.
+fn share(cpus: &CpuList, device: u32, devices: u32) -> CpuList {
+    let all: Vec<u32> = cpus.iter().collect();
+    let bound = |i: u32| (u64::from(i) * all.len() as u64 / u64::from(devices)) as usize;
+    let (from, to) = (bound(device), bound(device + 1));
+    let own =
+        if from < to { &all[from..to] } else { &all[from.min(all.len().saturating_sub(1))..][..1.min(all.len())] };
+    CpuList::new(own.iter().copied())
+}
+
+fn describe(error: &TrainError, rank: u32) -> (Failure, Exit) {
+    let exit = error.exit(rank);
+    // Whoever did not come is the origin, as far as this rank knows.
+    let origin = match error {
+        TrainError::Comm(CommError::Failed(cause)) => {
+            let told = failure(rank, cause.origin_rank, cause.text.clone(), cause.during.clone(), exit);
+            return (told, exit);
+        }
+        TrainError::Comm(CommError::Missing { missing, .. }) => missing.first().copied().unwrap_or(rank),
+        TrainError::Comm(CommError::Unreachable { .. }) => 0,
+        _ => rank,
+    };
+    (failure(rank, origin, error.to_string(), String::new(), exit), exit)
+}
+
+fn failure(rank: u32, origin_rank: u32, cause: String, during: String, exit: Exit) -> Failure {
+    Failure { rank, origin_rank, cause, during, exit_code: exit.code() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+    use switchyard_worker_contract::CpuList;
+
+    #[test]
+    fn devices_divide_the_cpus() {
+        let cpus: CpuList = "0-6".parse().unwrap();
+        let shares: Vec<String> = (0..3).map(|device| share(&cpus, device, 3).to_string()).collect();
+        assert_eq!(shares, ["0-1", "2-3", "4-6"]);
+        let one: CpuList = "5".parse().unwrap();
+        assert_eq!((0..2).map(|device| share(&one, device, 2).to_string()).collect::<Vec<_>>(), ["5", "5"]);
+        assert_eq!(share(&CpuList::new([]), 0, 2).to_string(), "");
+    }
+}

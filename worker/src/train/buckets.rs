@@ -1,0 +1,133 @@
+//! The buckets of a group: gradients, and beside them what else the ranks tell each other in a step.
+//!
+//! ```text
+//! gradients 0 .. n-1     in the order in which backward completes them
+//! metrics                loss, flags and batch statistics; in 4 bytes always, whatever the wire type
+//! exchange               some bytes of each rank, for what happens rarely
+//! ```
+//!
+//! Where gradients travel in 4 bytes, the metrics of a step ride in the last gradient bucket, so that they cost no message of their own.
+
+use super::blueprint::Blueprint;
+use crate::comm::{CommError, Communicator, Options, Wire};
+use switchyard_worker_contract::config::WireType;
+
+/// Numbers before the statistics. One cache line, so that nothing shares it.
+const FLAGS: usize = 16;
+/// Numbers that hold the length of a rank's bytes.
+const LENGTH: usize = 4;
+
+/// What a rank adds to the sums of a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Flags {
+    /// Share of this rank and micro-batch in the mean loss.
+    pub loss: f32,
+    /// 1: this rank was told to stop.
+    pub stop: f32,
+    /// 1: a checkpoint is due by the clock of rank 0.
+    pub due: f32,
+    /// 1: this rank's shard of the checkpoint under way is written.
+    pub written: f32,
+    /// 1: it could not be written.
+    pub failed: f32,
+}
+
+/// Where everything is.
+#[derive(Debug, Clone)]
+pub(super) struct Buckets {
+    /// Gradient buckets.
+    pub gradients: usize,
+    /// Bucket of a step's metrics, and where in it they begin.
+    metrics: (usize, usize),
+    statistics: usize,
+    /// Numbers of each rank in the exchange.
+    slot: usize,
+    world: usize,
+}
+
+impl Buckets {
+    /// `slot`: most bytes that a rank will exchange.
+    pub fn new(blueprint: &Blueprint, slot: usize) -> (Buckets, Vec<usize>, Options) {
+        let overlap = &blueprint.config.overlap;
+        let wire = match overlap.wire_type {
+            WireType::Fp32 => Wire::F32,
+            WireType::Fp16 => Wire::F16,
+            WireType::Bf16 => Wire::Bf16,
+        };
+        let statistics = blueprint.network.batch_statistics().len();
+        let mut lens: Vec<usize> = blueprint.buckets.iter().map(|bucket| bucket.range.len()).collect();
+        let gradients = lens.len();
+        let (slot, world) = (slot + LENGTH, blueprint.world as usize);
+        let metrics = match lens.last_mut().filter(|_| wire == Wire::F32) {
+            Some(last) => {
+                *last += FLAGS + statistics;
+                (gradients - 1, *last - FLAGS - statistics)
+            }
+            None => (gradients, 0),
+        };
+        lens.extend([FLAGS + statistics, slot * world]);
+        let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32 };
+        (Buckets { gradients, metrics, statistics, slot, world }, lens, options)
+    }
+
+    /// The bucket for sums outside of steps.
+    pub fn spare(&self) -> usize {
+        self.gradients
+    }
+
+    /// The bucket that the metrics of a step travel in.
+    pub fn of_metrics(&self) -> usize {
+        self.metrics.0
+    }
+
+    /// Writes this rank's part of a step's metrics.
+    pub fn tell(&self, communicator: &mut Communicator, flags: Flags, statistics: &[f32]) {
+        let all = &mut communicator.bucket_mut(self.metrics.0)[self.metrics.1..];
+        let Flags { loss, stop, due, written, failed } = flags;
+        all[..5].copy_from_slice(&[loss, stop, due, written, failed]);
+        all[5..FLAGS].fill(0.0);
+        all[FLAGS..FLAGS + self.statistics].copy_from_slice(statistics);
+    }
+
+    /// The sums over all ranks, after the bucket's reduction.
+    pub fn told<'a>(&self, communicator: &'a Communicator) -> (Flags, &'a [f32]) {
+        let all = &communicator.bucket(self.metrics.0)[self.metrics.1..];
+        let flags = Flags { loss: all[0], stop: all[1], due: all[2], written: all[3], failed: all[4] };
+        (flags, &all[FLAGS..FLAGS + self.statistics])
+    }
+
+    /// The sums of some numbers over all ranks; at most 16.
+    pub fn sum<const N: usize>(&self, communicator: &mut Communicator, own: [f32; N]) -> Result<[f32; N], CommError> {
+        const { assert!(N <= FLAGS) };
+        let bucket = self.spare();
+        communicator.bucket_mut(bucket)[..N].copy_from_slice(&own);
+        communicator.all_reduce(bucket)?;
+        Ok(std::array::from_fn(|i| communicator.bucket(bucket)[i]))
+    }
+
+    /// The bytes of every rank, on every rank. Longer ones than were announced are cut; nobody makes such.
+    ///
+    /// Each byte travels as a number beside the zeros of all others.
+    pub fn gather(&self, communicator: &mut Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let (bucket, rank) = (self.gradients + 1, communicator.rank() as usize);
+        let room = self.slot - LENGTH;
+        let own = &own[..own.len().min(room)];
+        let numbers = communicator.bucket_mut(bucket);
+        numbers.fill(0.0);
+        let place = &mut numbers[rank * self.slot..][..self.slot];
+        let length = (own.len() as u32).to_le_bytes();
+        for (number, byte) in place.iter_mut().zip(length.iter().chain(own)) {
+            *number = f32::from(*byte);
+        }
+        communicator.all_reduce(bucket)?;
+        let all = communicator.bucket(bucket);
+        let bytes = |part: &[f32]| part.iter().map(|&number| number as u8).collect::<Vec<u8>>();
+        Ok((0..self.world)
+            .map(|rank| {
+                let place = &all[rank * self.slot..][..self.slot];
+                let length = bytes(&place[..LENGTH]).try_into().map_or(0, u32::from_le_bytes) as usize;
+                bytes(&place[LENGTH..][..length.min(room)])
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,63 @@
+//! The pass over the validation set.
+
+use super::TrainError;
+use super::step::{Agreed, Wishes};
+use super::trainer::Trainer;
+use crate::comm::CommError;
+
+/// Loss and accuracy on the validation set.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Judgement {
+    /// Mean loss, nats.
+    pub loss: f64,
+    /// Share of right predictions; `None` where the model does not count them.
+    pub accuracy: Option<f64>,
+}
+
+impl Trainer {
+    /// Mean over the validation set of all ranks; `None` without a validation split.
+    ///
+    /// # Errors
+    /// The group failed, or data cannot be read any more.
+    pub fn evaluate(&mut self) -> Result<Option<Judgement>, TrainError> {
+        self.evaluate_unless(&mut Wishes::default).map(|(judgement, _)| judgement)
+    }
+
+    /// The same, broken off after a batch when a rank wishes to stop; without a judgement then. `wishes` is asked for each batch.
+    ///
+    /// # Errors
+    /// The group failed, or data cannot be read any more.
+    pub fn evaluate_unless(
+        &mut self,
+        wishes: &mut dyn FnMut() -> Wishes,
+    ) -> Result<(Option<Judgement>, Agreed), TrainError> {
+        let Some(set) = &mut self.validation else { return Ok((None, Agreed::default())) };
+        // Elsewhere a stop ends the group.
+        let saves_first = self.blueprint.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
+        let (mut sum, mut correct, mut predicted) = (0.0, 0, 0);
+        for index in 0..set.batches() {
+            let batch = set.batch(self.communicator.rank(), index)?;
+            let outcome = self.blueprint.network.evaluate(self.state.weights(), batch);
+            sum += outcome.loss;
+            correct += outcome.correct;
+            predicted += outcome.predicted;
+            // A rank that is told to stop must not finish a long evaluation first.
+            if let Some(cause) = self.communicator.failure() {
+                return Err(CommError::Failed(cause).into());
+            }
+            if saves_first {
+                let own = f32::from(u8::from(wishes().stop));
+                let [stop] = self.buckets.sum(&mut self.communicator, [own])?;
+                if stop > 0.0 {
+                    return Ok((None, Agreed { stop: true }));
+                }
+            }
+        }
+        let batches = f64::from(set.batches()) * f64::from(self.communicator.world());
+        let share = |count: u64| (count as f64 / batches) as f32;
+        let own = [(sum / batches) as f32, share(correct), share(predicted)];
+        let [loss, correct, predicted] = self.buckets.sum(&mut self.communicator, own)?;
+        let accuracy = (predicted > 0.0).then(|| f64::from(correct) / f64::from(predicted));
+        Ok((Some(Judgement { loss: f64::from(loss), accuracy }), Agreed::default()))
+    }
+}

@@ -1,0 +1,83 @@
+//! Whether a rank's memory suffices, before the first step.
+
+use super::TrainError;
+use super::blueprint::Blueprint;
+use crate::process::variable;
+use std::fs;
+use switchyard_worker_contract::env;
+
+/// Refuses a plan that takes more than its share of the memory.
+///
+/// # Errors
+/// It does; what fits is said.
+pub(super) fn check(blueprint: &Blueprint) -> Result<(), TrainError> {
+    let Some(capacity) = capacity() else { return Ok(()) };
+    let ranks = variable(env::PROCS_PER_NODE).and_then(|text| text.parse().ok()).unwrap_or(1u64).max(1);
+    judge(blueprint, capacity / ranks)
+}
+
+fn judge(blueprint: &Blueprint, share: u64) -> Result<(), TrainError> {
+    let fraction = blueprint.config.memory.fraction;
+    let limit = (share as f64 * fraction) as u64;
+    let need = blueprint.memory();
+    if need.total() <= limit {
+        return Ok(());
+    }
+    // Activations grow with the batch, the rest does not.
+    let fixed = need.total() - need.activations;
+    let batch = u64::from(blueprint.config.batch_size_per_process);
+    let fits = limit.saturating_sub(fixed).saturating_mul(batch) / need.activations.max(1);
+    let help = if fits > 0 {
+        format!("batchSizePerProcess: {fits} (with batchMerge for the same global batch)")
+    } else {
+        "a smaller model, or fewer processes on the node".to_owned()
+    };
+    Err(TrainError::Memory {
+        need: need.total() >> 20,
+        activations: need.activations >> 20,
+        limit: limit >> 20,
+        fraction,
+        help,
+    })
+}
+
+/// Memory of this machine, or of the container where that is less, bytes. What is in use is not taken off: it may be what the other ranks
+/// of the node have taken already.
+fn capacity() -> Option<u64> {
+    let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_in);
+    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse::<u64>().ok());
+    match (machine, group) {
+        (Some(machine), Some(group)) => Some(machine.min(group)),
+        (machine, group) => machine.or(group),
+    }
+}
+
+fn total_in(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Gives memory that the allocator keeps for later back to the system.
+#[allow(unsafe_code)]
+pub(super) fn release() {
+    #[cfg(target_env = "gnu")]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> i32;
+        }
+        // SAFETY: the function takes a number and touches the allocator's own memory only.
+        unsafe { malloc_trim(0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_the_machine_is_found() {
+        assert_eq!(total_in("MemTotal:    2048 kB\nMemAvailable: 10 kB\n"), Some(2 << 20));
+        assert_eq!(total_in("MemFree: 10 kB\n"), None);
+        assert!(capacity().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

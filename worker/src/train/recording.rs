@@ -1,0 +1,166 @@
+//! What is written down of a run: a line per step, scalars for TensorBoard, a trace of the profiled steps.
+//!
+//! None of it may end a training: what cannot be written is said once and left out.
+
+use super::trainer::{StepReport, Trainer};
+use crate::comm::Timing;
+use crate::profile::{EventFile, Row, StepFile, Trace};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use switchyard_worker_contract::config::Profile;
+use switchyard_worker_contract::event::Progress;
+use switchyard_worker_contract::record::StepRecord;
+
+/// The files of a rank.
+pub(super) struct Recording {
+    run_dir: PathBuf,
+    attempt: u32,
+    steps: Option<StepFile>,
+    scalars: Option<EventFile>,
+    profile: Option<Profile>,
+    trace: Option<Trace>,
+    /// End of the step before.
+    last: Instant,
+    clock_offset_us: i64,
+}
+
+impl Recording {
+    /// Opens the files below the run directory.
+    pub fn start(trainer: &Trainer, run_dir: &Path, attempt: u32) -> Recording {
+        let rank = trainer.communicator().rank();
+        let steps = told("the record of steps", StepFile::open(run_dir, rank));
+        let scalars = (rank == 0).then(|| told("TensorBoard's events", EventFile::create(run_dir, attempt))).flatten();
+        Recording {
+            run_dir: run_dir.to_owned(),
+            attempt,
+            steps,
+            scalars,
+            profile: trainer.blueprint().config.profile,
+            trace: None,
+            last: Instant::now(),
+            clock_offset_us: trainer.communicator().clock_offset(),
+        }
+    }
+
+    /// Before a step: whether it is profiled.
+    pub fn before(&mut self, trainer: &mut Trainer) {
+        let Some(profile) = self.profile else { return };
+        let step = trainer.steps_done() + 1;
+        let on = (profile.from_step..profile.from_step + u64::from(profile.steps)).contains(&step);
+        if on && self.trace.is_none() {
+            self.trace = Some(Trace::new(trainer.communicator().rank(), self.clock_offset_us));
+        }
+        trainer.record_operations(on);
+    }
+
+    /// After a step.
+    pub fn after(&mut self, trainer: &mut Trainer, report: &StepReport) {
+        let now = Instant::now();
+        let total = now - self.last;
+        let known = report.input_wait
+            + report.forward
+            + report.backward
+            + report.communication_wait
+            + report.optimizer
+            + report.checkpoint;
+        let ms = |time: Duration| time.as_secs_f32() * 1e3;
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64);
+        if let Some(steps) = &mut self.steps {
+            steps.push(&StepRecord {
+                attempt: self.attempt,
+                step: report.step,
+                end_us: wall + self.clock_offset_us,
+                total_ms: ms(total),
+                input_ms: ms(report.input_wait),
+                forward_ms: ms(report.forward),
+                backward_ms: ms(report.backward),
+                communication_ms: ms(report.communication_wait),
+                optimizer_ms: ms(report.optimizer),
+                checkpoint_ms: ms(report.checkpoint),
+                other_ms: ms(total.saturating_sub(known)),
+                reduce_ms: ms(report.reduce),
+                reduce_bytes: trainer.gradient_bytes(),
+                read_ms: ms(report.read),
+                loss: report.loss as f32,
+                gradient_norm: report.gradient_norm.map(|norm| norm as f32),
+                loss_scale: report.loss_scale as f32,
+                learning_rate: report.learning_rate as f32,
+            });
+        }
+        self.trace_step(trainer, report, now - total, now);
+        self.last = now;
+    }
+
+    fn trace_step(&mut self, trainer: &mut Trainer, report: &StepReport, start: Instant, end: Instant) {
+        let (Some(profile), Some(trace)) = (self.profile, &mut self.trace) else { return };
+        if report.step >= profile.from_step && report.step < profile.from_step + u64::from(profile.steps) {
+            trace.add(Row::Step, &format!("step {}", report.step), start, end, json!({"loss": report.loss}));
+            trainer.operations(&mut |name, kind, operation| {
+                let direction = if operation.backward { "backward" } else { "forward" };
+                let arguments = json!({"kind": kind, "direction": direction});
+                trace.add(Row::Compute, &format!("{name} {direction}"), operation.start, operation.end, arguments);
+            });
+            for span in trainer.spans() {
+                trace.add(Row::Thread(span.thread as u32), "tasks", span.start, span.end, json!({}));
+            }
+            for making in &trainer.makings {
+                trace.add(Row::Reader(making.thread), "micro-batch", making.start, making.end, json!({}));
+            }
+            let lanes = trainer.communicator().lanes().max(1);
+            for (bucket, timing) in trainer.timings() {
+                let Timing { started, began, ended, bytes, sent } = timing;
+                let queued = began.saturating_duration_since(started).as_secs_f64() * 1e3;
+                let arguments = json!({"bytes": bytes, "sentBytes": sent, "queuedMilliseconds": queued});
+                trace.add(
+                    Row::Communicator((bucket % lanes) as u32),
+                    &format!("all-reduce {bucket}"),
+                    began,
+                    ended,
+                    arguments,
+                );
+            }
+        }
+        if report.step + 1 == profile.from_step + u64::from(profile.steps) + 1
+            && let Some(trace) = self.trace.take()
+        {
+            told("the trace", trace.write(&self.run_dir));
+        }
+    }
+
+    /// With a progress report: writes what was kept.
+    pub fn progress(&mut self, progress: &Progress) {
+        if let Some(steps) = &mut self.steps {
+            steps.flush();
+            if let Some(error) = steps.failure() {
+                told::<()>("the record of steps", Err(error));
+                self.steps = None;
+            }
+        }
+        let scalars = [
+            ("loss/train", progress.loss),
+            ("learning_rate", progress.learning_rate),
+            ("gradient_norm", progress.gradient_norm),
+            ("items_per_second", progress.items_per_second),
+            ("step_ms/total", progress.step_ms),
+            ("step_ms/input_wait", progress.input_wait_ms),
+            ("step_ms/communication_wait", progress.communication_wait_ms),
+        ];
+        self.scalars(progress.step, &scalars);
+        if let Some(scale) = progress.loss_scale {
+            self.scalars(progress.step, &[("loss_scale", scale)]);
+        }
+    }
+
+    /// Scalars of a step, for TensorBoard.
+    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) {
+        let Some(file) = &mut self.scalars else { return };
+        if told("TensorBoard's events", file.scalars(step, scalars)).is_none() {
+            self.scalars = None;
+        }
+    }
+}
+
+fn told<T>(what: &str, result: std::io::Result<T>) -> Option<T> {
+    result.map_err(|error| eprintln!("warning: cannot write {what}: {error}; the training goes on without")).ok()
+}

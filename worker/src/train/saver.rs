@@ -1,0 +1,308 @@
+//! Checkpoints while the training goes on: each rank copies its share of the state, a thread writes it.
+//!
+//! ```text
+//! due        every rank copies its pieces and goes on; its thread writes them (format and guarantees: docs/checkpoints.md)
+//! later      the flags of a step say how many ranks have written; when all have, they exchange digests
+//! published  the thread of rank 0 writes the manifest and removes old checkpoints
+//! ```
+//!
+//! At most one checkpoint is under way. When the next one is due before it is complete, the training waits: that is a stall, and it
+//! is in the figures. A checkpoint that cannot be written is told, given up, and tried again when the next one is due.
+
+use super::state::{Names, Progress, State};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use switchyard_checkpoint::disk::Disk;
+use switchyard_checkpoint::format::About;
+use switchyard_checkpoint::{CheckpointId, Manifest, Plan, ShardDigest, Store, TensorSource};
+
+/// What a run's checkpoints have in common.
+pub(super) struct Site {
+    pub directory: PathBuf,
+    pub job: String,
+    /// Digest of the configuration.
+    pub config: String,
+    /// Complete ones that are kept.
+    pub keep: usize,
+    pub rank: usize,
+    /// Attempt under which this run writes.
+    pub attempt: u32,
+}
+
+/// A rank's copy of its pieces.
+struct Copied {
+    numbers: Vec<f32>,
+    places: HashMap<(String, usize), Range<usize>>,
+}
+
+impl TensorSource for Copied {
+    fn numbers(&self, name: &str, range: Range<usize>) -> Option<&[f32]> {
+        let place = self.places.get(&(name.to_owned(), range.start))?;
+        Some(&self.numbers[place.clone()])
+    }
+}
+
+enum Work {
+    Write(CheckpointId, Copied),
+    Publish(CheckpointId, Progress, Vec<ShardDigest>),
+    /// Removes what was written of it.
+    Discard(CheckpointId),
+}
+
+enum Done {
+    Written(Copied, Result<ShardDigest, String>),
+    Published(Result<u64, String>),
+    Discarded,
+}
+
+/// A checkpoint that is complete, or was given up.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Saved {
+    pub step: u64,
+    /// Bytes of all shards, or why there is none.
+    pub outcome: Result<u64, String>,
+    /// From the copy to the end.
+    pub seconds: f64,
+}
+
+/// How far the checkpoint under way is.
+enum Stage {
+    Writing,
+    /// This rank's part; waiting for the others.
+    Written(Result<ShardDigest, String>),
+    /// Rank 0 only.
+    Publishing,
+    /// Rank 0 only; why, where it knows.
+    Discarding(Option<String>),
+}
+
+struct Pending {
+    id: CheckpointId,
+    progress: Progress,
+    since: Instant,
+    stage: Stage,
+}
+
+/// The thread that writes, and what it has in hand.
+pub(super) struct Saver {
+    site: Arc<Site>,
+    plan: Arc<Plan>,
+    work: Option<Sender<Work>>,
+    done: Receiver<Done>,
+    thread: Option<JoinHandle<()>>,
+    /// Taken while the thread writes it.
+    copied: Option<Copied>,
+    pending: Option<Pending>,
+    /// Step of the newest one that is complete; rank 0 goes by it.
+    complete: Option<u64>,
+}
+
+impl Saver {
+    /// Starts the thread. The copy's memory is taken now. `resumed`: the step that the run goes on from.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(site: Site, plan: Plan, resumed: Option<u64>) -> std::io::Result<Saver> {
+        let (site, plan) = (Arc::new(site), Arc::new(plan));
+        let mut places = HashMap::new();
+        let mut len = 0;
+        for piece in plan.pieces(site.rank) {
+            let name = plan.tensors()[piece.tensor].name.clone();
+            places.insert((name, piece.range.start), len..len + piece.range.len());
+            len += piece.range.len();
+        }
+        let copied = Some(Copied { numbers: vec![0.0; len], places });
+        let (work, orders) = channel();
+        let (report, done) = channel();
+        let thread = {
+            let (site, plan) = (Arc::clone(&site), Arc::clone(&plan));
+            std::thread::Builder::new()
+                .name("checkpoint".into())
+                .spawn(move || write(&site, &plan, &orders, &report))?
+        };
+        Ok(Saver { site, plan, work: Some(work), done, thread: Some(thread), copied, pending: None, complete: resumed })
+    }
+
+    /// Most bytes that a rank tells the others about its shard.
+    pub fn digest_room(bytes_of_state: u64) -> usize {
+        // A digest and its quotes and comma, for every 4 MiB of the largest shard, with room for the rest of the JSON.
+        128 + 40 * (bytes_of_state as usize).div_ceil(4 << 20)
+    }
+
+    /// Whether a complete checkpoint holds these steps, as far as this rank knows: rank 0 does.
+    pub fn holds(&self, step: u64) -> bool {
+        self.site.rank == 0 && self.complete == Some(step)
+    }
+
+    /// Whether a checkpoint is under way.
+    pub fn busy(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Copies this rank's pieces and begins to write them. Nothing may be under way.
+    pub fn begin(&mut self, state: &State, names: &Names, progress: Progress) {
+        let id = CheckpointId { attempt: self.site.attempt, step: progress.step };
+        let Some(mut copied) = self.copied.take() else { return };
+        for piece in self.plan.pieces(self.site.rank) {
+            let name = &self.plan.tensors()[piece.tensor].name;
+            let place = copied.places.get(&(name.clone(), piece.range.start)).cloned();
+            if let (Some(numbers), Some(place)) = (state.tensor(names, name), place) {
+                copied.numbers[place].copy_from_slice(&numbers[piece.range.clone()]);
+            }
+        }
+        self.pending = Some(Pending { id, progress, since: Instant::now(), stage: Stage::Writing });
+        self.order(Work::Write(id, copied));
+    }
+
+    fn order(&mut self, work: Work) {
+        if let Some(sender) = &self.work {
+            // The thread ends only with this object.
+            let _ = sender.send(work);
+        }
+    }
+
+    /// Takes note of what the thread has done; `wait`: until it has. Answers a checkpoint that rank 0 has published, or could not.
+    pub fn poll(&mut self, wait: bool) -> Option<Saved> {
+        let working = matches!(&self.pending, Some(pending) if !matches!(pending.stage, Stage::Written(_)));
+        if !working {
+            return None;
+        }
+        let done = match wait {
+            true => self.done.recv().ok(),
+            false => match self.done.try_recv() {
+                Ok(done) => Some(done),
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Disconnected) => None,
+            },
+        };
+        let pending = self.pending.as_mut()?;
+        match done {
+            Some(Done::Written(copied, digest)) => {
+                self.copied = Some(copied);
+                pending.stage = Stage::Written(digest);
+                None
+            }
+            Some(Done::Published(outcome)) => {
+                if outcome.is_ok() {
+                    self.complete = Some(pending.id.step);
+                }
+                self.close(outcome)
+            }
+            Some(Done::Discarded) => match &mut pending.stage {
+                Stage::Discarding(Some(cause)) => {
+                    let cause = std::mem::take(cause);
+                    self.close(Err(cause))
+                }
+                _ => {
+                    self.pending = None;
+                    None
+                }
+            },
+            None => self.close(Err("the thread that writes checkpoints ended".into())),
+        }
+    }
+
+    fn close(&mut self, outcome: Result<u64, String>) -> Option<Saved> {
+        let pending = self.pending.take()?;
+        Some(Saved { step: pending.id.step, outcome, seconds: pending.since.elapsed().as_secs_f64() })
+    }
+
+    /// What this rank's part of the checkpoint under way has come to: nothing yet, written, or failed.
+    pub fn written(&self) -> Option<Result<&ShardDigest, &str>> {
+        match &self.pending.as_ref()?.stage {
+            Stage::Written(digest) => Some(digest.as_ref().map_err(String::as_str)),
+            _ => None,
+        }
+    }
+
+    /// All ranks have written; these are their digests. Rank 0 goes on to publish, for the others it is over.
+    pub fn publish(&mut self, digests: Vec<ShardDigest>) {
+        let Some(pending) = &mut self.pending else { return };
+        if self.site.rank == 0 {
+            pending.stage = Stage::Publishing;
+            let work = Work::Publish(pending.id, pending.progress.clone(), digests);
+            self.order(work);
+        } else {
+            self.pending = None;
+        }
+    }
+
+    /// A rank could not write: gives up. Answers why, on the rank that knows. Rank 0 goes on to remove what was written, so that a full
+    /// disk is not fuller for it.
+    pub fn give_up(&mut self) -> Option<Saved> {
+        let cause = self.written().and_then(Result::err).map(str::to_owned);
+        if self.site.rank > 0 {
+            let saved = self.close(Err(cause.clone().unwrap_or_default()));
+            return saved.filter(|_| cause.is_some());
+        }
+        let pending = self.pending.as_mut()?;
+        pending.stage = Stage::Discarding(cause);
+        let id = pending.id;
+        self.order(Work::Discard(id));
+        None
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        self.work = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write(site: &Site, plan: &Plan, orders: &Receiver<Work>, report: &Sender<Done>) {
+    let store = Store::new(&Disk, &site.directory);
+    while let Ok(work) = orders.recv() {
+        let done = match work {
+            Work::Write(id, copied) => {
+                let digest = store.write_shard(&site.job, id, site.rank, plan, &copied);
+                Done::Written(copied, digest.map_err(|error| error.to_string()))
+            }
+            Work::Publish(id, progress, digests) => {
+                let published = publish(site, plan, &store, id, &progress, digests);
+                if published.is_err() {
+                    discard(&store, id);
+                }
+                Done::Published(published)
+            }
+            Work::Discard(id) => {
+                discard(&store, id);
+                Done::Discarded
+            }
+        };
+        if report.send(done).is_err() {
+            return;
+        }
+    }
+}
+
+/// That it cannot be removed is no news where it could not be written.
+fn discard(store: &Store<'_>, id: CheckpointId) {
+    let _ = store.discard(id);
+}
+
+fn publish(
+    site: &Site,
+    plan: &Plan,
+    store: &Store<'_>,
+    id: CheckpointId,
+    progress: &Progress,
+    digests: Vec<ShardDigest>,
+) -> Result<u64, String> {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let progress = switchyard_checkpoint::Progress::new(progress).map_err(|error| error.to_string())?;
+    let about = About { job: site.job.clone(), id, config: site.config.clone(), created, progress };
+    let manifest = Manifest::new(about, plan.clone(), digests).map_err(|fault| fault.to_string())?;
+    store.publish(&manifest).map_err(|error| error.to_string())?;
+    if let Err(error) = store.prune(&site.job, site.attempt, site.keep) {
+        eprintln!("warning: old checkpoints in {}: {error}", site.directory.display());
+    }
+    Ok(manifest.bytes())
+}

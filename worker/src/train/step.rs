@@ -1,0 +1,243 @@
+//! The step: micro-batches through the network, gradients through the buckets, weights through the optimizer.
+//!
+//! ```text
+//! micro-batches   read -> forward -> backward (scaled loss); with the last one each bucket starts when it is complete
+//! buckets         wait -> sum of squares           nothing to clip, no mixed precision: and its optimizer step at once
+//! all             overflow? skip : unscale, clip, optimizer step        running statistics        checkpoint, if due
+//! ```
+
+use super::TrainError;
+use super::buckets::Flags;
+use super::sink::{BucketSink, Start};
+use super::trainer::{StepReport, Trainer};
+use crate::optimizer::{Schedule, gradient_scale, sum_of_squares};
+use std::time::{Duration, Instant};
+
+/// Steps that may be skipped in a row with a static loss scale before the run gives up.
+const MOST_SKIPPED: u64 = 100;
+
+/// What a rank asks for at a step.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wishes {
+    /// It was told to stop.
+    pub stop: bool,
+}
+
+/// What the ranks have agreed on with a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Agreed {
+    /// A rank was told to stop: this step is the last one.
+    pub stop: bool,
+}
+
+impl Trainer {
+    /// One optimizer step.
+    ///
+    /// # Errors
+    /// The group failed, the reader ended, or the loss is not finite.
+    pub fn step(&mut self, wishes: Wishes) -> Result<(StepReport, Agreed), TrainError> {
+        let start = Instant::now();
+        let scale = self.state.loss_scale();
+        let number = self.state.step + 1;
+        let mut report = StepReport { step: number, loss_scale: f64::from(scale), ..StepReport::default() };
+        let flags = Flags {
+            stop: f32::from(u8::from(wishes.stop)),
+            due: f32::from(u8::from(self.due_by_time())),
+            ..self.checkpoint_flags()
+        };
+        self.compute(scale, flags, &mut report)?;
+        let squares = self.collect(scale, &mut report)?;
+        let at = Instant::now();
+        let (flags, statistics) = self.buckets.told(&self.communicator);
+        report.loss = f64::from(flags.loss);
+        self.statistics.copy_from_slice(statistics);
+        self.update(squares, scale, &mut report)?;
+        report.optimizer += at.elapsed();
+        self.state.step = number;
+        let at = Instant::now();
+        if self.care_for_checkpoints(flags)? {
+            report.checkpoint = at.elapsed();
+        }
+        report.reduce = self.time_of_reductions();
+        report.total = start.elapsed();
+        Ok((report, Agreed { stop: flags.stop > 0.0 }))
+    }
+
+    /// All micro-batches, and the start of all reductions.
+    fn compute(&mut self, scale: f32, mut flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
+        let config = &self.blueprint.config;
+        let merge = config.batch_merge;
+        // Gradients of the mean over the whole global batch: each micro-batch of each rank weighs the same.
+        let share = 1.0 / (merge as f32 * self.blueprint.world as f32);
+        let when = match (config.overlap.enabled, config.overlap.sync_all_reduce) {
+            (false, _) => Start::Later,
+            (true, false) => Start::AtOnce,
+            (true, true) => Start::AndWait,
+        };
+        let sync = config.overlap.sync_all_reduce;
+        let mut loss = 0.0;
+        self.statistics.fill(0.0);
+        self.makings.clear();
+        for micro_batch in 0..merge {
+            let at = Instant::now();
+            let batch = self.reader.next()?;
+            let read = Instant::now();
+            let network = &mut self.blueprint.network;
+            loss += network.forward(self.state.weights(), batch).loss;
+            for (sum, own) in self.statistics.iter_mut().zip(network.batch_statistics()) {
+                *sum += share * own;
+            }
+            let forwarded = Instant::now();
+            let last = micro_batch + 1 == merge;
+            flags.loss = loss as f32 * share;
+            let mut sink = BucketSink {
+                communicator: &mut self.communicator,
+                places: &self.places,
+                accumulate: micro_batch > 0,
+                start: if last { when } else { Start::Later },
+                metrics: (&self.buckets, flags, &self.statistics),
+                failed: None,
+            };
+            network.backward(self.state.weights(), batch, scale * share, &mut sink);
+            if last {
+                if when == Start::Later {
+                    for bucket in 0..self.buckets.gradients {
+                        sink.begin(bucket);
+                        if sync && sink.failed.is_none() {
+                            sink.failed = sink.communicator.wait(bucket).err();
+                        }
+                    }
+                }
+                if self.buckets.of_metrics() == self.buckets.gradients {
+                    sink.begin(self.buckets.gradients);
+                }
+            }
+            if let Some(error) = sink.failed {
+                return Err(error.into());
+            }
+            if let Some(making) = batch.making {
+                report.read += making.took();
+                self.makings.push(making);
+            }
+            report.input_wait += read - at;
+            report.forward += forwarded - read;
+            report.backward += forwarded.elapsed();
+        }
+        Ok(())
+    }
+
+    /// Whether the optimizer may step a bucket before the others have arrived: nothing depends on all of them.
+    fn steps_at_once(&self) -> bool {
+        self.blueprint.config.optimizer.gradient_clip_norm.is_none() && self.state.scaler.is_none()
+    }
+
+    fn learning_rate(&self) -> f64 {
+        let config = &self.blueprint.config;
+        let peak = config.optimizer.learning_rate;
+        Schedule::learning_rate(&config.schedule, peak, self.state.step, self.blueprint.total_steps)
+    }
+
+    /// Waits for all buckets; answers the sum of squares of the reduced gradients, the loss scale in them.
+    fn collect(&mut self, scale: f32, report: &mut StepReport) -> Result<f64, TrainError> {
+        let at_once = self.steps_at_once();
+        if at_once {
+            self.state.optimizer.begin_step(self.learning_rate(), gradient_scale(0.0, None, f64::from(scale)));
+        }
+        let mut squares = 0.0;
+        let metrics = self.buckets.of_metrics();
+        let beside = (metrics >= self.buckets.gradients).then_some(metrics);
+        for index in 0..self.buckets.gradients {
+            let at = Instant::now();
+            self.communicator.wait(index)?;
+            let arrived = Instant::now();
+            report.communication_wait += arrived - at;
+            let range = self.blueprint.buckets[index].range.clone();
+            let gradients = &self.communicator.bucket(index)[..range.len()];
+            let sum = sum_of_squares(gradients);
+            squares += sum;
+            if at_once && sum.is_finite() {
+                self.state.apply(range, gradients, &self.blueprint);
+            }
+            report.optimizer += arrived.elapsed();
+        }
+        if let Some(bucket) = beside {
+            let at = Instant::now();
+            self.communicator.wait(bucket)?;
+            report.communication_wait += at.elapsed();
+        }
+        Ok(squares)
+    }
+
+    /// Clips, unscales and applies the reduced gradients, or skips the step.
+    fn update(&mut self, squares: f64, scale: f32, report: &mut StepReport) -> Result<(), TrainError> {
+        report.learning_rate = self.learning_rate();
+        let norm = squares.sqrt() / f64::from(scale);
+        let finite = norm.is_finite() && report.loss.is_finite();
+        if let Some(scaler) = &mut self.state.scaler {
+            let outcome = scaler.update(!finite);
+            outcome.map_err(|error| TrainError::Overflow(error.to_string()))?;
+            let skipped = scaler.state().skipped_in_a_row;
+            if skipped >= MOST_SKIPPED {
+                let text = format!("gradients overflowed in {skipped} steps in a row with a loss scale of {scale}");
+                return Err(TrainError::Overflow(text));
+            }
+            if !finite {
+                return Ok(());
+            }
+        } else if !finite {
+            let error = TrainError::NotFinite { step: report.step, loss: report.loss, norm };
+            self.tell(&error);
+            return Err(error);
+        }
+        report.gradient_norm = Some(norm);
+        if !self.steps_at_once() {
+            let clip = self.blueprint.config.optimizer.gradient_clip_norm;
+            self.state.optimizer.begin_step(report.learning_rate, gradient_scale(norm, clip, f64::from(scale)));
+            for (index, bucket) in self.blueprint.buckets.iter().enumerate() {
+                let gradients = &self.communicator.bucket(index)[..bucket.range.len()];
+                self.state.apply(bucket.range.clone(), gradients, &self.blueprint);
+            }
+        }
+        self.state.observe(&self.statistics);
+        Ok(())
+    }
+
+    /// Whether rank 0's clock says that a checkpoint is due.
+    fn due_by_time(&self) -> bool {
+        let (Some(config), Some(checkpoints)) = (&self.blueprint.config.checkpoint, &self.checkpoints) else {
+            return false;
+        };
+        let period = Duration::from_secs(config.period_seconds);
+        self.communicator.rank() == 0 && !period.is_zero() && checkpoints.last.elapsed() >= period
+    }
+
+    /// Goes on with the checkpoint under way, and begins one that is due; answers whether it did.
+    fn care_for_checkpoints(&mut self, flags: Flags) -> Result<bool, TrainError> {
+        let Some(every) = self.blueprint.config.checkpoint.as_ref().map(|config| config.every_steps) else {
+            return Ok(false);
+        };
+        self.advance_checkpoint(flags.written, flags.failed)?;
+        let due = flags.due > 0.0 || every > 0 && self.state.step.is_multiple_of(every);
+        // The end of the run saves by itself.
+        let begins = due && self.state.step < self.blueprint.total_steps;
+        if begins {
+            self.save_checkpoint()?;
+        } else if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.saved.extend(checkpoints.saver.poll(false));
+        }
+        Ok(begins)
+    }
+
+    /// Time in which at least one of the step's reductions was under way, by their begins and ends.
+    fn time_of_reductions(&self) -> Duration {
+        let mut total = Duration::ZERO;
+        let mut reached: Option<Instant> = None;
+        // Buckets begin nearly in their order; one that began before its predecessor ended adds what is beyond.
+        for timing in (0..self.buckets.gradients).filter_map(|bucket| self.communicator.timing(bucket)) {
+            let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
+            total += timing.ended.saturating_duration_since(from);
+            reached = Some(reached.map_or(timing.ended, |reached| reached.max(timing.ended)));
+        }
+        total
+    }
+}

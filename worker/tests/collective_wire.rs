@@ -1,0 +1,252 @@
+//! What travels between hosts: exactly rounded where it was asked for, equal on all ranks, and no more bytes than needed.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
+
+mod collective_support;
+
+use collective_support::{group_with, number};
+use half::{bf16, f16};
+use std::{ops::Range, time::Duration};
+use switchyard_worker::comm::{Force, GroupConfig, Options, Wire};
+
+const LENS: [usize; 6] = [1, 17, 1000, 4099, 70_001, 150_000];
+const WIRES: [Wire; 3] = [Wire::F32, Wire::F16, Wire::Bf16];
+
+/// Ordinary numbers, and at some places what is not: infinities, not a number, denormals of all formats, sums that f16 cannot
+/// hold although their addends fit.
+fn input(rank: u32, i: usize) -> f32 {
+    match (i % 1009, rank) {
+        (3, 1) => f32::INFINITY,
+        (5, 0) => f32::NEG_INFINITY,
+        (7, 1) => f32::NAN,
+        (9, _) => -0.0,
+        (11, _) => 1e-40,
+        (13, _) => 3e-8 * (rank + 1) as f32,
+        (15, _) => 40_000.0,
+        (17, 0) => 1e30,
+        (19, _) => 2e38,
+        _ => number(rank, 0, i),
+    }
+}
+
+fn rounded(wire: Wire, x: f32) -> f32 {
+    match wire {
+        Wire::F32 => x,
+        Wire::F16 => f16::from_f32(x).to_f32(),
+        Wire::Bf16 => bf16::from_f32(x).to_f32(),
+    }
+}
+
+/// Segment `i` of `m`: multiples of 16 numbers.
+fn segment(len: usize, m: usize, i: usize) -> Range<usize> {
+    let each = len.div_ceil(m).next_multiple_of(16);
+    (each * i).min(len)..(each * (i + 1)).min(len)
+}
+
+/// What the ring is documented to do: segment `i` starts at member `i`, is rounded before each hop, and last by its owner.
+fn model(members: &[Vec<f32>], wire: Wire) -> Vec<f32> {
+    let (m, len) = (members.len(), members[0].len());
+    let mut sum = vec![0.0; len];
+    for i in 0..m {
+        for at in segment(len, m, i) {
+            sum[at] = rounded(wire, members[i][at]);
+            for hop in 1..m {
+                sum[at] = rounded(wire, sum[at] + members[(i + hop) % m][at]);
+            }
+        }
+    }
+    sum
+}
+
+/// Addends of the members of the ring: of single ranks, or of all ranks of a host in rank order.
+fn members(world: u32, per_host: u32, len: usize) -> Vec<Vec<f32>> {
+    let of_host = |first: u32| {
+        let ranks = first..(first + per_host).min(world);
+        (0..len).map(|i| ranks.clone().map(|rank| input(rank, i)).reduce(|a, b| a + b).unwrap()).collect()
+    };
+    (0..world).step_by(per_host as usize).map(of_host).collect()
+}
+
+fn same_bits(got: &[f32], want: &[f32], what: &str) {
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(
+            got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()),
+            "{what} [{i}]: {got:e}, not {want:e}"
+        );
+    }
+}
+
+#[test]
+fn sums_are_those_of_the_model_bit_for_bit() {
+    for (world, per_host) in [(2, 1), (3, 1), (4, 1), (5, 1), (3, 2), (4, 2), (5, 2)] {
+        let change = |c: &mut GroupConfig| match per_host {
+            1 => c.transport = Force::Tcp,
+            _ => c.host_id = format!("host-{}", c.rank() / per_host),
+        };
+        for wire in WIRES {
+            let wanted = LENS.map(|len| model(&members(world, per_host, len), wire));
+            for lanes in [1, 3] {
+                let bits =
+                    group_with(world, Options { lanes, wire, ..Options::default() }, change, &LENS, |mut comm| {
+                        for b in 0..LENS.len() {
+                            let rank = comm.rank();
+                            comm.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = input(rank, i));
+                            comm.start(b);
+                        }
+                        for (b, wanted) in wanted.iter().enumerate() {
+                            comm.wait(b).unwrap();
+                            same_bits(comm.bucket(b), wanted, &format!("{wire:?}, {world} ranks, bucket {b}"));
+                        }
+                        let bits: Vec<u32> = comm.bucket(4).iter().map(|x| x.to_bits()).collect();
+                        comm.leave().unwrap();
+                        bits
+                    });
+                assert!(bits.windows(2).all(|pair| pair[0] == pair[1]), "ranks differ, not a number included");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_error_is_half_a_unit_in_the_last_place_for_each_member() {
+    for (wire, unit, least) in [(Wire::F16, 2f64.powi(-11), 2f64.powi(-25)), (Wire::Bf16, 2f64.powi(-8), 0.0)] {
+        let mut largest: f64 = 0.0;
+        for m in 2..=5 {
+            let parts: Vec<Vec<f32>> = (0..m).map(|rank| (0..3000).map(|i| number(rank, 1, i)).collect()).collect();
+            for (i, sum) in model(&parts, wire).iter().enumerate() {
+                let exact: f64 = parts.iter().map(|part| f64::from(part[i])).sum();
+                let size: f64 = parts.iter().map(|part| f64::from(part[i].abs())).sum();
+                let allowed = f64::from(m) * (unit * size * 1.01 + least);
+                let error = (f64::from(*sum) - exact).abs();
+                assert!(error <= allowed, "{wire:?}, {m} members [{i}]: {error:e} > {allowed:e}");
+                largest = largest.max(error / allowed);
+            }
+        }
+        assert!(largest > 0.1, "a bound that nothing comes near to: {largest}");
+    }
+}
+
+#[test]
+fn an_overflow_of_f16_on_one_rank_is_seen_by_all() {
+    let options = Options { lanes: 2, wire: Wire::F16, ..Options::default() };
+    let seen = group_with(
+        4,
+        options,
+        |c| c.host_id = format!("host-{}", c.rank() % 2),
+        &[5000, 5000],
+        |mut comm| {
+            let own = comm.rank() == 3;
+            comm.bucket_mut(1)[4321] = if own { 1e6 } else { 0.0 };
+            comm.all_reduce(0).unwrap();
+            comm.all_reduce(1).unwrap();
+            let finite = [0, 1].map(|b| comm.bucket(b).iter().all(|x| x.is_finite()));
+            comm.leave().unwrap();
+            finite
+        },
+    );
+    assert_eq!(seen, [[true, false]; 4]);
+}
+
+#[test]
+fn two_byte_numbers_halve_what_is_sent() {
+    const HEADER: u64 = 32;
+    const BUCKETS: [usize; 3] = [48_000, 192, 9600];
+    for (world, lanes) in [(2, 1), (3, 1), (4, 3)] {
+        let sent = |wire: Wire, force: Force| -> Vec<u64> {
+            group_with(
+                world,
+                Options { lanes, wire, ..Options::default() },
+                |c| c.transport = force,
+                &BUCKETS,
+                |mut comm| {
+                    assert_eq!(comm.bytes_sent(), 0);
+                    let mut sum = 0;
+                    for (b, len) in BUCKETS.into_iter().enumerate() {
+                        comm.all_reduce(b).unwrap();
+                        let timing = comm.timing(b).unwrap();
+                        assert_eq!(timing.bytes, 4 * len as u64);
+                        sum += timing.sent;
+                    }
+                    assert_eq!(comm.bytes_sent(), sum);
+                    comm.leave().unwrap();
+                    sum
+                },
+            )
+        };
+        // Each rank sends 2 (m - 1) of m segments; these lengths divide evenly.
+        let numbers: u64 = BUCKETS.iter().map(|len| *len as u64 * 2 * u64::from(world - 1) / u64::from(world)).sum();
+        for (wire, size) in [(Wire::F32, 4), (Wire::F16, 2), (Wire::Bf16, 2)] {
+            assert_eq!(sent(wire, Force::Tcp), vec![3 * HEADER + numbers * size; world as usize], "{wire:?}");
+        }
+        assert_eq!(sent(Wire::F16, Force::Shm), vec![0; world as usize]);
+    }
+}
+
+#[test]
+fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
+    for force in [Force::Shm, Force::Tcp] {
+        let options = Options { lanes: 2, ..Options::default() };
+        group_with(
+            2,
+            options,
+            |c| c.transport = force,
+            &[50_000; 4],
+            |mut comm| {
+                assert!((0..4).all(|b| comm.timing(b).is_none()));
+                // Buckets 0 and 2 are in one lane, 1 and 3 in the other one.
+                let late = comm.rank() == 1;
+                if !late {
+                    comm.start(0);
+                    comm.start(2);
+                }
+                comm.start(1);
+                comm.wait(1).unwrap();
+                comm.start(3);
+                comm.wait(3).unwrap();
+                comm.barrier().unwrap();
+                if late {
+                    std::thread::sleep(Duration::from_millis(50));
+                    comm.start(0);
+                    comm.start(2);
+                }
+                for b in [0, 2] {
+                    comm.wait(b).unwrap();
+                }
+                let [first, second, third, fourth] = [0, 1, 2, 3].map(|b| comm.timing(b).unwrap());
+                for timing in [first, second, third, fourth] {
+                    assert!(timing.started <= timing.began && timing.began <= timing.ended, "{timing:?}");
+                }
+                assert!(first.ended <= third.began && second.ended <= fourth.started);
+                if !late {
+                    assert!(first.ended - first.began >= Duration::from_millis(45), "{first:?}");
+                    assert!(third.began - third.started >= Duration::from_millis(45), "{third:?}");
+                    assert!(second.ended < first.ended && fourth.ended < first.ended);
+                }
+                // Until the next one is complete, the last one counts.
+                comm.start(1);
+                assert_eq!(comm.timing(1), Some(second));
+                comm.wait(1).unwrap();
+                assert!(comm.timing(1).unwrap().started >= second.ended);
+                comm.leave().unwrap();
+            },
+        );
+    }
+}
+
+#[test]
+fn clocks_of_one_machine_agree() {
+    let offsets = group_with(
+        4,
+        Options::default(),
+        |c| c.host_id = format!("host-{}", c.rank() / 2),
+        &[8],
+        |comm| {
+            let offset = comm.clock_offset();
+            comm.leave().unwrap();
+            offset
+        },
+    );
+    assert_eq!(&offsets[..2], [0, 0], "the host of rank 0");
+    // These two ask. Half of the fastest of 16 round trips on a busy machine is far below this.
+    assert!(offsets.iter().all(|micros| micros.abs() < 20_000), "{offsets:?}");
+}

@@ -1,0 +1,10 @@
+//! Samples from files: every format, the reader, and files that are broken.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod folder;
+mod formats;
+mod fuzz;
+mod memory;
+mod reader;
+mod support;
+mod tokens;

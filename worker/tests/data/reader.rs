@@ -1,0 +1,306 @@
+//! The reader: what it delivers depends on nothing but data, seed, step and rank.
+
+use crate::memory::memory;
+use crate::support::*;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use switchyard_worker::data::{Batch, Dataset, Order, Prefetcher, Shape, Task, ValidationSet};
+use switchyard_worker_contract::config::{ImageShape, Reader, SampleType};
+
+const SHAPE: ImageShape = ImageShape { height: 8, width: 6, channels: 3 };
+
+/// Small made-up data of each kind, 60 samples.
+fn every_kind() -> Vec<Arc<Dataset>> {
+    let bert = |next_sentence| {
+        Task::Masked(switchyard_worker::data::Masking {
+            context: 20,
+            predictions: 3,
+            vocabulary: 100,
+            next_sentence,
+            mask: 100,
+            cls: 101,
+            sep: 102,
+        })
+    };
+    let tasks = [(next_token(16, 100), None), (bert(false), None), (bert(true), None)];
+    let classify = [(Task::Classify, None), (Task::Classify, Some(SHAPE))];
+    tasks.into_iter().chain(classify).map(|(task, image)| open(&synthetic(60, image), &task).unwrap()).collect()
+}
+
+/// A folder of images with augmentation: what costs work and chance.
+fn folder() -> (Dir, Arc<Dataset>) {
+    let directory = Dir::new();
+    for image in 0..24 {
+        directory.write(&format!("{}/{image}.png", image % 3), png(12, 10, image));
+    }
+    let mut data = data(switchyard_worker_contract::config::Source::ImageFolder(directory.files()));
+    (data.images.size, data.images.crop_padding, data.images.flip) = (8, 2, true);
+    let dataset = open(&data, &Task::Classify).unwrap();
+    (directory, dataset)
+}
+
+/// The first so many batches with another reader.
+fn first(dataset: &Arc<Dataset>, order: Order, reader: Reader, count: usize) -> Vec<Batch> {
+    take(&mut start(dataset, order, &reader), count)
+}
+
+#[test]
+fn workers_and_modes_change_nothing() {
+    let (_directory, images) = folder();
+    for dataset in every_kind().into_iter().chain([images]) {
+        let order = order(&dataset, 2, 2, 2);
+        let expected = first(&dataset, order, READER, 100);
+        assert!(order.steps_per_epoch() < 20, "they cross epochs");
+        for (number, batch) in expected.iter().enumerate() {
+            assert_eq!((batch.step, batch.micro_batch), (number as u64 / 2, number as u32 % 2));
+        }
+        for workers in [1, 2, 4] {
+            for (double_buffer, infinite) in [(true, true), (true, false), (false, true), (false, false)] {
+                let reader = Reader { workers, double_buffer, infinite, ..READER };
+                assert_eq!(first(&dataset, order, reader, 100), expected, "{reader:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn any_step_can_be_the_first() {
+    let (_directory, images) = folder();
+    for dataset in every_kind().into_iter().chain([images]) {
+        let order = order(&dataset, 2, 2, 1);
+        let all = first(&dataset, order, READER, 100);
+        for step in [1_usize, 5, 14, 15, 31] {
+            for workers in [1, 3] {
+                let reader = Reader { workers, infinite: workers == 1, ..READER };
+                let mut late = Prefetcher::start(Arc::clone(&dataset), order, 0, step as u64, &reader).unwrap();
+                assert_eq!(take(&mut late, 20), all[2 * step..][..20], "from step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_number_of_ranks_sees_the_same_samples_in_each_step() {
+    for dataset in every_kind() {
+        let step = |shape: Shape, step: u64| -> Vec<u32> {
+            let order = Order::new(&dataset, shape, 7).unwrap();
+            let batches = (0..shape.world).flat_map(|rank| {
+                let mut prefetcher = Prefetcher::start(Arc::clone(&dataset), order, rank, step, &READER).unwrap();
+                take(&mut prefetcher, shape.merge as usize)
+            });
+            // Whatever the kind: the inputs one after the other, and the targets.
+            let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+            for batch in batches {
+                inputs.extend(batch.tokens);
+                inputs.extend(batch.pixels.into_iter().map(u32::from));
+                inputs.extend(batch.values.into_iter().map(f32::to_bits));
+                targets.extend(batch.targets);
+                targets.extend(batch.next_sentence);
+            }
+            targets.sort_unstable();
+            inputs.extend(targets);
+            inputs
+        };
+        for number in [0, 4, 9] {
+            let whole = step(Shape { batch_size: 12, merge: 1, world: 1 }, number);
+            for (batch_size, merge, world) in [(6, 1, 2), (3, 2, 2), (1, 3, 4), (2, 6, 1)] {
+                assert_eq!(step(Shape { batch_size, merge, world }, number), whole, "{batch_size}x{merge}x{world}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_validation_set_does_not_depend_on_its_division() {
+    let mut data = synthetic(60, None);
+    data.validation_fraction = 0.5;
+    for task in [next_token(16, 100), Task::Classify] {
+        let dataset = open(&data, &task).unwrap();
+        assert_eq!(dataset.facts().validation_samples, 30);
+        let all = |batch_size, batches, world| {
+            let mut set = ValidationSet::new(&dataset, batch_size, batches, world, dataset.bad_samples()).unwrap();
+            let mut targets: Vec<u32> = Vec::new();
+            for index in 0..batches {
+                for rank in 0..world {
+                    targets.extend(&set.batch(rank, index).unwrap().targets);
+                }
+            }
+            targets
+        };
+        let mut whole = all(24, 1, 1);
+        whole.sort_unstable();
+        for (batch_size, batches, world) in [(1, 24, 1), (2, 6, 2), (1, 1, 24)] {
+            let mut divided = all(batch_size, batches, world);
+            divided.sort_unstable();
+            assert_eq!(divided, whole);
+        }
+    }
+    assert!(ValidationSet::new(&every_kind()[0], 1, 1, 1, every_kind()[0].bad_samples()).is_none());
+}
+
+#[test]
+fn made_up_samples_can_be_learned_and_cost_little() {
+    let mut data = synthetic(2000, Some(SHAPE));
+    data.validation_fraction = 0.5;
+    let dataset = open(&data, &Task::Classify).unwrap();
+    // The class whose mean over the training samples is nearest is the class of a validation sample.
+    let mut means: BTreeMap<u32, (Vec<f64>, f64)> = BTreeMap::new();
+    for (pixels, class) in training(&dataset) {
+        let (sum, count) = means.entry(class).or_insert_with(|| (vec![0.0; pixels.len()], 0.0));
+        sum.iter_mut().zip(pixels).for_each(|(sum, pixel)| *sum += f64::from(pixel));
+        *count += 1.0;
+    }
+    assert_eq!(means.len(), 4);
+    let held = rows(&dataset, &validation(&dataset));
+    let right = held.iter().filter(|(pixels, class)| {
+        let distance = |(sum, count): &(Vec<f64>, f64)| -> f64 {
+            sum.iter().zip(pixels).map(|(sum, pixel)| (sum / count - f64::from(*pixel)).powi(2)).sum()
+        };
+        means.iter().min_by(|a, b| distance(a.1).total_cmp(&distance(b.1))).unwrap().0 == class
+    });
+    assert!(right.count() > 900, "of {}", held.len());
+    // A window of made-up text: its phrases occur again.
+    let text = open(&synthetic(100, None), &next_token(64, 5000)).unwrap();
+    let batch = start(&text, order(&text, 50, 1, 1), &READER).next().unwrap().clone();
+    let pairs: BTreeSet<(u32, u32)> = batch.tokens.iter().copied().zip(batch.targets.iter().copied()).collect();
+    assert!(pairs.len() < 1600, "{} different pairs of 3200", pairs.len());
+    says(&synthetic(0, None), &next_token(8, 10), &["spec.engine.data.samples: got 0"]);
+    says(&synthetic(u64::MAX, None), &Task::Classify, &["spec.engine.data.samples"]);
+}
+
+#[test]
+fn buffers_are_used_again_and_counted() {
+    for (workers, double_buffer, most) in [(1, true, 2), (3, true, 4), (2, false, 1)] {
+        let dataset = open(&synthetic(60, Some(SHAPE)), &Task::Classify).unwrap();
+        let reader = Reader { workers, double_buffer, ..READER };
+        let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &reader);
+        let places: BTreeSet<usize> = (0..200).map(|_| prefetcher.next().unwrap().pixels.as_ptr() as usize).collect();
+        assert!(places.len() <= most, "{} buffers", places.len());
+        let bytes = 2 * (8 * 6 * 3 + 4);
+        assert_eq!(Prefetcher::memory_bytes(&dataset, 2, &reader), most as u64 * bytes);
+    }
+}
+
+#[test]
+fn the_training_thread_takes_no_memory() {
+    let (_directory, images) = folder();
+    for dataset in every_kind().into_iter().chain([images]) {
+        for (workers, double_buffer) in [(1, true), (3, true), (2, false)] {
+            let reader = Reader { workers, double_buffer, infinite: double_buffer, ..READER };
+            let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &reader);
+            take(&mut prefetcher, 5);
+            let ((), bytes) = memory(|| {
+                for _ in 0..60 {
+                    prefetcher.next().unwrap();
+                }
+            });
+            assert_eq!(bytes, 0, "{reader:?}");
+        }
+    }
+}
+
+#[test]
+fn its_own_speed_is_told() {
+    let (_directory, dataset) = folder();
+    // Made on demand, so that nothing is made that is not seen here.
+    let reader = Reader { double_buffer: false, ..READER };
+    let began = Instant::now();
+    let mut prefetcher = start(&dataset, order(&dataset, 4, 1, 1), &reader);
+    let (mut samples, mut seconds) = (0.0, 0.0);
+    for _ in 0..30 {
+        let batch = prefetcher.next().unwrap();
+        let took = batch.making.unwrap().took();
+        assert!(!took.is_zero());
+        samples += 4.0;
+        seconds += took.as_secs_f64();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(seconds < began.elapsed().as_secs_f64() - 0.06, "waiting does not count as work: {seconds} s");
+    let told = prefetcher.capacity().unwrap();
+    assert!((0.99..1.01).contains(&(told * seconds / samples)), "{told} samples/s, by batch {}", samples / seconds);
+}
+
+#[test]
+fn without_a_drain_between_epochs_the_next_one_is_under_way() {
+    let dataset = open(&synthetic(8, Some(SHAPE)), &Task::Classify).unwrap();
+    let work_ahead = |infinite, wait: Duration| {
+        let reader = Reader { workers: 2, infinite, ..READER };
+        let mut prefetcher = start(&dataset, order(&dataset, 4, 1, 1), &reader);
+        prefetcher.next().unwrap();
+        // The last one of the first epoch is in use: are samples of the next one made?
+        prefetcher.next().unwrap();
+        let end = Instant::now() + wait;
+        while prefetcher.samples_made() == 8 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        prefetcher.samples_made()
+    };
+    assert!(work_ahead(true, Duration::from_secs(20)) > 8, "the next epoch is under way");
+    assert_eq!(work_ahead(false, Duration::from_millis(200)), 8, "the queue drains");
+}
+
+/// CPU time of each of this process's threads named `reader`, in ticks of the kernel.
+fn reader_ticks() -> BTreeMap<String, u64> {
+    let mut ticks = BTreeMap::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
+        if let Some((id, rest)) = stat.split_once(" (reader) ") {
+            let field = |index: usize| rest.split_whitespace().nth(index).and_then(|field| field.parse::<u64>().ok());
+            ticks.insert(id.to_owned(), field(11).unwrap() + field(12).unwrap());
+        }
+    }
+    ticks
+}
+
+#[test]
+fn an_idle_reader_waits_without_work() {
+    let dataset = open(&synthetic(60, Some(SHAPE)), &Task::Classify).unwrap();
+    let mut prefetcher = start(&dataset, order(&dataset, 2, 1, 1), &Reader { workers: 2, ..READER });
+    prefetcher.next().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let own: BTreeSet<String> = reader_ticks().into_keys().collect();
+    assert!(own.len() >= 2);
+    let before = reader_ticks();
+    std::thread::sleep(Duration::from_millis(300));
+    let after = reader_ticks();
+    // A thread that spins would have used 30 ticks of 10 ms. Threads of other tests work, so at least two must rest.
+    let resting = before.iter().filter(|(id, ticks)| after.get(*id).is_some_and(|now| now - *ticks < 8)).count();
+    assert!(resting >= 2, "{before:?} {after:?}");
+}
+
+#[test]
+fn drop_ends_the_threads_at_any_moment() {
+    let (_directory, dataset) = folder();
+    let start_time = Instant::now();
+    for number in 0..100 {
+        let reader = Reader { workers: 1 + number % 3, ..READER };
+        let order = order(&dataset, 2, 1, 1);
+        let mut prefetcher = Prefetcher::start(Arc::clone(&dataset), order, 0, number.into(), &reader).unwrap();
+        take(&mut prefetcher, number as usize % 4);
+    }
+    assert_eq!(Arc::strong_count(&dataset), 1, "no thread keeps the data");
+    assert!(start_time.elapsed() < Duration::from_secs(20));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+
+    #[test]
+    fn floats_are_the_normalised_bytes(mean in 0.0f64..1.0, deviation in 0.1f64..2.0, padding in 0u32..4) {
+        let directory = idx_directory();
+        let mut data = data(switchyard_worker_contract::config::Source::Idx(directory.files()));
+        (data.images.mean, data.images.deviation) = (vec![mean], vec![deviation]);
+        (data.images.crop_padding, data.images.flip) = (padding, true);
+        let batches = [SampleType::UInt8, SampleType::Float32].map(|sample_type| {
+            let reader = Reader { sample_type, ..READER };
+            let dataset = Arc::new(Dataset::open(&data, &reader, &Task::Classify, 3).unwrap());
+            start(&dataset, order(&dataset, 3, 1, 1), &reader).next().unwrap().clone()
+        });
+        let expected: Vec<f32> =
+            batches[0].pixels.iter().map(|byte| (f32::from(*byte) / 255.0 - mean as f32) / deviation as f32).collect();
+        prop_assert_eq!(&batches[1].values, &expected);
+        prop_assert_eq!(&batches[0].targets, &batches[1].targets);
+    }
+}

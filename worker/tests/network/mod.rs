@@ -1,0 +1,235 @@
+//! The network between the pods of a job, in the hands of a test: all connections go through here, where they are reset, held up or slow.
+//!
+//! Rank 0 is met through a door of its own for each other rank. Where ranks listen for data they tell each other over these connections:
+//! the addresses in `Join` and `Roster` frames are exchanged for further doors, of the same length, so that nothing else changes.
+#![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
+
+use rustix::net::sockopt::set_socket_linger;
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Where rank 0 listens, and where all doors are.
+const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// Length of a frame's header, and where in it the kind and the length of the rest are.
+const HEADER: usize = 32;
+const KIND: usize = 5;
+const LENGTH: std::ops::Range<usize> = 20..28;
+/// The kind of frame in which a rank tells of itself; a roster tells of all, in their order.
+const JOIN: u8 = 5;
+/// What stands before an address in these frames.
+const RING: &[u8] = b"\"ring\":\"";
+/// How often a door looks for somebody.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What a connection carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carries {
+    /// Who is there, and who has failed: between a rank and rank 0.
+    Control,
+    /// Gradients: from a rank to the next one.
+    Data,
+}
+
+/// A connection through a door: the rank that made it, the one that took it.
+#[derive(Clone)]
+struct Link {
+    ends: [usize; 2],
+    carries: Carries,
+    streams: Arc<[TcpStream; 2]>,
+    /// It ends by a reset, without an end of the stream before.
+    reset: Arc<AtomicBool>,
+}
+
+struct Shared {
+    /// By rank: nothing passes.
+    cut: Vec<AtomicBool>,
+    /// By rank: microseconds for which each piece of at most 16 KiB is held up.
+    slow: Vec<AtomicU64>,
+    links: Mutex<Vec<Link>>,
+    /// Doors to the listeners of ranks, by their addresses.
+    doors: Mutex<HashMap<SocketAddr, SocketAddr>>,
+    /// Bytes that have passed.
+    passed: AtomicU64,
+    over: AtomicBool,
+}
+
+/// The network of an attempt.
+pub struct Network {
+    shared: Arc<Shared>,
+    doors: Vec<SocketAddr>,
+}
+
+impl Network {
+    /// For so many ranks, the first of which listens on this port of 127.0.0.2.
+    pub fn new(world: usize, port: u16) -> Network {
+        let shared = Arc::new(Shared {
+            cut: (0..world).map(|_| AtomicBool::default()).collect(),
+            slow: (0..world).map(|_| AtomicU64::default()).collect(),
+            links: Mutex::default(),
+            doors: Mutex::default(),
+            passed: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        });
+        let zero = SocketAddr::from((HOST, port));
+        let doors = (0..world).map(|rank| shared.open([rank, 0], Carries::Control, zero)).collect();
+        Network { shared, doors }
+    }
+
+    /// Where this rank meets rank 0.
+    pub fn rendezvous(&self, rank: usize) -> SocketAddr {
+        self.doors[rank]
+    }
+
+    /// Resets the connections of this kind that a rank has made. Answers how many there were.
+    pub fn reset(&self, rank: usize, carries: Carries) -> usize {
+        let mut links = self.shared.links();
+        let before = links.len();
+        links.retain(|link| {
+            let chosen = link.ends[0] == rank && link.carries == carries;
+            if chosen {
+                link.reset.store(true, Ordering::SeqCst);
+                for stream in &*link.streams {
+                    // With this linger the end of the last handle is a reset; the threads that hold the others wake up.
+                    let _ = set_socket_linger(stream, Some(Duration::ZERO));
+                    let _ = stream.shutdown(Shutdown::Read);
+                }
+            }
+            !chosen
+        });
+        before - links.len()
+    }
+
+    /// Nothing passes to or from a rank any more, the end of a connection neither; or everything does again.
+    pub fn cut(&self, rank: usize, on: bool) {
+        self.shared.cut[rank].store(on, Ordering::SeqCst);
+    }
+
+    /// Holds up each piece to or from a rank for so long.
+    pub fn slow(&self, rank: usize, delay: Duration) {
+        self.shared.slow[rank].store(delay.as_micros() as u64, Ordering::SeqCst);
+    }
+
+    /// The bytes that have passed so far.
+    pub fn passed(&self) -> u64 {
+        self.shared.passed.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::SeqCst);
+        for link in self.shared.links().drain(..) {
+            link.streams.iter().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+        }
+    }
+}
+
+impl Shared {
+    fn links(&self) -> std::sync::MutexGuard<'_, Vec<Link>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A door to this address.
+    fn open(self: &Arc<Self>, ends: [usize; 2], carries: Carries, to: SocketAddr) -> SocketAddr {
+        let listener = TcpListener::bind((HOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let shared = Arc::clone(self);
+        thread::spawn(move || {
+            while !shared.over.load(Ordering::SeqCst) {
+                match listener.accept() {
+                    Ok((from, _)) => drop(shared.join(ends, carries, from, to)),
+                    Err(_) => thread::sleep(LOOK),
+                }
+            }
+        });
+        address
+    }
+
+    /// Connects the two sides, if the other one listens.
+    fn join(self: &Arc<Self>, ends: [usize; 2], carries: Carries, from: TcpStream, to: SocketAddr) -> io::Result<()> {
+        from.set_nonblocking(false)?;
+        let streams = [from, TcpStream::connect(to)?];
+        for stream in &streams {
+            stream.set_nodelay(true)?;
+        }
+        let link = Link { ends, carries, streams: Arc::new(streams), reset: Arc::default() };
+        self.links().push(link.clone());
+        for (from, to) in [(0, 1), (1, 0)] {
+            let (shared, link) = (Arc::clone(self), link.clone());
+            thread::spawn(move || {
+                let _ = shared.pass(&link, &link.streams[from], &link.streams[to]);
+                while shared.is_cut(ends) {
+                    thread::sleep(LOOK);
+                }
+                if !link.reset.load(Ordering::SeqCst) {
+                    let _ = link.streams[to].shutdown(Shutdown::Write);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    fn is_cut(&self, ends: [usize; 2]) -> bool {
+        ends.into_iter().any(|rank| self.cut[rank].load(Ordering::SeqCst)) && !self.over.load(Ordering::SeqCst)
+    }
+
+    /// Passes on what comes until the end of the stream.
+    fn pass(self: &Arc<Self>, link: &Link, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+        let mut bytes = vec![0; 16 << 10];
+        loop {
+            let piece = match link.carries {
+                Carries::Control => self.frame(link.ends[0], from)?,
+                Carries::Data => {
+                    let read = from.read(&mut bytes)?;
+                    bytes[..read].to_vec()
+                }
+            };
+            if piece.is_empty() || link.reset.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            let delay = link.ends.into_iter().map(|rank| self.slow[rank].load(Ordering::SeqCst)).max().unwrap_or(0);
+            thread::sleep(Duration::from_micros(delay));
+            while self.is_cut(link.ends) {
+                thread::sleep(LOOK);
+            }
+            to.write_all(&piece)?;
+            self.passed.fetch_add(piece.len() as u64, Ordering::SeqCst);
+        }
+    }
+
+    /// A frame of the control connection of `rank`, its addresses exchanged.
+    fn frame(self: &Arc<Self>, rank: usize, mut from: &TcpStream) -> io::Result<Vec<u8>> {
+        let mut frame = vec![0; HEADER];
+        from.read_exact(&mut frame)?;
+        let length = u64::from_le_bytes(frame[LENGTH].try_into().unwrap());
+        frame.resize(HEADER + length as usize, 0);
+        from.read_exact(&mut frame[HEADER..])?;
+        let (mut at, mut rank) = (HEADER, if frame[KIND] == JOIN { rank } else { 0 });
+        while let Some(found) = frame[at..].windows(RING.len()).position(|bytes| bytes == RING) {
+            let start = at + found + RING.len();
+            let end = start + frame[start..].iter().position(|byte| *byte == b'"').unwrap();
+            let told: SocketAddr = std::str::from_utf8(&frame[start..end]).unwrap().parse().unwrap();
+            let door = self.door(rank, told).to_string();
+            assert_eq!(door.len(), end - start, "{told} becomes {door}");
+            frame[start..end].copy_from_slice(door.as_bytes());
+            (at, rank) = (end, rank + 1);
+        }
+        Ok(frame)
+    }
+
+    /// The door to where this rank listens for the one before it.
+    fn door(self: &Arc<Self>, rank: usize, told: SocketAddr) -> SocketAddr {
+        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        if doors.values().any(|door| *door == told) {
+            return told;
+        }
+        let before = (rank + self.cut.len() - 1) % self.cut.len();
+        *doors.entry(told).or_insert_with(|| self.open([before, rank], Carries::Data, told))
+    }
+}

@@ -1,0 +1,143 @@
+//! Ranks of a training as threads of a test.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(missing_docs)]
+#![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::AtomicI32;
+use std::time::Duration;
+use switchyard_worker::comm::{Force, GroupConfig, Token};
+use switchyard_worker::model::Registry;
+use switchyard_worker::train::{Blueprint, Outside, Reporter, TrainError, Trainer, Wishes, open, run};
+use switchyard_worker_contract::config::{Checkpoint, EngineConfig};
+use switchyard_worker_contract::event::Event;
+
+/// What a rank saw of a training.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct History {
+    /// Loss and digest of the weights after every step.
+    pub steps: Vec<(f64, String)>,
+    /// Validation loss after every fourth step.
+    pub evaluations: Vec<Option<f64>>,
+}
+
+pub fn group(world: u32, rank: u32, port: u16) -> GroupConfig {
+    GroupConfig {
+        job: "training-test".into(),
+        attempt: 1,
+        node_rank: 0,
+        num_nodes: 1,
+        procs_per_node: world,
+        local_rank: rank,
+        rendezvous: format!("127.0.0.1:{port}"),
+        key: Token::new([9; 32]),
+        transport: Force::Auto,
+        host_id: String::new(),
+        peer_timeout: Duration::from_secs(30),
+        connect_timeout: Duration::from_secs(60),
+    }
+}
+
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+pub fn blueprint(config: &EngineConfig, world: u32) -> Result<Blueprint, TrainError> {
+    Blueprint::new(config, open(config)?, world, None, &Registry::new())
+}
+
+/// Calls `body` on a thread for each rank with its place in the group.
+pub fn on_ranks<T: Send>(world: u32, body: impl Fn(GroupConfig) -> T + Sync) -> Vec<T> {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let body = &body;
+        let ranks: Vec<_> = (0..world).map(|rank| scope.spawn(move || body(group(world, rank, port)))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Trains until `steps` are done and drops everything without a word, as a kill does, or leaves in order. Answers the step that it went on
+/// from, and what all ranks saw alike.
+pub fn train(config: &EngineConfig, world: u32, steps: u64, leave: bool) -> Result<(Option<u64>, History), TrainError> {
+    train_over(Force::Auto, config, world, steps, leave)
+}
+
+/// The same with a transport.
+pub fn train_over(
+    transport: Force,
+    config: &EngineConfig,
+    world: u32,
+    steps: u64,
+    leave: bool,
+) -> Result<(Option<u64>, History), TrainError> {
+    let ranks = on_ranks(world, |group| {
+        let group = GroupConfig { transport, ..group };
+        let mut trainer = Trainer::join(blueprint(config, world)?, &group)?;
+        let resumed = trainer.resumed_step();
+        let mut history = History::default();
+        while trainer.steps_done() < steps {
+            let (report, _) = trainer.step(Wishes::default())?;
+            history.steps.push((report.loss, trainer.weights_digest()));
+            if report.step % 4 == 0 {
+                history.evaluations.push(trainer.evaluate()?.map(|judgement| judgement.loss));
+            }
+        }
+        // A rank that drops its place ends the group, for one that has not come so far as well.
+        trainer.agree_on_weights()?;
+        if leave {
+            trainer.leave()?;
+        }
+        Ok((resumed, history))
+    });
+    let mut ranks = ranks.into_iter().collect::<Result<Vec<_>, TrainError>>()?;
+    for (rank, seen) in ranks.iter().enumerate().skip(1) {
+        assert_eq!(seen, &ranks[0], "rank {rank} differs from rank 0");
+    }
+    Ok(ranks.swap_remove(0))
+}
+
+/// The same with checkpoints in this directory.
+pub fn saving(config: &EngineConfig, directory: &Path, every_steps: u64) -> EngineConfig {
+    let path = directory.display().to_string();
+    let checkpoint = Checkpoint { path, every_steps, period_seconds: 0, keep: 2, on_suspend: true };
+    EngineConfig { checkpoint: Some(checkpoint), ..config.clone() }
+}
+
+/// Whole runs, as the program has them: outcome and events of each rank. `hook` sees each event as it is printed, and the rank's place for
+/// a signal.
+pub fn runs(
+    config: &EngineConfig,
+    world: u32,
+    run_dir: &Path,
+    hook: impl Fn(u32, &Event, &AtomicI32) + Sync,
+) -> Vec<(Result<(), TrainError>, Vec<Event>)> {
+    on_ranks(world, |group| {
+        let (stop, rank) = (AtomicI32::new(0), group.rank());
+        let mut log = Log { events: Vec::new(), hook: |event: &Event| hook(rank, event, &stop) };
+        let outside = Outside { run_dir, fault: None, stop: &stop };
+        let outcome = blueprint(config, world)
+            .and_then(|blueprint| run(blueprint, &group, &outside, &mut Reporter::new(&mut log), |_| {}));
+        (outcome, log.events)
+    })
+}
+
+/// Reads what a reporter prints: one whole event at a time.
+struct Log<F> {
+    events: Vec<Event>,
+    hook: F,
+}
+
+impl<F: FnMut(&Event)> Write for Log<F> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let event: Event = serde_json::from_slice(bytes).unwrap();
+        (self.hook)(&event);
+        self.events.push(event);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! Training data for examples and tests, in `target/data`.
+
+use crate::programs::{cache, quietly};
+use crate::steps::root;
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What can be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum What {
+    /// 1,797 handwritten digits of 8 x 8 pixels from 0 to 16 (Alpaydin and Kaynak 1998, UCI; the part that comes with scikit-learn), as
+    /// `target/data/digits.csv`.
+    Digits,
+    /// The text of this repository as token numbers of 16 bits, as `target/data/tokens`.
+    Tokens,
+}
+
+/// The package whose wheel holds the digits, of a fixed version: the same bytes everywhere.
+const PACKAGE: &str = "scikit-learn==1.7.2";
+/// Lines of the file, and numbers of a line: 64 pixels and the class.
+const DIGITS: (usize, usize) = (1797, 65);
+
+/// Writes the data, where they are not there yet; answers where they are.
+pub(crate) fn data(what: What) -> Result<PathBuf> {
+    match what {
+        What::Digits => digits(),
+        What::Tokens => tokens(),
+    }
+}
+
+/// Takes the digits out of scikit-learn's wheel, which is a zip archive. Kept in the user's cache directory, so that `cargo clean` costs no
+/// download.
+fn digits() -> Result<PathBuf> {
+    let cached = cache("data")?.join(PACKAGE).join("digits.csv");
+    if !cached.is_file() {
+        fetch(&cached).context(
+            "the digits come with a Python package: python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of",
+        )?;
+    }
+    let text = fs::read_to_string(&cached).with_context(|| cached.display().to_string())?;
+    check(&text).with_context(|| format!("{}: remove it to fetch it again", cached.display()))?;
+    write("digits.csv", text.as_bytes())
+}
+
+fn fetch(to: &Path) -> Result<()> {
+    /// Takes a file that is packed once more out of the wheel in a directory.
+    const UNPACK: &str = "import glob, gzip, sys, zipfile\n\
+        [wheel] = glob.glob(sys.argv[1] + '/*.whl')\n\
+        packed = zipfile.ZipFile(wheel).read('sklearn/datasets/data/digits.csv.gz')\n\
+        open(sys.argv[2], 'wb').write(gzip.decompress(packed))\n";
+    let folder = to.parent().context("invariant: the cache has a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let wheels = folder.join(format!("wheels-{}", std::process::id()));
+    eprintln!("==> fetching {PACKAGE} with pip, for its digits, into {}", folder.display());
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]).arg(&wheels);
+    let partial = wheels.with_extension("csv");
+    let unpacked = quietly(PACKAGE, pip.arg(PACKAGE)).and_then(|()| {
+        quietly("unpacking the digits", Command::new("python3").args(["-c", UNPACK]).arg(&wheels).arg(&partial))
+    });
+    let _ = fs::remove_dir_all(&wheels);
+    unpacked?;
+    // Two at once write the same bytes, and nobody sees half of them.
+    fs::rename(&partial, to).with_context(|| format!("cannot move the digits to {}", to.display()))
+}
+
+fn check(text: &str) -> Result<()> {
+    let lines = text.lines().count();
+    ensure!(lines == DIGITS.0, "got {lines} lines, expected {}", DIGITS.0);
+    for (index, line) in text.lines().enumerate() {
+        let numbers = line.split(',').filter(|number| number.parse().is_ok_and(|number: u8| number <= 16)).count();
+        ensure!(numbers == DIGITS.1, "line {}: got `{line}`, expected {} numbers from 0 to 16", index + 1, DIGITS.1);
+    }
+    Ok(())
+}
+
+/// The bytes of all files that git tracks with these names, one after another: nine tenths for training, the rest for validation.
+fn tokens() -> Result<PathBuf> {
+    let mut git = Command::new("git");
+    git.args(["ls-files", "-z", "*.rs", "*.md"]).current_dir(root()).stdin(Stdio::null());
+    let output = git.output().context("cannot start git")?;
+    ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr));
+    let names = String::from_utf8(output.stdout).context("names of files that are not UTF-8")?;
+    let mut numbers = Vec::new();
+    for name in names.split_terminator('\0') {
+        let bytes = fs::read(root().join(name)).with_context(|| name.to_owned())?;
+        numbers.extend(bytes.into_iter().flat_map(|byte| u16::from(byte).to_le_bytes()));
+    }
+    let (train, validation) = numbers.split_at(numbers.len() / 20 * 18);
+    write("tokens/train.bin", train)?;
+    write("tokens/val.bin", validation)?;
+    Ok(folder().join("tokens"))
+}
+
+/// Where manifests look for it: beside the programs, whatever `CARGO_TARGET_DIR` says.
+fn folder() -> PathBuf {
+    root().join("target/data")
+}
+
+fn write(name: &str, bytes: &[u8]) -> Result<PathBuf> {
+    let path = folder().join(name);
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    }
+    fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
