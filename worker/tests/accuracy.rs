@@ -130,27 +130,37 @@ fn gpt_is_better_than_any_model_of_pairs_by_0_4_nats() {
     assert!(loss <= bigram - 0.4, "validation loss {loss}, bigram entropy {bigram}");
 }
 
-/// BF16, and FP16 with a scale that is found: the loss of the last steps within 1 % of that with 32 bits.
-fn sixteen_bits_learn_the_same(what: &str, config: &EngineConfig) {
-    let wide = train(&format!("{what} in FP32"), config).loss;
+/// BF16, and FP16 with a scale that is found: the loss of the last steps within 1 % of that with 32 bits, by the median of several seeds. One
+/// training is chaotic: while the loss falls steeply, another order of a sum moves it by 2 % now and then, on one CPU and not on another.
+fn sixteen_bits_learn_the_same<const SEEDS: usize>(what: &str, config: &EngineConfig) {
     let dynamic = LossScaling::Dynamic {
         initial_scale: 65536.0,
         growth_factor: 2.0,
         backoff_factor: 0.5,
         growth_interval_steps: 50,
     };
-    for (compute_type, loss_scaling) in
-        [(HalfType::Bf16, LossScaling::Static { scale: 1.0 }), (HalfType::Fp16, dynamic)]
-    {
-        let precision = Precision::Amp(Amp { compute_type, loss_scaling });
-        let narrow = train(&format!("{what} in {compute_type:?}"), &EngineConfig { precision, ..config.clone() }).loss;
-        assert!((narrow / wide - 1.0).abs() <= 0.01, "{what} in {compute_type:?}: loss {narrow}, in FP32 {wide}");
+    let narrow = [(HalfType::Bf16, LossScaling::Static { scale: 1.0 }), (HalfType::Fp16, dynamic)];
+    let mut differences = [[0.0; SEEDS]; 2];
+    for seed in 0..SEEDS {
+        let config = EngineConfig { seed: 7 + seed as u64, ..config.clone() };
+        let wide = train(&format!("{what} in FP32"), &config).loss;
+        for ((compute_type, loss_scaling), differences) in narrow.clone().into_iter().zip(&mut differences) {
+            let precision = Precision::Amp(Amp { compute_type, loss_scaling });
+            let trained = train(&format!("{what} in {compute_type:?}"), &EngineConfig { precision, ..config.clone() });
+            differences[seed] = trained.loss / wide - 1.0;
+        }
+    }
+    for ((compute_type, _), mut differences) in narrow.into_iter().zip(differences) {
+        differences.sort_by(f64::total_cmp);
+        println!("{what} in {compute_type:?}: loss against FP32 {differences:.4?}");
+        let median = differences[SEEDS / 2];
+        assert!(median.abs() <= 0.01, "{what} in {compute_type:?}: loss against FP32, by seed: {differences:.4?}");
     }
 }
 
 #[test]
 fn sixteen_bits_train_a_gpt_as_well() {
-    sixteen_bits_learn_the_same("GPT", &gpt(2, 64, 64, 8, 300));
+    sixteen_bits_learn_the_same::<5>("GPT", &gpt(2, 64, 64, 8, 300));
 }
 
 #[test]
@@ -158,5 +168,5 @@ fn sixteen_bits_train_a_resnet_as_well() {
     let Some(mut data) = digits() else { return };
     // Chance moves the loss of cropped images, and of 360 unseen ones, by more than what is looked for.
     data.images.crop_padding = 0;
-    sixteen_bits_learn_the_same("ResNet-18", &resnet(data, 10));
+    sixteen_bits_learn_the_same::<3>("ResNet-18", &resnet(data, 10));
 }
