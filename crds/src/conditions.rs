@@ -11,6 +11,9 @@ pub const PLACED: &str = "Placed";
 /// Whether `spec.suspend` holds the job; `False` with the reason `Resumed` after it did.
 pub const SUSPENDED: &str = "Suspended";
 
+/// Whether the transport that the job asks for is there, and nothing that the preflight found blocks it. Absent: the job has no use for a
+/// fabric, or nothing has been decided yet.
+pub const FABRIC_READY: &str = "FabricReady";
 /// `True` while a pod has other GPUs than the plan's, which are worth less; the message says how much. Absent: never so.
 pub const PLACEMENT_DEGRADED: &str = "PlacementDegraded";
 /// `False` when settings of the template were not taken; the message lists them. Absent: all were.
@@ -26,6 +29,8 @@ pub const APPLICATION_FAILURE: &str = "ApplicationFailure";
 pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
 /// Reason of [`PLACED`] while the gang does not fit.
 pub const NO_ROOM: &str = "NoRoom";
+/// Reason of [`PLACED`] and [`FABRIC_READY`] while the job must not start over the fabric of the nodes that it could have.
+pub const FABRIC_NOT_READY: &str = "FabricNotReady";
 /// Reason of [`PLACED`] between two attempts.
 pub const RESTARTING: &str = "Restarting";
 /// Reason of [`FAILED`]: preempted more often than allowed.

@@ -25,3 +25,6 @@ pub const GANG_GATE: &str = "training.switchyard.dev/gang";
 pub const PLAN_MANAGER: &str = "switchyard-plan";
 /// Field manager of the status of a job.
 pub const STATUS_MANAGER: &str = "switchyard-status";
+
+/// Annotation of a pod on the network of its node: the interface by which the other nodes are reached.
+pub const SOCKET_INTERFACE: &str = "training.switchyard.dev/socket-interface";

@@ -12,6 +12,7 @@ mod checkpoint;
 pub mod conditions;
 pub mod device_use;
 mod engine;
+mod fabric;
 mod failure_policy;
 pub mod generate;
 pub mod gpu_topology;
@@ -23,6 +24,7 @@ pub mod validate;
 
 pub use checkpoint::*;
 pub use engine::*;
+pub use fabric::*;
 pub use failure_policy::*;
 pub use topology_policy::*;
 pub use train_job::*;

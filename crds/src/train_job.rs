@@ -4,6 +4,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::engine::Engine;
+use crate::fabric::FabricPolicy;
 use crate::failure_policy::FailurePolicy;
 use crate::topology_policy::TopologyPolicy;
 use crate::train_job_status::TrainJobStatus;
@@ -43,7 +44,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "ETA", type_ = "integer", json_path = ".status.trainerStatus.estimatedRemainingSeconds", priority = 1, description = "Estimated remaining seconds")
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
+#[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.fabric == oldSelf.fabric && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
     .message("spec is immutable but for suspend, activeDeadlineSeconds and ttlSecondsAfterFinished: delete the TrainJob and create it again with the new values"))]
 #[x_kube(validation = Rule::new("(self.trainer.framework == 'Switchyard') == has(self.engine)")
     .message("engine must be set with trainer.framework Switchyard, and with no other framework"))]
@@ -91,6 +92,10 @@ pub struct TrainJobSpec {
     #[serde(default)]
     pub topology_policy: TopologyPolicy,
 
+    /// How the processes reach each other: which transport may be used, and what is checked before they start.
+    #[serde(default)]
+    pub fabric: FabricPolicy,
+
     /// What happens when a process fails. Default: the job fails with it.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
@@ -122,6 +127,18 @@ pub enum Framework {
     /// Switchyard's own engine, configured by `engine`.
     #[default]
     Switchyard,
+    /// PyTorch.
+    Torch,
+    /// PaddlePaddle.
+    Paddle,
+    /// Horovod.
+    Horovod,
+    /// Open MPI.
+    MPI,
+    /// JAX.
+    JAX,
+    /// TensorFlow.
+    TensorFlow,
     /// Any program. It gets the rank, the number of nodes and the address of node 0 in the environment, and nothing else.
     Plain,
 }

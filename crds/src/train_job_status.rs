@@ -1,5 +1,6 @@
 //! Status of a `TrainJob`: what became of it, written by the controller and by `switchyard run`.
 
+use crate::fabric::FabricStatus;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -57,6 +58,10 @@ pub struct TrainJobStatus {
     /// How the pods of the current attempt get their GPUs. Absent: they ask for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_allocation: Option<DeviceAllocation>,
+
+    /// How the processes reach each other, every setting for that, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<FabricStatus>,
 
     /// Figures of the training.
     #[serde(skip_serializing_if = "Option::is_none")]

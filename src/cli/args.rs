@@ -146,6 +146,10 @@ pub(super) struct PlanArgs {
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,
 
+    /// Show every setting of the fabric, with its reason, in place of the place.
+    #[arg(long)]
+    pub fabric: bool,
+
     /// Where a cluster is looked at.
     #[command(flatten)]
     pub place: ClusterArgs,
@@ -166,6 +170,10 @@ pub(super) struct ClusterArgs {
     #[arg(long, conflicts_with = "snapshot")]
     pub context: Option<String>,
 
+    /// The administrator's profile of the fabric, as for the controller.
+    #[arg(long, value_name = "FILE")]
+    pub fabric_profile: Option<PathBuf>,
+
     /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else those that the controller knows.
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
@@ -181,6 +189,10 @@ pub(super) struct ExplainArgs {
     /// Namespace of the TrainJob.
     #[arg(short, long, default_value = "default")]
     pub namespace: String,
+
+    /// Every setting of the fabric, with its reason, in place of the place.
+    #[arg(long)]
+    pub fabric: bool,
 
     /// Where a cluster is looked at.
     #[command(flatten)]
@@ -383,6 +395,10 @@ pub(super) struct ControllerArgs {
     /// Driver that offers GPUs in ResourceSlices, with their UUIDs as attributes.
     #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
     pub gpu_driver: String,
+
+    /// The administrator's word about the fabric: a file with a profile (docs/fabric.md), which wins over the packs that are known.
+    #[arg(long, value_name = "FILE")]
+    pub fabric_profile: Option<PathBuf>,
 
     /// A level of domains of nodes, small to large, repeatable: KEY (a label of the nodes), KEY:FACTOR with its oversubscription,
     /// KEY:NVLink for an NVLink domain; `cluster` is all nodes. Default: NVLink cliques and the labels of Topograph and of clouds.

@@ -3,7 +3,8 @@
 use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs};
 use super::controller::levels;
 use super::run::{CLI_VERSION, json_line};
-use super::{manifest, print, print_yaml, refuse, verdict};
+use super::{fabric, manifest, print, print_yaml, refuse, verdict};
+use crate::fabric::profile::Profile;
 use crate::controller::offline::{Cluster, Earlier, Verdict};
 use crate::controller::snapshot;
 use crate::plan::cluster::levels::{DomainLevel, Levels};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use switchyard_crds::TrainJob;
+use switchyard_crds::{FabricStatus, TrainJob};
 use switchyard_service::{Connection, client, connect};
 use switchyard_worker_contract::exit::Exit;
 
@@ -37,6 +38,9 @@ pub(super) struct SnapshotFile {
     #[allow(dead_code)]
     metadata: Value,
     pub items: Vec<Value>,
+    /// Of the command line only.
+    #[serde(skip)]
+    fabric_profile: Option<Profile>,
 }
 
 /// Reads a file, or lists a running cluster.
@@ -50,8 +54,11 @@ pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
             domains: Vec::new(),
             metadata: Value::Null,
             items: list(args, None)?,
+            fabric_profile: None,
         },
     };
+    let profile = args.fabric_profile.as_deref().map(fabric::profile).transpose();
+    file.fabric_profile = profile.map_err(|error| (format!("--fabric-profile: {error}"), Exit::Usage))?;
     if !args.domains.is_empty() {
         file.domains = args.domains.iter().map(ToString::to_string).collect();
     }
@@ -97,7 +104,8 @@ pub(super) fn cluster(file: &SnapshotFile) -> Result<Cluster, String> {
         file.domains.iter().map(|text| text.parse::<DomainLevel>().map_err(|error| format!("domains: {error}")));
     let domains: Vec<DomainLevel> = domains.collect::<Result<_, _>>()?;
     let levels: Levels = levels(&domains).map_err(|error| format!("domains: {error}"))?;
-    Cluster::of(&file.items, Defaults::default(), levels, file.taken_at.unwrap_or(Timestamp::MIN))
+    let defaults = Defaults { fabric_profile: file.fabric_profile.clone(), ..Defaults::default() };
+    Cluster::of(&file.items, defaults, levels, file.taken_at.unwrap_or(Timestamp::MIN))
 }
 
 fn open(args: &ClusterArgs) -> Result<Cluster, (String, Exit)> {
@@ -141,7 +149,11 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
         Ok(found) => found,
         Err(error) => return refuse(&error, Exit::Usage),
     };
-    let exit = if found.place.is_ok() { Exit::Done } else { Exit::NotPlaceable };
+    let is_refused = matches!(found.fabric, Some(Err(_)));
+    let exit = if found.place.is_ok() && !is_refused { Exit::Done } else { Exit::NotPlaceable };
+    if args.fabric && found.place.is_ok() {
+        return show_fabric(cli, &job, found.fabric).unwrap_or(exit);
+    }
     match cli.output {
         Output::Json => json_line("PlacementVerdict", verdict::json(&job, &found)),
         Output::Yaml => print_yaml(&verdict::json(&job, &found)),
@@ -167,12 +179,32 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
         Ok(found) => found,
         Err(error) => return refuse(&error, Exit::Usage),
     };
+    if args.fabric {
+        // What was decided counts; before that, what would be.
+        let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
+        return show_fabric(cli, &job, decided.map(Ok).or(found.fabric)).unwrap_or(Exit::Done);
+    }
     match cli.output {
         Output::Json => json_line("Explanation", verdict::explanation_json(&job, &found)),
         Output::Yaml => print_yaml(&verdict::explanation_json(&job, &found)),
         Output::Table | Output::Dot => print(&verdict::explanation(&job, &found, &cluster, cli.verbose)),
     }
     Exit::Done
+}
+
+/// Prints every setting of the fabric. `None`: it is printed.
+fn show_fabric(cli: &Cli, job: &TrainJob, fabric: Option<Result<FabricStatus, String>>) -> Option<Exit> {
+    match (fabric, cli.output) {
+        (Some(Err(why)), _) => return Some(refuse(&why, Exit::NotPlaceable)),
+        (None, _) => {
+            let what = "data stays inside a node, or our own engine carries it and reads no such settings";
+            return Some(refuse(&format!("{} has no use for settings of a fabric: {what}", name_of(job)), Exit::Usage));
+        }
+        (Some(Ok(found)), Output::Json) => json_line("Fabric", fabric::json(job, &found)),
+        (Some(Ok(found)), Output::Yaml) => print_yaml(&fabric::json(job, &found)),
+        (Some(Ok(found)), Output::Table | Output::Dot) => print(&fabric::table(job, &found, cli.verbose)),
+    }
+    None
 }
 
 /// Namespace and name.

@@ -1,7 +1,7 @@
 //! `switchyard controller`: flags, signals, and then the controller.
 
 use super::args::{ControllerArgs, Toggle};
-use super::refuse;
+use super::{fabric, refuse};
 use crate::controller::{self, Settings, Timing};
 use crate::plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use crate::plan::objects::Defaults;
@@ -26,6 +26,10 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
         Ok(levels) => levels,
         Err(error) => return refuse(&format!("--domain: {error}"), Exit::Usage),
     };
+    let fabric_profile = match args.fabric_profile.as_deref().map(fabric::profile).transpose() {
+        Ok(profile) => profile,
+        Err(error) => return refuse(&format!("--fabric-profile: {error}"), Exit::Usage),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("cannot start: {error}"), Exit::Unexpected),
@@ -49,6 +53,7 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
                 worker_image: args.worker_image.clone(),
                 gpu_class: args.gpu_device_class.clone(),
                 gpu_driver: args.gpu_driver.clone(),
+                fabric_profile,
             },
             levels,
         };

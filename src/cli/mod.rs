@@ -10,6 +10,7 @@ mod doctor;
 #[cfg(test)]
 mod examples;
 mod explain;
+mod fabric;
 mod import;
 mod lint;
 mod machine;

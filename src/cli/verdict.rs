@@ -1,6 +1,7 @@
 //! Screens of placements: where a job would go or is, and why; what binds it and what would help.
 
 use super::cluster::name_of;
+use super::fabric;
 use super::units::plural;
 use crate::controller::offline::{Cluster, Verdict};
 use crate::plan::cluster::{Excluded, NoPlace};
@@ -23,6 +24,11 @@ pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbos
         Ok(placed) => {
             text.push_str(&format!("placeable: {}{}\n", name_of(job), bandwidths(&placed.status)));
             placement(&mut text, &placed.status, job, cluster, verbose);
+            match &verdict.fabric {
+                Some(Ok(found)) => row(&mut text, "fabric", &fabric::headline(found)),
+                Some(Err(why)) => row(&mut text, "fabric", &format!("the job would wait: {why}")),
+                None => {}
+            }
             left_out(&mut text, &placed.excluded);
         }
         Err(why) => refusal(&mut text, job, why, verdict),
@@ -153,6 +159,9 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
                 return text;
             }
             placement(&mut text, place, job, cluster, verbose);
+            if let Some(found) = status.fabric.as_ref() {
+                row(&mut text, "fabric", &format!("{} (--fabric)", fabric::headline(found)));
+            }
             if let Some(degraded) = condition(conditions::PLACEMENT_DEGRADED).filter(|found| found.status == "True") {
                 row(&mut text, "degraded", &degraded.message);
             }
@@ -204,6 +213,11 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
         }
     };
     value["excluded"] = excluded.iter().map(|(node, why)| json!({"node": node, "why": why.to_string()})).collect();
+    match &verdict.fabric {
+        Some(Ok(fabric)) => value["fabric"] = json!(fabric),
+        Some(Err(why)) => value["fabricNotReady"] = json!(why),
+        None => {}
+    }
     if let Some(held) = &verdict.held_for {
         value["heldFor"] = json!(held);
     }

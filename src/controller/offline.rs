@@ -2,6 +2,7 @@
 
 use super::contention::{Asker, Rules};
 use super::index::{Index, Key, attempt_of, key_of};
+use crate::plan::cluster::fabric;
 use crate::plan::cluster::gang::{self, Placed};
 use crate::plan::cluster::levels::Levels;
 use crate::plan::cluster::view::NodeView;
@@ -13,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{TrainJob, conditions};
+use switchyard_crds::{FabricStatus, TrainJob, conditions};
 
 /// Kinds that decide about places; others are not looked at.
 pub const KINDS: [&str; 7] =
@@ -48,6 +49,8 @@ pub struct Verdict {
     pub held_for: Option<String>,
     /// Jobs that would be stopped for it.
     pub victims: Vec<String>,
+    /// How its processes would reach each other, or why they must not; `None`: it has no place, or no use for a fabric.
+    pub fabric: Option<Result<FabricStatus, String>>,
 }
 
 impl Cluster {
@@ -151,6 +154,10 @@ impl Cluster {
         let attempt = attempt_of(&job).max(1);
         let status = job.status.get_or_insert_default();
         (status.device_allocation, status.attempt) = (allocation, Some(attempt as i32));
+        status.fabric = None;
+        let before = fabric::before(&job, &valid, &self.defaults, self.index.usage.nodes());
+        job.status.get_or_insert_default().fabric = before;
+        let status = job.status.get_or_insert_default();
         if earlier == Earlier::Forgotten {
             status.placement = None;
         }
@@ -166,12 +173,15 @@ impl Cluster {
         aside.extend(self.index.usage.set_aside(free.iter().map(String::as_str)));
         let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let asker = Asker { job: &job, valid: &valid, rules };
-        let place = gang::place(&asker.question(&self.index.usage));
+        let question = asker.question(&self.index.usage);
+        let place = gang::place(&question);
+        let decided = place.as_ref().ok().map(|placed| fabric::decide(&question, &placed.status));
+        let fabric = decided.and_then(|decided| decided.map_err(|refused| refused.to_string()).transpose());
         let turn = self.index.turn(&job);
         let departure = if place.is_err() { self.index.departure(&asker, &turn) } else { None };
         let victims = departure.map(|departure| departure.victims).unwrap_or_default();
         self.index.usage.put_back(aside);
-        Ok(Verdict { place, held_for, victims: victims.iter().map(ToString::to_string).collect() })
+        Ok(Verdict { place, held_for, victims: victims.iter().map(ToString::to_string).collect(), fabric })
     }
 
     /// A job as it is when its pods have been created: it has a priority then, and so a turn.

@@ -133,7 +133,7 @@ pub fn gigabytes_per_second(rate: &Quantity) -> Option<String> {
 }
 
 /// The value of a Kubernetes quantity (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
-pub(super) fn parse_quantity(text: &str) -> Option<f64> {
+pub(crate) fn parse_quantity(text: &str) -> Option<f64> {
     let suffixes: [(&str, f64); 15] = [
         ("Ki", 1024.0),
         ("Mi", 1024.0_f64.powi(2)),

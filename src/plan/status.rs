@@ -133,6 +133,7 @@ pub fn status(observed: &Observed<'_>, previous: Option<&TrainJobStatus>, now: T
         ready: None,
         nodes: None,
         placement: observed.plan.map(placement),
+        fabric: None,
         device_allocation: None,
         trainer_status: observed.figures.as_ref().map(trainer_status),
     }

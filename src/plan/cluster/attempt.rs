@@ -9,7 +9,7 @@
 use super::events::{self, EventDraft};
 use super::status::{self, Draft};
 use super::view::{Phase, PodView};
-use super::{Action, Ending, Reconciliation, Snapshot, clock, delete_unfinished, end, failure, gang};
+use super::{Action, Ending, Reconciliation, Snapshot, clock, delete_unfinished, end, fabric, failure, gang};
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
 use crate::planted;
@@ -152,8 +152,13 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         return draft.act(&attempt.snapshot, attempt.now);
     }
     let Snapshot { job, defaults, nodes, levels, .. } = attempt.snapshot;
-    match gang::place(&gang::Question { job, valid: attempt.valid, defaults, nodes, levels, now: attempt.now }) {
+    let question = gang::Question { job, valid: attempt.valid, defaults, nodes, levels, now: attempt.now };
+    match gang::place(&question) {
         Ok(placed) => {
+            match fabric::decide(&question, &placed.status) {
+                Ok(decided) => fabric::tell(&mut draft, decided),
+                Err(refused) => return not_ready(attempt, draft, refused.to_string()),
+            }
             let reason = placed.status.reason.clone();
             draft.next.placement = Some(placed.status);
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
@@ -178,13 +183,28 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     }
 }
 
+/// There is room, but the job must not start over the fabric that is there. Nodes, their ports and other jobs may change that.
+fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconciliation {
+    let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::FABRIC_NOT_READY);
+    draft.condition(conditions::FABRIC_READY, "False", conditions::FABRIC_NOT_READY, why.clone());
+    draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, why.clone());
+    draft.stage(Stage::Queued, why.clone());
+    let mut result = draft.act(&attempt.snapshot, attempt.now);
+    result.waiting = true;
+    if is_new {
+        result.events.push(EventDraft::warning(events::FABRIC_NOT_READY, why));
+    }
+    result
+}
+
 /// The gang has a place: gates are lifted, and the pods are followed until they end.
 fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut actions = old_pods(attempt);
     let strangers = objects_of(attempt, &mut actions);
     let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
-    // All gates are lifted together, and not before every claim exists.
-    let claims = claims(attempt, placement);
+    // All gates are lifted together, and not before every claim and the files for NCCL exist.
+    let mut claims = claims(attempt, placement);
+    claims.extend(fabric_config(attempt));
     if claims.is_empty() {
         actions.extend(releases(attempt, placement));
     }
@@ -294,6 +314,14 @@ fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Act
     missing.collect()
 }
 
+/// Creates the files for NCCL, if they are not there.
+fn fabric_config(attempt: &Attempt<'_>) -> Option<Action> {
+    let Snapshot { job, objects: existing, .. } = attempt.snapshot;
+    let config = Object::ConfigMap(objects::fabric_config(job, attempt.valid, attempt.number)?);
+    let is_there = existing.contains_key(&(config.kind(), config.name().to_string()));
+    (!is_there).then_some(Action::Create(config))
+}
+
 /// Lifts the gates of all pods that still have one.
 fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
     let per_node = attempt.valid.request.processes_per_node;
@@ -314,7 +342,8 @@ fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<A
                 attempt.number,
                 pod.node_rank,
             );
-            let patch = objects::placement_patch(&wanted, node_of(pod)?);
+            let interface = fabric::interface(attempt.snapshot.job, &wanted, pod.node_rank);
+            let patch = objects::placement_patch(&wanted, node_of(pod)?, interface);
             Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
         })
         .collect()
@@ -344,7 +373,9 @@ fn roll_back(attempt: &Attempt<'_>) -> Option<Reconciliation> {
 fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timestamp) {
     draft.next.attempt = Some(attempt.number as i32 + 1);
     draft.next.attempt_time = Some(status::time(not_before));
-    draft.next.device_allocation = gang::allocation(attempt.snapshot.job, attempt.snapshot.nodes);
+    let Snapshot { job, nodes, defaults, .. } = attempt.snapshot;
+    draft.next.device_allocation = gang::allocation(job, nodes);
+    draft.next.fabric = fabric::before(job, attempt.valid, defaults, nodes);
     draft.counts(&[], attempt.valid.request.nodes as i32);
 }
 

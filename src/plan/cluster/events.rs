@@ -34,6 +34,8 @@ impl EventDraft {
 pub const PLACED: &str = "GangPlaced";
 /// There is no room for the gang now.
 pub const NO_ROOM: &str = "NoRoom";
+/// There is room, but the job must not start over the fabric that is there.
+pub const FABRIC_NOT_READY: &str = "FabricNotReady";
 /// A pod got other GPUs than the plan's.
 pub const DEGRADED: &str = "PlacementDegraded";
 /// The scheduler did not bind the whole gang in time; the attempt is taken back.

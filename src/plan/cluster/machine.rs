@@ -1,20 +1,24 @@
 //! The devices of a node with their names, and their values, which nodes of one kind share.
 
+use crate::fabric;
 use crate::placement::gpus::{MOST_GPUS, Shape};
 use crate::topology::devices::{Devices, Gpu};
 use crate::topology::path::PathClass;
 use crate::topology::{build, rates, report};
 use jiff::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
-use switchyard_crds::gpu_topology::{FabricState, GPUTopology};
+use switchyard_crds::gpu_topology::{FabricState, GPUTopology, GPUTopologyStatus};
 use switchyard_worker_contract::CpuList;
 
 /// What is known of the devices of a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     /// Values of its sets of GPUs.
     pub shape: Arc<Shape>,
+    /// Its report without what is of this node alone.
+    pub facts: Arc<GPUTopologyStatus>,
     /// Its GPUs, by position.
     pub gpus: Vec<NamedGpu>,
     /// The NICs that carry training traffic, by position: their order is that of the rails.
@@ -48,10 +52,12 @@ impl Machine {
     }
 }
 
-/// Values by kind of node: computed once for each kind, and forgotten with its last node.
+/// Values and facts by kind of node: kept once for each kind, and forgotten with its last node.
 #[derive(Debug, Default)]
 pub struct Shapes {
     known: BTreeMap<Devices, Weak<Shape>>,
+    /// By their hash.
+    facts: HashMap<u64, Weak<GPUTopologyStatus>>,
 }
 
 impl Shapes {
@@ -63,6 +69,20 @@ impl Shapes {
         let shape = Arc::new(Shape::new(&devices));
         self.known.insert(devices, Arc::downgrade(&shape));
         shape
+    }
+
+    /// Facts that other nodes of the kind have are theirs.
+    fn facts_of(&mut self, facts: GPUTopologyStatus) -> Arc<GPUTopologyStatus> {
+        let mut hasher = DefaultHasher::new();
+        serde_json::to_string(&facts).unwrap_or_default().hash(&mut hasher);
+        let hash = hasher.finish();
+        if let Some(same) = self.facts.get(&hash).and_then(Weak::upgrade).filter(|known| **known == facts) {
+            return same;
+        }
+        self.facts.retain(|_, facts| facts.strong_count() > 0);
+        let facts = Arc::new(facts);
+        self.facts.insert(hash, Arc::downgrade(&facts));
+        facts
     }
 
     /// Reads the devices of a report.
@@ -104,6 +124,7 @@ impl Shapes {
                 .filter(|fabric| fabric.state == FabricState::Completed)
                 .and_then(|fabric| Some(format!("{}.{}", fabric.cluster_uuid.as_ref()?, fabric.clique_id?))),
             observed: status.observed_time.as_ref().map(|time| time.0),
+            facts: self.facts_of(fabric::facts(status)),
             shape: self.of(named.devices),
         })
     }

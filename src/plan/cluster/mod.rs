@@ -13,6 +13,7 @@
 mod attempt;
 mod clock;
 pub mod events;
+pub mod fabric;
 mod failure;
 pub mod gang;
 pub mod levels;
@@ -216,6 +217,7 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
     draft.next.restarts.get_or_insert_default();
     draft.next.placement = None;
     draft.next.device_allocation = gang::allocation(snapshot.job, snapshot.nodes);
+    draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.defaults, snapshot.nodes);
     draft.counts(&[], snapshot.job.spec.trainer.num_nodes);
     draft.stage(Stage::Placing, "creating the pods".into());
     draft.condition(conditions::PLACED, "False", "Placing", "the pods are not created yet".into());

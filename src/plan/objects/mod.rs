@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | Pod, gated | `JOB-ATTEMPT-NODERANK` | one per node |
 //! | ConfigMap, immutable | `JOB-ATTEMPT` | framework Switchyard |
+//! | ConfigMap, immutable | `JOB-ATTEMPT-fabric` | GPUs on more than one node; made when the place is decided |
 //! | PodDisruptionBudget | `JOB` | always: a drain must not end a run |
 //! | Service, headless | `JOB` | more than one node |
 //! | NetworkPolicy | `JOB` | more than one node |
@@ -13,16 +14,19 @@
 //! All carry the labels of the job and its owner reference. A job of one pod gets only what it needs.
 
 mod claim;
+mod fabric;
 mod merge;
 mod pod;
 #[cfg(test)]
 mod tests;
 
 pub use claim::{claim, gpus};
+pub use fabric::fabric_config;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{TRAINER, placement_patch, pod};
 
 use super::ValidJob;
+use crate::fabric::profile::Profile;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -49,6 +53,8 @@ pub struct Defaults {
     pub gpu_class: String,
     /// Driver whose attributes have the UUIDs of GPUs.
     pub gpu_driver: String,
+    /// The administrator's word about the fabric; `None`: the pack that fits the nodes.
+    pub fabric_profile: Option<Profile>,
 }
 
 impl Default for Defaults {
@@ -58,6 +64,7 @@ impl Default for Defaults {
             worker_image: concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")).into(),
             gpu_class: "gpu.nvidia.com".into(),
             gpu_driver: "gpu.nvidia.com".into(),
+            fabric_profile: None,
         }
     }
 }

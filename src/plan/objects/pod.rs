@@ -1,7 +1,7 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
 use super::merge::trainer_of;
-use super::{Defaults, claim, config_name, key_name, metadata, pod_name};
+use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_name};
 use crate::plan::{EnvEntry, ValidJob};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, Pod, PodSchedulingGate,
@@ -62,6 +62,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     secure_pod(&mut spec, job.spec.trainer.framework);
     place.volumes(&mut spec);
     place.trainer(&mut spec);
+    fabric::attach(&mut spec, &place);
     claim::attach(&mut spec, job, &pod_name(valid, attempt, node_rank));
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
@@ -252,14 +253,14 @@ pub(super) fn mounted(checkpoint: &Checkpoint) -> Option<(&str, &str)> {
     Some((checkpoint.volume_name.as_deref()?, checkpoint.path.trim_end_matches('/')))
 }
 
-fn mounts(container: &Container, path: &str) -> bool {
+pub(super) fn mounts(container: &Container, path: &str) -> bool {
     container.volume_mounts.iter().flatten().any(|mount| mount.mount_path.trim_end_matches('/') == path)
 }
 
 /// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. While a pod is gated, terms of its
 /// node affinity may be made narrower, each for itself
 /// (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
-pub fn placement_patch(pod: &Pod, placed: &PlacedNode) -> Value {
+pub fn placement_patch(pod: &Pod, placed: &PlacedNode, interface: Option<&str>) -> Value {
     let node = &placed.node_name;
     let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});
     let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
@@ -285,6 +286,9 @@ pub fn placement_patch(pod: &Pod, placed: &PlacedNode) -> Value {
     }});
     if !placed.gpus.is_empty() {
         patch["metadata"]["annotations"][labels::RANK_CPUS] = placed.cpus.join(";").into();
+    }
+    if let Some(interface) = interface {
+        patch["metadata"]["annotations"][labels::SOCKET_INTERFACE] = interface.into();
     }
     patch
 }

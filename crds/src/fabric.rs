@@ -1,0 +1,225 @@
+//! The fabric of a TrainJob: what is asked of it, and what was decided and found.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How the processes of a job on GPUs reach each other.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricPolicy {
+    /// `Auto` (default): settings are derived from the nodes, and RDMA is used where it is. `Required`: data between nodes must not go
+    /// over TCP: the transport is pinned, and a job that would fall back waits with the reason. `Disabled`: TCP on purpose.
+    #[serde(default)]
+    pub mode: FabricMode,
+
+    /// Checks of the chosen nodes before anything starts.
+    #[serde(default)]
+    pub preflight: PreflightPolicy,
+}
+
+/// What may carry data between nodes.
+#[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FabricMode {
+    /// RDMA where it is, else TCP.
+    #[default]
+    Auto,
+    /// No TCP.
+    Required,
+    /// TCP.
+    Disabled,
+}
+
+/// Checks before anything starts.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PreflightPolicy {
+    /// `Report` (default): what is found is written to the status. `Enforce`: a finding that blocks keeps the job from starting.
+    /// `None`: nothing is checked.
+    #[serde(default)]
+    pub mode: PreflightMode,
+}
+
+/// What findings of the preflight do.
+#[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PreflightMode {
+    /// Nothing is checked.
+    None,
+    /// They are told.
+    #[default]
+    Report,
+    /// Those that block keep the job from starting.
+    Enforce,
+}
+
+/// How the processes of a job reach each other, and why so.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricStatus {
+    /// What carries data between the nodes; for one node what carries it between its GPUs. Absent: nothing is known of the nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+
+    /// The forecast in one sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub summary: Option<String>,
+
+    /// The data pack or the administrator's profile that the settings come from. Absent: none fits the nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub profile: Option<String>,
+
+    /// Resources that each pod asks for so that it can reach the fabric, beside what the job asks for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
+    pub resources: Vec<FabricResource>,
+
+    /// Every setting that was looked at: set, left alone, or the user's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub decisions: Vec<FabricDecision>,
+
+    /// What the checks of the chosen nodes found, what blocks first; checks that found nothing are counted only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preflight: Option<PreflightStatus>,
+}
+
+/// What carries data.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Transport {
+    /// NVLink, inside a node or a domain of nodes.
+    NVLink,
+    /// PCIe peer to peer, inside a node.
+    PCIe,
+    /// Host memory, inside a node.
+    SharedMemory,
+    /// RDMA between nodes.
+    RDMA,
+    /// A network plugin of a cloud.
+    Plugin,
+    /// TCP.
+    TCP,
+}
+
+/// A resource that pods ask for.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricResource {
+    /// Name of the resource.
+    #[schemars(length(max = 317))]
+    pub name: String,
+    /// How much each pod asks for.
+    pub quantity: Quantity,
+    /// Why.
+    #[schemars(length(max = 512))]
+    pub reason: String,
+}
+
+/// One setting, and why it is as it is.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricDecision {
+    /// The environment variable.
+    #[schemars(length(max = 256))]
+    pub name: String,
+    /// Who decided.
+    pub outcome: DecisionOutcome,
+    /// Its value, of `Set` and `User`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1023))]
+    pub value: Option<String>,
+    /// How much depends on it.
+    pub class: DecisionClass,
+    /// Why.
+    #[schemars(length(max = 512))]
+    pub reason: String,
+    /// The fact it stands on, and where that is from.
+    #[schemars(length(max = 512))]
+    pub evidence: String,
+    /// Node ranks that it is for, as a list such as `0-3,6`. Absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub nodes: Option<String>,
+    /// Releases of NCCL that read the variable, such as `2.21-` or `2.23-`. Absent: it is not NCCL's, or all do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub releases: Option<String>,
+    /// Where the vendor writes about it.
+    #[schemars(length(max = 256))]
+    pub link: String,
+}
+
+/// Who decided about a setting.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum DecisionOutcome {
+    /// Switchyard sets it.
+    Set,
+    /// The user's own value stays.
+    User,
+    /// Left alone on purpose.
+    NotSet,
+}
+
+/// How much depends on a setting.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum DecisionClass {
+    /// The job breaks, or falls back silently, without it.
+    Must,
+    /// It helps, and may stay.
+    May,
+    /// For finding faults only: it is never set without an administrator's word.
+    Never,
+}
+
+/// What the checks of the chosen nodes found.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PreflightStatus {
+    /// Checks that found nothing.
+    #[schemars(range(min = 0))]
+    pub passed: i32,
+    /// Checks that do not apply to these nodes or this job.
+    #[schemars(range(min = 0))]
+    pub not_applicable: i32,
+    /// What was found.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub findings: Vec<PreflightFinding>,
+}
+
+/// What one check found.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PreflightFinding {
+    /// Number of the check.
+    #[schemars(range(min = 1))]
+    pub check: i32,
+    /// Its name.
+    #[schemars(length(max = 64))]
+    pub title: String,
+    /// How bad it is.
+    pub severity: PreflightSeverity,
+    /// What is wrong, where.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+    /// The fact, and where it is from.
+    #[schemars(length(max = 1024))]
+    pub evidence: String,
+    /// What to do.
+    #[schemars(length(max = 1024))]
+    pub fix: String,
+}
+
+/// How bad a finding is.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PreflightSeverity {
+    /// The job would fail, or run over TCP without a word.
+    Block,
+    /// It runs, slower than it could or at a risk.
+    Warn,
+}

@@ -1,0 +1,87 @@
+//! Screens of the fabric: every setting with its reason; and the administrator's profile as a file.
+
+use super::cluster::name_of;
+use super::manifest;
+use super::units::plural;
+use crate::fabric::profile::Profile;
+use serde_json::{Value, json};
+use std::path::Path;
+use switchyard_crds::{DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, TrainJob};
+
+/// Largest profile.
+const MOST: (u64, &str) = (1 << 20, "1 MiB");
+
+/// Reads an administrator's profile.
+///
+/// # Errors
+/// A file that cannot be read, or is no profile: its name, the field, what was got and what was expected.
+pub(super) fn profile(path: &Path) -> Result<Profile, String> {
+    let name = path.display().to_string();
+    let text = manifest::read_at_most(path, &name, "fabric profile of at most 1 MiB", MOST)?;
+    Profile::parse(&text).map_err(|error| format!("{name}: {error}"))
+}
+
+/// How the processes of a job reach each other, for people. `verbose`: also where each word is from.
+pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, verbose: bool) -> String {
+    let mut text = format!("fabric of {}: {}\n", name_of(job), headline(fabric));
+    for resource in &fabric.resources {
+        text.push_str(&format!("  each pod also asks for {} {}: {}\n", resource.name, resource.quantity.0, resource.reason));
+    }
+    for (outcome, title) in [
+        (DecisionOutcome::Set, "set for you"),
+        (DecisionOutcome::User, "your own, which stays"),
+        (DecisionOutcome::NotSet, "left alone"),
+    ] {
+        let of: Vec<&FabricDecision> = fabric.decisions.iter().filter(|decision| decision.outcome == outcome).collect();
+        if of.is_empty() {
+            continue;
+        }
+        text.push_str(&format!("\n{title} ({})\n", of.len()));
+        for decision in of {
+            entry(&mut text, decision, verbose);
+        }
+    }
+    let preflight = fabric.preflight.iter();
+    for preflight in preflight {
+        let (found, passed, none) = (preflight.findings.len(), preflight.passed, preflight.not_applicable);
+        text.push_str(&format!("\npreflight: {passed} ok, {found} found, {none} not applicable\n"));
+        for finding in &preflight.findings {
+            let word = if finding.severity == PreflightSeverity::Block { "BLOCK" } else { "warn " };
+            text.push_str(&format!("  {word} {} {}: {}\n", finding.check, finding.title, finding.message));
+            text.push_str(&format!("    {:<9} {}\n    {:<9} {}\n", "found", finding.evidence, "fix", finding.fix));
+        }
+    }
+    text
+}
+
+/// Transport, forecast and profile in one line.
+pub(super) fn headline(fabric: &FabricStatus) -> String {
+    let transport = fabric.transport.map_or("not known what carries the data".to_string(), |transport| format!("{transport:?}"));
+    let mut parts = vec![fabric.summary.clone().unwrap_or(transport)];
+    parts.extend(fabric.profile.as_ref().map(|profile| format!("profile {profile}")));
+    parts.join("; ")
+}
+
+fn entry(text: &mut String, decision: &FabricDecision, verbose: bool) {
+    let FabricDecision { name, outcome, value, class, reason, evidence, nodes, releases, link } = decision;
+    let value = value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
+    let on = nodes.as_ref().map(|nodes| format!("   on node{} {nodes}", plural(if nodes.contains(['-', ',']) { 2 } else { 1 })));
+    text.push_str(&format!("  {name}{value}{}\n", on.unwrap_or_default()));
+    let mut row = |word: &str, line: &str| text.push_str(&format!("    {word:<9} {line}\n"));
+    row("why", reason);
+    if *outcome != DecisionOutcome::NotSet || verbose {
+        row("evidence", evidence);
+    }
+    if verbose {
+        row("class", &format!("{class:?}"));
+        if let Some(releases) = releases {
+            row("NCCL", releases);
+        }
+        row("read", link);
+    }
+}
+
+/// The same for programs.
+pub(super) fn json(job: &TrainJob, fabric: &FabricStatus) -> Value {
+    json!({"job": name_of(job), "fabric": fabric})
+}

@@ -1,0 +1,45 @@
+//! The settings that NCCL reads from a file, one file for each node: the only channel for what depends on the node, since the environment
+//! of a pod is fixed before its node is known, and one by which no user's value can be overridden.
+
+use super::rules::Rule;
+use switchyard_crds::{DecisionOutcome, FabricDecision};
+use switchyard_worker_contract::CpuList;
+
+/// Directory of the file in the trainer.
+pub const FOLDER: &str = "/etc/switchyard/fabric";
+/// The file in the trainer: what the image brings, and then ours.
+pub const PATH: &str = "/etc/switchyard/fabric/nccl.conf";
+/// Where our part is while the two are put together.
+pub const PLAN: &str = "/etc/switchyard/fabric-plan";
+
+/// What the init container runs, in the trainer's image: of one variable NCCL takes the first line that it reads
+/// (`setEnvFile` with `overwrite` 0, `src/misc/param.cc`), so the image's own files come first and win. A comment ends a last line without
+/// its end; it has to stand in the first column.
+pub const MERGE: &str = "set -eu
+for own in \"${HOME:-/root}/.nccl.conf\" /etc/nccl.conf /etc/switchyard/fabric-plan/nccl.conf; do
+  if [ -r \"$own\" ]; then
+    cat \"$own\"
+    printf '\\n# end of %s\\n' \"$own\"
+  fi
+done > /etc/switchyard/fabric/nccl.conf
+";
+
+/// The file of a node.
+pub fn conf(decisions: &[FabricDecision], rank: u32) -> String {
+    let mut text = String::from("# Settings that Switchyard derived from this node. Reasons: switchyard explain JOB --fabric\n");
+    for decision in decisions.iter().filter(|decision| is_in_file(decision) && is_for(decision, rank)) {
+        // Everything behind the first `=` is the value, blanks too.
+        text.push_str(&format!("{}={}\n", decision.name, decision.value.as_deref().unwrap_or_default()));
+    }
+    text
+}
+
+fn is_in_file(decision: &FabricDecision) -> bool {
+    decision.outcome == DecisionOutcome::Set && !Rule::is_env(&decision.name)
+}
+
+/// Whether a decision is for the node of this rank.
+pub fn is_for(decision: &FabricDecision, rank: u32) -> bool {
+    let Some(nodes) = &decision.nodes else { return true };
+    nodes.parse::<CpuList>().is_ok_and(|nodes| nodes.iter().any(|node| node == rank))
+}

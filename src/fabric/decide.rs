@@ -1,0 +1,188 @@
+//! All decisions about one gang: the rules, what the profile says, and what the user set.
+
+use super::gang::Gang;
+use super::profile::Carrier;
+use super::rules::{self, Outcome, Rule};
+use crate::variables::{self, nccl};
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard_crds::{DecisionClass, DecisionOutcome, FabricDecision, FabricMode};
+
+/// Most entries of `status.fabric.decisions`.
+const MOST: usize = 128;
+/// Longest reason and evidence, characters.
+const LONGEST: usize = 512;
+
+/// Why a gang must not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// Decides every setting. The order is that of the rules, what is set first.
+///
+/// # Errors
+/// The job asks for a transport that is not there, or a value does not fit into a file of NCCL: one sentence, with the nodes and the fix.
+pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, Refused> {
+    required(gang)?;
+    let mut decisions = Vec::new();
+    let mut judged: BTreeSet<&str> = BTreeSet::new();
+    for rule in rules::RULES.iter().filter(|rule| rule.applies(gang)) {
+        judged.insert(rule.name);
+        match gang.own.get(rule.name) {
+            Some(value) => decisions.push(of_user(gang, rule, *value)),
+            None => decisions.extend(of_rule(gang, rule)?),
+        }
+    }
+    let profile = gang.profile.into_iter().filter(|_| gang.gpus > 0 && gang.has_several_nodes());
+    for profile in profile {
+        let named = |name: &str| format!("{}: {}", profile.name, name);
+        for setting in profile.settings.iter().filter(|setting| judged.insert(&setting.name)) {
+            let evidence = named("the profile of this fabric");
+            let decision = plain(&setting.name, DecisionClass::May, &setting.reason, evidence, &setting.link);
+            decisions.push(match gang.own.get(setting.name.as_str()) {
+                Some(value) => users(decision, *value, &format!("the profile says {}", setting.value)),
+                None => FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision },
+            });
+        }
+        for left in profile.leave.iter().filter(|left| judged.insert(&left.name)) {
+            let evidence = named("the profile of this fabric");
+            let decision = plain(&left.name, DecisionClass::Never, &left.reason, evidence, &left.link);
+            decisions.push(match gang.own.get(left.name.as_str()) {
+                Some(value) => users(decision, *value, "the profile leaves it alone"),
+                None => decision,
+            });
+        }
+    }
+    for (name, value) in gang.own.iter().filter(|(name, _)| name.starts_with(nccl::PREFIX) && !judged.contains(**name)) {
+        let evidence = "the environment of the trainer".to_string();
+        let decision = plain(name, DecisionClass::May, "no rule is about it", evidence, nccl::GUIDE);
+        decisions.push(users(decision, *value, "`switchyard lint` says what is known of it"));
+    }
+    decisions.sort_by_key(|decision| decision.outcome);
+    decisions.truncate(MOST);
+    Ok(decisions)
+}
+
+/// A job that must not fall back to TCP has to have something else on every node.
+fn required(gang: &Gang<'_>) -> Result<(), Refused> {
+    if gang.mode != FabricMode::Required || !gang.has_several_nodes() || gang.gpus == 0 {
+        return Ok(());
+    }
+    let refuse = |text: String| Err(Refused(format!("fabric.mode is Required: {text}")));
+    let silent = ranks(gang, |member| member.facts.is_none());
+    if !silent.is_empty() {
+        return refuse(format!("nothing is known of the fabric of {}: the node agent does not report", gang.names(&silent)));
+    }
+    match gang.carrier() {
+        None => refuse("the nodes have different fabrics; restrict the job to nodes of one kind".into()),
+        Some(Carrier::Socket) => {
+            refuse("no node has an RDMA port that is up, and data would go over TCP; choose other nodes, or mode Auto".into())
+        }
+        Some(Carrier::Plugin) => Ok(()),
+        Some(Carrier::InfiniBand | Carrier::RoCE) => {
+            let without = ranks(gang, |member| {
+                member.facts.is_some_and(|facts| super::gang::training_ports(facts).next().is_none())
+            });
+            if !without.is_empty() {
+                return refuse(format!("{}: no RDMA port is up; NCCL would use TCP there", gang.names(&without)));
+            }
+            if !gang.is_granted() {
+                return refuse(
+                    "the pods ask for no RDMA device, and data would go over TCP; no resource of the nodes gives one, or several do: \
+                     name it in trainer.resourcesPerNode.limits or in the administrator's profile"
+                        .into(),
+                );
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Ranks of the nodes of which something is so.
+pub(super) fn ranks(gang: &Gang<'_>, is: impl Fn(&super::Member<'_>) -> bool) -> Vec<u32> {
+    (0..).zip(&gang.members).filter(|(_, member)| is(member)).map(|(rank, _)| rank).collect()
+}
+
+fn of_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, Refused> {
+    let profile = gang.profile.filter(|_| gang.gpus > 0);
+    if let Some(setting) = profile.and_then(|profile| profile.settings.iter().find(|setting| setting.name == rule.name)) {
+        let evidence = format!("{}: the profile of this fabric", profile.map_or("", |profile| &profile.name));
+        let decision = plain(rule.name, rule.class, &setting.reason, evidence, &setting.link);
+        return Ok(vec![FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision }]);
+    }
+    if let Some(left) = profile.and_then(|profile| profile.leave.iter().find(|left| left.name == rule.name)) {
+        let evidence = format!("{}: the profile of this fabric", profile.map_or("", |profile| &profile.name));
+        return Ok(vec![plain(rule.name, rule.class, &left.reason, evidence, &left.link)]);
+    }
+    // Equal outcomes of several nodes are one decision.
+    let mut folded: BTreeMap<Outcome, Vec<u32>> = BTreeMap::new();
+    let members = 0..gang.members.len() as u32;
+    if rule.is_per_node() {
+        for rank in members {
+            folded.entry(rule.outcome(gang, rank)).or_default().push(rank);
+        }
+    } else {
+        folded.insert(rule.outcome(gang, 0), members.collect());
+    }
+    let mut decisions = Vec::new();
+    for (outcome, ranks) in folded {
+        let nodes = gang.list(&ranks);
+        let Outcome { value, reason, evidence } = outcome;
+        if let Some(value) = &value
+            && value.len() > nccl::LONGEST_VALUE
+        {
+            let (name, length) = (rule.name, value.len());
+            return Err(Refused(format!(
+                "{name} of {}: got a value of {length} bytes; expected at most {}, since NCCL cuts longer lines of its file",
+                gang.names(&ranks),
+                nccl::LONGEST_VALUE
+            )));
+        }
+        let decision = plain(rule.name, rule.class, &reason, evidence, rule.link);
+        let outcome = if value.is_some() { DecisionOutcome::Set } else { DecisionOutcome::NotSet };
+        decisions.push(FabricDecision { outcome, value, nodes, ..decision });
+    }
+    decisions.sort_by(|a, b| a.outcome.cmp(&b.outcome).then(a.nodes.cmp(&b.nodes)));
+    Ok(decisions)
+}
+
+fn of_user(gang: &Gang<'_>, rule: &Rule, value: Option<&str>) -> FabricDecision {
+    let Outcome { value: ours, reason, evidence } = rule.outcome(gang, 0);
+    let what = match ours {
+        Some(ours) if Some(ours.as_str()) == value => format!("Switchyard would set the same: {reason}"),
+        Some(ours) => format!("Switchyard would set {ours}: {reason}"),
+        None => format!("Switchyard would leave it alone: {reason}"),
+    };
+    users(plain(rule.name, rule.class, "", evidence, rule.link), value, &what)
+}
+
+/// The user's value stays.
+fn users(decision: FabricDecision, value: Option<&str>, what: &str) -> FabricDecision {
+    let cut = |text: String| text.chars().take(LONGEST).collect();
+    FabricDecision {
+        outcome: DecisionOutcome::User,
+        // A value may be longer than what a status holds.
+        value: Some(value.map_or("(from a reference)".into(), |value| value.chars().take(256).collect())),
+        reason: cut(format!("the user's own value stays. {what}")),
+        ..decision
+    }
+}
+
+fn plain(name: &str, class: DecisionClass, reason: &str, evidence: String, link: &str) -> FabricDecision {
+    let releases = nccl::find(name).filter(|key| key.since > nccl::OLDEST || key.gone.is_some());
+    let releases = releases.map(|key| {
+        let until = key.gone.map(|gone| format!("before {gone}")).unwrap_or_default();
+        format!("{}-{until}", key.since)
+    });
+    debug_assert!(variables::is_name(name));
+    FabricDecision {
+        name: name.to_string(),
+        outcome: DecisionOutcome::NotSet,
+        value: None,
+        class,
+        reason: reason.chars().take(LONGEST).collect(),
+        evidence: evidence.chars().take(LONGEST).collect(),
+        nodes: None,
+        releases,
+        link: link.to_string(),
+    }
+}

@@ -1,0 +1,172 @@
+//! The chosen gang as the rules see it: what its pods ask for, and what is known of its nodes.
+
+use super::profile::{Carrier, LinkLayer, Profile, link_layer};
+use crate::plan::resources::Resources;
+use k8s_openapi::api::core::v1::PodSpec;
+use std::collections::BTreeMap;
+use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus, Nic};
+use switchyard_crds::{FabricMode, Framework, Transport};
+use switchyard_worker_contract::CpuList;
+
+/// A node of the gang.
+#[derive(Debug, Clone, Copy)]
+pub struct Member<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// What its agent reports; `None`: nothing that can be used.
+    pub facts: Option<&'a GPUTopologyStatus>,
+    /// Positions of the GPUs in the report, in the order of ranks.
+    pub gpus: &'a [usize],
+    /// What it offers.
+    pub allocatable: &'a Resources,
+}
+
+/// A gang that has a place.
+#[derive(Debug, Clone)]
+pub struct Gang<'a> {
+    /// What runs in the trainer.
+    pub framework: Framework,
+    /// What may carry data between nodes.
+    pub mode: FabricMode,
+    /// The pod of the first node.
+    pub pod: &'a PodSpec,
+    /// The user's own environment of the trainer: name to value, where it is a plain value.
+    pub own: BTreeMap<&'a str, Option<&'a str>>,
+    /// GPUs of each pod.
+    pub gpus: u32,
+    /// Processes of each pod.
+    pub processes: u32,
+    /// The nodes, by rank.
+    pub members: Vec<Member<'a>>,
+    /// Data pack or administrator's profile; `None`: the nodes fit none.
+    pub profile: Option<&'a Profile>,
+}
+
+impl Gang<'_> {
+    /// Whether pods use the network of their node.
+    pub fn uses_host_network(&self) -> bool {
+        self.pod.host_network == Some(true)
+    }
+
+    /// Whether data leaves a node.
+    pub fn has_several_nodes(&self) -> bool {
+        self.members.len() > 1
+    }
+
+    /// What carries data between the nodes, by the profile, else by what the ports of all nodes are.
+    pub fn carrier(&self) -> Option<Carrier> {
+        if self.mode == FabricMode::Disabled {
+            return Some(Carrier::Socket);
+        }
+        if let Some(carrier) = self.profile.and_then(|profile| profile.transport) {
+            return Some(carrier);
+        }
+        let mut layers = self.members.iter().map(|member| member.facts.map(link_layer));
+        let first = layers.next()??;
+        let carrier = match first {
+            LinkLayer::InfiniBand => Carrier::InfiniBand,
+            LinkLayer::Ethernet => Carrier::RoCE,
+            LinkLayer::None => Carrier::Socket,
+        };
+        layers.all(|layer| layer == Some(first)).then_some(carrier)
+    }
+
+    /// Whether RDMA devices are given to the pods: by a resource that the trainer asks for, or because a privileged container sees all.
+    pub fn is_granted(&self) -> bool {
+        let Some(trainer) = self.pod.containers.iter().find(|container| container.name == crate::plan::objects::TRAINER)
+        else {
+            return false;
+        };
+        let privileged = trainer.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
+        let limits = trainer.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+        privileged || limits.into_iter().flatten().any(|(name, _)| is_rdma_resource(name))
+    }
+
+    /// What will carry data, as far as it is known.
+    pub fn transport(&self) -> Option<Transport> {
+        if !self.has_several_nodes() {
+            return None;
+        }
+        if self.gpus == 0 {
+            return Some(Transport::TCP);
+        }
+        if self.mode != FabricMode::Disabled && self.shares_nvlink() {
+            return Some(Transport::NVLink);
+        }
+        Some(match self.carrier()? {
+            Carrier::Plugin => Transport::Plugin,
+            Carrier::InfiniBand | Carrier::RoCE if self.is_granted() => Transport::RDMA,
+            Carrier::InfiniBand | Carrier::RoCE | Carrier::Socket => Transport::TCP,
+        })
+    }
+
+    /// Whether NVLinks lead from each node to every other: all are of one clique.
+    fn shares_nvlink(&self) -> bool {
+        let clique = |member: &Member<'_>| {
+            let fabric = member.facts?.fabric.as_ref().filter(|fabric| fabric.state == FabricState::Completed)?;
+            Some((fabric.cluster_uuid.clone()?, fabric.clique_id?))
+        };
+        let mut cliques = self.members.iter().map(clique);
+        cliques.next().flatten().is_some_and(|first| cliques.all(|clique| clique.as_ref() == Some(&first)))
+    }
+
+    /// Nodes in words, from their ranks: `gpu-01`, or `gpu-01 and 3 more`.
+    pub fn names(&self, ranks: &[u32]) -> String {
+        let name = |rank: &u32| self.members[*rank as usize].name;
+        match ranks {
+            [] => "no node".into(),
+            [only] => name(only).to_string(),
+            [first, rest @ ..] => format!("{} and {} more", name(first), rest.len()),
+        }
+    }
+
+    /// Ranks as a list; `None`: all of them.
+    pub fn list(&self, ranks: &[u32]) -> Option<String> {
+        (ranks.len() < self.members.len()).then(|| CpuList::new(ranks.iter().copied()).to_string())
+    }
+}
+
+/// Names of resources that give RDMA devices: of the shared device plugin, of SR-IOV plugins, of EFA.
+pub fn is_rdma_resource(name: &str) -> bool {
+    name.starts_with("rdma/")
+        || name == "vpc.amazonaws.com/efa"
+        || name.starts_with("openshift.io/mlnx")
+        || name.strip_prefix("nvidia.com/").is_some_and(|rest| {
+            ["sriov", "hostdev", "mlnx", "rdma", "resibp", "resrdma"].iter().any(|begin| rest.starts_with(begin))
+        })
+}
+
+/// RDMA ports that are for training: up, of the fabric's link layer, with its highest rate, and not a port that is there twice.
+pub fn training_ports<'a>(facts: &'a GPUTopologyStatus) -> impl Iterator<Item = &'a Nic> {
+    let wanted = match link_layer(facts) {
+        LinkLayer::InfiniBand => "InfiniBand",
+        LinkLayer::Ethernet | LinkLayer::None => "Ethernet",
+    };
+    let good = move |nic: &&'a Nic| {
+        nic.rdma_device.is_some()
+            && nic.state.as_deref() == Some("Active")
+            && nic.link_layer.as_deref() == Some(wanted)
+            && nic.virtual_function_of.is_none()
+    };
+    let most = facts.nics.iter().filter(good).filter_map(|nic| nic.rate_megabits_per_second).max();
+    facts.nics.iter().filter(good).filter(move |nic| nic.rate_megabits_per_second == most)
+}
+
+/// A report without what is of this one machine only, so that machines of one kind share it: identities, times, users.
+pub fn facts(status: &GPUTopologyStatus) -> GPUTopologyStatus {
+    let mut facts = status.clone();
+    facts.observed_time = None;
+    facts.host_identity = None;
+    facts.in_use.clear();
+    facts.conditions.clear();
+    facts.measured.clear();
+    // The pairs are in the shape of the machine; here only the state of each GPU counts.
+    facts.links.clear();
+    for gpu in &mut facts.gpus {
+        gpu.uuid.clear();
+    }
+    for nic in &mut facts.nics {
+        nic.node_guid = None;
+    }
+    facts
+}

@@ -1,0 +1,24 @@
+//! The fabric: how the processes of a job reach each other, which settings follow from that, and why. Pure.
+//!
+//! ```text
+//! the chosen gang (reports, devices, pod) + profile ─> decide ─> decisions ─> conf (per node), env, status
+//!                                                   └> forecast, preflight
+//! ```
+//!
+//! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of
+//! NCCL's guide allows to stay; *Never*, which is for finding faults and is left alone with the reason. A user's own value always wins.
+
+mod conf;
+mod decide;
+mod gang;
+mod needs;
+pub mod profile;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+pub use conf::{FOLDER, MERGE, PATH, PLAN, conf};
+pub use decide::{Refused, decide};
+pub use gang::{Gang, Member, facts};
+pub use needs::{Asked, needs, shared_memory};
+pub use rules::{CONF_FILE, interface, interfaces};

@@ -1,0 +1,100 @@
+//! What pods need so that they reach the fabric: devices, and room for NCCL's buffers. Decided before the pods are made, from what the
+//! nodes offer.
+
+use super::gang::{is_rdma_resource, training_ports};
+use super::profile::{Count, Profile, ResourceRule, Site};
+use crate::plan::cluster::GPU_RESOURCE;
+use crate::plan::resources::{Resources, parse_quantity};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::collections::BTreeSet;
+use switchyard_crds::{FabricMode, FabricResource};
+
+/// Size of `/dev/shm` where no profile says one. NCCL takes 9.6 MB for each connection inside a node, and data loaders take more.
+const SHARED_MEMORY: &str = "16Gi";
+
+/// What a job asks for, as far as the fabric is concerned.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// What may carry data between nodes.
+    pub mode: FabricMode,
+    /// Nodes of the gang.
+    pub nodes: u32,
+    /// GPUs of each pod.
+    pub gpus: u32,
+    /// What each pod asks for.
+    pub requests: &'a Resources,
+}
+
+/// Resources that pods ask for beside the job's own: a device of RDMA, and what the profile adds. Nothing where the job names one itself,
+/// and nothing where several would do: which of them leads to the fabric is not guessed.
+pub fn needs(asked: Asked<'_>, profile: Option<&Profile>, sites: &[Site<'_>]) -> Vec<FabricResource> {
+    let Some(profile) = profile else { return Vec::new() };
+    if asked.gpus == 0 || asked.nodes < 2 || asked.mode == FabricMode::Disabled {
+        return Vec::new();
+    }
+    let has_own = asked.requests.names().any(is_rdma_resource);
+    let mut found: Vec<FabricResource> = Vec::new();
+    for rule in &profile.resources {
+        let names = offered(rule, asked, sites);
+        let [name] = names.iter().collect::<Vec<_>>()[..] else { continue };
+        let is_device = is_rdma_resource(name);
+        let is_given = is_device && (has_own || found.iter().any(|other| is_rdma_resource(&other.name)));
+        if is_given || asked.requests.get(name) > 0 {
+            continue;
+        }
+        let of = &profile.name;
+        let (quantity, reason) = match (rule.count, &rule.quantity) {
+            (_, Some(quantity)) => (quantity.clone(), format!("profile {of}: a fixed amount")),
+            (Some(Count::All), _) => (share(name, asked, sites), format!("profile {of}: the pod's share of the node")),
+            (Some(Count::PerNIC), _) => (nics(asked, sites), format!("profile {of}: one for each NIC near the GPUs")),
+            (Some(Count::One) | None, _) => ("1".into(), format!("profile {of}: one gives all devices of the node")),
+        };
+        found.push(FabricResource { name: name.clone(), quantity: Quantity(quantity), reason });
+    }
+    found
+}
+
+/// Resources of this rule that enough nodes offer.
+fn offered(rule: &ResourceRule, asked: Asked<'_>, sites: &[Site<'_>]) -> BTreeSet<String> {
+    let least = rule.quantity.as_deref().and_then(parse_quantity).map_or(1, |amount| (amount * 1000.0) as i64);
+    let fits = |name: &str| match rule.name.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => name == rule.name,
+    };
+    let names: BTreeSet<&str> = sites.iter().flat_map(|site| site.allocatable.names()).filter(|name| fits(name)).collect();
+    let is_enough = |name: &&str| {
+        let nodes = sites.iter().filter(|site| site.allocatable.get(name) >= least);
+        nodes.count() >= asked.nodes as usize
+    };
+    names.into_iter().filter(is_enough).map(str::to_string).collect()
+}
+
+/// As many devices as the pod has a part of the node's GPUs; at least one.
+fn share(name: &str, asked: Asked<'_>, sites: &[Site<'_>]) -> String {
+    let of_site = |site: &Site<'_>| {
+        let gpus = (site.allocatable.get(GPU_RESOURCE) / 1000).max(1);
+        let devices = site.allocatable.get(name) / 1000;
+        (devices * i64::from(asked.gpus) / gpus).min(devices)
+    };
+    let least = sites.iter().filter(|site| site.allocatable.get(name) > 0).map(of_site).min();
+    least.unwrap_or(1).max(1).to_string()
+}
+
+/// Training ports for the pod's part of the GPUs.
+fn nics(asked: Asked<'_>, sites: &[Site<'_>]) -> String {
+    let of_site = |site: &Site<'_>| {
+        let facts = site.facts?;
+        Some(training_ports(facts).count() * asked.gpus as usize / facts.gpus.len().max(1))
+    };
+    sites.iter().filter_map(of_site).min().unwrap_or(1).max(1).to_string()
+}
+
+/// Size of `/dev/shm`: the profile's, but at most half of the memory that the pod may use, of which it is a part.
+pub fn shared_memory(profile: Option<&Profile>, memory: Option<&Quantity>) -> Quantity {
+    let wanted = profile.and_then(|profile| profile.shared_memory.as_deref()).unwrap_or(SHARED_MEMORY);
+    let half = memory.and_then(|memory| parse_quantity(&memory.0)).map(|bytes| bytes / 2.0);
+    match half {
+        Some(half) if half < parse_quantity(wanted).unwrap_or(f64::MAX) => Quantity(format!("{}", half as u64)),
+        _ => Quantity(wanted.to_string()),
+    }
+}

@@ -1,0 +1,367 @@
+//! Fabrics and clouds as data: what pods need there, what is set and what is left alone. Packs are shipped with the program; an
+//! administrator's profile has the same form and wins over them.
+
+use crate::plan::resources::Resources;
+use crate::variables::{self, nccl};
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use switchyard_crds::gpu_topology::GPUTopologyStatus;
+
+/// The packs, from the most particular to the most general: the first that fits is taken.
+const PACKS: [&str; 10] = [
+    include_str!("packs/aws-efa.yaml"),
+    include_str!("packs/gcp-tcpxo.yaml"),
+    include_str!("packs/gcp-tcpx.yaml"),
+    include_str!("packs/gcp-rdma.yaml"),
+    include_str!("packs/azure-nd.yaml"),
+    include_str!("packs/oci-roce.yaml"),
+    include_str!("packs/coreweave.yaml"),
+    include_str!("packs/infiniband.yaml"),
+    include_str!("packs/roce.yaml"),
+    include_str!("packs/ethernet.yaml"),
+];
+
+/// A pack, or an administrator's profile.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Profile {
+    /// Its name.
+    pub name: String,
+    /// What it is for, in words.
+    #[serde(default)]
+    pub title: String,
+    /// The pack that it builds on; an administrator's profile only.
+    #[serde(default)]
+    pub extends: Option<String>,
+    /// On which nodes it holds. Absent: on all.
+    #[serde(default)]
+    pub detect: Option<Detect>,
+    /// What carries data between nodes.
+    #[serde(default)]
+    pub transport: Option<Carrier>,
+    /// Name of the network plugin, for `transport: Plugin`: what `NCCL_NET` takes.
+    #[serde(default)]
+    pub plugin: Option<String>,
+    /// Resources that give a pod the fabric.
+    #[serde(default)]
+    pub resources: Vec<ResourceRule>,
+    /// Size of `/dev/shm`, a quantity.
+    #[serde(default)]
+    pub shared_memory: Option<String>,
+    /// Name of the interface of the pod network inside a pod. Default `eth0`, which is how container runtimes name it.
+    #[serde(default)]
+    pub pod_interface: Option<String>,
+    /// What the image brings by itself.
+    #[serde(default)]
+    pub image: Option<ImageSettings>,
+    /// What is set.
+    #[serde(default)]
+    pub settings: Vec<Setting>,
+    /// What is left alone here although it might be set elsewhere.
+    #[serde(default)]
+    pub leave: Vec<Left>,
+}
+
+/// On which nodes a pack holds: all that is named must fit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Detect {
+    /// Resources that the node offers.
+    #[serde(default)]
+    pub resources: Vec<String>,
+    /// Labels and what their values begin with.
+    #[serde(default)]
+    pub labels: BTreeMap<String, Beginnings>,
+    /// Link layer of the RDMA ports.
+    #[serde(default)]
+    pub link_layer: Option<LinkLayer>,
+}
+
+/// One beginning of a value, or several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beginnings(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Beginnings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Beginnings, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum OneOrMore {
+            One(String),
+            More(Vec<String>),
+        }
+        Ok(match OneOrMore::deserialize(deserializer)? {
+            OneOrMore::One(one) => Beginnings(vec![one]),
+            OneOrMore::More(more) => Beginnings(more),
+        })
+    }
+}
+
+/// Link layer of RDMA ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// RoCE.
+    Ethernet,
+    /// No RDMA port is up.
+    None,
+}
+
+/// What carries data between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum Carrier {
+    /// NCCL's own transport on InfiniBand.
+    InfiniBand,
+    /// The same on converged Ethernet.
+    RoCE,
+    /// A network plugin.
+    Plugin,
+    /// TCP.
+    Socket,
+}
+
+impl Carrier {
+    /// Whether NCCL's own RDMA transport carries the data.
+    pub fn is_verbs(self) -> bool {
+        matches!(self, Carrier::InfiniBand | Carrier::RoCE)
+    }
+}
+
+/// A resource that gives a pod the fabric.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResourceRule {
+    /// Its name, or its beginning and `*`.
+    pub name: String,
+    /// How many of it a pod takes.
+    #[serde(default)]
+    pub count: Option<Count>,
+    /// A fixed amount in place of a count.
+    #[serde(default)]
+    pub quantity: Option<String>,
+}
+
+/// How many of a resource a pod takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum Count {
+    /// One: the device plugin gives all devices with it.
+    One,
+    /// One for each NIC near the pod's GPUs.
+    PerNIC,
+    /// The pod's share of the node: all, for a whole node.
+    All,
+}
+
+/// What an image brings.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ImageSettings {
+    /// A script that sets the environment; the command has to read it.
+    #[serde(default)]
+    pub script: Option<String>,
+    /// A file of settings for NCCL.
+    #[serde(default)]
+    pub conf: Option<String>,
+    /// Where it is described.
+    pub link: String,
+}
+
+/// A value that holds on this fabric.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Setting {
+    /// The variable.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// Why.
+    pub reason: String,
+    /// Where that is from.
+    pub link: String,
+}
+
+/// A variable that is left alone.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Left {
+    /// The variable.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+    /// Where that is from.
+    pub link: String,
+}
+
+/// What a profile is chosen by: one node.
+#[derive(Debug, Clone, Copy)]
+pub struct Site<'a> {
+    /// Labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// What it offers.
+    pub allocatable: &'a Resources,
+    /// What its agent reports.
+    pub facts: Option<&'a GPUTopologyStatus>,
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: got {got}; expected {expected}")]
+pub struct ProfileError {
+    /// Path of the field.
+    pub field: String,
+    /// What was got.
+    pub got: String,
+    /// What was expected.
+    pub expected: String,
+}
+
+impl Profile {
+    /// Reads and checks a profile.
+    ///
+    /// # Errors
+    /// Text that has not the form of a profile, a variable that nobody reads, a value that its reader does not take.
+    pub fn parse(text: &str) -> Result<Profile, ProfileError> {
+        let wrong = |error: serde_saphyr::Error| ProfileError {
+            field: "profile".into(),
+            got: error.to_string(),
+            expected: "the fields of docs/fabric.md".into(),
+        };
+        let mut profile: Profile = serde_saphyr::from_str(text).map_err(wrong)?;
+        profile.check()?;
+        if let Some(name) = profile.extends.take() {
+            let Some(base) = packs().iter().find(|pack| pack.name == name) else {
+                let known: Vec<&str> = packs().iter().map(|pack| pack.name.as_str()).collect();
+                return Err(ProfileError { field: "extends".into(), got: format!("`{name}`"), expected: known.join(", ") });
+            };
+            profile = profile.over(base.clone());
+        }
+        Ok(profile)
+    }
+
+    /// Whether every variable has a reader, every value is one that its reader takes, and nothing is said twice.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn check(&self) -> Result<(), ProfileError> {
+        let fault = |field: String, got: &str, expected: &str| ProfileError {
+            field,
+            got: format!("`{got}`"),
+            expected: expected.to_string(),
+        };
+        if self.name.is_empty() || self.name.len() > 64 {
+            return Err(fault("name".into(), &self.name, "1 to 64 characters"));
+        }
+        for (index, setting) in self.settings.iter().enumerate() {
+            let field = |of: &str| format!("settings[{index}].{of}");
+            known(&setting.name).map_err(|expected| fault(field("name"), &setting.name, &expected))?;
+            if let Some(key) = nccl::find(&setting.name) {
+                key.form.check(&setting.value).map_err(|expected| fault(field("value"), &setting.value, &expected))?;
+            }
+            if setting.value.len() > nccl::LONGEST_VALUE || setting.value.contains(['\n', '\r', '\0']) {
+                let expected = "one line of at most 1023 bytes: NCCL cuts the rest of a line off";
+                return Err(fault(field("value"), &setting.value.chars().take(32).collect::<String>(), expected));
+            }
+        }
+        for (index, left) in self.leave.iter().enumerate() {
+            let field = format!("leave[{index}].name");
+            known(&left.name).map_err(|expected| fault(field, &left.name, &expected))?;
+            if self.settings.iter().any(|setting| setting.name == left.name) {
+                let field = format!("leave[{index}].name");
+                return Err(fault(field, &left.name, "a variable that `settings` does not set"));
+            }
+        }
+        let plugin = self.transport == Some(Carrier::Plugin);
+        if plugin != self.plugin.is_some() {
+            let got = self.plugin.clone().unwrap_or_default();
+            return Err(fault("plugin".into(), &got, "a name with transport Plugin, and none with any other"));
+        }
+        for (index, rule) in self.resources.iter().enumerate() {
+            if rule.count.is_some() == rule.quantity.is_some() {
+                return Err(fault(format!("resources[{index}]"), &rule.name, "either count or quantity"));
+            }
+        }
+        Ok(())
+    }
+
+    /// This profile, and what it does not say from the pack below it.
+    fn over(self, base: Profile) -> Profile {
+        let settings: Vec<Setting> = {
+            let own = |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
+            base.settings.into_iter().filter(|setting| !own(&setting.name)).collect()
+        };
+        let leave: Vec<Left> = {
+            let own = |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
+            base.leave.into_iter().filter(|left| !own(&left.name)).collect()
+        };
+        Profile {
+            title: if self.title.is_empty() { base.title } else { self.title },
+            detect: self.detect.or(base.detect),
+            plugin: if self.transport.is_some() { self.plugin } else { base.plugin },
+            transport: self.transport.or(base.transport),
+            resources: if self.resources.is_empty() { base.resources } else { self.resources },
+            shared_memory: self.shared_memory.or(base.shared_memory),
+            pod_interface: self.pod_interface.or(base.pod_interface),
+            image: self.image.or(base.image),
+            settings: self.settings.into_iter().chain(settings).collect(),
+            leave: self.leave.into_iter().chain(leave).collect(),
+            name: self.name,
+            extends: None,
+        }
+    }
+
+    /// Whether it is for this node.
+    pub fn fits(&self, site: &Site<'_>) -> bool {
+        let Some(detect) = &self.detect else { return true };
+        let label = |(name, beginnings): (&String, &Beginnings)| {
+            site.labels.get(name).is_some_and(|value| beginnings.0.iter().any(|begin| value.starts_with(begin.as_str())))
+        };
+        detect.resources.iter().all(|name| site.allocatable.get(name) > 0)
+            && detect.labels.iter().all(label)
+            && detect.link_layer.is_none_or(|layer| site.facts.is_some_and(|facts| link_layer(facts) == layer))
+    }
+}
+
+/// A variable that somebody reads; of NCCL's a release that is current.
+fn known(name: &str) -> Result<(), String> {
+    if let Some(key) = nccl::find(name) {
+        return match key.gone {
+            Some(version) => Err(format!("a variable that NCCL still reads: {name} is gone since {version}")),
+            None => Ok(()),
+        };
+    }
+    if name.starts_with(nccl::PREFIX) && variables::reader_of(name).is_none() {
+        return Err("a variable of NCCL or of one of its plugins".into());
+    }
+    if variables::per_process(name) || variables::is_visible_devices(name) {
+        return Err("a variable that launcher and device plugin leave to others".into());
+    }
+    if variables::is_name(name) { Ok(()) } else { Err("letters, digits and `_`, not beginning with a digit".into()) }
+}
+
+/// Link layer of the RDMA ports that are up: InfiniBand where there is any, since Ethernet ports beside it are for storage.
+pub fn link_layer(facts: &GPUTopologyStatus) -> LinkLayer {
+    let up = facts.nics.iter().filter(|nic| nic.rdma_device.is_some() && nic.state.as_deref() == Some("Active"));
+    let layers: Vec<&str> = up.filter_map(|nic| nic.link_layer.as_deref()).collect();
+    match layers.first() {
+        None => LinkLayer::None,
+        Some(_) if layers.contains(&"InfiniBand") => LinkLayer::InfiniBand,
+        Some(_) => LinkLayer::Ethernet,
+    }
+}
+
+/// The packs that are shipped.
+pub fn packs() -> &'static [Profile] {
+    static READ: LazyLock<Vec<Profile>> = LazyLock::new(|| {
+        let parse = |text: &&str| serde_saphyr::from_str(text).expect("invariant: a test reads every pack");
+        PACKS.iter().map(parse).collect()
+    });
+    &READ
+}
+
+/// The pack that fits all of these nodes; `None`: they are not alike, or there are none.
+pub fn detect<'a>(sites: impl IntoIterator<Item = Site<'a>>) -> Option<&'static Profile> {
+    let mut found = sites.into_iter().map(|site| packs().iter().find(|pack| pack.fits(&site)));
+    let first = found.next()??;
+    found.all(|pack| pack.is_some_and(|pack| pack.name == first.name)).then_some(first)
+}

@@ -1,0 +1,145 @@
+//! The fabric of a gang: what its pods need before they are made, and what is decided when it has a place.
+
+use super::gang::Question;
+use super::status::Draft;
+use super::view::NodeView;
+use crate::fabric::profile::{self, Profile, Site};
+use crate::fabric::{self, Asked, Gang, Member, Refused};
+use crate::plan::objects::{self, TRAINER};
+use crate::plan::resources::{Resources, gigabytes_per_second};
+use crate::plan::{ValidJob, eligible};
+use crate::units::plural;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use std::collections::BTreeMap;
+use switchyard_crds::{DecisionOutcome, FabricStatus, Framework, PlacementStatus, TrainJob, Transport, conditions};
+
+/// What the pods of a new attempt need to reach the fabric; `None`: the job has no use for one.
+pub fn before(
+    job: &TrainJob,
+    valid: &ValidJob,
+    defaults: &objects::Defaults,
+    nodes: &BTreeMap<String, NodeView>,
+) -> Option<FabricStatus> {
+    let gpus = objects::gpus(job);
+    if job.spec.trainer.framework == Framework::Switchyard || valid.request.nodes < 2 {
+        return None;
+    }
+    // As the pods were without the devices that an earlier attempt asked for.
+    let mut plain = job.clone();
+    plain.status.get_or_insert_default().fabric = None;
+    let spec = objects::pod(&plain, valid, defaults, 1, 0).spec.unwrap_or_default();
+    let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&spec, &node.facts).is_ok();
+    let sites: Vec<Site<'_>> = nodes.values().filter(may_run).map(site).collect();
+    let profile = defaults.fabric_profile.as_ref().or_else(|| profile::detect(sites.iter().copied()));
+    let requests = Resources::of_pod(&spec);
+    let asked = Asked { mode: job.spec.fabric.mode, nodes: valid.request.nodes, gpus, requests: &requests };
+    let resources = fabric::needs(asked, profile, &sites);
+    Some(FabricStatus { profile: profile.map(|profile| profile.name.clone()), resources, ..FabricStatus::default() })
+}
+
+fn site(node: &NodeView) -> Site<'_> {
+    let facts = node.described().map(|machine| &*machine.facts);
+    Site { labels: &node.facts.labels, allocatable: &node.allocatable, facts }
+}
+
+/// All decisions for a gang that has found a place; `None`: the job has no use for them.
+///
+/// # Errors
+/// The job must not start over the fabric of these nodes.
+pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Option<FabricStatus>, Refused> {
+    let Question { job, valid, defaults, nodes, .. } = *question;
+    let gpus = objects::gpus(job);
+    let framework = job.spec.trainer.framework;
+    if framework == Framework::Switchyard || (gpus == 0 && valid.request.nodes < 2) {
+        return Ok(None);
+    }
+    let spec = objects::pod(job, valid, defaults, 1, 0).spec.unwrap_or_default();
+    let nothing = Resources::default();
+    let views: Vec<Option<&NodeView>> = placement.nodes.iter().map(|placed| nodes.get(&placed.node_name)).collect();
+    let profile = of_nodes(defaults.fabric_profile.as_ref(), &views);
+    let positions: Vec<Vec<usize>> = placement
+        .nodes
+        .iter()
+        .zip(&views)
+        .map(|(placed, view)| {
+            let machine = view.and_then(|view| view.described());
+            let position = |uuid: &String| machine?.gpus.iter().position(|gpu| gpu.uuid == *uuid);
+            placed.gpus.iter().filter_map(position).collect()
+        })
+        .collect();
+    let members = placement.nodes.iter().zip(&views).zip(&positions).map(|((placed, view), gpus)| Member {
+        name: &placed.node_name,
+        facts: view.and_then(|view| view.described()).map(|machine| &*machine.facts),
+        gpus,
+        allocatable: view.map_or(&nothing, |view| &view.allocatable),
+    });
+    let gang = Gang {
+        framework,
+        mode: job.spec.fabric.mode,
+        own: own(job, &spec),
+        pod: &spec,
+        gpus,
+        processes: valid.request.processes_per_node,
+        members: members.collect(),
+        profile,
+    };
+    let decisions = fabric::decide(&gang)?;
+    let before = job.status.as_ref().and_then(|status| status.fabric.clone()).unwrap_or_default();
+    let transport = gang.transport();
+    let summary = transport.map(|transport| summary(transport, placement));
+    let profile = profile.map(|profile| profile.name.clone());
+    Ok(Some(FabricStatus { transport, summary, profile, decisions, ..before }))
+}
+
+/// What carries the data, and how fast that is expected to be.
+fn summary(transport: Transport, placement: &PlacementStatus) -> String {
+    let nics = placement.nodes.first().map_or(0, |node| node.nics.len());
+    let over = match transport {
+        Transport::RDMA if nics > 0 => format!("RDMA over {nics} NIC{} of each node", plural(nics as u64)),
+        Transport::Plugin => "the cloud's network plugin".into(),
+        other => format!("{other:?}"),
+    };
+    let rate = placement.predicted_bus_bandwidth.as_ref().filter(|_| transport != Transport::TCP);
+    match rate.and_then(gigabytes_per_second) {
+        Some(rate) => format!("{over} between nodes, {rate} GB/s predicted"),
+        None => format!("{over} between nodes"),
+    }
+}
+
+/// The administrator's profile, else the pack that fits these nodes.
+fn of_nodes<'a>(own: Option<&'a Profile>, views: &[Option<&NodeView>]) -> Option<&'a Profile> {
+    let sites: Option<Vec<Site<'_>>> = views.iter().map(|view| view.map(site)).collect();
+    own.or_else(|| profile::detect(sites?))
+}
+
+/// The user's own environment of the trainer: what the template and `trainer.env` set, not what we add.
+fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a str>> {
+    let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
+    let trainer = template.and_then(|spec| spec.containers.iter().find(|container| container.name == TRAINER));
+    let of_template = trainer.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
+    let names = of_template.map(|entry| entry.name.as_str()).chain(job.spec.trainer.env.iter().map(|entry| entry.name.as_str()));
+    let names: Vec<&str> = names.collect();
+    let merged = spec.containers.iter().find(|container| container.name == TRAINER);
+    let merged = merged.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
+    let own = merged.filter(|entry| names.contains(&entry.name.as_str()));
+    own.map(|entry| (entry.name.as_str(), entry.value.as_deref())).collect()
+}
+
+/// Writes what was decided to the status.
+pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<FabricStatus>) {
+    if let Some(fabric) = &decided {
+        let count = |outcome: DecisionOutcome| fabric.decisions.iter().filter(|d| d.outcome == outcome).count();
+        let (set, user, left) = (count(DecisionOutcome::Set), count(DecisionOutcome::User), count(DecisionOutcome::NotSet));
+        let over = fabric.summary.clone().unwrap_or_else(|| "nothing is known of the fabric".into());
+        let text = format!("{over}; {set} settings derived, {user} of the user's own, {left} left alone");
+        draft.condition(conditions::FABRIC_READY, "True", "Derived", text);
+    }
+    draft.next.fabric = decided;
+}
+
+/// The interface that the pod of this rank has to be told, since it uses the network of its node.
+pub(super) fn interface<'a>(job: &'a TrainJob, pod: &Pod, rank: u32) -> Option<&'a str> {
+    let uses_host_network = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
+    let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref()).filter(|_| uses_host_network)?;
+    fabric::interface(&fabric.decisions, rank)
+}

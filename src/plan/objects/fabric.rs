@@ -1,0 +1,150 @@
+//! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
+
+use super::pod::{Place, TRAINER, mounts};
+use super::{gpus, metadata, object};
+use crate::fabric::{self, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
+use crate::plan::ValidJob;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec, ResourceRequirements,
+    Volume, VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::json;
+use std::collections::BTreeMap;
+use switchyard_crds::{Framework, TrainJob, labels};
+
+/// Volume of NCCL's file as the container sees it, and name of the init container that writes it.
+const FABRIC: &str = "switchyard-fabric";
+/// Volume of our part of it.
+const FABRIC_PLAN: &str = "switchyard-fabric-plan";
+/// Volume of `/dev/shm`.
+const SHARED_MEMORY: &str = "switchyard-shm";
+/// Where processes exchange data through host memory.
+const SHM: &str = "/dev/shm";
+/// Name of NCCL's file in its volumes.
+const CONF: &str = "nccl.conf";
+
+/// Adds what the fabric needs.
+pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
+    let job = place.job;
+    let framework = job.spec.trainer.framework;
+    if framework == Framework::Switchyard {
+        return;
+    }
+    if spec.host_network == Some(true) {
+        // Or names of the cluster would be asked of the node's own resolver.
+        spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
+    }
+    let profile = place.defaults.fabric_profile.as_ref();
+    let several = place.valid.request.nodes > 1;
+    let uses_host_network = spec.host_network == Some(true);
+    let count = gpus(job);
+    let mut volumes = Vec::new();
+    let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+    if several {
+        for (name, value) in fabric::interfaces(framework, uses_host_network, profile) {
+            let field_path = format!("metadata.annotations['{}']", labels::SOCKET_INTERFACE);
+            let source = json!({"fieldRef": {"fieldPath": field_path}});
+            let entry = match value {
+                Some(value) => EnvVar { name: name.into(), value: Some(value), value_from: None },
+                // The place is decided after the pod is made, and only annotations can follow it.
+                None => serde_json::from_value(json!({"name": name, "valueFrom": source}))
+                    .expect("invariant: an environment variable"),
+            };
+            set_unless_set(trainer, entry);
+        }
+    }
+    if count > 1 && !mounts(trainer, SHM) {
+        let limits = trainer.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+        let size = fabric::shared_memory(profile, limits.and_then(|limits| limits.get("memory")));
+        let memory = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: Some(size) };
+        volumes.push(Volume { name: SHARED_MEMORY.into(), empty_dir: Some(memory), ..Volume::default() });
+        mount(trainer, SHARED_MEMORY, SHM, false);
+    }
+    let resources = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| &fabric.resources);
+    for resource in resources.into_iter().flatten() {
+        let limits = trainer.resources.get_or_insert_default().limits.get_or_insert_default();
+        limits.entry(resource.name.clone()).or_insert_with(|| resource.quantity.clone());
+    }
+    if several && count > 0 {
+        set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(PATH.into()), value_from: None });
+        mount(trainer, FABRIC, FOLDER, true);
+        let mut writer = Container {
+            name: FABRIC.into(),
+            image: trainer.image.clone(),
+            image_pull_policy: trainer.image_pull_policy.clone(),
+            command: Some(vec!["/bin/sh".into(), "-c".into(), MERGE.into()]),
+            security_context: trainer.security_context.clone(),
+            resources: Some(small(trainer.resources.as_ref())),
+            ..Container::default()
+        };
+        mount(&mut writer, FABRIC, FOLDER, false);
+        mount(&mut writer, FABRIC_PLAN, PLAN, true);
+        spec.init_containers.get_or_insert_default().push(writer);
+        let item = KeyToPath { key: key(place.node_rank), path: CONF.into(), mode: None };
+        let plan = ConfigMapVolumeSource {
+            name: config_name(place.valid, place.attempt),
+            items: Some(vec![item]),
+            ..ConfigMapVolumeSource::default()
+        };
+        let empty = Some(EmptyDirVolumeSource::default());
+        volumes.push(Volume { name: FABRIC.into(), empty_dir: empty, ..Volume::default() });
+        volumes.push(Volume { name: FABRIC_PLAN.into(), config_map: Some(plan), ..Volume::default() });
+    }
+    let all = spec.volumes.get_or_insert_default();
+    all.retain(|volume| !volumes.iter().any(|our| our.name == volume.name));
+    all.append(&mut volumes);
+}
+
+/// The user's own value always wins.
+fn set_unless_set(trainer: &mut Container, entry: EnvVar) {
+    let env = trainer.env.get_or_insert_default();
+    if !env.iter().any(|own| own.name == entry.name) {
+        env.push(entry);
+    }
+}
+
+fn mount(container: &mut Container, volume: &str, path: &str, read_only: bool) {
+    let mounts = container.volume_mounts.get_or_insert_default();
+    mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
+    let (name, mount_path) = (volume.to_string(), path.to_string());
+    mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
+}
+
+/// What the init container takes: the cores and memory of the trainer, which starts after it, so that it costs nothing and the class of the
+/// pod stays.
+fn small(trainer: Option<&ResourceRequirements>) -> ResourceRequirements {
+    let part = |amounts: Option<&BTreeMap<String, Quantity>>| {
+        let mut part = amounts?.clone();
+        part.retain(|name, _| ["cpu", "memory"].contains(&name.as_str()));
+        Some(part)
+    };
+    let (limits, requests) = trainer.map_or((None, None), |all| (part(all.limits.as_ref()), part(all.requests.as_ref())));
+    ResourceRequirements { limits, requests, claims: None }
+}
+
+/// Name of the ConfigMap with the files of all nodes.
+fn config_name(valid: &ValidJob, attempt: u32) -> String {
+    format!("{}-fabric", super::config_name(valid, attempt))
+}
+
+/// Key of the file of a node.
+fn key(rank: u32) -> String {
+    format!("nccl-{rank}.conf")
+}
+
+/// NCCL's files for the nodes of an attempt that has a place; `None`: the job has no use for them.
+pub fn fabric_config(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<ConfigMap> {
+    let is_used = job.spec.trainer.framework != Framework::Switchyard && gpus(job) > 0 && valid.request.nodes > 1;
+    if !is_used {
+        return None;
+    }
+    // A job whose place an older version decided has no decisions: its files are empty, but there.
+    let decisions = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
+    let decisions = decisions.unwrap_or_default();
+    let file = |rank: u32| (key(rank), fabric::conf(decisions, rank));
+    let data: BTreeMap<String, String> = (0..valid.request.nodes).map(file).collect();
+    let mut metadata = metadata(job, valid, config_name(valid, attempt));
+    metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
+    Some(object(metadata, json!({"immutable": true, "data": data})))
+}

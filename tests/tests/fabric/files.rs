@@ -1,0 +1,69 @@
+//! NCCL's file in a pod: written by a real shell from the image's own files and ours, and read as NCCL reads it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use switchyard::fabric::MERGE;
+
+/// What NCCL takes from a file (`src/misc/param.cc`): lines up to the first `=`, comments in the first column only, nothing trimmed, and the
+/// first value of a name, since it does not overwrite.
+fn as_nccl_reads(text: &str) -> BTreeMap<String, String> {
+    let mut values = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        if let Some((name, value)) = line.split_once('=') {
+            let value: String = value.chars().take(1023).collect();
+            values.entry(name.to_string()).or_insert(value);
+        }
+    }
+    values
+}
+
+/// Runs the init container's script on files of these contents, in a root of its own.
+fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> String {
+    let root = tempfile::tempdir().unwrap();
+    let at = |path: &str| root.path().join(path.trim_start_matches('/'));
+    let write = |path: &str, text: &str| {
+        std::fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+        std::fs::write(at(path), text).unwrap();
+    };
+    write("/etc/switchyard/fabric-plan/nccl.conf", plan);
+    std::fs::create_dir_all(at("/etc/switchyard/fabric")).unwrap();
+    if let Some(text) = home {
+        write("/home/user/.nccl.conf", text);
+    }
+    if let Some(text) = image {
+        write("/etc/nccl.conf", text);
+    }
+    let script = MERGE.replace("/etc/", &format!("{}/etc/", root.path().display()));
+    let mut words = shell.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    let status = command.args(words).arg("-c").arg(script).env("HOME", at("/home/user")).status().unwrap();
+    assert!(status.success(), "{shell}");
+    std::fs::read_to_string(at("/etc/switchyard/fabric/nccl.conf")).unwrap()
+}
+
+#[test]
+fn files_of_the_image_win_over_ours() {
+    let plan = "# ours\nNCCL_SOCKET_IFNAME==eth0\nNCCL_IB_HCA==mlx5_0:1,mlx5_1:1\nNCCL_DEBUG=WARN\n";
+    for shell in ["sh", "bash", "bash --posix"]
+        .iter()
+        .filter(|shell| Path::new("/bin").join(shell.split(' ').next().unwrap()).exists())
+    {
+        // The last line of the image's file has no end, as people leave it.
+        let text =
+            merged(shell, Some("NCCL_DEBUG=INFO"), Some("NCCL_IB_HCA=mlx5_7\nNCCL_TOPO_FILE=/opt/topo.xml"), plan);
+        let values = as_nccl_reads(&text);
+        let value = |name: &str| values.get(name).map(String::as_str);
+        assert_eq!(value("NCCL_DEBUG"), Some("INFO"), "the user's home: {text}");
+        assert_eq!(value("NCCL_IB_HCA"), Some("mlx5_7"), "the image: {text}");
+        assert_eq!(value("NCCL_TOPO_FILE"), Some("/opt/topo.xml"), "{text}");
+        assert_eq!(value("NCCL_SOCKET_IFNAME"), Some("=eth0"), "both signs of an exact name: {text}");
+    }
+}
+
+#[test]
+fn without_files_of_the_image_ours_is_all() {
+    let plan = "NCCL_NET=AWS Libfabric\n";
+    let values = as_nccl_reads(&merged("sh", None, None, plan));
+    assert_eq!(values, BTreeMap::from([("NCCL_NET".to_string(), "AWS Libfabric".to_string())]));
+}
