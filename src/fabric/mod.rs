@@ -14,8 +14,6 @@ mod gang;
 mod needs;
 pub mod profile;
 mod rules;
-#[cfg(test)]
-mod tests;
 
 pub use conf::{FOLDER, MERGE, PATH, PLAN, conf};
 pub use decide::{Refused, decide};
