@@ -13,6 +13,7 @@ pub mod apply;
 pub mod cli;
 pub mod controller;
 pub mod doctor;
+pub mod fabric;
 pub mod lint;
 pub mod local;
 pub mod placement;

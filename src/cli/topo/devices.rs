@@ -1,6 +1,6 @@
 //! GPUs and NICs: what each pair of them carries, which way, and what that means for traffic that leaves the node.
 
-use super::fold::{apart, grouped, numbers, twins};
+use crate::topology::fold::{apart, grouped, numbers, twins};
 use super::health::{self, Health};
 use super::text::{Screen, Table, plain};
 use super::{cpus_of_node, nic_name};

@@ -1,6 +1,6 @@
 //! What is wrong with a GPU or a NIC, from all facts of the report.
 
-use super::fold::numbers;
+use crate::topology::fold::numbers;
 use super::text::plain;
 use crate::cli::units::plural;
 use switchyard_crds::gpu_topology::{

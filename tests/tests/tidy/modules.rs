@@ -52,12 +52,13 @@ const CONTROLLER_MAY: [&str; 26] = [
     "tracing",
 ];
 
-const TABLE: [Row; 24] = [
+const TABLE: [Row; 27] = [
     // One function that is `false` in every program that is shipped.
     Row { module: "planted", may: &[], tests_may: &[], pure: false },
     Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
     Row { module: "topology::build", may: &[CRDS, CONTRACT, "thiserror"], tests_may: &["proptest"], pure: true },
     Row { module: "topology::cells", may: &[CRDS], tests_may: &[], pure: true },
+    Row { module: "topology::fold", may: &[CONTRACT], tests_may: &[], pure: true },
     Row {
         module: "topology::import",
         may: &[CRDS, CONTRACT, "thiserror"],
@@ -67,6 +68,7 @@ const TABLE: [Row; 24] = [
     Row { module: "topology::matrix", may: &[CONTRACT], tests_may: &["proptest"], pure: true },
     Row { module: "topology::nccl", may: &[CRDS], tests_may: &[], pure: true },
     Row { module: "topology::report", may: &[CRDS, "thiserror"], tests_may: &[], pure: true },
+    Row { module: "topology::xml", may: &[CRDS, CONTRACT, "thiserror"], tests_may: &["insta", "proptest"], pure: true },
     Row { module: "topology::tree", may: &["thiserror"], tests_may: &["proptest"], pure: true },
     Row { module: "placement", may: &["crate::topology::model", "thiserror"], tests_may: &["proptest"], pure: true },
     Row {
@@ -137,6 +139,13 @@ const TABLE: [Row; 24] = [
         ],
         tests_may: &["insta", "proptest"],
         pure: false,
+    },
+    // What NCCL will do on the nodes of a gang, foretold from their reports.
+    Row {
+        module: "fabric",
+        may: &["crate::placement::gpus", "crate::topology", "crate::units", CRDS, "thiserror"],
+        tests_may: &["insta"],
+        pure: true,
     },
     // What every room that speaks to people may use.
     Row { module: "units", may: &[], tests_may: &[], pure: true },

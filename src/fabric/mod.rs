@@ -1,0 +1,3 @@
+//! What NCCL will do between the ranks of a gang.
+
+pub mod forecast;
