@@ -47,16 +47,16 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, (String, Exit)> {
     let text = generate(&status, content).map_err(|error| (format!("GPUTopology {name}: {error}"), Exit::Usage))?;
     let parsed = parse(&text);
     let notes = notes(&Machine::read(&parsed.document, None), content);
-    let checked = Checked { findings: findings(parsed, None), name };
-    // What people asked for knowingly is no news to them.
-    let new = |finding: &&Finding| content == Content::Tree || finding.rule.severity == Severity::Error;
+    // A file for people is not one for NCCL.
+    let found = if content == Content::Tree { findings(parsed, None) } else { Vec::new() };
+    let checked = Checked { findings: found, name };
     match cli.output {
         Output::Table | Output::Dot => print(&text),
         Output::Json => json_line("NCCLTopology", made(&text, &notes, &checked)),
         Output::Yaml => print_yaml(&with_kind("NCCLTopology", made(&text, &notes, &checked))),
     }
     if !cli.quiet {
-        checked.findings.iter().filter(new).for_each(|finding| anstream::eprintln!("{}", lines(&checked.name, finding)));
+        checked.findings.iter().for_each(|finding| anstream::eprintln!("{}", lines(&checked.name, finding)));
         notes.iter().for_each(|note| anstream::eprintln!("note: {note}"));
     }
     Ok(checked.exit())
@@ -70,7 +70,8 @@ fn notes(machine: &Machine, content: Content) -> Vec<String> {
     } else {
         "NCCL makes this tree itself, from the same kernel: load the file only where it does not see these switches"
     };
-    let people = "NCCL would take over NVLinks, ports and speeds of this file when they are not true any more: do not load it";
+    let people =
+        "NCCL would take over NVLinks, ports and speeds of this file when they are not true any more: do not load it";
     let mut notes = vec![WHEN.to_string(), tree.to_string()];
     notes.extend((content == Content::Devices).then(|| people.to_string()));
     notes
@@ -179,7 +180,8 @@ fn machine_of(path: &Path) -> Result<Machine, String> {
 
 fn compare(cli: &Cli, first: &Path, second: &Path) -> Result<Exit, String> {
     let machines = [machine_of(first)?, machine_of(second)?];
-    let changes = diff(&machines[0], &machines[1]).map_err(|error| format!("{} or {}: {error}", first.display(), second.display()))?;
+    let changes = diff(&machines[0], &machines[1])
+        .map_err(|error| format!("{} or {}: {error}", first.display(), second.display()))?;
     let row = |change: &Change| json!({"subject": change.subject(), "change": change.what()});
     let body = json!({"first": first, "second": second, "changes": changes.iter().map(row).collect::<Vec<_>>()});
     match cli.output {

@@ -87,7 +87,13 @@ pub fn socket_of(architecture: Option<&str>, vendor: Option<&str>, model: Option
             Some(_) => 6_000,
             None => UNKNOWN_SOCKET,
         },
-        (_, Some("CentaurHauls" | "  Shanghai  ")) => if model == Some((7, 0x5B)) { 9_000 } else { 6_000 },
+        (_, Some("CentaurHauls" | "  Shanghai  ")) => {
+            if model == Some((7, 0x5B)) {
+                9_000
+            } else {
+                6_000
+            }
+        }
         _ => UNKNOWN_SOCKET,
     }
 }
@@ -110,13 +116,22 @@ mod tests {
         assert_eq!([100_000, 200_000, 400_000, 800_000].map(|rate| nic(Some(rate))), [12_000, 24_000, 48_000, 96_000]);
         assert_eq!((nic(None), nic(Some(0)), nic(Some(u64::MAX))), (1_250, 1_250, 2_000_000), "nonsense is bounded");
         assert_eq!([None, Some(3), Some(4), Some(5), Some(6)].map(pcie), [12_000, 12_000, 24_000, 48_000, 96_000]);
-        assert_eq!([60, 70, 80, 86, 90, 100, 120].map(nvlink_of), [18_000, 20_000, 20_000, 12_000, 20_600, 40_100, 40_100]);
+        assert_eq!(
+            [60, 70, 80, 86, 90, 100, 120].map(nvlink_of),
+            [18_000, 20_000, 20_000, 12_000, 20_600, 40_100, 40_100]
+        );
         for rate in [12_000, 18_000, 20_000, 20_600, 40_100] {
             assert_eq!(sm_with(rate).map(nvlink_of), Some(rate));
         }
         let intel = |model| socket_of(Some("x86_64"), Some("GenuineIntel"), model);
-        assert_eq!([None, Some((6, 0x4F)), Some((6, 85)), Some((6, 143)), Some((6, 0xCF))].map(intel), [10_000, 6_000, 10_000, 22_000, 40_000]);
-        assert_eq!((socket_of(Some("arm64"), None, None), socket_of(Some("x86_64"), Some("AuthenticAMD"), None)), (6_000, 16_000));
+        assert_eq!(
+            [None, Some((6, 0x4F)), Some((6, 85)), Some((6, 143)), Some((6, 0xCF))].map(intel),
+            [10_000, 6_000, 10_000, 22_000, 40_000]
+        );
+        assert_eq!(
+            (socket_of(Some("arm64"), None, None), socket_of(Some("x86_64"), Some("AuthenticAMD"), None)),
+            (6_000, 16_000)
+        );
         assert_eq!((socket(Some("GenuineIntel"), Some(5)), socket(Some("GenuineIntel"), Some(4))), (22_000, 10_000));
     }
 }

@@ -89,7 +89,14 @@ impl Display for Slowest {
             Target::Rank(rank) => format!("rank {rank}"),
             Target::Nic(nic) => nic.clone(),
         };
-        write!(formatter, "rank {} -> {to}: {} {} GB/s ({})", self.rank, self.path.word(), gigabytes(self.rate), self.path.meaning())
+        write!(
+            formatter,
+            "rank {} -> {to}: {} {} GB/s ({})",
+            self.rank,
+            self.path.word(),
+            gigabytes(self.rate),
+            self.path.meaning()
+        )
     }
 }
 
@@ -152,7 +159,13 @@ fn exits(node: &NodeForecast) -> Vec<String> {
         let relay = exit.relay.map_or(String::new(), |relay| format!(" over rank {}", node.rank(relay)));
         let rate = exit.rate.map_or(String::new(), |rate| format!(", {} GB/s", gigabytes(rate)));
         let each = if group.len() > 1 && !rate.is_empty() { " each alone" } else { "" };
-        format!("{} -> {}: {}{relay}, {}{rate}{each}", named(node, &group), exit.nics.join(" "), path.word(), exit.direct)
+        format!(
+            "{} -> {}: {}{relay}, {}{rate}{each}",
+            named(node, &group),
+            exit.nics.join(" "),
+            path.word(),
+            exit.direct
+        )
     };
     grouped(exits.len(), same).into_iter().map(line).collect()
 }

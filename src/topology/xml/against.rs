@@ -111,7 +111,12 @@ fn check_device(
             Some(searched) => {
                 findings.add(&Rule::MERGED_NIC, line, format!("busid=\"{bus_id}\""), format!("busid=\"{searched}\""));
             }
-            None => findings.add(&Rule::NO_DEVICE, line, format!("busid=\"{bus_id}\""), "a bus id of this machine, or take it out"),
+            None => findings.add(
+                &Rule::NO_DEVICE,
+                line,
+                format!("busid=\"{bus_id}\""),
+                "a bus id of this machine, or take it out",
+            ),
         };
     };
     if let Some(said) = said.filter(|said| *said != found.kind) {
@@ -121,7 +126,12 @@ fn check_device(
     let numa_node = &machine.cpus[device.cpu].numa_node;
     if let Some(own) = found.numa_node.filter(|own| own.to_string() != *numa_node) {
         let got = format!("{} {} in NUMA node {numa_node}", found.kind.word(), found.name);
-        findings.add(&Rule::OTHER_NUMA, line, got, format!("put it into <cpu numaid=\"{own}\">, unless you know better than the kernel"));
+        findings.add(
+            &Rule::OTHER_NUMA,
+            line,
+            got,
+            format!("put it into <cpu numaid=\"{own}\">, unless you know better than the kernel"),
+        );
     }
 }
 
@@ -131,6 +141,11 @@ fn needless(machine: &Machine, status: &GPUTopologyStatus, findings: &mut Findin
     let own = Machine::read(&parse(&own).document, None);
     let classes_are_equal = diff(&own, machine).is_ok_and(|changes| changes.iter().all(|change| !change.is_of_ways()));
     if classes_are_equal {
-        findings.add(&Rule::NEEDLESS, None, "the ways between all devices are those of the machine", "do without the file: unset NCCL_TOPO_FILE");
+        findings.add(
+            &Rule::NEEDLESS,
+            None,
+            "the ways between all devices are those of the machine",
+            "do without the file: unset NCCL_TOPO_FILE",
+        );
     }
 }

@@ -2,7 +2,8 @@
 
 use super::finding::{Findings, Rule};
 use super::tables::{
-    ARCHITECTURES, INVENTED, MOST_CHILDREN, MOST_ELEMENTS, TAGS, VENDORS, class, is_bridge, is_bus_id, lane_speed, number,
+    ARCHITECTURES, INVENTED, MOST_CHILDREN, MOST_ELEMENTS, TAGS, VENDORS, class, is_bridge, is_bus_id, lane_speed,
+    number,
 };
 use super::{Document, Element};
 use std::collections::BTreeMap;
@@ -12,13 +13,14 @@ pub fn check(document: &Document) -> Findings {
     let mut findings = Findings::default();
     system(document, &mut findings);
     sizes(document, &mut findings);
+    let has_devices = document.elements.iter().any(|element| ["gpu", "nic"].contains(&element.tag.as_str()));
     let mut bus_ids: BTreeMap<&str, u32> = BTreeMap::new();
     for (position, element) in document.elements.iter().enumerate() {
         if !place(document, position, &mut findings) {
             continue;
         }
         match element.tag.as_str() {
-            "cpu" => cpu(element, &mut findings),
+            "cpu" => cpu(element, has_devices, &mut findings),
             "pci" => {
                 pci(document, position, &mut findings);
                 let bus_id = element.get("busid").unwrap_or_default();
@@ -38,7 +40,8 @@ pub fn check(document: &Document) -> Findings {
 }
 
 fn system(document: &Document, findings: &mut Findings) {
-    let systems: Vec<&Element> = document.outermost().map(|at| &document.elements[at]).filter(|e| e.tag == "system").collect();
+    let systems: Vec<&Element> =
+        document.outermost().map(|at| &document.elements[at]).filter(|e| e.tag == "system").collect();
     let [system] = systems.as_slice() else {
         let line = systems.get(1).map(|second| second.line);
         let got = if systems.is_empty() { "no <system>".to_string() } else { format!("{} <system>", systems.len()) };
@@ -90,7 +93,11 @@ fn place(document: &Document, position: usize, findings: &mut Findings) -> bool 
             Some(parent) => format!("<{}> in <{parent}>", tag.name),
             None => format!("<{}> by itself", tag.name),
         };
-        let fix = if tag.inside.is_empty() { "put it around everything".to_string() } else { format!("put it in {}", inside(tag.inside)) };
+        let fix = if tag.inside.is_empty() {
+            "put it around everything".to_string()
+        } else {
+            format!("put it in {}", inside(tag.inside))
+        };
         findings.add(&Rule::UNKNOWN_TAG, Some(element.line), got, fix);
         return false;
     }
@@ -104,7 +111,7 @@ fn place(document: &Document, position: usize, findings: &mut Findings) -> bool 
     true
 }
 
-fn cpu(element: &Element, findings: &mut Findings) {
+fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
     let line = Some(element.line);
     match element.get("numaid") {
         Some(id) if number(id).is_some() => {}
@@ -119,7 +126,8 @@ fn cpu(element: &Element, findings: &mut Findings) {
     match arch {
         None => findings.add(&Rule::CPU, line, "a <cpu> without arch", format!("arch=\"…\": {}", words.join(", "))),
         Some(got) if !is_known(&words, got) => {
-            let meant = ARCHITECTURES.iter().find(|(_, uname)| *uname == got).map(|(word, _)| format!("arch=\"{word}\""));
+            let meant =
+                ARCHITECTURES.iter().find(|(_, uname)| *uname == got).map(|(word, _)| format!("arch=\"{word}\""));
             let fix = meant.unwrap_or_else(|| format!("one of {}", words.join(", ")));
             findings.add(&Rule::CPU_WORD, line, format!("arch=\"{got}\""), fix);
         }
@@ -128,18 +136,38 @@ fn cpu(element: &Element, findings: &mut Findings) {
     // Without an architecture nothing but x86 needs more, and that is what is meant mostly.
     if arch.is_none_or(|arch| arch.starts_with("x86_64")) {
         match element.get("vendor") {
-            None => findings.add(&Rule::CPU, line, "a <cpu> without vendor", "vendor=\"GenuineIntel\" or \"AuthenticAMD\""),
+            None => {
+                findings.add(&Rule::CPU, line, "a <cpu> without vendor", "vendor=\"GenuineIntel\" or \"AuthenticAMD\"")
+            }
             Some(got) if !is_known(&VENDORS, got) => {
-                findings.add(&Rule::CPU_WORD, line, format!("vendor=\"{got}\""), "as the CPU says it: GenuineIntel, AuthenticAMD");
+                findings.add(
+                    &Rule::CPU_WORD,
+                    line,
+                    format!("vendor=\"{got}\""),
+                    "as the CPU says it: GenuineIntel, AuthenticAMD",
+                );
             }
             Some(_) => {}
         }
     }
+    let has_model = ["familyid", "modelid"].iter().any(|name| element.get(name).is_some());
+    if has_devices && !has_model && element.get("vendor") == Some("GenuineIntel") {
+        // Where devices are in the file NCCL does not climb to their CPU, and so does not ask it.
+        let fix = "both as in /proc/cpuinfo, or take the devices out of the file: NCCL asks the CPU then";
+        findings.add(&Rule::CPU, line, "a <cpu> of Intel without familyid and modelid", fix);
+    }
     for (one, other) in [("familyid", "modelid"), ("modelid", "familyid")] {
         match element.get(one) {
-            Some(got) if number(got).is_none() => findings.add(&Rule::CPU, line, format!("{one}=\"{got}\""), "a whole number"),
+            Some(got) if number(got).is_none() => {
+                findings.add(&Rule::CPU, line, format!("{one}=\"{got}\""), "a whole number")
+            }
             Some(_) if element.get(other).is_none() => {
-                findings.add(&Rule::CPU, line, format!("{one} without {other}"), "both or neither: NCCL asks the CPU for both");
+                findings.add(
+                    &Rule::CPU,
+                    line,
+                    format!("{one} without {other}"),
+                    "both or neither: NCCL asks the CPU for both",
+                );
             }
             _ => {}
         }
@@ -161,10 +189,15 @@ fn pci(document: &Document, position: usize, findings: &mut Findings) {
     match bus_id {
         None => findings.add(&Rule::BUS_ID, line, "a <pci> without busid", "busid=\"0000:1a:00.0\""),
         Some(got) if !is_bus_id(got) => {
-            findings.add(&Rule::BUS_ID, line, format!("busid=\"{got}\""), kernel_form(got).map_or_else(
-                || "the form 0000:1a:00.0, lower case".to_string(),
-                |meant| format!("busid=\"{meant}\""),
-            ));
+            findings.add(
+                &Rule::BUS_ID,
+                line,
+                format!("busid=\"{got}\""),
+                kernel_form(got).map_or_else(
+                    || "the form 0000:1a:00.0, lower case".to_string(),
+                    |meant| format!("busid=\"{meant}\""),
+                ),
+            );
         }
         Some(_) => {}
     }
@@ -184,10 +217,17 @@ fn pci(document: &Document, position: usize, findings: &mut Findings) {
     // What is missing at a device that exists is read from the kernel.
     let speed = element.get("link_speed").or(is_invented.then_some(""));
     if let Some(got) = speed.filter(|speed| lane_speed(speed).is_none()) {
-        findings.add(&Rule::LINK_SPEED, line, format!("link_speed=\"{got}\""), "as the kernel writes it: 32.0 GT/s PCIe");
+        findings.add(
+            &Rule::LINK_SPEED,
+            line,
+            format!("link_speed=\"{got}\""),
+            "as the kernel writes it: 32.0 GT/s PCIe",
+        );
     }
     let width = element.get("link_width").or(is_invented.then_some(""));
-    if let Some(got) = width.filter(|width| !number(width).is_some_and(|lanes| [1, 2, 4, 8, 12, 16, 32].contains(&lanes))) {
+    if let Some(got) =
+        width.filter(|width| !number(width).is_some_and(|lanes| [1, 2, 4, 8, 12, 16, 32].contains(&lanes)))
+    {
         findings.add(&Rule::LINK_WIDTH, line, format!("link_width=\"{got}\""), "the number of lanes: 16");
     }
 }
@@ -195,7 +235,8 @@ fn pci(document: &Document, position: usize, findings: &mut Findings) {
 /// What somebody meant who wrote a bus id as NVML or lspci does.
 fn kernel_form(text: &str) -> Option<String> {
     let lower = text.trim().to_ascii_lowercase();
-    let candidates = [lower.clone(), format!("0000:{lower}"), lower.strip_prefix("0000").unwrap_or_default().to_string()];
+    let candidates =
+        [lower.clone(), format!("0000:{lower}"), lower.strip_prefix("0000").unwrap_or_default().to_string()];
     candidates.into_iter().find(|candidate| is_bus_id(candidate))
 }
 
@@ -203,14 +244,20 @@ fn kernel_form(text: &str) -> Option<String> {
 fn pins(element: &Element, findings: &mut Findings) {
     const PINNED: [(&str, &[&str]); 2] =
         [("net", &["speed", "port", "latency", "guid", "maxconn", "rail", "plane", "coll"]), ("gpu", &["dev", "sm"])];
-    const OVERWRITTEN: [(&str, &[&str]); 3] = [("cpu", &["host_hash"]), ("gpu", &["rank", "mlopart"]), ("net", &["dev"])];
+    const OVERWRITTEN: [(&str, &[&str]); 3] =
+        [("cpu", &["host_hash"]), ("gpu", &["rank", "mlopart"]), ("net", &["dev"])];
     let (line, tag) = (Some(element.line), element.tag.as_str());
     let of = |table: &[(&str, &'static [&'static str])]| {
         let known = table.iter().find(|(name, _)| *name == tag).map_or(&[][..], |(_, names)| names);
         known.iter().filter(|name| element.get(name).is_some()).copied().collect::<Vec<_>>()
     };
     if ["gpu", "nic", "net"].contains(&tag) {
-        findings.add(&Rule::DEVICE_TAG, line, format!("<{tag}>"), "take it out with everything in it: NCCL finds its devices itself");
+        findings.add(
+            &Rule::DEVICE_TAG,
+            line,
+            format!("<{tag}>"),
+            "take it out with everything in it: NCCL finds its devices itself",
+        );
     }
     if let Some(gdr) = element.get("gdr").filter(|_| tag == "gpu" || tag == "net") {
         findings.add(&Rule::GDR_PIN, line, format!("gdr=\"{gdr}\" of <{tag}>"), "take it out");
@@ -220,10 +267,10 @@ fn pins(element: &Element, findings: &mut Findings) {
     }
     let pinned = of(&PINNED);
     if !pinned.is_empty() {
-        findings.add(&Rule::NET_PIN, line, format!("{} of <{tag}>", pinned.join(", ")), "take it out");
+        findings.add(&Rule::PIN, line, format!("{} of <{tag}>", pinned.join(", ")), "take it out");
     }
     if ["nvlink", "c2c"].contains(&tag) {
-        findings.add(&Rule::NET_PIN, line, format!("<{tag}>"), "take it out: NCCL counts the links that are up");
+        findings.add(&Rule::PIN, line, format!("<{tag}>"), "take it out: NCCL counts the links that are up");
     }
     let overwritten = of(&OVERWRITTEN);
     if !overwritten.is_empty() {

@@ -89,7 +89,9 @@ impl Change {
 /// More GPUs than a machine has.
 pub fn diff(first: &Machine, second: &Machine) -> Result<Vec<Change>, TooManyGpus> {
     let (mut first, mut second) = (first.clone(), second.clone());
-    let has_links = |machine: &Machine| machine.gpus.iter().any(|gpu| gpu.switch_links > 0 || !gpu.nvlinks.is_empty() || gpu.coherent);
+    let has_links = |machine: &Machine| {
+        machine.gpus.iter().any(|gpu| gpu.switch_links > 0 || !gpu.nvlinks.is_empty() || gpu.coherent)
+    };
     if !(has_links(&first) && has_links(&second)) {
         for gpu in first.gpus.iter_mut().chain(&mut second.gpus) {
             (gpu.switch_links, gpu.coherent) = (0, false);
@@ -102,10 +104,11 @@ pub fn diff(first: &Machine, second: &Machine) -> Result<Vec<Change>, TooManyGpu
     changes.extend(ways(&first, &second, &gpus, &nics)?);
     let pairs = gpus.both.iter().map(|both| (&first.gpus[both.first], &second.gpus[both.second]));
     let pairs = pairs.chain(nics.both.iter().map(|both| (&first.nics[both.first], &second.nics[both.second])));
-    changes.extend(pairs.filter(|(a, b)| a.link_rate != b.link_rate).map(|(a, b)| Change::Link {
-        device: a.bus_id.clone(),
-        rate: [a.link_rate, b.link_rate],
-    }));
+    changes.extend(
+        pairs
+            .filter(|(a, b)| a.link_rate != b.link_rate)
+            .map(|(a, b)| Change::Link { device: a.bus_id.clone(), rate: [a.link_rate, b.link_rate] }),
+    );
     changes.extend(first.cpus.iter().filter_map(|cpu| {
         let other = second.cpus.iter().find(|other| other.numa_node == cpu.numa_node)?;
         let said = [cpu, other].map(Cpu::words);

@@ -51,7 +51,13 @@ pub struct Findings(Vec<Finding>);
 
 impl Findings {
     /// Adds a finding, or its line to one that says the same.
-    pub(super) fn add(&mut self, rule: &'static Rule, line: Option<u32>, got: impl Into<String>, fix: impl Into<String>) {
+    pub(super) fn add(
+        &mut self,
+        rule: &'static Rule,
+        line: Option<u32>,
+        got: impl Into<String>,
+        fix: impl Into<String>,
+    ) {
         let (got, fix) = (got.into(), fix.into());
         match self.0.iter_mut().find(|known| known.rule == rule && known.got == got && known.fix == fix) {
             Some(known) => known.lines.extend(line.filter(|line| !known.lines.contains(line))),
@@ -135,7 +141,7 @@ rules! {
     KEEP_PIN "keep-pin" Warning
         "`keep=`"
         "NCCL keeps the branch though no device of the job is in it"
-    NET_PIN "net-pin" Warning
+    PIN "pin" Warning
         "speed, port, guid and the like of a NIC, number and compute capability of a GPU, its NVLinks"
         "NCCL sets it only where the file does not, so that a link which is down still counts"
     OVERWRITTEN "overwritten" Warning

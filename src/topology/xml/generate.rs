@@ -31,7 +31,9 @@ pub enum GenerateError {
     #[error("{0}: got no pciePath: expected the way from the root complex to the device")]
     NoPath(String),
     /// A bus id that NCCL cannot know.
-    #[error("{field}: got {got:?}: expected a bus id such as 0000:1a:00.0, with four digits of domain as NCCL compares it")]
+    #[error(
+        "{field}: got {got:?}: expected a bus id such as 0000:1a:00.0, with four digits of domain as NCCL compares it"
+    )]
     BusId {
         /// Where it stands.
         field: String,
@@ -66,7 +68,8 @@ pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, 
     let named = report::devices(status)?;
     let mut cpus: BTreeMap<i64, BTreeMap<String, Pci>> = BTreeMap::new();
     for (position, gpu) in status.gpus.iter().enumerate() {
-        let own = place(&mut cpus, format!("status.gpus[{position}]"), &gpu.pcie_path, numa_of(status, gpu.numa_node), None)?;
+        let own =
+            place(&mut cpus, format!("status.gpus[{position}]"), &gpu.pcie_path, numa_of(status, gpu.numa_node), None)?;
         own.attributes = format!("class=\"{}\"{}", class::WHOLE_GPU, link(gpu.pcie_link.as_ref()));
         if content == Content::Devices {
             own.inner = gpu_lines(status, &named.devices, position);
@@ -79,7 +82,11 @@ pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, 
         }
         let field = format!("status.nics[{position}]");
         let own = place(&mut cpus, field, &nic.pcie_path, numa_of(status, nic.numa_node), searched_address(nic))?;
-        let word = if nic.link_layer.as_deref() == Some("InfiniBand") { class::WHOLE_INFINIBAND } else { class::WHOLE_ETHERNET };
+        let word = if nic.link_layer.as_deref() == Some("InfiniBand") {
+            class::WHOLE_INFINIBAND
+        } else {
+            class::WHOLE_ETHERNET
+        };
         own.attributes = format!("class=\"{word}\"{}", link(nic.pcie_link.as_ref()));
         if content == Content::Devices {
             own.inner.push(net_line(nic));
@@ -99,8 +106,8 @@ pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, 
 /// The address under which NCCL looks for a NIC, where that is not its own: its own transport for InfiniBand and RoCE takes all functions
 /// and devices of a bus for one NIC (`ncclIbGetPciPath`). Transports of plugins, as for EFA, do not.
 pub(super) fn searched_address(nic: &Nic) -> Option<String> {
-    let is_own_transport =
-        nic.rdma_device.is_some() && nic.link_layer.as_deref().is_some_and(|layer| ["InfiniBand", "Ethernet"].contains(&layer));
+    let is_own_transport = nic.rdma_device.is_some()
+        && nic.link_layer.as_deref().is_some_and(|layer| ["InfiniBand", "Ethernet"].contains(&layer));
     let bus_id = nic.bus_id.as_deref().or(nic.pcie_path.last().map(String::as_str));
     let bus = bus_id.filter(|bus_id| is_own_transport && is_bus_id(bus_id))?;
     Some(format!("{}00.0", &bus[..8]))
@@ -181,8 +188,10 @@ fn cpu_attributes(status: &GPUTopologyStatus, numa_node: i64) -> String {
         out.push_str(&format!(" affinity=\"{mask}\""));
     }
     let Some(cpus) = &status.cpus else { return out };
-    let architecture =
-        cpus.architecture.as_deref().and_then(|own| ARCHITECTURES.iter().find(|(word, uname)| *uname == own || *word == own));
+    let architecture = cpus
+        .architecture
+        .as_deref()
+        .and_then(|own| ARCHITECTURES.iter().find(|(word, uname)| *uname == own || *word == own));
     if let Some((word, _)) = architecture {
         out.push_str(&format!(" arch=\"{word}\""));
         let vendor = cpus.vendor.as_deref().filter(|vendor| *word == "x86_64" && VENDORS.contains(vendor));
@@ -236,8 +245,13 @@ fn gpu_lines(status: &GPUTopologyStatus, devices: &crate::topology::devices::Dev
 
 fn net_line(nic: &Nic) -> String {
     // Names come from firmware: what ends a value does not belong in one.
-    let name: String =
-        nic.rdma_device.as_deref().unwrap_or(&nic.name).chars().filter(|c| c.is_ascii_graphic() && *c != '"' && *c != '<').collect();
+    let name: String = nic
+        .rdma_device
+        .as_deref()
+        .unwrap_or(&nic.name)
+        .chars()
+        .filter(|c| c.is_ascii_graphic() && *c != '"' && *c != '<')
+        .collect();
     let speed = nic.rate_megabits_per_second.map_or(String::new(), |rate| format!(" speed=\"{rate}\""));
     let port = nic.port.map_or(String::new(), |port| format!(" port=\"{port}\""));
     format!("<net name=\"{name}\"{speed}{port}/>")

@@ -70,7 +70,8 @@ impl Machine {
     pub fn read(document: &Document, status: Option<&GPUTopologyStatus>) -> Machine {
         let mut machine = Machine::default();
         let systems = document.outermost().filter(|at| document.elements[*at].tag == "system");
-        let cpus: Vec<usize> = systems.flat_map(|system| document.children(system, "cpu").collect::<Vec<_>>()).collect();
+        let cpus: Vec<usize> =
+            systems.flat_map(|system| document.children(system, "cpu").collect::<Vec<_>>()).collect();
         for (position, cpu) in cpus.into_iter().enumerate() {
             machine.cpus.push(Cpu::of(&document.elements[cpu]));
             for nic in document.children(cpu, "nic") {
@@ -78,7 +79,8 @@ impl Machine {
                 machine.nics.extend(ports(document, nic, &own));
             }
             // Depth first, without recursion: a file may be deeper than a stack.
-            let mut waiting: Vec<(usize, Vec<String>)> = document.children(cpu, "pci").map(|pci| (pci, vec![])).collect();
+            let mut waiting: Vec<(usize, Vec<String>)> =
+                document.children(cpu, "pci").map(|pci| (pci, vec![])).collect();
             while let Some((pci, bridges)) = waiting.pop() {
                 machine.add(document, pci, position, bridges, &mut waiting, status);
             }
@@ -169,7 +171,8 @@ impl Machine {
                 switch_links: u8::try_from(gpu.switch_links).unwrap_or(u8::MAX),
             }
         };
-        let nic = |nic: &Device| devices::Nic { rate: rates::nic(nic.port_megabits).min(nic.link_rate.unwrap_or(u32::MAX)) };
+        let nic =
+            |nic: &Device| devices::Nic { rate: rates::nic(nic.port_megabits).min(nic.link_rate.unwrap_or(u32::MAX)) };
         let mut all = Devices {
             gpus: self.gpus.iter().map(gpu).collect(),
             nics: self.nics.iter().map(nic).collect(),
@@ -178,13 +181,15 @@ impl Machine {
         };
         for (at, one) in self.gpus.iter().enumerate() {
             for (other_at, other) in self.gpus.iter().enumerate() {
-                let direct = one.nvlinks.iter().find(|(target, _)| *target == other.bus_id).map_or(0, |(_, count)| *count);
+                let direct =
+                    one.nvlinks.iter().find(|(target, _)| *target == other.bus_id).map_or(0, |(_, count)| *count);
                 all.direct_links.push(u8::try_from(direct).unwrap_or(u8::MAX));
                 all.gpu_paths.push(if at == other_at { PathClass::Same } else { self.path(one, other) });
             }
             all.nic_paths.extend(self.nics.iter().map(|nic| self.path(one, nic)));
         }
-        let coherent = self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.coherent).fold(0, |mask, (at, _)| mask | 1 << at);
+        let coherent =
+            self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.coherent).fold(0, |mask, (at, _)| mask | 1 << at);
         Ok((all, coherent))
     }
 }

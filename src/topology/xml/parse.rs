@@ -72,7 +72,11 @@ impl<'a> Reader<'a> {
         }
         if between.chars().any(|letter| !letter.is_ascii_whitespace()) {
             let word = between.split_ascii_whitespace().next().unwrap_or_default();
-            self.stop(line, format!("text between tags: `{}`", short(word)), "take it out, or make it a comment: <!-- … -->");
+            self.stop(
+                line,
+                format!("text between tags: `{}`", short(word)),
+                "take it out, or make it a comment: <!-- … -->",
+            );
         }
         if self.peek().is_none() {
             return false;
@@ -129,8 +133,13 @@ impl<'a> Reader<'a> {
             Some(depth) if depth + 1 == self.open.len() => self.open.truncate(depth),
             Some(depth) => {
                 let inner = self.open.last().map(|open| &self.parsed.document.elements[*open]);
-                let inner = inner.map_or(String::new(), |inner| format!("<{}> of line {}", short(&inner.tag), inner.line));
-                self.stop(line, format!("</{}> before the end of {inner}", short(tag)), "close the tags from the inside out");
+                let inner =
+                    inner.map_or(String::new(), |inner| format!("<{}> of line {}", short(&inner.tag), inner.line));
+                self.stop(
+                    line,
+                    format!("</{}> before the end of {inner}", short(tag)),
+                    "close the tags from the inside out",
+                );
                 self.open.truncate(depth);
             }
             None => self.stop(line, format!("</{}> without a beginning", short(tag)), "take it out, or open the tag"),
@@ -213,7 +222,11 @@ impl<'a> Reader<'a> {
     fn attribute(&mut self, element: &mut Element, tag: &str) {
         let line = element.line;
         if self.text.as_bytes().get(self.at.wrapping_sub(1)).is_some_and(|before| matches!(before, b'"' | b'\'')) {
-            self.stop(line, format!("two attributes of <{tag}> without a space between them"), "put a space between them");
+            self.stop(
+                line,
+                format!("two attributes of <{tag}> without a space between them"),
+                "put a space between them",
+            );
         }
         let name = self.word().to_string();
         let mut value = String::new();
@@ -227,12 +240,20 @@ impl<'a> Reader<'a> {
                     if end.is_some() {
                         self.skip(1);
                     } else {
-                        self.stop(line, format!("{}= of <{tag}>: a quote without an end", short(&name)), "end the quote");
+                        self.stop(
+                            line,
+                            format!("{}= of <{tag}>: a quote without an end", short(&name)),
+                            "end the quote",
+                        );
                     }
                 }
                 _ => {
                     value = self.word().to_string();
-                    self.stop(line, format!("{}= of <{tag}> without quotes", short(&name)), "write NAME=\"VALUE\" without spaces");
+                    self.stop(
+                        line,
+                        format!("{}= of <{tag}> without quotes", short(&name)),
+                        "write NAME=\"VALUE\" without spaces",
+                    );
                 }
             }
         }

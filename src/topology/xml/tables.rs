@@ -41,8 +41,8 @@ pub(super) const TAGS: [Tag; 9] = [
         name: "net",
         inside: &["nic"],
         attributes: &[
-            "name", "dev", "speed", "port", "latency", "guid", "maxconn", "gdr", "rail", "plane", "coll", "net", "gin", "rma",
-            "keep",
+            "name", "dev", "speed", "port", "latency", "guid", "maxconn", "gdr", "rail", "plane", "coll", "net", "gin",
+            "rma", "keep",
         ],
     },
 ];
@@ -89,14 +89,8 @@ pub(super) fn link_rate(speed: Option<&str>, width: Option<&str>) -> u32 {
 
 /// The word for the speed of a generation of PCIe, as the kernel writes it today.
 pub(super) fn speed_word(generation: u32) -> Option<&'static str> {
-    const WORDS: [&str; 6] = [
-        "2.5 GT/s PCIe",
-        "5.0 GT/s PCIe",
-        "8.0 GT/s PCIe",
-        "16.0 GT/s PCIe",
-        "32.0 GT/s PCIe",
-        "64.0 GT/s PCIe",
-    ];
+    const WORDS: [&str; 6] =
+        ["2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe"];
     usize::try_from(generation).ok()?.checked_sub(1).and_then(|at| WORDS.get(at)).copied()
 }
 
@@ -169,7 +163,8 @@ mod tests {
     #[test]
     fn bus_ids() {
         assert!(is_bus_id("0000:1a:00.0") && is_bus_id("ffff:ff:01.0"));
-        for wrong in ["0000:1A:00.0", "00000000:1a:00.0", "10000:1a:00.0", "1a:00.0", "0000:1a:00", "0000:1a-00.0", ""] {
+        for wrong in ["0000:1A:00.0", "00000000:1a:00.0", "10000:1a:00.0", "1a:00.0", "0000:1a:00", "0000:1a-00.0", ""]
+        {
             assert!(!is_bus_id(wrong), "{wrong}");
         }
     }

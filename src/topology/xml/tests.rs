@@ -183,7 +183,11 @@ fn a_file_that_is_made() {
     let mut status = guest();
     status.nics.reverse();
     status.gpus.swap(0, 3);
-    assert_eq!(generate(&status, Content::Tree), generate(&guest(), Content::Tree), "the order of a report says nothing");
+    assert_eq!(
+        generate(&status, Content::Tree),
+        generate(&guest(), Content::Tree),
+        "the order of a report says nothing"
+    );
 }
 
 #[test]
@@ -202,7 +206,8 @@ fn a_report_that_makes_no_file_is_refused() {
     assert!(refused(&|status| status.gpus.clear()).contains("expected a machine with GPUs"));
     assert!(refused(&|status| status.gpus[2].pcie_path.clear()).contains("status.gpus[2]: got no pciePath"));
     // A volume management device: its domain has five digits.
-    let vmd = |status: &mut GPUTopologyStatus| status.gpus[0].pcie_path = vec!["pci10000:00".into(), "10000:01:00.0".into()];
+    let vmd =
+        |status: &mut GPUTopologyStatus| status.gpus[0].pcie_path = vec!["pci10000:00".into(), "10000:01:00.0".into()];
     assert!(refused(&vmd).contains("got \"10000:01:00.0\": expected a bus id"));
     let quote = |status: &mut GPUTopologyStatus| status.nics[0].pcie_path = vec!["\"><gpu gdr=\"1".into()];
     assert!(refused(&quote).contains("status.nics[0].pciePath"));
@@ -220,7 +225,11 @@ fn nics_of_a_bus_are_one_to_nccl() {
     let ports = Machine::read(&parse(&made).document, None).nics;
     assert_eq!(ports.iter().filter(|port| port.bus_id == "0101:00:00.0").count(), 3);
     let own = framed("<pci busid=\"0101:00:02.3\" class=\"0x020700\"/>");
-    assert!(found(&own, Some(&status)).iter().any(|line| line.contains("merged-nic") && line.contains("busid=\"0101:00:00.0\"")));
+    assert!(
+        found(&own, Some(&status))
+            .iter()
+            .any(|line| line.contains("merged-nic") && line.contains("busid=\"0101:00:00.0\""))
+    );
     // EFA comes with a transport of its own, which does not.
     status.nics.iter_mut().for_each(|nic| nic.link_layer = Some("Unspecified".into()));
     assert!(!found(&own, Some(&status)).iter().any(|line| line.contains("merged-nic")));
@@ -284,8 +293,10 @@ fn matrices_come_back_as_they_went() {
         status.nics.iter_mut().for_each(|nic| nic.numa_node = nic.numa_node.or(Some(0)));
         properties::comes_back(name, &status);
         let made = generate(&status, Content::Tree).unwrap();
-        let rest: Vec<String> =
-            found(&made, None).into_iter().filter(|line| !line.contains("without arch") && !line.contains("without vendor")).collect();
+        let rest: Vec<String> = found(&made, None)
+            .into_iter()
+            .filter(|line| !line.contains("without arch") && !line.contains("without vendor"))
+            .collect();
         assert_eq!(rest, Vec::<String>::new(), "{name}: a matrix does not say what CPUs there are");
     }
 }
