@@ -12,7 +12,7 @@ use crate::topology::devices::Devices;
 use crate::topology::nccl::{self, NcclPath, Ways};
 use crate::topology::report::{self, ReportError};
 use std::collections::BTreeSet;
-use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, ModuleState};
+use switchyard_crds::gpu_topology::{DmaBuf, Facts, GPUTopologyStatus, ModuleState, SourceState};
 
 pub use text::lines;
 
@@ -135,6 +135,8 @@ pub enum Direct {
     NoModule,
     /// The way is longer than NCCL allows.
     TooFar,
+    /// Nothing tells whether the NIC can do RDMA.
+    RdmaUnknown,
     /// The NIC cannot do RDMA, or there is none.
     NoRdma,
 }
@@ -166,6 +168,8 @@ pub enum Between {
         /// NICs in use on the node that has the fewest.
         nics: usize,
     },
+    /// RDMA or TCP: nothing tells.
+    Unknown,
     /// TCP.
     Tcp {
         /// Its interface, where it has one name on all nodes and that is known.
@@ -281,9 +285,12 @@ impl Node<'_> {
         let near = relay.unwrap_or(place);
         let to_relay = relay.map_or(u32::MAX, |relay| self.devices.nvlink_rate(place, relay));
         let of_nics = nics.iter().map(|nic| self.devices.nic_rate(near, *nic)).fold(0, u32::saturating_add);
+        // Several NICs beyond the socket share the way to it.
+        let is_across = self.ways.nic(near, first) == NcclPath::Sys;
+        let across = if is_across { self.devices.socket_rate } else { u32::MAX };
         let nic = |nic: &usize| &self.status.nics[self.nics[*nic]];
         let direct = match self.ways.nic(near, first).has_direct_rdma() {
-            _ if nic(&first).rdma_device.is_none() => Direct::NoRdma,
+            _ if nic(&first).rdma_device.is_none() => without_rdma_device(self.status),
             false => Direct::TooFar,
             true => modules(self.status),
         };
@@ -292,10 +299,17 @@ impl Node<'_> {
             path: Some(if relay.is_some() { NcclPath::Pxn } else { self.ways.nic(place, first) }),
             relay: relay.and_then(|relay| self.places.iter().position(|place| *place == relay)),
             direct,
-            rate: Some(of_nics.min(self.devices.gpus[near].pcie_rate).min(to_relay)),
+            rate: Some(of_nics.min(self.devices.gpus[near].pcie_rate).min(to_relay).min(across)),
             nics: nics.iter().map(nic).map(|nic| nic.rdma_device.as_ref().unwrap_or(&nic.name).clone()).collect(),
         }
     }
+}
+
+/// A NIC without an RDMA device has none only if the source of the facts would know: names of NICs in a matrix need not be those of
+/// devices.
+fn without_rdma_device(status: &GPUTopologyStatus) -> Direct {
+    let is_partial = status.source(Facts::NICs).is_some_and(|source| source.state != SourceState::Complete);
+    if is_partial { Direct::RdmaUnknown } else { Direct::NoRdma }
 }
 
 /// Whether the modules for GPUDirect RDMA are there: one of the two is enough.
@@ -359,6 +373,7 @@ fn between(nodes: &[NodeForecast]) -> Between {
     let exits = || nodes.iter().flat_map(|node| &node.ways.exits);
     let (best, worst) = (exits().map(|exit| exit.direct).min(), exits().map(|exit| exit.direct).max());
     match best.zip(worst) {
+        Some((_, Direct::RdmaUnknown)) => Between::Unknown,
         // One rank without RDMA takes all to TCP: NCCL uses one network.
         Some((best, worst)) if worst != Direct::NoRdma => {
             Between::Rdma { direct: worst, best, nics: nodes.iter().map(|node| node.ways.nics()).min().unwrap_or(0) }

@@ -165,7 +165,7 @@ impl<'a> Ways<'a> {
     /// The GPU over which NCCL sends to a NIC that is far from this one (PXN): next to the NIC, and joined to this one by NVLink. What
     /// comes in goes the GPU's own way.
     pub fn relay(&self, gpu: usize, nic: usize) -> Option<usize> {
-        let next = (0..self.devices.gpus.len()).find(|next| self.is_local(*next, nic))?;
+        let next = self.local_gpu(nic)?;
         let is_worth_it =
             self.devices.nic_rate(next, nic) > self.devices.nic_rate(gpu, nic) || self.nic(gpu, nic) > NcclPath::Pxn;
         let is_relay = next != gpu
@@ -173,6 +173,25 @@ impl<'a> Ways<'a> {
             && self.nic(next, nic).has_direct_rdma()
             && is_worth_it;
         is_relay.then_some(next)
+    }
+
+    /// The GPU that stands for all others in front of a NIC: of those that are nearest to it the first one that takes it
+    /// (`ncclTopoGetLocalGpu`).
+    fn local_gpu(&self, nic: usize) -> Option<usize> {
+        let near: Vec<(usize, Vec<usize>)> = self.nearest(nic).map(|gpu| (gpu, self.nics(gpu))).collect();
+        let channels = near.iter().map(|(_, nics)| nics.len()).max().unwrap_or(0);
+        let taken =
+            |channel: usize| near.iter().find(|(_, nics)| nics[channel % nics.len()] == nic).map(|(gpu, _)| *gpu);
+        (0..channels).find_map(taken)
+    }
+
+    /// The GPUs that are nearest to a NIC: the fastest ways, and of those the shortest.
+    fn nearest(&self, nic: usize) -> impl Iterator<Item = usize> + '_ {
+        let rank = move |gpu: usize| {
+            (Reverse(self.devices.nic_rate(gpu, nic)), NcclPath::of_pcie(self.devices.nic_path(gpu, nic)))
+        };
+        let best = (0..self.devices.gpus.len()).map(rank).min();
+        (0..self.devices.gpus.len()).filter(move |gpu| Some(rank(*gpu)) == best)
     }
 
     /// Whether a NIC is among the ones that this GPU takes: the fastest for it, and of those the nearest (`ncclTopoGetLocal`).
@@ -187,11 +206,7 @@ impl<'a> Ways<'a> {
     pub fn nics(&self, gpu: usize) -> Vec<usize> {
         let near: Vec<usize> = (0..self.devices.nics.len()).filter(|nic| self.is_local(gpu, *nic)).collect();
         let Some(first) = near.first() else { return near };
-        let rank = |gpu: usize| {
-            (Reverse(self.devices.nic_rate(gpu, *first)), NcclPath::of_pcie(self.devices.nic_path(gpu, *first)))
-        };
-        let all = 0..self.devices.gpus.len();
-        let sharing = all.clone().filter(|one| all.clone().all(|other| rank(*one) <= rank(other))).count().max(1);
+        let sharing = self.nearest(*first).count().max(1);
         let start = gpu % sharing;
         let start = if near.len().is_power_of_two() { mirrored(start, near.len()) } else { start };
         (0..near.len().div_ceil(sharing)).map(|channel| near[(start + channel) % near.len()]).collect()

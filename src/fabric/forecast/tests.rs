@@ -82,7 +82,7 @@ fn a_pair_on_cpus_of_amd_may_reach_across_sockets() {
 
 #[test]
 fn gpudirect_needs_a_module_or_dma_buf() {
-    let mut status = machine("HGX H100");
+    let mut status = machine("DGX A100");
     let direct = |status: &GPUTopologyStatus| gang(status, &["a", "b"], &[0], None).nodes[0].ways.exits[0].direct;
     assert_eq!(direct(&status), Direct::Unknown);
     for (peermem, dma_buf, expected) in [
@@ -99,8 +99,9 @@ fn gpudirect_needs_a_module_or_dma_buf() {
 
 #[test]
 fn without_rdma_on_one_node_all_of_them_take_tcp() {
-    let with = machine("HGX H100");
+    let with = machine("DGX A100");
     let mut without = with.clone();
+    without.sources.clear();
     without.nics.iter_mut().for_each(|nic| nic.rdma_device = None);
     without.host = Some(Host { default_route: Some("eth0".into()), ..Host::default() });
     let gpus = [0, 1];

@@ -59,12 +59,14 @@ impl Display for Between {
             Between::Rdma { direct, best, nics } => {
                 let how = match (direct, best) {
                     (Direct::Yes, _) => "RDMA with GPUDirect",
-                    (Direct::Unknown, _) => "RDMA, GPUDirect not known",
+                    (Direct::Unknown, _) => "RDMA, GPUDirect not known (no word of nvidia-peermem or DMA-BUF),",
+                    (Direct::NoModule, _) => "RDMA through host memory (neither nvidia-peermem nor DMA-BUF)",
                     (_, Direct::Yes) => "RDMA with GPUDirect for some ranks, through host memory for others",
                     _ => "RDMA through host memory",
                 };
                 write!(formatter, "{how} over {}", counted(u64::try_from(*nics).unwrap_or(u64::MAX), "NIC"))
             }
+            Between::Unknown => formatter.write_str("RDMA or TCP, not known"),
             Between::Tcp { interface: Some(interface) } => write!(formatter, "TCP over {interface}"),
             Between::Tcp { interface: None } => formatter.write_str("TCP, interface not known"),
         }
@@ -75,8 +77,9 @@ impl Display for Direct {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
         formatter.write_str(match self {
             Direct::Yes => "GPUDirect yes",
-            Direct::Unknown => "GPUDirect not known (no word of nvidia-peermem or DMA-BUF)",
-            Direct::NoModule => "GPUDirect no (neither nvidia-peermem nor DMA-BUF)",
+            Direct::Unknown => "GPUDirect not known",
+            Direct::RdmaUnknown => "RDMA not known",
+            Direct::NoModule => "GPUDirect no (no module)",
             Direct::TooFar => "GPUDirect no (farther than PXB)",
             Direct::NoRdma => "no RDMA",
         })

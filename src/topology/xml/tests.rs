@@ -4,7 +4,7 @@ use super::*;
 use crate::topology::import::{self, NicRate, Options};
 use crate::topology::nccl::Ways;
 use crate::topology::{matrix, report};
-use switchyard_crds::gpu_topology::{Cpus, GPUTopologyStatus, Gpu, Nic, NumaNode, PcieLink};
+use switchyard_crds::gpu_topology::{Cpus, GPUTopologyStatus, Gpu, LinkKind, Nic, NumaNode, PcieLink};
 
 mod properties;
 
@@ -209,7 +209,10 @@ fn a_report_that_makes_no_file_is_refused() {
     let vmd =
         |status: &mut GPUTopologyStatus| status.gpus[0].pcie_path = vec!["pci10000:00".into(), "10000:01:00.0".into()];
     assert!(refused(&vmd).contains("got \"10000:01:00.0\": expected a bus id"));
-    let quote = |status: &mut GPUTopologyStatus| status.nics[0].pcie_path = vec!["\"><gpu gdr=\"1".into()];
+    let quote = |status: &mut GPUTopologyStatus| {
+        status.nics[0].link_layer = None;
+        status.nics[0].pcie_path = vec!["\"><gpu gdr=\"1".into()];
+    };
     assert!(refused(&quote).contains("status.nics[0].pciePath"));
 }
 
@@ -289,8 +292,14 @@ fn ways_of_a_dump() {
 fn matrices_come_back_as_they_went() {
     for (name, model, text) in MACHINES {
         let mut status = imported(text, model);
-        // NCCL puts devices of unknown NUMA nodes together; a report keeps them apart.
-        status.nics.iter_mut().for_each(|nic| nic.numa_node = nic.numa_node.or(Some(0)));
+        // NCCL puts devices of unknown NUMA nodes together; a report keeps them apart. So they get one: that of a GPU on their switch.
+        status.gpus.iter_mut().for_each(|gpu| gpu.numa_node = gpu.numa_node.or(Some(0)));
+        status.links.retain(|link| link.kind == LinkKind::NVLink);
+        let gpus = status.gpus.clone();
+        for nic in status.nics.iter_mut().filter(|nic| nic.numa_node.is_none()) {
+            let near = gpus.iter().find(|gpu| gpu.pcie_path[..2] == nic.pcie_path[..2]);
+            nic.numa_node = near.and_then(|gpu| gpu.numa_node).or(Some(0));
+        }
         properties::comes_back(name, &status);
         let made = generate(&status, Content::Tree).unwrap();
         let rest: Vec<String> = found(&made, None)

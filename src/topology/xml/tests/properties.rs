@@ -3,7 +3,7 @@
 use super::*;
 use crate::topology::devices::Devices;
 use proptest::prelude::*;
-use switchyard_crds::gpu_topology::{Link, LinkKind, LinkVia};
+use switchyard_crds::gpu_topology::{Link, LinkVia};
 
 /// Everything that is done with a text.
 fn take(text: &str) {
