@@ -61,7 +61,8 @@ impl Display for Between {
                     (Direct::Yes, _) => "RDMA with GPUDirect",
                     (Direct::Unknown, _) => "RDMA, GPUDirect not known (no word of nvidia-peermem or DMA-BUF),",
                     (Direct::NoModule, _) => "RDMA through host memory (neither nvidia-peermem nor DMA-BUF)",
-                    (_, Direct::Yes) => "RDMA with GPUDirect for some ranks, through host memory for others",
+                    (_, Direct::Yes) => "RDMA with GPUDirect for some ranks, through host memory for others,",
+                    (_, Direct::Unknown) => "RDMA through host memory for some ranks, GPUDirect not known for others,",
                     _ => "RDMA through host memory",
                 };
                 write!(formatter, "{how} over {}", counted(u64::try_from(*nics).unwrap_or(u64::MAX), "NIC"))
