@@ -4,7 +4,7 @@ use super::diff::diff;
 use super::finding::{Findings, Rule};
 use super::generate::searched_address;
 use super::machine::{Device, Machine};
-use super::tables::{INVENTED, class, is_bus_id};
+use super::tables::{INVENTED, MOST_ELEMENTS, class, is_bus_id, most_beside};
 use super::{Content, Document, generate, parse};
 use crate::topology::report::{self, numa_of};
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,9 +66,21 @@ pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Finding
         }
     }
     let there: BTreeSet<&str> = document.all("pci").filter_map(|pci| pci.get("busid")).collect();
-    for (bus_id, device) in known.iter().filter(|(bus_id, _)| !there.contains(bus_id.as_str())) {
-        let got = format!("no <pci> for {} {}, {bus_id}", device.kind.word(), device.name);
-        findings.add(&Rule::MISSING_DEVICE, None, got, format!("<pci busid=\"{bus_id}\"/> where it hangs"));
+    let missing: Vec<String> = known
+        .iter()
+        .filter(|(bus_id, _)| !there.contains(bus_id.as_str()))
+        .map(|(bus_id, device)| format!("{} {} ({bus_id})", device.kind.word(), device.name))
+        .collect();
+    if !missing.is_empty() {
+        let got = format!("no <pci> for {}", missing.join(", "));
+        findings.add(&Rule::MISSING_DEVICE, None, got, "a <pci> of that busid where each of them hangs");
+    }
+    let (count, nics) = (document.elements.len(), known.values().filter(|device| device.kind == Kind::Nic).count());
+    let has_devices = document.elements.iter().any(|element| ["gpu", "nic"].contains(&element.tag.as_str()));
+    let most = most_beside(nics);
+    if count <= MOST_ELEMENTS && count > most && !has_devices {
+        let got = format!("{count} tags, for a machine with {nics} NICs");
+        findings.add(&Rule::LIMIT, None, got, format!("at most {most}: NCCL adds tags for devices to the same table"));
     }
     needless(&machine, status, &mut findings);
     findings

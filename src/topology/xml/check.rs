@@ -53,7 +53,7 @@ fn system(document: &Document, findings: &mut Findings) {
         findings.add(&Rule::SYSTEM, Some(system.line), got, "version=\"1\"");
     }
     if document.all("cpu").next().is_none() {
-        findings.add(&Rule::SYSTEM, Some(system.line), "no <cpu>", "a <cpu numaid=\"…\"> for every NUMA node");
+        findings.add(&Rule::SYSTEM, Some(system.line), "no <cpu>", "a <cpu numaid=\"0\"> for every NUMA node");
     }
 }
 
@@ -124,7 +124,7 @@ fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
     let is_known = |known: &[&str], got: &str| known.iter().any(|word| got.starts_with(word));
     let arch = element.get("arch");
     match arch {
-        None => findings.add(&Rule::CPU, line, "a <cpu> without arch", format!("arch=\"…\": {}", words.join(", "))),
+        None => findings.add(&Rule::CPU, line, "a <cpu> without arch", format!("arch= one of {}", words.join(", "))),
         Some(got) if !is_known(&words, got) => {
             let meant =
                 ARCHITECTURES.iter().find(|(_, uname)| *uname == got).map(|(word, _)| format!("arch=\"{word}\""));

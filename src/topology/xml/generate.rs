@@ -1,6 +1,6 @@
 //! A report as a topology file: the tree that NCCL finds when it climbs from each device to its CPU.
 
-use super::tables::{ARCHITECTURES, HIDDEN_SWITCH, MOST_ELEMENTS, VENDORS, class, is_bus_id, speed_word};
+use super::tables::{ARCHITECTURES, HIDDEN_SWITCH, VENDORS, class, is_bus_id, most_beside, speed_word};
 use crate::topology::nccl::is_coherent;
 use crate::topology::rates;
 use crate::topology::report::{self, ReportError, numa_of};
@@ -41,8 +41,13 @@ pub enum GenerateError {
         got: String,
     },
     /// More than NCCL reads.
-    #[error("{0} tags: expected at most {MOST_ELEMENTS}, which NCCL has room for")]
-    TooMany(usize),
+    #[error("{got} tags: expected at most {most}, for which NCCL has room beside its own")]
+    TooMany {
+        /// Tags of the file.
+        got: usize,
+        /// As many as there may be.
+        most: usize,
+    },
     /// A report that contradicts itself.
     #[error(transparent)]
     Report(#[from] ReportError),
@@ -100,7 +105,8 @@ pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, 
     }
     text.push_str("</system>\n");
     let count = text.lines().filter(|line| !line.trim_start().starts_with("</")).count();
-    if content == Content::Tree && count > MOST_ELEMENTS { Err(GenerateError::TooMany(count)) } else { Ok(text) }
+    let most = most_beside(named.nics.len());
+    if content == Content::Tree && count > most { Err(GenerateError::TooMany { got: count, most }) } else { Ok(text) }
 }
 
 /// The address under which NCCL looks for a NIC, where that is not its own: its own transport for InfiniBand and RoCE takes all functions

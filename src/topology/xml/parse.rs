@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
             self.stop(
                 line,
                 format!("text between tags: `{}`", short(word)),
-                "take it out, or make it a comment: <!-- … -->",
+                "take it out, or make it a comment: <!-- so -->",
             );
         }
         if self.peek().is_none() {
@@ -104,9 +104,13 @@ impl<'a> Reader<'a> {
         let line = self.line;
         let word = self.rest().split([' ', '>', '/', '\n', '\r']).next().unwrap_or_default();
         if word.contains('=') {
-            self.stop(line, "a comment whose first word has a `=` in it", "begin the comment with a space: <!-- … -->");
+            self.stop(
+                line,
+                "a comment whose first word has a `=` in it",
+                "begin the comment with a space: <!-- so -->",
+            );
         } else if word.len() > LONGEST + 1 {
-            self.stop(line, "a comment whose first word is too long", "begin the comment with a space: <!-- … -->");
+            self.stop(line, "a comment whose first word is too long", "begin the comment with a space: <!-- so -->");
         }
         self.skip("<!--".len());
         if !self.skip_past("-->") {
@@ -265,7 +269,7 @@ impl<'a> Reader<'a> {
         let line = Some(element.line);
         let parts = element.attributes.iter().flat_map(|(name, value)| [name, value]).chain([&element.tag]);
         for long in parts.filter(|part| part.len() > LONGEST) {
-            let got = format!("{} characters in <{}>: `{}…`", long.len(), short(&element.tag), short(long));
+            let got = format!("{} characters in <{}>: `{}..`", long.len(), short(&element.tag), short(long));
             self.parsed.findings.add(&Rule::LIMIT, line, got, format!("at most {LONGEST}"));
         }
         let count = element.attributes.len();
@@ -279,7 +283,7 @@ impl<'a> Reader<'a> {
         while let Some(open) = self.open.pop() {
             let element = &self.parsed.document.elements[open];
             let (line, tag) = (element.line, short(&element.tag).to_string());
-            self.stop(line, format!("<{tag}> is not closed"), "close it: </…> or />");
+            self.stop(line, format!("<{tag}> is not closed"), "close it: with a tag of its own, or />");
         }
     }
 }

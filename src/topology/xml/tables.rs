@@ -56,6 +56,12 @@ pub(super) const MOST_CHILDREN: usize = 640;
 /// Tags of a file. NCCL has room for 256, and its reader wants room for one more at the end of every tag.
 pub(super) const MOST_ELEMENTS: usize = 255;
 
+/// Tags that a file may have for a machine with so many NICs: NCCL adds its own to the same table of 256, for the GPU of the rank up to 18
+/// NVLinks and one C2C, and for every NIC two (`ncclTopoFillGpu`, `ncclTopoFillNet`).
+pub(super) fn most_beside(nics: usize) -> usize {
+    256_usize.saturating_sub(1 + 18 + 1 + 2 * nics)
+}
+
 /// Speeds of PCIe links, as the kernel writes them, by their beginnings: units of 100 Mbit/s per lane (`kvDictPciGen`). What begins
 /// otherwise counts as 8 GT/s.
 const SPEEDS: [(&str, u32); 11] = [

@@ -6,6 +6,7 @@ use crate::topology::nccl::Ways;
 use crate::topology::{matrix, report};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopologyStatus, Gpu, LinkKind, Nic, NumaNode, PcieLink};
 
+#[cfg(test)]
 mod properties;
 
 /// The files of tests/fixtures/topo-xml.
@@ -245,6 +246,10 @@ fn a_file_and_its_machine() {
     let made = generate(&status, Content::Tree).unwrap();
     assert_eq!(found(&made, Some(&status)).len(), 1);
     assert!(found(&made, Some(&status))[0].contains("needless"));
+    let crowded = file("passthrough").replace("</system>", &format!("{}</system>", "<cpu numaid=\"7\"/>".repeat(220)));
+    assert!(
+        found(&crowded, Some(&status)).iter().any(|line| line.contains("error limit") && line.contains("at most 228"))
+    );
     let mut other = status;
     other.gpus[0].numa_node = Some(1);
     other.gpus[1].bus_id = Some("0102:00:00.0".into());
