@@ -3,6 +3,7 @@
 use super::cluster::name_of;
 use super::manifest;
 use super::units::plural;
+use crate::fabric::forecast::{Forecast, lines};
 use crate::fabric::profile::Profile;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -22,13 +23,17 @@ pub(super) fn profile(path: &Path) -> Result<Profile, String> {
 }
 
 /// How the processes of a job reach each other, for people. `verbose`: also where each word is from.
-pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, verbose: bool) -> String {
+pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&Forecast>, verbose: bool) -> String {
     let mut text = format!("fabric of {}: {}\n", name_of(job), headline(fabric));
     for resource in &fabric.resources {
         text.push_str(&format!(
             "  each pod also asks for {} {}: {}\n",
             resource.name, resource.quantity.0, resource.reason
         ));
+    }
+    if let Some(forecast) = forecast {
+        text.push_str("\nforecast\n");
+        lines(forecast).iter().for_each(|line| text.push_str(&format!("  {line}\n")));
     }
     for (outcome, title) in [
         (DecisionOutcome::Set, "set for you"),
