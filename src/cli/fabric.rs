@@ -3,11 +3,11 @@
 use super::cluster::name_of;
 use super::manifest;
 use super::units::plural;
-use crate::fabric::forecast::{Forecast, lines};
+use crate::fabric::forecast::{Between, Forecast, lines};
 use crate::fabric::profile::Profile;
 use serde_json::{Value, json};
 use std::path::Path;
-use switchyard_crds::{DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, TrainJob};
+use switchyard_crds::{DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, TrainJob, Transport};
 
 /// Largest profile.
 const MOST: (u64, &str) = (1 << 20, "1 MiB");
@@ -34,6 +34,10 @@ pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&For
     if let Some(forecast) = forecast {
         text.push_str("\nforecast\n");
         lines(forecast).iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+        let could = matches!(forecast.summary.between, Some(Between::Rdma { .. }));
+        if could && fabric.transport == Some(Transport::TCP) {
+            text.push_str("  that is what the ports could do; the pods go over TCP: see NCCL_IB_DISABLE below\n");
+        }
     }
     for (outcome, title) in [
         (DecisionOutcome::Set, "set for you"),
