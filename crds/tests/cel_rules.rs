@@ -73,7 +73,11 @@ fn outer_cases() -> Vec<Case> {
         ),
         ("names that begin with SWITCHYARD_", env("SWITCHYARD_KERNEL"), env("SWITCHYARD_RANK")),
         ("only cpu and memory are supported", limits("cpu"), limits("nvidia.com/gpu")),
-        ("frameworks JAX and TensorFlow have one process", of("JAX", json!({"numProcPerNode": 1})), of("TensorFlow", json!({"numProcPerNode": 2}))),
+        (
+            "frameworks JAX and TensorFlow have one process",
+            of("JAX", json!({"numProcPerNode": 1})),
+            of("TensorFlow", json!({"numProcPerNode": 2})),
+        ),
         ("engine must be set with", plain(json!({})), with(&[("/spec/trainer", json!({"framework": "Plain"}))])),
         (
             "trainer.command and trainer.args",

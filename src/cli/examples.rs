@@ -46,3 +46,15 @@ fn every_example_has_its_plan() {
         settings.bind(|| insta::assert_yaml_snapshot!(name, shown));
     }
 }
+
+/// Jobs of other frameworks run in a cluster only: they are valid, and there is one of each.
+#[test]
+fn every_other_framework_has_a_valid_example() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/other");
+    for name in ["torch", "paddle", "horovod", "mpi", "jax", "tensorflow", "plain"] {
+        let path = folder.join(name).with_extension("yaml");
+        let job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        crate::plan::validate(&job).unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
+        assert_eq!(format!("{:?}", job.spec.trainer.framework).to_lowercase(), name);
+    }
+}

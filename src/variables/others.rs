@@ -208,8 +208,7 @@ const PADDLE: [Rendezvous; 6] = [
     same("PADDLE_JOB_ID"),
     same("PADDLE_NPROC_PER_NODE"),
 ];
-const JAX: [Rendezvous; 3] =
-    [same("JAX_COORDINATOR_ADDRESS"), same("JAX_NUM_PROCESSES"), differs("JAX_PROCESS_ID")];
+const JAX: [Rendezvous; 3] = [same("JAX_COORDINATOR_ADDRESS"), same("JAX_NUM_PROCESSES"), differs("JAX_PROCESS_ID")];
 const TENSORFLOW: [Rendezvous; 1] = [differs("TF_CONFIG")];
 /// Of node 0, where `mpirun` runs, and of the others, where its daemon does.
 const MPI: [Rendezvous; 13] = [
@@ -272,7 +271,9 @@ mod tests {
             let key = nccl::find(entry.name).unwrap_or_else(|| panic!("{} is no key of NCCL", entry.name));
             assert!(entry.value.is_empty() || key.form.check(entry.value).is_ok(), "{entry:?}");
         }
-        for name in READERS.iter().map(|reader| reader.name).chain(TORCH.map(|variable| variable.name)).chain(PER_PROCESS) {
+        for name in
+            READERS.iter().map(|reader| reader.name).chain(TORCH.map(|variable| variable.name)).chain(PER_PROCESS)
+        {
             assert!(nccl::find(name).is_none() && renamed(name).is_none(), "{name}");
         }
         assert!(RENAMED.iter().all(|renamed| nccl::find(renamed.from).is_none()));

@@ -32,7 +32,8 @@ pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
     if seat.nodes() == 1 {
         return vec![set("PRTE_MCA_prte_default_hostfile", hosts, "as many processes as the pod has GPUs")];
     }
-    let radix = set("PRTE_MCA_rml_base_radix", seat.nodes(), "every daemon talks to mpirun itself, not to other daemons");
+    let radix =
+        set("PRTE_MCA_rml_base_radix", seat.nodes(), "every daemon talks to mpirun itself, not to other daemons");
     if seat.node_rank == 0 {
         return vec![
             set("PRTE_MCA_prte_default_hostfile", hosts, "nodes in the order of the placement, with their processes"),

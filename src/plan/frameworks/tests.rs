@@ -83,7 +83,8 @@ fn the_table_of_names_is_true() {
         let job = of(framework, 2, 1);
         let both = [entries(&job, 0), entries(&job, 1)];
         for name in &known {
-            let of_node = |node: &Vec<Entry>| node.iter().find(|entry| entry.name == *name).map(|entry| entry.source.clone());
+            let of_node =
+                |node: &Vec<Entry>| node.iter().find(|entry| entry.name == *name).map(|entry| entry.source.clone());
             seen.insert(name, both.iter().map(of_node).collect());
         }
         for entry in both.iter().flatten() {
@@ -156,7 +157,7 @@ proptest! {
             let expected = asked.get(index).unwrap_or(value);
             prop_assert_eq!(got[&name(*index)].as_ref(), Some(expected));
         }
-        prop_assert_eq!(got["SWITCHYARD_NODE_RANK"].as_deref(), Some((nodes - 1).to_string().as_str()));
+        prop_assert_eq!(got["SWITCHYARD_NODE_RANK"].clone(), Some((nodes - 1).to_string()));
         for entry in entries(&made, nodes - 1) {
             prop_assert!(got.contains_key(entry.name));
         }
