@@ -3,7 +3,7 @@
 /// About fields of which nothing more can be said.
 pub(super) const DEFAULT: &str = "no counterpart: the TrainJob is without it";
 
-const ADVICE: [(&str, &str); 31] = [
+const ADVICE: [(&str, &str); 30] = [
     ("status", "the state of the old job, which stays with it"),
     ("uid", "of the old object"),
     ("resourceVersion", "of the old object"),
@@ -24,7 +24,6 @@ const ADVICE: [(&str, &str); 31] = [
     ("launcherCreationPolicy", "all pods are created together"),
     ("mainContainer", "the container that trains is called `trainer`"),
     ("initializer", "fetch model and data in an init container of spec.template, or onto a volume beforehand"),
-    ("targetJobs", "a TrainJob has one kind of pod"),
     ("manager", "one owner: the fields are part of spec.template"),
     ("time", "when the patch was made: of the old object"),
     ("apiGroup", "a TrainJob has no runtime: what the runtime said is in the job"),

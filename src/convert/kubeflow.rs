@@ -44,14 +44,14 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
             }
         }
     }
-    if let Some(field) = &runtime {
+    if let Some(field) = spec.get("runtimeRef") {
         let framework = known.map_or("Plain, as the name says nothing", |(_, framework)| framework);
         let image = if draft.trainer.contains_key("image") {
             ""
         } else {
             "; spec.trainer.image is to be set: it is the runtime's"
         };
-        reader.note(field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; what else the runtime says is not in this file"));
+        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; what else the runtime says is not in this file"));
     }
     if !draft.trainer.contains_key("image") {
         let stem = if name.is_empty() { "runtime" } else { name };
@@ -88,10 +88,14 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
 fn overrides<'a>(entry: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     let targets = entry.list("targetJobs");
     if !targets.iter().any(|target| target.text("name") == Some(NODE)) {
-        return;
+        return reader.note(entry, "for pods that a TrainJob does not have");
     }
-    if let [only] = targets.as_slice() {
-        reader.done(only);
+    for name in targets.iter().filter_map(|target| target.get("name")) {
+        if name.value == NODE {
+            reader.done(&name);
+        } else {
+            reader.note(&name, "a TrainJob has one kind of pod");
+        }
     }
     pod_template(entry, reader, draft);
 }

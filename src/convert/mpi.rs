@@ -46,6 +46,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
                 draft.trainer.insert(key.into(), value);
             }
         }
+        theirs.get("name").iter().for_each(|name| reader.done(name));
         launcher_env(&theirs, reader, draft);
         replicas::same(&launcher, &main, reader);
     }

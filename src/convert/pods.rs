@@ -186,9 +186,8 @@ pub(super) fn run_policy<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: 
             }
         }
         managed_by(policy, reader, draft);
-        if let Some(limit) = policy.number("backoffLimit").filter(|limit| *limit <= MOST_RESTARTS) {
-            reader.take(policy, "backoffLimit");
-            draft.failure_policy.insert("maxRestarts".into(), limit.into());
+        if let Some(limit) = policy.get("backoffLimit") {
+            restarts(&limit, reader, draft);
         }
         let Some(gang) = policy.get("schedulingPolicy") else { continue };
         if let Some(seconds) = gang.number("scheduleTimeoutSeconds").filter(|seconds| (1..=86_400).contains(seconds)) {
@@ -204,6 +203,20 @@ pub(super) fn run_policy<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: 
                 reader.note(&class, "the priorityClassName of the template is taken");
             }
         }
+    }
+}
+
+/// How often the group starts again; the first field that says it.
+pub(super) fn restarts(field: &Cursor<'_>, reader: &mut Reader<'_>, draft: &mut Draft) {
+    match field.value.as_u64() {
+        Some(_) if draft.failure_policy.contains_key("maxRestarts") => {
+            reader.note(field, "another field sets failurePolicy.maxRestarts already");
+        }
+        Some(count) if count <= MOST_RESTARTS => {
+            draft.failure_policy.insert("maxRestarts".into(), count.into());
+            reader.done(field);
+        }
+        _ => reader.note(field, "failurePolicy.maxRestarts is at most 1000: set it"),
     }
 }
 

@@ -28,6 +28,11 @@ impl<'a> Reader<'a> {
         Some(field.value.clone())
     }
 
+    /// Whether the field, or what it is part of, was taken or spoken about.
+    pub(super) fn is_done(&self, field: &Cursor<'_>) -> bool {
+        self.done.contains(&field.path)
+    }
+
     /// The field is in the TrainJob.
     pub(super) fn done(&mut self, field: &Cursor<'_>) {
         self.done.insert(field.path.clone());
@@ -48,7 +53,7 @@ impl<'a> Reader<'a> {
     }
 
     fn walk(&mut self, at: &Cursor<'_>) {
-        if self.done.contains(&at.path) {
+        if self.is_done(at) {
             return;
         }
         let key = match at.path.steps().last() {

@@ -50,13 +50,16 @@ pub(super) fn convert<'a>(
 pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
     for (key, field) in other.fields() {
         match (main.get(key), field.value) {
-            _ if ["replicas", "restartPolicy"].contains(&key) || advice::of(key).is_some() => {}
+            _ if reader.is_done(&field) || advice::of(key).is_some() => {}
             (Some(known), value) if known.value == value => reader.done(&field),
             (Some(known), Value::Object(_)) => same(&field, &known, reader),
             (Some(known), Value::Array(items))
                 if known.value.as_array().is_some_and(|list| list.len() == items.len()) =>
             {
                 for (item, known) in field.items().iter().zip(known.items()) {
+                    if reader.is_done(item) {
+                        continue;
+                    }
                     if item.value == known.value {
                         reader.done(item);
                     } else if item.value.is_object() {
@@ -80,11 +83,7 @@ fn elastic<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     for (name, field) in elastic.fields() {
         match name {
             "nProcPerNode" => pods::processes(&elastic, name, reader, draft),
-            "maxRestarts" if !draft.failure_policy.contains_key("maxRestarts") => {
-                if let Some(restarts) = pods::number(&elastic, name, reader).filter(|restarts| *restarts <= 1000) {
-                    draft.failure_policy.insert("maxRestarts".into(), restarts.into());
-                }
-            }
+            "maxRestarts" => pods::restarts(&field, reader, draft),
             _ => reader.note(&field, advice::of("elasticPolicy").unwrap_or(advice::DEFAULT)),
         }
     }

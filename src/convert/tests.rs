@@ -124,6 +124,15 @@ fn names_are_made_fit() {
     }
 }
 
+/// Found by the property below: the whole target was taken for its name.
+#[test]
+fn a_field_beside_the_name_of_a_target_is_told() {
+    let mut job = kubeflow();
+    job["spec"]["podTemplateOverrides"][0]["targetJobs"][0]["madeUp"] = "x".into();
+    let notes = convert(&job).unwrap().notes;
+    assert!(notes.iter().any(|note| note.path == "spec.podTemplateOverrides[0].targetJobs[0].madeUp"), "{notes:?}");
+}
+
 #[test]
 fn the_launcher_that_also_works_is_a_node() {
     let mut job = mpi();

@@ -211,11 +211,12 @@ const PADDLE: [Rendezvous; 6] = [
 const JAX: [Rendezvous; 3] = [same("JAX_COORDINATOR_ADDRESS"), same("JAX_NUM_PROCESSES"), differs("JAX_PROCESS_ID")];
 const TENSORFLOW: [Rendezvous; 1] = [differs("TF_CONFIG")];
 /// Of node 0, where `mpirun` runs, and of the others, where its daemon does.
-const MPI: [Rendezvous; 13] = [
+const MPI: [Rendezvous; 14] = [
     differs("PRTE_MCA_prte_default_hostfile"),
     differs("PRTE_MCA_plm_ssh_agent"),
     differs("PRTE_MCA_oob_tcp_static_ipv4_ports"),
     differs("PMIX_SERVER_NSPACE"),
+    differs("PRTE_MCA_hwloc_default_binding_policy"),
     differs("PRTE_MCA_ess"),
     differs("PRTE_MCA_ess_base_nspace"),
     differs("PRTE_MCA_ess_base_vpid"),

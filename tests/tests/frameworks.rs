@@ -6,6 +6,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "frameworks/cluster.rs"]
+mod cluster;
 #[path = "frameworks/export.rs"]
 mod export;
 #[path = "frameworks/pods.rs"]

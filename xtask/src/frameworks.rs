@@ -1,6 +1,6 @@
 //! `cargo xtask test --frameworks`: the real frameworks of others, and the result file.
 
-use crate::steps::{cargo, root, step};
+use crate::steps::{cargo, control_plane, root, step};
 use crate::totals::Totals;
 use crate::wheels::{FRAMEWORKS, TORCH};
 use anyhow::{Context, Result};
@@ -10,6 +10,7 @@ use std::fs;
 /// Installs the frameworks where they are missing, runs their tests, and writes what passed.
 pub(crate) fn test() -> Result<()> {
     let (torch, others) = (TORCH.python()?, FRAMEWORKS.python()?);
+    control_plane()?;
     let parts = crate::steps::target().join("frameworks");
     let _ = fs::remove_dir_all(&parts);
     fs::create_dir_all(&parts).with_context(|| parts.display().to_string())?;

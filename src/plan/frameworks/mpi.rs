@@ -29,8 +29,11 @@ exec prted"#;
 
 pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
     let hosts = format!("{CONFIG_DIR}/{HOST_FILE}");
+    // Without CPUs of its own a pod sees all of its node's, and every job there would bind its processes to the first ones.
+    let unbound =
+        set("PRTE_MCA_hwloc_default_binding_policy", "none", "which CPUs are the pod's own, mpirun cannot see");
     if seat.nodes() == 1 {
-        return vec![set("PRTE_MCA_prte_default_hostfile", hosts, "as many processes as the pod has GPUs")];
+        return vec![set("PRTE_MCA_prte_default_hostfile", hosts, "the processes of the pod"), unbound];
     }
     let radix =
         set("PRTE_MCA_rml_base_radix", seat.nodes(), "every daemon talks to mpirun itself, not to other daemons");
@@ -41,6 +44,7 @@ pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
             set("PRTE_MCA_oob_tcp_static_ipv4_ports", port(), "daemons call mpirun there"),
             set("PMIX_SERVER_NSPACE", seat.id(), "the name by which daemons call mpirun"),
             radix,
+            unbound,
         ];
     }
     vec![
