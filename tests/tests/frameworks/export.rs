@@ -126,7 +126,7 @@ fn an_mlp_is_loaded_by_pytorch() -> Result<()> {
         name: "mlp",
         model: json!({"type": "MLP", "mlp": {"hiddenSizes": [24, 16], "activation": "ReLU"}}),
         data: json!({"format": "SafeTensors", "path": "features"}),
-        steps: 40,
+        steps: 150,
         evaluation: (2, 16),
         peer: json!({"kind": "mlp", "sizes": [12, 24, 16, 4]}),
         tolerance: 1e-4,
