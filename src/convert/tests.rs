@@ -43,7 +43,7 @@ fn mpi() -> Value {
     json!({
         "apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "pi"},
         "spec": {
-            "slotsPerWorker": 2, "sshAuthMountPath": "/home/mpiuser/.ssh", "mpiImplementation": "OpenMPI", "runPolicy": {"activeDeadlineSeconds": 600},
+            "slotsPerWorker": 2, "sshAuthMountPath": "/root-of-mpi/.ssh", "mpiImplementation": "OpenMPI", "runPolicy": {"activeDeadlineSeconds": 600},
             "mpiReplicaSpecs": {
                 "Launcher": {"replicas": 1, "template": {"spec": {"containers": [{"name": "launcher", "image": "pi:1",
                     "command": ["mpirun"], "args": ["-n", "4", "--hostfile", "/etc/mpi/hostfile", "/opt/pi"], "env": [{"name": "OMPI_MCA_btl", "value": "tcp,self"}], "resources": {"limits": {"cpu": 1}}}]}}},

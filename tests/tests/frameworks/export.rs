@@ -40,12 +40,12 @@ fn python_says(scene: &Scene, arguments: &[&str]) -> Result<String> {
 /// The loss of the last evaluation, as a rank printed it.
 fn validation_loss(run: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(run.join("events.jsonl")).context("events of the run")?;
-    let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let losses = events.filter_map(|event| {
-        let event = event.get("event").filter(|inner| inner.is_object()).unwrap_or(&event).clone();
-        (event["type"] == "evaluation" || event["event"] == "evaluation").then(|| event["loss"].as_f64()).flatten()
-    });
-    losses.last().with_context(|| format!("no evaluation in {}", run.display()))
+    let events = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut losses = events
+        .map(|line| line["event"].clone())
+        .filter(|event| event["event"] == "evaluation")
+        .filter_map(|event| event["loss"].as_f64());
+    losses.next().with_context(|| format!("no evaluation in {}", run.display()))
 }
 
 fn check(case: &Case) -> Result<()> {
