@@ -14,11 +14,12 @@ mod export;
 mod pods;
 
 use anyhow::{Context, Result, ensure};
-use pods::{Asked, fields, python, run, script, version};
+use pods::{Asked, end, fields, python, run, script, version};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// One job at a time: all take the same port.
 static TURN: Mutex<()> = Mutex::new(());
@@ -155,6 +156,23 @@ fn mpirun_without_ssh_on_two_nodes() -> Result<()> {
         told(test, "mpirun and a prted per node", &sums(&run(&asked)?, 4, 2, 10)?)?;
     }
     Ok(())
+}
+
+/// A pod that fails ends the attempt: nothing may wait for a rank that is gone.
+#[test]
+#[ignore = "needs Open MPI: cargo xtask test --frameworks"]
+fn a_rank_that_fails_ends_mpirun_and_the_daemons() -> Result<()> {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
+    let script = script("mpi_fails.py");
+    let command = ["mpirun", "python3", &script];
+    let asked =
+        Asked { framework: "MPI", nodes: 2, processes: Some(2), command: &command, env: &AS_ROOT, programs: &programs };
+    let ended = end(&asked)?;
+    ensure!(ended[0].code == Some(3), "{:?}: {}", ended[0].code, ended[0].stderr);
+    let slowest = ended.iter().map(|ended| ended.time).max().unwrap_or_default();
+    ensure!(slowest < Duration::from_secs(60), "{slowest:?}");
+    record("mpi-failure", json!({"launcher": "mpirun and a prted per node", "exitCode": 3, "passed": true}))
 }
 
 /// More daemons than the tree of Open MPI has branches unless it is told otherwise would be too many for a test: six show the order.
