@@ -12,6 +12,7 @@
 pub mod apply;
 pub mod cli;
 pub mod controller;
+pub mod convert;
 pub mod doctor;
 pub mod fabric;
 pub mod lint;

@@ -127,17 +127,17 @@ pub enum Framework {
     /// Switchyard's own engine, configured by `engine`.
     #[default]
     Switchyard,
-    /// PyTorch.
+    /// PyTorch, by `torchrun`, or without it where a node has one process.
     Torch,
-    /// PaddlePaddle.
+    /// PaddlePaddle, by `python -m paddle.distributed.launch`.
     Paddle,
-    /// Horovod.
+    /// Horovod, by `mpirun` as with `MPI`.
     Horovod,
-    /// Open MPI.
+    /// Open MPI 5: the command, which calls `mpirun`, runs on node 0; the other nodes run its daemon. No ssh.
     MPI,
-    /// JAX.
+    /// JAX, with one process per node.
     JAX,
-    /// TensorFlow.
+    /// TensorFlow, with one worker per node.
     TensorFlow,
     /// Any program. It gets the rank, the number of nodes and the address of node 0 in the environment, and nothing else.
     Plain,
@@ -195,6 +195,9 @@ pub const MAX_PROC_PER_NODE: i32 = 64;
     || !has(self.resourcesPerNode.limits) || self.resourcesPerNode.limits.all(name, name in ['cpu', 'memory'])")
     .message("only cpu and memory are supported with framework Switchyard: the engine of this version computes on CPUs")
     .field_path(".resourcesPerNode.limits"))]
+#[x_kube(validation = Rule::new("!has(self.framework) || !(self.framework in ['JAX', 'TensorFlow']) || !has(self.numProcPerNode) || self.numProcPerNode == 1")
+    .message("frameworks JAX and TensorFlow have one process per node, which drives all its GPUs: leave numProcPerNode out")
+    .field_path(".numProcPerNode"))]
 pub struct Trainer {
     /// Nodes (one pod each). Default 1. `switchyard run` has one machine: with `topologyPolicy.mode: Preferred` it starts
     /// the processes of all nodes there and says so, with `Required` it refuses.
@@ -208,12 +211,13 @@ pub struct Trainer {
     #[schemars(range(min = 1, max = MAX_PROC_PER_NODE))]
     pub num_proc_per_node: Option<i32>,
 
-    /// What runs in the trainer container. Default `Switchyard`.
+    /// What runs in the trainer container, and so which rendezvous environment it gets; what `env` and the template set of it
+    /// wins. Default `Switchyard`.
     #[serde(default)]
     pub framework: Framework,
 
-    /// Image of the trainer container. Default: the worker image of the installed version, or the one that the template's
-    /// container `trainer` names.
+    /// Image of the trainer container. Default: the one that the template's container `trainer` names, or with framework
+    /// Switchyard the worker image of the installed version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub image: Option<String>,

@@ -54,6 +54,11 @@ fn outer_cases() -> Vec<Case> {
         job["spec"]["trainer"]["framework"] = "Plain".into();
         job
     };
+    let of = |framework: &str, more: Value| {
+        let mut job = plain(more);
+        job["spec"]["trainer"]["framework"] = framework.into();
+        job
+    };
     let checkpoint = |block: Value| with(&[("/spec/checkpoint", block)]);
     let rule = |more: Value| {
         let mut rule = more;
@@ -68,6 +73,11 @@ fn outer_cases() -> Vec<Case> {
         ),
         ("names that begin with SWITCHYARD_", env("SWITCHYARD_KERNEL"), env("SWITCHYARD_RANK")),
         ("only cpu and memory are supported", limits("cpu"), limits("nvidia.com/gpu")),
+        (
+            "frameworks JAX and TensorFlow have one process",
+            of("JAX", json!({"numProcPerNode": 1})),
+            of("TensorFlow", json!({"numProcPerNode": 2})),
+        ),
         ("engine must be set with", plain(json!({})), with(&[("/spec/trainer", json!({"framework": "Plain"}))])),
         (
             "trainer.command and trainer.args",
@@ -131,6 +141,18 @@ fn spec_is_immutable() {
         let new = read(&with(std::slice::from_ref(&fixed)));
         let errors = new.validate_cel_update(&old).expect_err(fixed.0).to_string();
         assert!(errors.contains("spec is immutable"), "{fixed:?}: {errors}");
+    }
+}
+
+/// Every framework but ours takes a command and no engine.
+#[test]
+fn every_framework_is_accepted_with_a_command() {
+    for framework in ["Torch", "Paddle", "Horovod", "MPI", "JAX", "TensorFlow", "Plain"] {
+        let trainer = json!({"framework": framework, "image": "image", "command": ["python"], "args": ["train.py"], "numNodes": 2});
+        let job = with(&[("/spec/trainer", trainer.clone()), ("/spec/engine", Value::Null)]);
+        assert!(read(&job).validate_cel().is_ok(), "{framework}");
+        let both = read(&with(&[("/spec/trainer", trainer)])).validate_cel().expect_err(framework).to_string();
+        assert!(both.contains("engine must be set with"), "{framework}: {both}");
     }
 }
 

@@ -3,7 +3,7 @@
 mod diagnose;
 mod topo;
 
-pub(super) use diagnose::{DoctorArgs, LintArgs};
+pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
 use crate::plan::cluster::levels::DomainLevel;
@@ -87,6 +87,9 @@ pub(super) enum Command {
     /// Look for settings in manifests of training jobs (ours, Kubeflow's, plain pods) that break the job, cost speed or do nothing.
     #[command(after_long_help = diagnose::LINT_CODES)]
     Lint(LintArgs),
+    /// Turn a PyTorchJob, PaddleJob, MPIJob or TrainJob of Kubeflow into a TrainJob of ours, and list what has no counterpart.
+    #[command(after_long_help = diagnose::CONVERT_CODES)]
+    Convert(ConvertArgs),
     /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first cause, and what followed from it.
     Doctor(DoctorArgs),
     /// Look at the checkpoints of a job: list them, verify them, export the model.

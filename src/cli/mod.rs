@@ -6,6 +6,7 @@ mod args;
 mod checkpoint;
 mod cluster;
 mod controller;
+mod convert;
 mod doctor;
 #[cfg(test)]
 mod examples;
@@ -44,6 +45,7 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Snapshot(args) => cluster::snapshot(&cli, args),
         Command::Report(args) => report::report(&cli, args),
         Command::Lint(args) => lint::lint(&cli, args),
+        Command::Convert(args) => convert::convert(&cli, args),
         Command::Doctor(args) => doctor::doctor(&cli, args),
         Command::Topo(args) => machine::topo(&cli, args),
         Command::Checkpoint(command) => checkpoint::checkpoint(&cli, command),

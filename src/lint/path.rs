@@ -21,11 +21,11 @@ impl Path {
         &self.0
     }
 
-    pub(super) fn key(&self, key: &str) -> Path {
+    pub(crate) fn key(&self, key: &str) -> Path {
         self.with(Step::Key(key.to_owned()))
     }
 
-    pub(super) fn index(&self, index: usize) -> Path {
+    pub(crate) fn index(&self, index: usize) -> Path {
         self.with(Step::Index(index))
     }
 

@@ -32,7 +32,9 @@ fn collect(top: &Cursor<'_>, depth: usize, found: &mut Vec<Workload>) {
     };
     if !groups.is_empty() {
         let name = top.at(&["metadata"]).and_then(|meta| meta.text("name")).unwrap_or_default().to_owned();
-        found.push(Workload { kind, kind_word: kind_word.to_owned(), name, groups, nodes });
+        let framework = top.at(&["spec", "trainer"]).filter(|_| kind == Kind::TrainJob);
+        let framework = framework.and_then(|trainer| trainer.text("framework")).unwrap_or_default().to_owned();
+        found.push(Workload { kind, kind_word: kind_word.to_owned(), name, groups, framework, nodes });
     }
 }
 

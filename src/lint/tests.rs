@@ -278,6 +278,25 @@ fn our_trainer_is_put_over_the_template() {
     assert_eq!(rules, ["contradiction", "debug-setting", "process-count"]);
 }
 
+/// What Switchyard sets for a framework: worse where it differs from node to node.
+#[test]
+fn variables_of_the_framework_are_switchyards() {
+    let severities = |framework: &str, nodes: u32, name: &str| {
+        let trainer =
+            json!({"framework": framework, "image": "i", "numNodes": nodes, "env": [{"name": name, "value": "1"}]});
+        let job =
+            json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "spec": {"trainer": trainer}});
+        found(&job, Options::default())
+    };
+    let owned = "launcher-owned";
+    assert_eq!(severities("Torch", 2, "PET_NODE_RANK"), [(owned, Severity::Error)]);
+    assert_eq!(severities("Torch", 1, "PET_NODE_RANK"), [(owned, Severity::Warning)]);
+    assert_eq!(severities("Torch", 2, "PET_NPROC_PER_NODE"), [(owned, Severity::Warning)]);
+    assert_eq!(severities("JAX", 2, "JAX_PROCESS_ID"), [(owned, Severity::Error)]);
+    assert_eq!(severities("Plain", 2, "PET_NODE_RANK"), []);
+    assert_eq!(severities("Plain", 2, "LOCAL_RANK"), [(owned, Severity::Error)]);
+}
+
 #[test]
 fn hiding_gpus_from_a_container_without_any_is_fine() {
     let of = |gpus: u64, value: &str| {

@@ -35,6 +35,8 @@ pub(super) struct Workload {
     pub kind_word: String,
     pub name: String,
     pub groups: Vec<Group>,
+    /// The framework whose rendezvous Switchyard sets; empty for everything but our TrainJobs.
+    pub framework: String,
     /// Pods that train together, where the manifest says how many.
     pub nodes: Option<u64>,
 }

@@ -12,6 +12,7 @@
 pub mod cluster;
 pub mod eligible;
 mod engine;
+pub mod frameworks;
 pub mod objects;
 mod processes;
 pub mod resources;
@@ -98,6 +99,7 @@ fn local_engine<'a>(job: &TrainJob, valid: &'a ValidJob) -> Result<&'a EngineCon
         return Err(refuse("spec.suspend", "true", "false: `switchyard run` starts the job now"));
     }
     valid.engine.as_ref().ok_or_else(|| {
-        refuse("spec.trainer.framework", "Plain", "Switchyard: images of other frameworks run in a cluster only")
+        let framework = format!("{:?}", job.spec.trainer.framework);
+        refuse("spec.trainer.framework", &framework, "Switchyard: images of other frameworks run in a cluster only")
     })
 }

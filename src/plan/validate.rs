@@ -1,6 +1,7 @@
 //! TrainJob to [`ValidJob`]: what schema and CEL rules cannot say, and the translation into the engine's and placement's own words.
 
 use super::engine;
+use super::frameworks;
 use super::objects;
 use super::resources::parse_quantity;
 use crate::placement::{Mode, NumaBinding, Request};
@@ -100,14 +101,16 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
             api::NumaBinding::None => NumaBinding::None,
         },
     };
-    Ok(ValidJob {
+    let valid = ValidJob {
         name: job.metadata.name.clone().unwrap_or_default(),
         request,
         engine,
         env: spec.trainer.env.iter().map(|entry| (entry.name.clone(), entry.value.clone())).collect(),
         memory_limit: memory.map(|bytes| bytes as u64),
         max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
-    })
+    };
+    let faults = frameworks::faults(job, &valid);
+    if faults.is_empty() { Ok(valid) } else { Err(faults) }
 }
 
 /// A count that the schema bounds from below.

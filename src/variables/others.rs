@@ -167,22 +167,77 @@ pub fn per_process(name: &str) -> bool {
     PER_PROCESS.contains(&name)
 }
 
-/// The rendezvous of PyTorch jobs, which operators set in every pod.
-const RENDEZVOUS: [&str; 9] = [
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "WORLD_SIZE",
-    "RANK",
-    "PET_NNODES",
-    "PET_NPROC_PER_NODE",
-    "PET_NODE_RANK",
-    "PET_MASTER_ADDR",
-    "PET_MASTER_PORT",
-];
-
 /// Whether an operator that wires PyTorch's rendezvous sets this variable in every pod.
 pub fn set_by_launcher(name: &str) -> bool {
-    RENDEZVOUS.contains(&name)
+    TORCH.iter().any(|variable| variable.name == name)
+}
+
+/// A variable by which Switchyard tells a framework's launcher where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// The variable.
+    pub name: &'static str,
+    /// Whether it differs from node to node, so that one value for all is wrong.
+    pub differs: bool,
+}
+
+const fn same(name: &'static str) -> Rendezvous {
+    Rendezvous { name, differs: false }
+}
+
+const fn differs(name: &'static str) -> Rendezvous {
+    Rendezvous { name, differs: true }
+}
+
+const TORCH: [Rendezvous; 9] = [
+    same("PET_NNODES"),
+    same("PET_NPROC_PER_NODE"),
+    differs("PET_NODE_RANK"),
+    same("PET_MASTER_ADDR"),
+    same("PET_MASTER_PORT"),
+    same("MASTER_ADDR"),
+    same("MASTER_PORT"),
+    same("WORLD_SIZE"),
+    differs("RANK"),
+];
+const PADDLE: [Rendezvous; 6] = [
+    differs("POD_IP"),
+    differs("PADDLE_MASTER"),
+    same("PADDLE_NNODES"),
+    differs("PADDLE_RANK"),
+    same("PADDLE_JOB_ID"),
+    same("PADDLE_NPROC_PER_NODE"),
+];
+const JAX: [Rendezvous; 3] = [same("JAX_COORDINATOR_ADDRESS"), same("JAX_NUM_PROCESSES"), differs("JAX_PROCESS_ID")];
+const TENSORFLOW: [Rendezvous; 1] = [differs("TF_CONFIG")];
+/// Of node 0, where `mpirun` runs, and of the others, where its daemon does.
+const MPI: [Rendezvous; 14] = [
+    differs("PRTE_MCA_prte_default_hostfile"),
+    differs("PRTE_MCA_plm_ssh_agent"),
+    differs("PRTE_MCA_oob_tcp_static_ipv4_ports"),
+    differs("PMIX_SERVER_NSPACE"),
+    differs("PRTE_MCA_hwloc_default_binding_policy"),
+    differs("PRTE_MCA_ess"),
+    differs("PRTE_MCA_ess_base_nspace"),
+    differs("PRTE_MCA_ess_base_vpid"),
+    differs("PRTE_MCA_ess_base_num_procs"),
+    differs("PRTE_MCA_oob_tcp_max_recon_attempts"),
+    differs("PRTE_MCA_oob_tcp_retry_delay"),
+    same("PRTE_MCA_rml_base_radix"),
+    same("HOROVOD_CONTROLLER"),
+    same("HOROVOD_CPU_OPERATIONS"),
+];
+
+/// What Switchyard sets for a framework, by the word of `trainer.framework`. The values: `plan::frameworks`.
+pub fn rendezvous(framework: &str) -> &'static [Rendezvous] {
+    match framework {
+        "Torch" => &TORCH,
+        "Paddle" => &PADDLE,
+        "JAX" => &JAX,
+        "TensorFlow" => &TENSORFLOW,
+        "MPI" | "Horovod" => &MPI,
+        _ => &[],
+    }
 }
 
 /// Whether a variable names GPUs that a process may see: the device plugin decides that.
@@ -217,7 +272,9 @@ mod tests {
             let key = nccl::find(entry.name).unwrap_or_else(|| panic!("{} is no key of NCCL", entry.name));
             assert!(entry.value.is_empty() || key.form.check(entry.value).is_ok(), "{entry:?}");
         }
-        for name in READERS.iter().map(|reader| reader.name).chain(RENDEZVOUS).chain(PER_PROCESS) {
+        for name in
+            READERS.iter().map(|reader| reader.name).chain(TORCH.map(|variable| variable.name)).chain(PER_PROCESS)
+        {
             assert!(nccl::find(name).is_none() && renamed(name).is_none(), "{name}");
         }
         assert!(RENAMED.iter().all(|renamed| nccl::find(renamed.from).is_none()));

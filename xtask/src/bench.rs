@@ -43,7 +43,7 @@ pub(crate) fn bench(what: What) -> Result<()> {
     }
     let mut command = cargo(&["bench", "-p", package, "--bench", bench, "--", "--json", &file]);
     if matches!(what, What::Engine) {
-        command.arg("--python").arg(crate::torch::python()?);
+        command.arg("--python").arg(crate::wheels::TORCH.python()?);
     }
     step(name, &mut command)
 }

@@ -5,11 +5,12 @@
 
 mod bench;
 mod data;
+mod frameworks;
 mod programs;
 mod setup;
 mod steps;
-mod torch;
 mod totals;
+mod wheels;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -28,7 +29,12 @@ enum Command {
     /// The inner loop: formatting, clippy, unit and golden tests. Under 3 minutes when warm.
     Check,
     /// Everything: `check`, dependency audit, and the tests with real processes. Ends with the totals.
-    Test,
+    Test {
+        /// Instead: the real PyTorch, PaddlePaddle, JAX and Open MPI from PyPI (gigabytes), started with the environment of our pods, and
+        /// exported checkpoints in PyTorch; writes docs/results/frameworks.json.
+        #[arg(long)]
+        frameworks: bool,
+    },
     /// Build both programs in release mode and run a TrainJob on this machine.
     Run {
         /// Manifest of a TrainJob.
@@ -73,7 +79,8 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check => steps::check(),
-        Command::Test => steps::test(),
+        Command::Test { frameworks: true } => frameworks::test(),
+        Command::Test { frameworks: false } => steps::test(),
         Command::Run { file, worker, rest } => return steps::run(&file, worker.as_deref(), &rest),
         Command::Chaos => steps::chaos(),
         Command::Programs { names } => steps::programs(&names),

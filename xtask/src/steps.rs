@@ -203,7 +203,7 @@ pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
 }
 
 /// Builds the control plane, where it is missing.
-fn control_plane() -> Result<()> {
+pub(crate) fn control_plane() -> Result<()> {
     for name in ["etcd", "kubernetes"] {
         Family::named(name)?.build()?;
     }

@@ -16,6 +16,13 @@ pub(in crate::cli) struct LintArgs {
     pub nccl: Option<nccl::Version>,
 }
 
+/// Arguments of `convert`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ConvertArgs {
+    /// Manifest with one or several YAML documents; `-` reads standard input.
+    pub file: PathBuf,
+}
+
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct DoctorArgs {
@@ -26,3 +33,6 @@ pub(in crate::cli) struct DoctorArgs {
 
 /// Exit codes of `lint`, for `--help`.
 pub(super) const LINT_CODES: &str = "Exit codes:\n    0  no error found\n    1  an error found\n    2  wrong command line or a file that cannot be read";
+
+/// Exit codes of `convert`, for `--help`.
+pub(super) const CONVERT_CODES: &str = "Exit codes:\n    0  converted; what has no counterpart is listed on standard error\n    2  wrong command line, a file that cannot be read, nothing in it to convert, or a result that would not be valid";

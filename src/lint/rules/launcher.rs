@@ -3,7 +3,7 @@
 use super::{Found, Scene, Severity, Text};
 use crate::lint::view::{Count, Kind, Origin, Processes, Variable};
 use crate::units::{counted, plural};
-use crate::variables::{is_visible_devices, per_process, set_by_launcher};
+use crate::variables::{is_visible_devices, per_process, rendezvous, set_by_launcher};
 
 /// Values that hide all GPUs from a container that shall have none.
 const HIDING: [&str; 4] = ["", "none", "void", "-1"];
@@ -20,6 +20,16 @@ pub(super) fn variable(scene: &Scene<'_>, variable: &Variable, found: &mut Found
         let why = "the operator sets it in every pod, from the number of nodes and the name of the first";
         let fix = format!("delete {}", variable.name);
         found.add("launcher-owned", Severity::Error, &variable.path, Text::of(variable, why, fix));
+    } else if variable.origin == Origin::Env
+        && let Some(known) = rendezvous(&scene.workload.framework).iter().find(|known| known.name == variable.name)
+    {
+        let fix = format!("delete {}", variable.name);
+        let (severity, why) = if known.differs && scene.workload.nodes.unwrap_or(1) > 1 {
+            (Severity::Error, "it differs from node to node: with one value for all they do not find each other")
+        } else {
+            (Severity::Warning, "Switchyard sets it from the job, and this value is taken instead")
+        };
+        found.add("launcher-owned", severity, &variable.path, Text::of(variable, why, fix));
     } else if is_fixed && per_process(&variable.name) {
         let why = "it differs from process to process, and the launcher of the processes sets it: one value makes all of them the same rank";
         let fix = format!("delete {}", variable.name);

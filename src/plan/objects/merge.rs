@@ -2,22 +2,34 @@
 
 use super::Defaults;
 use super::pod::{CONFIG, KEY, Place, TRAINER, mounted};
+use crate::plan::frameworks::{self, Entry, Seat, Source};
 use crate::plan::{Invalid, ValidJob};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use std::collections::BTreeSet;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_worker_contract::pod as paths;
 
-/// A setting of the template that is not taken.
+/// Where the user and Switchyard set the same thing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {theirs} is not taken; {ours}")]
-pub struct MergeConflict {
-    /// Path of the field.
-    pub field: String,
-    /// What the template says.
-    pub theirs: String,
-    /// What is taken instead, and why.
-    pub ours: String,
+pub enum MergeConflict {
+    /// A setting of the template that is not taken.
+    #[error("{field}: {theirs} is not taken; {ours}")]
+    NotTaken {
+        /// Path of the field.
+        field: String,
+        /// What the template says.
+        theirs: String,
+        /// What is taken instead, and why.
+        ours: String,
+    },
+    /// A variable of the framework that the user sets, and so decides.
+    #[error("{field}: the value is taken; Switchyard would set it: {consequence}")]
+    Taken {
+        /// Path of the field.
+        field: String,
+        /// What follows for the job.
+        consequence: &'static str,
+    },
 }
 
 /// The container that trains, if the template has it.
@@ -25,12 +37,12 @@ pub(super) fn trainer_of(spec: &PodSpec) -> Option<&Container> {
     spec.containers.iter().find(|container| container.name == TRAINER)
 }
 
-/// Every setting of the template that is not taken.
+/// Every setting of the template that is not taken, and every variable of the framework that the user has decided.
 pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<MergeConflict> {
-    let Some(template) = &job.spec.template else { return Vec::new() };
-    let mut found = Vec::new();
+    let mut found = overridden(job, valid);
+    let Some(template) = &job.spec.template else { return found };
     let mut conflict = |field: String, theirs: String, ours: &str| {
-        found.push(MergeConflict { field: format!("spec.template.{field}"), theirs, ours: ours.to_string() });
+        found.push(MergeConflict::NotTaken { field: format!("spec.template.{field}"), theirs, ours: ours.to_string() });
     };
     let own_prefix = labels::GROUP;
     for label in template.metadata.iter().flat_map(|meta| meta.labels.iter().flatten()) {
@@ -62,7 +74,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
         }
     }
     let is_ours = job.spec.trainer.framework == Framework::Switchyard;
-    if is_ours {
+    if is_ours || frameworks::uses_mpirun(job) {
         for volume in spec.volumes.iter().flatten() {
             if [CONFIG, KEY].contains(&volume.name.as_str()) {
                 conflict(format!("spec.volumes[{}]", volume.name), "the volume".into(), "the name is Switchyard's");
@@ -122,6 +134,34 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
     found
 }
 
+/// Variables of the framework's launcher that the user sets.
+fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
+    let environment = |node_rank| frameworks::environment(&Seat { job, valid, attempt: 1, node_rank });
+    let (first, last) = (environment(0), environment(valid.request.nodes - 1));
+    let consequence = |name: &str| {
+        let of = |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());
+        let sources = (of(&first), of(&last));
+        match sources {
+            (None, None) => None,
+            (first, last) if valid.request.nodes > 1 && (first != last || matches!(first, Some(Source::Field(_)))) => {
+                Some("it differs from node to node, and with one value for all they do not find each other")
+            }
+            _ => Some("from here on it is yours to keep right"),
+        }
+    };
+    let asked = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
+    let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
+    let of_template = spec.and_then(trainer_of).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
+    let of_template = of_template.map(|entry| ("spec.template.spec.containers[trainer]", &entry.name));
+    asked
+        .chain(of_template)
+        .filter_map(|(at, name)| {
+            let consequence = consequence(name)?;
+            Some(MergeConflict::Taken { field: format!("{at}.env[{name}]"), consequence })
+        })
+        .collect()
+}
+
 /// What no API server would accept once it is merged.
 pub fn faults(job: &TrainJob) -> Vec<Invalid> {
     let mut found = Vec::new();
@@ -130,9 +170,10 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
     };
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.clone()).unwrap_or_default();
     let image = trainer_of(&spec).and_then(|trainer| trainer.image.as_ref()).or(job.spec.trainer.image.as_ref());
-    if job.spec.trainer.framework == Framework::Plain && image.is_none() {
+    if job.spec.trainer.framework != Framework::Switchyard && image.is_none() {
         let field = "spec.trainer.image".to_string();
-        fault(field, "nothing".into(), "an image: with framework Plain there is no default");
+        let expected = format!("an image: with framework {:?} there is no default", job.spec.trainer.framework);
+        fault(field, "nothing".into(), &expected);
     }
     let init = spec.init_containers.as_deref().unwrap_or_default();
     if init.iter().any(|container| container.name == TRAINER) {

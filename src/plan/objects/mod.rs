@@ -3,7 +3,7 @@
 //! | object | name | when |
 //! |---|---|---|
 //! | Pod, gated | `JOB-ATTEMPT-NODERANK` | one per node |
-//! | ConfigMap, immutable | `JOB-ATTEMPT` | framework Switchyard |
+//! | ConfigMap, immutable | `JOB-ATTEMPT` | frameworks Switchyard (the engine's configuration), MPI and Horovod (the hostfile) |
 //! | ConfigMap, immutable | `JOB-ATTEMPT-fabric` | GPUs on more than one node; made when the place is decided |
 //! | PodDisruptionBudget | `JOB` | always: a drain must not end a run |
 //! | Service, headless | `JOB` | more than one node |
@@ -25,7 +25,7 @@ pub use fabric::fabric_config;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{TRAINER, placement_patch, pod};
 
-use super::ValidJob;
+use super::{ValidJob, frameworks};
 use crate::fabric::profile::Profile;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -36,7 +36,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
-use switchyard_worker_contract::pod::CONFIG_FILE;
+use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
 
 /// Kind of a disruption budget.
 pub const BUDGET: &str = "PodDisruptionBudget";
@@ -182,18 +183,24 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     objects
 }
 
-/// The engine's configuration for one attempt.
+/// What the pods of one attempt read: the engine's configuration, or the hosts for `mpirun`.
 pub fn config_map(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<ConfigMap> {
-    let engine = valid.engine.as_ref()?;
-    let engine = switchyard_worker_contract::config::EngineConfig {
+    let data = match &valid.engine {
+        Some(engine) => json!({CONFIG_FILE: engine_text(engine, valid)}),
+        None => json!({HOST_FILE: frameworks::hostfile(job, valid, attempt)?}),
+    };
+    let mut metadata = metadata(job, valid, config_name(valid, attempt));
+    metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
+    Some(object(metadata, json!({"immutable": true, "data": data})))
+}
+
+fn engine_text(engine: &EngineConfig, valid: &ValidJob) -> String {
+    let engine = EngineConfig {
         // Where the job does not say, the worker takes the cores that its pod gets.
         cpu_threads: valid.request.threads.unwrap_or(0) * engine.devices_per_process,
         ..engine.clone()
     };
-    let text = serde_json::to_string_pretty(&engine).expect("invariant: an engine configuration serialises to JSON");
-    let mut metadata = metadata(job, valid, config_name(valid, attempt));
-    metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
-    Some(object(metadata, json!({"immutable": true, "data": {CONFIG_FILE: text}})))
+    serde_json::to_string_pretty(&engine).expect("invariant: an engine configuration serialises to JSON")
 }
 
 /// Name of the configuration of an attempt.
@@ -204,6 +211,12 @@ fn config_name(valid: &ValidJob, attempt: u32) -> String {
 /// Name of a pod, and of its claim.
 fn pod_name(valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
     format!("{}-{attempt}-{node_rank}", valid.name)
+}
+
+/// The name by which other pods of the job find one, through its Service; with more than one node only.
+pub(in crate::plan) fn pod_host(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
+    let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
+    format!("{}.{}.{namespace}.svc", pod_name(valid, attempt, node_rank), valid.name)
 }
 
 /// Whether the name is that of an object that belongs to this attempt.

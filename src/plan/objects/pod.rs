@@ -1,8 +1,8 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
 use super::merge::trainer_of;
-use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_name};
-use crate::plan::{EnvEntry, ValidJob};
+use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, pod_name};
+use crate::plan::{EnvEntry, ValidJob, frameworks};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, Pod, PodSchedulingGate,
     PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
@@ -104,8 +104,18 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
+    pub(super) fn seat(&self) -> frameworks::Seat<'_> {
+        let Place { job, valid, attempt, node_rank, .. } = *self;
+        frameworks::Seat { job, valid, attempt, node_rank }
+    }
+
     fn is_ours(&self) -> bool {
         self.job.spec.trainer.framework == Framework::Switchyard
+    }
+
+    /// Whether the pod reads the ConfigMap of its attempt.
+    fn has_config(&self) -> bool {
+        self.is_ours() || frameworks::uses_mpirun(self.job)
     }
 
     fn has_key(&self) -> bool {
@@ -113,7 +123,7 @@ impl Place<'_> {
     }
 
     fn volumes(&self, spec: &mut PodSpec) {
-        if !self.is_ours() {
+        if !self.has_config() {
             return;
         }
         let config =
@@ -129,7 +139,7 @@ impl Place<'_> {
         }
         let is_mounted = trainer_of(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
         let volumes = spec.volumes.get_or_insert_default();
-        if !is_mounted && !volumes.iter().any(|volume| volume.name == RUN) {
+        if self.is_ours() && !is_mounted && !volumes.iter().any(|volume| volume.name == RUN) {
             let empty = EmptyDirVolumeSource::default();
             ours.push(Volume { name: RUN.into(), empty_dir: Some(empty), ..Volume::default() });
         }
@@ -151,7 +161,6 @@ impl Place<'_> {
             trainer.command = Some(vec!["switchyard-worker".into(), "pod".into()]);
             trainer.args = None;
             trainer.security_context.get_or_insert_default().read_only_root_filesystem.get_or_insert(true);
-            self.mounts(trainer);
         } else {
             if !asked.command.is_empty() {
                 trainer.command = Some(asked.command.clone());
@@ -159,6 +168,13 @@ impl Place<'_> {
             if !asked.args.is_empty() {
                 trainer.args = Some(asked.args.clone());
             }
+            if let Some(command) = frameworks::command(&self.seat()) {
+                trainer.command = Some(command);
+                trainer.args = None;
+            }
+        }
+        if self.has_config() {
+            self.mounts(trainer);
         }
         let limits = asked.resources_per_node.as_ref().map(|resources| &resources.limits);
         let resources: &mut ResourceRequirements = trainer.resources.get_or_insert_default();
@@ -167,12 +183,18 @@ impl Place<'_> {
         }
         trainer.termination_message_path = Some(paths::TERMINATION_LOG.into());
         trainer.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
-        let ours = self.environment();
         let mut merged: Vec<EnvVar> = trainer.env.take().unwrap_or_default();
-        let users = asked.env.iter().map(|entry| (entry.name.clone(), entry.value.clone()));
-        for (name, value) in users.chain(ours.into_iter().map(|entry| (entry.name, entry.value))) {
+        let mut set = |name: String, value: String| {
             merged.retain(|before| before.name != name);
             merged.push(EnvVar { name, value: Some(value), value_from: None });
+        };
+        asked.env.iter().for_each(|entry| set(entry.name.clone(), entry.value.clone()));
+        self.environment().into_iter().for_each(|entry| set(entry.name, entry.value));
+        // After the user's: theirs win, and what refers to one of them finds it.
+        for entry in frameworks::environment(&self.seat()) {
+            if !merged.iter().any(|before| before.name == entry.name) {
+                merged.push(entry.into());
+            }
         }
         if self.job.status.as_ref().is_some_and(|status| status.device_allocation.is_some()) {
             // The place is decided after the pod is made, and only annotations can follow it.
@@ -190,7 +212,7 @@ impl Place<'_> {
         if self.has_key() {
             ours.push((KEY, paths::KEY_DIR, true));
         }
-        if !mounts_run {
+        if self.is_ours() && !mounts_run {
             ours.push((RUN, paths::RUN_DIR, false));
         }
         if let Some((name, path)) = self.job.spec.checkpoint.as_ref().and_then(mounted)
@@ -219,9 +241,7 @@ impl Place<'_> {
         set(env::NUM_NODES, valid.request.nodes.to_string(), "spec.trainer.numNodes");
         set(env::PROCS_PER_NODE, valid.request.processes_per_node.to_string(), "spec.trainer.numProcPerNode");
         if valid.request.nodes > 1 {
-            let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
-            let (name, port) = (&valid.name, paths::RENDEZVOUS_PORT);
-            let address = format!("{name}-{attempt}-0.{name}.{namespace}.svc:{port}");
+            let address = format!("{}:{}", pod_host(job, valid, *attempt, 0), paths::RENDEZVOUS_PORT);
             set(env::RENDEZVOUS, address, "rank 0 listens here and nowhere else");
         }
         if self.is_ours() {

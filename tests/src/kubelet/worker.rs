@@ -2,7 +2,7 @@
 //!
 //! There is no container: volumes are folders, and what begins with a mount path in a value of the environment or in an argument
 //! is rewritten to the folder. Names of pods (`POD.SERVICE.NAMESPACE.svc`) in values are replaced by the address of the pod: that
-//! is all the cluster DNS this kubelet has. Everything else is as in a container: command, arguments, environment, termination
+//! is all the cluster DNS this kubelet has. `$(NAME)` in a value is the variable that was set before. Everything else is as in a container: command, arguments, environment, termination
 //! message, signals, one process group.
 
 use super::logs::Log;
@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, Secret, Volume};
 use kube::{Api, ResourceExt};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -56,9 +57,13 @@ impl Worker {
         let log = folder.join("log");
         let output = fs::File::create(&log)?;
         let mut command = command(task, container, &mounts)?;
+        let mut before: Vec<(String, String)> = Vec::new();
         for entry in container.env.iter().flatten() {
             let value = value_of(task, entry)?;
-            command.env(&entry.name, mapped(&mounts, &resolved(task, &value).await?));
+            let value = before.iter().fold(value, |text, (name, known)| text.replace(&format!("$({name})"), known));
+            let value = mapped(&mounts, &resolved(task, &value).await?);
+            command.env(&entry.name, &value);
+            before.push((entry.name.clone(), value));
         }
         let directory = container.working_dir.as_ref().map(PathBuf::from).filter(|path| path.is_dir());
         command.current_dir(directory.unwrap_or_else(|| folder.clone()));
@@ -149,18 +154,30 @@ fn mapped(mounts: &[(String, PathBuf)], value: &str) -> String {
     value.to_string()
 }
 
-/// Replaces the name of a pod by its address.
+/// Replaces the names of pods by their addresses.
 async fn resolved(task: &Task, value: &str) -> Result<String> {
     let namespace = task.pod.namespace().unwrap_or_default();
     let suffix = format!(".{namespace}.svc");
-    let Some(position) = value.find(&suffix) else { return Ok(value.to_string()) };
-    let name = value[..position].split('.').next().unwrap_or_default().to_string();
-    let rest = &value[position + suffix.len()..];
+    let (mut done, mut rest) = (String::new(), value);
+    while let Some(position) = rest.find(&suffix) {
+        let is_of_name = |c: char| c.is_ascii_alphanumeric() || ['-', '.'].contains(&c);
+        let start = rest[..position].trim_end_matches(is_of_name).len();
+        let name = rest[start..position].split('.').next().unwrap_or_default().to_string();
+        let address = address_of(task, &namespace, &name).await?;
+        done.push_str(&rest[..start]);
+        done.push_str(&address.to_string());
+        rest = &rest[position + suffix.len()..];
+    }
+    Ok(done + rest)
+}
+
+/// The address of a pod, which it may get a moment later.
+async fn address_of(task: &Task, namespace: &str, name: &str) -> Result<Ipv4Addr> {
     let give_up = Instant::now() + NAMES;
     while Instant::now() < give_up {
-        let address = task.shared.state().names.get(&(namespace.clone(), name.clone())).map(|(_, address)| *address);
-        if let Some(address) = address {
-            return Ok(format!("{address}{rest}"));
+        let key = (namespace.to_string(), name.to_string());
+        if let Some((_, address)) = task.shared.state().names.get(&key) {
+            return Ok(*address);
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

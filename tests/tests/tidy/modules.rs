@@ -52,7 +52,7 @@ const CONTROLLER_MAY: [&str; 26] = [
     "tracing",
 ];
 
-const TABLE: [Row; 27] = [
+const TABLE: [Row; 28] = [
     // One function that is `false` in every program that is shipped.
     Row { module: "planted", may: &[], tests_may: &[], pure: false },
     Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
@@ -93,7 +93,8 @@ const TABLE: [Row; 27] = [
             "serde_json",
             "thiserror",
         ],
-        tests_may: &["insta", "proptest"],
+        // The linter's table of rendezvous variables must be that of the planner.
+        tests_may: &["crate::variables", "insta", "proptest"],
         pure: true,
     },
     // The one that writes to an API server; the Lease of the election is the exception.
@@ -187,6 +188,14 @@ const TABLE: [Row; 27] = [
         pure: true,
     },
     Row {
+        module: "convert",
+        // Manifests of others are read as the linter reads them.
+        may: &["crate::lint", CRDS, "serde_json", "thiserror"],
+        // What is converted must be valid.
+        tests_may: &["crate::plan", "insta", "proptest"],
+        pure: true,
+    },
+    Row {
         module: "doctor",
         may: &["crate::units", "aho_corasick", "jiff", "serde", "serde_json"],
         // What the table of errors says of rules must be true.
@@ -196,6 +205,7 @@ const TABLE: [Row; 27] = [
     Row {
         module: "cli",
         may: &[
+            "crate::convert",
             "crate::doctor",
             "crate::fabric",
             "crate::lint",

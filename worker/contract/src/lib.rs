@@ -23,7 +23,7 @@ pub use cpu_list::{CpuList, CpuListError};
 pub mod pod {
     /// Port on which rank 0 listens.
     pub const RENDEZVOUS_PORT: u16 = 29400;
-    /// Directory of the engine configuration, `engine.json`.
+    /// Directory of the engine configuration, `engine.json`, or of an MPI job's `hostfile`.
     pub const CONFIG_DIR: &str = "/etc/switchyard";
     /// Directory of the job's key, `key`.
     pub const KEY_DIR: &str = "/var/run/secrets/switchyard";
@@ -35,4 +35,6 @@ pub mod pod {
     pub const CONFIG_FILE: &str = "engine.json";
     /// Name of the key's file and of its key in the Secret.
     pub const KEY_FILE: &str = "key";
+    /// Name of the file with the hosts of an MPI job and of its key in the ConfigMap.
+    pub const HOST_FILE: &str = "hostfile";
 }

@@ -1,0 +1,108 @@
+//! `switchyard convert`: manifests of other operators as TrainJobs on standard output, and what they lack on standard error.
+
+use super::args::{Cli, ConvertArgs, Output};
+use super::units::{counted, plural};
+use super::{manifest, print, print_yaml, refuse, yaml};
+use crate::convert::{self, ConvertError, Converted};
+use crate::plan;
+use serde_json::Value;
+use std::path::Path;
+use switchyard_worker_contract::exit::Exit;
+
+/// Largest file taken: several manifests in one may be more than a cluster stores of each.
+const LARGEST: (u64, &str) = (16 << 20, "16 MiB");
+
+/// What a file becomes: the TrainJobs with what they lack, and what was passed over.
+struct File {
+    jobs: Vec<Converted>,
+    passed_over: Vec<String>,
+}
+
+/// Converts a file; nothing is printed unless all of it is valid.
+pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Exit {
+    let name = if args.file == Path::new("-") { "standard input".to_string() } else { args.file.display().to_string() };
+    let text = manifest::read_at_most(&args.file, &name, "manifest of at most 16 MiB", LARGEST);
+    let file = match text.and_then(|text| read(&name, &text)) {
+        Ok(file) => file,
+        Err(error) => return refuse(&error, Exit::Usage),
+    };
+    for (index, converted) in file.jobs.iter().enumerate() {
+        match cli.output {
+            Output::Json => print(&converted.job.to_string()),
+            Output::Table | Output::Yaml | Output::Dot => {
+                if index > 0 {
+                    print("---");
+                }
+                print_yaml(&converted.job);
+            }
+        }
+    }
+    if !cli.quiet {
+        let said = said(&file);
+        anstream::eprint!("{said}");
+    }
+    Exit::Done
+}
+
+fn read(name: &str, text: &str) -> Result<File, String> {
+    let mut file = File { jobs: Vec::new(), passed_over: Vec::new() };
+    for document in yaml::documents(name, text)? {
+        let document = document.value.to_json();
+        let items = document.get("items").and_then(Value::as_array).filter(|_| is_list(&document));
+        for item in items.map_or_else(|| std::slice::from_ref(&document), Vec::as_slice) {
+            match convert::convert(item) {
+                Ok(converted) => {
+                    check(&converted.job).map_err(|fault| format!("error[SY0002]: {name}: {fault}"))?;
+                    file.jobs.push(converted);
+                }
+                Err(ConvertError::UnknownKind(kind)) => file.passed_over.push(kind),
+                Err(error) => return Err(format!("error[SY0002]: {name}: {error}")),
+            }
+        }
+    }
+    if file.jobs.is_empty() {
+        let got = file.passed_over.pop().unwrap_or_else(|| "no document".into());
+        return Err(format!("error[SY0002]: {name}: {}", ConvertError::UnknownKind(got)));
+    }
+    Ok(file)
+}
+
+fn is_list(document: &Value) -> bool {
+    document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"))
+}
+
+/// Whether a cluster would take it.
+fn check(job: &Value) -> Result<(), String> {
+    let faults: Vec<String> = match switchyard_crds::validate::train_job(job) {
+        Err(faults) => faults.iter().map(ToString::to_string).collect(),
+        Ok(job) => plan::validate(&job).err().unwrap_or_default().iter().map(ToString::to_string).collect(),
+    };
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(format!("what it becomes is no valid TrainJob; expected a manifest without these:\n  {}", faults.join("\n  ")))
+}
+
+/// What has no counterpart, field by field.
+fn said(file: &File) -> String {
+    let mut out = String::new();
+    for converted in &file.jobs {
+        let name = converted.job["metadata"]["name"].as_str().unwrap_or_default();
+        let count = converted.notes.len() as u64;
+        if count > 0 {
+            out.push_str(&format!("{name}: {} to look at\n", counted(count, "field")));
+        }
+        for note in &converted.notes {
+            out.push_str(&format!("  {}: {}\n      {}\n", note.path, note.value, note.what));
+        }
+    }
+    let passed = file.passed_over.len() as u64;
+    if passed > 0 {
+        let kinds = file.passed_over.join(", ");
+        out.push_str(&format!("{passed} document{} passed over: {kinds}\n", plural(passed)));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! The rendezvous environment of other frameworks: what their launchers read, per node and never per process. Pure.
+//!
+//! ```text
+//! TrainJob, attempt, node rank ─> Seat ─> environment (and for MPI a hostfile and the command of the nodes after the first)
+//! ```
+//!
+//! Everything here gives way to what the user sets, in `spec.trainer.env` or in the template; see [`Entry`]. What a launcher sets for
+//! each process it starts (`LOCAL_RANK`, `PADDLE_TRAINER_ENDPOINTS`, …) is not set here: one value for all of a node would be wrong.
+//! Which variable is right for which program: docs/frameworks.md.
+
+mod jax;
+mod mpi;
+mod paddle;
+mod tensorflow;
+#[cfg(test)]
+mod tests;
+mod torch;
+
+use super::objects::pod_host;
+use super::{Invalid, ValidJob};
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
+use switchyard_crds::{Framework, TrainJob};
+use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
+
+/// Longest `NAME=VALUE` that Linux hands to a program, with its final NUL (MAX_ARG_STRLEN, 32 pages of 4 KiB).
+const LONGEST_VARIABLE: usize = 128 << 10;
+
+/// A variable that a framework's launcher reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Name.
+    pub name: &'static str,
+    /// Where its value comes from.
+    pub source: Source,
+    /// Why it is set, and to this.
+    pub reason: &'static str,
+}
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// From the job. `$(NAME)` is a variable that is set earlier, as in every pod.
+    Value(String),
+    /// From a field of the pod that is known when it runs (downward API).
+    Field(&'static str),
+}
+
+impl From<Entry> for EnvVar {
+    fn from(entry: Entry) -> EnvVar {
+        let (value, field) = match entry.source {
+            Source::Value(value) => (Some(value), None),
+            Source::Field(path) => (None, Some(ObjectFieldSelector { api_version: None, field_path: path.into() })),
+        };
+        let value_from = field.map(|field| EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() });
+        EnvVar { name: entry.name.into(), value, value_from }
+    }
+}
+
+/// One node of an attempt.
+#[derive(Debug, Clone, Copy)]
+pub struct Seat<'a> {
+    /// The job.
+    pub job: &'a TrainJob,
+    /// What is asked, in numbers.
+    pub valid: &'a ValidJob,
+    /// Attempt number, from 1.
+    pub attempt: u32,
+    /// Position of the node.
+    pub node_rank: u32,
+}
+
+impl Seat<'_> {
+    fn nodes(&self) -> u32 {
+        self.valid.request.nodes
+    }
+
+    fn processes(&self) -> u32 {
+        self.valid.request.processes_per_node
+    }
+
+    /// What differs between two attempts of a job, so that a late process of the older one is told from ours.
+    fn id(&self) -> String {
+        format!("{}-{}", self.valid.name, self.attempt)
+    }
+
+    /// Where a node is found by the others. A node alone needs no name: its own address always works, also before any DNS.
+    fn host(&self, node_rank: u32) -> String {
+        if self.nodes() > 1 { pod_host(self.job, self.valid, self.attempt, node_rank) } else { "127.0.0.1".into() }
+    }
+}
+
+/// A variable with a value from the job.
+fn set(name: &'static str, value: impl ToString, reason: &'static str) -> Entry {
+    Entry { name, source: Source::Value(value.to_string()), reason }
+}
+
+/// Number of the port at which node 0 of every framework is found: that of `SWITCHYARD_RENDEZVOUS`, so that a pod has one port to know
+/// about. Each pod has a network of its own, so a fixed number is free in it.
+fn port() -> String {
+    RENDEZVOUS_PORT.to_string()
+}
+
+/// What the framework's launcher reads on this node, each name once, in the order in which it is set.
+pub fn environment(seat: &Seat<'_>) -> Vec<Entry> {
+    match seat.job.spec.trainer.framework {
+        Framework::Switchyard | Framework::Plain => Vec::new(),
+        Framework::Torch => torch::environment(seat),
+        Framework::Paddle => paddle::environment(seat),
+        Framework::Horovod => mpi::horovod(seat),
+        Framework::MPI => mpi::environment(seat),
+        Framework::JAX => jax::environment(seat),
+        Framework::TensorFlow => tensorflow::environment(seat),
+    }
+}
+
+/// What a node runs instead of the user's command; nothing: the user's.
+pub fn command(seat: &Seat<'_>) -> Option<Vec<String>> {
+    (uses_mpirun(seat.job) && seat.node_rank > 0).then(mpi::daemon)
+}
+
+/// The hosts and their slots, for the frameworks that are started by `mpirun`.
+pub fn hostfile(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<String> {
+    uses_mpirun(job).then(|| mpi::hostfile(&Seat { job, valid, attempt, node_rank: 0 }))
+}
+
+/// Whether `mpirun` on node 0 starts the processes of all nodes.
+pub fn uses_mpirun(job: &TrainJob) -> bool {
+    matches!(job.spec.trainer.framework, Framework::MPI | Framework::Horovod)
+}
+
+/// What no kernel would accept.
+pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
+    // The largest number of attempts that anybody will see: names grow with it.
+    let seat = Seat { job, valid, attempt: 99_999, node_rank: valid.request.nodes.saturating_sub(1) };
+    let too_long = |entry: &Entry| match &entry.source {
+        Source::Value(value) => entry.name.len() + value.len() + 2 > LONGEST_VARIABLE,
+        Source::Field(_) => false,
+    };
+    let fault = |entry: Entry| Invalid {
+        field: "spec.trainer.numNodes".into(),
+        got: format!("{} with the names of as many nodes in {}", valid.request.nodes, entry.name),
+        expected: "fewer nodes, or shorter names of job and namespace: Linux takes 128 KiB for a variable".into(),
+    };
+    environment(&seat).into_iter().filter(too_long).map(fault).collect()
+}

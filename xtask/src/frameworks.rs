@@ -1,0 +1,36 @@
+//! `cargo xtask test --frameworks`: the real frameworks of others, and the result file.
+
+use crate::steps::{cargo, control_plane, root, step};
+use crate::totals::Totals;
+use crate::wheels::{FRAMEWORKS, TORCH};
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+use std::fs;
+
+/// Installs the frameworks where they are missing, runs their tests, and writes what passed.
+pub(crate) fn test() -> Result<()> {
+    let (torch, others) = (TORCH.python()?, FRAMEWORKS.python()?);
+    control_plane()?;
+    let parts = crate::steps::target().join("frameworks");
+    let _ = fs::remove_dir_all(&parts);
+    fs::create_dir_all(&parts).with_context(|| parts.display().to_string())?;
+    let file = ["test", "-p", "switchyard-tests", "--test", "frameworks", "--"];
+    step("building the tests of the frameworks", &mut cargo(&[&file[..5], &["--no-run"]].concat()))?;
+    let mut totals = Totals::default();
+    let mut command = cargo(&[&file[..], &["--include-ignored"]].concat());
+    command.env(TORCH.own, torch).env(FRAMEWORKS.own, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
+    totals.run("frameworks of others, started with the environment of our pods", &mut command)?;
+    totals.finish()?;
+    let mut results = Map::new();
+    for entry in fs::read_dir(&parts)? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        results.insert(name, serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?);
+    }
+    let versions = results.remove("versions").unwrap_or(Value::Null);
+    let report = json!({"command": "cargo xtask test --frameworks", "versions": versions, "results": results});
+    let path = root().join("docs/results/frameworks.json");
+    fs::write(&path, serde_json::to_string_pretty(&report)? + "\n").with_context(|| path.display().to_string())?;
+    println!("docs/results/frameworks.json");
+    Ok(())
+}
