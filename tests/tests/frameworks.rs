@@ -14,12 +14,11 @@ mod export;
 mod pods;
 
 use anyhow::{Context, Result, ensure};
-use pods::{Asked, end, fields, python, run, script, version};
+use pods::{Asked, fields, python, run, script, version};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 /// One job at a time: all take the same port.
 static TURN: Mutex<()> = Mutex::new(());
@@ -33,15 +32,10 @@ pub fn record(name: &str, result: Value) -> Result<()> {
 
 /// Lines of ranks by rank; every rank once, with the sum over all, on the node that it should be on.
 fn sums(printed: &[String], world: usize, per_node: usize, expected: usize) -> Result<Vec<BTreeMap<String, String>>> {
-    let mut lines: Vec<_> = printed
-        .iter()
-        .flat_map(|text| text.lines())
-        .filter(|line| line.contains("sum="))
-        .map(|line| {
-            // Launchers put their own words before those of a rank.
-            fields(&line[line.find("rank=").unwrap_or(0)..])
-        })
-        .collect();
+    // Two processes may print into one line, and launchers put their own words before it.
+    let parts = printed.iter().flat_map(|text| text.split("rank=").skip(1));
+    let lines = parts.map(|part| fields(&format!("rank={}", part.lines().next().unwrap_or_default())));
+    let mut lines: Vec<_> = lines.filter(|line| line.contains_key("sum")).collect();
     lines.sort_by_key(|line| line["rank"].parse::<usize>().unwrap_or(usize::MAX));
     let ranks: Vec<&str> = lines.iter().map(|line| line["rank"].as_str()).collect();
     let all: Vec<String> = (0..world).map(|rank| rank.to_string()).collect();
@@ -158,24 +152,7 @@ fn mpirun_without_ssh_on_two_nodes() -> Result<()> {
     Ok(())
 }
 
-/// A pod that fails ends the attempt: nothing may wait for a rank that is gone.
-#[test]
-#[ignore = "needs Open MPI: cargo xtask test --frameworks"]
-fn a_rank_that_fails_ends_mpirun_and_the_daemons() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let programs = python("SWITCHYARD_FRAMEWORKS_PYTHON")?;
-    let script = script("mpi_fails.py");
-    let command = ["mpirun", "python3", &script];
-    let asked =
-        Asked { framework: "MPI", nodes: 2, processes: Some(2), command: &command, env: &AS_ROOT, programs: &programs };
-    let ended = end(&asked)?;
-    ensure!(ended[0].code == Some(3), "{:?}: {}", ended[0].code, ended[0].stderr);
-    let slowest = ended.iter().map(|ended| ended.time).max().unwrap_or_default();
-    ensure!(slowest < Duration::from_secs(60), "{slowest:?}");
-    record("mpi-failure", json!({"launcher": "mpirun and a prted per node", "exitCode": 3, "passed": true}))
-}
-
-/// More daemons than the tree of Open MPI has branches unless it is told otherwise would be too many for a test: six show the order.
+/// Six daemons show the order of nodes; as many as Open MPI's tree has branches by itself (64) would be too many for a test.
 #[test]
 #[ignore = "needs Open MPI: cargo xtask test --frameworks"]
 fn mpirun_without_ssh_on_six_nodes_and_on_one() -> Result<()> {

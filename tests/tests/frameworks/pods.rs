@@ -32,15 +32,6 @@ pub struct Asked<'a> {
 
 /// Runs the job; what each pod printed, in the order of nodes. All have ended well.
 pub fn run(asked: &Asked<'_>) -> Result<Vec<String>> {
-    let ended = end(asked)?;
-    for (rank, ended) in ended.iter().enumerate() {
-        ensure!(ended.code == Some(0), "node {rank}: {:?}\n{}\n{}", ended.code, ended.stdout, ended.stderr);
-    }
-    Ok(ended.into_iter().map(|ended| ended.stdout).collect())
-}
-
-/// Runs the job; how each pod ended.
-pub fn end(asked: &Asked<'_>) -> Result<Vec<Ended>> {
     let folder = tempfile::Builder::new().prefix("switchyard-frameworks-").tempdir()?;
     let mut trainer = json!({
         "framework": asked.framework, "image": "image", "numNodes": asked.nodes, "command": asked.command,
@@ -66,7 +57,11 @@ pub fn end(asked: &Asked<'_>) -> Result<Vec<Ended>> {
         (0..asked.nodes).map(|rank| objects::pod(&job, &valid, &Defaults::default(), ATTEMPT, rank)).collect();
     let started: Result<Vec<_>> =
         pods.iter().map(|pod| Ok(program(pod, &pods, &config, asked.programs)?.start())).collect();
-    Ok(started?.into_iter().map(|running| running.wait(DEADLINE)).collect())
+    let ended: Vec<Ended> = started?.into_iter().map(|running| running.wait(DEADLINE)).collect();
+    for (rank, ended) in ended.iter().enumerate() {
+        ensure!(ended.code == Some(0), "node {rank}: {:?}\n{}\n{}", ended.code, ended.stdout, ended.stderr);
+    }
+    Ok(ended.into_iter().map(|ended| ended.stdout).collect())
 }
 
 fn trainer(pod: &Pod) -> Option<&Container> {
