@@ -173,9 +173,9 @@ impl OfferFact {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fact {
     /// A TrainJob.
-    Job(JobFact),
+    Job(Box<JobFact>),
     /// A pod.
-    Pod(PodFact),
+    Pod(Box<PodFact>),
     /// A node.
     Node(NodeFact),
     /// A claim for devices.
@@ -277,8 +277,8 @@ impl<'a> World<'a> {
             Fact::Claim(_) if gone => drop(self.claims.remove(uid)),
             Fact::Offer(_) if gone => drop(self.offers.remove(uid)),
             Fact::Report(_) if gone => drop(self.reports.remove(name)),
-            Fact::Job(job) => drop(self.jobs.insert(uid, (name, job))),
-            Fact::Pod(pod) => drop(self.pods.insert(uid, pod)),
+            Fact::Job(job) => drop(self.jobs.insert(uid, (name, &**job))),
+            Fact::Pod(pod) => drop(self.pods.insert(uid, &**pod)),
             Fact::Node(node) => drop(self.nodes.insert(name, node)),
             Fact::Claim(claim) => drop(self.claims.insert(uid, (name, claim))),
             Fact::Offer(offer) => drop(self.offers.insert(uid, offer)),

@@ -64,8 +64,8 @@ impl Recorder {
         let record = Arc::default();
         let watches = vec![
             follow(Api::<Node>::all(client.clone()), |node| Fact::Node(NodeFact::of(node)), &record).await?,
-            follow(Api::<TrainJob>::all(client.clone()), |job| Fact::Job(JobFact::of(job)), &record).await?,
-            follow(Api::<Pod>::all(client.clone()), |pod| Fact::Pod(PodFact::of(pod)), &record).await?,
+            follow(Api::<TrainJob>::all(client.clone()), |job| Fact::Job(Box::new(JobFact::of(job))), &record).await?,
+            follow(Api::<Pod>::all(client.clone()), |pod| Fact::Pod(Box::new(PodFact::of(pod))), &record).await?,
             follow(Api::<ResourceClaim>::all(client.clone()), |claim| Fact::Claim(ClaimFact::of(claim)), &record)
                 .await?,
             follow(Api::<ResourceSlice>::all(client.clone()), |slice| Fact::Offer(OfferFact::of(slice)), &record)

@@ -88,7 +88,8 @@ fn no_value_of_the_user_is_overridden() {
         let mut manifest = manifest(scene, job);
         let own: Vec<(&str, String)> = NAMES
             .iter()
-            .filter_map(|name| (random.below(3) == 0).then(|| (*name, format!("value-{}", random.below(1000)))))
+            .filter(|_| random.below(3) == 0)
+            .map(|name| (*name, format!("value-{}", random.below(1000))))
             .collect();
         // Half of them in the template, where people of other operators put them.
         let entries: Vec<Value> = own.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();

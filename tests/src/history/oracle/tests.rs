@@ -51,7 +51,13 @@ impl Story {
         whole.status = Some(status.clone());
         self.set(
             "j",
-            Fact::Job(JobFact { nodes, generation: 1, status, whole: Some(whole.into()), ..JobFact::default() }),
+            Fact::Job(Box::new(JobFact {
+                nodes,
+                generation: 1,
+                status,
+                whole: Some(whole.into()),
+                ..JobFact::default()
+            })),
         );
     }
 
@@ -71,7 +77,7 @@ impl Story {
             _ => Phase::Pending,
         };
         let name = pod.view.name.clone();
-        self.set(&name, Fact::Pod(pod));
+        self.set(&name, Fact::Pod(Box::new(pod)));
     }
 
     fn history(&self) -> History {
@@ -380,7 +386,7 @@ fn a_gang_that_stays_half_bound_is_seen() {
         let time = format!("2026-01-01T00:{:02}:{:02}Z", seconds / 60, seconds % 60);
         let mut other = placed_on(["c", "d"], &time);
         other.conditions.retain(|condition| condition.type_ == "Succeeded");
-        story.set("other", Fact::Job(JobFact { status: other, ..JobFact::default() }));
+        story.set("other", Fact::Job(Box::new(JobFact { status: other, ..JobFact::default() })));
         half_gangs(&story.history())
     };
     // 300 s are the default of the job.
