@@ -12,6 +12,7 @@ mod conf;
 mod decide;
 mod gang;
 mod needs;
+pub mod preflight;
 pub mod profile;
 mod rules;
 #[cfg(test)]

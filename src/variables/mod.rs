@@ -7,7 +7,7 @@ pub mod nccl;
 mod others;
 
 pub use others::{
-    Debugging, Reader, Renamed, debugging_only, is_interface_list, is_visible_devices, per_process, reader_of, renamed,
+    Debugging, Reader, Renamed, debugging_only, is_interface_list, is_virtual_interface, is_visible_devices, per_process, reader_of, renamed,
     set_by_launcher,
 };
 
