@@ -17,8 +17,6 @@ mod nvlink;
 mod pcie;
 mod pods;
 mod scene;
-#[cfg(test)]
-mod tests;
 mod transport;
 
 use super::gang::Gang;

@@ -1,0 +1,347 @@
+//! Each check: a scene in which it looks and finds nothing, and the same scene with one fault.
+
+use crate::scenes::SCENES;
+use crate::stage::{Stage, before, registered};
+use serde_json::json;
+use std::fmt::Write;
+use switchyard::fabric::preflight::CHECKS;
+use switchyard_crds::PreflightSeverity::{Block, Warn};
+use switchyard_crds::gpu_topology::*;
+use switchyard_crds::{PreflightSeverity, PreflightStatus};
+
+/// Nodes and job by name, and what makes the check look at something; then the fault, and how bad it is.
+struct Case {
+    check: i32,
+    severity: PreflightSeverity,
+    scene: (&'static str, &'static str),
+    base: fn(&mut Stage),
+    fault: fn(&mut Stage),
+}
+
+const INFINIBAND: (&str, &str) = ("hgx-h100-infiniband", "torch");
+const HOST: (&str, &str) = ("hgx-h100-infiniband", "torch-host-network");
+const PART: (&str, &str) = ("hgx-h100-infiniband", "mpi-part-of-node-own-values");
+const ROCE: (&str, &str) = ("h200-roce-v4", "torch");
+
+const fn case(check: i32, severity: PreflightSeverity, scene: (&'static str, &'static str), fault: fn(&mut Stage)) -> Case {
+    Case { check, severity, scene, base: |_| {}, fault }
+}
+
+const CASES: [Case; 44] = [
+    case(1, Block, INFINIBAND, |stage| {
+        let nodes = stage.items.iter_mut().filter(|item| item["kind"] == "Node");
+        nodes.for_each(|node| drop(node["status"]["allocatable"].as_object_mut().unwrap().remove("rdma/hca_shared_devices_a")));
+    }),
+    case(1, Block, INFINIBAND, |stage| stage.ports(1, |nic| nic.state = Some("Down".into()))),
+    Case { base: |stage| stage.env("NCCL_SOCKET_IFNAME", "eno1"), ..case(2, Block, HOST, |stage| {
+        stage.node(1, |status| status.host.as_mut().unwrap().default_route = Some("ens3f0".into()));
+    }) },
+    Case { base: |_| {}, ..case(2, Warn, HOST, |stage| stage.env("NCCL_SOCKET_IFNAME", "bond7")) },
+    case(2, Block, HOST, |stage| stage.env("NCCL_SOCKET_IFNAME", "lo")),
+    Case { base: |stage| stage.env("NCCL_IB_GID_INDEX", "3"), ..case(3, Block, ROCE, |stage| {
+        stage.node(1, |status| {
+            status.nics[2].gids = vec![
+                GidGroup { kind: GidType::RoCEv1, family: Some(GidFamily::IPv4), count: 1, first_index: 4 },
+                GidGroup { kind: GidType::RoCEv2, family: Some(GidFamily::IPv4), count: 1, first_index: 5 },
+            ];
+        });
+    }) },
+    case(3, Block, ROCE, |stage| stage.ports(0, |nic| nic.gids.retain(|group| group.kind == GidType::RoCEv1))),
+    case(4, Warn, INFINIBAND, |stage| stage.ports(1, |nic| nic.mtu_bytes = Some(2044))),
+    case(4, Warn, INFINIBAND, |stage| stage.node(1, |status| status.nics[0].rate_megabits_per_second = Some(200_000))),
+    case(4, Warn, INFINIBAND, |stage| {
+        stage.node(0, |status| {
+            let watch = status.nics[0].port_watch.as_mut().unwrap();
+            (watch.last_error, watch.errors) = (Some(before(20)), vec!["symbol_error".into(), "packet_seq_err".into()]);
+        });
+    }),
+    Case { base: |stage| stage.env("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1"), ..case(5, Block, INFINIBAND, |stage| {
+        stage.ports(1, |nic| nic.rdma_device = nic.rdma_device.as_ref().map(|name| name.replace("mlx5_", "rocep")));
+    }) },
+    Case { base: |stage| stage.env("NCCL_IB_HCA", "mlx5_1"), ..case(5, Warn, INFINIBAND, |stage| {
+        stage.node(0, |status| {
+            let mut other = status.nics[1].clone();
+            (other.name, other.rdma_device, other.state) = ("mlx5_1/2".into(), Some("mlx5_10".into()), Some("Down".into()));
+            status.nics.push(other);
+        });
+    }) },
+    case(5, Block, INFINIBAND, |stage| stage.ports(0, |nic| nic.char_device.as_mut().unwrap().state = FileState::Missing)),
+    case(6, Block, ROCE, |stage| stage.node(1, |status| status.nics[0].gids.clear())),
+    case(7, Block, INFINIBAND, |stage| shared_memory(stage, "64Mi")),
+    case(7, Warn, INFINIBAND, |stage| shared_memory(stage, "4Gi")),
+    case(7, Warn, INFINIBAND, |stage| shared_memory(stage, "300Gi")),
+    case(8, Block, INFINIBAND, |stage| {
+        stage.all(|status| status.host.as_mut().unwrap().locked_memory_limit = Some("8388608".into()));
+    }),
+    case(9, Block, INFINIBAND, |stage| {
+        stage.node(1, |status| {
+            let bridge = status.gpus[0].pcie_path[1].clone();
+            status.host.as_mut().unwrap().acs.as_mut().unwrap().redirecting = vec![bridge];
+        });
+    }),
+    case(10, Warn, INFINIBAND, |stage| {
+        stage.all(|status| {
+            let host = status.host.as_mut().unwrap();
+            (host.peermem, host.dma_buf) = (Some(ModuleState::NotLoaded), Some(DmaBuf::Unlikely));
+        });
+    }),
+    case(10, Warn, INFINIBAND, |stage| {
+        stage.node(0, |status| {
+            // On a port of the root complex of its own, away from every switch.
+            let gpu = &mut status.gpus[3];
+            gpu.pcie_path = vec!["pci0000:f0".into(), "0000:f0:01.0".into(), "0000:f1:00.0".into()];
+        });
+    }),
+    Case { base: own_values, ..case(11, Warn, PART, |stage| {
+        stage.node(0, |status| status.gpus[7].fabric.as_mut().unwrap().state = FabricState::InProgress);
+    }) },
+    Case { base: rack, ..case(12, Warn, INFINIBAND, |stage| {
+        stage.node(1, |status| status.fabric.as_mut().unwrap().clique_id = Some(2));
+    }) },
+    Case { base: rack, ..case(12, Block, INFINIBAND, |stage| {
+        stage.all(|status| status.host.as_mut().unwrap().imex_channels.clear());
+    }) },
+    Case { base: rack, ..case(12, Block, INFINIBAND, |stage| {
+        stage.node(0, |status| {
+            let health = status.gpus[2].fabric.as_mut().unwrap().health.as_mut().unwrap();
+            (health.summary, health.faults) = (FabricSummary::Unhealthy, vec!["RouteUnhealthy".into(), "InsufficientNVLinks".into()]);
+        });
+    }) },
+    Case { base: own_values, ..case(13, Block, PART, |stage| {
+        stage.node(1, |status| drop(status.gpus.pop().map(|gpu| status.links.retain(|link| link.a != gpu.uuid && link.b != gpu.uuid))));
+    }) },
+    Case { base: own_values, ..case(13, Warn, PART, |stage| {
+        let node = stage.items.iter_mut().find(|item| item["kind"] == "Node").unwrap();
+        node["status"]["allocatable"]["nvidia.com/gpu"] = json!("7");
+    }) },
+    Case { base: own_values, ..case(14, Warn, PART, |stage| {
+        stage.node(1, |status| status.gpus[6].health.as_mut().unwrap().recovery_action = "GPUReset".into());
+    }) },
+    case(14, Warn, INFINIBAND, |stage| {
+        stage.node(1, |status| status.gpus[2].ecc.as_mut().unwrap().row_remapping = Some(RowRemapping::Pending));
+    }),
+    case(15, Warn, INFINIBAND, |stage| stage.node(1, |status| status.gpus[2].pcie_link.as_mut().unwrap().width = Some(8))),
+    case(15, Warn, INFINIBAND, |stage| stage.node(1, |status| status.nics[2].pcie_link.as_mut().unwrap().generation = Some(3))),
+    case(16, Warn, INFINIBAND, |stage| {
+        stage.node(0, |status| *status.gpus[5].nvlinks.as_mut().unwrap() = NvLinks { up: 17, down: vec![11] });
+    }),
+    case(17, Block, INFINIBAND, |stage| stage.set("/spec/trainer/numProcPerNode", json!(16))),
+    case(17, Block, INFINIBAND, |stage| stage.env("CUDA_VISIBLE_DEVICES", "0,1")),
+    case(18, Warn, ("hgx-h100-infiniband", "torch"), |stage| {
+        stage.set("/spec/trainer/resourcesPerNode/limits/nvidia.com~1gpu", json!("4"));
+        let second = stage.items.iter().rposition(|item| item["kind"] == "Node").unwrap();
+        stage.items[second]["spec"]["unschedulable"] = json!(true);
+    }),
+    Case { base: |_| {}, ..case(19, Warn, INFINIBAND, |stage| stage.env("NCCL_TOPO_FILE", "/opt/topo.xml")) },
+    case(20, Block, HOST, |stage| stage.node(1, |status| status.host.as_mut().unwrap().default_route = None)),
+    case(21, Warn, INFINIBAND, |stage| {
+        stage.all(|status| {
+            let kubelet = status.host.as_mut().unwrap().kubelet.as_mut().unwrap();
+            (kubelet.topology_manager, kubelet.cpu_manager) = (Some("none".into()), Some("none".into()));
+        });
+    }),
+    Case { base: |stage| stage.env("NCCL_DEBUG", "WARN"), ..case(22, Warn, INFINIBAND, |stage| stage.env("NCCL_P2P_DISABLE", "1")) },
+    case(23, Warn, INFINIBAND, |stage| stage.node(1, |status| status.host.as_mut().unwrap().driver = Some("535.161.08".into()))),
+    case(23, Warn, INFINIBAND, |stage| stage.silence(1)),
+    case(24, Warn, INFINIBAND, |stage| {
+        stage.node(1, |status| status.nics[5].port_watch.as_mut().unwrap().last_link_down = Some(before(12)));
+    }),
+    case(25, Warn, INFINIBAND, |stage| stage.all(|status| lose(status, "nvidia3"))),
+    case(26, Block, INFINIBAND, |stage| stage.all(|status| lose(status, "nvidia-uvm"))),
+];
+
+/// The same for what [`CASES`] has no room for: a second fault of a check that is told in other words.
+const MORE: [Case; 3] = [
+    case(26, Warn, INFINIBAND, |stage| {
+        stage.node(0, |status| status.host.as_mut().unwrap().open_files_limit = Some("1024".into()));
+    }),
+    case(26, Warn, INFINIBAND, |stage| stage.all(|status| status.host.as_mut().unwrap().stack_limit = Some("Unlimited".into()))),
+    case(27, Warn, INFINIBAND, |stage| stage.set("/spec/trainer/resourcesPerNode/limits/memory", json!("16Gi"))),
+];
+
+fn shared_memory(stage: &mut Stage, size: &str) {
+    stage.set("/spec/template/spec", json!({
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}],
+        "containers": [{"name": "trainer", "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]}],
+    }));
+}
+
+/// The user sets nothing.
+fn own_values(stage: &mut Stage) {
+    stage.set("/spec/trainer/env", json!([]));
+}
+
+fn lose(status: &mut GPUTopologyStatus, path: &str) {
+    let files = &mut status.host.as_mut().unwrap().device_files;
+    files.iter_mut().filter(|file| file.path == path).for_each(|file| file.state = FileState::Missing);
+}
+
+/// All nodes are of one NVLink domain.
+fn rack(stage: &mut Stage) {
+    stage.all(|status| {
+        let place = Fabric { cluster_uuid: Some("5d0d1a2b-0000-4000-8000-000000000001".into()), clique_id: Some(1), ..registered() };
+        status.gpus.iter_mut().for_each(|gpu| gpu.fabric = Some(place.clone()));
+        status.fabric = Some(place);
+        status.host.as_mut().unwrap().imex_channels = vec![0];
+    });
+}
+
+fn all() -> impl Iterator<Item = &'static Case> {
+    CASES.iter().chain(&MORE)
+}
+
+fn says(status: &PreflightStatus) -> String {
+    let line = |f: &switchyard_crds::PreflightFinding| format!("{} {:?} {}", f.check, f.severity, f.message);
+    status.findings.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_check_finds_its_fault_and_nothing_before_it() {
+    for case in all() {
+        let mut stage = Stage::new(case.scene.0, case.scene.1);
+        (case.base)(&mut stage);
+        if case.scene == PART {
+            own_values(&mut stage);
+        }
+        let before = stage.look();
+        assert_eq!(says(&before), "", "check {} before its fault", case.check);
+        (case.fault)(&mut stage);
+        let after = stage.look();
+        let found: Vec<_> = after.findings.iter().filter(|finding| finding.check == case.check).collect();
+        assert!(!found.is_empty(), "check {} finds nothing; found: {}", case.check, says(&after));
+        assert_eq!(found[0].severity, case.severity, "check {}: {}", case.check, found[0].message);
+        for finding in found {
+            assert!(finding.message.len() > 10 && finding.evidence.len() > 10 && finding.fix.len() > 10, "{finding:?}");
+        }
+    }
+}
+
+/// Checks whose subject is only there with the fault: a topology file, names of interfaces in a pod.
+const NEED_A_SUBJECT: [i32; 2] = [2, 19];
+
+#[test]
+fn every_check_is_there_and_passes_where_nothing_is_wrong() {
+    for check in &CHECKS {
+        let number = i32::from(check.number);
+        let case = all().find(|case| case.check == number).unwrap_or_else(|| panic!("no scene for check {number}"));
+        let mut stage = Stage::new(case.scene.0, case.scene.1);
+        (case.base)(&mut stage);
+        let status = stage.look();
+        let skipped = status.skipped.iter().find(|skip| skip.check == number);
+        let may = NEED_A_SUBJECT.contains(&number);
+        assert!(may || skipped.is_none(), "check {number} is skipped: {skipped:?}");
+        assert_eq!(status.passed + status.not_applicable, 27, "check {number}: {}", says(&status));
+    }
+    assert!(CHECKS.iter().zip(1..).all(|(check, number)| check.number == number));
+    assert_eq!(CHECKS.len(), 27);
+}
+
+#[test]
+fn a_topology_file_passes_nowhere_by_itself() {
+    // What is in the file only the image knows: where nothing speaks against it, the check is skipped and says so.
+    let mut stage = Stage::new("azure-nd-h100-flat", "torch");
+    stage.env("NCCL_TOPO_FILE", "/opt/microsoft/ndv5/topo.xml");
+    let status = stage.look();
+    assert!(status.skipped.iter().any(|skip| skip.check == 19 && skip.reason.contains("only the image has")), "{status:?}");
+    assert!(status.findings.iter().all(|finding| finding.check != 19));
+}
+
+#[test]
+fn messages_are_as_they_were_reviewed() {
+    let mut text = String::new();
+    for case in all() {
+        let mut stage = Stage::new(case.scene.0, case.scene.1);
+        (case.base)(&mut stage);
+        (case.fault)(&mut stage);
+        for finding in stage.found(case.check) {
+            let title = CHECKS[finding.check as usize - 1].title;
+            assert_eq!(finding.title, title);
+            writeln!(text, "{:?} {} {title}\n  {}", finding.severity, finding.check, finding.message).unwrap();
+            for (word, line) in [("found", finding.evidence), ("effect", finding.effect), ("fix", finding.fix)] {
+                if !line.is_empty() {
+                    writeln!(text, "    {word:<7} {line}").unwrap();
+                }
+            }
+        }
+        text.push('\n');
+    }
+    insta::with_settings!({snapshot_path => "golden", prepend_module_to_snapshot => false}, {
+        insta::assert_snapshot!("messages", text);
+    });
+}
+
+#[test]
+fn facts_that_nobody_reports_pass_no_check() {
+    let mut stage = Stage::new("hgx-h100-infiniband", "torch");
+    stage.all(|status| {
+        status.host = None;
+        status.nics.iter_mut().for_each(|nic| nic.port_watch = None);
+    });
+    let status = stage.look();
+    let skipped: Vec<i32> = status.skipped.iter().map(|skip| skip.check).collect();
+    for check in [8, 9, 10, 21, 24, 25, 26] {
+        assert!(skipped.contains(&check), "check {check}: {skipped:?}");
+    }
+    assert_eq!(says(&status), "");
+    assert!(status.skipped.iter().all(|skip| skip.reason.len() > 5));
+}
+
+#[test]
+fn a_node_without_a_report_is_told_and_its_checks_are_not_passed() {
+    let mut stage = Stage::new("hgx-h100-infiniband", "torch");
+    let before = stage.look();
+    stage.silence(1);
+    let after = stage.look();
+    assert!(after.passed < before.passed, "{} {}", after.passed, before.passed);
+    assert!(says(&after).contains("gpu-2: not checked: no node agent reports it"), "{}", says(&after));
+    let skip = after.skipped.iter().find(|skip| skip.check == 26).expect("half of it is not known");
+    assert_eq!(skip.reason, "gpu-2: no node agent reports it");
+}
+
+#[test]
+fn equal_faults_of_many_nodes_are_one() {
+    let mut stage = eight_nodes();
+    (0..6).for_each(|node| stage.node(node, |status| status.host.as_mut().unwrap().locked_memory_limit = Some("65536".into())));
+    stage.node(7, |status| status.host.as_mut().unwrap().driver = Some("535.161.08".into()));
+    let found = stage.found(8);
+    assert_eq!(found.len(), 1);
+    assert!(found[0].message.starts_with("6 of 8 nodes (gpu-1, gpu-2, gpu-3 and 3 more): containers may lock 64 KiB"), "{}", found[0].message);
+    let mixed = stage.found(23);
+    assert_eq!(mixed[0].message, "driver: 570.124.06 on 7 of 8 nodes (gpu-1, gpu-2, gpu-3 and 4 more), 535.161.08 on gpu-8");
+}
+
+/// Eight nodes of one kind.
+pub fn eight_nodes() -> Stage {
+    let mut stage = Stage::new("hgx-h100-infiniband", "torch");
+    for number in 3..=8 {
+        for mut item in stage.items[..2].to_vec() {
+            item["metadata"]["name"] = format!("gpu-{number}").into();
+            if item["kind"] == "GPUTopology" {
+                let text = item.to_string().replace("import-gpu-1", &format!("import-gpu-{number}"));
+                item = serde_json::from_str(&text).unwrap();
+            }
+            stage.items.push(item);
+        }
+    }
+    stage.set("/spec/trainer/numNodes", json!(8));
+    stage
+}
+
+#[test]
+fn the_mode_decides_what_follows() {
+    let mut stage = Stage::new("hgx-h100-infiniband", "torch");
+    stage.all(|status| status.host.as_mut().unwrap().locked_memory_limit = Some("65536".into()));
+    stage.set("/spec/fabric", json!({"preflight": {"mode": "Enforce"}}));
+    let why = stage.fabric().unwrap_err();
+    assert!(why.starts_with("preflight check 8 (locked memory): all 2 nodes: containers may lock 64 KiB") && why.contains("LimitMEMLOCK"), "{why}");
+    stage.set("/spec/fabric", json!({"preflight": {"mode": "None"}}));
+    assert_eq!(stage.fabric().unwrap().preflight, None);
+    stage.set("/spec/fabric", json!({"preflight": {"mode": "Report"}}));
+    assert_eq!(stage.look().findings[0].check, 8);
+    // A warning keeps nobody from starting.
+    let mut stage = Stage::new("hgx-h100-infiniband", "torch");
+    stage.ports(1, |nic| nic.mtu_bytes = Some(2044));
+    stage.set("/spec/fabric", json!({"preflight": {"mode": "Enforce"}}));
+    assert_eq!(stage.look().findings[0].check, 4);
+    assert!(SCENES.len() >= 12);
+}
