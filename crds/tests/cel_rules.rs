@@ -124,6 +124,7 @@ fn spec_is_immutable() {
         ("/spec/failurePolicy", json!({"maxRestarts": 9})),
         ("/spec/checkpoint", json!({"path": "ckpt"})),
         ("/spec/topologyPolicy", json!({"mode": "Required"})),
+        ("/spec/fabric", json!({"mode": "Required"})),
         ("/spec/managedBy", json!("kueue.x-k8s.io/multikueue")),
         ("/spec/engine", Value::Null),
     ] {

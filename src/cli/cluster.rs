@@ -4,9 +4,9 @@ use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs}
 use super::controller::levels;
 use super::run::{CLI_VERSION, json_line};
 use super::{fabric, manifest, print, print_yaml, refuse, verdict};
-use crate::fabric::profile::Profile;
 use crate::controller::offline::{Cluster, Earlier, Verdict};
 use crate::controller::snapshot;
+use crate::fabric::profile::Profile;
 use crate::plan::cluster::levels::{DomainLevel, Levels};
 use crate::plan::objects::Defaults;
 use jiff::Timestamp;

@@ -26,7 +26,10 @@ pub(super) fn profile(path: &Path) -> Result<Profile, String> {
 pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, verbose: bool) -> String {
     let mut text = format!("fabric of {}: {}\n", name_of(job), headline(fabric));
     for resource in &fabric.resources {
-        text.push_str(&format!("  each pod also asks for {} {}: {}\n", resource.name, resource.quantity.0, resource.reason));
+        text.push_str(&format!(
+            "  each pod also asks for {} {}: {}\n",
+            resource.name, resource.quantity.0, resource.reason
+        ));
     }
     for (outcome, title) in [
         (DecisionOutcome::Set, "set for you"),
@@ -96,7 +99,8 @@ fn findings(text: &mut String, preflight: &PreflightStatus) {
 
 /// Transport, forecast and profile in one line.
 pub(super) fn headline(fabric: &FabricStatus) -> String {
-    let transport = fabric.transport.map_or("not known what carries the data".to_string(), |transport| format!("{transport:?}"));
+    let transport =
+        fabric.transport.map_or("not known what carries the data".to_string(), |transport| format!("{transport:?}"));
     let mut parts = vec![fabric.summary.clone().unwrap_or(transport)];
     parts.extend(fabric.profile.as_ref().map(|profile| format!("profile {profile}")));
     parts.join("; ")
@@ -105,7 +109,9 @@ pub(super) fn headline(fabric: &FabricStatus) -> String {
 fn entry(text: &mut String, decision: &FabricDecision, verbose: bool) {
     let FabricDecision { name, outcome, value, class, reason, evidence, nodes, releases, link } = decision;
     let value = value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
-    let on = nodes.as_ref().map(|nodes| format!("   on node{} {nodes}", plural(if nodes.contains(['-', ',']) { 2 } else { 1 })));
+    let on = nodes
+        .as_ref()
+        .map(|nodes| format!("   on node{} {nodes}", plural(if nodes.contains(['-', ',']) { 2 } else { 1 })));
     text.push_str(&format!("  {name}{value}{}\n", on.unwrap_or_default()));
     let mut row = |word: &str, line: &str| text.push_str(&format!("    {word:<9} {line}\n"));
     row("why", reason);

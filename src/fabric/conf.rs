@@ -26,7 +26,8 @@ done > /etc/switchyard/fabric/nccl.conf
 
 /// The file of a node.
 pub fn conf(decisions: &[FabricDecision], rank: u32) -> String {
-    let mut text = String::from("# Settings that Switchyard derived from this node. Reasons: switchyard explain JOB --fabric\n");
+    let mut text =
+        String::from("# Settings that Switchyard derived from this node. Reasons: switchyard explain JOB --fabric\n");
     for decision in decisions.iter().filter(|decision| is_in_file(decision) && is_for(decision, rank)) {
         // Everything behind the first `=` is the value, blanks too.
         text.push_str(&format!("{}={}\n", decision.name, decision.value.as_deref().unwrap_or_default()));

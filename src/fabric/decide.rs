@@ -40,7 +40,9 @@ pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, Refused> {
             let decision = plain(&setting.name, DecisionClass::May, &setting.reason, evidence, &setting.link);
             decisions.push(match gang.own.get(setting.name.as_str()) {
                 Some(value) => users(decision, *value, &format!("the profile says {}", setting.value)),
-                None => FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision },
+                None => {
+                    FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision }
+                }
             });
         }
         for left in profile.leave.iter().filter(|left| judged.insert(&left.name)) {
@@ -52,7 +54,8 @@ pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, Refused> {
             });
         }
     }
-    for (name, value) in gang.own.iter().filter(|(name, _)| name.starts_with(nccl::PREFIX) && !judged.contains(**name)) {
+    for (name, value) in gang.own.iter().filter(|(name, _)| name.starts_with(nccl::PREFIX) && !judged.contains(**name))
+    {
         let evidence = "the environment of the trainer".to_string();
         let decision = plain(name, DecisionClass::May, "no rule is about it", evidence, nccl::GUIDE);
         decisions.push(users(decision, *value, "`switchyard lint` says what is known of it"));
@@ -70,13 +73,16 @@ fn required(gang: &Gang<'_>) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(format!("fabric.mode is Required: {text}")));
     let silent = ranks(gang, |member| member.facts.is_none());
     if !silent.is_empty() {
-        return refuse(format!("nothing is known of the fabric of {}: the node agent does not report", gang.names(&silent)));
+        return refuse(format!(
+            "nothing is known of the fabric of {}: the node agent does not report",
+            gang.names(&silent)
+        ));
     }
     match gang.carrier() {
         None => refuse("the nodes have different fabrics; restrict the job to nodes of one kind".into()),
-        Some(Carrier::Socket) => {
-            refuse("no node has an RDMA port that is up, and data would go over TCP; choose other nodes, or mode Auto".into())
-        }
+        Some(Carrier::Socket) => refuse(
+            "no node has an RDMA port that is up, and data would go over TCP; choose other nodes, or mode Auto".into(),
+        ),
         Some(Carrier::Plugin) => Ok(()),
         Some(Carrier::InfiniBand | Carrier::RoCE) => {
             let without = ranks(gang, |member| {
@@ -104,10 +110,15 @@ pub(super) fn ranks(gang: &Gang<'_>, is: impl Fn(&super::Member<'_>) -> bool) ->
 
 fn of_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, Refused> {
     let profile = gang.profile.filter(|_| gang.gpus > 0);
-    if let Some(setting) = profile.and_then(|profile| profile.settings.iter().find(|setting| setting.name == rule.name)) {
+    if let Some(setting) = profile.and_then(|profile| profile.settings.iter().find(|setting| setting.name == rule.name))
+    {
         let evidence = format!("{}: the profile of this fabric", profile.map_or("", |profile| &profile.name));
         let decision = plain(rule.name, rule.class, &setting.reason, evidence, &setting.link);
-        return Ok(vec![FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision }]);
+        return Ok(vec![FabricDecision {
+            outcome: DecisionOutcome::Set,
+            value: Some(setting.value.clone()),
+            ..decision
+        }]);
     }
     if let Some(left) = profile.and_then(|profile| profile.leave.iter().find(|left| left.name == rule.name)) {
         let evidence = format!("{}: the profile of this fabric", profile.map_or("", |profile| &profile.name));

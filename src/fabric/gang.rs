@@ -2,6 +2,7 @@
 
 use super::profile::{Carrier, LinkLayer, Profile, link_layer};
 use crate::plan::resources::Resources;
+use crate::topology::report;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -147,20 +148,10 @@ pub fn is_rdma_resource(name: &str) -> bool {
         })
 }
 
-/// RDMA ports that are for training: up, of the fabric's link layer, with its highest rate, and not a port that is there twice.
-pub fn training_ports<'a>(facts: &'a GPUTopologyStatus) -> impl Iterator<Item = &'a Nic> {
-    let wanted = match link_layer(facts) {
-        LinkLayer::InfiniBand => "InfiniBand",
-        LinkLayer::Ethernet | LinkLayer::None => "Ethernet",
-    };
-    let good = move |nic: &&'a Nic| {
-        nic.rdma_device.is_some()
-            && nic.state.as_deref() == Some("Active")
-            && nic.link_layer.as_deref() == Some(wanted)
-            && nic.virtual_function_of.is_none()
-    };
-    let most = facts.nics.iter().filter(good).filter_map(|nic| nic.rate_megabits_per_second).max();
-    facts.nics.iter().filter(good).filter(move |nic| nic.rate_megabits_per_second == most)
+/// RDMA ports that are for training.
+pub fn training_ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
+    let ports = report::training_nics(facts).into_iter().map(|nic| &facts.nics[nic]);
+    ports.filter(|nic| nic.rdma_device.is_some())
 }
 
 /// A report without what is of this one machine only, so that machines of one kind share it: identities, times, users.

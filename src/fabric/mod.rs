@@ -15,8 +15,6 @@ mod needs;
 pub mod preflight;
 pub mod profile;
 mod rules;
-#[cfg(test)]
-mod tests;
 
 pub use conf::{FOLDER, MERGE, PATH, PLAN, conf};
 pub use decide::{Refused, decide};

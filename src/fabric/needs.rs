@@ -61,7 +61,8 @@ fn offered(rule: &ResourceRule, asked: Asked<'_>, sites: &[Site<'_>]) -> BTreeSe
         Some(beginning) => name.starts_with(beginning),
         None => name == rule.name,
     };
-    let names: BTreeSet<&str> = sites.iter().flat_map(|site| site.allocatable.names()).filter(|name| fits(name)).collect();
+    let names: BTreeSet<&str> =
+        sites.iter().flat_map(|site| site.allocatable.names()).filter(|name| fits(name)).collect();
     let is_enough = |name: &&str| {
         let nodes = sites.iter().filter(|site| site.allocatable.get(name) >= least);
         nodes.count() >= asked.nodes as usize

@@ -1,7 +1,9 @@
 //! Fabrics and clouds as data: what pods need there, what is set and what is left alone. Packs are shipped with the program; an
 //! administrator's profile has the same form and wins over them.
 
+use super::gang::training_ports;
 use crate::plan::resources::Resources;
+use crate::topology::report::INFINIBAND;
 use crate::variables::{self, nccl};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
@@ -232,7 +234,11 @@ impl Profile {
         if let Some(name) = profile.extends.take() {
             let Some(base) = packs().iter().find(|pack| pack.name == name) else {
                 let known: Vec<&str> = packs().iter().map(|pack| pack.name.as_str()).collect();
-                return Err(ProfileError { field: "extends".into(), got: format!("`{name}`"), expected: known.join(", ") });
+                return Err(ProfileError {
+                    field: "extends".into(),
+                    got: format!("`{name}`"),
+                    expected: known.join(", "),
+                });
             };
             profile = profile.over(base.clone());
         }
@@ -287,11 +293,13 @@ impl Profile {
     /// This profile, and what it does not say from the pack below it.
     fn over(self, base: Profile) -> Profile {
         let settings: Vec<Setting> = {
-            let own = |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
+            let own =
+                |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
             base.settings.into_iter().filter(|setting| !own(&setting.name)).collect()
         };
         let leave: Vec<Left> = {
-            let own = |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
+            let own =
+                |name: &str| self.settings.iter().any(|s| s.name == name) || self.leave.iter().any(|l| l.name == name);
             base.leave.into_iter().filter(|left| !own(&left.name)).collect()
         };
         Profile {
@@ -314,7 +322,9 @@ impl Profile {
     pub fn fits(&self, site: &Site<'_>) -> bool {
         let Some(detect) = &self.detect else { return true };
         let label = |(name, beginnings): (&String, &Beginnings)| {
-            site.labels.get(name).is_some_and(|value| beginnings.0.iter().any(|begin| value.starts_with(begin.as_str())))
+            site.labels
+                .get(name)
+                .is_some_and(|value| beginnings.0.iter().any(|begin| value.starts_with(begin.as_str())))
         };
         detect.resources.iter().all(|name| site.allocatable.get(name) > 0)
             && detect.labels.iter().all(label)
@@ -339,13 +349,12 @@ fn known(name: &str) -> Result<(), String> {
     if variables::is_name(name) { Ok(()) } else { Err("letters, digits and `_`, not beginning with a digit".into()) }
 }
 
-/// Link layer of the RDMA ports that are up: InfiniBand where there is any, since Ethernet ports beside it are for storage.
+/// Link layer of the RDMA ports that are for training.
 pub fn link_layer(facts: &GPUTopologyStatus) -> LinkLayer {
-    let up = facts.nics.iter().filter(|nic| nic.rdma_device.is_some() && nic.state.as_deref() == Some("Active"));
-    let layers: Vec<&str> = up.filter_map(|nic| nic.link_layer.as_deref()).collect();
+    let layers: Vec<&str> = training_ports(facts).filter_map(|nic| nic.link_layer.as_deref()).collect();
     match layers.first() {
         None => LinkLayer::None,
-        Some(_) if layers.contains(&"InfiniBand") => LinkLayer::InfiniBand,
+        Some(layer) if *layer == INFINIBAND => LinkLayer::InfiniBand,
         Some(_) => LinkLayer::Ethernet,
     }
 }

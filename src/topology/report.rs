@@ -208,18 +208,32 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
     Ok(())
 }
 
-/// NICs that carry training traffic: RDMA ports that are not down; without one, every device on the PCI bus that is up. A virtual
-/// function is no rail of its own: it shares the port of its physical function.
-fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
+/// NICs that carry training traffic, by position: RDMA ports that are not down, of one link layer (InfiniBand where there is any: Ethernet
+/// ports beside it are for storage) and of the highest rate; without one, every device on the PCI bus that is up. A virtual function is no
+/// rail of its own: it shares the port of its physical function.
+pub fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
     let up = |nic: &ReportedNic| nic.state.as_deref().is_none_or(|state| ["Active", "Up", "Unknown"].contains(&state));
     let own_port = |nic: &ReportedNic| nic.virtual_function_of.is_none();
     let all = |wanted: &dyn Fn(&ReportedNic) -> bool| -> Vec<usize> {
         let nics = status.nics.iter().enumerate().filter(|(_, nic)| up(nic) && own_port(nic) && wanted(nic));
         nics.map(|(position, _)| position).collect()
     };
-    let rdma = all(&|nic| nic.rdma_device.is_some());
-    if rdma.is_empty() { all(&|nic| nic.kind == NicKind::Physical && !nic.pcie_path.is_empty()) } else { rdma }
+    let mut rdma = all(&|nic| nic.rdma_device.is_some());
+    if rdma.is_empty() {
+        return all(&|nic| nic.kind == NicKind::Physical && !nic.pcie_path.is_empty());
+    }
+    let layer = |nic: usize| status.nics[nic].link_layer.as_deref();
+    if rdma.iter().any(|nic| layer(*nic) == Some(INFINIBAND)) {
+        rdma.retain(|nic| layer(*nic).is_none_or(|layer| layer == INFINIBAND));
+    }
+    let rate = |nic: usize| status.nics[nic].rate_megabits_per_second;
+    let most = rdma.iter().filter_map(|nic| rate(*nic)).max();
+    rdma.retain(|nic| rate(*nic).is_none() || rate(*nic) == most);
+    rdma
 }
+
+/// Link layer of InfiniBand ports, as the kernel writes it.
+pub const INFINIBAND: &str = "InfiniBand";
 
 #[cfg(test)]
 mod tests {
@@ -348,6 +362,13 @@ mod tests {
             ReportedNic { virtual_function_of: Some("0000:00:01.0".into()), ..nic("mlx5_2", true, "Active") };
         status.nics.push(function);
         assert_eq!(devices(&status).unwrap().nics, [1], "a virtual function is the same port again");
+        let of_storage = ReportedNic { link_layer: Some("Ethernet".into()), ..nic("mlx5_3", true, "Active") };
+        status.nics.push(of_storage);
+        assert_eq!(devices(&status).unwrap().nics, [1, 4], "all that is known is Ethernet");
+        status.nics[1].link_layer = Some("InfiniBand".into());
+        assert_eq!(devices(&status).unwrap().nics, [1], "an Ethernet port beside InfiniBand is for storage");
+        status.nics[4] = ReportedNic { rate_megabits_per_second: Some(100_000), ..nic("mlx5_3", true, "Active") };
+        assert_eq!(devices(&status).unwrap().nics, [1], "and so is a slower one");
         status.nics.truncate(1);
         assert_eq!(devices(&status).unwrap().nics, [0], "without RDMA what is there");
     }

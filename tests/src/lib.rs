@@ -23,7 +23,7 @@ pub mod placement;
 mod pod_resources;
 mod program;
 mod programs;
-mod random;
+pub mod random;
 mod records;
 mod scene;
 

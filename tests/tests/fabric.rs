@@ -38,7 +38,7 @@ fn review(scene: &scenes::Scene, job: &scenes::Job) -> String {
         "transport": fabric.transport, "summary": fabric.summary, "profile": fabric.profile, "resources": fabric.resources,
         "set": decided(DecisionOutcome::Set).collect::<Vec<_>>(),
         "user": decided(DecisionOutcome::User).collect::<Vec<_>>(),
-        "leftAlone": left,
+        "leftAlone": left.join(" "),
         "conf": files,
         "pod": found.pod,
     });

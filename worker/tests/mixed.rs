@@ -76,13 +76,18 @@ fn a_static_scale_gives_up_after_a_hundred_steps() {
     let folder = tempfile::tempdir().unwrap();
     let config = features(folder.path(), |_| true, LossScaling::Static { scale: 8.0 });
     let ended = runs(&config, 2, folder.path(), |_, _, _| ());
+    let mut own = 0;
     for (rank, (outcome, events)) in ended.into_iter().enumerate() {
         let error = outcome.unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with("gradients overflowed in 100 steps in a row with a loss scale of 8; lower"), "{text}");
-        assert_eq!(error.exit(rank as u32).code(), 5);
+        assert!(text.contains("gradients overflowed in 100 steps in a row with a loss scale of 8; lower"), "{text}");
+        // Whoever is slower may hear it from the other before it finds it out itself.
+        let is_own = text.starts_with("gradients overflowed");
+        assert_eq!(error.exit(rank as u32).code(), if is_own { 5 } else { 4 }, "{text}");
+        own += usize::from(is_own);
         assert!(events.iter().all(|event| matches!(event, Event::Ready(_))), "no loss to tell: {events:?}");
     }
+    assert!(own >= 1);
     let config = features(folder.path(), |_| true, dynamic(1024.0));
     let error = train(&config, 2, 1000, true).unwrap_err().to_string();
     assert!(error.contains("not finite even with a loss scale of") && error.contains("25 skipped"), "{error}");

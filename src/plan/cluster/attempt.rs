@@ -188,6 +188,9 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
 
 /// There is room, but the job must not start over the fabric that is there. Nodes, their ports and other jobs may change that.
 fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconciliation {
+    if let Some(result) = make_anew(attempt, &why) {
+        return result;
+    }
     let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::FABRIC_NOT_READY);
     draft.condition(conditions::FABRIC_READY, "False", conditions::FABRIC_NOT_READY, why.clone());
     draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, why.clone());
@@ -198,6 +201,23 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
         result.events.push(EventDraft::warning(events::FABRIC_NOT_READY, why));
     }
     result
+}
+
+/// What pods ask for is fixed when they are made. Where the nodes offer devices that they did not then, the pods are made once more.
+fn make_anew(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+    let Snapshot { job, nodes, defaults, .. } = attempt.snapshot;
+    let wanted = fabric::before(job, attempt.valid, defaults, nodes)?.resources;
+    let asked = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| &fabric.resources);
+    if wanted.is_empty() || asked == Some(&wanted) {
+        return None;
+    }
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now);
+    let names: Vec<&str> = wanted.iter().map(|resource| resource.name.as_str()).collect();
+    let text = format!("the nodes offer {} now: the pods are made anew; {why}", names.join(", "));
+    draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, text.clone());
+    draft.stage(Stage::Placing, text.clone());
+    Some(draft.decide(vec![EventDraft::normal(events::FABRIC_NOT_READY, text)]))
 }
 
 /// The gang has a place: gates are lifted, and the pods are followed until they end.

@@ -128,7 +128,9 @@ fn summary(transport: Transport, placement: &PlacementStatus) -> String {
         Transport::Plugin => "the cloud's network plugin".into(),
         other => format!("{other:?}"),
     };
-    let rate = placement.predicted_bus_bandwidth.as_ref().filter(|_| transport != Transport::TCP);
+    // Of TCP, and of NICs that nobody reports, the prediction says nothing.
+    let is_predicted = transport != Transport::TCP && (nics > 0 || transport == Transport::NVLink);
+    let rate = placement.predicted_bus_bandwidth.as_ref().filter(|_| is_predicted);
     match rate.and_then(gigabytes_per_second) {
         Some(rate) => format!("{over} between nodes, {rate} GB/s predicted"),
         None => format!("{over} between nodes"),
@@ -146,7 +148,9 @@ fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a
     let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
     let trainer = template.and_then(|spec| spec.containers.iter().find(|container| container.name == TRAINER));
     let of_template = trainer.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
-    let names = of_template.map(|entry| entry.name.as_str()).chain(job.spec.trainer.env.iter().map(|entry| entry.name.as_str()));
+    let names = of_template
+        .map(|entry| entry.name.as_str())
+        .chain(job.spec.trainer.env.iter().map(|entry| entry.name.as_str()));
     let names: Vec<&str> = names.collect();
     let merged = spec.containers.iter().find(|container| container.name == TRAINER);
     let merged = merged.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
@@ -158,7 +162,8 @@ fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a
 pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<FabricStatus>) {
     if let Some(fabric) = &decided {
         let count = |outcome: DecisionOutcome| fabric.decisions.iter().filter(|d| d.outcome == outcome).count();
-        let (set, user, left) = (count(DecisionOutcome::Set), count(DecisionOutcome::User), count(DecisionOutcome::NotSet));
+        let (set, user, left) =
+            (count(DecisionOutcome::Set), count(DecisionOutcome::User), count(DecisionOutcome::NotSet));
         let over = fabric.summary.clone().unwrap_or_else(|| "nothing is known of the fabric".into());
         let mut text = format!("{over}; {set} settings derived, {user} of the user's own, {left} left alone");
         if let Some(found) = fabric.preflight.as_ref().and_then(preflight::count) {
@@ -175,3 +180,6 @@ pub(super) fn interface<'a>(job: &'a TrainJob, pod: &Pod, rank: u32) -> Option<&
     let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref()).filter(|_| uses_host_network)?;
     fabric::interface(&fabric.decisions, rank)
 }
+
+#[cfg(test)]
+mod tests;

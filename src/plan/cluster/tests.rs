@@ -19,16 +19,16 @@ fn amounts(cpu: &str) -> Resources {
 }
 
 /// A cluster of one job.
-struct World {
-    job: TrainJob,
-    pods: Vec<PodView>,
-    objects: BTreeMap<(&'static str, String), ObjectView>,
-    nodes: BTreeMap<String, NodeView>,
+pub(super) struct World {
+    pub job: TrainJob,
+    pub pods: Vec<PodView>,
+    pub objects: BTreeMap<(&'static str, String), ObjectView>,
+    pub nodes: BTreeMap<String, NodeView>,
     now: i64,
 }
 
 impl World {
-    fn new(nodes: u32, spec: Value) -> World {
+    pub fn new(nodes: u32, spec: Value) -> World {
         let mut document = json!({
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"},
             "spec": {"trainer": {
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// Plans and does what the plan says, as the API server, the scheduler and the kubelets would.
-    fn step(&mut self) -> Reconciliation {
+    pub fn step(&mut self) -> Reconciliation {
         let done = self.plan();
         for action in &done.actions {
             match action {
@@ -108,7 +108,7 @@ impl World {
         done
     }
 
-    fn run(&mut self) {
+    pub fn run(&mut self) {
         for _ in 0..20 {
             let done = self.step();
             if done.actions.is_empty() && done.status.is_none() {
@@ -118,11 +118,11 @@ impl World {
         panic!("does not come to rest: {:?}", self.job.status);
     }
 
-    fn stage(&self) -> &str {
+    pub fn stage(&self) -> &str {
         self.job.status.as_ref().and_then(|status| status::reason_of(status, conditions::SUCCEEDED)).unwrap_or("-")
     }
 
-    fn message(&self) -> String {
+    pub fn message(&self) -> String {
         let status = self.job.status.as_ref().unwrap();
         status.condition(conditions::SUCCEEDED).unwrap().message.clone()
     }

@@ -5,8 +5,8 @@ use super::{gpus, metadata, object};
 use crate::fabric::{self, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
 use crate::plan::ValidJob;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec, ResourceRequirements,
-    Volume, VolumeMount,
+    ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec,
+    ResourceRequirements, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
@@ -91,9 +91,11 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         volumes.push(Volume { name: FABRIC.into(), empty_dir: empty, ..Volume::default() });
         volumes.push(Volume { name: FABRIC_PLAN.into(), config_map: Some(plan), ..Volume::default() });
     }
-    let all = spec.volumes.get_or_insert_default();
-    all.retain(|volume| !volumes.iter().any(|our| our.name == volume.name));
-    all.append(&mut volumes);
+    if !volumes.is_empty() {
+        let all = spec.volumes.get_or_insert_default();
+        all.retain(|volume| !volumes.iter().any(|our| our.name == volume.name));
+        all.append(&mut volumes);
+    }
 }
 
 /// The user's own value always wins.
@@ -119,7 +121,8 @@ fn small(trainer: Option<&ResourceRequirements>) -> ResourceRequirements {
         part.retain(|name, _| ["cpu", "memory"].contains(&name.as_str()));
         Some(part)
     };
-    let (limits, requests) = trainer.map_or((None, None), |all| (part(all.limits.as_ref()), part(all.requests.as_ref())));
+    let (limits, requests) =
+        trainer.map_or((None, None), |all| (part(all.limits.as_ref()), part(all.requests.as_ref())));
     ResourceRequirements { limits, requests, claims: None }
 }
 
@@ -140,7 +143,8 @@ pub fn fabric_config(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<C
         return None;
     }
     // A job whose place an older version decided has no decisions: its files are empty, but there.
-    let decisions = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
+    let decisions =
+        job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
     let decisions = decisions.unwrap_or_default();
     let file = |rank: u32| (key(rank), fabric::conf(decisions, rank));
     let data: BTreeMap<String, String> = (0..valid.request.nodes).map(file).collect();

@@ -30,6 +30,26 @@ fn every_decision_has_a_reason_and_evidence_and_fits_the_status() {
 }
 
 #[test]
+fn what_is_set_reaches_the_pod() {
+    let mut count = 0;
+    for (scene, job) in all() {
+        let found = look(scene, job);
+        let Ok(fabric) = &found.fabric else { continue };
+        for decision in fabric.decisions.iter().filter(|decision| decision.outcome == DecisionOutcome::Set) {
+            let (name, value) = (&decision.name, decision.value.as_deref().unwrap());
+            let in_env = found.pod["env"].as_array().unwrap().iter().any(|entry| {
+                entry["name"] == json!(name) && (entry["value"] == json!(value) || entry["valueFrom"].is_object())
+            });
+            let line = format!("{name}={value}");
+            let in_file = found.files.iter().flatten().any(|(_, text)| text.lines().any(|other| other == line));
+            assert!(in_env != in_file, "{} {} {line}: env {in_env}, file {in_file}", scene.name, job.name);
+            count += 1;
+        }
+    }
+    assert!(count > 200, "{count}");
+}
+
+#[test]
 fn nothing_that_is_for_finding_faults_is_set() {
     for (scene, job) in all() {
         let Ok(fabric) = look(scene, job).fabric else { continue };
@@ -76,6 +96,7 @@ fn no_value_of_the_user_is_overridden() {
         if round % 2 == 0 {
             value["spec"]["trainer"]["env"] = json!(entries);
         } else {
+            value["spec"]["trainer"]["env"] = json!([]);
             value["spec"]["template"]["spec"]["containers"] = json!([{"name": "trainer", "env": entries}]);
         }
         manifest = serde_json::from_value(value).unwrap();

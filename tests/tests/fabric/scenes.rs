@@ -128,7 +128,9 @@ pub const JOBS: [Job; 6] = [
 
 /// All RDMA ports are up and of this link layer.
 fn ports(status: &mut GPUTopologyStatus, layer: &str) {
-    for nic in status.nics.iter_mut().filter(|nic| nic.rdma_device.is_some()) {
+    for (number, nic) in status.nics.iter_mut().enumerate() {
+        // Some matrices have no names of devices.
+        nic.rdma_device.get_or_insert_with(|| format!("mlx5_{number}"));
         (nic.link_layer, nic.state, nic.port) = (Some(layer.into()), Some("Active".into()), Some(1));
         nic.mtu_bytes = Some(if layer == "InfiniBand" { 4092 } else { 9000 });
     }

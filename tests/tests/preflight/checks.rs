@@ -108,7 +108,10 @@ const CASES: [Case; 44] = [
         });
     }) },
     Case { base: own_values, ..case(13, Block, PART, |stage| {
-        stage.node(1, |status| drop(status.gpus.pop().map(|gpu| status.links.retain(|link| link.a != gpu.uuid && link.b != gpu.uuid))));
+        stage.node(1, |status| {
+            let lost = status.gpus.pop().unwrap();
+            status.links.retain(|link| link.a != lost.uuid && link.b != lost.uuid);
+        });
     }) },
     Case { base: own_values, ..case(13, Warn, PART, |stage| {
         let node = stage.items.iter_mut().find(|item| item["kind"] == "Node").unwrap();

@@ -20,7 +20,7 @@ use super::kernel::{Kernel, LANES, Layout, Lines, MAX_MR, MAX_NR, ROW, Sums, Til
 use super::pack::transpose;
 use crate::cpu::pool::Shared;
 use crate::cpu::values::{Pointer, with_format};
-use crate::cpu::{Cpu, Element, Format};
+use crate::cpu::{Cpu, Element, Format, HalfKernel};
 use transform::{Kind, PLACES, WIDE, pixels, transform};
 
 /// Most channels and outputs: a place's product has one block of depth. Where there are more, images are small and transforming the
@@ -404,8 +404,10 @@ unsafe fn spread_by<const WIDTH: usize>(
 }
 
 impl Gemm {
-    /// Whether numbers of this format are multiplied by a kernel of f32, as filtering wants.
+    /// Whether filtering, which multiplies in f32, is at least as fast as products of this format. `vdpbf16ps` does twice the products of f32
+    /// and filtering needs 2.25 times fewer: on a Zen 5 filtering is as fast forward and up to 1.45 times backward
+    /// (`cargo xtask bench kernels`). AMX does 16 times the products.
     pub(in crate::cpu) fn filters(&self, format: Format) -> bool {
-        self.half.is_none() || format != Format::Bf16
+        format != Format::Bf16 || self.cpu.half != HalfKernel::Amx
     }
 }

@@ -1,0 +1,154 @@
+//! The fabric in the life of a job.
+
+use super::super::machine::Shapes;
+use super::super::tests::World;
+use super::super::view::NodeView;
+use super::super::{Action, GPU_RESOURCE};
+use crate::plan::objects::Object;
+use crate::plan::resources::Resources;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologySpec, GPUTopologyStatus, Gpu, Host, Nic};
+use switchyard_crds::{DeviceAllocation, Transport, conditions};
+
+fn report(node: usize, state: &str) -> GPUTopologyStatus {
+    let gpu = |index: u32| Gpu { index, uuid: format!("GPU-{node}-{index}"), ..Gpu::default() };
+    let nic = |number: usize, layer: &str, state: &str| Nic {
+        name: format!("ib{number}"),
+        rdma_device: Some(format!("mlx5_{number}")),
+        port: Some(1),
+        link_layer: Some(layer.into()),
+        state: Some(state.into()),
+        rate_megabits_per_second: Some(400_000),
+        ..Nic::default()
+    };
+    GPUTopologyStatus {
+        gpus: (0..2).map(gpu).collect(),
+        nics: vec![nic(0, "InfiniBand", state), nic(1, "InfiniBand", state), nic(2, "Ethernet", state)],
+        host: Some(Host { default_route: Some(format!("eno{node}")), ..Host::default() }),
+        ..GPUTopologyStatus::default()
+    }
+}
+
+/// Two nodes with two GPUs each; `state`: that of their InfiniBand ports.
+fn world(spec: Value, state: &str) -> World {
+    let mut merged = json!({"trainer": {
+        "framework": "Torch", "image": "i", "numNodes": 2, "resourcesPerNode": {"limits": {"cpu": "2", "nvidia.com/gpu": "2"}},
+    }});
+    for (key, value) in spec.as_object().unwrap() {
+        merged[key] = value.clone();
+    }
+    let mut world = World::new(2, merged);
+    set_reports(&mut world, state);
+    world
+}
+
+fn set_reports(world: &mut World, state: &str) {
+    let mut shapes = Shapes::default();
+    for (position, node) in world.nodes.values_mut().enumerate() {
+        let status = Some(report(position, state));
+        let report = GPUTopology { status, ..GPUTopology::new("n", GPUTopologySpec::default()) };
+        let amounts = [("cpu", "4"), ("pods", "9"), (GPU_RESOURCE, "2"), ("rdma/shared", "63")];
+        let amounts = amounts.map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
+        let amounts = Resources::of_quantities(&amounts.into());
+        let (free, allocatable, machine) = (amounts.clone(), amounts, Some(shapes.machine(&report)));
+        *node = NodeView { facts: node.facts.clone(), free, allocatable, machine, ..NodeView::default() };
+    }
+}
+
+fn condition(world: &World, kind: &str) -> (String, String) {
+    let status = world.job.status.as_ref().unwrap();
+    let found = status.condition(kind).unwrap_or_else(|| panic!("no {kind} in {status:?}"));
+    (found.status.clone(), found.message.clone())
+}
+
+#[test]
+fn files_are_there_before_any_gate_is_lifted() {
+    let mut world = world(json!({}), "Active");
+    let mut made = false;
+    for _ in 0..20 {
+        let done = world.step();
+        for action in &done.actions {
+            match action {
+                Action::Create(Object::ConfigMap(map)) => {
+                    assert_eq!(map.metadata.name.as_deref(), Some("a-1-fabric"));
+                    let text = &map.data.as_ref().unwrap()["nccl-1.conf"];
+                    assert!(text.contains("NCCL_IB_HCA==mlx5_0:1,mlx5_1:1\n"), "{text}");
+                    made = true;
+                }
+                Action::Release { .. } => assert!(made, "the pod would wait for a file that nobody has made"),
+                _ => {}
+            }
+        }
+        if done.actions.is_empty() && done.status.is_none() {
+            break;
+        }
+    }
+    assert!(made);
+    assert_eq!(world.stage(), "Running");
+    let fabric = world.job.status.as_ref().unwrap().fabric.clone().unwrap();
+    assert_eq!((fabric.transport, fabric.profile.as_deref()), (Some(Transport::RDMA), Some("infiniband")));
+    assert_eq!(fabric.resources[0].name, "rdma/shared");
+    assert_eq!(world.pods[0].requests.get("rdma/shared"), 1000, "the scheduler counts it");
+    let (state, message) = condition(&world, conditions::FABRIC_READY);
+    assert_eq!(state, "True");
+    assert!(message.starts_with("RDMA over 2 NICs of each node") && message.contains("settings derived"), "{message}");
+}
+
+#[test]
+fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
+    let mut world = world(json!({"fabric": {"mode": "Required"}}), "Down");
+    world.run();
+    assert_eq!(world.stage(), "Queued");
+    let (state, message) = condition(&world, conditions::FABRIC_READY);
+    assert_eq!(state, "False");
+    assert!(message.contains("data would go over TCP"), "{message}");
+    assert!(world.message().contains("fabric.mode is Required"), "{}", world.message());
+    assert!(world.job.status.as_ref().unwrap().placement.is_none());
+    assert!(world.pods.iter().all(|pod| pod.gated), "nothing may start");
+    set_reports(&mut world, "Active");
+    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are made anew.
+    world.run();
+    assert_eq!(world.stage(), "Running", "{}", world.message());
+    let status = world.job.status.as_ref().unwrap();
+    assert_eq!((status.attempt, status.restarts.as_ref().unwrap().total), (Some(2), 0), "it is no restart");
+    assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
+}
+
+#[test]
+fn on_the_network_of_the_node_each_pod_is_told_its_interface() {
+    let mut world = world(json!({"template": {"spec": {"hostNetwork": true}}}), "Active");
+    let mut told = Vec::new();
+    for _ in 0..20 {
+        let done = world.step();
+        for action in &done.actions {
+            if let Action::Release { patch, .. } = action {
+                let name = "/metadata/annotations/training.switchyard.dev~1socket-interface";
+                told.push(patch.pointer(name).unwrap().as_str().unwrap().to_string());
+            }
+        }
+    }
+    told.sort();
+    assert_eq!(told, ["eno0", "eno1"]);
+}
+
+#[test]
+fn our_own_engine_and_single_pods_without_gpus_have_no_fabric() {
+    let mut world = World::new(1, json!({}));
+    world.run();
+    assert_eq!(world.stage(), "Running");
+    assert_eq!(world.job.status.as_ref().unwrap().fabric, None);
+    assert!(world.objects.keys().all(|(kind, _)| *kind != "ConfigMap"));
+}
+
+#[test]
+fn claims_and_files_are_both_waited_for() {
+    let mut world = world(json!({}), "Active");
+    for node in world.nodes.values_mut() {
+        node.offered = Some(0b11);
+    }
+    world.run();
+    assert_eq!(world.job.status.as_ref().unwrap().device_allocation, Some(DeviceAllocation::Claims));
+    assert_eq!(world.stage(), "Running", "{}", world.message());
+    assert!(world.objects.contains_key(&("ConfigMap", "a-1-fabric".to_string())));
+}
