@@ -92,7 +92,9 @@ pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mu
     let version = read::text(&roots.procfs.join("driver/nvidia/version")).ok();
     let driver_module = version.and_then(|text| parse_driver_module(&text));
     let limits = notes.text(&roots.procfs.join("self/limits"));
-    let mut limit = |name: &str| parse_limit(limits.as_deref()?, name).map_err(|error| notes.add(format!("self/limits: {error}"))).ok();
+    let mut limit = |name: &str| {
+        parse_limit(limits.as_deref()?, name).map_err(|error| notes.add(format!("self/limits: {error}"))).ok()
+    };
     Host {
         dma_buf: driver_module.zip(kernel.as_deref()).and_then(|(module, kernel)| dma_buf(module, kernel)),
         peermem: driver_module.and_then(|_| peermem(roots)),
@@ -119,7 +121,10 @@ fn device_files(roots: &Roots) -> Vec<CharDevice> {
     minors.sort_unstable();
     minors.truncate(64);
     let names = ["nvidiactl", "nvidia-uvm"].into_iter().map(str::to_owned);
-    names.chain(minors.iter().map(|minor| format!("nvidia{minor}"))).map(|name| rdma::char_device(roots, &name)).collect()
+    names
+        .chain(minors.iter().map(|minor| format!("nvidia{minor}")))
+        .map(|name| rdma::char_device(roots, &name))
+        .collect()
 }
 
 /// The module of the driver, or the older one that NIC vendors shipped.

@@ -31,15 +31,16 @@ impl Ports {
         for counters in counters {
             let key = (counters.device.clone(), counters.port);
             let Some(port) = self.known.get_mut(&key) else {
-                let port =
-                    Port { last: counters, since: now, link_down: None, error: None, errors: BTreeSet::new() };
+                let port = Port { last: counters, since: now, link_down: None, error: None, errors: BTreeSet::new() };
                 self.known.insert(key, port);
                 continue;
             };
             if counters.link_downed > port.last.link_downed && port.last.link_downed.is_some() {
                 port.link_down = Some(now);
             }
-            let grown = |(name, count): &(&&'static str, &u64)| port.last.errors.get(**name).is_some_and(|before| *count > before);
+            let grown = |(name, count): &(&&'static str, &u64)| {
+                port.last.errors.get(**name).is_some_and(|before| *count > before)
+            };
             let grown: Vec<&'static str> = counters.errors.iter().filter(grown).map(|(name, _)| *name).collect();
             let is_due = port.error.is_none_or(|at| now.duration_since(at) >= RENEWAL);
             let is_news = grown.iter().any(|name| !port.errors.contains(name));
@@ -64,6 +65,23 @@ impl Ports {
             });
         }
     }
+}
+
+/// Keeps what an agent before this one has seen, and what another one of the same node sees: the later time counts.
+pub(crate) fn keep(status: &mut GPUTopologyStatus, before: &GPUTopologyStatus) {
+    for nic in &mut status.nics {
+        let Some(watch) = &mut nic.port_watch else { continue };
+        let same = before.nics.iter().find(|other| other.name == nic.name);
+        let Some(seen) = same.and_then(|other| other.port_watch.as_ref()) else { continue };
+        watch.last_link_down = later(&watch.last_link_down, &seen.last_link_down);
+        watch.last_error = later(&watch.last_error, &seen.last_error);
+        let errors: BTreeSet<&String> = watch.errors.iter().chain(&seen.errors).collect();
+        watch.errors = errors.into_iter().cloned().collect();
+    }
+}
+
+fn later(one: &Option<Time>, other: &Option<Time>) -> Option<Time> {
+    one.iter().chain(other).max_by_key(|time| time.0).cloned()
 }
 
 #[cfg(test)]
@@ -122,5 +140,29 @@ mod tests {
         }
         assert_eq!(times.into_iter().collect::<Vec<_>>(), [at(1), at(31)]);
         assert_eq!(told(&ports).errors, ["symbol_error"]);
+    }
+
+    #[test]
+    fn what_the_agent_before_saw_stays() {
+        let port = |last_link_down: Option<i64>, errors: &[&str]| {
+            let watch = PortWatch {
+                since: Some(Time(at(50))),
+                last_link_down: last_link_down.map(|minute| Time(at(minute))),
+                last_error: None,
+                errors: errors.iter().map(|name| (*name).to_owned()).collect(),
+            };
+            let nic = Nic { name: "ib0".into(), port_watch: Some(watch), ..Nic::default() };
+            GPUTopologyStatus { nics: vec![nic], ..GPUTopologyStatus::default() }
+        };
+        for (own, before, expected) in [(None, Some(3), Some(3)), (Some(9), Some(3), Some(9)), (None, None, None)] {
+            let mut status = port(own, &["packet_seq_err"]);
+            keep(&mut status, &port(before, &["symbol_error"]));
+            let watch = status.nics[0].port_watch.clone().unwrap();
+            assert_eq!(watch.last_link_down, expected.map(|minute| Time(at(minute))));
+            assert_eq!(watch.errors, ["packet_seq_err", "symbol_error"]);
+        }
+        let mut status = port(Some(1), &[]);
+        keep(&mut status, &GPUTopologyStatus::default());
+        assert_eq!(status, port(Some(1), &[]), "a port that is new");
     }
 }

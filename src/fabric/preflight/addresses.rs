@@ -11,8 +11,13 @@ use switchyard_crds::Framework;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, GidFamily, GidType, Nic};
 
 /// Variables that name interfaces.
-const INTERFACES: [&str; 5] =
-    ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include"];
+const INTERFACES: [&str; 5] = [
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "HOROVOD_GLOO_IFACE",
+    "OMPI_MCA_btl_tcp_if_include",
+];
 
 /// Check 2: a name of an interface means one that leads to the other nodes, on every node.
 pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
@@ -52,8 +57,10 @@ pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
                 let is_elsewhere = exists(name, value);
                 let fault = if is_elsewhere { Fault::block(what) } else { Fault::warn(what) };
                 let way_out = facts.host.as_ref().and_then(|host| host.default_route.as_deref());
-                let here = way_out.map(|way_out| format!("; here the default route leaves by {way_out}")).unwrap_or_default();
-                let unsure = if is_elsewhere { "" } else { "; bonds and VLANs other than the default route's are not in it" };
+                let here =
+                    way_out.map(|way_out| format!("; here the default route leaves by {way_out}")).unwrap_or_default();
+                let unsure =
+                    if is_elsewhere { "" } else { "; bonds and VLANs other than the default route's are not in it" };
                 faults.push(
                     fault
                         .effect("ranks of this node find no interface, and the job does not start")
@@ -223,7 +230,13 @@ fn at(nic: &Nic, index: i64) -> Place {
 fn right(nic: &Nic) -> String {
     let good = nic.gids.iter().filter(|group| group.kind == GidType::RoCEv2);
     let parts: Vec<String> = good
-        .map(|group| format!("RoCE v2{} is at index {}", group.family.map(|f| format!(" {f:?}")).unwrap_or_default(), group.first_index))
+        .map(|group| {
+            format!(
+                "RoCE v2{} is at index {}",
+                group.family.map(|f| format!(" {f:?}")).unwrap_or_default(),
+                group.first_index
+            )
+        })
         .collect();
     if parts.is_empty() { String::new() } else { format!("; {}", parts.join(", ")) }
 }

@@ -31,14 +31,22 @@ pub(super) fn mixed(scene: &Scene<'_>) -> Outcome {
                 .of_job()
         }));
     };
-    let set = |values: BTreeSet<String>| (!values.is_empty()).then(|| values.into_iter().collect::<Vec<_>>().join(" and "));
+    let set =
+        |values: BTreeSet<String>| (!values.is_empty()).then(|| values.into_iter().collect::<Vec<_>>().join(" and "));
     compare(
         "GPUs",
         "the slowest model sets the pace, and the smallest memory the batch",
         "gpus[].model",
-        differences(gang, |member, facts| set(gpus(member, facts).iter().filter_map(|gpu| gpu.model.clone()).collect())),
+        differences(gang, |member, facts| {
+            set(gpus(member, facts).iter().filter_map(|gpu| gpu.model.clone()).collect())
+        }),
     );
-    compare("driver", effect_of_driver, "host.driver", differences(gang, |_, facts| host(facts, |host| host.driver.as_ref())));
+    compare(
+        "driver",
+        effect_of_driver,
+        "host.driver",
+        differences(gang, |_, facts| host(facts, |host| host.driver.as_ref())),
+    );
     compare(
         "firmware of the NICs",
         effect_of_driver,
@@ -128,7 +136,9 @@ pub(super) fn limits(scene: &Scene<'_>) -> Outcome {
             faults.push(
                 Fault::warn(format!("containers may open {limit} files; {ranks} ranks may need {needed}"))
                     .effect("NCCL ends with \"Too many open files\" when it connects many ranks")
-                    .evidence(format!("host.openFilesLimit of the GPUTopology; {FILES_PER_RANK} for each rank is our estimate"))
+                    .evidence(format!(
+                        "host.openFilesLimit of the GPUTopology; {FILES_PER_RANK} for each rank is our estimate"
+                    ))
                     .fix("set LimitNOFILE=1048576 in the service of the container runtime"),
             );
         }

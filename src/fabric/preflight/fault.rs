@@ -98,11 +98,12 @@ fn add(found: &mut Vec<Found>, rank: u32, fault: Fault) {
     }
 }
 
-/// Nodes in words: `gpu-01`, `2 of 8 nodes (gpu-01, gpu-02)`, `all 8 nodes`.
+/// Nodes in words: `gpu-01`, `2 of 8 nodes (gpu-01, gpu-02)`, `all 8 nodes`, `both nodes`.
 pub(super) fn places(gang: &Gang<'_>, ranks: &[u32]) -> String {
     let all = gang.members.len();
     match ranks {
         [only] => gang.members[*only as usize].name.to_string(),
+        [_, _] if all == 2 => "both nodes".into(),
         ranks if ranks.len() == all => format!("all {all} nodes"),
         ranks => format!("{} of {all} nodes ({})", ranks.len(), names(gang, ranks)),
     }

@@ -17,18 +17,24 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
         .gang
         .members
         .iter()
-        .map(|member| member.facts.into_iter().flat_map(|facts| &facts.gpus).filter_map(|gpu| gpu.bus_id.as_deref()).collect())
+        .map(|member| {
+            member.facts.into_iter().flat_map(|facts| &facts.gpus).filter_map(|gpu| gpu.bus_id.as_deref()).collect()
+        })
         .collect();
     each(scene.gang, |rank, member, facts| {
         let counted = facts.gpu_count.ok_or("gpuCount is not reported")?;
         let answering = facts.gpus.len() as u32;
-        let of_bus = facts.conditions.iter().find(|condition| condition.type_ == CONSISTENT && condition.message.contains("gpuCount"));
+        let of_bus = facts
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == CONSISTENT && condition.message.contains("gpuCount"));
         let is_split = facts.gpus.iter().any(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.mode == MigMode::Enabled));
         let offered = u32::try_from(member.allocatable.get(GPU_RESOURCE) / 1000).unwrap_or(0);
         let own = &all[rank as usize];
         let missing: BTreeSet<&str> = all.iter().filter(|other| own.is_subset(other)).flatten().copied().collect();
         let missing: Vec<&str> = missing.difference(own).copied().collect();
-        let at = if missing.is_empty() { String::new() } else { format!("; other nodes have one at {}", list(missing)) };
+        let at =
+            if missing.is_empty() { String::new() } else { format!("; other nodes have one at {}", list(missing)) };
         let fix = "look for XID 79 in the node's kernel log (dmesg | grep -i xid); drain the node and restart it";
         let effect = "the device plugin may fail for every pod of the node, and a rank that gets the GPU ends";
         if counted != answering {
@@ -81,15 +87,18 @@ pub(super) fn recovery(scene: &Scene<'_>) -> Outcome {
         }
         let mut faults = Vec::new();
         for (position, gpu) in facts.gpus.iter().enumerate() {
-            let action = gpu.health.as_ref().map(|health| health.recovery_action.as_str()).filter(|action| *action != "None");
+            let action =
+                gpu.health.as_ref().map(|health| health.recovery_action.as_str()).filter(|action| *action != "None");
             let (what, blocks, fix) = match (action, rows(gpu)) {
                 (Some(action), _) => (format!("the driver asks for {action}"), true, remedy(action)),
                 (None, Some(RowRemapping::Failed)) => {
                     ("a row of memory could not be replaced".into(), true, "have the GPU exchanged")
                 }
-                (None, Some(RowRemapping::Pending)) => {
-                    ("a row of memory waits to be replaced".into(), false, "reset the GPU when nobody uses it (nvidia-smi -r)")
-                }
+                (None, Some(RowRemapping::Pending)) => (
+                    "a row of memory waits to be replaced".into(),
+                    false,
+                    "reset the GPU when nobody uses it (nvidia-smi -r)",
+                ),
                 (None, _) => continue,
             };
             let is_ours = is_of_gang(member, position);

@@ -54,7 +54,10 @@ pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
         return Err("hostIPC: the pods use /dev/shm of the node".into());
     }
     let wanted = PER_GPU * u64::from(gang.gpus.max(gang.processes));
-    let fix = format!("mount an emptyDir with medium: Memory and sizeLimit: {}Gi at /dev/shm, or leave that mount to Switchyard", wanted >> 30);
+    let fix = format!(
+        "mount an emptyDir with medium: Memory and sizeLimit: {}Gi at /dev/shm, or leave that mount to Switchyard",
+        wanted >> 30
+    );
     let too_small = |severity: PreflightSeverity, size: u64, from: &str| {
         Fault::of(severity, format!("/dev/shm has {}", binary(size)))
             .effect("NCCL stops with \"failed to extend /dev/shm\", or data loaders end with \"bus error\"")
@@ -80,10 +83,13 @@ pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
                 Some(size) if is_memory && bytes(scene.limit("memory")).is_some_and(|limit| size > limit) => {
                     let limit = scene.limit("memory").unwrap_or_default();
                     faults.push(
-                        Fault::warn(format!("/dev/shm may have {}, and the container {limit} of memory in all", binary(size)))
-                            .effect("what is in /dev/shm counts: the container is killed before it is full")
-                            .evidence("sizeLimit of the volume at /dev/shm; memory of the trainer's limits")
-                            .fix("raise the memory limit, or lower sizeLimit"),
+                        Fault::warn(format!(
+                            "/dev/shm may have {}, and the container {limit} of memory in all",
+                            binary(size)
+                        ))
+                        .effect("what is in /dev/shm counts: the container is killed before it is full")
+                        .evidence("sizeLimit of the volume at /dev/shm; memory of the trainer's limits")
+                        .fix("raise the memory limit, or lower sizeLimit"),
                     );
                 }
                 _ if !is_memory => faults.push(
@@ -151,7 +157,10 @@ pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
         binary(shared)
     ))
     .effect("a container that is killed for memory shows as an error of NCCL on all other ranks")
-    .evidence(format!("memory of the trainer's limits; {} for each process is a rough lower bound of ours", binary(PER_PROCESS)))
+    .evidence(format!(
+        "memory of the trainer's limits; {} for each process is a rough lower bound of ours",
+        binary(PER_PROCESS)
+    ))
     .fix(format!("raise the memory limit to {}Gi or more", least.div_ceil(1 << 30)));
     Ok(vec![fault.of_job()])
 }

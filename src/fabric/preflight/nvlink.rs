@@ -22,7 +22,8 @@ pub(super) fn fabric_manager(scene: &Scene<'_>) -> Outcome {
             let Some(what) = gpu.fabric.as_ref().and_then(unsettled) else { continue };
             let what = format!("GPU {}: {what}", gpu.index);
             let is_ours = is_of_gang(member, position);
-            let fault = if is_ours { Fault::block(what) } else { Fault::warn(format!("{what}; the job does not use it")) };
+            let fault =
+                if is_ours { Fault::block(what) } else { Fault::warn(format!("{what}; the job does not use it")) };
             faults.push(
                 fault
                     .effect("CUDA does not start on such a GPU (error 802), and NVLink SHARP fails where one of them is part of it")
@@ -38,7 +39,9 @@ pub(super) fn fabric_manager(scene: &Scene<'_>) -> Outcome {
 fn unsettled(fabric: &Fabric) -> Option<String> {
     match (fabric.state, fabric.result.as_deref()) {
         (FabricState::Completed, None | Some("Success")) => None,
-        (FabricState::Completed, Some(result)) => Some(format!("the registration at the Fabric Manager ended with {result}")),
+        (FabricState::Completed, Some(result)) => {
+            Some(format!("the registration at the Fabric Manager ended with {result}"))
+        }
         (FabricState::NotStarted, _) => Some("the Fabric Manager has not spoken yet".into()),
         (FabricState::InProgress, _) => Some("the registration at the Fabric Manager is under way".into()),
     }
@@ -59,8 +62,11 @@ pub(super) fn between_nodes(scene: &Scene<'_>) -> Outcome {
     let is_wanted = own("NCCL_MNNVL_ENABLE") == Some("1");
     let fault = |what: String| if is_wanted { Fault::block(what) } else { Fault::warn(what) };
     let mut found = Vec::new();
-    let clique = |fabric: &Fabric| Some(format!("clique {} of {}", fabric.clique_id?, short(fabric.cluster_uuid.as_ref()?)));
-    if let Some(differ) = differences(gang, |_, facts| Some(facts.fabric.as_ref().and_then(clique).unwrap_or("no clique".into()))) {
+    let clique =
+        |fabric: &Fabric| Some(format!("clique {} of {}", fabric.clique_id?, short(fabric.cluster_uuid.as_ref()?)));
+    if let Some(differ) =
+        differences(gang, |_, facts| Some(facts.fabric.as_ref().and_then(clique).unwrap_or("no clique".into())))
+    {
         found.push(
             fault(format!("the nodes are of different NVLink domains: {differ}"))
                 .effect("data between the domains takes the NICs")
@@ -69,14 +75,18 @@ pub(super) fn between_nodes(scene: &Scene<'_>) -> Outcome {
                 .of_job(),
         );
     }
-    let has_channel = gang.pod.resource_claims.iter().flatten().any(|claim| claim.resource_claim_template_name.is_some());
+    let has_channel =
+        gang.pod.resource_claims.iter().flatten().any(|claim| claim.resource_claim_template_name.is_some());
     let of_nodes = each(gang, |_, member, facts| {
         let mut faults = Vec::new();
         let Some(fabric) = &facts.fabric else { return Err("the driver reports no fabric".into()) };
         if let Some(what) = unsettled(fabric) {
-            faults.push(fault(what).effect("NVLink between nodes stays off without a word").evidence("fabric.state of the GPUTopology").fix(
-                "systemctl status nvidia-fabricmanager nvidia-imex on the node",
-            ));
+            faults.push(
+                fault(what)
+                    .effect("NVLink between nodes stays off without a word")
+                    .evidence("fabric.state of the GPUTopology")
+                    .fix("systemctl status nvidia-fabricmanager nvidia-imex on the node"),
+            );
         }
         if facts.host.as_ref().is_some_and(|host| host.imex_channels.is_empty()) && !has_channel {
             faults.push(
@@ -87,11 +97,16 @@ pub(super) fn between_nodes(scene: &Scene<'_>) -> Outcome {
             );
         }
         let sick = gpus(member, facts).into_iter().filter_map(|gpu| {
-            let health = gpu.fabric.as_ref()?.health.as_ref().filter(|health| health.summary != FabricSummary::Healthy)?;
+            let health =
+                gpu.fabric.as_ref()?.health.as_ref().filter(|health| health.summary != FabricSummary::Healthy)?;
             Some((gpu.index, health))
         });
         for (index, health) in sick {
-            let decoded = if health.faults.is_empty() { String::new() } else { format!(": {}", list(health.faults.iter().map(String::as_str))) };
+            let decoded = if health.faults.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", list(health.faults.iter().map(String::as_str)))
+            };
             let what = format!("GPU {index}: the fabric is {:?}{decoded}", health.summary);
             let fault = if health.summary == FabricSummary::Unhealthy { Fault::block(what) } else { Fault::warn(what) };
             faults.push(
@@ -123,7 +138,8 @@ pub(super) fn links(scene: &Scene<'_>) -> Outcome {
     // As many as the best GPU of this model in the gang has.
     let all = scene.gang.members.iter().filter_map(|member| Some((member, member.facts?)));
     let all = all.flat_map(|(member, facts)| gpus(member, facts));
-    let counts: Vec<(Option<&str>, u32)> = all.filter_map(|gpu| Some((gpu.model.as_deref(), gpu.nvlinks.as_ref()?.up))).collect();
+    let counts: Vec<(Option<&str>, u32)> =
+        all.filter_map(|gpu| Some((gpu.model.as_deref(), gpu.nvlinks.as_ref()?.up))).collect();
     each(scene.gang, |_, member, facts| {
         let own = gpus(member, facts);
         let most = |model: Option<&str>| counts.iter().filter(|(other, _)| *other == model).map(|(_, up)| *up).max();

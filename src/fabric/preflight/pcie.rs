@@ -5,6 +5,7 @@ use super::fault::{Fault, Outcome, each, list};
 use super::scene::{Scene, gpus, is_flat};
 use crate::topology::path::{PathClass, path_class};
 use crate::topology::report::numa_of;
+use crate::units::counted;
 use std::collections::BTreeSet;
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, Gpu, ModuleState, PcieLink};
 
@@ -24,9 +25,14 @@ pub(super) fn acs(scene: &Scene<'_>) -> Outcome {
             return Ok(Vec::new());
         }
         let paths: BTreeSet<&str> = own.iter().flat_map(|gpu| &gpu.pcie_path).map(String::as_str).collect();
-        let on_path: Vec<&str> = acs.redirecting.iter().map(String::as_str).filter(|bridge| paths.contains(bridge)).collect();
+        let on_path: Vec<&str> =
+            acs.redirecting.iter().map(String::as_str).filter(|bridge| paths.contains(bridge)).collect();
         let Some(first) = on_path.first() else { return Ok(Vec::new()) };
-        let what = format!("ACS redirects on {} bridges above the GPUs: {}", on_path.len(), list(on_path.iter().copied()));
+        let what = format!(
+            "ACS redirects on {} above the GPUs: {}",
+            counted(on_path.len() as u64, "bridge"),
+            list(on_path.iter().copied())
+        );
         let evidence = "host.acs.redirecting and gpus[].pciePath of the GPUTopology";
         let fault = if is_flat(facts) {
             Fault::warn(what).fix("in a virtual machine ACS stays on: the hypervisor has to enable ATS on the NICs")
@@ -35,7 +41,11 @@ pub(super) fn acs(scene: &Scene<'_>) -> Outcome {
                 "turn ACS off in the BIOS, or on each bridge at every boot, as root: setpci -s {first} ECAP_ACS+6.w=0000"
             ))
         };
-        Ok(vec![fault.effect("data between GPUs and NICs takes the way over the CPU: half of the bandwidth, or a hang").evidence(evidence)])
+        Ok(vec![
+            fault
+                .effect("data between GPUs and NICs takes the way over the CPU: half of the bandwidth, or a hang")
+                .evidence(evidence),
+        ])
     })
 }
 
@@ -51,17 +61,19 @@ pub(super) fn direct(scene: &Scene<'_>) -> Outcome {
         let effect = "data bounces through host memory: a fraction of the bandwidth";
         if peermem == Some(ModuleState::NotLoaded) && dma_buf != Some(DmaBuf::Likely) {
             faults.push(
-                Fault::warn("NICs do not reach GPU memory: nvidia-peermem is not loaded, and DMA-BUF is not to be expected")
-                    .effect(effect)
-                    .evidence("host.peermem and host.dmaBuf of the GPUTopology")
-                    .fix("modprobe nvidia-peermem, or use the open kernel module of the driver with Linux 5.12 or newer"),
+                Fault::warn(
+                    "NICs do not reach GPU memory: nvidia-peermem is not loaded, and DMA-BUF is not to be expected",
+                )
+                .effect(effect)
+                .evidence("host.peermem and host.dmaBuf of the GPUTopology")
+                .fix("modprobe nvidia-peermem, or use the open kernel module of the driver with Linux 5.12 or newer"),
             );
         }
-        let far = if is_flat(facts) { Vec::new() } else { far_gpus(&gpus(member, facts), facts) };
-        if !far.is_empty() {
-            let names: Vec<String> = far.iter().map(|gpu| format!("GPU {}", gpu.index)).collect();
+        let own = gpus(member, facts);
+        // One GPU near a NIC passes the data of its neighbours on (PXN).
+        if !is_flat(facts) && !own.is_empty() && own.iter().all(|gpu| is_far(gpu, facts)) {
             faults.push(
-                Fault::warn(format!("no NIC on the PCIe switch of {}", list(names.iter().map(String::as_str))))
+                Fault::warn("no NIC is on the PCIe switch of a GPU")
                     .effect(effect)
                     .evidence("gpus[].pciePath and nics[].pciePath of the GPUTopology: every way is PHB or farther")
                     .fix("nothing in software; NCCL_NET_GDR_LEVEL=PHB only if a measurement on these nodes is faster with it"),
@@ -74,20 +86,17 @@ pub(super) fn direct(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// GPUs from which every NIC is farther than NCCL's GPUDirect goes. Ways that are not known are not far, and on Grace data goes over the
-/// CPU's own link (`NCCL_NET_GDR_C2C`).
-fn far_gpus<'a>(own: &[&'a Gpu], facts: &GPUTopologyStatus) -> Vec<&'a Gpu> {
-    let ports: Vec<_> = training_ports(facts).filter(|nic| !nic.pcie_path.is_empty()).collect();
-    let nearest = |gpu: &Gpu| {
-        let way = |nic: &&switchyard_crds::gpu_topology::Nic| {
-            path_class(&gpu.pcie_path, &nic.pcie_path, numa_of(facts, gpu.numa_node), numa_of(facts, nic.numa_node))
-        };
-        ports.iter().map(way).min()
-    };
+/// Whether every NIC is farther than NCCL's GPUDirect goes. Ways that are not known are not far, and on Grace data goes over the CPU's own
+/// link (`NCCL_NET_GDR_C2C`).
+fn is_far(gpu: &Gpu, facts: &GPUTopologyStatus) -> bool {
     let is_grace = facts.cpus.as_ref().is_some_and(|cpus| cpus.architecture.as_deref() == Some("aarch64"));
-    let is_known = |gpu: &Gpu| !gpu.pcie_path.is_empty() && gpu.memory_numa_node.is_none() && !is_grace;
-    let is_far = |gpu: &&&Gpu| is_known(gpu) && nearest(gpu).is_some_and(|class| class > PathClass::Pxb);
-    own.iter().filter(is_far).copied().collect()
+    if gpu.pcie_path.is_empty() || gpu.memory_numa_node.is_some() || is_grace {
+        return false;
+    }
+    let ways = training_ports(facts).filter(|nic| !nic.pcie_path.is_empty()).map(|nic| {
+        path_class(&gpu.pcie_path, &nic.pcie_path, numa_of(facts, gpu.numa_node), numa_of(facts, nic.numa_node))
+    });
+    ways.min().is_some_and(|nearest| nearest > PathClass::Pxb)
 }
 
 /// Check 15: links with fewer lanes or of an older generation than there could be.
@@ -107,7 +116,8 @@ pub(super) fn link(scene: &Scene<'_>) -> Outcome {
             return Err("pcieLink of gpus[] and nics[] is not reported".into());
         }
         // Of equal GPUs the best slot is what the others should have.
-        let widest = |link: &PcieLink| own.iter().filter_map(|gpu| gpu.pcie_link.as_ref()?.max_width).max().max(link.max_width);
+        let widest =
+            |link: &PcieLink| own.iter().filter_map(|gpu| gpu.pcie_link.as_ref()?.max_width).max().max(link.max_width);
         let mut faults = Vec::new();
         for (name, link) in &devices {
             let most = if name.starts_with("GPU") { widest(link) } else { link.max_width };

@@ -53,7 +53,10 @@ pub(super) fn apart(scene: &Scene<'_>) -> Outcome {
     if shared.is_empty() {
         return Ok(Vec::new());
     }
-    let what = format!("{}: these pods cannot use NVLink or shared memory with each other", list(shared.iter().map(String::as_str)));
+    let what = format!(
+        "{}: these pods cannot use NVLink or shared memory with each other",
+        list(shared.iter().map(String::as_str))
+    );
     // Over RDMA the data still goes by the NIC; over TCP it is slow without a word.
     let is_fast = matches!(gang.transport(), Some(Transport::RDMA | Transport::Plugin));
     let fault = if is_fast { Fault::warn(what) } else { Fault::block(what) };
@@ -123,8 +126,11 @@ pub(super) fn cpus(scene: &Scene<'_>) -> Outcome {
             return Err("numaNodes is not reported".into());
         }
         let mut faults = Vec::new();
-        let nowhere: Vec<String> =
-            gpus(member, facts).iter().filter(|gpu| gpu.numa_node.is_none()).map(|gpu| format!("GPU {}", gpu.index)).collect();
+        let nowhere: Vec<String> = gpus(member, facts)
+            .iter()
+            .filter(|gpu| gpu.numa_node.is_none())
+            .map(|gpu| format!("GPU {}", gpu.index))
+            .collect();
         if !nowhere.is_empty() {
             faults.push(
                 Fault::warn(format!("the NUMA node of {} is not known", list(nowhere.iter().map(String::as_str))))
@@ -136,7 +142,8 @@ pub(super) fn cpus(scene: &Scene<'_>) -> Outcome {
         match facts.host.as_ref().and_then(|host| host.kubelet.as_ref()) {
             Some(kubelet) => {
                 let is_none = |policy: &Option<String>| policy.as_deref() == Some("none");
-                let off = [("topologyManagerPolicy", &kubelet.topology_manager), ("cpuManagerPolicy", &kubelet.cpu_manager)];
+                let off =
+                    [("topologyManagerPolicy", &kubelet.topology_manager), ("cpuManagerPolicy", &kubelet.cpu_manager)];
                 let off: Vec<&str> = off.iter().filter(|(_, policy)| is_none(policy)).map(|(name, _)| *name).collect();
                 if !off.is_empty() {
                     let nodes = facts.numa_nodes.len();
@@ -175,7 +182,11 @@ pub(super) fn settings(scene: &Scene<'_>) -> Outcome {
     let told = findings.filter(|finding| finding.severity < Severity::Note && !ELSEWHERE.contains(&finding.rule));
     let fault = |finding: &lint::Finding| {
         Fault::warn(format!("{}: {}", finding.got, finding.why))
-            .evidence(format!("the environment of the trainer; lint rule {}{}", finding.rule, finding.link.map(|link| format!(", {link}")).unwrap_or_default()))
+            .evidence(format!(
+                "the environment of the trainer; lint rule {}{}",
+                finding.rule,
+                finding.link.map(|link| format!(", {link}")).unwrap_or_default()
+            ))
             .fix(finding.fix.clone())
             .of_job()
     };

@@ -37,7 +37,8 @@ impl<'a> Scene<'a> {
             Some(Some(value)) => Ok(Some((value, true))),
             Some(None) => Err(format!("the value of {name} is not in the manifest")),
             None => {
-                let is_set = |d: &&FabricDecision| d.name == name && d.outcome == DecisionOutcome::Set && conf::is_for(d, rank);
+                let is_set =
+                    |d: &&FabricDecision| d.name == name && d.outcome == DecisionOutcome::Set && conf::is_for(d, rank);
                 let decision = self.decisions.iter().find(is_set);
                 Ok(decision.and_then(|decision| Some((decision.value.as_deref()?, false))))
             }
@@ -62,7 +63,9 @@ impl<'a> Scene<'a> {
     pub fn verbs(&self) -> Result<(), String> {
         self.across()?;
         match self.gang.carrier() {
-            Some(Carrier::Plugin) => Err("a network plugin carries the data between nodes, not NCCL's own RDMA transport".into()),
+            Some(Carrier::Plugin) => {
+                Err("a network plugin carries the data between nodes, not NCCL's own RDMA transport".into())
+            }
             Some(Carrier::Socket) => Err("no node has an RDMA port that is up".into()),
             Some(Carrier::InfiniBand | Carrier::RoCE) | None => Ok(()),
         }

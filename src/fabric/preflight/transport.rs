@@ -36,7 +36,11 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
         if training_ports(facts).next().is_some() {
             return Ok(Vec::new());
         }
-        let what = if all > 0 { format!("none of {} is Active", counted(all as u64, "RDMA port")) } else { "no RDMA device".into() };
+        let what = if all > 0 {
+            format!("none of {} is Active", counted(all as u64, "RDMA port"))
+        } else {
+            "no RDMA device".into()
+        };
         Ok(vec![
             Fault::block(what)
                 .effect(effect)
@@ -86,8 +90,12 @@ fn not_granted(gang: &Gang<'_>) -> Fault {
         (member.facts.map_or(0, |facts| training_ports(facts).count()), nic.rate_megabits_per_second)
     });
     let of = rate.map(|rate| format!(" of {}", speed(rate))).unwrap_or_default();
-    let offered: BTreeSet<&str> =
-        gang.members.iter().flat_map(|member| member.allocatable.names()).filter(|name| is_rdma_resource(name)).collect();
+    let offered: BTreeSet<&str> = gang
+        .members
+        .iter()
+        .flat_map(|member| member.allocatable.names())
+        .filter(|name| is_rdma_resource(name))
+        .collect();
     let fix = match offered.first() {
         Some(name) => format!("add {name}: \"1\" to trainer.resourcesPerNode.limits"),
         None => "install an RDMA device plugin on the nodes and name its resource in trainer.resourcesPerNode.limits, \
@@ -119,7 +127,9 @@ pub(super) fn alike(scene: &Scene<'_>) -> Outcome {
     if let Some(differ) = differences(gang, |_, facts| of_ports(facts, &mtu)) {
         let fault = Fault::warn(format!("MTU of the RDMA ports: {differ}"))
             .effect("packets that are too long are dropped: \"got completion with error 12\"")
-            .evidence("mtuBytes of nics[] in the GPUTopology, which is the interface's; the port's active MTU is not read")
+            .evidence(
+                "mtuBytes of nics[] in the GPUTopology, which is the interface's; the port's active MTU is not read",
+            )
             .fix("set one MTU on the ports and on the switches between them");
         found.push(fault.of_job());
     }
@@ -179,7 +189,9 @@ pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
         let taken: Vec<&Nic> = match value {
             Some((value, _)) => {
                 let list = List::parse(value);
-                ports(facts).filter(|nic| list.takes(nic.rdma_device.as_deref().unwrap_or_default(), nic.port)).collect()
+                ports(facts)
+                    .filter(|nic| list.takes(nic.rdma_device.as_deref().unwrap_or_default(), nic.port))
+                    .collect()
             }
             None => training_ports(facts).collect(),
         };
@@ -206,10 +218,12 @@ pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
 /// What is wrong with the ports that a list means.
 fn expansion(value: &str, taken: &[&Nic], facts: &GPUTopologyStatus) -> Option<Fault> {
     let said = format!("NCCL_IB_HCA={value}");
-    let names = |nics: &[&Nic]| list(nics.iter().map(|nic| port_name(nic)).collect::<Vec<_>>().iter().map(String::as_str));
+    let names =
+        |nics: &[&Nic]| list(nics.iter().map(|nic| port_name(nic)).collect::<Vec<_>>().iter().map(String::as_str));
     let all: Vec<&Nic> = ports(facts).collect();
     let exact: Vec<&Nic> = training_ports(facts).collect();
-    let fix = format!("delete NCCL_IB_HCA, and the list is made for each node; here it would be ={}", exact_list(&exact));
+    let fix =
+        format!("delete NCCL_IB_HCA, and the list is made for each node; here it would be ={}", exact_list(&exact));
     let down: Vec<&Nic> = taken.iter().filter(|nic| !is_active(nic)).copied().collect();
     let layers: BTreeSet<&str> =
         taken.iter().filter(|nic| is_active(nic)).filter_map(|nic| nic.link_layer.as_deref()).collect();
@@ -221,7 +235,8 @@ fn expansion(value: &str, taken: &[&Nic], facts: &GPUTopologyStatus) -> Option<F
     let fault = if taken.is_empty() {
         Fault::block(format!("{said} matches no RDMA device")).effect("NCCL falls back to TCP without an error")
     } else if down.len() == taken.len() {
-        Fault::block(format!("{said} means only ports that are not Active")).effect("NCCL falls back to TCP without an error")
+        Fault::block(format!("{said} means only ports that are not Active"))
+            .effect("NCCL falls back to TCP without an error")
     } else if layers.len() > 1 {
         Fault::block(format!("{said} means InfiniBand and Ethernet ports together"))
             .effect("ranks cannot connect over ports of different kinds")
@@ -255,10 +270,13 @@ pub(super) fn flaps(scene: &Scene<'_>) -> Outcome {
             return Ok(Vec::new());
         }
         Ok(vec![
-            Fault::of(PreflightSeverity::Warn, format!("{} went down within the last hour and came up again", list(names.iter().map(String::as_str))))
-                .effect("a link that fails again ends the job, or stops it for seconds")
-                .evidence("portWatch.lastLinkDown of nics[] in the GPUTopology (counter link_downed)")
-                .fix("look at cable and transceiver of the port before a long job"),
+            Fault::of(
+                PreflightSeverity::Warn,
+                format!("{} went down within the last hour and came up again", list(names.iter().map(String::as_str))),
+            )
+            .effect("a link that fails again ends the job, or stops it for seconds")
+            .evidence("portWatch.lastLinkDown of nics[] in the GPUTopology (counter link_downed)")
+            .fix("look at cable and transceiver of the port before a long job"),
         ])
     })
 }

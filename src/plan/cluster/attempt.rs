@@ -157,7 +157,10 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         Ok(placed) => {
             match fabric::decide(&question, &placed.status) {
                 Ok(decided) => match fabric::enforced(job, decided.as_ref()) {
-                    Some(refused) => return not_ready(attempt, draft, refused.to_string()),
+                    Some(refused) => {
+                        fabric::tell_findings(&mut draft, decided);
+                        return not_ready(attempt, draft, refused.to_string());
+                    }
                     None => fabric::tell(&mut draft, decided),
                 },
                 Err(refused) => return not_ready(attempt, draft, refused.to_string()),

@@ -13,7 +13,9 @@ use crate::units::plural;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::collections::BTreeMap;
-use switchyard_crds::{DecisionOutcome, FabricStatus, Framework, PlacementStatus, PreflightMode, TrainJob, Transport, conditions};
+use switchyard_crds::{
+    DecisionOutcome, FabricStatus, Framework, PlacementStatus, PreflightMode, TrainJob, Transport, conditions,
+};
 
 /// What the pods of a new attempt need to reach the fabric; `None`: the job has no use for one.
 pub fn before(
@@ -156,6 +158,11 @@ fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a
     let merged = merged.into_iter().flat_map(|trainer| trainer.env.iter().flatten());
     let own = merged.filter(|entry| names.contains(&entry.name.as_str()));
     own.map(|entry| (entry.name.as_str(), entry.value.as_deref())).collect()
+}
+
+/// Writes what the checks found of a job that must not start because of it.
+pub(super) fn tell_findings(draft: &mut Draft<'_>, decided: Option<FabricStatus>) {
+    draft.next.fabric.get_or_insert_default().preflight = decided.and_then(|fabric| fabric.preflight);
 }
 
 /// Writes what was decided to the status.

@@ -36,7 +36,8 @@ fn machines_of_every_kind_raise_nothing() {
         let stage = Stage::of_machine(machine);
         let mut findings = stage.look().findings;
         // True of these machines: no NIC shares a switch with these GPUs.
-        let is_far = |finding: &switchyard_crds::PreflightFinding| finding.message.contains("no NIC on the PCIe switch");
+        let is_far =
+            |finding: &switchyard_crds::PreflightFinding| finding.message.contains("no NIC is on the PCIe switch");
         if findings.iter().any(is_far) {
             far.push(machine.fixture);
         }

@@ -24,7 +24,9 @@ fn run(stage: &Stage, line: &str) -> Ended {
 
 fn faulty() -> Stage {
     let mut stage = eight_nodes();
-    (0..6).for_each(|node| stage.node(node, |status| status.host.as_mut().unwrap().locked_memory_limit = Some("65536".into())));
+    (0..6).for_each(|node| {
+        stage.node(node, |status| status.host.as_mut().unwrap().locked_memory_limit = Some("65536".into()))
+    });
     stage.node(2, |status| status.gpus[2].pcie_link.as_mut().unwrap().width = Some(8));
     stage
 }
@@ -66,6 +68,7 @@ fn programs_get_one_document() {
     let findings = document["preflight"]["findings"].as_array().unwrap();
     assert_eq!((&findings[0]["check"], &findings[0]["severity"]), (&json!(8), &json!("Block")));
     assert_eq!(document["nodes"].as_array().unwrap().len(), 8);
-    let counted = document["preflight"]["passed"].as_i64().unwrap() + document["preflight"]["notApplicable"].as_i64().unwrap();
+    let counted =
+        document["preflight"]["passed"].as_i64().unwrap() + document["preflight"]["notApplicable"].as_i64().unwrap();
     assert_eq!(counted, 25);
 }

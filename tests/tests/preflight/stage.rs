@@ -89,6 +89,21 @@ impl Stage {
         self.node(node, |status| status.nics.iter_mut().filter(|nic| nic.rdma_device.is_some()).for_each(change));
     }
 
+    /// So many nodes like the first one, all of which the job takes.
+    pub fn grow(&mut self, nodes: usize) {
+        let first = self.items[..2].to_vec();
+        for number in self.items.len() / 2 + 1..=nodes {
+            for item in &first {
+                // UUIDs have the name of the node in them.
+                let text = item.to_string().replace("gpu-1-", &format!("gpu-{number}-"));
+                let mut item: Value = serde_json::from_str(&text).unwrap();
+                item["metadata"]["name"] = format!("gpu-{number}").into();
+                self.items.push(item);
+            }
+        }
+        self.set("/spec/trainer/numNodes", json!(nodes));
+    }
+
     /// The report of a node is gone.
     pub fn silence(&mut self, node: usize) {
         let of_reports = (0..self.items.len()).filter(|item| self.items[*item]["kind"] == "GPUTopology").nth(node);
@@ -138,11 +153,14 @@ pub fn complete(status: &mut GPUTopologyStatus) {
     status.agent_version = Some("0.1.0".into());
     status.observed_time = Some(before(1));
     let nvlinks = |uuid: &str| {
-        let own = status.links.iter().filter(|link| link.kind == LinkKind::NVLink && (link.a == uuid || link.b == uuid));
+        let own =
+            status.links.iter().filter(|link| link.kind == LinkKind::NVLink && (link.a == uuid || link.b == uuid));
         own.filter_map(|link| link.count).max()
     };
     let counts: Vec<Option<u32>> = status.gpus.iter().map(|gpu| nvlinks(&gpu.uuid)).collect();
     let is_switched = counts.iter().flatten().any(|count| *count >= 12);
+    let is_grace = status.gpus.iter().any(|gpu| gpu.model.as_deref().is_some_and(|model| model.contains("GB")));
+    status.cpus.get_or_insert_default().architecture = Some(if is_grace { "aarch64" } else { "x86_64" }.into());
     for (gpu, count) in status.gpus.iter_mut().zip(counts) {
         gpu.pcie_link = link();
         gpu.nvlinks = count.map(|up| NvLinks { up, down: Vec::new() });
