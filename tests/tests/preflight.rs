@@ -4,6 +4,8 @@
 
 #[path = "preflight/checks.rs"]
 mod checks;
+#[path = "preflight/gangs.rs"]
+mod gangs;
 #[path = "preflight/healthy.rs"]
 mod healthy;
 #[allow(dead_code)]

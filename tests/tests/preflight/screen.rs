@@ -1,6 +1,6 @@
 //! `switchyard preflight` as people run it.
 
-use crate::checks::eight_nodes;
+use crate::gangs::eight_nodes;
 use crate::stage::Stage;
 use serde_json::{Value, json};
 use std::time::Duration;
