@@ -204,7 +204,7 @@ pub struct PreflightSkip {
     /// Number of the check.
     #[schemars(range(min = 1))]
     pub check: i32,
-    /// Its name.
+    /// What the check looks at, in a few words.
     #[schemars(length(max = 64))]
     pub title: String,
     /// Why it does not apply, or which fact is missing, on which nodes.
@@ -219,7 +219,7 @@ pub struct PreflightFinding {
     /// Number of the check.
     #[schemars(range(min = 1))]
     pub check: i32,
-    /// Its name.
+    /// What the check looks at, in a few words.
     #[schemars(length(max = 64))]
     pub title: String,
     /// How bad it is.

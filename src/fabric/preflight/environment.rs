@@ -18,6 +18,7 @@ const UVM: &str = "nvidia-uvm";
 pub(super) fn mixed(scene: &Scene<'_>) -> Outcome {
     let gang = scene.gang;
     let mut found = silent(scene);
+    found.extend(outdated(scene).into_iter().flatten());
     let host = |facts: &GPUTopologyStatus, value: fn(&switchyard_crds::gpu_topology::Host) -> Option<&String>| {
         facts.host.as_ref().and_then(value).cloned()
     };
@@ -79,12 +80,30 @@ fn silent(scene: &Scene<'_>) -> Vec<Found> {
     }
     let fault = |(why, nodes): (&str, Vec<u32>)| Found {
         nodes,
-        fault: Fault::warn(format!("not checked: {why}"))
+        fault: Fault::warn(format!("not checked as it is now: {why}"))
             .effect("settings are not derived for it, and faults there show only when the job runs")
             .evidence("GPUTopology of the node")
             .fix("kubectl get pods -o wide for the node agent; look into its log on that node"),
     };
     reasons.into_iter().map(fault).collect()
+}
+
+/// Nodes whose agent is of an older release than this program: it may not know what is asked for.
+fn outdated(scene: &Scene<'_>) -> Outcome {
+    let release = |text: &str| {
+        let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
+        Some((parts.next()??, parts.next()??))
+    };
+    let own = env!("CARGO_PKG_VERSION");
+    each(scene.gang, |_, _, facts| {
+        let agent = facts.agent_version.as_deref().unwrap_or(own);
+        let is_older = release(agent).zip(release(own)).is_some_and(|(agent, own)| agent < own);
+        let fault = Fault::warn(format!("its node agent is {agent}, and this program {own}"))
+            .effect("it reports fewer facts, and the checks that stand on them are skipped")
+            .evidence("agentVersion of the GPUTopology")
+            .fix("roll the DaemonSet of the node agent out with the release of the controller");
+        Ok(is_older.then_some(fault).into_iter().collect())
+    })
 }
 
 /// Check 25: the files by which programs reach the GPUs.

@@ -20,12 +20,14 @@ mod scene;
 mod transport;
 
 use super::gang::Gang;
+use crate::units::counted;
 use fault::{Found, Outcome};
 use scene::Scene;
 use switchyard_crds::{FabricDecision, PreflightFinding, PreflightSeverity, PreflightSkip, PreflightStatus};
 
-/// Most entries of `findings`.
+/// Most entries of `findings`, and of one check: a fault that is another on every node must not hide what other checks found.
 const MOST: usize = 64;
+const MOST_OF_CHECK: usize = 4;
 
 /// A check.
 pub struct Check {
@@ -78,7 +80,7 @@ pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> PreflightStatus {
     for check in &CHECKS {
         match (check.look)(&scene) {
             Ok(found) if found.is_empty() => status.passed += 1,
-            Ok(found) => status.findings.extend(found.iter().map(|found| finding(gang, check, found))),
+            Ok(found) => status.findings.extend(findings(gang, check, found)),
             Err(reason) => {
                 let (check, title) = (check.number.into(), check.title.into());
                 status.skipped.push(PreflightSkip { check, title, reason: cut(&reason, 512) });
@@ -102,14 +104,27 @@ pub fn count(status: &PreflightStatus) -> Option<String> {
     let of = |severity| status.findings.iter().filter(|finding| finding.severity == severity).count();
     match (of(PreflightSeverity::Block), of(PreflightSeverity::Warn)) {
         (0, 0) => None,
-        (0, warnings) => Some(crate::units::counted(warnings as u64, "warning")),
-        (blocks, 0) => Some(format!("{} would block", crate::units::counted(blocks as u64, "finding"))),
-        (blocks, warnings) => Some(format!(
-            "{} would block, {}",
-            crate::units::counted(blocks as u64, "finding"),
-            crate::units::counted(warnings as u64, "warning")
-        )),
+        (0, warnings) => Some(counted(warnings as u64, "warning")),
+        (blocks, 0) => Some(format!("{} would block", counted(blocks as u64, "finding"))),
+        (blocks, warnings) => {
+            Some(format!("{} would block, {}", counted(blocks as u64, "finding"), counted(warnings as u64, "warning")))
+        }
     }
+}
+
+/// The first findings of a check, what blocks before what does not, and how many more there are.
+fn findings(gang: &Gang<'_>, check: &Check, mut found: Vec<Found>) -> Vec<PreflightFinding> {
+    found.sort_by_key(|found| found.fault.severity);
+    let more = found.len().saturating_sub(MOST_OF_CHECK);
+    let mut shown: Vec<PreflightFinding> =
+        found.iter().take(MOST_OF_CHECK).map(|found| finding(gang, check, found)).collect();
+    if let Some(last) = shown.last_mut().filter(|_| more > 0) {
+        last.message = cut(
+            &format!("{}; and {} of this check", cut(&last.message, 960), counted(more as u64, "more finding")),
+            1024,
+        );
+    }
+    shown
 }
 
 fn finding(gang: &Gang<'_>, check: &Check, found: &Found) -> PreflightFinding {

@@ -150,27 +150,28 @@ pub(super) fn alike(scene: &Scene<'_>) -> Outcome {
         found.push(fault.of_job());
     }
     let errors = each(gang, |_, _, facts| {
-        let mut watched = 0;
-        let mut faults = Vec::new();
-        for nic in training_ports(facts) {
-            let Some(watch) = &nic.port_watch else { continue };
-            watched += 1;
-            if watch.last_error.as_ref().is_some_and(|at| is_recent(at.0, gang.now)) {
-                let counters = watch.errors.join(", ");
-                faults.push(
-                    Fault::warn(format!("errors of {} grow: {counters}", port_name(nic)))
-                        .effect("packets are sent again, and the queue pair may give up: \"error 12\"")
-                        .evidence("portWatch of nics[] in the GPUTopology, within the last hour")
-                        .fix("look at cable and transceiver of that port, and at its switch port's own counters"),
-                );
-            }
+        if training_ports(facts).all(|nic| nic.mtu_bytes.is_none()) {
+            return Err("mtuBytes of nics[] is not reported".into());
         }
-        if watched == 0 { Err("nobody watches the error counters of the ports".into()) } else { Ok(faults) }
+        if training_ports(facts).all(|nic| nic.port_watch.is_none()) {
+            return Err("portWatch of nics[] is not reported; MTU and rates agree".into());
+        }
+        let grow = |nic: &&Nic| {
+            let last = nic.port_watch.as_ref().and_then(|watch| watch.last_error.as_ref());
+            last.is_some_and(|at| is_recent(at.0, gang.now))
+        };
+        let fault = |nic: &Nic| {
+            let counters = nic.port_watch.as_ref().map(|watch| watch.errors.join(", ")).unwrap_or_default();
+            Fault::warn(format!("errors of {} grow: {counters}", port_name(nic)))
+                .effect("packets are sent again, and the queue pair may give up: \"error 12\"")
+                .evidence("portWatch of nics[] in the GPUTopology, within the last hour")
+                .fix("look at cable and transceiver of that port, and at its switch port's own counters")
+        };
+        Ok(training_ports(facts).filter(grow).map(fault).collect())
     });
     match errors {
         Ok(errors) => found.extend(errors),
-        // What can be compared was compared.
-        Err(why) if found.is_empty() && gang.members.iter().any(|member| member.facts.is_none()) => return Err(why),
+        Err(why) if found.is_empty() => return Err(why),
         Err(_) => {}
     }
     Ok(found)
@@ -198,18 +199,22 @@ pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
         if let Some((value, _)) = value {
             faults.extend(expansion(value, &taken, facts));
         }
-        let without: Vec<String> = taken
-            .iter()
-            .filter(|nic| nic.char_device.as_ref().is_some_and(|device| device.state == FileState::Missing))
-            .map(|nic| port_name(nic))
-            .collect();
+        // An agent that finds no device says nothing of one; a report that no agent made knows of none.
+        let is_without = |nic: &&&Nic| match &nic.char_device {
+            Some(device) => device.state == FileState::Missing,
+            None => facts.agent_version.is_some(),
+        };
+        let without: Vec<String> = taken.iter().filter(is_without).map(|nic| port_name(nic)).collect();
         if !without.is_empty() {
             faults.push(
                 Fault::block(format!("no character device for {}", list(without.iter().map(String::as_str))))
                     .effect("programs cannot open the device")
-                    .evidence("charDevice of nics[] in the GPUTopology: Missing")
+                    .evidence("charDevice of nics[] in the GPUTopology: Missing, or none")
                     .fix("load ib_uverbs there (modprobe ib_uverbs), and restart the RDMA device plugin"),
             );
+        }
+        if faults.is_empty() && taken.iter().any(|nic| nic.char_device.is_none()) {
+            return Err("charDevice of nics[] is not reported".into());
         }
         Ok(faults)
     })

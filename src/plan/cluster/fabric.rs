@@ -110,7 +110,7 @@ fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
         Some(None) => ("no node agent reports it", false),
         Some(Some(Err(why))) => (why, false),
         Some(Some(Ok(machine))) => match machine.observed.is_some_and(|at| is_old(at, now)) {
-            true => ("its node agent is silent: the report is old", true),
+            true => ("its node agent is silent, and its report more than half an hour old", true),
             false => ("", false),
         },
     }

@@ -100,7 +100,7 @@ fn a_node_without_a_report_is_told_and_its_checks_are_not_passed() {
     stage.silence(1);
     let after = stage.look();
     assert!(after.passed < before.passed, "{} {}", after.passed, before.passed);
-    assert!(says(&after).contains("gpu-2: not checked: no node agent reports it"), "{}", says(&after));
+    assert!(says(&after).contains("gpu-2: not checked as it is now: no node agent reports it"), "{}", says(&after));
     let skip = after.skipped.iter().find(|skip| skip.check == 26).expect("half of it is not known");
     assert_eq!(skip.reason, "gpu-2: no node agent reports it");
 }
@@ -153,4 +153,39 @@ fn the_mode_decides_what_follows() {
     stage.ports(1, |nic| nic.mtu_bytes = Some(2044));
     stage.set("/spec/fabric", json!({"preflight": {"mode": "Enforce"}}));
     assert_eq!(stage.look().findings[0].check, 4);
+}
+
+#[test]
+fn faults_that_differ_from_node_to_node_hide_nothing_else() {
+    let mut stage = eight_nodes();
+    (0..8).for_each(|node| {
+        let limit = 65_536 * (node + 1);
+        stage.node(node, |status| status.host.as_mut().unwrap().locked_memory_limit = Some(limit.to_string()));
+    });
+    stage.ports(1, |nic| nic.mtu_bytes = Some(2044));
+    assert_eq!(stage.found(8).len(), 4);
+    let last = stage.found(8).pop().unwrap().message;
+    assert!(last.starts_with("gpu-4: ") && last.ends_with("; and 4 more findings of this check"), "{last}");
+    assert_eq!(stage.found(4).len(), 1);
+}
+
+#[test]
+fn agents_that_are_old_or_silent_and_reports_that_contradict_themselves_are_told() {
+    let told = |check, change: fn(&mut GPUTopologyStatus)| {
+        let mut stage = Stage::new(INFINIBAND.0, INFINIBAND.1);
+        stage.node(1, change);
+        stage.found(check).into_iter().map(|finding| finding.message).collect::<Vec<_>>().join("; ")
+    };
+    let old = told(23, |status| status.agent_version = Some("0.0.9".into()));
+    assert!(old.contains("gpu-2: its node agent is 0.0.9, and this program"), "{old}");
+    let silent = told(23, |status| status.observed_time = Some(crate::stage::before(90)));
+    assert!(silent.contains("gpu-2: not checked as it is now: its node agent is silent"), "{silent}");
+    let lost = told(13, |status| {
+        let condition = json!({
+            "type": "Consistent", "status": "False", "reason": "Contradiction", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "message": "gpuCount: got 8; expected 9, the NVIDIA GPUs on the PCI bus",
+        });
+        status.conditions = vec![serde_json::from_value(condition).unwrap()];
+    });
+    assert_eq!(lost, "gpu-2: the driver has lost a GPU");
 }
