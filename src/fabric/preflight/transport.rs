@@ -31,7 +31,7 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
         return Err("no node that reports has an RDMA device".into());
     }
     let effect = "NCCL falls back to TCP without an error";
-    let mut found = each(gang, |_, _, facts| {
+    let of_nodes = each(gang, |_, _, facts| {
         let all = ports(facts).count();
         if training_ports(facts).next().is_some() {
             return Ok(Vec::new());
@@ -47,7 +47,12 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
                 .evidence("state of nics[] in the GPUTopology")
                 .fix("mend the cables, drivers or switch ports there, or keep the job off the node; fabric.mode Disabled if TCP is wanted"),
         ])
-    })?;
+    });
+    // A node that is silent does not hide what is wrong with the job.
+    let (mut found, unknown) = match of_nodes {
+        Ok(found) => (found, None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
     if layers.iter().filter(|layer| **layer != word(LinkLayer::None)).count() > 1 {
         let differ = differences(gang, |_, facts| Some(word(link_layer(facts)).to_string())).unwrap_or_default();
         let fault = Fault::block(format!("the nodes have different fabrics: {differ}"))
@@ -58,7 +63,10 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
     } else if !gang.is_granted() && found.len() < gang.members.len() {
         found.push(not_granted(gang).effect(effect).of_job());
     }
-    Ok(found)
+    match unknown {
+        Some(why) if found.is_empty() => Err(why),
+        _ => Ok(found),
+    }
 }
 
 fn word(layer: LinkLayer) -> &'static str {

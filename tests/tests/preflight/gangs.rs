@@ -101,6 +101,11 @@ fn a_node_without_a_report_is_told_and_its_checks_are_not_passed() {
     let after = stage.look();
     assert!(after.passed < before.passed, "{} {}", after.passed, before.passed);
     assert!(says(&after).contains("gpu-2: not checked as it is now: no node agent reports it"), "{}", says(&after));
+    assert!(
+        says(&after).starts_with("1 Block"),
+        "no pack fits nodes of which one is silent, and nobody asks for RDMA: {}",
+        says(&after)
+    );
     let skip = after.skipped.iter().find(|skip| skip.check == 26).expect("half of it is not known");
     assert_eq!(skip.reason, "gpu-2: no node agent reports it");
 }
