@@ -1,12 +1,12 @@
 //! Arguments.
 
 mod diagnose;
+mod topo;
 
 pub(super) use diagnose::{DoctorArgs, LintArgs};
+pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
-use super::import;
 use crate::plan::cluster::levels::DomainLevel;
-use crate::topology::import::NicRate;
 use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -251,63 +251,6 @@ pub(super) struct WhatifArgs {
     /// Where a cluster is looked at.
     #[command(flatten)]
     pub place: ClusterArgs,
-}
-
-/// Arguments of `topo`.
-#[derive(Debug, Args)]
-pub(super) struct TopoArgs {
-    /// Something else than showing a machine.
-    #[command(subcommand)]
-    pub command: Option<TopoCommand>,
-
-    /// A node of the cluster, or a file with a GPUTopology (YAML): whatever exists, has a `/` in it or ends in .yaml, .yml or .json is a
-    /// file. One that is called `import` as `./import`. Default: this machine.
-    #[arg(value_name = "NODE|FILE")]
-    pub target: Option<String>,
-
-    /// Show the domains of a cluster, its nodes, and who uses their GPUs.
-    #[arg(long, conflicts_with_all = ["target", "svg"])]
-    pub cluster: bool,
-
-    /// Show complete matrices; with --cluster all nodes of a large one.
-    #[arg(long)]
-    pub full: bool,
-
-    /// Print a drawing of the machine (SVG).
-    #[arg(long)]
-    pub svg: bool,
-
-    /// Where a cluster is looked at.
-    #[command(flatten)]
-    pub place: ClusterArgs,
-}
-
-/// Subcommands of `topo`.
-#[derive(Debug, Subcommand)]
-pub(super) enum TopoCommand {
-    /// Make a GPUTopology (YAML, or JSON with `-o json`) of the text that `nvidia-smi topo -m` prints.
-    ///
-    /// Paths, bus ids and UUIDs are made up, so that they have the distances of the matrix; sources in the result say so.
-    Import(ImportArgs),
-}
-
-/// Arguments of `topo import`.
-#[derive(Debug, Args)]
-pub(super) struct ImportArgs {
-    /// Text of `nvidia-smi topo -m`; `-` reads standard input.
-    pub file: PathBuf,
-
-    /// Name of the node.
-    #[arg(long, default_value = "imported", value_parser = import::object_name)]
-    pub name: String,
-
-    /// Model of the GPUs, such as H100 or A100-SXM4-80GB: the speed of NVLinks follows from it.
-    #[arg(long, value_name = "MODEL", value_parser = import::product_name)]
-    pub gpu_model: Option<String>,
-
-    /// Rate of the NICs in Gbit/s, one direction; of one NIC as NAME=RATE. May be repeated.
-    #[arg(long, value_name = "[NAME=]RATE", value_parser = import::nic_rate)]
-    pub nic_gbps: Vec<NicRate>,
 }
 
 /// Subcommands of `checkpoint`.

@@ -7,6 +7,7 @@ use super::{fabric, manifest, print, print_yaml, refuse, verdict};
 use crate::controller::offline::{Cluster, Earlier, Verdict};
 use crate::controller::snapshot;
 use crate::fabric::profile::Profile;
+use crate::plan::cluster::fabric::Decided;
 use crate::plan::cluster::levels::{DomainLevel, Levels};
 use crate::plan::objects::Defaults;
 use jiff::Timestamp;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use switchyard_crds::{FabricStatus, TrainJob};
+use switchyard_crds::TrainJob;
 use switchyard_service::{Connection, client, connect};
 use switchyard_worker_contract::exit::Exit;
 
@@ -182,7 +183,9 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
     if args.fabric {
         // What was decided counts; before that, what would be.
         let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
-        return show_fabric(cli, &job, decided.map(Ok).or(found.fabric)).unwrap_or(Exit::Done);
+        let forecast = found.fabric.as_ref().and_then(|found| found.as_ref().ok()?.forecast.clone());
+        let decided = decided.map(|status| Ok(Decided { status, forecast }));
+        return show_fabric(cli, &job, decided.or(found.fabric)).unwrap_or(Exit::Done);
     }
     match cli.output {
         Output::Json => json_line("Explanation", verdict::explanation_json(&job, &found)),
@@ -193,16 +196,18 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
 }
 
 /// Prints every setting of the fabric. `None`: it is printed.
-fn show_fabric(cli: &Cli, job: &TrainJob, fabric: Option<Result<FabricStatus, String>>) -> Option<Exit> {
+fn show_fabric(cli: &Cli, job: &TrainJob, fabric: Option<Result<Decided, String>>) -> Option<Exit> {
     match (fabric, cli.output) {
         (Some(Err(why)), _) => return Some(refuse(&why, Exit::NotPlaceable)),
         (None, _) => {
             let what = "data stays inside a node, or our own engine carries it and reads no such settings";
             return Some(refuse(&format!("{} has no use for settings of a fabric: {what}", name_of(job)), Exit::Usage));
         }
-        (Some(Ok(found)), Output::Json) => json_line("Fabric", fabric::json(job, &found)),
-        (Some(Ok(found)), Output::Yaml) => print_yaml(&fabric::json(job, &found)),
-        (Some(Ok(found)), Output::Table | Output::Dot) => print(&fabric::table(job, &found, cli.verbose)),
+        (Some(Ok(found)), Output::Json) => json_line("Fabric", fabric::json(job, &found.status)),
+        (Some(Ok(found)), Output::Yaml) => print_yaml(&fabric::json(job, &found.status)),
+        (Some(Ok(found)), Output::Table | Output::Dot) => {
+            print(&fabric::table(job, &found.status, found.forecast.as_ref(), cli.verbose))
+        }
     }
     None
 }

@@ -3,11 +3,14 @@
 use super::cluster::name_of;
 use super::manifest;
 use super::units::plural;
+use crate::fabric::forecast::{Between, Forecast, lines};
 use crate::fabric::preflight::CHECKS;
 use crate::fabric::profile::Profile;
 use serde_json::{Value, json};
 use std::path::Path;
-use switchyard_crds::{DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, PreflightStatus, TrainJob};
+use switchyard_crds::{
+    DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, PreflightStatus, TrainJob, Transport,
+};
 
 /// Largest profile.
 const MOST: (u64, &str) = (1 << 20, "1 MiB");
@@ -23,13 +26,21 @@ pub(super) fn profile(path: &Path) -> Result<Profile, String> {
 }
 
 /// How the processes of a job reach each other, for people. `verbose`: also where each word is from.
-pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, verbose: bool) -> String {
+pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&Forecast>, verbose: bool) -> String {
     let mut text = format!("fabric of {}: {}\n", name_of(job), headline(fabric));
     for resource in &fabric.resources {
         text.push_str(&format!(
             "  each pod also asks for {} {}: {}\n",
             resource.name, resource.quantity.0, resource.reason
         ));
+    }
+    if let Some(forecast) = forecast {
+        text.push_str("\nforecast\n");
+        lines(forecast).iter().for_each(|line| text.push_str(&format!("  {line}\n")));
+        let could = matches!(forecast.summary.between, Some(Between::Rdma { .. }));
+        if could && fabric.transport == Some(Transport::TCP) {
+            text.push_str("  that is what the ports could do; the pods go over TCP: see NCCL_IB_DISABLE below\n");
+        }
     }
     for (outcome, title) in [
         (DecisionOutcome::Set, "set for you"),

@@ -1,8 +1,8 @@
 //! Machines on the command line: this one, or described by a file; `switchyard topo`.
 
-use super::args::{Cli, Output, TopoArgs, TopoCommand};
+use super::args::{Cli, ClusterArgs, Output, TopoArgs, TopoCommand};
 use super::units::duration;
-use super::{cluster, import, manifest, print, print_yaml, refuse, topo};
+use super::{cluster, import, manifest, print, print_yaml, refuse, topo, xml};
 use crate::plan::cluster::is_old;
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -59,12 +59,14 @@ pub(super) fn read_file(path: &Path) -> Result<GPUTopology, String> {
 pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Exit {
     match &args.command {
         // clap could refuse this, but then also `topo -o json import FILE`.
-        Some(TopoCommand::Import(_)) if args.target.is_some() => {
-            refuse("got a FILE before `import`; expected it after: switchyard topo import FILE", Exit::Usage)
+        Some(command) if args.target.is_some() => {
+            let name = command.name();
+            refuse(&format!("got a FILE before `{name}`; expected it after: switchyard topo {name} FILE"), Exit::Usage)
         }
-        Some(TopoCommand::Import(_)) if cli.output == Output::Dot => {
-            refuse("-o dot: `import` makes a GPUTopology; expected yaml or json", Exit::Usage)
+        Some(command) if cli.output == Output::Dot => {
+            refuse(&format!("-o dot: `{}` draws nothing; expected yaml or json", command.name()), Exit::Usage)
         }
+        Some(TopoCommand::Xml(args)) => xml::xml(cli, args),
         Some(TopoCommand::Import(args)) => import::import(cli, args),
         None if args.cluster => topo::cluster::show(cli, args, width()),
         None => show(cli, args),
@@ -72,7 +74,7 @@ pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Exit {
 }
 
 fn show(cli: &Cli, args: &TopoArgs) -> Exit {
-    let topology = match find(args) {
+    let topology = match find(args.target.as_deref(), &args.place) {
         Ok(topology) => topology,
         Err((error, exit)) => return refuse(&error, exit),
     };
@@ -113,10 +115,9 @@ fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String>
 }
 
 /// The machine that is meant: this one, that of a file, or a node of a cluster.
-fn find(args: &TopoArgs) -> Result<GPUTopology, (String, Exit)> {
-    let place = &args.place;
+pub(super) fn find(target: Option<&str>, place: &ClusterArgs) -> Result<GPUTopology, (String, Exit)> {
     let names_a_cluster = place.snapshot.is_some() || place.kubeconfig.is_some() || place.context.is_some();
-    match &args.target {
+    match target {
         None if names_a_cluster => {
             Err(("got a cluster but no node of it; expected NODE or --cluster".into(), Exit::Usage))
         }
@@ -125,7 +126,7 @@ fn find(args: &TopoArgs) -> Result<GPUTopology, (String, Exit)> {
             let why = if Path::new(target).exists() { "there is one of that name" } else { "by its name" };
             (format!("{error}\n`{target}` was taken for a file, not for a node: {why}"), Exit::Usage)
         }),
-        Some(node) => of_node(args, node),
+        Some(node) => of_node(place, node),
     }
 }
 
@@ -135,15 +136,15 @@ fn is_file(target: &str) -> bool {
 }
 
 /// The report of a node of a cluster.
-fn of_node(args: &TopoArgs, node: &str) -> Result<GPUTopology, (String, Exit)> {
+fn of_node(place: &ClusterArgs, node: &str) -> Result<GPUTopology, (String, Exit)> {
     let also = |error: &str| format!("{error}\n`{node}` was taken for a node: there is no file of that name");
-    let (items, cluster) = match &args.place.snapshot {
+    let (items, cluster) = match &place.snapshot {
         Some(path) => {
             let file = cluster::read_file(path).map_err(|error| (error, Exit::Usage))?;
             (file.items, path.display().to_string())
         }
         None => {
-            let items = cluster::list(&args.place, Some(node)).map_err(|(error, exit)| (also(&error), exit))?;
+            let items = cluster::list(place, Some(node)).map_err(|(error, exit)| (also(&error), exit))?;
             (items, "the cluster".to_string())
         }
     };

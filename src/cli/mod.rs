@@ -22,6 +22,7 @@ mod screen;
 mod topo;
 mod verdict;
 mod whatif;
+mod xml;
 mod yaml;
 
 pub use args::Cli;

@@ -30,7 +30,7 @@ pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Exit {
         Err(why) => return refuse(&format!("not placeable: {why}"), Exit::NotPlaceable),
     };
     let decided = match found.fabric {
-        Some(Ok(decided)) => decided,
+        Some(Ok(decided)) => decided.status,
         Some(Err(why)) => return refuse(&why, Exit::NotPlaceable),
         None => {
             let why = "it has no GPUs and one node, or our own engine, which needs no fabric";

@@ -6,7 +6,6 @@
 pub(super) mod cluster;
 mod devices;
 mod draw;
-mod fold;
 mod health;
 mod host;
 mod nics;

@@ -25,7 +25,7 @@ pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbos
             text.push_str(&format!("placeable: {}{}\n", name_of(job), bandwidths(&placed.status)));
             placement(&mut text, &placed.status, job, cluster, verbose);
             match &verdict.fabric {
-                Some(Ok(found)) => row(&mut text, "fabric", &fabric::headline(found)),
+                Some(Ok(found)) => row(&mut text, "fabric", &fabric::headline(&found.status)),
                 Some(Err(why)) => row(&mut text, "fabric", &format!("the job would wait: {why}")),
                 None => {}
             }
@@ -214,7 +214,7 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
     };
     value["excluded"] = excluded.iter().map(|(node, why)| json!({"node": node, "why": why.to_string()})).collect();
     match &verdict.fabric {
-        Some(Ok(fabric)) => value["fabric"] = json!(fabric),
+        Some(Ok(fabric)) => value["fabric"] = json!(fabric.status),
         Some(Err(why)) => value["fabricNotReady"] = json!(why),
         None => {}
     }

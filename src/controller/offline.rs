@@ -2,7 +2,7 @@
 
 use super::contention::{Asker, Rules};
 use super::index::{Index, Key, attempt_of, key_of};
-use crate::plan::cluster::fabric;
+use crate::plan::cluster::fabric::{self, Decided};
 use crate::plan::cluster::gang::{self, Placed};
 use crate::plan::cluster::levels::Levels;
 use crate::plan::cluster::view::NodeView;
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{FabricStatus, TrainJob, conditions};
+use switchyard_crds::{TrainJob, conditions};
 
 /// Kinds that decide about places; others are not looked at.
 pub const KINDS: [&str; 7] =
@@ -50,7 +50,7 @@ pub struct Verdict {
     /// Jobs that would be stopped for it.
     pub victims: Vec<String>,
     /// How its processes would reach each other, or why they must not; `None`: it has no place, or no use for a fabric.
-    pub fabric: Option<Result<FabricStatus, String>>,
+    pub fabric: Option<Result<Decided, String>>,
 }
 
 impl Cluster {

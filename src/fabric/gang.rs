@@ -154,7 +154,8 @@ pub fn training_ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
     ports.filter(|nic| nic.rdma_device.is_some())
 }
 
-/// A report without what is of this one machine only, so that machines of one kind share it: identities, times, users.
+/// A report without what is of this one machine only, so that machines of one kind share it: identities, times, users. GPUs have the names of
+/// their positions.
 pub fn facts(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     let mut facts = status.clone();
     facts.observed_time = None;
@@ -163,11 +164,16 @@ pub fn facts(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     // What contradicts itself is told by the preflight; when that began is of the node.
     facts.conditions.retain(|condition| condition.type_ == CONSISTENT && condition.status == "False");
     facts.conditions.iter_mut().for_each(|condition| condition.last_transition_time = Time(Timestamp::UNIX_EPOCH));
-    facts.measured.clear();
-    // The pairs are in the shape of the machine; here only the state of each GPU counts.
-    facts.links.clear();
-    for gpu in &mut facts.gpus {
-        gpu.uuid.clear();
+    let position =
+        |uuid: &str| status.gpus.iter().position(|gpu| gpu.uuid == uuid).map(|position| position.to_string());
+    for link in &mut facts.links {
+        for end in [&mut link.a, &mut link.b] {
+            // A name that no GPU has stays, for whoever reads the devices to complain of.
+            *end = position(end).unwrap_or_else(|| end.clone());
+        }
+    }
+    for (position, gpu) in facts.gpus.iter_mut().enumerate() {
+        gpu.uuid = position.to_string();
     }
     for nic in &mut facts.nics {
         nic.node_guid = None;

@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! the chosen gang (reports, devices, pod) + profile ─> decide ─> decisions ─> conf (per node), env, status
-//!                                                   └> forecast, preflight
 //! ```
 //!
 //! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of
@@ -10,6 +9,7 @@
 
 mod conf;
 mod decide;
+pub mod forecast;
 mod gang;
 mod needs;
 pub mod preflight;

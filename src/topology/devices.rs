@@ -56,6 +56,19 @@ impl Devices {
         self.nic_paths[gpu * self.nics.len() + nic]
     }
 
+    /// The node as a job sees it that has these GPUs only, by position: GPUs that no rank has are none to NCCL.
+    pub fn only(&self, gpus: &[usize]) -> Devices {
+        let pairs = || gpus.iter().flat_map(|a| gpus.iter().map(move |b| a * self.gpus.len() + b));
+        Devices {
+            gpus: gpus.iter().map(|gpu| self.gpus[*gpu]).collect(),
+            nics: self.nics.clone(),
+            direct_links: pairs().map(|pair| self.direct_links[pair]).collect(),
+            gpu_paths: pairs().map(|pair| self.gpu_paths[pair]).collect(),
+            nic_paths: gpus.iter().flat_map(|gpu| (0..self.nics.len()).map(|nic| self.nic_path(*gpu, nic))).collect(),
+            socket_rate: self.socket_rate,
+        }
+    }
+
     /// NVLink rate between two GPUs, through switches or not; 0: none.
     pub fn nvlink_rate(&self, a: usize, b: usize) -> u32 {
         let (one, other) = (self.gpus[a], self.gpus[b]);

@@ -83,6 +83,12 @@ impl NcclPath {
         }
     }
 
+    /// Whether NCCL lets two GPUs at this distance reach each other's memory; else their data goes through the host's. As
+    /// `NCCL_P2P_LEVEL` is PXB unless it is set; between two GPUs of a machine with CPUs of AMD it is SYS (`ncclTopoCheckP2p`).
+    pub fn has_p2p(self, is_amd_pair: bool) -> bool {
+        self <= NcclPath::Pxb || is_amd_pair
+    }
+
     /// Whether NCCL lets a NIC at this distance reach the memory of the GPU itself: `NCCL_NET_GDR_LEVEL` is PXB unless it is set, and
     /// P2C as `NCCL_NET_GDR_C2C` is on unless it is set (`ncclTopoCheckGdr`).
     pub fn has_direct_rdma(self) -> bool {
@@ -103,6 +109,11 @@ impl<'a> Ways<'a> {
     pub fn of(status: &GPUTopologyStatus, devices: &'a Devices) -> Ways<'a> {
         let gpus = status.gpus.iter().take(devices.gpus.len()).enumerate();
         let coherent = gpus.filter(|(_, gpu)| is_coherent(gpu)).fold(0, |mask, (gpu, _)| mask | 1 << gpu);
+        Ways::new(devices, coherent)
+    }
+
+    /// The ways between `devices`; `coherent`: GPUs that are joined to their CPU by NVLink-C2C, one bit each.
+    pub fn new(devices: &'a Devices, coherent: u32) -> Ways<'a> {
         Ways { devices, coherent }
     }
 
@@ -154,7 +165,7 @@ impl<'a> Ways<'a> {
     /// The GPU over which NCCL sends to a NIC that is far from this one (PXN): next to the NIC, and joined to this one by NVLink. What
     /// comes in goes the GPU's own way.
     pub fn relay(&self, gpu: usize, nic: usize) -> Option<usize> {
-        let next = (0..self.devices.gpus.len()).find(|next| self.is_local(*next, nic))?;
+        let next = self.local_gpu(nic)?;
         let is_worth_it =
             self.devices.nic_rate(next, nic) > self.devices.nic_rate(gpu, nic) || self.nic(gpu, nic) > NcclPath::Pxn;
         let is_relay = next != gpu
@@ -164,6 +175,25 @@ impl<'a> Ways<'a> {
         is_relay.then_some(next)
     }
 
+    /// The GPU that stands for all others in front of a NIC: of those that are nearest to it the first one that takes it
+    /// (`ncclTopoGetLocalGpu`).
+    fn local_gpu(&self, nic: usize) -> Option<usize> {
+        let near: Vec<(usize, Vec<usize>)> = self.nearest(nic).map(|gpu| (gpu, self.nics(gpu))).collect();
+        let channels = near.iter().map(|(_, nics)| nics.len()).max().unwrap_or(0);
+        let taken =
+            |channel: usize| near.iter().find(|(_, nics)| nics[channel % nics.len()] == nic).map(|(gpu, _)| *gpu);
+        (0..channels).find_map(taken)
+    }
+
+    /// The GPUs that are nearest to a NIC: the fastest ways, and of those the shortest.
+    fn nearest(&self, nic: usize) -> impl Iterator<Item = usize> + '_ {
+        let rank = move |gpu: usize| {
+            (Reverse(self.devices.nic_rate(gpu, nic)), NcclPath::of_pcie(self.devices.nic_path(gpu, nic)))
+        };
+        let best = (0..self.devices.gpus.len()).map(rank).min();
+        (0..self.devices.gpus.len()).filter(move |gpu| Some(rank(*gpu)) == best)
+    }
+
     /// Whether a NIC is among the ones that this GPU takes: the fastest for it, and of those the nearest (`ncclTopoGetLocal`).
     pub fn is_local(&self, gpu: usize, nic: usize) -> bool {
         let rank =
@@ -171,13 +201,30 @@ impl<'a> Ways<'a> {
         (0..self.devices.nics.len()).all(|other| rank(nic) <= rank(other))
     }
 
+    /// The NICs that NCCL gives a GPU, the one of the first channel first (`ncclTopoGetLocalNetType`): GPUs that are near the same NICs
+    /// divide them, by the number of the GPU. None: there is no NIC.
+    pub fn nics(&self, gpu: usize) -> Vec<usize> {
+        let near: Vec<usize> = (0..self.devices.nics.len()).filter(|nic| self.is_local(gpu, *nic)).collect();
+        let Some(first) = near.first() else { return near };
+        let sharing = self.nearest(*first).count().max(1);
+        let start = gpu % sharing;
+        let start = if near.len().is_power_of_two() { mirrored(start, near.len()) } else { start };
+        (0..near.len().div_ceil(sharing)).map(|channel| near[(start + channel) % near.len()]).collect()
+    }
+
     fn is_coherent(&self, gpu: usize) -> bool {
         self.coherent & 1 << gpu != 0
     }
 }
 
+/// The bits of a number below a power of two in reverse, so that neighbours come to lie far apart (`mirrorBits`).
+fn mirrored(value: usize, power: usize) -> usize {
+    let bits = power.trailing_zeros();
+    (0..bits).filter(|bit| value & 1 << bit != 0).fold(0, |mirrored, bit| mirrored | 1 << (bits - 1 - bit))
+}
+
 /// Whether the GPU is joined to its CPU by NVLink-C2C: its memory is a NUMA node then, and the products are those of Grace.
-fn is_coherent(gpu: &Gpu) -> bool {
+pub fn is_coherent(gpu: &Gpu) -> bool {
     let model = gpu.model.as_deref().and_then(gpu_model::find);
     gpu.memory_numa_node.is_some()
         || model.is_some_and(|model| ["GH", "GB"].iter().any(|of| model.name.starts_with(of)))

@@ -16,6 +16,20 @@ pub fn nvlink(raw: u64) -> u32 {
     }
 }
 
+/// Compute capability times ten, and the rate of one NVLink from it on (`ncclTopoNVLinkBw`).
+const NVLINKS: [(u32, u32); 7] =
+    [(100, 40_100), (90, 20_600), (87, 20_000), (86, 12_000), (80, 20_000), (70, 20_000), (60, 18_000)];
+
+/// One NVLink of a GPU of this compute capability, times ten: 90 for H100.
+pub fn nvlink_of(sm: u32) -> u32 {
+    NVLINKS.iter().find(|(from, _)| sm >= *from).map_or(UNKNOWN_NVLINK, |(_, rate)| *rate)
+}
+
+/// A compute capability of GPUs with NVLinks of this rate.
+pub fn sm_with(link_rate: u32) -> Option<u32> {
+    NVLINKS.iter().rev().find(|(_, rate)| *rate == link_rate).map(|(sm, _)| *sm)
+}
+
 /// An NVLink of which nothing is known: that of V100 and A100.
 pub const UNKNOWN_NVLINK: u32 = 20_000;
 
@@ -52,7 +66,35 @@ pub fn socket(vendor: Option<&str>, generation: Option<u32>) -> u32 {
         Some("GenuineIntel") if generation >= Some(5) => 22_000,
         Some("AuthenticAMD") => 16_000,
         Some("ARM") => 6_000,
-        _ => 10_000,
+        _ => UNKNOWN_SOCKET,
+    }
+}
+
+/// Between sockets of which nothing is known.
+pub const UNKNOWN_SOCKET: u32 = 10_000;
+
+/// Between the sockets of a machine of which NCCL knows family and model of the CPUs (`ncclTopoGetInterCpuBw`), by the instruction set in
+/// NCCL's words. What NCCL does not know counts as [`UNKNOWN_SOCKET`]; NCCL itself takes such a way for free.
+pub fn socket_of(architecture: Option<&str>, vendor: Option<&str>, model: Option<(i64, i64)>) -> u32 {
+    /// Models of family 6 from Skylake, Sapphire Rapids and Granite Rapids on.
+    const INTEL: [(i64, u32); 3] = [(0xCF, 40_000), (0x8F, 22_000), (0x55, 10_000)];
+    match (architecture, vendor) {
+        (Some("arm64"), _) => 6_000,
+        (Some("ppc64"), _) => 32_000,
+        (_, Some("AuthenticAMD")) => 16_000,
+        (_, Some("GenuineIntel")) => match model {
+            Some((6, model)) => INTEL.iter().find(|(from, _)| model >= *from).map_or(6_000, |(_, rate)| *rate),
+            Some(_) => 6_000,
+            None => UNKNOWN_SOCKET,
+        },
+        (_, Some("CentaurHauls" | "  Shanghai  ")) => {
+            if model == Some((7, 0x5B)) {
+                9_000
+            } else {
+                6_000
+            }
+        }
+        _ => UNKNOWN_SOCKET,
     }
 }
 
@@ -74,6 +116,22 @@ mod tests {
         assert_eq!([100_000, 200_000, 400_000, 800_000].map(|rate| nic(Some(rate))), [12_000, 24_000, 48_000, 96_000]);
         assert_eq!((nic(None), nic(Some(0)), nic(Some(u64::MAX))), (1_250, 1_250, 2_000_000), "nonsense is bounded");
         assert_eq!([None, Some(3), Some(4), Some(5), Some(6)].map(pcie), [12_000, 12_000, 24_000, 48_000, 96_000]);
+        assert_eq!(
+            [60, 70, 80, 86, 90, 100, 120].map(nvlink_of),
+            [18_000, 20_000, 20_000, 12_000, 20_600, 40_100, 40_100]
+        );
+        for rate in [12_000, 18_000, 20_000, 20_600, 40_100] {
+            assert_eq!(sm_with(rate).map(nvlink_of), Some(rate));
+        }
+        let intel = |model| socket_of(Some("x86_64"), Some("GenuineIntel"), model);
+        assert_eq!(
+            [None, Some((6, 0x4F)), Some((6, 85)), Some((6, 143)), Some((6, 0xCF))].map(intel),
+            [10_000, 6_000, 10_000, 22_000, 40_000]
+        );
+        assert_eq!(
+            (socket_of(Some("arm64"), None, None), socket_of(Some("x86_64"), Some("AuthenticAMD"), None)),
+            (6_000, 16_000)
+        );
         assert_eq!((socket(Some("GenuineIntel"), Some(5)), socket(Some("GenuineIntel"), Some(4))), (22_000, 10_000));
     }
 }

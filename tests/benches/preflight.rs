@@ -70,7 +70,7 @@ fn timed(what: &str, stage: &Stage, mode: &str) -> Value {
             let start = Instant::now();
             let verdict = black_box(cluster.look(&job, Earlier::Forgotten).unwrap());
             let time = start.elapsed();
-            let preflight = verdict.fabric.unwrap().unwrap().preflight;
+            let preflight = verdict.fabric.unwrap().unwrap().status.preflight;
             findings = preflight.map_or(0, |preflight| preflight.findings.len());
             time
         })

@@ -6,6 +6,8 @@
 
 #[path = "devices/claims.rs"]
 mod claims;
+#[path = "devices/fabric.rs"]
+mod fabric;
 #[path = "devices/plugin.rs"]
 mod plugin;
 #[path = "devices/queue.rs"]

@@ -102,8 +102,20 @@ pub(crate) fn test() -> Result<()> {
     });
     totals.beside("fuzzers of every file format, a minute each, side by side", &mut fuzzers)?;
     step("both programs in release mode", &mut build())?;
-    let processes =
-        ["test", "-p", "switchyard-tests", "--lib", "--test", "bad_input", "--test", "run", "--test", "example"];
+    let processes = [
+        "test",
+        "-p",
+        "switchyard-tests",
+        "--lib",
+        "--test",
+        "bad_input",
+        "--test",
+        "run",
+        "--test",
+        "example",
+        "--test",
+        "fabric",
+    ];
     totals.run("real processes", &mut cargo(&processes))?;
     let mut report = cargo(&["test", "-p", "switchyard-tests", "--test", "report"]);
     if setup::chromium()? {

@@ -1,12 +1,12 @@
 //! GPUs and NICs: what each pair of them carries, which way, and what that means for traffic that leaves the node.
 
-use super::fold::{apart, grouped, numbers, twins};
 use super::health::{self, Health};
 use super::text::{Screen, Table, plain};
 use super::{cpus_of_node, nic_name};
 use crate::cli::units::three_digits;
 use crate::placement::gpus::{Level, MOST_GPUS, Shape};
 use crate::topology::cells;
+use crate::topology::fold::{apart, grouped, numbers, twins};
 use crate::topology::nccl::{NcclPath, Ways};
 use crate::topology::path::PathClass;
 use crate::topology::report::{self, NamedDevices, ReportError};

@@ -1,8 +1,8 @@
 //! What is wrong with a GPU or a NIC, from all facts of the report.
 
-use super::fold::numbers;
 use super::text::plain;
 use crate::cli::units::plural;
+use crate::topology::fold::numbers;
 use switchyard_crds::gpu_topology::{
     Ecc, Fabric, FabricState, FabricSummary, Gpu, Mig, MigMode, NvLinks, PcieLink, RowRemapping,
 };

@@ -186,7 +186,7 @@ pub(super) fn short_list(list: &str) -> String {
 }
 
 /// Printable ASCII only: names come from firmware, and what steers a terminal or turns the direction of a line is not one.
-pub(super) fn plain(text: &str) -> String {
+pub(in crate::cli) fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' }).collect()
 }
 

@@ -4,6 +4,7 @@ use super::gang::Question;
 use super::sites::is_old;
 use super::status::Draft;
 use super::view::NodeView;
+use crate::fabric::forecast::{self, Between, Forecast, Within};
 use crate::fabric::profile::{self, Profile, Site};
 use crate::fabric::{self, Asked, Gang, Member, Refused, preflight};
 use crate::plan::objects::{self, TRAINER};
@@ -16,6 +17,15 @@ use std::collections::BTreeMap;
 use switchyard_crds::{
     DecisionOutcome, FabricStatus, Framework, PlacementStatus, PreflightMode, TrainJob, Transport, conditions,
 };
+
+/// What was decided for a gang that has a place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decided {
+    /// For the status of the job.
+    pub status: FabricStatus,
+    /// What NCCL will do between the ranks, in full.
+    pub forecast: Option<Forecast>,
+}
 
 /// What the pods of a new attempt need to reach the fabric; `None`: the job has no use for one.
 pub fn before(
@@ -50,7 +60,7 @@ fn site(node: &NodeView) -> Site<'_> {
 ///
 /// # Errors
 /// The job must not start over the fabric of these nodes.
-pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Option<FabricStatus>, Refused> {
+pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Option<Decided>, Refused> {
     let Question { job, valid, defaults, nodes, now, .. } = *question;
     let gpus = objects::gpus(job);
     let framework = job.spec.trainer.framework;
@@ -97,10 +107,30 @@ pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Op
     let is_checked = job.spec.fabric.preflight.mode != PreflightMode::None;
     let preflight = is_checked.then(|| preflight::run(&gang, &decisions));
     let before = job.status.as_ref().and_then(|status| status.fabric.clone()).unwrap_or_default();
-    let transport = gang.transport();
-    let summary = transport.map(|transport| summary(transport, placement));
+    let forecast = forecast_of(&gang);
+    let transport = gang.transport().or_else(|| forecast.as_ref().and_then(within));
+    let summary = summary(transport, forecast.as_ref(), placement);
     let profile = profile.map(|profile| profile.name.clone());
-    Ok(Some(FabricStatus { transport, summary, profile, decisions, preflight, ..before }))
+    Ok(Some(Decided { status: FabricStatus { transport, summary, profile, decisions, preflight, ..before }, forecast }))
+}
+
+/// What NCCL will do between the ranks; `None`: a node does not tell, or there are no GPUs.
+fn forecast_of(gang: &Gang<'_>) -> Option<Forecast> {
+    fn of<'a>(member: &Member<'a>) -> Option<forecast::Member<'a>> {
+        let status = member.facts.filter(|_| !member.gpus.is_empty())?;
+        Some(forecast::Member { node: member.name, status, gpus: member.gpus })
+    }
+    let members: Option<Vec<forecast::Member<'_>>> = gang.members.iter().map(of).collect();
+    forecast::forecast(&members?, None).ok()
+}
+
+/// What carries data inside the one node of a job.
+fn within(forecast: &Forecast) -> Option<Transport> {
+    Some(match forecast.summary.within.last()? {
+        Within::NvLink | Within::C2c => Transport::NVLink,
+        Within::Pcie => Transport::PCIe,
+        Within::Host => Transport::SharedMemory,
+    })
 }
 
 /// Why nothing is known of a node, and whether what is known is old.
@@ -117,26 +147,36 @@ fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
 }
 
 /// Why a job that enforces its preflight must not start; `None`: it may.
-pub fn enforced(job: &TrainJob, fabric: Option<&FabricStatus>) -> Option<Refused> {
-    let findings = fabric?.preflight.as_ref().filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
+pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<Refused> {
+    let findings =
+        decided?.status.preflight.as_ref().filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
     preflight::blocking(findings).map(Refused)
 }
 
 /// What carries the data, and how fast that is expected to be.
-fn summary(transport: Transport, placement: &PlacementStatus) -> String {
+fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement: &PlacementStatus) -> Option<String> {
+    let inside = forecast.filter(|forecast| !forecast.summary.within.is_empty());
+    let inside = inside.map(|forecast| {
+        let words: Vec<String> = forecast.summary.within.iter().map(ToString::to_string).collect();
+        format!("{} inside nodes", words.join(", else "))
+    });
     let nics = placement.nodes.first().map_or(0, |node| node.nics.len());
-    let over = match transport {
-        Transport::RDMA if nics > 0 => format!("RDMA over {nics} NIC{} of each node", plural(nics as u64)),
-        Transport::Plugin => "the cloud's network plugin".into(),
-        other => format!("{other:?}"),
-    };
-    // Of TCP, and of NICs that nobody reports, the prediction says nothing.
-    let is_predicted = transport != Transport::TCP && (nics > 0 || transport == Transport::NVLink);
-    let rate = placement.predicted_bus_bandwidth.as_ref().filter(|_| is_predicted);
-    match rate.and_then(gigabytes_per_second) {
-        Some(rate) => format!("{over} between nodes, {rate} GB/s predicted"),
-        None => format!("{over} between nodes"),
-    }
+    let between = transport.filter(|_| placement.nodes.len() > 1).map(|transport| {
+        let over = match transport {
+            Transport::RDMA => match forecast.and_then(|forecast| forecast.summary.between.as_ref()) {
+                Some(between @ Between::Rdma { .. }) => between.to_string(),
+                _ => format!("RDMA over {nics} NIC{} of each node", plural(nics as u64)),
+            },
+            Transport::Plugin => "the cloud's network plugin".into(),
+            other => format!("{other:?}"),
+        };
+        // Of TCP, and of NICs that nobody reports, the prediction says nothing.
+        let is_predicted = transport != Transport::TCP && (nics > 0 || transport == Transport::NVLink);
+        let rate = placement.predicted_bus_bandwidth.as_ref().filter(|_| is_predicted).and_then(gigabytes_per_second);
+        format!("{over} between nodes{}", rate.map(|rate| format!(", {rate} GB/s predicted")).unwrap_or_default())
+    });
+    let parts: Vec<String> = between.into_iter().chain(inside).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// The administrator's profile, else the pack that fits these nodes.
@@ -161,12 +201,13 @@ fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a
 }
 
 /// Writes what the checks found of a job that must not start because of it.
-pub(super) fn tell_findings(draft: &mut Draft<'_>, decided: Option<FabricStatus>) {
-    draft.next.fabric.get_or_insert_default().preflight = decided.and_then(|fabric| fabric.preflight);
+pub(super) fn tell_findings(draft: &mut Draft<'_>, decided: Option<Decided>) {
+    draft.next.fabric.get_or_insert_default().preflight = decided.and_then(|decided| decided.status.preflight);
 }
 
 /// Writes what was decided to the status.
-pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<FabricStatus>) {
+pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<Decided>) {
+    let decided = decided.map(|decided| decided.status);
     if let Some(fabric) = &decided {
         let count = |outcome: DecisionOutcome| fabric.decisions.iter().filter(|d| d.outcome == outcome).count();
         let (set, user, left) =

@@ -66,8 +66,8 @@ fn host_bridges_of_one_numa_node_are_phb() {
     assert_eq!(nic_row(&status, 0), "PXB PHB SYS SYS");
     let ways = Ways::of(&status, &devices);
     assert!(ways.nic(0, 0).has_direct_rdma() && !ways.nic(0, 1).has_direct_rdma());
-    // To the NIC of GPU2 over GPU2; to its own not over anybody.
-    assert_eq!((ways.relay(0, 1), ways.relay(0, 0), ways.relay(1, 0)), (Some(2), None, None));
+    // To the NIC of GPU2 and GPU3 over GPU3, which is on its switch; to its own not over anybody.
+    assert_eq!((ways.relay(0, 1), ways.relay(0, 0), ways.relay(1, 0)), (Some(3), None, None));
 }
 
 #[test]
@@ -97,4 +97,27 @@ fn nics_of_the_cpu_that_a_gpu_is_joined_to() {
     let ways = Ways::of(&apart, &devices);
     assert_eq!((ways.gpus(0, 1), ways.gpu_rate(0, 1)), (NcclPath::C2c, None));
     assert_eq!(ways.gpus(0, 2), NcclPath::Sys);
+}
+
+#[test]
+fn the_relay_is_next_to_the_nic() {
+    // The only NIC of a DGX-1V is on the switch of GPU2 and GPU3, and every GPU takes it.
+    let status = fixture("f01", "V100");
+    let devices = report::devices(&status).unwrap().devices;
+    let ways = Ways::of(&status, &devices);
+    assert_eq!(nic_row(&status, 2), "PIX");
+    let relays: Vec<Option<usize>> = (0..8).map(|gpu| ways.relay(gpu, 0)).collect();
+    assert_eq!(relays, [Some(2), Some(2), None, None, None, None, Some(2), None], "those with an NVLink to it");
+}
+
+#[test]
+fn gpus_divide_the_nics_that_are_near_to_all_of_them() {
+    let status = fixture("f09", "L40S");
+    let devices = report::devices(&status).unwrap().devices;
+    let ways = Ways::of(&status, &devices);
+    let nics: Vec<Vec<usize>> = (0..4).map(|gpu| ways.nics(gpu)).collect();
+    assert_eq!(nics, [[0], [1], [0], [1]]);
+    let alone = devices.only(&[1]);
+    assert_eq!(Ways::new(&alone, 0).nics(0), [0, 1], "a GPU by itself has both");
+    assert_eq!([0, 1, 2, 3, 4].map(|value| mirrored(value, 4)), [0, 2, 1, 3, 0]);
 }

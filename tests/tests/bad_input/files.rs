@@ -225,6 +225,21 @@ pub(crate) const CASES: &[Case] = &[
         says: &["got a FILE before `import`", "expected it after"],
     },
     Case {
+        name: "a TrainJob as topology file of NCCL",
+        make: Make::Scene(|_| arguments("topo xml --check job.yaml")),
+        code: 2,
+        says: &["job.yaml is no topology file of NCCL", "got no tag", "expected <system version=\"1\">"],
+    },
+    Case {
+        name: "a topology file of a machine that is not there",
+        make: Make::Scene(|scene| {
+            scene.write("topo.xml", "<system version=\"1\"></system>");
+            arguments("topo xml --check topo.xml --topology gone.yaml")
+        }),
+        code: 2,
+        says: &["gone.yaml", "No such file"],
+    },
+    Case {
         name: "a missing matrix",
         make: Make::Scene(|_| arguments("topo import gone.txt")),
         code: 2,

@@ -227,7 +227,8 @@ pub fn look_at(items: &[Value], mut job: TrainJob, defaults: Defaults) -> Found 
     let mut cluster = Cluster::of(items, defaults.clone(), Levels::default(), Timestamp::UNIX_EPOCH).unwrap();
     let verdict = cluster.look(&job, Earlier::Forgotten).unwrap();
     let placed = verdict.place.unwrap_or_else(|why| panic!("{why}"));
-    let fabric = verdict.fabric.unwrap_or_else(|| Ok(FabricStatus::default()));
+    let fabric = verdict.fabric.map(|found| found.map(|decided| decided.status));
+    let fabric = fabric.unwrap_or_else(|| Ok(FabricStatus::default()));
     let status = job.status.get_or_insert_default();
     (status.placement, status.fabric) = (Some(placed.status), fabric.clone().ok());
     let valid = validate(&job).unwrap();

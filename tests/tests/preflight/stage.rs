@@ -134,7 +134,7 @@ impl Stage {
         let job = serde_json::from_value(self.job.clone()).unwrap();
         let verdict = cluster.look(&job, Earlier::Forgotten).unwrap();
         verdict.place.unwrap_or_else(|why| panic!("{why}"));
-        verdict.fabric.expect("the job has a use for a fabric")
+        verdict.fabric.expect("the job has a use for a fabric").map(|decided| decided.status)
     }
 
     /// What the checks find.

@@ -52,12 +52,13 @@ const CONTROLLER_MAY: [&str; 26] = [
     "tracing",
 ];
 
-const TABLE: [Row; 24] = [
+const TABLE: [Row; 27] = [
     // One function that is `false` in every program that is shipped.
     Row { module: "planted", may: &[], tests_may: &[], pure: false },
     Row { module: "topology", may: &[], tests_may: &["proptest"], pure: true },
     Row { module: "topology::build", may: &[CRDS, CONTRACT, "thiserror"], tests_may: &["proptest"], pure: true },
     Row { module: "topology::cells", may: &[CRDS], tests_may: &[], pure: true },
+    Row { module: "topology::fold", may: &[CONTRACT], tests_may: &[], pure: true },
     Row {
         module: "topology::import",
         may: &[CRDS, CONTRACT, "thiserror"],
@@ -67,6 +68,7 @@ const TABLE: [Row; 24] = [
     Row { module: "topology::matrix", may: &[CONTRACT], tests_may: &["proptest"], pure: true },
     Row { module: "topology::nccl", may: &[CRDS], tests_may: &[], pure: true },
     Row { module: "topology::report", may: &[CRDS, "thiserror"], tests_may: &[], pure: true },
+    Row { module: "topology::xml", may: &[CRDS, CONTRACT, "thiserror"], tests_may: &["insta", "proptest"], pure: true },
     Row { module: "topology::tree", may: &["thiserror"], tests_may: &["proptest"], pure: true },
     Row { module: "placement", may: &["crate::topology::model", "thiserror"], tests_may: &["proptest"], pure: true },
     Row {
@@ -78,9 +80,11 @@ const TABLE: [Row; 24] = [
     Row {
         module: "plan",
         may: &[
+            "crate::fabric",
             "crate::planted",
             "crate::topology",
             "crate::placement",
+            "crate::units",
             CRDS,
             CONTRACT,
             "k8s_openapi",
@@ -138,6 +142,25 @@ const TABLE: [Row; 24] = [
         tests_may: &["insta", "proptest"],
         pure: false,
     },
+    // Settings that follow from the nodes of a gang, and what NCCL will do there, foretold from their reports.
+    Row {
+        module: "fabric",
+        may: &[
+            "crate::placement::gpus",
+            "crate::plan",
+            "crate::topology",
+            "crate::units",
+            "crate::variables",
+            CRDS,
+            CONTRACT,
+            "k8s_openapi",
+            "serde",
+            "serde_saphyr",
+            "thiserror",
+        ],
+        tests_may: &["insta"],
+        pure: true,
+    },
     // What every room that speaks to people may use.
     Row { module: "units", may: &[], tests_may: &[], pure: true },
     Row {
@@ -174,6 +197,7 @@ const TABLE: [Row; 24] = [
         module: "cli",
         may: &[
             "crate::doctor",
+            "crate::fabric",
             "crate::lint",
             "crate::variables",
             "crate::topology",

@@ -92,7 +92,11 @@ fn files_are_there_before_any_gate_is_lifted() {
     assert_eq!(world.pods[0].requests.get("rdma/shared"), 1000, "the scheduler counts it");
     let (state, message) = condition(&world, conditions::FABRIC_READY);
     assert_eq!(state, "True");
-    assert!(message.starts_with("RDMA over 2 NICs of each node") && message.contains("settings derived"), "{message}");
+    assert!(
+        message.starts_with("RDMA through host memory over 2 NICs between nodes")
+            && message.contains("settings derived"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -4,13 +4,13 @@ use switchyard_worker_contract::CpuList;
 
 /// Members of `0..count` that are the same to all others, in the order of their first ones. Any two of a group have the same value as any
 /// other two of it, and two groups have one value between them.
-pub(super) fn twins<T: PartialEq>(count: usize, value: impl Fn(usize, usize) -> T) -> Vec<Vec<usize>> {
+pub fn twins<T: PartialEq>(count: usize, value: impl Fn(usize, usize) -> T) -> Vec<Vec<usize>> {
     let is_twin = |a: usize, b: usize| (0..count).all(|c| c == a || c == b || value(a, c) == value(b, c));
     grouped(count, is_twin)
 }
 
 /// Members of `0..count` in groups of equal ones, in the order of their first ones.
-pub(super) fn grouped(count: usize, same: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
+pub fn grouped(count: usize, same: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for member in 0..count {
         match groups.iter_mut().find(|group| same(group[0], member)) {
@@ -22,12 +22,12 @@ pub(super) fn grouped(count: usize, same: impl Fn(usize, usize) -> bool) -> Vec<
 }
 
 /// Every member by itself.
-pub(super) fn apart(count: usize) -> Vec<Vec<usize>> {
+pub fn apart(count: usize) -> Vec<Vec<usize>> {
     (0..count).map(|member| vec![member]).collect()
 }
 
 /// `0-3,6`.
-pub(super) fn numbers(numbers: impl IntoIterator<Item = u32>) -> String {
+pub fn numbers(numbers: impl IntoIterator<Item = u32>) -> String {
     CpuList::new(numbers).to_string()
 }
 

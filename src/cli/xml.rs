@@ -1,0 +1,213 @@
+//! `switchyard topo xml`: NCCL's topology files made, checked and compared.
+
+use super::args::{Cli, Output, XmlArgs};
+use super::run::{CLI_VERSION, json_line};
+use super::topo::text::plain;
+use super::units::counted;
+use super::{machine, manifest, print, print_yaml, refuse};
+use crate::topology::xml::{
+    Change, Content, Finding, Machine, Parsed, Severity, check, check_against, diff, generate, parse,
+};
+use serde_json::{Value, json};
+use std::path::Path;
+use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
+use switchyard_worker_contract::exit::Exit;
+
+/// As linters answer when they found an error in what they read.
+const FOUND: Exit = Exit::Unexpected;
+/// What nobody should load a file without knowing.
+const WHEN: &str = "a topology file is right only in a virtual machine, or with devices passed through, where the kernel shows a flat \
+                    tree and you know the true one; on bare metal NCCL reads the same from the kernel, so do without";
+
+/// What was found in a file.
+struct Checked {
+    name: String,
+    findings: Vec<Finding>,
+}
+
+/// Makes, checks or compares.
+pub(super) fn xml(cli: &Cli, args: &XmlArgs) -> Exit {
+    let done = match (&args.check, args.diff.as_slice()) {
+        (Some(file), _) => check_file(cli, file, args.topology.as_deref()).map_err(|error| (error, Exit::Usage)),
+        (None, [first, second]) => compare(cli, first, second).map_err(|error| (error, Exit::Usage)),
+        _ => make(cli, args),
+    };
+    done.unwrap_or_else(|(error, exit)| refuse(&error, exit))
+}
+
+fn status_of(topology: GPUTopology) -> GPUTopologyStatus {
+    topology.status.unwrap_or_default()
+}
+
+fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, (String, Exit)> {
+    let topology = machine::find(args.target.as_deref(), &args.place)?;
+    let name = plain(topology.metadata.name.as_deref().unwrap_or("-"));
+    let status = status_of(topology);
+    let content = if args.devices { Content::Devices } else { Content::Tree };
+    let text = generate(&status, content).map_err(|error| (format!("GPUTopology {name}: {error}"), Exit::Usage))?;
+    let parsed = parse(&text);
+    let notes = notes(&Machine::read(&parsed.document, None), content);
+    // A file for people is not one for NCCL.
+    let found = if content == Content::Tree { findings(parsed, None) } else { Vec::new() };
+    let checked = Checked { findings: found, name };
+    match cli.output {
+        Output::Table | Output::Dot => print(&text),
+        Output::Json => json_line("NCCLTopology", made(&text, &notes, &checked)),
+        Output::Yaml => print_yaml(&with_kind("NCCLTopology", made(&text, &notes, &checked))),
+    }
+    if !cli.quiet {
+        checked.findings.iter().for_each(|finding| anstream::eprintln!("{}", lines(&checked.name, finding)));
+        notes.iter().for_each(|note| anstream::eprintln!("note: {note}"));
+    }
+    Ok(checked.exit())
+}
+
+/// What should be known before a made file is loaded.
+fn notes(machine: &Machine, content: Content) -> Vec<String> {
+    let tree = if machine.is_flat() {
+        "no device is behind a switch here: if this is a virtual machine, put the devices that share a switch into a <pci> of your own \
+         (busid=\"ffff:ff:01.0\" class=\"0x060400\"), else NCCL makes the same tree itself"
+    } else {
+        "NCCL makes this tree itself, from the same kernel: load the file only where it does not see these switches"
+    };
+    let people =
+        "NCCL would take over NVLinks, ports and speeds of this file when they are not true any more: do not load it";
+    let mut notes = vec![WHEN.to_string(), tree.to_string()];
+    notes.extend((content == Content::Devices).then(|| people.to_string()));
+    notes
+}
+
+fn made(text: &str, notes: &[String], checked: &Checked) -> Value {
+    json!({"file": text, "notes": notes, "findings": checked.rows()})
+}
+
+fn with_kind(kind: &str, mut body: Value) -> Value {
+    body["apiVersion"] = CLI_VERSION.into();
+    body["kind"] = kind.into();
+    body
+}
+
+fn read(path: &Path) -> Result<(String, Parsed), String> {
+    let name = if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() };
+    let text = manifest::read_text(path, &name, "topology file of NCCL").map_err(|error| error.0)?;
+    let parsed = parse(&text);
+    if parsed.document.elements.is_empty() {
+        return Err(format!("{name} is no topology file of NCCL: got no tag; expected <system version=\"1\">"));
+    }
+    Ok((name, parsed))
+}
+
+fn findings(parsed: Parsed, status: Option<&GPUTopologyStatus>) -> Vec<Finding> {
+    let mut all = parsed.findings;
+    all.extend(check(&parsed.document));
+    if let Some(status) = status {
+        all.extend(check_against(&parsed.document, status));
+    }
+    all.into_sorted()
+}
+
+fn check_file(cli: &Cli, file: &Path, topology: Option<&Path>) -> Result<Exit, String> {
+    let (name, parsed) = read(file)?;
+    let status = topology.map(machine::read_file).transpose()?.map(status_of);
+    let checked = Checked { name, findings: findings(parsed, status.as_ref()) };
+    match cli.output {
+        Output::Table | Output::Dot => print(&checked.screen()),
+        Output::Json => json_line("TopologyFileReport", checked.report()),
+        Output::Yaml => print_yaml(&with_kind("TopologyFileReport", checked.report())),
+    }
+    Ok(checked.exit())
+}
+
+impl Checked {
+    fn count(&self, severity: Severity) -> u64 {
+        self.findings.iter().filter(|finding| finding.rule.severity == severity).count() as u64
+    }
+
+    fn exit(&self) -> Exit {
+        if self.count(Severity::Error) > 0 { FOUND } else { Exit::Done }
+    }
+
+    fn screen(&self) -> String {
+        let mut out: Vec<String> = self.findings.iter().map(|finding| lines(&self.name, finding)).collect();
+        let counts = [Severity::Error, Severity::Warning].map(|severity| (self.count(severity), severity.word()));
+        let found: Vec<String> =
+            counts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| counted(*count, word)).collect();
+        let found = if found.is_empty() { "nothing found".to_string() } else { found.join(", ") };
+        out.push(format!("{found} in {}", self.name));
+        out.push(format!("note: {WHEN}"));
+        out.join("\n")
+    }
+
+    fn rows(&self) -> Vec<Value> {
+        let row = |finding: &Finding| {
+            json!({
+                "rule": finding.rule.name, "severity": finding.rule.severity.word(), "lines": finding.lines,
+                "got": finding.got, "why": finding.rule.why, "fix": finding.fix,
+            })
+        };
+        self.findings.iter().map(row).collect()
+    }
+
+    fn report(&self) -> Value {
+        json!({
+            "file": self.name, "errors": self.count(Severity::Error), "warnings": self.count(Severity::Warning),
+            "note": WHEN, "findings": self.rows(),
+        })
+    }
+}
+
+/// A finding on a screen: `topo.xml:4,9: warning[gdr-pin]: gdr="1" of <gpu>`, why, and the change.
+fn lines(name: &str, finding: &Finding) -> String {
+    const MOST: usize = 8;
+    let mut lines: Vec<String> = finding.lines.iter().take(MOST).map(u32::to_string).collect();
+    lines.extend((finding.lines.len() > MOST).then(|| format!("and {} more", finding.lines.len() - MOST)));
+    let place = if lines.is_empty() { name.to_string() } else { format!("{name}:{}", lines.join(",")) };
+    let rule = finding.rule;
+    let head = format!("{place}: {}[{}]: {}", rule.severity.word(), rule.name, plain(&finding.got));
+    format!("{head}\n  why  {}\n  fix  {}", rule.why, plain(&finding.fix))
+}
+
+/// The machine of a topology file, or of a report as NCCL sees it.
+fn machine_of(path: &Path) -> Result<Machine, String> {
+    let is_report = path.extension().is_some_and(|ending| ["yaml", "yml", "json"].iter().any(|known| ending == *known));
+    if !is_report {
+        return read(path).map(|(_, parsed)| Machine::read(&parsed.document, None));
+    }
+    let status = status_of(machine::read_file(path)?);
+    let text = generate(&status, Content::Devices).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(Machine::read(&parse(&text).document, None))
+}
+
+fn compare(cli: &Cli, first: &Path, second: &Path) -> Result<Exit, String> {
+    let machines = [machine_of(first)?, machine_of(second)?];
+    let changes = diff(&machines[0], &machines[1])
+        .map_err(|error| format!("{} or {}: {error}", first.display(), second.display()))?;
+    let row = |change: &Change| json!({"subject": change.subject(), "change": change.what()});
+    let body = json!({"first": first, "second": second, "changes": changes.iter().map(row).collect::<Vec<_>>()});
+    match cli.output {
+        Output::Table | Output::Dot => print(&differences(&changes)),
+        Output::Json => json_line("TopologyDiff", body),
+        Output::Yaml => print_yaml(&with_kind("TopologyDiff", body)),
+    }
+    Ok(Exit::Done)
+}
+
+/// Changes on a screen: the same change of several pairs once.
+fn differences(changes: &[Change]) -> String {
+    let mut groups: Vec<(String, Vec<String>)> = Vec::new();
+    for change in changes {
+        let (what, subject) = (change.what(), plain(&change.subject()));
+        match groups.iter_mut().find(|(known, _)| *known == what) {
+            Some((_, subjects)) => subjects.push(subject),
+            None => groups.push((what, vec![subject])),
+        }
+    }
+    if groups.is_empty() {
+        return "nothing that matters to NCCL differs".to_string();
+    }
+    let group = |(what, subjects): (String, Vec<String>)| format!("{}\n  {}", plain(&what), subjects.join("\n  "));
+    groups.into_iter().map(group).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests;

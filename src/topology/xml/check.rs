@@ -1,0 +1,300 @@
+//! A file by itself: its form, its words, and what it pins.
+
+use super::finding::{Findings, Rule};
+use super::tables::{
+    ARCHITECTURES, INVENTED, MOST_CHILDREN, MOST_ELEMENTS, TAGS, VENDORS, class, is_bridge, is_bus_id, lane_speed,
+    number,
+};
+use super::{Document, Element};
+use std::collections::BTreeMap;
+
+/// Everything that can be said of a file without its machine; [`super::parse`] has found what NCCL's reader stops at.
+pub fn check(document: &Document) -> Findings {
+    let mut findings = Findings::default();
+    system(document, &mut findings);
+    sizes(document, &mut findings);
+    let has_devices = document.elements.iter().any(|element| ["gpu", "nic"].contains(&element.tag.as_str()));
+    let mut bus_ids: BTreeMap<&str, u32> = BTreeMap::new();
+    for (position, element) in document.elements.iter().enumerate() {
+        if !place(document, position, &mut findings) {
+            continue;
+        }
+        match element.tag.as_str() {
+            "cpu" => cpu(element, has_devices, &mut findings),
+            "pci" => {
+                pci(document, position, &mut findings);
+                let bus_id = element.get("busid").unwrap_or_default();
+                if let Some(first) = bus_ids.get(bus_id) {
+                    let fix = format!("keep one; the other is in line {first}");
+                    findings.add(&Rule::DUPLICATE, Some(element.line), format!("busid=\"{bus_id}\" again"), fix);
+                } else if !bus_id.is_empty() {
+                    bus_ids.insert(bus_id, element.line);
+                }
+            }
+            _ => {}
+        }
+        pins(element, &mut findings);
+    }
+    numa_nodes(document, &mut findings);
+    findings
+}
+
+fn system(document: &Document, findings: &mut Findings) {
+    let systems: Vec<&Element> =
+        document.outermost().map(|at| &document.elements[at]).filter(|e| e.tag == "system").collect();
+    let [system] = systems.as_slice() else {
+        let line = systems.get(1).map(|second| second.line);
+        let got = if systems.is_empty() { "no <system>".to_string() } else { format!("{} <system>", systems.len()) };
+        return findings.add(&Rule::SYSTEM, line, got, "one <system version=\"1\"> around everything");
+    };
+    let version = system.get("version");
+    if version.and_then(number) != Some(1) {
+        let got = version.map_or("no version".to_string(), |version| format!("version=\"{version}\""));
+        findings.add(&Rule::SYSTEM, Some(system.line), got, "version=\"1\"");
+    }
+    if document.all("cpu").next().is_none() {
+        findings.add(&Rule::SYSTEM, Some(system.line), "no <cpu>", "a <cpu numaid=\"0\"> for every NUMA node");
+    }
+}
+
+fn sizes(document: &Document, findings: &mut Findings) {
+    let count = document.elements.len();
+    if count > MOST_ELEMENTS {
+        let fix = format!("at most {MOST_ELEMENTS}: describe one machine, with <cpu> and <pci> only");
+        findings.add(&Rule::LIMIT, None, format!("{count} tags"), fix);
+    }
+    for element in document.elements.iter().filter(|element| element.children.len() > MOST_CHILDREN) {
+        let got = format!("{} tags in one <{}>", element.children.len(), element.tag);
+        findings.add(&Rule::LIMIT, Some(element.line), got, format!("at most {MOST_CHILDREN}"));
+    }
+}
+
+/// Whether NCCL looks at a tag: it knows it, in this place. Notes what it does not know.
+fn place(document: &Document, position: usize, findings: &mut Findings) -> bool {
+    let element = &document.elements[position];
+    let parent = element.parent.map(|parent| document.elements[parent].tag.as_str());
+    if parent.is_some_and(|parent| TAGS.iter().all(|tag| tag.name != parent)) {
+        // Of an unknown tag everything is passed over, which is said there.
+        return false;
+    }
+    let Some(tag) = TAGS.iter().find(|tag| tag.name == element.tag) else {
+        let known: Vec<&str> = TAGS.iter().map(|tag| tag.name).collect();
+        let fix = format!("take it out; NCCL knows {}", known.join(", "));
+        findings.add(&Rule::UNKNOWN_TAG, Some(element.line), format!("<{}>", element.tag), fix);
+        return false;
+    };
+    let fits = match parent {
+        None => tag.inside.is_empty(),
+        Some(parent) => tag.inside.contains(&parent),
+    };
+    if !fits {
+        let inside = |tags: &[&str]| tags.iter().map(|tag| format!("<{tag}>")).collect::<Vec<_>>().join(" or ");
+        let got = match parent {
+            Some(parent) => format!("<{}> in <{parent}>", tag.name),
+            None => format!("<{}> by itself", tag.name),
+        };
+        let fix = if tag.inside.is_empty() {
+            "put it around everything".to_string()
+        } else {
+            format!("put it in {}", inside(tag.inside))
+        };
+        findings.add(&Rule::UNKNOWN_TAG, Some(element.line), got, fix);
+        return false;
+    }
+    for (name, _) in element.attributes.iter().filter(|(name, _)| !tag.attributes.contains(&name.as_str())) {
+        let fix = match tag.attributes {
+            [] => "take it out".to_string(),
+            known => format!("take it out; NCCL reads {}", known.join(", ")),
+        };
+        findings.add(&Rule::UNKNOWN_ATTRIBUTE, Some(element.line), format!("{name}= of <{}>", tag.name), fix);
+    }
+    true
+}
+
+fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
+    let line = Some(element.line);
+    match element.get("numaid") {
+        Some(id) if number(id).is_some() => {}
+        got => {
+            let got = got.map_or("a <cpu> without numaid".to_string(), |got| format!("numaid=\"{got}\""));
+            findings.add(&Rule::CPU, line, got, "the number of the NUMA node: numaid=\"0\"");
+        }
+    }
+    let words: Vec<&str> = ARCHITECTURES.iter().map(|(word, _)| *word).collect();
+    let is_known = |known: &[&str], got: &str| known.iter().any(|word| got.starts_with(word));
+    let arch = element.get("arch");
+    match arch {
+        None => findings.add(&Rule::CPU, line, "a <cpu> without arch", format!("arch= one of {}", words.join(", "))),
+        Some(got) if !is_known(&words, got) => {
+            let meant =
+                ARCHITECTURES.iter().find(|(_, uname)| *uname == got).map(|(word, _)| format!("arch=\"{word}\""));
+            let fix = meant.unwrap_or_else(|| format!("one of {}", words.join(", ")));
+            findings.add(&Rule::CPU_WORD, line, format!("arch=\"{got}\""), fix);
+        }
+        Some(_) => {}
+    }
+    // Without an architecture nothing but x86 needs more, and that is what is meant mostly.
+    if arch.is_none_or(|arch| arch.starts_with("x86_64")) {
+        match element.get("vendor") {
+            None => {
+                findings.add(&Rule::CPU, line, "a <cpu> without vendor", "vendor=\"GenuineIntel\" or \"AuthenticAMD\"")
+            }
+            Some(got) if !is_known(&VENDORS, got) => {
+                findings.add(
+                    &Rule::CPU_WORD,
+                    line,
+                    format!("vendor=\"{got}\""),
+                    "as the CPU says it: GenuineIntel, AuthenticAMD",
+                );
+            }
+            Some(_) => {}
+        }
+    }
+    let has_model = ["familyid", "modelid"].iter().any(|name| element.get(name).is_some());
+    if has_devices && !has_model && element.get("vendor") == Some("GenuineIntel") {
+        // Where devices are in the file NCCL does not climb to their CPU, and so does not ask it.
+        let fix = "both as in /proc/cpuinfo, or take the devices out of the file: NCCL asks the CPU then";
+        findings.add(&Rule::CPU, line, "a <cpu> of Intel without familyid and modelid", fix);
+    }
+    for (one, other) in [("familyid", "modelid"), ("modelid", "familyid")] {
+        match element.get(one) {
+            Some(got) if number(got).is_none() => {
+                findings.add(&Rule::CPU, line, format!("{one}=\"{got}\""), "a whole number")
+            }
+            Some(_) if element.get(other).is_none() => {
+                findings.add(
+                    &Rule::CPU,
+                    line,
+                    format!("{one} without {other}"),
+                    "both or neither: NCCL asks the CPU for both",
+                );
+            }
+            _ => {}
+        }
+    }
+    let is_mask = |text: &str| {
+        let groups = || text.split(',');
+        groups().all(|group| (1..=8).contains(&group.len()) && group.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    if let Some(got) = element.get("affinity").filter(|got| !is_mask(got)) {
+        let fix = "groups of 8 hexadecimal digits as in /sys/devices/system/node/nodeN/cpumap";
+        findings.add(&Rule::AFFINITY, line, format!("affinity=\"{}\"", got.chars().take(40).collect::<String>()), fix);
+    }
+}
+
+fn pci(document: &Document, position: usize, findings: &mut Findings) {
+    let element = &document.elements[position];
+    let line = Some(element.line);
+    let bus_id = element.get("busid");
+    match bus_id {
+        None => findings.add(&Rule::BUS_ID, line, "a <pci> without busid", "busid=\"0000:1a:00.0\""),
+        Some(got) if !is_bus_id(got) => {
+            findings.add(
+                &Rule::BUS_ID,
+                line,
+                format!("busid=\"{got}\""),
+                kernel_form(got).map_or_else(
+                    || "the form 0000:1a:00.0, lower case".to_string(),
+                    |meant| format!("busid=\"{meant}\""),
+                ),
+            );
+        }
+        Some(_) => {}
+    }
+    let is_invented = bus_id.is_some_and(|bus_id| bus_id.starts_with(INVENTED));
+    let has_devices = document.children(position, "pci").next().is_some();
+    match element.get("class") {
+        None if is_invented => {
+            let got = format!("the invented bridge {} without class", bus_id.unwrap_or_default());
+            findings.add(&Rule::CLASS, line, got, format!("class=\"{}\"", class::BRIDGE));
+        }
+        Some(got) if has_devices && !is_bridge(got) => {
+            let got = format!("class=\"{got}\" of a <pci> with others in it");
+            findings.add(&Rule::CLASS, line, got, format!("class=\"{}\", a bridge", class::BRIDGE));
+        }
+        _ => {}
+    }
+    // What is missing at a device that exists is read from the kernel.
+    let speed = element.get("link_speed").or(is_invented.then_some(""));
+    if let Some(got) = speed.filter(|speed| lane_speed(speed).is_none()) {
+        findings.add(
+            &Rule::LINK_SPEED,
+            line,
+            format!("link_speed=\"{got}\""),
+            "as the kernel writes it: 32.0 GT/s PCIe",
+        );
+    }
+    let width = element.get("link_width").or(is_invented.then_some(""));
+    if let Some(got) =
+        width.filter(|width| !number(width).is_some_and(|lanes| [1, 2, 4, 8, 12, 16, 32].contains(&lanes)))
+    {
+        findings.add(&Rule::LINK_WIDTH, line, format!("link_width=\"{got}\""), "the number of lanes: 16");
+    }
+}
+
+/// What somebody meant who wrote a bus id as NVML or lspci does.
+fn kernel_form(text: &str) -> Option<String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let candidates =
+        [lower.clone(), format!("0000:{lower}"), lower.strip_prefix("0000").unwrap_or_default().to_string()];
+    candidates.into_iter().find(|candidate| is_bus_id(candidate))
+}
+
+/// What a file says of devices: NCCL takes it over, or writes over it.
+fn pins(element: &Element, findings: &mut Findings) {
+    const PINNED: [(&str, &[&str]); 2] =
+        [("net", &["speed", "port", "latency", "guid", "maxconn", "rail", "plane", "coll"]), ("gpu", &["dev", "sm"])];
+    const OVERWRITTEN: [(&str, &[&str]); 3] =
+        [("cpu", &["host_hash"]), ("gpu", &["rank", "mlopart"]), ("net", &["dev"])];
+    let (line, tag) = (Some(element.line), element.tag.as_str());
+    let of = |table: &[(&str, &'static [&'static str])]| {
+        let known = table.iter().find(|(name, _)| *name == tag).map_or(&[][..], |(_, names)| names);
+        known.iter().filter(|name| element.get(name).is_some()).copied().collect::<Vec<_>>()
+    };
+    if ["gpu", "nic", "net"].contains(&tag) {
+        findings.add(
+            &Rule::DEVICE_TAG,
+            line,
+            format!("<{tag}>"),
+            "take it out with everything in it: NCCL finds its devices itself",
+        );
+    }
+    if let Some(gdr) = element.get("gdr").filter(|_| tag == "gpu" || tag == "net") {
+        findings.add(&Rule::GDR_PIN, line, format!("gdr=\"{gdr}\" of <{tag}>"), "take it out");
+    }
+    if let Some(keep) = element.get("keep") {
+        findings.add(&Rule::KEEP_PIN, line, format!("keep=\"{keep}\" of <{tag}>"), "take it out");
+    }
+    let pinned = of(&PINNED);
+    if !pinned.is_empty() {
+        findings.add(&Rule::PIN, line, format!("{} of <{tag}>", pinned.join(", ")), "take it out");
+    }
+    if ["nvlink", "c2c"].contains(&tag) {
+        findings.add(&Rule::PIN, line, format!("<{tag}>"), "take it out: NCCL counts the links that are up");
+    }
+    let overwritten = of(&OVERWRITTEN);
+    if !overwritten.is_empty() {
+        findings.add(&Rule::OVERWRITTEN, line, format!("{} of <{tag}>", overwritten.join(", ")), "take it out");
+    }
+}
+
+/// One machine has every NUMA node once.
+fn numa_nodes(document: &Document, findings: &mut Findings) {
+    let mut hosts: Vec<&str> = document.all("cpu").filter_map(|cpu| cpu.get("host_hash")).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    if hosts.len() > 1 {
+        let got = format!("<cpu> of {} machines (host_hash)", hosts.len());
+        return findings.add(&Rule::SEVERAL_NODES, None, got, "keep the <cpu> of one machine, without host_hash");
+    }
+    let mut known: BTreeMap<&str, u32> = BTreeMap::new();
+    for cpu in document.all("cpu") {
+        let Some(id) = cpu.get("numaid") else { continue };
+        if let Some(first) = known.get(id) {
+            let fix = format!("put all <pci> of a NUMA node in one <cpu>; the first is in line {first}");
+            findings.add(&Rule::SEVERAL_NODES, Some(cpu.line), format!("numaid=\"{id}\" again"), fix);
+        } else {
+            known.insert(id, cpu.line);
+        }
+    }
+}

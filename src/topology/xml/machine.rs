@@ -1,0 +1,240 @@
+//! A file as NCCL's graph: which devices there are, where they hang, and the ways between them.
+
+use super::tables::{MOST_ELEMENTS, class, is_bridge, link_rate, number};
+use super::{Document, Element};
+use crate::topology::devices::{self, Devices};
+use crate::topology::path::PathClass;
+use crate::topology::rates;
+use switchyard_crds::gpu_topology::GPUTopologyStatus;
+
+/// The machine of a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// NUMA nodes in the order of the file.
+    pub cpus: Vec<Cpu>,
+    /// GPUs by bus id.
+    pub gpus: Vec<Device>,
+    /// NICs by bus id; a NIC whose ports the file names is there once for each.
+    pub nics: Vec<Device>,
+    /// Devices of which neither the file nor the report says what they are, by bus id.
+    pub others: Vec<Device>,
+}
+
+/// A NUMA node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// Its number, as the file writes it; empty: it does not say.
+    pub numa_node: String,
+    /// Instruction set.
+    pub architecture: Option<String>,
+    /// Vendor.
+    pub vendor: Option<String>,
+    /// Family and model of an x86 CPU.
+    pub model: Option<(i64, i64)>,
+}
+
+/// A GPU, or a port of a NIC.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Device {
+    /// Its bus id; empty for a NIC that hangs on a CPU.
+    pub bus_id: String,
+    /// Name of the port (`mlx5_0`), where the file says it.
+    pub name: Option<String>,
+    /// Position of its NUMA node in [`Machine::cpus`].
+    pub cpu: usize,
+    /// Bus ids of the bridges above it, from the CPU down: one for each switch.
+    pub bridges: Vec<String>,
+    /// Rate of its PCIe link, megabytes (10^6) per second; `None`: the file leaves that to the kernel.
+    pub link_rate: Option<u32>,
+    /// Rate of the port in megabits (10^6) per second.
+    pub port_megabits: Option<u64>,
+    /// NVLinks to GPUs by their bus ids.
+    pub nvlinks: Vec<(String, u32)>,
+    /// NVLinks to switches.
+    pub switch_links: u32,
+    /// Compute capability times ten.
+    pub sm: Option<u32>,
+    /// Whether it is joined to its CPU by NVLink-C2C.
+    pub coherent: bool,
+    /// Line of the file.
+    pub line: u32,
+}
+
+/// More GPUs than a node has: the file is of an NVLink domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} GPUs: expected at most 32, those of one machine")]
+pub struct TooManyGpus(pub usize);
+
+impl Machine {
+    /// The machine of a file. What a device is that the file does not call GPU or NIC is taken from a report.
+    pub fn read(document: &Document, status: Option<&GPUTopologyStatus>) -> Machine {
+        let mut machine = Machine::default();
+        let systems = document.outermost().filter(|at| document.elements[*at].tag == "system");
+        let cpus: Vec<usize> =
+            systems.flat_map(|system| document.children(system, "cpu").collect::<Vec<_>>()).collect();
+        for (position, cpu) in cpus.into_iter().enumerate() {
+            machine.cpus.push(Cpu::of(&document.elements[cpu]));
+            for nic in document.children(cpu, "nic") {
+                let own = Device { cpu: position, line: document.elements[nic].line, ..Device::default() };
+                machine.nics.extend(ports(document, nic, &own));
+            }
+            // Depth first, without recursion: a file may be deeper than a stack.
+            let mut waiting: Vec<(usize, Vec<String>)> =
+                document.children(cpu, "pci").map(|pci| (pci, vec![])).collect();
+            while let Some((pci, bridges)) = waiting.pop() {
+                machine.add(document, pci, position, bridges, &mut waiting, status);
+            }
+        }
+        for devices in [&mut machine.gpus, &mut machine.nics, &mut machine.others] {
+            devices.sort_by(|a, b| (&a.bus_id, &a.name).cmp(&(&b.bus_id, &b.name)));
+        }
+        machine
+    }
+
+    /// Adds a device, or puts what hangs on a bridge on the waiting list.
+    fn add(
+        &mut self,
+        document: &Document,
+        pci: usize,
+        cpu: usize,
+        bridges: Vec<String>,
+        waiting: &mut Vec<(usize, Vec<String>)>,
+        status: Option<&GPUTopologyStatus>,
+    ) {
+        let element = &document.elements[pci];
+        let bus_id = element.get("busid").unwrap_or_default().to_string();
+        let class = element.get("class");
+        let (gpu, nic) = (document.children(pci, "gpu").next(), document.children(pci, "nic").next());
+        let inner: Vec<usize> = document.children(pci, "pci").collect();
+        let is_gpu = gpu.is_some() || class.is_some_and(|class| class.starts_with(class::GPU));
+        let is_nic = nic.is_some() || class.is_some_and(|class| class.starts_with(class::NIC));
+        if !is_gpu && !is_nic && (!inner.is_empty() || class.is_some_and(is_bridge)) {
+            // NCCL has no room for so many: what is deeper would only take time.
+            if bridges.len() >= MOST_ELEMENTS {
+                return;
+            }
+            let below: Vec<String> = bridges.into_iter().chain([bus_id]).collect();
+            waiting.extend(inner.into_iter().map(|inner| (inner, below.clone())));
+            return;
+        }
+        let (speed, width) = (element.get("link_speed"), element.get("link_width"));
+        let link_rate = (speed.is_some() || width.is_some()).then(|| link_rate(speed, width));
+        let mut device = Device { bus_id, cpu, bridges, link_rate, line: element.line, ..Device::default() };
+        let is_it = |known: &Option<String>| known.as_ref() == Some(&device.bus_id);
+        let is_gpu = is_gpu || status.is_some_and(|status| status.gpus.iter().any(|gpu| is_it(&gpu.bus_id)));
+        let is_nic = is_nic || status.is_some_and(|status| status.nics.iter().any(|nic| is_it(&nic.bus_id)));
+        if is_gpu {
+            if let Some(gpu) = gpu {
+                device.links(document, gpu);
+            }
+            self.gpus.push(device);
+        } else if let Some(nic) = nic {
+            self.nics.extend(ports(document, nic, &device));
+        } else if is_nic {
+            self.nics.push(device);
+        } else {
+            self.others.push(device);
+        }
+    }
+
+    /// Whether no device is behind a switch: so a virtual machine shows what is passed through to it.
+    pub fn is_flat(&self) -> bool {
+        self.gpus.iter().chain(&self.nics).all(|device| device.bridges.is_empty())
+    }
+
+    /// Where two devices meet.
+    pub fn path(&self, a: &Device, b: &Device) -> PathClass {
+        let common = a.bridges.iter().zip(&b.bridges).take_while(|(a, b)| a == b).count();
+        match common {
+            _ if a.cpu != b.cpu => PathClass::Sys,
+            0 => PathClass::Phb,
+            _ if a.bridges.len() == common && b.bridges.len() == common => PathClass::Pix,
+            _ => PathClass::Pxb,
+        }
+    }
+
+    /// The devices and the ways between them, and the GPUs that are joined to their CPU by NVLink-C2C, one bit each.
+    ///
+    /// # Errors
+    /// More GPUs than a node has.
+    pub fn devices(&self) -> Result<(Devices, u32), TooManyGpus> {
+        let count = self.gpus.len();
+        if count > 32 {
+            return Err(TooManyGpus(count));
+        }
+        let gpu = |gpu: &Device| {
+            let link_rate = gpu.sm.map_or(rates::UNKNOWN_NVLINK, rates::nvlink_of);
+            let has_links = gpu.switch_links > 0 || !gpu.nvlinks.is_empty();
+            devices::Gpu {
+                pcie_rate: gpu.link_rate.unwrap_or(rates::pcie(None)),
+                link_rate: if has_links { link_rate } else { 0 },
+                switch_links: u8::try_from(gpu.switch_links).unwrap_or(u8::MAX),
+            }
+        };
+        let nic =
+            |nic: &Device| devices::Nic { rate: rates::nic(nic.port_megabits).min(nic.link_rate.unwrap_or(u32::MAX)) };
+        let mut all = Devices {
+            gpus: self.gpus.iter().map(gpu).collect(),
+            nics: self.nics.iter().map(nic).collect(),
+            socket_rate: self.cpus.first().map_or(rates::UNKNOWN_SOCKET, Cpu::socket_rate),
+            ..Devices::default()
+        };
+        for (at, one) in self.gpus.iter().enumerate() {
+            for (other_at, other) in self.gpus.iter().enumerate() {
+                let direct =
+                    one.nvlinks.iter().find(|(target, _)| *target == other.bus_id).map_or(0, |(_, count)| *count);
+                all.direct_links.push(u8::try_from(direct).unwrap_or(u8::MAX));
+                all.gpu_paths.push(if at == other_at { PathClass::Same } else { self.path(one, other) });
+            }
+            all.nic_paths.extend(self.nics.iter().map(|nic| self.path(one, nic)));
+        }
+        let coherent =
+            self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.coherent).fold(0, |mask, (at, _)| mask | 1 << at);
+        Ok((all, coherent))
+    }
+}
+
+impl Cpu {
+    fn of(element: &Element) -> Cpu {
+        let model = element.get("familyid").and_then(number).zip(element.get("modelid").and_then(number));
+        Cpu {
+            numa_node: element.get("numaid").unwrap_or_default().to_string(),
+            architecture: element.get("arch").map(str::to_string),
+            vendor: element.get("vendor").map(str::to_string),
+            model,
+        }
+    }
+
+    fn socket_rate(&self) -> u32 {
+        rates::socket_of(self.architecture.as_deref(), self.vendor.as_deref(), self.model)
+    }
+}
+
+impl Device {
+    /// The links of a `<gpu>`.
+    fn links(&mut self, document: &Document, gpu: usize) {
+        let element = &document.elements[gpu];
+        self.sm = element.get("sm").and_then(number).and_then(|sm| u32::try_from(sm).ok());
+        self.coherent = document.children(gpu, "c2c").next().is_some();
+        for link in document.children(gpu, "nvlink").map(|link| &document.elements[link]) {
+            let count = link.get("count").and_then(number).and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
+            match link.get("target") {
+                Some(target) if link.get("tclass").is_some_and(|class| class.starts_with(class::GPU)) => {
+                    self.nvlinks.push((target.to_string(), count));
+                }
+                _ => self.switch_links = self.switch_links.saturating_add(count),
+            }
+        }
+    }
+}
+
+/// A device for every port that a `<nic>` names, or one.
+fn ports(document: &Document, nic: usize, device: &Device) -> Vec<Device> {
+    let port = |net: usize| {
+        let net = &document.elements[net];
+        let speed = net.get("speed").and_then(number).and_then(|speed| u64::try_from(speed).ok());
+        Device { name: net.get("name").map(str::to_string), port_megabits: speed, ..device.clone() }
+    };
+    let ports: Vec<Device> = document.children(nic, "net").map(port).collect();
+    if ports.is_empty() { vec![device.clone()] } else { ports }
+}

@@ -1,0 +1,174 @@
+//! What holds of every text and of every machine.
+
+use super::*;
+use crate::topology::devices::Devices;
+use proptest::prelude::*;
+use switchyard_crds::gpu_topology::{Link, LinkVia};
+
+/// Everything that is done with a text.
+fn take(text: &str) {
+    let parsed = parse(text);
+    for (position, element) in parsed.document.elements.iter().enumerate() {
+        assert!(element.children.iter().all(|child| *child > position), "a tag comes before what is in it");
+        assert!(element.line >= 1 && element.line as usize <= text.lines().count().max(1) + 1);
+    }
+    let status = guest();
+    let machine = Machine::read(&parsed.document, Some(&status));
+    let _ = (check(&parsed.document), check_against(&parsed.document, &status));
+    if let Ok(changes) = diff(&machine, &machine_of("passthrough")) {
+        changes.iter().for_each(|change| drop((change.subject(), change.what())));
+    }
+}
+
+/// Classes of all pairs, GPUs then NICs, row by row.
+fn words(ways: Ways<'_>, devices: &Devices, gpus: &[usize], nics: &[usize]) -> Vec<&'static str> {
+    assert_eq!(gpus.len(), devices.gpus.len());
+    let row = |gpu: usize| {
+        let others = gpus.iter().map(move |other| ways.gpus(gpu, *other).word());
+        others.chain(nics.iter().map(move |nic| ways.nic(gpu, *nic).word()))
+    };
+    gpus.iter().flat_map(|gpu| row(*gpu)).collect()
+}
+
+/// The file of a report, read again, has the ways of the report.
+pub(super) fn comes_back(name: &str, status: &GPUTopologyStatus) {
+    let text = generate(status, Content::Devices).unwrap();
+    let machine = Machine::read(&parse(&text).document, None);
+    let named = report::devices(status).unwrap();
+    let (devices, coherent) = machine.devices().unwrap();
+    let gpu = |gpu: &Gpu| machine.gpus.iter().position(|own| Some(&own.bus_id) == gpu.bus_id.as_ref()).unwrap();
+    let nic = |nic: &usize| {
+        let name = status.nics[*nic].rdma_device.as_deref().unwrap_or(&status.nics[*nic].name);
+        machine.nics.iter().position(|own| own.name.as_deref() == Some(name)).unwrap()
+    };
+    let own: (Vec<usize>, Vec<usize>) = (status.gpus.iter().map(gpu).collect(), named.nics.iter().map(nic).collect());
+    let all: (Vec<usize>, Vec<usize>) = ((0..status.gpus.len()).collect(), (0..named.nics.len()).collect());
+    assert_eq!(
+        words(Ways::new(&devices, coherent), &devices, &own.0, &own.1),
+        words(Ways::of(status, &named.devices), &named.devices, &all.0, &all.1),
+        "{name}\n{text}"
+    );
+}
+
+/// A device: NUMA node, root complex, root port, switch.
+type Spot = (u32, u32, u32, u32);
+
+prop_compose! {
+    /// A machine whose devices hang on switches: one for all of a root port, or several below a common one; and, with `nvlinks`, links
+    /// from GPU to GPU or to switches.
+    fn machine()(
+        gpus in 1usize..9,
+        spots in proptest::collection::vec((0u32..2, 0u32..2, 0u32..2, 0u32..2), 1..17),
+        cascaded in any::<bool>(),
+        flat in any::<bool>(),
+        nvlinks in proptest::collection::vec(0u32..3, 64),
+        switched in any::<bool>(),
+        generation in 3u32..6,
+        model in proptest::sample::select(vec!["V100", "A100", "H100", "GB200", "L40S"]),
+    ) -> GPUTopologyStatus {
+        let spots: Vec<Spot> = spots;
+        let path = |device: usize, spot: Spot| -> Vec<String> {
+            let (numa, root, port, switch) = spot;
+            let domain = numa * 2 + root;
+            let own = format!("{domain:04x}:{:02x}:00.0", 0x80 + device);
+            let mut path = vec![format!("pci{domain:04x}:00"), format!("{domain:04x}:00:{:02x}.0", 1 + port)];
+            if flat {
+                path[1] = format!("{domain:04x}:00:{:02x}.0", 8 + device);
+            } else {
+                let bus = 1 + port * 0x20;
+                path.push(format!("{domain:04x}:{bus:02x}:00.0"));
+                if cascaded {
+                    path.push(format!("{domain:04x}:{:02x}:{switch:02x}.0", bus + 1));
+                    path.push(format!("{domain:04x}:{:02x}:00.0", bus + 2 + switch * 2));
+                }
+                path.push(format!("{domain:04x}:{:02x}:{device:02x}.0", bus + 3 + switch * 2));
+                path.push(own);
+            }
+            path
+        };
+        let gpu = |(device, spot): (usize, &Spot)| {
+            let pcie_path = path(device, *spot);
+            let pcie_link = Some(PcieLink { generation: Some(generation), width: Some(16), ..PcieLink::default() });
+            Gpu {
+                index: u32::try_from(device).unwrap(),
+                uuid: format!("GPU-{device}"),
+                bus_id: pcie_path.last().cloned(),
+                model: Some(model.into()),
+                numa_node: Some(spot.0),
+                pcie_path,
+                pcie_link,
+                ..Gpu::default()
+            }
+        };
+        let nic = |(device, spot): (usize, &Spot)| {
+            let pcie_path = path(device, *spot);
+            Nic {
+                name: format!("eth{device}"),
+                // As EFA: NCCL merges no ports then.
+                rdma_device: Some(format!("rdmap{device}s0")),
+                bus_id: pcie_path.last().cloned(),
+                rate_megabits_per_second: Some(100_000),
+                numa_node: Some(spot.0),
+                pcie_path,
+                ..Nic::default()
+            }
+        };
+        let count = gpus.min(spots.len());
+        let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b)));
+        let link = |(a, b): (usize, usize)| {
+            let links = if switched { 12 } else { nvlinks[a * 8 + b] };
+            (links > 0 && model != "L40S").then(|| Link {
+                a: format!("GPU-{a}"),
+                b: format!("GPU-{b}"),
+                kind: LinkKind::NVLink,
+                count: Some(links),
+                via: Some(if switched { LinkVia::Switch } else { LinkVia::Direct }),
+                megabytes_per_second: None,
+                path_class: None,
+            })
+        };
+        GPUTopologyStatus {
+            gpus: spots.iter().enumerate().take(count).map(gpu).collect(),
+            nics: spots.iter().enumerate().skip(count).map(nic).collect(),
+            links: pairs.filter_map(link).collect(),
+            ..GPUTopologyStatus::default()
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn every_machine_comes_back(status in machine()) {
+        comes_back("a random machine", &status);
+        let tree = generate(&status, Content::Tree).unwrap();
+        let errors: Vec<String> = found(&tree, Some(&status)).into_iter().filter(|line| !line.contains("without") && line.contains(" error ")).collect();
+        prop_assert_eq!(errors, Vec::<String>::new(), "{}", tree);
+    }
+
+    #[test]
+    fn no_text_is_too_odd(text in "[<>/=\"' \t\na-c!?-]{0,200}", any_text in "\\PC{0,200}") {
+        take(&text);
+        take(&any_text);
+    }
+
+    #[test]
+    fn no_change_of_a_file_is_too_odd(
+        (which, cuts) in (0..FILES.len(), proptest::collection::vec((any::<prop::sample::Index>(), 0usize..30, "[<>/=\"\t a-z0-9]{0,8}"), 1..6)),
+    ) {
+        let mut text = FILES[which].1.to_string();
+        for (at, length, with) in cuts {
+            let start = at.index(text.len() + 1).min(text.len());
+            let end = (start + length).min(text.len());
+            text.replace_range(start..end, &with);
+        }
+        take(&text);
+    }
+}
+
+#[test]
+fn a_tag_deeper_than_a_stack() {
+    take(&"<pci>".repeat(60_000));
+    take(&format!("<system version=\"1\"><cpu>{}", "<pci busid=\"0000:01:00.0\">".repeat(4000)));
+}

@@ -1,0 +1,52 @@
+//! What is foretold of NCCL on two nodes of every scene, from what the agent reports of it.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use common::{roots, stage, status_of};
+use switchyard::fabric::forecast::{Member, forecast, lines};
+use switchyard::topology::xml::{Content, Severity, check, generate, parse};
+use switchyard_crds::gpu_topology::GPUTopologyStatus;
+
+/// Scenes with GPUs.
+const SCENES: [&str; 14] = [
+    "a30-bridges",
+    "dgx-1v",
+    "dgx-2",
+    "dgx-a100",
+    "gb200-tray",
+    "gb300-tray",
+    "h100-9nics",
+    "h200-4nics-vm",
+    "h200-4nics",
+    "hgx-b200",
+    "hgx-h100",
+    "l40s-4",
+    "nps4",
+    "pcie-8",
+];
+
+/// After an intended change: `INSTA_UPDATE=always cargo test -p switchyard-scenes --test forecast`, then compare with NCCL's constants.
+///
+/// What the agent reports also makes a topology file that NCCL takes as it is; that is here because stages are dear.
+#[test]
+fn two_nodes_of_every_scene() {
+    let shown = SCENES.map(|name| {
+        let status = status_of(&roots(&stage(name)));
+        takes_its_topology_file(name, &status);
+        let gpus: Vec<usize> = (0..status.gpus.len()).collect();
+        let members = ["a", "b"].map(|node| Member { node, status: &status, gpus: &gpus });
+        format!("{name}\n{}", lines(&forecast(&members, None).expect("a forecast")).join("\n"))
+    });
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+fn takes_its_topology_file(name: &str, status: &GPUTopologyStatus) {
+    let text = generate(status, Content::Tree).expect(name);
+    let parsed = parse(&text);
+    let mut findings = parsed.findings;
+    findings.extend(check(&parsed.document));
+    let mut errors = findings.into_sorted();
+    errors.retain(|finding| finding.rule.severity == Severity::Error);
+    assert!(errors.is_empty(), "{name}: {errors:#?}\n{text}");
+}
