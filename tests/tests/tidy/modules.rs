@@ -146,6 +146,8 @@ const TABLE: [Row; 27] = [
     Row {
         module: "fabric",
         may: &[
+            // Check 22 of the preflight is what the linter says.
+            "crate::lint",
             "crate::placement::gpus",
             "crate::plan",
             "crate::topology",
@@ -153,8 +155,10 @@ const TABLE: [Row; 27] = [
             "crate::variables",
             CRDS,
             CONTRACT,
+            "jiff",
             "k8s_openapi",
             "serde",
+            "serde_json",
             "serde_saphyr",
             "thiserror",
         ],
