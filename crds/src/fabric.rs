@@ -190,6 +190,26 @@ pub struct PreflightStatus {
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub findings: Vec<PreflightFinding>,
+    /// The checks that do not apply, with the reason: also those whose facts nobody reports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub skipped: Vec<PreflightSkip>,
+}
+
+/// A check that does not apply.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PreflightSkip {
+    /// Number of the check.
+    #[schemars(range(min = 1))]
+    pub check: i32,
+    /// What the check looks at, in a few words.
+    #[schemars(length(max = 64))]
+    pub title: String,
+    /// Why it does not apply, or which fact is missing, on which nodes.
+    #[schemars(length(max = 512))]
+    pub reason: String,
 }
 
 /// What one check found.
@@ -199,7 +219,7 @@ pub struct PreflightFinding {
     /// Number of the check.
     #[schemars(range(min = 1))]
     pub check: i32,
-    /// Its name.
+    /// What the check looks at, in a few words.
     #[schemars(length(max = 64))]
     pub title: String,
     /// How bad it is.
@@ -207,6 +227,10 @@ pub struct PreflightFinding {
     /// What is wrong, where.
     #[schemars(length(max = 1024))]
     pub message: String,
+    /// What comes of it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 512))]
+    pub effect: String,
     /// The fact, and where it is from.
     #[schemars(length(max = 1024))]
     pub evidence: String,

@@ -350,6 +350,9 @@ pub struct Nic {
     /// The character device by which programs reach the RDMA device. Absent when the kernel has made none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub char_device: Option<CharDevice>,
+    /// What the agent has seen of the RDMA port. Absent where nobody watches it, or it has no counters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_watch: Option<PortWatch>,
 }
 
 /// What a network device is.

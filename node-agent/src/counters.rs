@@ -1,10 +1,11 @@
-//! What GPUs count: errors of memory, of the PCIe link and of NVLinks. Counters grow all the time, so they are for metrics only
-//! and never part of a description.
+//! What GPUs count: errors of memory, of the PCIe link and of NVLinks; and what RDMA ports count: links that went down, errors. Counters
+//! grow all the time, so they are for metrics and for whoever watches them, and never part of a description.
 
 use crate::gpu::Session;
 use crate::nvlink::MAX_LINKS;
 use crate::nvml_raw::{self, Remote};
 use crate::pci;
+use crate::read;
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::enum_wrappers::nv_link::ErrorCounter;
 use nvml_wrapper::error::NvmlError;
@@ -43,6 +44,51 @@ pub fn read(library: Option<&Path>) -> Vec<GpuCounters> {
     let Some(nvml) = session.nvml() else { return Vec::new() };
     let devices = (0..nvml.device_count().unwrap_or(0)).filter_map(|index| nvml.device_by_index(index).ok());
     devices.filter_map(|device| read_gpu(nvml, &device)).collect()
+}
+
+/// Counters of errors of an RDMA port that show a bad cable, a wrong MTU or a peer that does not answer: below `counters` and
+/// `hw_counters`. Sources: the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`, NCCL's troubleshooting guide.
+const PORT_ERRORS: [(&str, &str); 5] = [
+    ("counters", "symbol_error"),
+    ("hw_counters", "rnr_nak_retry_err"),
+    ("hw_counters", "packet_seq_err"),
+    ("hw_counters", "implied_nak_seq_err"),
+    ("hw_counters", "local_ack_timeout_err"),
+];
+
+/// Counters of one RDMA port since its driver was loaded. What the port does not count is absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Name of the device.
+    pub device: String,
+    /// From 1.
+    pub port: u32,
+    /// How often the link went down.
+    pub link_downed: Option<u64>,
+    /// Errors by the kernel's name of the counter.
+    pub errors: BTreeMap<&'static str, u64>,
+}
+
+/// Reads the counters of all RDMA ports, in the order of device and number. Ports that count nothing are left out.
+pub fn read_ports(sysfs: &Path) -> Vec<PortCounters> {
+    let mut all = Vec::new();
+    for (device, path) in read::entries(&sysfs.join("class/infiniband")).unwrap_or_default() {
+        for (number, port) in read::entries(&path.join("ports")).unwrap_or_default() {
+            let Some(number) = read::number(&number) else { continue };
+            let count = |folder: &str, name: &str| read::number_in::<u64>(&port.join(folder).join(name));
+            let errors = PORT_ERRORS.iter().filter_map(|(folder, name)| Some((*name, count(folder, name)?)));
+            let counters = PortCounters {
+                device: device.clone(),
+                port: number,
+                link_downed: count("counters", "link_downed"),
+                errors: errors.collect(),
+            };
+            if counters.link_downed.is_some() || !counters.errors.is_empty() {
+                all.push(counters);
+            }
+        }
+    }
+    all
 }
 
 fn read_gpu(nvml: &Nvml, device: &Device<'_>) -> Option<GpuCounters> {

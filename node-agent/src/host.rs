@@ -4,19 +4,27 @@ use crate::Roots;
 use crate::rdma;
 use crate::read::{self, Notes};
 use std::path::Path;
-use switchyard_crds::gpu_topology::{DmaBuf, DriverModule, Host, HostIdentity, ModuleState};
+use switchyard_crds::gpu_topology::{CharDevice, DmaBuf, DriverModule, Host, HostIdentity, ModuleState};
 
 /// Magic number of tmpfs, see statfs(2): a `/dev/shm` that is none says nothing about shared memory.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// Soft limit of locked memory from `/proc/self/limits`: `Unlimited` or bytes.
-pub fn parse_locked_memory_limit(limits: &str) -> Result<String, &'static str> {
-    let rest = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+/// A soft limit from `/proc/self/limits`, by the kernel's name of it (`Max locked memory`): `Unlimited` or a number.
+///
+/// # Errors
+/// The file has no such line.
+pub fn parse_limit(limits: &str, name: &str) -> Result<String, String> {
+    let rest = limits.lines().find_map(|line| line.strip_prefix(name));
     match rest.and_then(|rest| rest.split_whitespace().next()) {
         Some("unlimited") => Ok("Unlimited".to_owned()),
         Some(number) if number.parse::<u64>().is_ok() => Ok(number.to_owned()),
-        _ => Err("no line `Max locked memory LIMIT`"),
+        _ => Err(format!("no line `{name} LIMIT`")),
     }
+}
+
+/// The number of the file `/dev/nvidiaN` of a GPU, from `/proc/driver/nvidia/gpus/BDF/information`.
+pub fn parse_minor(text: &str) -> Option<u32> {
+    read::number(text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?)
 }
 
 /// Interface of the default route with the lowest metric, from `/proc/net/route`.
@@ -83,6 +91,10 @@ pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mu
     let kernel = notes.text(&roots.procfs.join("sys/kernel/osrelease")).map(|text| read::clip(&text, 128));
     let version = read::text(&roots.procfs.join("driver/nvidia/version")).ok();
     let driver_module = version.and_then(|text| parse_driver_module(&text));
+    let limits = notes.text(&roots.procfs.join("self/limits"));
+    let mut limit = |name: &str| {
+        parse_limit(limits.as_deref()?, name).map_err(|error| notes.add(format!("self/limits: {error}"))).ok()
+    };
     Host {
         dma_buf: driver_module.zip(kernel.as_deref()).and_then(|(module, kernel)| dma_buf(module, kernel)),
         peermem: driver_module.and_then(|_| peermem(roots)),
@@ -90,11 +102,29 @@ pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mu
         kernel,
         rdma_cm: roots.sysfs.join("class/infiniband").exists().then(|| rdma::char_device(roots, "infiniband/rdma_cm")),
         imex_channels: imex_channels(roots),
-        locked_memory_limit: notes.parsed(&roots.procfs.join("self/limits"), parse_locked_memory_limit),
+        locked_memory_limit: limit("Max locked memory"),
+        open_files_limit: limit("Max open files"),
+        stack_limit: limit("Max stack size"),
+        device_files: driver_module.map(|_| device_files(roots)).unwrap_or_default(),
         shared_memory_bytes: shared_memory(&roots.dev.join("shm")).map_err(|error| notes.add(error)).ok(),
         default_route,
         ..Host::default()
     }
+}
+
+/// The files that CUDA opens: the driver's own, unified memory, and one for each GPU that the driver knows. What MIG and IMEX add comes with
+/// their own facts.
+fn device_files(roots: &Roots) -> Vec<CharDevice> {
+    let gpus = read::entries(&roots.procfs.join("driver/nvidia/gpus")).unwrap_or_default();
+    let mut minors: Vec<u32> =
+        gpus.iter().filter_map(|(_, path)| parse_minor(&read::text(&path.join("information")).ok()?)).collect();
+    minors.sort_unstable();
+    minors.truncate(64);
+    let names = ["nvidiactl", "nvidia-uvm"].into_iter().map(str::to_owned);
+    names
+        .chain(minors.iter().map(|minor| format!("nvidia{minor}")))
+        .map(|name| rdma::char_device(roots, &name))
+        .collect()
 }
 
 /// The module of the driver, or the older one that NIC vendors shipped.
@@ -131,15 +161,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locked_memory() {
+    fn limits() {
         let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
+                      Max stack size            unlimited            unlimited            bytes\n\
+                      Max open files            1024                 524288               files\n\
                       Max locked memory         8388608              unlimited            bytes\n";
-        assert_eq!(parse_locked_memory_limit(limits).as_deref(), Ok("8388608"));
-        assert_eq!(
-            parse_locked_memory_limit("Max locked memory unlimited unlimited bytes").as_deref(),
-            Ok("Unlimited")
-        );
-        assert!(parse_locked_memory_limit("").is_err());
+        let of = |name: &str| parse_limit(limits, name);
+        assert_eq!(of("Max locked memory").as_deref(), Ok("8388608"));
+        assert_eq!(of("Max open files").as_deref(), Ok("1024"));
+        assert_eq!(of("Max stack size").as_deref(), Ok("Unlimited"));
+        assert!(of("Max nothing").is_err() && parse_limit("", "Max stack size").is_err());
+    }
+
+    #[test]
+    fn numbers_of_device_files() {
+        let text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 16\nDevice Minor: \t 3\nGPU Excluded:\t No\n";
+        assert_eq!(parse_minor(text), Some(3));
+        assert_eq!(parse_minor("Device Minor: many"), None);
+        assert_eq!(parse_minor(""), None);
     }
 
     #[test]

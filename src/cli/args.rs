@@ -90,6 +90,9 @@ pub(super) enum Command {
     /// Turn a PyTorchJob, PaddleJob, MPIJob or TrainJob of Kubeflow into a TrainJob of ours, and list what has no counterpart.
     #[command(after_long_help = diagnose::CONVERT_CODES)]
     Convert(ConvertArgs),
+    /// Check the nodes that a TrainJob would get, before any GPU second is spent: 27 checks, each with the fix; starts nothing.
+    #[command(after_long_help = exit_codes())]
+    Preflight(PreflightArgs),
     /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first cause, and what followed from it.
     Doctor(DoctorArgs),
     /// Look at the checkpoints of a job: list them, verify them, export the model.
@@ -152,6 +155,21 @@ pub(super) struct PlanArgs {
     /// Show every setting of the fabric, with its reason, in place of the place.
     #[arg(long)]
     pub fabric: bool,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}
+
+/// Arguments of `preflight`.
+#[derive(Debug, Args)]
+pub(super) struct PreflightArgs {
+    /// Manifest of a TrainJob; `-` reads standard input.
+    pub file: PathBuf,
+
+    /// Look at the cluster of the kubeconfig. This is the default without --snapshot.
+    #[arg(long, conflicts_with = "snapshot")]
+    pub cluster: bool,
 
     /// Where a cluster is looked at.
     #[command(flatten)]

@@ -109,13 +109,13 @@ pub(super) fn cluster(file: &SnapshotFile) -> Result<Cluster, String> {
     Cluster::of(&file.items, defaults, levels, file.taken_at.unwrap_or(Timestamp::MIN))
 }
 
-fn open(args: &ClusterArgs) -> Result<Cluster, (String, Exit)> {
+pub(super) fn open(args: &ClusterArgs) -> Result<Cluster, (String, Exit)> {
     let file = read(args)?;
     cluster(&file).map_err(|error| (error, Exit::Usage))
 }
 
 /// What the controller would do with a job if it were new.
-fn look(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, String> {
+pub(super) fn look(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, String> {
     cluster.look(job, Earlier::Forgotten).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         faults.join("\n")

@@ -4,10 +4,13 @@ use super::cluster::name_of;
 use super::manifest;
 use super::units::plural;
 use crate::fabric::forecast::{Between, Forecast, lines};
+use crate::fabric::preflight::CHECKS;
 use crate::fabric::profile::Profile;
 use serde_json::{Value, json};
 use std::path::Path;
-use switchyard_crds::{DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, TrainJob, Transport};
+use switchyard_crds::{
+    DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, PreflightStatus, TrainJob, Transport,
+};
 
 /// Largest profile.
 const MOST: (u64, &str) = (1 << 20, "1 MiB");
@@ -53,17 +56,56 @@ pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&For
             entry(&mut text, decision, verbose);
         }
     }
-    let preflight = fabric.preflight.iter();
-    for preflight in preflight {
-        let (found, passed, none) = (preflight.findings.len(), preflight.passed, preflight.not_applicable);
-        text.push_str(&format!("\npreflight: {passed} ok, {found} found, {none} not applicable\n"));
-        for finding in &preflight.findings {
-            let word = if finding.severity == PreflightSeverity::Block { "BLOCK" } else { "warn " };
-            text.push_str(&format!("  {word} {} {}: {}\n", finding.check, finding.title, finding.message));
-            text.push_str(&format!("    {:<9} {}\n    {:<9} {}\n", "found", finding.evidence, "fix", finding.fix));
+    if let Some(preflight) = &fabric.preflight {
+        text.push_str(&format!("\npreflight: {}\n", counts(preflight)));
+        findings(&mut text, preflight);
+    }
+    text
+}
+
+/// What the checks of the chosen nodes found, for people. `verbose`: also why each check that does not apply does not.
+pub(super) fn checks(job: &TrainJob, fabric: &FabricStatus, nodes: &str, verbose: bool) -> String {
+    let none = PreflightStatus::default();
+    let preflight = fabric.preflight.as_ref().unwrap_or(&none);
+    let mut text = format!("{} checks on {nodes} for {}: {}\n", CHECKS.len(), name_of(job), counts(preflight));
+    findings(&mut text, preflight);
+    if verbose {
+        text.push_str("\nnot applicable\n");
+        for skip in &preflight.skipped {
+            text.push_str(&format!("  {} {}: {}\n", skip.check, skip.title, skip.reason));
         }
     }
     text
+}
+
+/// `24 ok, 1 BLOCK, 1 warn, 1 not applicable (12 NVLink between nodes)`.
+fn counts(preflight: &PreflightStatus) -> String {
+    let of = |severity| preflight.findings.iter().filter(|finding| finding.severity == severity).count();
+    let mut parts = vec![format!("{} ok", preflight.passed)];
+    for (count, word) in [(of(PreflightSeverity::Block), "BLOCK"), (of(PreflightSeverity::Warn), "warn")] {
+        if count > 0 {
+            parts.push(format!("{count} {word}"));
+        }
+    }
+    let skipped: Vec<String> = preflight.skipped.iter().map(|skip| format!("{} {}", skip.check, skip.title)).collect();
+    match skipped.len() {
+        0 => {}
+        1..=4 => parts.push(format!("{} not applicable ({})", skipped.len(), skipped.join(", "))),
+        more => parts.push(format!("{more} not applicable (-v: why)")),
+    }
+    parts.join(", ")
+}
+
+fn findings(text: &mut String, preflight: &PreflightStatus) {
+    for finding in &preflight.findings {
+        let word = if finding.severity == PreflightSeverity::Block { "BLOCK" } else { "warn" };
+        text.push_str(&format!("{word} {} {}   {}\n", finding.check, finding.title, finding.message));
+        for (word, line) in [("found", &finding.evidence), ("effect", &finding.effect), ("fix", &finding.fix)] {
+            if !line.is_empty() {
+                text.push_str(&format!("    {word:<9} {line}\n"));
+            }
+        }
+    }
 }
 
 /// Transport, forecast and profile in one line.

@@ -16,6 +16,7 @@ mod import;
 mod lint;
 mod machine;
 mod manifest;
+mod preflight;
 mod report;
 mod run;
 mod screen;
@@ -46,6 +47,7 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Report(args) => report::report(&cli, args),
         Command::Lint(args) => lint::lint(&cli, args),
         Command::Convert(args) => convert::convert(&cli, args),
+        Command::Preflight(args) => preflight::preflight(&cli, args),
         Command::Doctor(args) => doctor::doctor(&cli, args),
         Command::Topo(args) => machine::topo(&cli, args),
         Command::Checkpoint(command) => checkpoint::checkpoint(&cli, command),

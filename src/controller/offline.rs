@@ -175,7 +175,10 @@ impl Cluster {
         let asker = Asker { job: &job, valid: &valid, rules };
         let question = asker.question(&self.index.usage);
         let place = gang::place(&question);
-        let decided = place.as_ref().ok().map(|placed| fabric::decide(&question, &placed.status));
+        let decided = place.as_ref().ok().map(|placed| {
+            let decided = fabric::decide(&question, &placed.status)?;
+            fabric::enforced(&job, decided.as_ref()).map_or(Ok(decided), Err)
+        });
         let fabric = decided.and_then(|decided| decided.map_err(|refused| refused.to_string()).transpose());
         let turn = self.index.turn(&job);
         let departure = if place.is_err() { self.index.departure(&asker, &turn) } else { None };

@@ -3,8 +3,11 @@
 use super::profile::{Carrier, LinkLayer, Profile, link_layer};
 use crate::plan::resources::Resources;
 use crate::topology::report;
-use k8s_openapi::api::core::v1::PodSpec;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
+use switchyard_crds::conditions::topology::CONSISTENT;
 use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus, Nic};
 use switchyard_crds::{FabricMode, Framework, Transport};
 use switchyard_worker_contract::CpuList;
@@ -16,6 +19,10 @@ pub struct Member<'a> {
     pub name: &'a str,
     /// What its agent reports; `None`: nothing that can be used.
     pub facts: Option<&'a GPUTopologyStatus>,
+    /// Why there are no facts, or that they are old; empty: neither.
+    pub silence: &'a str,
+    /// Nobody has renewed the facts for long.
+    pub is_old: bool,
     /// Positions of the GPUs in the report, in the order of ranks.
     pub gpus: &'a [usize],
     /// What it offers.
@@ -41,9 +48,16 @@ pub struct Gang<'a> {
     pub members: Vec<Member<'a>>,
     /// Data pack or administrator's profile; `None`: the nodes fit none.
     pub profile: Option<&'a Profile>,
+    /// When the place was decided.
+    pub now: Timestamp,
 }
 
-impl Gang<'_> {
+impl<'a> Gang<'a> {
+    /// The container that trains.
+    pub fn trainer(&self) -> Option<&'a Container> {
+        self.pod.containers.iter().find(|container| container.name == crate::plan::objects::TRAINER)
+    }
+
     /// Whether pods use the network of their node.
     pub fn uses_host_network(&self) -> bool {
         self.pod.host_network == Some(true)
@@ -74,11 +88,7 @@ impl Gang<'_> {
 
     /// Whether RDMA devices are given to the pods: by a resource that the trainer asks for, or because a privileged container sees all.
     pub fn is_granted(&self) -> bool {
-        let Some(trainer) =
-            self.pod.containers.iter().find(|container| container.name == crate::plan::objects::TRAINER)
-        else {
-            return false;
-        };
+        let Some(trainer) = self.trainer() else { return false };
         let privileged = trainer.security_context.as_ref().is_some_and(|context| context.privileged == Some(true));
         let limits = trainer.resources.as_ref().and_then(|resources| resources.limits.as_ref());
         privileged || limits.into_iter().flatten().any(|(name, _)| is_rdma_resource(name))
@@ -151,7 +161,9 @@ pub fn facts(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     facts.observed_time = None;
     facts.host_identity = None;
     facts.in_use.clear();
-    facts.conditions.clear();
+    // What contradicts itself is told by the preflight; when that began is of the node.
+    facts.conditions.retain(|condition| condition.type_ == CONSISTENT && condition.status == "False");
+    facts.conditions.iter_mut().for_each(|condition| condition.last_transition_time = Time(Timestamp::UNIX_EPOCH));
     let position =
         |uuid: &str| status.gpus.iter().position(|gpu| gpu.uuid == uuid).map(|position| position.to_string());
     for link in &mut facts.links {
@@ -165,6 +177,7 @@ pub fn facts(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     }
     for nic in &mut facts.nics {
         nic.node_guid = None;
+        nic.port_watch.iter_mut().for_each(|watch| watch.since = None);
     }
     facts
 }

@@ -12,6 +12,7 @@ mod decide;
 pub mod forecast;
 mod gang;
 mod needs;
+pub mod preflight;
 pub mod profile;
 mod rules;
 

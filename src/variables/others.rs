@@ -251,6 +251,30 @@ pub fn is_interface_list(name: &str) -> bool {
     ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"].contains(&name)
 }
 
+/// Beginnings of interfaces that lead to no other node: of container engines and pod networks (Calico, Flannel, Cilium, kube-proxy, OVN).
+const VIRTUAL: [&str; 15] = [
+    "docker",
+    "virbr",
+    "veth",
+    "cali",
+    "flannel",
+    "cni",
+    "cbr",
+    "br-",
+    "kube-",
+    "nodelocaldns",
+    "tunl",
+    "cilium",
+    "lxc",
+    "dummy",
+    "ovn",
+];
+
+/// Whether an interface of this name leads to no other node.
+pub fn is_virtual_interface(name: &str) -> bool {
+    VIRTUAL.iter().any(|start| name.starts_with(start))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,6 +17,8 @@ pub(crate) enum What {
     Agent,
     /// Placement of GPUs: quality against brute force and what is usual, time at 10,000 nodes.
     Placement,
+    /// Plan and preflight of a job on 128 nodes.
+    Preflight,
     /// Matrix products and the model's step, by kernel.
     Kernels,
     /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
@@ -33,6 +35,7 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Controller => ("controller", "switchyard-tests", "controller"),
         What::Agent => ("agent", "switchyard-tests", "agent"),
         What::Placement => ("placement", "switchyard-tests", "placement"),
+        What::Preflight => ("preflight", "switchyard-tests", "preflight"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
         What::Engine => ("engine", "switchyard-worker", "engine"),
     };

@@ -52,6 +52,20 @@ pub struct Host {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub locked_memory_limit: Option<String>,
+    /// Files a process may have open: `Unlimited` or a number. The agent's own soft limit, as for memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub open_files_limit: Option<String>,
+    /// Size of the stack of a thread: `Unlimited` or bytes. The agent's own soft limit, as for memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub stack_limit: Option<String>,
+    /// The files by which programs reach the driver and each GPU that it knows: `nvidiactl`, `nvidia-uvm`, `nvidia0`, … Absent without
+    /// the driver.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 80))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub device_files: Vec<CharDevice>,
     /// Size of `/dev/shm` as the agent sees it, bytes: the container runtime's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_memory_bytes: Option<u64>,

@@ -1,5 +1,6 @@
 //! The RDMA and PCI side of a network device.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,27 @@ pub struct VirtualFunctions {
     pub enabled: u32,
     /// As many as there can be.
     pub total: u32,
+}
+
+/// What the agent has seen of an RDMA port since it watches: when its counters moved, not what they say.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PortWatch {
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// When the link was last seen to have gone down (`link_downed`), even if it is up again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_link_down: Option<Time>,
+    /// When one of `errors` was last seen to grow. Renewed every half hour while they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<Time>,
+    /// Counters of errors that have grown, by the kernel's name: `symbol_error`, `rnr_nak_retry_err`, `packet_seq_err`,
+    /// `implied_nak_seq_err`, `local_ack_timeout_err`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(max = 64)))]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub errors: Vec<String>,
 }
 
 /// Addresses (GIDs) of one type and family.

@@ -12,9 +12,11 @@ use crate::metrics::Metrics;
 use crate::pages::Health;
 use crate::pause::Backoff;
 use crate::pod_resources;
+use crate::ports::Ports;
 use crate::report::{Kubelet, Machine, draft};
 use crate::scan::{Place, ScanFault, Scanner};
 use crate::write::{Writer, Written};
+use jiff::Timestamp;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,6 +105,7 @@ impl Agent {
     }
 
     async fn look(&self, mut scanner: Scanner, machine: &watch::Sender<Machine>, event: &Notify) {
+        let mut ports = Ports::default();
         let mut period = interval(self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -111,7 +114,9 @@ impl Agent {
                 () = event.notified() => {}
             }
             match scanner.scan(self.patience).await {
-                Ok(scan) => {
+                Ok(mut scan) => {
+                    ports.see(std::mem::take(&mut scan.ports), Timestamp::now());
+                    ports.tell(&mut scan.facts);
                     let whole = scan.facts.sources.iter().all(|source| source.state == SourceState::Complete);
                     self.metrics.scanned(if whole { "complete" } else { "partial" }, Some(&scan));
                     self.health.scanned(None);

@@ -17,6 +17,7 @@ mod metrics;
 mod pages;
 mod pause;
 mod pod_resources;
+mod ports;
 mod report;
 mod scan;
 mod write;

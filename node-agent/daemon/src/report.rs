@@ -2,6 +2,7 @@
 
 use crate::consistent::{Others, contradictions};
 use crate::pod_resources::Resources;
+use crate::ports;
 use crate::scan::{Scan, ScanFault};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -133,6 +134,9 @@ impl Draft {
     /// The status to write over `before`.
     pub fn status(&self, before: Option<&GPUTopologyStatus>, now: Timestamp) -> GPUTopologyStatus {
         let mut status = self.facts.as_ref().or(before).cloned().unwrap_or_default();
+        if let Some(before) = before {
+            ports::keep(&mut status, before);
+        }
         let conditions_before = before.map(|before| before.conditions.as_slice()).unwrap_or_default();
         status.conditions = self.verdicts.iter().map(|verdict| verdict.condition(conditions_before, now)).collect();
         status
@@ -161,6 +165,7 @@ fn canonical(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     status.gpus.sort_by(|a, b| a.uuid.cmp(&b.uuid));
     status.links.sort_by(|a, b| (&a.a, &a.b, a.kind).cmp(&(&b.a, &b.b, b.kind)));
     status.nics.sort_by(|a, b| a.name.cmp(&b.name));
+    status.nics.iter_mut().filter_map(|nic| nic.port_watch.as_mut()).for_each(|watch| watch.since = None);
     status.sources.sort_by_key(|source| source.facts);
     status.in_use.sort();
     status.conditions.sort_by(|a, b| a.type_.cmp(&b.type_));

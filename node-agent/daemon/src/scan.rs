@@ -4,7 +4,7 @@ use crate::kubelet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
-use switchyard_node_agent::counters::{self, GpuCounters};
+use switchyard_node_agent::counters::{self, GpuCounters, PortCounters};
 use switchyard_node_agent::{Roots, describe, host, pci};
 use tokio::sync::mpsc;
 
@@ -18,6 +18,8 @@ pub(crate) struct Scan {
     pub facts: GPUTopologyStatus,
     /// What grows all the time.
     pub counters: Vec<GpuCounters>,
+    /// Of RDMA ports.
+    pub ports: Vec<PortCounters>,
     /// NVIDIA GPUs on the PCI bus; `None` when it cannot be read.
     pub pci_gpus: Option<u32>,
     /// How long it took.
@@ -53,7 +55,8 @@ impl Place {
         }
         let counters = counters::read(self.roots.nvml_library.as_deref());
         let pci_gpus = pci::count_nvidia_gpus(&self.roots.sysfs).ok().and_then(|count| count.try_into().ok());
-        Ok(Scan { facts, counters, pci_gpus, took: start.elapsed() })
+        let ports = counters::read_ports(&self.roots.sysfs);
+        Ok(Scan { facts, counters, ports, pci_gpus, took: start.elapsed() })
     }
 }
 

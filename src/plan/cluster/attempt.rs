@@ -156,7 +156,13 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     match gang::place(&question) {
         Ok(placed) => {
             match fabric::decide(&question, &placed.status) {
-                Ok(decided) => fabric::tell(&mut draft, decided),
+                Ok(decided) => match fabric::enforced(job, decided.as_ref()) {
+                    Some(refused) => {
+                        fabric::tell_findings(&mut draft, decided);
+                        return not_ready(attempt, draft, refused.to_string());
+                    }
+                    None => fabric::tell(&mut draft, decided),
+                },
                 Err(refused) => return not_ready(attempt, draft, refused.to_string()),
             }
             let reason = placed.status.reason.clone();

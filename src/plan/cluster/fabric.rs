@@ -1,18 +1,22 @@
 //! The fabric of a gang: what its pods need before they are made, and what is decided when it has a place.
 
 use super::gang::Question;
+use super::sites::is_old;
 use super::status::Draft;
 use super::view::NodeView;
 use crate::fabric::forecast::{self, Between, Forecast, Within};
 use crate::fabric::profile::{self, Profile, Site};
-use crate::fabric::{self, Asked, Gang, Member, Refused};
+use crate::fabric::{self, Asked, Gang, Member, Refused, preflight};
 use crate::plan::objects::{self, TRAINER};
 use crate::plan::resources::{Resources, gigabytes_per_second};
 use crate::plan::{ValidJob, eligible};
 use crate::units::plural;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::collections::BTreeMap;
-use switchyard_crds::{DecisionOutcome, FabricStatus, Framework, PlacementStatus, TrainJob, Transport, conditions};
+use switchyard_crds::{
+    DecisionOutcome, FabricStatus, Framework, PlacementStatus, PreflightMode, TrainJob, Transport, conditions,
+};
 
 /// What was decided for a gang that has a place.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,7 +61,7 @@ fn site(node: &NodeView) -> Site<'_> {
 /// # Errors
 /// The job must not start over the fabric of these nodes.
 pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Option<Decided>, Refused> {
-    let Question { job, valid, defaults, nodes, .. } = *question;
+    let Question { job, valid, defaults, nodes, now, .. } = *question;
     let gpus = objects::gpus(job);
     let framework = job.spec.trainer.framework;
     if framework == Framework::Switchyard || (gpus == 0 && valid.request.nodes < 2) {
@@ -77,11 +81,16 @@ pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Op
             placed.gpus.iter().filter_map(position).collect()
         })
         .collect();
-    let members = placement.nodes.iter().zip(&views).zip(&positions).map(|((placed, view), gpus)| Member {
-        name: &placed.node_name,
-        facts: view.and_then(|view| view.described()).map(|machine| &*machine.facts),
-        gpus,
-        allocatable: view.map_or(&nothing, |view| &view.allocatable),
+    let members = placement.nodes.iter().zip(&views).zip(&positions).map(|((placed, view), gpus)| {
+        let (silence, is_old) = silence(*view, now);
+        Member {
+            name: &placed.node_name,
+            facts: view.and_then(|view| view.described()).map(|machine| &*machine.facts),
+            silence,
+            is_old,
+            gpus,
+            allocatable: view.map_or(&nothing, |view| &view.allocatable),
+        }
     });
     let gang = Gang {
         framework,
@@ -92,14 +101,17 @@ pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Op
         processes: valid.request.processes_per_node,
         members: members.collect(),
         profile,
+        now,
     };
     let decisions = fabric::decide(&gang)?;
+    let is_checked = job.spec.fabric.preflight.mode != PreflightMode::None;
+    let preflight = is_checked.then(|| preflight::run(&gang, &decisions));
     let before = job.status.as_ref().and_then(|status| status.fabric.clone()).unwrap_or_default();
     let forecast = forecast_of(&gang);
     let transport = gang.transport().or_else(|| forecast.as_ref().and_then(within));
     let summary = summary(transport, forecast.as_ref(), placement);
     let profile = profile.map(|profile| profile.name.clone());
-    Ok(Some(Decided { status: FabricStatus { transport, summary, profile, decisions, ..before }, forecast }))
+    Ok(Some(Decided { status: FabricStatus { transport, summary, profile, decisions, preflight, ..before }, forecast }))
 }
 
 /// What NCCL will do between the ranks; `None`: a node does not tell, or there are no GPUs.
@@ -119,6 +131,26 @@ fn within(forecast: &Forecast) -> Option<Transport> {
         Within::Pcie => Transport::PCIe,
         Within::Host => Transport::SharedMemory,
     })
+}
+
+/// Why nothing is known of a node, and whether what is known is old.
+fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
+    match view.map(|view| view.machine.as_ref()) {
+        None => ("the node is gone", false),
+        Some(None) => ("no node agent reports it", false),
+        Some(Some(Err(why))) => (why, false),
+        Some(Some(Ok(machine))) => match machine.observed.is_some_and(|at| is_old(at, now)) {
+            true => ("its node agent is silent, and its report more than half an hour old", true),
+            false => ("", false),
+        },
+    }
+}
+
+/// Why a job that enforces its preflight must not start; `None`: it may.
+pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<Refused> {
+    let findings =
+        decided?.status.preflight.as_ref().filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
+    preflight::blocking(findings).map(Refused)
 }
 
 /// What carries the data, and how fast that is expected to be.
@@ -168,6 +200,11 @@ fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a
     own.map(|entry| (entry.name.as_str(), entry.value.as_deref())).collect()
 }
 
+/// Writes what the checks found of a job that must not start because of it.
+pub(super) fn tell_findings(draft: &mut Draft<'_>, decided: Option<Decided>) {
+    draft.next.fabric.get_or_insert_default().preflight = decided.and_then(|decided| decided.status.preflight);
+}
+
 /// Writes what was decided to the status.
 pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<Decided>) {
     let decided = decided.map(|decided| decided.status);
@@ -176,7 +213,10 @@ pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<Decided>) {
         let (set, user, left) =
             (count(DecisionOutcome::Set), count(DecisionOutcome::User), count(DecisionOutcome::NotSet));
         let over = fabric.summary.clone().unwrap_or_else(|| "nothing is known of the fabric".into());
-        let text = format!("{over}; {set} settings derived, {user} of the user's own, {left} left alone");
+        let mut text = format!("{over}; {set} settings derived, {user} of the user's own, {left} left alone");
+        if let Some(found) = fabric.preflight.as_ref().and_then(preflight::count) {
+            text.push_str(&format!("; preflight: {found}"));
+        }
         draft.condition(conditions::FABRIC_READY, "True", "Derived", text);
     }
     draft.next.fabric = decided;

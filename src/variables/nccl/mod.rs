@@ -4,7 +4,10 @@
 //! or value is silent.
 
 mod documented;
+mod list;
 mod undocumented;
+
+pub use list::List;
 
 use std::fmt;
 use std::str::FromStr;

@@ -98,7 +98,12 @@ fn host(machine: &Machine, tree: &Tree) {
     tree.file("proc/sys/kernel/hostname", "scene");
     tree.file("proc/sys/kernel/random/boot_id", "3f2a0a8e-0000-4000-8000-000000000000");
     tree.file("proc/self/cgroup", "0::/");
-    tree.file("proc/self/limits", "Max locked memory         unlimited            unlimited            bytes");
+    tree.file(
+        "proc/self/limits",
+        "Max stack size            8388608              unlimited            bytes\n\
+         Max open files            1048576              1048576              files\n\
+         Max locked memory         unlimited            unlimited            bytes",
+    );
     tree.file(
         "proc/net/route",
         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
@@ -111,6 +116,13 @@ fn host(machine: &Machine, tree: &Tree) {
         };
         let line = format!("NVRM version: {kind} {}  {driver}  Release Build", scene.architecture);
         tree.file("proc/driver/nvidia/version", &line);
+        tree.file("dev/nvidiactl", "");
+        tree.file("dev/nvidia-uvm", "");
+        for (minor, gpu) in machine.gpus.iter().enumerate() {
+            let bus_id = gpu.path.last().expect("a GPU has a place");
+            tree.file(&format!("proc/driver/nvidia/gpus/{bus_id}/information"), &format!("Device Minor: \t {minor}"));
+            tree.file(&format!("dev/nvidia{minor}"), "");
+        }
     }
     tree.file("sys/module/kernel/parameters/panic", "0");
     for module in &scene.modules {
@@ -148,6 +160,9 @@ fn rdma(port: &Port, number: usize, tree: &Tree) {
     let base = format!("sys/class/infiniband/{name}");
     tree.file(&format!("{base}/node_guid"), &format!("a088:c203:00ab:{number:04x}"));
     tree.file(&format!("{base}/fw_ver"), "28.39.1002");
+    for counter in ["counters/link_downed", "counters/symbol_error", "hw_counters/packet_seq_err"] {
+        tree.file(&format!("{base}/ports/1/{counter}"), "0");
+    }
     tree.file(&format!("sys/class/infiniband_verbs/uverbs{number}/ibdev"), name);
     tree.file(&format!("dev/infiniband/uverbs{number}"), "");
     tree.file("dev/infiniband/rdma_cm", "");

@@ -49,6 +49,37 @@ fn an_h100_in_full() {
 }
 
 #[test]
+fn limits_and_device_files() {
+    let stage = stage("hgx-h100");
+    let host = status(&stage).host.unwrap();
+    assert_eq!((host.open_files_limit.as_deref(), host.stack_limit.as_deref()), (Some("1048576"), Some("8388608")));
+    let paths: Vec<&str> = host.device_files.iter().map(|file| file.path.as_str()).collect();
+    assert_eq!((&paths[..3], paths.len()), (&["nvidiactl", "nvidia-uvm", "nvidia0"][..], 10));
+    assert!(host.device_files.iter().all(|file| file.state == FileState::Present));
+    // What the GPU operator calls ready all the same (gpu-operator#2685).
+    std::fs::remove_file(stage.tree.path("dev/nvidia3")).unwrap();
+    let files = status(&stage).host.unwrap().device_files;
+    let missing: Vec<&str> =
+        files.iter().filter(|file| file.state == FileState::Missing).map(|file| file.path.as_str()).collect();
+    assert_eq!(missing, ["nvidia3"]);
+    let none = status(&common::stage("no-gpu")).host.unwrap();
+    assert_eq!(none.device_files, [], "without the driver nobody knows which there should be");
+}
+
+#[test]
+fn counters_of_ports() {
+    let stage = stage("hgx-h100");
+    let read = || switchyard_node_agent::counters::read_ports(&stage.tree.path("sys"));
+    let before = read();
+    let first = &before[0];
+    assert_eq!((first.device.as_str(), first.port, first.link_downed), ("mlx5_0", 1, Some(0)));
+    assert_eq!(first.errors, [("symbol_error", 0), ("packet_seq_err", 0)].into(), "what is not counted is absent");
+    stage.tree.file("sys/class/infiniband/mlx5_0/ports/1/counters/link_downed", "2");
+    assert_eq!(read()[0].link_downed, Some(2));
+    assert_eq!(status(&stage).nics, status(&stage).nics, "a description has no counters");
+}
+
+#[test]
 fn virtual_functions_are_no_rails() {
     let status = status(&stage("hgx-h100"));
     let (port, function) = (nic(&status, "mlx5_0"), nic(&status, "mlx5_0v1"));

@@ -147,6 +147,8 @@ const TABLE: [Row; 28] = [
     Row {
         module: "fabric",
         may: &[
+            // Check 22 of the preflight is what the linter says.
+            "crate::lint",
             "crate::placement::gpus",
             "crate::plan",
             "crate::topology",
@@ -154,8 +156,10 @@ const TABLE: [Row; 28] = [
             "crate::variables",
             CRDS,
             CONTRACT,
+            "jiff",
             "k8s_openapi",
             "serde",
+            "serde_json",
             "serde_saphyr",
             "thiserror",
         ],

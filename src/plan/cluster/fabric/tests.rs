@@ -119,6 +119,50 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
+/// Memory that containers may lock on all nodes.
+fn set_limit(world: &mut World, limit: &str) {
+    let mut shapes = Shapes::default();
+    for (position, node) in world.nodes.values_mut().enumerate() {
+        let mut status = report(position, "Active");
+        status.host.as_mut().unwrap().locked_memory_limit = Some(limit.into());
+        let report = GPUTopology { status: Some(status), ..GPUTopology::new("n", GPUTopologySpec::default()) };
+        node.machine = Some(shapes.machine(&report));
+    }
+}
+
+#[test]
+fn a_job_that_enforces_its_preflight_waits_until_nothing_blocks() {
+    let mut world = world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
+    set_limit(&mut world, "65536");
+    world.run();
+    assert_eq!(world.stage(), "Queued");
+    let (state, message) = condition(&world, conditions::FABRIC_READY);
+    assert_eq!(state, "False");
+    let first = "preflight check 8 (locked memory): both nodes: containers may lock 64 KiB of memory; RDMA needs all of it; set LimitMEMLOCK";
+    assert!(message.starts_with(first), "{message}");
+    assert!(world.pods.iter().all(|pod| pod.gated), "nothing may start");
+    let status = world.job.status.clone().unwrap();
+    assert!(status.placement.is_none());
+    let findings = status.fabric.and_then(|fabric| fabric.preflight).unwrap().findings;
+    assert_eq!(findings[0].check, 8, "what was found can be read while the job waits");
+    assert!(world.step().status.is_none(), "the same is not written again");
+    set_limit(&mut world, "Unlimited");
+    world.run();
+    assert_eq!(world.stage(), "Running", "{}", world.message());
+    assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
+}
+
+#[test]
+fn a_job_that_only_reports_starts_and_says_what_would_block() {
+    let mut world = world(json!({}), "Active");
+    set_limit(&mut world, "65536");
+    world.run();
+    assert_eq!(world.stage(), "Running");
+    let (state, message) = condition(&world, conditions::FABRIC_READY);
+    assert_eq!(state, "True");
+    assert!(message.contains("; preflight: 1 finding would block"), "{message}");
+}
+
 #[test]
 fn on_the_network_of_the_node_each_pod_is_told_its_interface() {
     let mut world = world(json!({"template": {"spec": {"hostNetwork": true}}}), "Active");

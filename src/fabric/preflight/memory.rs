@@ -1,0 +1,166 @@
+//! Memory: what processes of a node share, what they may lock, and what they may use.
+
+use super::fault::{Fault, Outcome, each};
+use super::scene::Scene;
+use crate::plan::resources::parse_quantity;
+use crate::units::binary;
+use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource};
+use switchyard_crds::PreflightSeverity;
+
+/// Where processes exchange data through host memory.
+const SHM: &str = "/dev/shm";
+/// What container runtimes mount there by themselves, bytes.
+const DEFAULT: u64 = 64 << 20;
+/// What is enough for each GPU, bytes. Ours: NCCL takes 9.6 MB for each connection, and data loaders take more.
+const PER_GPU: u64 = 1 << 30;
+/// Host memory of a process with CUDA, NCCL and a framework, before any data: a rough lower bound of ours, bytes.
+const PER_PROCESS: u64 = 2 << 30;
+
+/// What is mounted at `/dev/shm`.
+enum Shared<'a> {
+    /// Nothing: the runtime's own.
+    Runtime,
+    /// A volume of memory or disk.
+    Volume(&'a EmptyDirVolumeSource),
+    /// Something else, whose size nobody here knows.
+    Other,
+}
+
+fn shared_memory<'a>(scene: &Scene<'a>) -> Shared<'a> {
+    let Some(mount) = scene.mount(SHM) else { return Shared::Runtime };
+    let volumes = scene.gang.pod.volumes.iter().flatten();
+    let volume = volumes.into_iter().find(|volume| volume.name == mount.name);
+    match volume.and_then(|volume| volume.empty_dir.as_ref()) {
+        Some(empty) => Shared::Volume(empty),
+        None => Shared::Other,
+    }
+}
+
+fn bytes(quantity: Option<&str>) -> Option<u64> {
+    quantity.and_then(parse_quantity).map(|bytes| bytes as u64)
+}
+
+fn size_of(empty: &EmptyDirVolumeSource) -> Option<u64> {
+    bytes(empty.size_limit.as_ref().map(|limit| limit.0.as_str()))
+}
+
+/// Check 7: room in `/dev/shm`.
+pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
+    let gang = scene.gang;
+    if gang.gpus < 2 && gang.processes < 2 {
+        return Err("one process with one GPU on each node: nothing is shared".into());
+    }
+    if gang.pod.host_ipc == Some(true) {
+        return Err("hostIPC: the pods use /dev/shm of the node".into());
+    }
+    let wanted = PER_GPU * u64::from(gang.gpus.max(gang.processes));
+    let fix = format!(
+        "mount an emptyDir with medium: Memory and sizeLimit: {}Gi at /dev/shm, or leave that mount to Switchyard",
+        wanted >> 30
+    );
+    let too_small = |severity: PreflightSeverity, size: u64, from: &str| {
+        Fault::of(severity, format!("/dev/shm has {}", binary(size)))
+            .effect("NCCL stops with \"failed to extend /dev/shm\", or data loaders end with \"bus error\"")
+            .evidence(format!("{from}; {} are enough for {} GPUs", binary(wanted), gang.gpus))
+            .fix(fix.clone())
+    };
+    let severity = |size: u64| if size <= DEFAULT { PreflightSeverity::Block } else { PreflightSeverity::Warn };
+    match shared_memory(scene) {
+        Shared::Other => Err("what is mounted at /dev/shm has no size that is known here".into()),
+        Shared::Runtime => each(gang, |_, _, facts| {
+            let size = facts.host.as_ref().and_then(|host| host.shared_memory_bytes);
+            let size = size.ok_or("host.sharedMemoryBytes is not reported")?;
+            let from = "nothing is mounted there; host.sharedMemoryBytes of the GPUTopology";
+            Ok((size < wanted).then(|| too_small(severity(size), size, from)).into_iter().collect())
+        }),
+        Shared::Volume(empty) => {
+            let is_memory = empty.medium.as_deref() == Some("Memory");
+            let mut faults = Vec::new();
+            match size_of(empty) {
+                Some(size) if size < wanted => {
+                    faults.push(too_small(severity(size), size, "sizeLimit of the volume at /dev/shm"));
+                }
+                Some(size) if is_memory && bytes(scene.limit("memory")).is_some_and(|limit| size > limit) => {
+                    let limit = scene.limit("memory").unwrap_or_default();
+                    faults.push(
+                        Fault::warn(format!(
+                            "/dev/shm may have {}, and the container {limit} of memory in all",
+                            binary(size)
+                        ))
+                        .effect("what is in /dev/shm counts: the container is killed before it is full")
+                        .evidence("sizeLimit of the volume at /dev/shm; memory of the trainer's limits")
+                        .fix("raise the memory limit, or lower sizeLimit"),
+                    );
+                }
+                _ if !is_memory => faults.push(
+                    Fault::warn("/dev/shm is on a disk")
+                        .effect("what processes exchange is written to the node's disk")
+                        .evidence("medium of the volume at /dev/shm")
+                        .fix(fix.clone()),
+                ),
+                _ => {}
+            }
+            Ok(faults.into_iter().map(Fault::of_job).collect())
+        }
+    }
+}
+
+/// Check 8: memory that may be locked, which RDMA needs.
+pub(super) fn locked(scene: &Scene<'_>) -> Outcome {
+    scene.uses_rdma()?;
+    if scene.trainer().is_some_and(|trainer| may_lock(scene, trainer)) {
+        return Ok(Vec::new());
+    }
+    each(scene.gang, |_, _, facts| {
+        let limit = facts.host.as_ref().and_then(|host| host.locked_memory_limit.as_deref());
+        let limit = limit.ok_or("host.lockedMemoryLimit is not reported")?;
+        let Ok(bytes) = limit.parse::<u64>() else { return Ok(Vec::new()) };
+        Ok(vec![
+            Fault::block(format!("containers may lock {} of memory; RDMA needs all of it", binary(bytes)))
+                .effect("ibv_reg_mr fails with \"Cannot allocate memory\", and NCCL ends")
+                .evidence("host.lockedMemoryLimit of the GPUTopology, the container runtime's default; no IPC_LOCK as root")
+                .fix("set LimitMEMLOCK=infinity in the service of the container runtime (systemctl edit containerd) and restart it"),
+        ])
+    })
+}
+
+/// Root with the capability is not bound by the limit; for others the capability means nothing.
+fn may_lock(scene: &Scene<'_>, trainer: &Container) -> bool {
+    let context = trainer.security_context.as_ref();
+    let of_pod = scene.gang.pod.security_context.as_ref();
+    let user = context.and_then(|context| context.run_as_user).or(of_pod.and_then(|pod| pod.run_as_user));
+    let added = context.and_then(|context| context.capabilities.as_ref()?.add.as_ref());
+    let has_capability = added.into_iter().flatten().any(|name| name == "IPC_LOCK" || name == "ALL");
+    let is_privileged = context.is_some_and(|context| context.privileged == Some(true));
+    user == Some(0) && (has_capability || is_privileged)
+}
+
+/// Check 27: a container that runs out of memory is killed in the middle of a collective, and the other ranks blame the network. Before the
+/// start only the arithmetic can be looked at; afterwards a kill is told as what it is (reason `OOMKilled` of the attempt).
+pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
+    let Some(limit) = bytes(scene.limit("memory")) else {
+        return Err("no memory limit; a kill for memory is told as that (OOMKilled) when it happens".into());
+    };
+    let shared = match shared_memory(scene) {
+        Shared::Volume(empty) if empty.medium.as_deref() == Some("Memory") => size_of(empty).unwrap_or(0),
+        _ => 0,
+    };
+    let processes = u64::from(scene.gang.processes);
+    let least = shared + processes * PER_PROCESS;
+    // A volume larger than the limit is check 7's.
+    if least <= limit || shared > limit {
+        return Ok(Vec::new());
+    }
+    let fault = Fault::warn(format!(
+        "a memory limit of {} for {processes} processes with {} of /dev/shm",
+        binary(limit),
+        binary(shared)
+    ))
+    .effect("a container that is killed for memory shows as an error of NCCL on all other ranks")
+    .evidence(format!(
+        "memory of the trainer's limits; {} for each process is a rough lower bound of ours",
+        binary(PER_PROCESS)
+    ))
+    .fix(format!("raise the memory limit to {}Gi or more", least.div_ceil(1 << 30)));
+    Ok(vec![fault.of_job()])
+}

@@ -1,0 +1,149 @@
+//! Preflight: 27 checks of the chosen gang before anything starts, from what the agents report, the pod and the decisions. No GPU second is
+//! spent. Pure.
+//!
+//! ```text
+//! gang (reports, pod, own environment) + decisions ─> 27 looks ─> faults of nodes ─> folded ─> PreflightStatus
+//! ```
+//!
+//! A check whose facts nobody reports is skipped with the reason; it is never counted as passed. Numbers and subjects are stable: messages
+//! of the doctor and the documentation name them (`docs/preflight.md`).
+
+mod addresses;
+mod environment;
+mod fault;
+mod health;
+mod memory;
+mod nvlink;
+mod pcie;
+mod pods;
+mod scene;
+mod transport;
+
+use super::gang::Gang;
+use crate::units::counted;
+use fault::{Found, Outcome};
+use scene::Scene;
+use switchyard_crds::{FabricDecision, PreflightFinding, PreflightSeverity, PreflightSkip, PreflightStatus};
+
+/// Most entries of `findings`, and of one check: a fault that is another on every node must not hide what other checks found.
+const MOST: usize = 64;
+const MOST_OF_CHECK: usize = 4;
+
+/// A check.
+pub struct Check {
+    /// Its number; stable.
+    pub number: u8,
+    /// Its name on the screen; stable.
+    pub title: &'static str,
+    look: fn(&Scene<'_>) -> Outcome,
+}
+
+const fn check(number: u8, title: &'static str, look: fn(&Scene<'_>) -> Outcome) -> Check {
+    Check { number, title, look }
+}
+
+/// All checks, by number.
+pub const CHECKS: [Check; 27] = [
+    check(1, "RDMA in the pod", transport::granted),
+    check(2, "interface", addresses::interface),
+    check(3, "RoCE GID", addresses::gid),
+    check(4, "MTU, rate, port errors", transport::alike),
+    check(5, "RDMA devices", transport::adapters),
+    check(6, "address of RoCE port", addresses::without_address),
+    check(7, "/dev/shm", memory::shared),
+    check(8, "locked memory", memory::locked),
+    check(9, "ACS", pcie::acs),
+    check(10, "GPUDirect RDMA", pcie::direct),
+    check(11, "Fabric Manager", nvlink::fabric_manager),
+    check(12, "NVLink between nodes", nvlink::between_nodes),
+    check(13, "lost GPU", health::lost),
+    check(14, "GPU health", health::recovery),
+    check(15, "PCIe link", pcie::link),
+    check(16, "NVLinks", nvlink::links),
+    check(17, "ranks per GPU", pods::ranks),
+    check(18, "pods per node", pods::apart),
+    check(19, "topology file", pods::topology_file),
+    check(20, "Gloo interface", addresses::gloo),
+    check(21, "CPUs near GPUs", pods::cpus),
+    check(22, "user's settings", pods::settings),
+    check(23, "mixed gang", environment::mixed),
+    check(24, "link flaps", transport::flaps),
+    check(25, "device files", environment::device_files),
+    check(26, "limits and UVM", environment::limits),
+    check(27, "memory limit", memory::limit),
+];
+
+/// Looks at a gang. `decisions` are those of [`super::decide`] about it.
+pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> PreflightStatus {
+    let scene = Scene { gang, decisions };
+    let mut status = PreflightStatus::default();
+    for check in &CHECKS {
+        match (check.look)(&scene) {
+            Ok(found) if found.is_empty() => status.passed += 1,
+            Ok(found) => status.findings.extend(findings(gang, check, found)),
+            Err(reason) => {
+                let (check, title) = (check.number.into(), check.title.into());
+                status.skipped.push(PreflightSkip { check, title, reason: cut(&reason, 512) });
+            }
+        }
+    }
+    status.not_applicable = status.skipped.len() as i32;
+    status.findings.sort_by_key(|finding| (finding.severity, finding.check));
+    status.findings.truncate(MOST);
+    status
+}
+
+/// The first finding that blocks, with its fix, as one sentence.
+pub fn blocking(status: &PreflightStatus) -> Option<String> {
+    let first = status.findings.iter().find(|finding| finding.severity == PreflightSeverity::Block)?;
+    Some(format!("preflight check {} ({}): {}; {}", first.check, first.title, first.message, first.fix))
+}
+
+/// How many findings there are, in words; `None`: none.
+pub fn count(status: &PreflightStatus) -> Option<String> {
+    let of = |severity| status.findings.iter().filter(|finding| finding.severity == severity).count();
+    match (of(PreflightSeverity::Block), of(PreflightSeverity::Warn)) {
+        (0, 0) => None,
+        (0, warnings) => Some(counted(warnings as u64, "warning")),
+        (blocks, 0) => Some(format!("{} would block", counted(blocks as u64, "finding"))),
+        (blocks, warnings) => {
+            Some(format!("{} would block, {}", counted(blocks as u64, "finding"), counted(warnings as u64, "warning")))
+        }
+    }
+}
+
+/// The first findings of a check, what blocks before what does not, and how many more there are.
+fn findings(gang: &Gang<'_>, check: &Check, mut found: Vec<Found>) -> Vec<PreflightFinding> {
+    found.sort_by_key(|found| found.fault.severity);
+    let more = found.len().saturating_sub(MOST_OF_CHECK);
+    let mut shown: Vec<PreflightFinding> =
+        found.iter().take(MOST_OF_CHECK).map(|found| finding(gang, check, found)).collect();
+    if let Some(last) = shown.last_mut().filter(|_| more > 0) {
+        last.message = cut(
+            &format!("{}; and {} of this check", cut(&last.message, 960), counted(more as u64, "more finding")),
+            1024,
+        );
+    }
+    shown
+}
+
+fn finding(gang: &Gang<'_>, check: &Check, found: &Found) -> PreflightFinding {
+    let fault = &found.fault;
+    let message = match found.nodes.is_empty() {
+        true => fault.what.clone(),
+        false => format!("{}: {}", fault::places(gang, &found.nodes), fault.what),
+    };
+    PreflightFinding {
+        check: check.number.into(),
+        title: check.title.into(),
+        severity: fault.severity,
+        message: cut(&message, 1024),
+        effect: cut(&fault.effect, 512),
+        evidence: cut(&fault.evidence, 1024),
+        fix: cut(&fault.fix, 1024),
+    }
+}
+
+fn cut(text: &str, most: usize) -> String {
+    text.chars().take(most).collect()
+}

@@ -1,0 +1,116 @@
+//! What a check looks at, and questions that several of them ask.
+
+use super::super::conf;
+use super::super::gang::{Gang, Member};
+use super::super::profile::Carrier;
+use k8s_openapi::api::core::v1::{Container, VolumeMount};
+use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu, Nic};
+use switchyard_crds::{DecisionOutcome, FabricDecision, FabricMode, Transport};
+
+/// A gang and what was decided about it.
+pub(super) struct Scene<'a> {
+    pub gang: &'a Gang<'a>,
+    pub decisions: &'a [FabricDecision],
+}
+
+impl<'a> Scene<'a> {
+    /// The container that trains.
+    pub fn trainer(&self) -> Option<&'a Container> {
+        self.gang.trainer()
+    }
+
+    /// The mount at a path.
+    pub fn mount(&self, path: &str) -> Option<&'a VolumeMount> {
+        let mounts = self.trainer()?.volume_mounts.as_ref()?;
+        mounts.iter().find(|mount| mount.mount_path.trim_end_matches('/') == path)
+    }
+
+    /// The trainer's limit of a resource, as it is written.
+    pub fn limit(&self, name: &str) -> Option<&'a str> {
+        let limits = self.trainer()?.resources.as_ref()?.limits.as_ref()?;
+        limits.get(name).map(|quantity| quantity.0.as_str())
+    }
+
+    /// The value that a variable has on a node, and whether it is the user's own. `Err`: it comes from elsewhere, such as a Secret.
+    pub fn value(&self, name: &str, rank: u32) -> Result<Option<(&'a str, bool)>, String> {
+        match self.gang.own.get(name) {
+            Some(Some(value)) => Ok(Some((value, true))),
+            Some(None) => Err(format!("the value of {name} is not in the manifest")),
+            None => {
+                let is_set =
+                    |d: &&FabricDecision| d.name == name && d.outcome == DecisionOutcome::Set && conf::is_for(d, rank);
+                let decision = self.decisions.iter().find(is_set);
+                Ok(decision.and_then(|decision| Some((decision.value.as_deref()?, false))))
+            }
+        }
+    }
+
+    /// Whether NCCL carries data between nodes, by something else than TCP on purpose.
+    pub fn across(&self) -> Result<(), String> {
+        if !self.gang.has_several_nodes() {
+            return Err("one node: no data leaves it".into());
+        }
+        if self.gang.gpus == 0 {
+            return Err("no GPUs: NCCL is not used".into());
+        }
+        if self.gang.mode == FabricMode::Disabled {
+            return Err("TCP on purpose (fabric.mode Disabled)".into());
+        }
+        Ok(())
+    }
+
+    /// Whether NCCL's own transport over RDMA ports may carry data between the nodes.
+    pub fn verbs(&self) -> Result<(), String> {
+        self.across()?;
+        match self.gang.carrier() {
+            Some(Carrier::Plugin) => {
+                Err("a network plugin carries the data between nodes, not NCCL's own RDMA transport".into())
+            }
+            Some(Carrier::Socket) => Err("no node has an RDMA port that is up".into()),
+            Some(Carrier::InfiniBand | Carrier::RoCE) | None => Ok(()),
+        }
+    }
+
+    /// Whether the pods use RDMA devices, whoever drives them.
+    pub fn uses_rdma(&self) -> Result<(), String> {
+        self.across()?;
+        let is_used = matches!(self.gang.transport(), Some(Transport::RDMA))
+            || self.gang.carrier() == Some(Carrier::Plugin) && self.gang.is_granted();
+        if is_used { Ok(()) } else { Err("the pods use no RDMA device".into()) }
+    }
+}
+
+/// The GPUs of the gang on a node; all of the node's where it is not known which.
+pub(super) fn gpus<'a>(member: &Member<'_>, facts: &'a GPUTopologyStatus) -> Vec<&'a Gpu> {
+    facts.gpus.iter().enumerate().filter(|(position, _)| is_of_gang(member, *position)).map(|(_, gpu)| gpu).collect()
+}
+
+/// Whether the GPU at this position of the report may be the gang's.
+pub(super) fn is_of_gang(member: &Member<'_>, position: usize) -> bool {
+    member.gpus.is_empty() || member.gpus.contains(&position)
+}
+
+/// RDMA ports of a node, each once.
+pub(super) fn ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
+    facts.nics.iter().filter(|nic| nic.rdma_device.is_some() && nic.virtual_function_of.is_none())
+}
+
+/// Whether the port carries data.
+pub(super) fn is_active(nic: &Nic) -> bool {
+    nic.state.as_deref() == Some("Active")
+}
+
+/// How people call a port: `mlx5_2`, `mlx5_2 port 2`.
+pub(super) fn port_name(nic: &Nic) -> String {
+    let name = nic.rdma_device.as_deref().unwrap_or(&nic.name);
+    match nic.port {
+        Some(port) if port > 1 => format!("{name} port {port}"),
+        _ => name.to_string(),
+    }
+}
+
+/// Whether a hypervisor hides the PCIe switches: every GPU hangs directly below a root, and there are several.
+pub(super) fn is_flat(facts: &GPUTopologyStatus) -> bool {
+    let mut paths = facts.gpus.iter().map(|gpu| &gpu.pcie_path).filter(|path| !path.is_empty()).peekable();
+    facts.gpus.len() > 1 && paths.peek().is_some() && paths.all(|path| path.len() <= 2)
+}

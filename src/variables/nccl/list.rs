@@ -1,0 +1,64 @@
+//! Lists of interfaces and RDMA devices as NCCL reads them (`src/misc/utils.cc`, `parseStringList` and `matchIfList`).
+
+/// A list: `mlx5_0,mlx5_3:1` by prefix, `=` for exact names, `^` for all others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct List<'a> {
+    /// What is listed is left out.
+    pub is_excluding: bool,
+    /// Names are whole ones.
+    pub is_exact: bool,
+    /// Names with the port behind them, where there is one.
+    entries: Vec<(&'a str, Option<u32>)>,
+}
+
+impl<'a> List<'a> {
+    /// Reads a list; names that are empty are left out.
+    pub fn parse(value: &'a str) -> List<'a> {
+        let rest = value.strip_prefix('^');
+        let is_excluding = rest.is_some();
+        let rest = rest.unwrap_or(value);
+        let exact = rest.strip_prefix('=');
+        let entry = |entry: &'a str| {
+            let mut parts = entry.split(':');
+            let name = parts.next().unwrap_or(entry).trim();
+            (name, parts.next().and_then(|port| port.parse().ok()))
+        };
+        let entries = exact.unwrap_or(rest).split(',').map(entry).filter(|(name, _)| !name.is_empty());
+        List { is_excluding, is_exact: exact.is_some(), entries: entries.collect() }
+    }
+
+    /// Full names of interfaces, as Gloo and others take them: no signs.
+    pub fn of_names(value: &'a str) -> List<'a> {
+        let entries = value.split(',').map(|name| (name.trim(), None)).filter(|(name, _)| !name.is_empty());
+        List { is_excluding: false, is_exact: true, entries: entries.collect() }
+    }
+
+    /// The names, without ports.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.entries.iter().map(|(name, _)| *name)
+    }
+
+    /// Whether NCCL takes the device. Interfaces have no port.
+    pub fn takes(&self, name: &str, port: Option<u32>) -> bool {
+        let is_name = |listed: &str| if self.is_exact { name == listed } else { name.starts_with(listed) };
+        let is_port = |listed: Option<u32>| listed.is_none() || port.is_none() || listed == port;
+        self.entries.iter().any(|(listed, at)| is_name(listed) && is_port(*at)) != self.is_excluding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_beginnings_unless_they_are_exact() {
+        let takes = |list: &str, name: &str, port| List::parse(list).takes(name, port);
+        assert!(takes("mlx5_1", "mlx5_10", Some(1)) && !takes("=mlx5_1", "mlx5_10", Some(1)));
+        assert!(takes("=mlx5_1:1", "mlx5_1", Some(1)) && !takes("=mlx5_1:1", "mlx5_1", Some(2)));
+        assert!(takes("^docker,lo", "eth0", None) && !takes("^docker,lo", "docker0", None));
+        assert!(takes("^=lo", "lo1", None) && !takes("^=lo", "lo", None));
+        assert!(!takes("", "eth0", None), "an empty list names nothing");
+        assert_eq!(List::parse("=a:1:rail, b").names().collect::<Vec<_>>(), ["a", "b"]);
+        assert!(List::of_names("eth0").takes("eth0", None) && !List::of_names("=eth0").takes("eth0", None));
+    }
+}

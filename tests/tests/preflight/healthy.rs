@@ -1,0 +1,50 @@
+//! No false alarm: machines on which nothing is wrong, in every cloud and of every kind, raise nothing.
+
+use crate::scenes::{JOBS, SCENES};
+use crate::stage::Stage;
+use switchyard_tests::gpus::MACHINES;
+
+/// Jobs that set what is wrong on most nodes.
+const OWN_FAULTS: &str = "mpi-part-of-node-own-values";
+/// A scene that is a fault: RDMA ports that no device plugin offers.
+const NOT_OFFERED: &str = "b200-rdma-not-offered";
+
+#[test]
+fn healthy_scenes_raise_nothing() {
+    let mut count = 0;
+    for scene in SCENES.iter().filter(|scene| scene.name != NOT_OFFERED) {
+        for job in &JOBS {
+            let mut stage = Stage::new(scene.name, job.name);
+            if job.name == OWN_FAULTS {
+                stage.set("/spec/trainer/env", serde_json::json!([]));
+            }
+            // Without RDMA a job that requires it waits, and is not checked.
+            let Ok(fabric) = stage.fabric() else { continue };
+            let preflight = fabric.preflight.unwrap();
+            assert_eq!(preflight.findings, [], "{} {}", scene.name, job.name);
+            assert_eq!(preflight.passed + preflight.not_applicable, 27);
+            count += 1;
+        }
+    }
+    assert!(count >= 60, "{count}");
+}
+
+#[test]
+fn machines_of_every_kind_raise_nothing() {
+    let mut far = Vec::new();
+    for machine in &MACHINES {
+        let stage = Stage::of_machine(machine);
+        let mut findings = stage.look().findings;
+        // True of these machines: no NIC shares a switch with these GPUs.
+        let is_far =
+            |finding: &switchyard_crds::PreflightFinding| finding.message.contains("no NIC is on the PCIe switch");
+        if findings.iter().any(is_far) {
+            far.push(machine.fixture);
+        }
+        findings.retain(|finding| !is_far(finding));
+        assert_eq!(findings, [], "{}", machine.fixture);
+    }
+    insta::with_settings!({snapshot_path => "golden", prepend_module_to_snapshot => false}, {
+        insta::assert_snapshot!("machines_without_near_nics", far.join("\n"));
+    });
+}
