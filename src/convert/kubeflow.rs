@@ -105,6 +105,9 @@ fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft
     if let Some(metadata) = pod.get("metadata") {
         let ours = draft.template.entry("metadata").or_insert_with(|| json!({}));
         for (block, fields) in metadata.fields() {
+            if ours.get(block).is_some_and(|known| !known.is_object() && !known.is_null()) {
+                continue;
+            }
             for (key, field) in fields.fields() {
                 once(&mut ours[block][key], &field, reader);
             }

@@ -75,6 +75,10 @@ fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut 
         match known {
             Some(known) if known == entry.value => reader.done(&entry),
             Some(_) => reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken"),
+            // No list: the result is refused for it, and must still show it.
+            None if !container["env"].is_null() && !container["env"].is_array() => {
+                reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken");
+            }
             None => {
                 let value = entry.value.clone();
                 match &mut container["env"] {
