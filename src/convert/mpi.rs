@@ -81,14 +81,9 @@ fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut 
             }
             None => {
                 let value = entry.value.clone();
-                match &mut container["env"] {
-                    Value::Array(list) => list.push(value),
-                    none @ Value::Null => *none = json!([value]),
-                    // Whatever it is, it was the worker's.
-                    _ => {
-                        reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken");
-                        continue;
-                    }
+                match container["env"].as_array_mut() {
+                    Some(list) => list.push(value),
+                    None => container["env"] = json!([value]),
                 }
                 reader.done(&entry);
             }

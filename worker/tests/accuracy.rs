@@ -148,7 +148,7 @@ fn sixteen_bits_learn_the_same<const SEEDS: usize>(what: &str, config: &EngineCo
     for seed in 0..SEEDS {
         let config = EngineConfig { seed: 7 + seed as u64, ..config.clone() };
         let wide = train(&format!("{what} in FP32"), &config).loss;
-        for ((compute_type, loss_scaling), differences) in narrow.clone().into_iter().zip(&mut differences) {
+        for ((compute_type, loss_scaling), differences) in narrow.into_iter().zip(&mut differences) {
             let precision = Precision::Amp(Amp { compute_type, loss_scaling });
             let trained = train(&format!("{what} in {compute_type:?}"), &EngineConfig { precision, ..config.clone() });
             differences[seed] = trained.loss / wide - 1.0;
