@@ -114,7 +114,7 @@ pub struct FabricResource {
     pub name: String,
     /// How much each pod asks for.
     pub quantity: Quantity,
-    /// Why.
+    /// Why the pods need it.
     #[schemars(length(max = 512))]
     pub reason: String,
 }
@@ -134,7 +134,7 @@ pub struct FabricDecision {
     pub value: Option<String>,
     /// How much depends on it.
     pub class: DecisionClass,
-    /// Why.
+    /// Why it is set, or left alone.
     #[schemars(length(max = 512))]
     pub reason: String,
     /// The fact it stands on, and where that is from.

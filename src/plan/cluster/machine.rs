@@ -6,8 +6,7 @@ use crate::topology::devices::{Devices, Gpu};
 use crate::topology::path::PathClass;
 use crate::topology::{build, rates, report};
 use jiff::Timestamp;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use switchyard_crds::gpu_topology::{FabricState, GPUTopology, GPUTopologyStatus};
 use switchyard_worker_contract::CpuList;
@@ -56,8 +55,8 @@ impl Machine {
 #[derive(Debug, Default)]
 pub struct Shapes {
     known: BTreeMap<Devices, Weak<Shape>>,
-    /// By their hash.
-    facts: HashMap<u64, Weak<GPUTopologyStatus>>,
+    /// By their text.
+    facts: BTreeMap<String, Weak<GPUTopologyStatus>>,
 }
 
 impl Shapes {
@@ -73,15 +72,13 @@ impl Shapes {
 
     /// Facts that other nodes of the kind have are theirs.
     fn facts_of(&mut self, facts: GPUTopologyStatus) -> Arc<GPUTopologyStatus> {
-        let mut hasher = DefaultHasher::new();
-        serde_json::to_string(&facts).unwrap_or_default().hash(&mut hasher);
-        let hash = hasher.finish();
-        if let Some(same) = self.facts.get(&hash).and_then(Weak::upgrade).filter(|known| **known == facts) {
+        let text = serde_json::to_string(&facts).unwrap_or_default();
+        if let Some(same) = self.facts.get(&text).and_then(Weak::upgrade) {
             return same;
         }
         self.facts.retain(|_, facts| facts.strong_count() > 0);
         let facts = Arc::new(facts);
-        self.facts.insert(hash, Arc::downgrade(&facts));
+        self.facts.insert(text, Arc::downgrade(&facts));
         facts
     }
 

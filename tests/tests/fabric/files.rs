@@ -29,7 +29,7 @@ fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> S
     write("/etc/switchyard/fabric-plan/nccl.conf", plan);
     std::fs::create_dir_all(at("/etc/switchyard/fabric")).unwrap();
     if let Some(text) = home {
-        write("/home/user/.nccl.conf", text);
+        write("/users/own/.nccl.conf", text);
     }
     if let Some(text) = image {
         write("/etc/nccl.conf", text);
@@ -37,7 +37,7 @@ fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> S
     let script = MERGE.replace("/etc/", &format!("{}/etc/", root.path().display()));
     let mut words = shell.split(' ');
     let mut command = Command::new(words.next().unwrap());
-    let status = command.args(words).arg("-c").arg(script).env("HOME", at("/home/user")).status().unwrap();
+    let status = command.args(words).arg("-c").arg(script).env("HOME", at("/users/own")).status().unwrap();
     assert!(status.success(), "{shell}");
     std::fs::read_to_string(at("/etc/switchyard/fabric/nccl.conf")).unwrap()
 }

@@ -1,0 +1,84 @@
+//! The interface by which processes find each other.
+
+use super::super::gang::Gang;
+use super::super::profile::Profile;
+use super::{Outcome, RULES, Rule, leave, set};
+use switchyard_crds::{DecisionOutcome, FabricDecision, Framework};
+
+/// The interface of the pod network inside a pod, as container runtimes name it.
+const POD_INTERFACE: &str = "eth0";
+
+/// The value of `*_IFNAME` for the node of this rank, by what was decided.
+pub fn interface(decisions: &[FabricDecision], rank: u32) -> Option<&str> {
+    let is_interface = |decision: &&FabricDecision| {
+        let rule = RULES.iter().find(|rule| rule.name == decision.name);
+        rule.is_some_and(|rule| rule.is_per_node() && Rule::is_env(rule.name))
+    };
+    let of_rank = |decision: &&FabricDecision| {
+        decision.outcome == DecisionOutcome::Set && super::super::conf::is_for(decision, rank)
+    };
+    decisions.iter().filter(is_interface).find(of_rank)?.value.as_deref()
+}
+
+/// The interface by which the processes of a node reach the others.
+enum Interface<'a> {
+    /// Of the pod network.
+    Pod(&'a str),
+    /// Of the node's own network.
+    Node(&'a str),
+    /// The node uses its own network, and nobody says which interface leads out.
+    Unknown,
+}
+
+fn way_out<'a>(gang: &'a Gang<'_>, rank: u32) -> Interface<'a> {
+    if !gang.uses_host_network() {
+        return Interface::Pod(pod_interface(gang.profile));
+    }
+    let host = gang.members[rank as usize].facts.and_then(|facts| facts.host.as_ref());
+    host.and_then(|host| host.default_route.as_deref()).map_or(Interface::Unknown, Interface::Node)
+}
+
+pub(super) fn socket_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
+    let reason =
+        "NCCL would try other interfaces first, such as ib0 or a secondary network, which may not lead to all nodes";
+    match way_out(gang, rank) {
+        Interface::Pod(name) => {
+            set(format!("={name}"), reason, "spec.hostNetwork is not set: the interface of the pod network")
+        }
+        Interface::Node(name) => {
+            set(format!("={name}"), reason, "spec.hostNetwork; host.defaultRoute of the GPUTopology")
+        }
+        Interface::Unknown => {
+            leave("the interface of the default route is not known", "no host.defaultRoute in the GPUTopology")
+        }
+    }
+}
+
+pub(super) fn plain_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
+    let reason =
+        "it binds to the address of the host's name otherwise, which may be a loopback address, and reads no file";
+    match way_out(gang, rank) {
+        Interface::Pod(name) => set(name, reason, "spec.hostNetwork is not set: the interface of the pod network"),
+        Interface::Node(name) => set(name, reason, "spec.hostNetwork; host.defaultRoute of the GPUTopology"),
+        Interface::Unknown => {
+            leave("the interface of the default route is not known", "no host.defaultRoute in the GPUTopology")
+        }
+    }
+}
+
+/// The variables that name the interface of processes which read no file, and their value in the pod network; `None`: it is that of the node,
+/// known when the place is.
+pub fn interfaces(
+    framework: Framework,
+    uses_host_network: bool,
+    profile: Option<&Profile>,
+) -> Vec<(&'static str, Option<String>)> {
+    let names =
+        RULES.iter().filter(|rule| rule.scope.is_of(framework) && rule.is_per_node() && Rule::is_env(rule.name));
+    let value = (!uses_host_network).then(|| pod_interface(profile).to_string());
+    names.map(|rule| (rule.name, value.clone())).collect()
+}
+
+fn pod_interface(profile: Option<&Profile>) -> &str {
+    profile.and_then(|profile| profile.pod_interface.as_deref()).unwrap_or(POD_INTERFACE)
+}
