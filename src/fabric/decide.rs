@@ -79,7 +79,9 @@ fn required(gang: &Gang<'_>) -> Result<(), Refused> {
         ));
     }
     match gang.carrier() {
-        None => refuse("the nodes have different fabrics; restrict the job to nodes of one kind".into()),
+        None => refuse(
+            "the nodes have different fabrics, or do not say which; restrict the job to nodes of one kind".into(),
+        ),
         Some(Carrier::Socket) => refuse(
             "no node has an RDMA port that is up, and data would go over TCP; choose other nodes, or mode Auto".into(),
         ),

@@ -76,7 +76,7 @@ impl<'a> Gang<'a> {
         if let Some(carrier) = self.profile.and_then(|profile| profile.transport) {
             return Some(carrier);
         }
-        let mut layers = self.members.iter().map(|member| member.facts.map(link_layer));
+        let mut layers = self.members.iter().map(|member| member.facts.and_then(link_layer));
         let first = layers.next()??;
         let carrier = match first {
             LinkLayer::InfiniBand => Carrier::InfiniBand,

@@ -328,7 +328,7 @@ impl Profile {
         };
         detect.resources.iter().all(|name| site.allocatable.get(name) > 0)
             && detect.labels.iter().all(label)
-            && detect.link_layer.is_none_or(|layer| site.facts.is_some_and(|facts| link_layer(facts) == layer))
+            && detect.link_layer.is_none_or(|layer| site.facts.is_some_and(|facts| link_layer(facts) == Some(layer)))
     }
 }
 
@@ -349,14 +349,14 @@ fn known(name: &str) -> Result<(), String> {
     if variables::is_name(name) { Ok(()) } else { Err("letters, digits and `_`, not beginning with a digit".into()) }
 }
 
-/// Link layer of the RDMA ports that are for training.
-pub fn link_layer(facts: &GPUTopologyStatus) -> LinkLayer {
-    let layers: Vec<&str> = training_ports(facts).filter_map(|nic| nic.link_layer.as_deref()).collect();
-    match layers.first() {
-        None => LinkLayer::None,
-        Some(layer) if *layer == INFINIBAND => LinkLayer::InfiniBand,
-        Some(_) => LinkLayer::Ethernet,
+/// Link layer of the RDMA ports that are for training; `None`: there are some, and nobody says of which.
+pub fn link_layer(facts: &GPUTopologyStatus) -> Option<LinkLayer> {
+    let mut ports = training_ports(facts).peekable();
+    if ports.peek().is_none() {
+        return Some(LinkLayer::None);
     }
+    let layer = ports.find_map(|nic| nic.link_layer.as_deref())?;
+    Some(if layer == INFINIBAND { LinkLayer::InfiniBand } else { LinkLayer::Ethernet })
 }
 
 /// The packs that are shipped.

@@ -115,6 +115,8 @@ pub(crate) fn test() -> Result<()> {
         "example",
         "--test",
         "fabric",
+        "--test",
+        "preflight",
     ];
     totals.run("real processes", &mut cargo(&processes))?;
     let mut report = cargo(&["test", "-p", "switchyard-tests", "--test", "report"]);

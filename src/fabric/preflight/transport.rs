@@ -25,8 +25,7 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
     if gang.carrier() == Some(Carrier::Plugin) {
         return plugin(gang);
     }
-    let layers: BTreeSet<&str> =
-        gang.members.iter().filter_map(|member| Some(word(link_layer(member.facts?)))).collect();
+    let layers: BTreeSet<&str> = gang.members.iter().filter_map(|member| link_layer(member.facts?).map(word)).collect();
     if gang.members.iter().all(|member| member.facts.is_none_or(|facts| ports(facts).next().is_none())) {
         return Err("no node that reports has an RDMA device".into());
     }
@@ -54,7 +53,8 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
         Err(why) => (Vec::new(), Some(why)),
     };
     if layers.iter().filter(|layer| **layer != word(LinkLayer::None)).count() > 1 {
-        let differ = differences(gang, |_, facts| Some(word(link_layer(facts)).to_string())).unwrap_or_default();
+        let differ =
+            differences(gang, |_, facts| link_layer(facts).map(|layer| word(layer).to_string())).unwrap_or_default();
         let fault = Fault::block(format!("the nodes have different fabrics: {differ}"))
             .effect("InfiniBand and RoCE do not reach each other: NCCL falls back to TCP, or fails")
             .evidence("linkLayer of nics[] in the GPUTopology")

@@ -38,6 +38,10 @@ pub fn before(
     if job.spec.trainer.framework == Framework::Switchyard || valid.request.nodes < 2 {
         return None;
     }
+    if gpus == 0 {
+        // Gloo and MPI over TCP need no devices: not every node has to be looked at for that.
+        return Some(FabricStatus::default());
+    }
     // As the pods were without the devices that an earlier attempt asked for.
     let mut plain = job.clone();
     plain.status.get_or_insert_default().fabric = None;
