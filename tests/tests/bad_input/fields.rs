@@ -21,7 +21,12 @@ pub(crate) const CASES: &[Case] = &[
         2,
         &["SY0003", "unknown field `zzz`", "known here:"],
     ),
-    field("unknown block", ["spec:", "spec:\n  fabric: {mode: Auto}"], 2, &["SY0003", "spec.fabric", "trainer"]),
+    field(
+        "unknown block",
+        ["spec:", "spec:\n  elasticPolicy: {minNodes: 1}"],
+        2,
+        &["SY0003", "spec.elasticPolicy", "trainer"],
+    ),
     field(
         "text instead of a number",
         ["steps: 3", "steps: many"],
