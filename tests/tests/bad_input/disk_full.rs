@@ -42,7 +42,8 @@ fn judge(scene: &Scene, ended: &Ended, reason: &str) {
     for words in ["error: cannot write", "/out/", reason, "all ranks were stopped"] {
         assert!(ended.stderr.contains(words), "`{words}` is missing:\n{}", ended.stderr);
     }
-    assert!(ended.time < Duration::from_secs(30), "{:?}", ended.time);
+    // It took 46 s beside builds that left it little of two cores; a run that hangs takes for ever.
+    assert!(ended.time < Duration::from_secs(120), "{:?}", ended.time);
     scene.assert_nothing_left();
 }
 
