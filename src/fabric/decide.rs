@@ -1,7 +1,7 @@
 //! All decisions about one gang: the rules, what the profile says, and what the user set.
 
 use super::gang::Gang;
-use super::profile::Carrier;
+use super::profile::{Carrier, Profile};
 use super::rules::{self, Outcome, Rule};
 use crate::variables::{self, nccl};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,26 +32,20 @@ pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, Refused> {
             None => decisions.extend(of_rule(gang, rule)?),
         }
     }
-    let profile = gang.profile.into_iter().filter(|_| gang.gpus > 0 && gang.has_several_nodes());
-    for profile in profile {
-        let named = |name: &str| format!("{}: {}", profile.name, name);
-        for setting in profile.settings.iter().filter(|setting| judged.insert(&setting.name)) {
-            let evidence = named("the profile of this fabric");
-            let decision = plain(&setting.name, DecisionClass::May, &setting.reason, evidence, &setting.link);
-            decisions.push(match gang.own.get(setting.name.as_str()) {
-                Some(value) => users(decision, *value, &format!("the profile says {}", setting.value)),
-                None => {
-                    FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision }
-                }
-            });
-        }
-        for left in profile.leave.iter().filter(|left| judged.insert(&left.name)) {
-            let evidence = named("the profile of this fabric");
-            let decision = plain(&left.name, DecisionClass::Never, &left.reason, evidence, &left.link);
-            decisions.push(match gang.own.get(left.name.as_str()) {
-                Some(value) => users(decision, *value, "the profile leaves it alone"),
-                None => decision,
-            });
+    for profile in gang.profile.into_iter().filter(|_| gang.gpus > 0 && gang.has_several_nodes()) {
+        let settings = profile.settings.iter().map(|setting| (setting.name.as_str(), DecisionClass::May));
+        let left = profile.leave.iter().map(|left| (left.name.as_str(), DecisionClass::Never));
+        for (name, class) in settings.chain(left).filter(|(name, _)| judged.insert(name)) {
+            let Some(decision) = of_profile(profile, name, class) else { continue };
+            let Some(value) = gang.own.get(name) else {
+                decisions.push(decision);
+                continue;
+            };
+            let what = match &decision.value {
+                Some(ours) => format!("the profile says {ours}"),
+                None => "the profile leaves it alone".into(),
+            };
+            decisions.push(users(decision, *value, &what));
         }
     }
     for (name, value) in gang.own.iter().filter(|(name, _)| name.starts_with(nccl::PREFIX) && !judged.contains(**name))
@@ -110,21 +104,21 @@ pub(super) fn ranks(gang: &Gang<'_>, is: impl Fn(&super::Member<'_>) -> bool) ->
     (0..).zip(&gang.members).filter(|(_, member)| is(member)).map(|(rank, _)| rank).collect()
 }
 
+/// What a profile says of a variable.
+fn of_profile(profile: &Profile, name: &str, class: DecisionClass) -> Option<FabricDecision> {
+    let evidence = format!("{}: the profile of this fabric", profile.name);
+    if let Some(setting) = profile.settings.iter().find(|setting| setting.name == name) {
+        let decision = plain(name, class, &setting.reason, evidence, &setting.link);
+        return Some(FabricDecision { outcome: DecisionOutcome::Set, value: Some(setting.value.clone()), ..decision });
+    }
+    let left = profile.leave.iter().find(|left| left.name == name)?;
+    Some(plain(name, class, &left.reason, evidence, &left.link))
+}
+
 fn of_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, Refused> {
     let profile = gang.profile.filter(|_| gang.gpus > 0);
-    if let Some(setting) = profile.and_then(|profile| profile.settings.iter().find(|setting| setting.name == rule.name))
-    {
-        let evidence = format!("{}: the profile of this fabric", profile.map_or("", |profile| &profile.name));
-        let decision = plain(rule.name, rule.class, &setting.reason, evidence, &setting.link);
-        return Ok(vec![FabricDecision {
-            outcome: DecisionOutcome::Set,
-            value: Some(setting.value.clone()),
-            ..decision
-        }]);
-    }
-    if let Some(left) = profile.and_then(|profile| profile.leave.iter().find(|left| left.name == rule.name)) {
-        let evidence = format!("{}: the profile of this fabric", profile.map_or("", |profile| &profile.name));
-        return Ok(vec![plain(rule.name, rule.class, &left.reason, evidence, &left.link)]);
+    if let Some(decision) = profile.and_then(|profile| of_profile(profile, rule.name, rule.class)) {
+        return Ok(vec![decision]);
     }
     // Equal outcomes of several nodes are one decision.
     let mut folded: BTreeMap<Outcome, Vec<u32>> = BTreeMap::new();

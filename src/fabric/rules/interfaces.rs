@@ -20,49 +20,30 @@ pub fn interface(decisions: &[FabricDecision], rank: u32) -> Option<&str> {
     decisions.iter().filter(is_interface).find(of_rank)?.value.as_deref()
 }
 
-/// The interface by which the processes of a node reach the others.
-enum Interface<'a> {
-    /// Of the pod network.
-    Pod(&'a str),
-    /// Of the node's own network.
-    Node(&'a str),
-    /// The node uses its own network, and nobody says which interface leads out.
-    Unknown,
-}
-
-fn way_out<'a>(gang: &'a Gang<'_>, rank: u32) -> Interface<'a> {
-    if !gang.uses_host_network() {
-        return Interface::Pod(pod_interface(gang.profile));
-    }
-    let host = gang.members[rank as usize].facts.and_then(|facts| facts.host.as_ref());
-    host.and_then(|host| host.default_route.as_deref()).map_or(Interface::Unknown, Interface::Node)
-}
-
+/// For NCCL, which takes names as beginnings without the sign.
 pub(super) fn socket_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
     let reason =
         "NCCL would try other interfaces first, such as ib0 or a secondary network, which may not lead to all nodes";
-    match way_out(gang, rank) {
-        Interface::Pod(name) => {
-            set(format!("={name}"), reason, "spec.hostNetwork is not set: the interface of the pod network")
-        }
-        Interface::Node(name) => {
-            set(format!("={name}"), reason, "spec.hostNetwork; host.defaultRoute of the GPUTopology")
-        }
-        Interface::Unknown => {
-            leave("the interface of the default route is not known", "no host.defaultRoute in the GPUTopology")
-        }
-    }
+    way_out(gang, rank, "=", reason)
 }
 
+/// For programs that take a full name.
 pub(super) fn plain_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
     let reason =
         "it binds to the address of the host's name otherwise, which may be a loopback address, and reads no file";
-    match way_out(gang, rank) {
-        Interface::Pod(name) => set(name, reason, "spec.hostNetwork is not set: the interface of the pod network"),
-        Interface::Node(name) => set(name, reason, "spec.hostNetwork; host.defaultRoute of the GPUTopology"),
-        Interface::Unknown => {
-            leave("the interface of the default route is not known", "no host.defaultRoute in the GPUTopology")
-        }
+    way_out(gang, rank, "", reason)
+}
+
+/// The interface by which the processes of a node reach the others, behind a sign.
+fn way_out(gang: &Gang<'_>, rank: u32, sign: &str, reason: &str) -> Outcome {
+    if !gang.uses_host_network() {
+        let name = pod_interface(gang.profile);
+        return set(format!("{sign}{name}"), reason, "spec.hostNetwork is not set: the interface of the pod network");
+    }
+    let host = gang.members[rank as usize].facts.and_then(|facts| facts.host.as_ref());
+    match host.and_then(|host| host.default_route.as_deref()) {
+        Some(name) => set(format!("{sign}{name}"), reason, "spec.hostNetwork; host.defaultRoute of the GPUTopology"),
+        None => leave("the interface of the default route is not known", "no host.defaultRoute in the GPUTopology"),
     }
 }
 

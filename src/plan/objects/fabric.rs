@@ -1,12 +1,12 @@
 //! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
 
-use super::pod::{Place, TRAINER, mounts};
+use super::pod::{Place, TRAINER, add_volumes, from_annotation, mount, mounts};
 use super::{gpus, metadata, object};
 use crate::fabric::{self, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
 use crate::plan::ValidJob;
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec,
-    ResourceRequirements, Volume, VolumeMount,
+    ResourceRequirements, Volume,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
@@ -43,13 +43,9 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
     let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
     if several {
         for (name, value) in fabric::interfaces(framework, uses_host_network, profile) {
-            let field_path = format!("metadata.annotations['{}']", labels::SOCKET_INTERFACE);
-            let source = json!({"fieldRef": {"fieldPath": field_path}});
             let entry = match value {
                 Some(value) => EnvVar { name: name.into(), value: Some(value), value_from: None },
-                // The place is decided after the pod is made, and only annotations can follow it.
-                None => serde_json::from_value(json!({"name": name, "valueFrom": source}))
-                    .expect("invariant: an environment variable"),
+                None => from_annotation(name, labels::SOCKET_INTERFACE),
             };
             set_unless_set(trainer, entry);
         }
@@ -91,11 +87,7 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         volumes.push(Volume { name: FABRIC.into(), empty_dir: empty, ..Volume::default() });
         volumes.push(Volume { name: FABRIC_PLAN.into(), config_map: Some(plan), ..Volume::default() });
     }
-    if !volumes.is_empty() {
-        let all = spec.volumes.get_or_insert_default();
-        all.retain(|volume| !volumes.iter().any(|our| our.name == volume.name));
-        all.append(&mut volumes);
-    }
+    add_volumes(spec, volumes);
 }
 
 /// The user's own value always wins.
@@ -104,13 +96,6 @@ fn set_unless_set(trainer: &mut Container, entry: EnvVar) {
     if !env.iter().any(|own| own.name == entry.name) {
         env.push(entry);
     }
-}
-
-fn mount(container: &mut Container, volume: &str, path: &str, read_only: bool) {
-    let mounts = container.volume_mounts.get_or_insert_default();
-    mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
-    let (name, mount_path) = (volume.to_string(), path.to_string());
-    mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
 }
 
 /// What the init container takes: the cores and memory of the trainer, which starts after it, so that it costs nothing and the class of the

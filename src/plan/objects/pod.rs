@@ -138,13 +138,12 @@ impl Place<'_> {
             ours.push(Volume { name: KEY.into(), secret: Some(secret), ..Volume::default() });
         }
         let is_mounted = trainer_of(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
-        let volumes = spec.volumes.get_or_insert_default();
-        if self.is_ours() && !is_mounted && !volumes.iter().any(|volume| volume.name == RUN) {
+        let has_own = spec.volumes.iter().flatten().any(|volume| volume.name == RUN);
+        if self.is_ours() && !is_mounted && !has_own {
             let empty = EmptyDirVolumeSource::default();
             ours.push(Volume { name: RUN.into(), empty_dir: Some(empty), ..Volume::default() });
         }
-        volumes.retain(|volume| !ours.iter().any(|our| our.name == volume.name));
-        volumes.append(&mut ours);
+        add_volumes(spec, ours);
     }
 
     fn trainer(&self, spec: &mut PodSpec) {
@@ -197,10 +196,7 @@ impl Place<'_> {
             }
         }
         if self.job.status.as_ref().is_some_and(|status| status.device_allocation.is_some()) {
-            // The place is decided after the pod is made, and only annotations can follow it.
-            let field_path = format!("metadata.annotations['{}']", labels::RANK_CPUS);
-            let source = json!({"name": env::RANK_CPUS, "valueFrom": {"fieldRef": {"fieldPath": field_path}}});
-            merged.push(serde_json::from_value(source).expect("invariant: an environment variable"));
+            merged.push(from_annotation(env::RANK_CPUS, labels::RANK_CPUS));
         }
         trainer.env = Some(merged);
     }
@@ -222,9 +218,7 @@ impl Place<'_> {
             ours.push((name, path, false));
         }
         for (name, path, read_only) in ours {
-            mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
-            let (name, mount_path) = (name.to_string(), path.to_string());
-            mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
+            mount(trainer, name, path, read_only);
         }
     }
 
@@ -271,6 +265,30 @@ impl Place<'_> {
 /// Volume and directory of the checkpoints, where the job names a volume.
 pub(super) fn mounted(checkpoint: &Checkpoint) -> Option<(&str, &str)> {
     Some((checkpoint.volume_name.as_deref()?, checkpoint.path.trim_end_matches('/')))
+}
+
+/// Mounts a volume in place of what is mounted there.
+pub(super) fn mount(container: &mut Container, volume: &str, path: &str, read_only: bool) {
+    let mounts = container.volume_mounts.get_or_insert_default();
+    mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
+    let (name, mount_path) = (volume.to_string(), path.to_string());
+    mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
+}
+
+/// Adds volumes in place of those of the same names.
+pub(super) fn add_volumes(spec: &mut PodSpec, mut ours: Vec<Volume>) {
+    if !ours.is_empty() {
+        let volumes = spec.volumes.get_or_insert_default();
+        volumes.retain(|volume| !ours.iter().any(|our| our.name == volume.name));
+        volumes.append(&mut ours);
+    }
+}
+
+/// A variable with the value of an annotation: the place is decided after the pod is made, and only annotations can follow it.
+pub(super) fn from_annotation(name: &str, annotation: &str) -> EnvVar {
+    let field_path = format!("metadata.annotations['{annotation}']");
+    let source = json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field_path}}});
+    serde_json::from_value(source).expect("invariant: an environment variable")
 }
 
 pub(super) fn mounts(container: &Container, path: &str) -> bool {
