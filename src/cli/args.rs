@@ -7,7 +7,7 @@ pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
 use crate::plan::cluster::levels::DomainLevel;
-use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
+use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_service::telemetry;
@@ -40,9 +40,20 @@ pub struct Cli {
     /// Print the reason of each decision too.
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
+
+    /// Version of this program, and of which commit it is.
+    #[arg(skip = env!("CARGO_PKG_VERSION"))]
+    pub(super) version: &'static str,
 }
 
 impl Cli {
+    /// The arguments of this process. `version` is what the program calls its version. Ends the process where they are no arguments
+    /// of ours, or ask for help.
+    pub fn parse_as(version: &'static str) -> Cli {
+        let matches = Cli::command().version(version).get_matches();
+        Cli { version, ..Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()) }
+    }
+
     /// Applies `--color` to everything that is printed.
     pub fn apply_color(&self) {
         let choice = match self.color {

@@ -55,7 +55,7 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Crd => crd(),
         Command::Explain(args) => explain::explain(&cli, args),
         Command::Version => {
-            print(concat!("switchyard ", env!("CARGO_PKG_VERSION")));
+            print(&format!("switchyard {}", cli.version));
             Exit::Done
         }
     }
