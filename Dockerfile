@@ -1,6 +1,6 @@
 # The images of Switchyard: --target operator, agent or worker.
 #
-#   docker build --target operator --build-arg VERSION="0.1.0 ($(git rev-parse --short=12 HEAD))" .
+#   docker build --target operator --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse --short=12 HEAD) .
 #
 # What is in an image is laid out by `cargo xtask images --layout`, here in a stage of its own, and by `cargo xtask images` (which needs
 # no other image, and no network) outside: there PROGRAMS is `prebuilt`, and the context is the folder that was laid out.
@@ -10,12 +10,11 @@
 ARG PROGRAMS=build
 
 FROM docker.io/library/rust:1.95-bookworm AS build
-ARG VERSION=""
+ARG REVISION=""
 ARG SOURCE_DATE_EPOCH=0
-ENV SWITCHYARD_VERSION=$VERSION
 WORKDIR /src
 COPY . .
-RUN cargo run --release --locked --package xtask -- images --layout /out
+RUN SWITCHYARD_COMMIT="$REVISION" cargo run --release --locked --package xtask -- images --layout /out
 
 FROM scratch AS prebuilt
 COPY . /out/

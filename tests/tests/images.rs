@@ -75,7 +75,10 @@ fn unpack(name: &str) -> Result<(Value, tempfile::TempDir)> {
         untar(&parts.join(layer.as_str().context("a layer")?), &place.path().join("files"))?;
     }
     let config = fs::read_to_string(parts.join(manifest[0]["Config"].as_str().context("Config")?))?;
-    assert_eq!(manifest[0]["RepoTags"], serde_json::json!([format!("{name}:{}", env!("CARGO_PKG_VERSION"))]));
+    assert_eq!(
+        manifest[0]["RepoTags"],
+        serde_json::json!([format!("docker.io/library/{name}:{}", env!("CARGO_PKG_VERSION"))])
+    );
     Ok((serde_json::from_str(&config)?, place))
 }
 

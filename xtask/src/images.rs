@@ -84,7 +84,8 @@ fn lay_out(folder: &Path, version: &Version) -> Result<()> {
 
 /// Builds one image, writes its archive, and prints its size and digest.
 fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result<()> {
-    let tag = format!("localhost/{}:{}", image.name, version.number);
+    // What a name without a registry means, such as those of the chart without values.
+    let tag = format!("docker.io/library/{}:{}", image.name, version.number);
     let store = |command: &mut Command| {
         // A store of its own: nothing of this machine's images is touched or needed.
         command.args(["--storage-driver", "vfs", "--root"]).arg(folder.join("store/root"));
@@ -107,7 +108,7 @@ fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result
     let mut push = Command::new("buildah");
     store(&mut push);
     push.args(["push", "--quiet", &tag]);
-    push.arg(format!("docker-archive:{}:{}:{}", archive.display(), image.name, version.number));
+    push.arg(format!("docker-archive:{}:{tag}", archive.display()));
     programs::quietly(&format!("{}.tar", image.name), &mut push)?;
     let bytes = fs::metadata(&archive)?.len();
     fs::write(folder.join(format!("{}.digest", image.name)), format!("sha256:{id}\n"))?;
@@ -127,18 +128,18 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// That of the commit that is checked out. Without git: of none, at the beginning of time.
+    /// That of the commit that is checked out, or of the one that `SWITCHYARD_COMMIT` names. Without either: of none, at the beginning of time.
     pub fn of_this_tree() -> Version {
         let git = |arguments: &[&str]| {
             let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
             let text = String::from_utf8(output.stdout).ok()?.trim().to_string();
             (output.status.success() && !text.is_empty()).then_some(text)
         };
-        let told = std::env::var("SOURCE_DATE_EPOCH").ok();
-        let time = told.or_else(|| git(&["show", "--no-patch", "--format=%ct", "HEAD"]));
+        let told = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let time = told("SOURCE_DATE_EPOCH").or_else(|| git(&["show", "--no-patch", "--format=%ct", "HEAD"]));
         Version {
             number: env!("CARGO_PKG_VERSION"),
-            commit: git(&["rev-parse", "--short=12", "HEAD"]),
+            commit: told("SWITCHYARD_COMMIT").or_else(|| git(&["rev-parse", "--short=12", "HEAD"])),
             time: time.and_then(|text| text.parse().ok()).unwrap_or(0),
         }
     }

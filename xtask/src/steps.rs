@@ -158,13 +158,11 @@ pub(crate) fn build() -> Command {
     release(&["switchyard", "switchyard-worker"])
 }
 
-/// Builds packages as they are shipped: their programs know of which commit they are, unless somebody has said so.
+/// Builds packages as they are shipped: their programs know of which commit they are.
 pub(crate) fn release(packages: &[&str]) -> Command {
     let mut all = cargo(&["build", "--release", "--locked"]);
     all.args(packages.iter().flat_map(|package| ["-p", package]));
-    if std::env::var_os("SWITCHYARD_VERSION").is_none_or(|told| told.is_empty()) {
-        all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
-    }
+    all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
     all
 }
 

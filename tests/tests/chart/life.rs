@@ -15,7 +15,7 @@ use switchyard_tests::{
 /// Bytes of a release in its Secret: a quarter of what a Secret may hold.
 const MOST: usize = 250_000;
 /// The controller's pods stay unscheduled: the controller of this test is a process.
-const ASIDE: [&str; 4] = ["--set", "controller.nodeSelector.nowhere=true", "--set", "nodeAgent.gpuNodesOnly=true"];
+const ASIDE: [&str; 4] = ["--set", "controller.nodeSelector.nowhere=here", "--set", "nodeAgent.gpuNodesOnly=true"];
 
 /// A copy of the chart that is the next version: another image, and a CRD with a column more.
 fn next_version(folder: &Path) -> Result<()> {
