@@ -36,6 +36,19 @@ pub enum Retry {
 }
 
 impl Cause {
+    /// All of them.
+    pub const ALL: [Cause; 9] = [
+        Cause::Stale,
+        Cause::Exists,
+        Cause::Gone,
+        Cause::Taken,
+        Cause::Ending,
+        Cause::Forbidden,
+        Cause::Invalid,
+        Cause::Unknown,
+        Cause::Unreachable,
+    ];
+
     /// The error policy.
     pub fn retry(self) -> Retry {
         match self {

@@ -18,6 +18,9 @@ use switchyard_crds::{TrainJob, TrainJobStatus};
 
 type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
 
+/// Classes of failures, each with a budget of restarts.
+const CLASSES: [&str; 3] = ["application", "infrastructure", "preemption"];
+
 /// Everything that is counted.
 pub(super) struct Metrics {
     registry: Registry,
@@ -85,7 +88,21 @@ impl Metrics {
             nodes: Family::default(),
         };
         metrics.register();
+        metrics.begin();
         metrics
+    }
+
+    /// Counters by which alerts go begin at zero: of one that appears with its first event, Prometheus sees no increase.
+    fn begin(&self) {
+        for cause in Cause::ALL {
+            self.refused.get_or_create(&[("cause", cause.word().into())]);
+        }
+        for kind in super::watch::KINDS {
+            self.watch_failures.get_or_create(&[("kind", kind.into())]);
+        }
+        for class in CLASSES {
+            self.restarts.get_or_create(&[("class", class.into())]);
+        }
     }
 
     fn register(&mut self) {
@@ -222,11 +239,12 @@ impl Metrics {
         let counts =
             |status: Option<&TrainJobStatus>| status.and_then(|status| status.restarts.clone()).unwrap_or_default();
         let (before, after) = (counts(previous), counts(Some(next)));
-        for (class, grown) in [
-            ("application", after.application - before.application),
-            ("infrastructure", after.infrastructure - before.infrastructure),
-            ("preemption", after.preemption - before.preemption),
-        ] {
+        let grown = [
+            after.application - before.application,
+            after.infrastructure - before.infrastructure,
+            after.preemption - before.preemption,
+        ];
+        for (class, grown) in CLASSES.into_iter().zip(grown) {
             if grown > 0 {
                 self.restarts.get_or_create(&[("class", class.into())]).inc_by(grown.unsigned_abs().into());
             }
@@ -303,7 +321,11 @@ mod tests {
             let expected = [format!("switchyard_{name}_sum {seconds}"), format!("switchyard_{name}_count 1")];
             assert_eq!(lines(&metrics, &name), expected, "{name}");
         }
-        assert_eq!(lines(&metrics, "restarts"), ["switchyard_restarts_total{class=\"infrastructure\"} 1"]);
+        let restarts = lines(&metrics, "restarts");
+        for (class, count) in [("application", 0), ("infrastructure", 1), ("preemption", 0)] {
+            let line = format!("switchyard_restarts_total{{class=\"{class}\"}} {count}");
+            assert!(restarts.contains(&line), "{line}: {restarts:?}");
+        }
         assert!(!metrics.text().contains("secret"), "{}", metrics.text());
     }
 

@@ -110,9 +110,13 @@ fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result
     push.args(["push", "--quiet", &tag]);
     push.arg(format!("docker-archive:{}:{tag}", archive.display()));
     programs::quietly(&format!("{}.tar", image.name), &mut push)?;
-    let bytes = fs::metadata(&archive)?.len();
+    let compressed =
+        Command::new("gzip").args(["--stdout", "--no-name"]).arg(&archive).output().context("cannot start gzip")?;
+    ensure!(compressed.status.success(), "gzip: {}", compressed.status);
+    let mib = |bytes: usize| bytes as f64 / 1_048_576.0;
+    let (pulled, unpacked) = (mib(compressed.stdout.len()), mib(fs::metadata(&archive)?.len() as usize));
     fs::write(folder.join(format!("{}.digest", image.name)), format!("sha256:{id}\n"))?;
-    println!("{}:{}  {:.1} MiB  sha256:{id}", image.name, version.number, bytes as f64 / 1_048_576.0);
+    println!("{}:{}  {pulled:.1} MiB to pull, {unpacked:.1} MiB unpacked, sha256:{id}", image.name, version.number);
     Ok(())
 }
 

@@ -1,11 +1,11 @@
 //! Boards and alerts ask for metrics that exist: those on the pages of a real controller and a real agent.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use switchyard_tests::chart::chart;
-use switchyard_tests::{Agent, AgentOptions, ControllerOptions, Host, agent_plane, page, start_controller};
+use switchyard_tests::{Agent, AgentOptions, ControllerOptions, Host, agent_plane, page, plain_job, start_controller};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -60,11 +60,14 @@ fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
     let host = Host::new()?;
     let agent = Agent::start(&plane, "metrics", &host, &AgentOptions::default())?;
     let controller = start_controller(&plane, "metrics", &ControllerOptions::default())?;
+    // Some series begin with the first job: it waits for nodes that are not there.
+    let made = plane.kubectl_with(&["create", "-n", "default", "-f", "-"], &plain_job("a", 1, "run").to_string());
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    let latest =
+        ["switchyard_jobs", "switchyard_reconciles_total", "switchyard_events_total", "switchyard_agent_devices"];
     let give_up = Instant::now() + PATIENCE;
     let mut known = BTreeSet::new();
-    while Instant::now() < give_up
-        && !(known.contains("switchyard_leader") && known.contains("switchyard_agent_devices"))
-    {
+    while Instant::now() < give_up && !latest.iter().all(|name| known.contains(*name)) {
         let log = std::fs::read_to_string(&controller.log)?;
         let address = log.split("listen=").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
         known = address.and_then(|address| page(address, "/metrics")).map(|page| series(&page)).unwrap_or_default();
