@@ -95,13 +95,13 @@ impl Metrics {
     /// Counters by which alerts go begin at zero: of one that appears with its first event, Prometheus sees no increase.
     fn begin(&self) {
         for cause in Cause::ALL {
-            self.refused.get_or_create(&[("cause", cause.word().into())]);
+            self.refused.get_or_create(&[("cause", cause.word().into())]).inc_by(0);
         }
         for kind in super::watch::KINDS {
-            self.watch_failures.get_or_create(&[("kind", kind.into())]);
+            self.watch_failures.get_or_create(&[("kind", kind.into())]).inc_by(0);
         }
         for class in CLASSES {
-            self.restarts.get_or_create(&[("class", class.into())]);
+            self.restarts.get_or_create(&[("class", class.into())]).inc_by(0);
         }
     }
 

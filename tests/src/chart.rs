@@ -65,6 +65,19 @@ impl ControlPlane {
         Program::new(helm(), &chart(), arguments).env("KUBECONFIG", &config).env("HOME", &home).run(PATIENCE)
     }
 
+    /// A kubeconfig of the account that the chart gives the controller.
+    ///
+    /// # Errors
+    /// There is no such account.
+    pub fn controller_kubeconfig(&self) -> Result<PathBuf> {
+        let token = self.kubectl(&["create", "token", "switchyard-controller", "-n", SYSTEM]);
+        ensure!(token.code == Some(0), "{}", token.stderr);
+        let admin = std::fs::read_to_string(self.kubeconfig("admin"))?;
+        let path = self.folder().join("chart.kubeconfig");
+        std::fs::write(&path, admin.replace("token-admin", token.stdout.trim()))?;
+        Ok(path)
+    }
+
     /// Applies what the chart renders, but for the CRDs and for pods of the controller: tests start their own.
     ///
     /// # Errors

@@ -197,16 +197,8 @@ async fn without_crds_and_without_an_api_server_it_waits_and_says_so() -> Result
 async fn the_rights_of_the_chart_are_enough_for_the_life_of_a_job() -> Result<()> {
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     plane.install_crds().await?;
-    let must = |arguments: &[&str]| {
-        let ended = plane.kubectl(arguments);
-        assert_eq!(ended.code, Some(0), "kubectl {arguments:?}: {}", ended.stderr);
-        ended.stdout
-    };
     plane.apply_chart()?;
-    let token = must(&["create", "token", "switchyard-controller", "-n", "switchyard-system"]);
-    let admin = std::fs::read_to_string(plane.kubeconfig("admin"))?;
-    let kubeconfig = plane.folder().join("chart.kubeconfig");
-    std::fs::write(&kubeconfig, admin.replace("token-admin", token.trim()))?;
+    let kubeconfig = plane.controller_kubeconfig()?;
 
     let namespace = plane.namespace("rights").await?;
     let _kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("rights", 2)).await?;

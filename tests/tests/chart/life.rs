@@ -117,11 +117,8 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
 
     // A job, by a controller with the rights that were installed.
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("life", 2)).await?;
-    let token = plane.kubectl(&["create", "token", "switchyard-controller", "-n", SYSTEM]);
-    let admin = fs::read_to_string(plane.kubeconfig("admin"))?;
-    let kubeconfig = plane.folder().join("chart.kubeconfig");
-    fs::write(&kubeconfig, admin.replace("token-admin", token.stdout.trim()))?;
-    let options = ControllerOptions { kubeconfig: Some(kubeconfig), ..ControllerOptions::default() };
+    let options =
+        ControllerOptions { kubeconfig: Some(plane.controller_kubeconfig()?), ..ControllerOptions::default() };
     let mut controller = start_controller(plane, "life", &options)?;
     let mut job = plain_job("a", 2, "run");
     job["spec"]["template"]["spec"] = template_on(&kubelet.nodes())["spec"].clone();

@@ -59,7 +59,9 @@ fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
     let plane = agent_plane()?;
     let host = Host::new()?;
     let agent = Agent::start(&plane, "metrics", &host, &AgentOptions::default())?;
-    let controller = start_controller(&plane, "metrics", &ControllerOptions::default())?;
+    let options =
+        ControllerOptions { kubeconfig: Some(plane.controller_kubeconfig()?), ..ControllerOptions::default() };
+    let controller = start_controller(&plane, "controller", &options)?;
     // Some series begin with the first job: it waits for nodes that are not there.
     let made = plane.kubectl_with(&["create", "-n", "default", "-f", "-"], &plain_job("a", 1, "run").to_string());
     ensure!(made.code == Some(0), "{}", made.stderr);
