@@ -2,12 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-use clap::Parser;
 use std::process::ExitCode;
-use switchyard::cli::{self, Cli};
+use switchyard::cli;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = cli::parse();
     cli.apply_color();
     ExitCode::from(cli::execute(cli).code())
 }

@@ -5,6 +5,7 @@
 mod args;
 mod checkpoint;
 mod cluster;
+mod completions;
 mod controller;
 mod convert;
 mod doctor;
@@ -14,6 +15,7 @@ mod explain;
 mod fabric;
 mod import;
 mod lint;
+mod live;
 mod machine;
 mod manifest;
 mod preflight;
@@ -31,7 +33,20 @@ pub use manifest::{ManifestError, read as read_manifest};
 
 use crate::units;
 use args::Command;
+use clap::{CommandFactory, FromArgMatches};
 use switchyard_worker_contract::exit::Exit;
+
+/// Reads the command line; usage, help and errors call the program as it was called: as a plugin, `kubectl switchyard`.
+pub fn parse() -> Cli {
+    let called = std::env::args_os().next().map(std::path::PathBuf::from);
+    let name = called.as_deref().and_then(|path| path.file_name()?.to_str());
+    let command = Cli::command();
+    let command = match name.and_then(|name| name.strip_prefix("kubectl-")) {
+        Some(plugin) => command.bin_name(format!("kubectl {plugin}")),
+        None => command,
+    };
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
 
 /// Carries out one command line and answers its exit code.
 pub fn execute(cli: Cli) -> Exit {
@@ -44,7 +59,10 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Plan(args) => run::plan(&cli, args),
         Command::Whatif(args) => whatif::whatif(&cli, args),
         Command::Snapshot(args) => cluster::snapshot(&cli, args),
-        Command::Report(args) => report::report(&cli, args),
+        Command::Report(args) => report::of_either(&cli, args),
+        Command::Status(args) => live::status(&cli, args),
+        Command::Logs(args) => live::logs(&cli, args),
+        Command::SupportBundle(args) => live::bundle(&cli, args),
         Command::Lint(args) => lint::lint(&cli, args),
         Command::Convert(args) => convert::convert(&cli, args),
         Command::Preflight(args) => preflight::preflight(&cli, args),
@@ -54,6 +72,9 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Controller(args) => controller::controller(args),
         Command::Crd => crd(),
         Command::Explain(args) => explain::explain(&cli, args),
+        Command::Completions(args) => completions::script(args.shell),
+        Command::Man(args) => completions::man(&args.folder),
+        Command::Complete(args) => completions::complete(&args.words),
         Command::Version => {
             print(concat!("switchyard ", env!("CARGO_PKG_VERSION")));
             Exit::Done
