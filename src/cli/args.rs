@@ -11,7 +11,7 @@ pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
 use crate::plan::cluster::levels::DomainLevel;
-use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
+use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_service::telemetry;
@@ -44,9 +44,26 @@ pub struct Cli {
     /// Print the reason of each decision too.
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
+
+    /// Version of this program, and of which commit it is.
+    #[arg(skip = env!("CARGO_PKG_VERSION"))]
+    pub(super) version: &'static str,
 }
 
 impl Cli {
+    /// The arguments of this process. `version` is what the program calls its version. Usage, help and errors call the program as it
+    /// was called: as a plugin, `kubectl switchyard`. Ends the process where they are no arguments of ours, or ask for help.
+    pub fn parse_as(version: &'static str) -> Cli {
+        let called = std::env::args_os().next().map(PathBuf::from);
+        let plugin = called.as_deref().and_then(|path| path.file_name()?.to_str()?.strip_prefix("kubectl-"));
+        let command = Cli::command().version(version);
+        let command = match plugin {
+            Some(plugin) => command.bin_name(format!("kubectl {plugin}")),
+            None => command,
+        };
+        Cli { version, ..Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit()) }
+    }
+
     /// Applies `--color` to everything that is printed.
     pub fn apply_color(&self) {
         let choice = match self.color {

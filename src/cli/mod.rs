@@ -33,20 +33,7 @@ pub use manifest::{ManifestError, read as read_manifest};
 
 use crate::units;
 use args::Command;
-use clap::{CommandFactory, FromArgMatches};
 use switchyard_worker_contract::exit::Exit;
-
-/// Reads the command line; usage, help and errors call the program as it was called: as a plugin, `kubectl switchyard`.
-pub fn parse() -> Cli {
-    let called = std::env::args_os().next().map(std::path::PathBuf::from);
-    let name = called.as_deref().and_then(|path| path.file_name()?.to_str());
-    let command = Cli::command();
-    let command = match name.and_then(|name| name.strip_prefix("kubectl-")) {
-        Some(plugin) => command.bin_name(format!("kubectl {plugin}")),
-        None => command,
-    };
-    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
-}
 
 /// Carries out one command line and answers its exit code.
 pub fn execute(cli: Cli) -> Exit {
@@ -76,7 +63,7 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Man(args) => completions::man(&args.folder),
         Command::Complete(args) => completions::complete(&args.words),
         Command::Version => {
-            print(concat!("switchyard ", env!("CARGO_PKG_VERSION")));
+            print(&format!("switchyard {}", cli.version));
             Exit::Done
         }
     }

@@ -26,11 +26,13 @@ pub(crate) struct Family {
     programs: &'static [(&'static str, &'static str)],
     /// A folder of the module cache that is kept beside the programs: module, folder in it.
     data: Option<(&'static str, &'static str)>,
+    /// What the linker is told besides [`flags`].
+    linked: &'static str,
 }
 
 /// Everything that can be built.
-pub(crate) const FAMILIES: [Family; 3] = [
-    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None },
+pub(crate) const FAMILIES: [Family; 6] = [
+    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, linked: "" },
     Family {
         name: "kubernetes",
         programs: &[
@@ -40,11 +42,34 @@ pub(crate) const FAMILIES: [Family; 3] = [
             ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
         ],
         data: None,
+        linked: "",
     },
     Family {
         name: "training-operator",
         programs: &[("training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1")],
         data: Some(("github.com/kubeflow/training-operator", "manifests/base/crds")),
+        linked: "",
+    },
+    Family {
+        name: "prometheus-operator",
+        programs: &[],
+        data: Some(("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd")),
+        linked: "",
+    },
+    Family {
+        name: "kubeflow-trainer",
+        programs: &[],
+        data: Some(("github.com/kubeflow/trainer/v2", "manifests/base/crds")),
+        linked: "",
+    },
+    Family {
+        name: "helm",
+        programs: &[("helm", "helm.sh/helm/v3/cmd/helm")],
+        data: None,
+        // Its own version, and that of the cluster it imagines where it asks none.
+        linked: "-X helm.sh/helm/v3/internal/version.version=v3.21.4 \
+                 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34 \
+                 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=34",
     },
 ];
 
@@ -79,10 +104,17 @@ impl Family {
         fs::create_dir_all(&partial)?;
         eprintln!("==> building {} once, for the tests, in {}", self.name, folder.display());
         let all = Instant::now();
-        quietly("downloading modules", Command::new(&go).args(["mod", "download"]).current_dir(&module))?;
+        let mut download = Command::new(&go);
+        download.args(["mod", "download"]);
+        // For its files alone, a module is fetched without what it depends on.
+        download.args(self.data.filter(|_| self.programs.is_empty()).map(|(of, _)| of));
+        quietly("downloading modules", download.current_dir(&module))?;
         for (program, package) in self.programs {
             let mut command = Command::new(&go);
-            command.args(["build", "-trimpath", "-ldflags", &flags(), "-o"]).arg(partial.join(program)).arg(package);
+            command
+                .args(["build", "-trimpath", "-ldflags", &self.flags(), "-o"])
+                .arg(partial.join(program))
+                .arg(package);
             quietly(program, command.current_dir(&module).env("CGO_ENABLED", "0"))?;
         }
         if let Some((of, path)) = self.data {
@@ -96,6 +128,10 @@ impl Family {
         Ok(folder)
     }
 
+    fn flags(&self) -> String {
+        if self.linked.is_empty() { flags() } else { format!("{} {}", flags(), self.linked) }
+    }
+
     fn digest(&self, module: &Path) -> Result<u64> {
         // Not the hash of a map, but of these bytes in this order: the same for every clone with this toolchain.
         let mut hasher = DefaultHasher::new();
@@ -103,7 +139,7 @@ impl Family {
             let path = module.join(file);
             fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
         }
-        (flags(), self.programs).hash(&mut hasher);
+        (self.flags(), self.programs).hash(&mut hasher);
         Ok(hasher.finish())
     }
 }

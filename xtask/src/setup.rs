@@ -25,26 +25,42 @@ pub(crate) fn components() -> Result<()> {
 /// # Errors
 /// apt is there and did not bring it: the tests could have had it.
 pub(crate) fn chromium() -> Result<bool> {
+    let there = debian("chromium", "in which the tests look at a report")?;
+    if !there {
+        println!("==> chromium is not installed: the page of the report is checked as text only");
+    }
+    Ok(there)
+}
+
+/// buildah, which makes images without a daemon.
+///
+/// # Errors
+/// It is not there and cannot be installed.
+pub(crate) fn buildah() -> Result<()> {
+    anyhow::ensure!(debian("buildah", "which makes images")?, "buildah is not installed: install it by hand");
+    Ok(())
+}
+
+/// Whether a program is there; installed by apt from the package of its name, where apt is and may.
+fn debian(program: &str, purpose: &str) -> Result<bool> {
     let runs = |program: &str, arguments: &[&str]| {
         let status = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     };
-    if runs("chromium", &["--version"]) {
+    if runs(program, &["--version"]) {
         return Ok(true);
     }
-    // Only root may install; others are told, and the test says that it looked at nothing.
+    // Only root may install; others are told.
     let root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0");
     if !root || !runs("apt-get", &["--version"]) {
-        println!("==> chromium is not installed: the page of the report is checked as text only");
         return Ok(false);
     }
-    println!("==> installing chromium, in which the tests look at a report");
+    println!("==> installing {program}, {purpose}");
     runs("apt-get", &["update"]);
-    if runs("apt-get", &["install", "--yes", "--no-install-recommends", "chromium"]) && runs("chromium", &["--version"])
-    {
+    if runs("apt-get", &["install", "--yes", "--no-install-recommends", program]) && runs(program, &["--version"]) {
         return Ok(true);
     }
-    anyhow::bail!("apt-get cannot install chromium: install it by hand, or take apt-get from the PATH to go without")
+    anyhow::bail!("apt-get cannot install {program}: install it by hand, or take apt-get from the PATH to go without")
 }
 
 /// cargo-deny, where it is installed. It is no test of the product and takes minutes to build, so it is not installed here.

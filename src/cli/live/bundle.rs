@@ -38,7 +38,7 @@ pub(in crate::cli) fn bundle(cli: &Cli, args: &BundleArgs) -> Exit {
     let result = wait_for(async {
         let live = Live::open(&args.connection).await?;
         let cannot = |error: io::Error| (format!("cannot write {}: {error}", path.display()), Exit::Unexpected);
-        let mut archive = Archive::new(&path, stem.clone(), now, cli.quiet).map_err(cannot)?;
+        let mut archive = Archive::new(&path, stem.clone(), now, cli).map_err(cannot)?;
         collect(&live, args, &mut archive, now).await?;
         archive.finish().map_err(cannot)
     });
@@ -58,7 +58,7 @@ pub(in crate::cli) fn bundle(cli: &Cli, args: &BundleArgs) -> Exit {
 
 async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Timestamp) -> Result<(), Failure> {
     let server = live.client.apiserver_version().await.map_err(|error| asked("ask for the server's version", error))?;
-    let versions = json!({"switchyard": env!("CARGO_PKG_VERSION"), "server": server.git_version, "taken": now});
+    let versions = json!({"switchyard": archive.version, "server": server.git_version, "taken": now});
     archive.json("versions.json", &versions)?;
     match snapshot::take(&live.client).await {
         Ok(items) => archive.json("cluster.json", &json!(SnapshotFile::taken(items, now)))?,
@@ -212,15 +212,25 @@ struct Archive {
     stem: String,
     time: Timestamp,
     quiet: bool,
+    version: &'static str,
     files: u64,
     missing: Vec<String>,
 }
 
 impl Archive {
-    fn new(path: &Path, stem: String, time: Timestamp, quiet: bool) -> io::Result<Archive> {
+    fn new(path: &Path, stem: String, time: Timestamp, cli: &Cli) -> io::Result<Archive> {
         let file = File::create(partial(path))?;
         let tar = tar::Builder::new(GzEncoder::new(file, Compression::default()));
-        Ok(Archive { tar, path: path.to_owned(), stem, time, quiet, files: 0, missing: Vec::new() })
+        Ok(Archive {
+            tar,
+            path: path.to_owned(),
+            stem,
+            time,
+            quiet: cli.quiet,
+            version: cli.version,
+            files: 0,
+            missing: Vec::new(),
+        })
     }
 
     fn says(&self, text: &str) {
