@@ -193,7 +193,9 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
 /// Runs the command of the tests' library that keeps a cluster; answers its exit code.
 pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
     let own = ["build", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster"];
-    let built = control_plane().and_then(|()| step("building the bench", &mut cargo(&own)));
+    let real = arguments.iter().any(|argument| argument.starts_with("--nodes"));
+    let programs = control_plane().and_then(|()| if real { real_nodes() } else { Ok(()) });
+    let built = programs.and_then(|()| step("building the bench", &mut cargo(&own)));
     if let Err(error) = built.and_then(|()| step("building switchyard and switchyard-worker (release)", &mut build())) {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
@@ -207,6 +209,15 @@ pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
 /// Builds the control plane, where it is missing.
 pub(crate) fn control_plane() -> Result<()> {
     for name in ["etcd", "kubernetes"] {
+        Family::named(name)?.build()?;
+    }
+    Ok(())
+}
+
+/// Builds and installs what real nodes run, where it is missing.
+fn real_nodes() -> Result<()> {
+    setup::node_tools()?;
+    for name in ["kubernetes-node", "containerd", "coredns"] {
         Family::named(name)?.build()?;
     }
     Ok(())
