@@ -12,6 +12,7 @@ mod agent;
 pub mod chaos;
 mod control_plane;
 mod controller;
+pub mod drivers;
 pub mod faults;
 pub mod gpus;
 pub mod history;

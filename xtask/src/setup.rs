@@ -43,7 +43,7 @@ const NODE_TOOLS: [(&str, &str); 7] = [
     ("/usr/lib/cni/ptp", "containernetworking-plugins"),
     ("iptables", "iptables"),
     ("ip", "iproute2"),
-    ("busybox", "busybox-static"),
+    ("busybox", "busybox"),
     ("buildah", "buildah"),
     ("unshare", "util-linux"),
 ];

@@ -26,6 +26,9 @@ const SKIPPED: u8 = 77;
 struct Cli {
     #[command(subcommand)]
     command: Action,
+    /// Folder of the cluster's state; by default one in the cache, by the place of this clone.
+    #[arg(long, global = true, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -79,13 +82,14 @@ impl State {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Action::Up(up) => start(&up),
-        Action::Down => down(),
-        Action::Status => status(),
+    let Cli { command, folder } = Cli::parse();
+    let done = folder.map_or_else(own_folder, Ok).and_then(|folder| match command {
+        Action::Up(up) => start(&folder, &up),
+        Action::Down => down(&folder),
+        Action::Status => status(&folder),
         Action::Check => check(),
-        Action::Serve(up) => serve(&up),
-    };
+        Action::Serve(up) => serve(&folder, &up),
+    });
     match done {
         Ok(code) => code,
         Err(error) => {
@@ -96,7 +100,7 @@ fn main() -> ExitCode {
 }
 
 /// The folder of this clone's cluster.
-fn folder() -> Result<PathBuf> {
+fn own_folder() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     let mut hasher = DefaultHasher::new();
@@ -114,10 +118,9 @@ fn running(folder: &Path) -> Option<State> {
     (test_kill_process(pid).is_ok() && command.contains("serve")).then_some(state)
 }
 
-fn start(up: &Up) -> Result<ExitCode> {
+fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
     let _: Policy = up.policy.parse().context("--policy")?;
-    let folder = folder()?;
-    if let Some(state) = running(&folder) {
+    if let Some(state) = running(folder) {
         println!("already up: {}\nexport KUBECONFIG={}", state.kind(), state.kubeconfig.display());
         return Ok(ExitCode::SUCCESS);
     }
@@ -128,15 +131,16 @@ fn start(up: &Up) -> Result<ExitCode> {
         return Ok(ExitCode::from(SKIPPED));
     }
     // What a killed one left. Its processes ended with it.
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder)?;
+    let _ = std::fs::remove_dir_all(folder);
+    std::fs::create_dir_all(folder)?;
     let begin = Instant::now();
     let log = std::fs::File::create(folder.join("cluster.log"))?;
     // A session of its own: it outlives the terminal.
     let (nodes, own_nodes) = (up.nodes.to_string(), up.own_nodes.to_string());
     let mut child = Command::new("setsid")
         .arg(std::env::current_exe()?)
-        .args(["serve", "--nodes", &nodes, "--own-nodes", &own_nodes, "--policy", &up.policy])
+        .args(["serve", "--nodes", &nodes, "--own-nodes", &own_nodes, "--policy", &up.policy, "--folder"])
+        .arg(folder)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
@@ -149,7 +153,7 @@ fn start(up: &Up) -> Result<ExitCode> {
         print!("{}", said.get(told..).unwrap_or_default());
         std::io::stdout().flush()?;
         told = said.len();
-        if let Some(state) = running(&folder) {
+        if let Some(state) = running(folder) {
             let next = if up.nodes > 0 {
                 "kubectl get nodes"
             } else {
@@ -176,14 +180,13 @@ fn start(up: &Up) -> Result<ExitCode> {
     bail!("it did not come up:\n{}", std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default());
 }
 
-fn serve(up: &Up) -> Result<ExitCode> {
-    let folder = folder()?;
+fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if up.nodes > 0 {
         let tell = |part: &str, time: Duration| println!("  {part}: {:.1} s", time.as_secs_f64());
         let nodes = Nodes::start(&NodesOptions::new(up.nodes), tell)?;
         nodes.plane.install_crds_now()?;
-        return runtime.block_on(stay(&folder, &nodes.plane, nodes.names(), None));
+        return runtime.block_on(stay(folder, &nodes.plane, nodes.names(), None));
     }
     let options =
         Options { controller_manager: true, scheduler: true, folder: Some(folder.join("plane")), ..Options::default() };
@@ -194,7 +197,7 @@ fn serve(up: &Up) -> Result<ExitCode> {
         options.policy = up.policy.parse()?;
         options.programs = Some(root().join("target/release"));
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
-        stay(&folder, &plane, kubelet.nodes(), Some(up.policy.clone())).await
+        stay(folder, &plane, kubelet.nodes(), Some(up.policy.clone())).await
     })
 }
 
@@ -210,14 +213,13 @@ async fn stay(folder: &Path, plane: &ControlPlane, nodes: Vec<String>, policy: O
     Ok(ExitCode::SUCCESS)
 }
 
-fn down() -> Result<ExitCode> {
-    let folder = folder()?;
-    if let Some(state) = running(&folder)
+fn down(folder: &Path) -> Result<ExitCode> {
+    if let Some(state) = running(folder)
         && let Some(pid) = Pid::from_raw(state.pid)
     {
         kill_process(pid, Signal::TERM)?;
         let begin = Instant::now();
-        while running(&folder).is_some() {
+        while running(folder).is_some() {
             if begin.elapsed() > Duration::from_secs(60) {
                 let _ = kill_process(pid, Signal::KILL);
             }
@@ -231,14 +233,14 @@ fn down() -> Result<ExitCode> {
     for name in clean_all()? {
         println!("cleaned up {name}, whose owner was killed");
     }
-    match std::fs::remove_dir_all(&folder) {
+    match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).context(folder.display().to_string()),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-fn status() -> Result<ExitCode> {
-    let Some(state) = running(&folder()?) else {
+fn status(folder: &Path) -> Result<ExitCode> {
+    let Some(state) = running(folder) else {
         println!("nothing runs");
         return Ok(ExitCode::FAILURE);
     };

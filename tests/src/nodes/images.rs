@@ -25,6 +25,25 @@ pub struct Image<'a> {
 }
 
 impl Image<'_> {
+    /// Puts a program of this machine in, with the shared libraries that it needs.
+    ///
+    /// # Errors
+    /// ldd cannot be started.
+    pub fn add_program(&mut self, program: &Path, to: &str) -> Result<()> {
+        self.files.push((program.to_path_buf(), to.to_string()));
+        let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
+        // `libc.so.6 => /lib/libc.so.6 (0x…)`, and for the linker itself without the arrow; of a static program nothing.
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let path = line.rsplit_once("=> ").map_or(line, |(_, path)| path).trim();
+            let path = path.split(' ').next().filter(|path| path.starts_with('/'));
+            let is_new = |path: &&str| self.files.iter().all(|(_, to)| to != path);
+            if let Some(path) = path.filter(is_new).map(str::to_string) {
+                self.files.push((path.clone().into(), path));
+            }
+        }
+        Ok(())
+    }
+
     /// Writes the archive. Answers its path.
     ///
     /// # Errors
@@ -70,16 +89,13 @@ impl Image<'_> {
 pub(super) fn tools(folder: &Path) -> Result<PathBuf> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let busybox = std::env::split_paths(&search).map(|folder| folder.join("busybox")).find(|path| path.is_file());
-    let busybox = busybox.context("no busybox (package busybox-static)")?;
+    let busybox = busybox.context("no busybox (package busybox)")?;
     let list = Command::new(&busybox).arg("--list").output().context("cannot start busybox")?;
     let names = String::from_utf8(list.stdout)?;
     let links = names.lines().filter(|name| *name != "busybox").map(|name| (format!("/bin/{name}"), "busybox".into()));
-    let image = Image {
-        name: TOOLS,
-        links: links.collect(),
-        files: vec![(busybox, "/bin/busybox".into())],
-        command: ["tail", "-f", "/dev/null"].map(String::from).to_vec(),
-    };
+    let command = ["tail", "-f", "/dev/null"].map(String::from).to_vec();
+    let mut image = Image { name: TOOLS, links: links.collect(), command, ..Image::default() };
+    image.add_program(&busybox, "/bin/busybox")?;
     image.archive(folder)
 }
 
