@@ -136,6 +136,7 @@ pub(crate) fn test() -> Result<()> {
     )?;
     let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];
     totals.run("exact GPUs, with claims and without", &mut cargo(&devices))?;
+    nodes(&mut totals)?;
     let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
     totals.run("controller under faults", &mut cargo(&faults))?;
     let churn = ["test", "-p", "switchyard-tests", "--test", "churn", "--", "--test-threads", "1"];
@@ -144,6 +145,28 @@ pub(crate) fn test() -> Result<()> {
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
     totals.finish()
+}
+
+/// Real nodes, where this machine can run them. In CI it must.
+fn nodes(totals: &mut Totals) -> Result<()> {
+    let check = ["run", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster", "--", "check"];
+    let able = match setup::node_tools() {
+        Ok(()) => cargo(&check).status().context("cannot start cargo")?.success(),
+        Err(error) => {
+            println!("{error:#}");
+            false
+        }
+    };
+    if !able {
+        if std::env::var_os("CI").is_some() {
+            bail!("real nodes cannot run here, and in CI they must");
+        }
+        println!("==> real nodes are left out: this machine cannot run them");
+        return Ok(());
+    }
+    real_nodes()?;
+    let tests = ["test", "-p", "switchyard-tests", "--test", "nodes", "--", "--test-threads", "1"];
+    totals.run("real nodes: pods, links, GPUs, what is left", &mut cargo(&tests))
 }
 
 /// Builds `switchyard` and `switchyard-worker`, which ends up beside it.

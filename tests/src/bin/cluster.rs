@@ -27,7 +27,7 @@ struct Cli {
     #[command(subcommand)]
     command: Action,
     /// Folder of the cluster's state; by default one in the cache, by the place of this clone.
-    #[arg(long, global = true, value_name = "FOLDER")]
+    #[arg(long, global = true, hide = true, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
 
