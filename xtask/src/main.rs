@@ -52,11 +52,12 @@ enum Command {
     Chaos,
     /// Build programs of others that tests and benchmarks run, where they are missing; print `NAME=FOLDER` lines.
     Programs {
-        /// Which: etcd, kubernetes, training-operator, helm; or only files: prometheus-operator, kubeflow-trainer.
+        /// Which: etcd, kubernetes, kubernetes-node, containerd, coredns, training-operator, helm; or only files: prometheus-operator,
+        /// kubeflow-trainer.
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// A control plane for developers, with nodes whose kubelet is ours.
+    /// A control plane for developers, with nodes whose kubelet is ours, or with real ones.
     Cluster {
         /// `up`, `down` or `status`, and options (`up --help`).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]

@@ -26,13 +26,21 @@ pub(crate) struct Family {
     programs: &'static [(&'static str, &'static str)],
     /// A folder of the module cache that is kept beside the programs: module, folder in it.
     data: Option<(&'static str, &'static str)>,
-    /// What the linker is told besides [`flags`].
-    linked: &'static str,
+    /// What its build has that the others' has not.
+    own: Own,
 }
 
+/// Build tags, and linker flags after those of all.
+struct Own {
+    tags: &'static str,
+    linker: &'static str,
+}
+
+const NOTHING: Own = Own { tags: "", linker: "" };
+
 /// Everything that can be built.
-pub(crate) const FAMILIES: [Family; 6] = [
-    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, linked: "" },
+pub(crate) const FAMILIES: [Family; 9] = [
+    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, own: NOTHING },
     Family {
         name: "kubernetes",
         programs: &[
@@ -42,34 +50,55 @@ pub(crate) const FAMILIES: [Family; 6] = [
             ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
         ],
         data: None,
-        linked: "",
+        own: NOTHING,
     },
+    // Apart from the control plane, which most tests need alone.
+    Family {
+        name: "kubernetes-node",
+        programs: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
+        data: None,
+        own: NOTHING,
+    },
+    Family {
+        name: "containerd",
+        programs: &[
+            ("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+            ("containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"),
+            ("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+        ],
+        data: None,
+        own: Own { tags: "no_btrfs,no_zfs", linker: " -X github.com/containerd/containerd/v2/version.Version=v2.1.4" },
+    },
+    Family { name: "coredns", programs: &[("coredns", "github.com/coredns/coredns")], data: None, own: NOTHING },
     Family {
         name: "training-operator",
         programs: &[("training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1")],
         data: Some(("github.com/kubeflow/training-operator", "manifests/base/crds")),
-        linked: "",
+        own: NOTHING,
     },
     Family {
         name: "prometheus-operator",
         programs: &[],
         data: Some(("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd")),
-        linked: "",
+        own: NOTHING,
     },
     Family {
         name: "kubeflow-trainer",
         programs: &[],
         data: Some(("github.com/kubeflow/trainer/v2", "manifests/base/crds")),
-        linked: "",
+        own: NOTHING,
     },
     Family {
         name: "helm",
         programs: &[("helm", "helm.sh/helm/v3/cmd/helm")],
         data: None,
         // Its own version, and that of the cluster it imagines where it asks none.
-        linked: "-X helm.sh/helm/v3/internal/version.version=v3.21.4 \
+        own: Own {
+            tags: "",
+            linker: " -X helm.sh/helm/v3/internal/version.version=v3.21.4 \
                  -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34 \
                  -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=34",
+        },
     },
 ];
 
@@ -111,10 +140,8 @@ impl Family {
         quietly("downloading modules", download.current_dir(&module))?;
         for (program, package) in self.programs {
             let mut command = Command::new(&go);
-            command
-                .args(["build", "-trimpath", "-ldflags", &self.flags(), "-o"])
-                .arg(partial.join(program))
-                .arg(package);
+            command.args(["build", "-trimpath", "-tags", self.own.tags, "-ldflags", &self.linker(), "-o"]);
+            command.arg(partial.join(program)).arg(package);
             quietly(program, command.current_dir(&module).env("CGO_ENABLED", "0"))?;
         }
         if let Some((of, path)) = self.data {
@@ -128,10 +155,6 @@ impl Family {
         Ok(folder)
     }
 
-    fn flags(&self) -> String {
-        if self.linked.is_empty() { flags() } else { format!("{} {}", flags(), self.linked) }
-    }
-
     fn digest(&self, module: &Path) -> Result<u64> {
         // Not the hash of a map, but of these bytes in this order: the same for every clone with this toolchain.
         let mut hasher = DefaultHasher::new();
@@ -139,12 +162,20 @@ impl Family {
             let path = module.join(file);
             fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
         }
-        (self.flags(), self.programs).hash(&mut hasher);
+        (self.linker(), self.programs).hash(&mut hasher);
+        if !self.own.tags.is_empty() {
+            self.own.tags.hash(&mut hasher);
+        }
         Ok(hasher.finish())
+    }
+
+    /// Linker flags: no symbols, and the version that a program reports (without it, v0.0.0).
+    fn linker(&self) -> String {
+        format!("{}{}", flags(), self.own.linker)
     }
 }
 
-/// Linker flags: no symbols, and the version that a server reports (without it, v0.0.0).
+/// Linker flags of all.
 fn flags() -> String {
     let mut version = KUBERNETES.trim_start_matches('v').split('.');
     let (major, minor) = (version.next().unwrap_or_default(), version.next().unwrap_or_default());

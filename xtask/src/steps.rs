@@ -143,6 +143,7 @@ pub(crate) fn test() -> Result<()> {
     totals.run("what is in the images", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "images"]))?;
     let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];
     totals.run("exact GPUs, with claims and without", &mut cargo(&devices))?;
+    nodes(&mut totals)?;
     let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
     totals.run("controller under faults", &mut cargo(&faults))?;
     let churn = ["test", "-p", "switchyard-tests", "--test", "churn", "--", "--test-threads", "1"];
@@ -151,6 +152,28 @@ pub(crate) fn test() -> Result<()> {
     step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
     totals.finish()
+}
+
+/// Real nodes, where this machine can run them. In CI it must.
+fn nodes(totals: &mut Totals) -> Result<()> {
+    let check = ["run", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster", "--", "check"];
+    let able = match setup::node_tools() {
+        Ok(()) => cargo(&check).status().context("cannot start cargo")?.success(),
+        Err(error) => {
+            println!("{error:#}");
+            false
+        }
+    };
+    if !able {
+        if std::env::var_os("CI").is_some() {
+            bail!("real nodes cannot run here, and in CI they must");
+        }
+        println!("==> real nodes are left out: this machine cannot run them");
+        return Ok(());
+    }
+    real_nodes()?;
+    let tests = ["test", "-p", "switchyard-tests", "--test", "nodes", "--", "--test-threads", "1"];
+    totals.run("real nodes: pods, links, GPUs, what is left", &mut cargo(&tests))
 }
 
 /// Builds `switchyard` and `switchyard-worker`, which ends up beside it.
@@ -208,7 +231,9 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
 /// Runs the command of the tests' library that keeps a cluster; answers its exit code.
 pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
     let own = ["build", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster"];
-    let built = control_plane().and_then(|()| step("building the bench", &mut cargo(&own)));
+    let real = arguments.iter().any(|argument| argument.starts_with("--nodes"));
+    let programs = control_plane().and_then(|()| if real { real_nodes() } else { Ok(()) });
+    let built = programs.and_then(|()| step("building the bench", &mut cargo(&own)));
     if let Err(error) = built.and_then(|()| step("building switchyard and switchyard-worker (release)", &mut build())) {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
@@ -222,6 +247,15 @@ pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
 /// Builds the control plane, where it is missing.
 pub(crate) fn control_plane() -> Result<()> {
     for name in ["etcd", "kubernetes"] {
+        Family::named(name)?.build()?;
+    }
+    Ok(())
+}
+
+/// Builds and installs what real nodes run, where it is missing.
+fn real_nodes() -> Result<()> {
+    setup::node_tools()?;
+    for name in ["kubernetes-node", "containerd", "coredns"] {
         Family::named(name)?.build()?;
     }
     Ok(())
