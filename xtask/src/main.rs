@@ -9,6 +9,7 @@ mod data;
 mod frameworks;
 mod images;
 mod programs;
+mod reference;
 mod setup;
 mod steps;
 mod totals;

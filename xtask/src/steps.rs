@@ -275,7 +275,8 @@ pub(crate) fn generate() -> Result<()> {
         std::fs::write(&path, switchyard_crds::generate::yaml(&crd)).with_context(|| path.display().to_string())?;
         println!("crds/generated/{name}");
     }
-    for (path, text) in crate::chart::generated()? {
+    let reference = std::iter::once(crate::reference::generated()?);
+    for (path, text) in crate::chart::generated()?.into_iter().chain(reference) {
         let full = root().join(&path);
         std::fs::create_dir_all(full.parent().context("invariant: a file lies in a folder")?)?;
         std::fs::write(&full, text).with_context(|| full.display().to_string())?;

@@ -64,6 +64,7 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     state.next(&cluster, "a rank is killed, and the controllers in the middle of the restart", Then::Restarts)?;
 
     suspended(&cluster)?;
+    gated(&cluster)?;
     given_up(&cluster)?;
     ensure!(
         cluster.job(TEAM, JOB)?["status"]["restarts"]["application"].as_u64() == Some(2),
@@ -200,6 +201,27 @@ fn suspended(cluster: &Cluster) -> Result<()> {
     })?;
     patch(false)?;
     cluster.wait_job(TEAM, JOB, "training again", |job| stage(job) == "Running" && step(job) > before)?;
+    Ok(())
+}
+
+/// A gate that is not ours is left alone, and the job runs when its owner lifts it.
+fn gated(cluster: &Cluster) -> Result<()> {
+    let mut job = example("gpt-cluster.yaml")?;
+    job["metadata"]["name"] = "gated".into();
+    job["spec"]["trainer"]["numNodes"] = 1.into();
+    job["spec"]["engine"]["steps"] = 5.into();
+    job["spec"]["template"]["spec"]["schedulingGates"] = json!([{"name": "example.com/quota"}]);
+    cluster.apply(TEAM, &job)?;
+    let gates = || -> Result<Value> {
+        let pod = cluster.get(TEAM, "pod", "gated-1-0")?.unwrap_or_default();
+        Ok(pod["spec"]["schedulingGates"].clone())
+    };
+    cluster
+        .until("our gate is lifted, and not the other", || Ok(gates()? == json!([{"name": "example.com/quota"}])))?;
+    let said = cluster.sh(&format!("switchyard status gated --namespace {TEAM}"))?;
+    ensure!(said.contains("Gated by others"), "{said}");
+    cluster.sh(&format!("kubectl --namespace {TEAM} patch pod gated-1-0 --type json --patch '[{{\"op\": \"remove\", \"path\": \"/spec/schedulingGates\"}}]'"))?;
+    cluster.wait_job(TEAM, "gated", "complete", |job| stage(job) == "Complete")?;
     Ok(())
 }
 
