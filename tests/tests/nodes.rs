@@ -4,6 +4,8 @@
 //! tests out, but in CI.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "nodes/agent.rs"]
+mod agent;
 #[path = "nodes/devices.rs"]
 mod devices;
 #[path = "nodes/killed.rs"]
