@@ -10,6 +10,7 @@
 mod accounts;
 mod agent;
 pub mod chaos;
+pub mod chart;
 mod control_plane;
 mod controller;
 pub mod drivers;

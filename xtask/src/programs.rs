@@ -39,7 +39,7 @@ struct Own {
 const NOTHING: Own = Own { tags: "", linker: "" };
 
 /// Everything that can be built.
-pub(crate) const FAMILIES: [Family; 6] = [
+pub(crate) const FAMILIES: [Family; 9] = [
     Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, own: NOTHING },
     Family {
         name: "kubernetes",
@@ -76,6 +76,30 @@ pub(crate) const FAMILIES: [Family; 6] = [
         data: Some(("github.com/kubeflow/training-operator", "manifests/base/crds")),
         own: NOTHING,
     },
+    Family {
+        name: "prometheus-operator",
+        programs: &[],
+        data: Some(("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd")),
+        own: NOTHING,
+    },
+    Family {
+        name: "kubeflow-trainer",
+        programs: &[],
+        data: Some(("github.com/kubeflow/trainer/v2", "manifests/base/crds")),
+        own: NOTHING,
+    },
+    Family {
+        name: "helm",
+        programs: &[("helm", "helm.sh/helm/v3/cmd/helm")],
+        data: None,
+        // Its own version, and that of the cluster it imagines where it asks none.
+        own: Own {
+            tags: "",
+            linker: " -X helm.sh/helm/v3/internal/version.version=v3.21.4 \
+                 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34 \
+                 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=34",
+        },
+    },
 ];
 
 impl Family {
@@ -109,7 +133,11 @@ impl Family {
         fs::create_dir_all(&partial)?;
         eprintln!("==> building {} once, for the tests, in {}", self.name, folder.display());
         let all = Instant::now();
-        quietly("downloading modules", Command::new(&go).args(["mod", "download"]).current_dir(&module))?;
+        let mut download = Command::new(&go);
+        download.args(["mod", "download"]);
+        // For its files alone, a module is fetched without what it depends on.
+        download.args(self.data.filter(|_| self.programs.is_empty()).map(|(of, _)| of));
+        quietly("downloading modules", download.current_dir(&module))?;
         for (program, package) in self.programs {
             let mut command = Command::new(&go);
             command.args(["build", "-trimpath", "-tags", self.own.tags, "-ldflags", &self.linker(), "-o"]);

@@ -37,6 +37,14 @@ pub(crate) fn chromium() -> Result<bool> {
     Ok(true)
 }
 
+/// buildah, which makes images without a daemon.
+///
+/// # Errors
+/// It is not there and cannot be installed.
+pub(crate) fn buildah() -> Result<()> {
+    tools(&[("buildah", "buildah")], "to make images")
+}
+
 /// What real nodes need of the distribution: a program, and the package of Debian that brings it.
 const NODE_TOOLS: [(&str, &str); 7] = [
     ("runc", "runc"),
@@ -53,17 +61,22 @@ const NODE_TOOLS: [(&str, &str); 7] = [
 /// # Errors
 /// One is missing and cannot be installed.
 pub(crate) fn node_tools() -> Result<()> {
+    tools(&NODE_TOOLS, "for real nodes")
+}
+
+/// Programs with the packages that bring them; installed by apt where apt is and may.
+fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let is_there = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
     let missing: Vec<&str> =
-        NODE_TOOLS.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect();
+        wanted.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }
     if !may_install() {
-        anyhow::bail!("real nodes need the packages {} (names of Debian)", missing.join(", "));
+        anyhow::bail!("missing {what_for}: the packages {} (names of Debian)", missing.join(", "));
     }
-    install(&missing, "for real nodes")
+    install(&missing, what_for)
 }
 
 fn runs(program: &str, arguments: &[&str]) -> bool {
