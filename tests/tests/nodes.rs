@@ -6,10 +6,10 @@
 
 #[path = "nodes/agent.rs"]
 mod agent;
+#[path = "nodes/command.rs"]
+mod command;
 #[path = "nodes/devices.rs"]
 mod devices;
-#[path = "nodes/killed.rs"]
-mod killed;
 #[path = "nodes/pods.rs"]
 mod pods;
 

@@ -186,6 +186,11 @@ impl Node {
         daemons.into_iter().flatten().try_for_each(Daemon::must_run).with_context(|| self.name.clone())
     }
 
+    /// The end of its kubelet's log.
+    pub(super) fn tail(&self) -> String {
+        self.kubelet.as_ref().map(Daemon::tail).unwrap_or_default()
+    }
+
     /// Its logs.
     pub(super) fn logs(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
