@@ -56,16 +56,29 @@ pub fn clock_by(file: &Path) -> Vec<(&'static str, String)> {
     vec![("LD_PRELOAD", text(&folder.join(library))), ("SYTEST_CLOCK_OFFSET", text(file))]
 }
 
-/// Builds files in the profile and target folder of the running test. Answers their folder.
-fn build(what: &[&str], files: &[&str]) -> PathBuf {
+/// The target folder of the running test.
+///
+/// # Panics
+/// The test was moved elsewhere.
+pub fn target() -> PathBuf {
+    profile_folder().parent().expect("invariant: the profile's folder lies in the target folder").to_path_buf()
+}
+
+/// The folder of the running test's profile.
+fn profile_folder() -> PathBuf {
     // TARGET/PROFILE/deps/test-0123: wherever CARGO_TARGET_DIR or a configuration put it.
     let test = std::env::current_exe().expect("the path of the running test");
-    let folder = test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf();
+    test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf()
+}
+
+/// Builds files in the profile and target folder of the running test. Answers their folder.
+fn build(what: &[&str], files: &[&str]) -> PathBuf {
+    let folder = profile_folder();
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(profile) => profile,
     };
-    let target = folder.parent().expect("invariant: the profile's folder lies in the target folder");
+    let target = target();
     let names = files.join(" and ");
     // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
     let note = format!("building {names} for the tests (profile {profile})\n");

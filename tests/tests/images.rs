@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
-use switchyard_tests::root;
+use switchyard_tests::{root, target};
 
 /// Image, stage of the Dockerfile, and the most MiB that it may have, unpacked.
 const IMAGES: [(&str, &str, f64); 3] =
@@ -19,11 +19,6 @@ const USER: &str = "65532:65532";
 
 /// What one run of `cargo xtask images` has written, by image: digest, and the archive's bytes.
 type Images = BTreeMap<&'static str, (String, Vec<u8>)>;
-
-fn target() -> PathBuf {
-    // TARGET/PROFILE/deps/test-0123, as in the tests' library.
-    std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_path_buf()
-}
 
 fn folder() -> PathBuf {
     target().join("images")

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs)]
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,9 @@ struct Up {
     /// Real nodes, 1 to 4: containerd, kubelet and kube-proxy, each in namespaces of its own. Needs root.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST)))]
     nodes: u8,
+    /// With real nodes: a folder with archives of images (*.tar) for all of them, such as that of `cargo xtask images`.
+    #[arg(long, value_name = "FOLDER", requires = "nodes")]
+    images: Option<PathBuf>,
     /// Nodes whose kubelet is ours, where there are no real ones.
     #[arg(long, default_value_t = 4)]
     own_nodes: usize,
@@ -137,10 +140,14 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
     let log = std::fs::File::create(folder.join("cluster.log"))?;
     // A session of its own: it outlives the terminal.
     let (nodes, own_nodes) = (up.nodes.to_string(), up.own_nodes.to_string());
+    // A folder that is not there is told now, and not by what runs in the background.
+    let images = up.images.as_ref().map(|images| images.canonicalize().with_context(|| images.display().to_string()));
+    let images = images.transpose()?;
     let mut child = Command::new("setsid")
         .arg(std::env::current_exe()?)
         .args(["serve", "--nodes", &nodes, "--own-nodes", &own_nodes, "--policy", &up.policy, "--folder"])
         .arg(folder)
+        .args(images.iter().flat_map(|images| [Path::new("--images"), images]))
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
@@ -155,7 +162,7 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
         told = said.len();
         if let Some(state) = running(folder) {
             let next = if up.nodes > 0 {
-                "kubectl get nodes"
+                "kubectl get nodes\n  docs/first-job.md"
             } else {
                 "target/release/switchyard controller --leader-elect Disabled &\n  kubectl apply -f examples/gpt-pods.yaml\n  \
                  kubectl get trainjobs.training.switchyard.dev -w"
@@ -185,7 +192,14 @@ fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
     if up.nodes > 0 {
         let tell = |part: &str, time: Duration| println!("  {part}: {:.1} s", time.as_secs_f64());
         let nodes = Nodes::start(&NodesOptions::new(up.nodes), tell)?;
-        nodes.plane.install_crds_now()?;
+        let begin = Instant::now();
+        let archives = up.images.as_deref().map(archives).transpose()?.unwrap_or_default();
+        for archive in &archives {
+            nodes.import(archive)?;
+        }
+        if !archives.is_empty() {
+            tell(&format!("{} images imported", archives.len()), begin.elapsed());
+        }
         return runtime.block_on(stay(folder, &nodes.plane, nodes.names(), None));
     }
     let options =
@@ -199,6 +213,21 @@ fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
         stay(folder, &plane, kubelet.nodes(), Some(up.policy.clone())).await
     })
+}
+
+/// The archives of images in a folder.
+fn archives(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<PathBuf>>>()?;
+    let mut archives: Vec<PathBuf> =
+        paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "tar")).collect();
+    archives.sort();
+    ensure!(
+        !archives.is_empty(),
+        "--images {}: expected files *.tar, as `cargo xtask images` writes them",
+        folder.display()
+    );
+    Ok(archives)
 }
 
 /// Says that it is up, and waits until it is told to end.

@@ -1,0 +1,161 @@
+//! The product as users meet it, on real kubelets: images, `helm install`, agents, `kubectl apply`, a model that is trained, and what
+//! happens when parts fail.
+//!
+//! Needs what `tests/nodes.rs` needs, and the archives of `cargo xtask images`.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "e2e/faults.rs"]
+mod faults;
+#[path = "e2e/first_job.rs"]
+mod first_job;
+#[path = "e2e/foreign.rs"]
+mod foreign;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use switchyard_tests::chart::helm;
+use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
+use switchyard_tests::{Ended, Program, programs_of, root, target};
+
+/// Time for one command of a user, on a loaded machine: downloads are none of it.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Real nodes with the images of this tree, and the programs that a user has on the PATH.
+pub(crate) struct Cluster {
+    pub nodes: Nodes,
+    path: String,
+    /// Where commands run that leave something behind.
+    pub folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub fn start(count: u8) -> Result<Cluster> {
+        if let Some(what) = missing()? {
+            bail!("{what}");
+        }
+        let images = target().join("images");
+        let nodes =
+            Nodes::start(&NodesOptions::new(count), |part, time| println!("{part}: {:.1} s", time.as_secs_f64()))?;
+        let begin = Instant::now();
+        for name in ["switchyard", "switchyard-node-agent", "switchyard-worker"] {
+            let archive = images.join(format!("{name}.tar"));
+            ensure!(archive.is_file(), "no {}: run `cargo xtask images`", archive.display());
+            nodes.import(&archive)?;
+        }
+        println!("images imported: {:.1} s", begin.elapsed().as_secs_f64());
+        let folder = tempfile::tempdir()?;
+        let programs = folder.path().join("bin");
+        fs::create_dir(&programs)?;
+        let kubectl = programs_of(&["kubernetes"])?[0].join("kubectl");
+        let switchyard = target().join("release/switchyard");
+        for (name, program) in [
+            ("kubectl", kubectl.as_path()),
+            ("helm", helm()),
+            ("switchyard", &switchyard),
+            ("kubectl-switchyard", &switchyard),
+        ] {
+            ensure!(program.is_file(), "no {}: run `cargo xtask images`", program.display());
+            symlink(program, programs.join(name))?;
+        }
+        let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
+        Ok(Cluster { nodes, path, folder })
+    }
+
+    /// A command line of a user, in this folder.
+    fn line(&self, folder: &Path, line: &str) -> Ended {
+        let config = self.nodes.plane.kubeconfig("admin").display().to_string();
+        let home = self.folder.path().display().to_string();
+        let shell = Program::new(Path::new("/bin/sh"), folder, ["-euc", line]);
+        shell.env("PATH", &self.path).env("KUBECONFIG", &config).env("HOME", &home).run(PATIENCE)
+    }
+
+    /// A command line that must succeed, in the root of the repository; answers what it printed.
+    pub fn sh(&self, line: &str) -> Result<String> {
+        let ended = self.line(root(), line);
+        ensure!(ended.code == Some(0), "{line}: exit {:?}\n{}{}", ended.code, ended.stdout, ended.stderr);
+        println!("{:5.1} s  {line}", ended.time.as_secs_f64());
+        Ok(ended.stdout)
+    }
+
+    /// Installs the chart as docs/install.md says, and waits for its pods.
+    pub fn install(&self) -> Result<()> {
+        self.sh("kubectl create namespace switchyard-system")?;
+        self.sh("kubectl label namespace switchyard-system pod-security.kubernetes.io/enforce=privileged")?;
+        self.sh("helm install switchyard charts/switchyard --namespace switchyard-system --wait")?;
+        Ok(())
+    }
+
+    /// A namespace of Pod Security `restricted`.
+    pub fn team(&self, name: &str) -> Result<()> {
+        self.sh(&format!("kubectl create namespace {name}"))?;
+        self.sh(&format!("kubectl label namespace {name} pod-security.kubernetes.io/enforce=restricted"))?;
+        Ok(())
+    }
+
+    pub fn apply(&self, namespace: &str, object: &Value) -> Result<()> {
+        let ended = self.nodes.plane.kubectl_with(&["--namespace", namespace, "apply", "-f", "-"], &object.to_string());
+        ensure!(ended.code == Some(0), "{}", ended.stderr);
+        Ok(())
+    }
+
+    /// An object; `None`: it is not there.
+    pub fn get(&self, namespace: &str, kind: &str, name: &str) -> Result<Option<Value>> {
+        let ended = self.nodes.plane.kubectl(&["--namespace", namespace, "get", kind, name, "-o", "json"]);
+        match ended.code {
+            Some(0) => Ok(Some(serde_json::from_str(&ended.stdout)?)),
+            _ if ended.stderr.contains("NotFound") => Ok(None),
+            _ => bail!("{}", ended.stderr),
+        }
+    }
+
+    /// A TrainJob.
+    pub fn job(&self, namespace: &str, name: &str) -> Result<Value> {
+        self.get(namespace, JOBS, name)?.with_context(|| format!("no TrainJob {namespace}/{name}"))
+    }
+
+    /// Waits until a job is as wanted, and answers it.
+    pub fn wait_job(&self, namespace: &str, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let job = self.job(namespace, name)?;
+            if is(&job) {
+                return Ok(job);
+            }
+            if Instant::now() > give_up {
+                let pods = self.nodes.plane.kubectl(&["--namespace", namespace, "describe", "pods"]).stdout;
+                bail!("{name} is not {what} after {} s: {:#}\n{pods}", PATIENCE.as_secs(), job["status"]);
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Waits until something is so.
+    pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<Duration> {
+        let begin = Instant::now();
+        while !is()? {
+            ensure!(begin.elapsed() < PATIENCE, "not {what} after {} s", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        println!("{:5.1} s  until {what}", begin.elapsed().as_secs_f64());
+        Ok(begin.elapsed())
+    }
+}
+
+pub(crate) const JOBS: &str = "trainjobs.training.switchyard.dev";
+
+/// The stage of a job.
+pub(crate) fn stage(job: &Value) -> &str {
+    let conditions = job["status"]["conditions"].as_array();
+    let summary = conditions.into_iter().flatten().find(|condition| condition["type"] == "Succeeded");
+    summary.and_then(|summary| summary["reason"].as_str()).unwrap_or("-")
+}
+
+/// An example as data.
+pub(crate) fn example(name: &str) -> Result<Value> {
+    let path: PathBuf = root().join("examples").join(name);
+    Ok(serde_saphyr::from_str(&fs::read_to_string(path)?)?)
+}

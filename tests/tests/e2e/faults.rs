@@ -1,0 +1,250 @@
+//! What happens to a training job when parts of a real cluster fail: it goes on from its checkpoint, or fails with the right reason, and
+//! nothing is left.
+
+use crate::{Cluster, JOBS, example, stage};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The namespace.
+const TEAM: &str = "team";
+/// Far more steps than a test waits for: the job ends when it is told to.
+const ENDLESS: u64 = 100_000_000;
+/// The job that has to live through it.
+const JOB: &str = "long";
+
+#[test]
+fn jobs_survive_what_fails_around_them() -> Result<()> {
+    let mut cluster = Cluster::start(2)?;
+    cluster.install()?;
+    cluster.team(TEAM)?;
+    cluster.sh(&format!("kubectl --namespace {TEAM} create configmap text --from-file=docs"))?;
+    volume(&cluster)?;
+    cluster.apply(TEAM, &checkpointed()?)?;
+    let mut state = State { attempt: 0, step: 0 };
+    state.next(&cluster, "it starts", Then::Restarts)?;
+
+    kill_rank(&cluster, &state.pod(1))?;
+    state.next(&cluster, "a rank is killed", Then::Restarts)?;
+
+    cluster.sh(&format!("kubectl --namespace {TEAM} delete pod {} --wait=false", state.pod(0)))?;
+    state.next(&cluster, "a pod is deleted", Then::Restarts)?;
+
+    let node = node_of(&cluster, &state.pod(1))?;
+    cluster.sh(&format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --force --timeout=120s"))?;
+    cluster.sh(&format!("kubectl uncordon {node}"))?;
+    state.next(&cluster, "a node is drained", Then::Restarts)?;
+
+    cluster.nodes.restart_containerd(&node)?;
+    state.next(&cluster, "containerd is restarted", Then::GoesOn)?;
+
+    cluster.nodes.kill_kubelet(&node)?;
+    std::thread::sleep(Duration::from_secs(5));
+    cluster.nodes.start_kubelet(&node)?;
+    state.next(&cluster, "the kubelet is away for some seconds", Then::GoesOn)?;
+
+    cluster.sh("kubectl --namespace switchyard-system delete pod --all --force --grace-period=0 2>&1")?;
+    state.next(&cluster, "controllers and agents are killed", Then::GoesOn)?;
+
+    cluster.nodes.plane.kill_api_server();
+    cluster.nodes.plane.start_api_server()?;
+    state.next(&cluster, "the API server is killed", Then::GoesOn)?;
+
+    // Longer than ranks wait for a sign of life.
+    cluster.nodes.set_link(&node, false)?;
+    std::thread::sleep(Duration::from_secs(25));
+    cluster.nodes.set_link(&node, true)?;
+    state.next(&cluster, "the plug of a node is pulled for 25 s", Then::Restarts)?;
+
+    kill_rank(&cluster, &state.pod(1))?;
+    cluster.sh("kubectl --namespace switchyard-system delete pod -l app.kubernetes.io/component=controller --force --grace-period=0 2>&1")?;
+    state.next(&cluster, "a rank is killed, and the controllers in the middle of the restart", Then::Restarts)?;
+
+    suspended(&cluster)?;
+    given_up(&cluster)?;
+    ensure!(
+        cluster.job(TEAM, JOB)?["status"]["restarts"]["application"].as_u64() == Some(2),
+        "a fault of the cluster was charged to the program"
+    );
+    nothing_left(&cluster)
+}
+
+/// A folder of this machine, in the place of a file system that all nodes mount.
+fn volume(cluster: &Cluster) -> Result<()> {
+    let folder = cluster.folder.path().join("checkpoints");
+    fs::create_dir(&folder)?;
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777))?;
+    fs::set_permissions(cluster.folder.path(), fs::Permissions::from_mode(0o755))?;
+    let (size, modes) = (json!({"storage": "1Gi"}), json!(["ReadWriteMany"]));
+    cluster.apply(
+        TEAM,
+        &json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "shared"},
+            "spec": {"capacity": size, "accessModes": modes, "storageClassName": "", "hostPath": {"path": folder},
+                "claimRef": {"namespace": TEAM, "name": "checkpoints"}},
+        }),
+    )?;
+    cluster.apply(TEAM, &json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"},
+        "spec": {"accessModes": modes, "resources": {"requests": size}, "storageClassName": "", "volumeName": "shared"},
+    }))
+}
+
+/// The job of examples/gpt-cluster.yaml without an end, with a checkpoint every 20 steps.
+fn checkpointed() -> Result<Value> {
+    let mut job = example("gpt-cluster.yaml")?;
+    job["metadata"]["name"] = JOB.into();
+    job["spec"]["engine"]["steps"] = ENDLESS.into();
+    job["spec"]["failurePolicy"] = json!({"maxRestarts": 20, "maxInfrastructureRestarts": 20});
+    job["spec"]["checkpoint"] = json!({"volumeName": "checkpoints", "path": "/checkpoints", "everySteps": 20});
+    let volumes = job["spec"]["template"]["spec"]["volumes"].as_array_mut().context("the example has volumes")?;
+    volumes.push(json!({"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}));
+    Ok(job)
+}
+
+/// What a fault means for the job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Then {
+    /// Another attempt, from a checkpoint.
+    Restarts,
+    /// The same attempt.
+    GoesOn,
+}
+
+/// Where the job was when it was looked at last.
+struct State {
+    attempt: u64,
+    step: u64,
+}
+
+impl State {
+    /// The pod of a node in the attempt that runs.
+    fn pod(&self, node: u32) -> String {
+        format!("{JOB}-{}-{node}", self.attempt)
+    }
+
+    /// Waits until the job trains again after a fault, beyond where it was.
+    fn next(&mut self, cluster: &Cluster, what: &str, then: Then) -> Result<()> {
+        let begin = Instant::now();
+        let job = cluster.wait_job(TEAM, JOB, &format!("training after `{what}`"), |job| {
+            let (attempt, step) = (attempt(job), step(job));
+            let is_new = match then {
+                Then::Restarts => attempt > self.attempt,
+                Then::GoesOn => attempt == self.attempt,
+            };
+            // The figures may be those of the attempt before.
+            stage(job) == "Running" && is_new && step > self.step + 20
+        })?;
+        let (attempt, step) = (attempt(&job), step(&job));
+        println!(
+            "{:5.1} s  {what}: attempt {} -> {attempt}, step {} -> {step}",
+            begin.elapsed().as_secs_f64(),
+            self.attempt,
+            self.step
+        );
+        if then == Then::Restarts && self.attempt > 0 {
+            let log = cluster.sh(&format!("switchyard logs {JOB} --namespace {TEAM} --rank 0"))?;
+            let ready =
+                log.lines().find(|line| line.contains("\"event\":\"ready\"")).context("no rank 0 in the log")?;
+            let from = serde_json::from_str::<Value>(ready)?["resumedStep"].as_u64();
+            ensure!(from.is_some_and(|from| from > 0), "attempt {attempt} did not go on from a checkpoint: {ready}");
+        }
+        (self.attempt, self.step) = (attempt, step);
+        Ok(())
+    }
+}
+
+fn attempt(job: &Value) -> u64 {
+    job["status"]["attempt"].as_u64().unwrap_or(0)
+}
+
+fn step(job: &Value) -> u64 {
+    job["status"]["trainerStatus"]["step"].as_u64().unwrap_or(0)
+}
+
+fn node_of(cluster: &Cluster, pod: &str) -> Result<String> {
+    let pod = cluster.get(TEAM, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
+    Ok(pod["spec"]["nodeName"].as_str().context("it has no node")?.to_owned())
+}
+
+/// Kills the last process of our engine in a pod: not the supervisor, which came first.
+fn kill_rank(cluster: &Cluster, pod: &str) -> Result<()> {
+    let object = cluster.get(TEAM, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
+    let uid = object["metadata"]["uid"].as_str().context("it has no UID")?;
+    let is_in = |process: &Path| {
+        let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        (cgroup.contains(uid) || cgroup.contains(&uid.replace('-', "_"))) && name.starts_with("switchyard-work")
+    };
+    let processes = fs::read_dir("/proc")?.flatten().map(|entry| entry.path()).filter(|path: &PathBuf| is_in(path));
+    let pids = processes.filter_map(|path| path.file_name()?.to_str()?.parse::<i32>().ok());
+    let pid = pids.max().with_context(|| format!("{pod} has no process of ours"))?;
+    let pid = rustix::process::Pid::from_raw(pid).context("no process id")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+    Ok(())
+}
+
+/// A suspended job holds nothing, and goes on from its checkpoint afterwards.
+fn suspended(cluster: &Cluster) -> Result<()> {
+    let before = step(&cluster.job(TEAM, JOB)?);
+    let patch = |value: bool| {
+        let patch = json!({"spec": {"suspend": value}}).to_string();
+        cluster.sh(&format!("kubectl --namespace {TEAM} patch {JOBS} {JOB} --type merge --patch '{patch}'"))
+    };
+    patch(true)?;
+    cluster.until("a suspended job has no pods", || {
+        Ok(cluster.sh(&format!("kubectl --namespace {TEAM} get pods -o name"))?.is_empty())
+    })?;
+    patch(false)?;
+    cluster.wait_job(TEAM, JOB, "training again", |job| stage(job) == "Running" && step(job) > before)?;
+    Ok(())
+}
+
+/// Jobs that cannot run fail with the reason.
+fn given_up(cluster: &Cluster) -> Result<()> {
+    let cases: [(&str, Value, &str); 3] = [
+        ("no-image", json!({"image": "registry.invalid/nothing:1"}), "image"),
+        (
+            "no-memory",
+            json!({"resourcesPerNode": {"limits": {"memory": "20Mi"}, "requests": {"cpu": "100m"}}}),
+            "memory",
+        ),
+        (
+            "no-program",
+            json!({"framework": "Plain", "image": "switchyard-worker:0.1.0", "command": ["/no/such/program"]}),
+            "/no/such/program",
+        ),
+    ];
+    for (name, trainer, _) in &cases {
+        let mut job = example("gpt-cluster.yaml")?;
+        job["metadata"]["name"] = (*name).into();
+        job["spec"]["failurePolicy"] = json!({"maxRestarts": 0, "maxInfrastructureRestarts": 0});
+        for (key, value) in trainer.as_object().into_iter().flatten() {
+            job["spec"]["trainer"][key] = value.clone();
+        }
+        if trainer["framework"] == "Plain" {
+            job["spec"].as_object_mut().context("a spec")?.remove("engine");
+        }
+        cluster.apply(TEAM, &job)?;
+    }
+    for (name, _, word) in cases {
+        let job = cluster.wait_job(TEAM, name, "given up", |job| stage(job) == "Failed")?;
+        let conditions = job["status"]["conditions"].as_array().context("conditions")?;
+        let failed = conditions.iter().find(|condition| condition["type"] == "Failed").context("no Failed")?;
+        println!("         {name}: {}: {}", failed["reason"], failed["message"]);
+        ensure!(failed["message"].as_str().unwrap_or_default().contains(word), "{name}: {failed:#}");
+    }
+    Ok(())
+}
+
+/// With the jobs everything of them goes.
+fn nothing_left(cluster: &Cluster) -> Result<()> {
+    cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
+    let kinds = "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,resourceclaims";
+    let command = format!("kubectl --namespace {TEAM} get {kinds} -l training.switchyard.dev/job-uid -o name");
+    cluster.until("nothing of the jobs is left", || Ok(cluster.sh(&command)?.is_empty()))?;
+    Ok(())
+}
