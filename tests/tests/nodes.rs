@@ -4,10 +4,12 @@
 //! tests out, but in CI.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "nodes/agent.rs"]
+mod agent;
+#[path = "nodes/command.rs"]
+mod command;
 #[path = "nodes/devices.rs"]
 mod devices;
-#[path = "nodes/killed.rs"]
-mod killed;
 #[path = "nodes/pods.rs"]
 mod pods;
 

@@ -60,7 +60,7 @@ enum Command {
     },
     /// A control plane for developers, with nodes whose kubelet is ours, or with real ones.
     Cluster {
-        /// `up`, `down` or `status`, and options (`up --help`).
+        /// `up`, `down`, `status` or `check`, and options (`up --help`).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         arguments: Vec<String>,
     },

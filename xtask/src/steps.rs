@@ -231,10 +231,17 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
 /// Runs the command of the tests' library that keeps a cluster; answers its exit code.
 pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
     let own = ["build", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster"];
-    let real = arguments.iter().any(|argument| argument.starts_with("--nodes"));
-    let programs = control_plane().and_then(|()| if real { real_nodes() } else { Ok(()) });
-    let built = programs.and_then(|()| step("building the bench", &mut cargo(&own)));
-    if let Err(error) = built.and_then(|()| step("building switchyard and switchyard-worker (release)", &mut build())) {
+    let has_real_nodes = arguments.iter().any(|argument| argument.starts_with("--nodes"));
+    let build = || {
+        control_plane()?;
+        step("building the bench", &mut cargo(&own))?;
+        if has_real_nodes {
+            return real_nodes();
+        }
+        // Nodes whose kubelet is ours start the worker from there.
+        step("building switchyard and switchyard-worker (release)", &mut build())
+    };
+    if let Err(error) = build() {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }

@@ -4,7 +4,7 @@ use super::grpc::{Answer, Server};
 use super::messages::{
     Claim, Claims, PluginInfo, Prepared, PreparedClaim, PreparedDevice, Unprepared, UnpreparedClaim,
 };
-use super::{VISIBLE, register};
+use super::{VISIBLE, register, socket_name};
 use crate::gpus::{DRIVER, GpuNodes};
 use crate::nodes::Nodes;
 use anyhow::{Context, Result, ensure};
@@ -52,7 +52,7 @@ impl ClaimDriver {
             let node = Arc::clone(&node);
             Box::pin(async move { node.answer(&path, message).await }) as BoxFuture<'static, Result<Answer>>
         });
-        let endpoint = format!("{folder}/dra.sock");
+        let endpoint = format!("{folder}/{}", socket_name(DRIVER));
         let server = Server::start(&nodes.path(&name, &endpoint)?, handler)?;
         let info = PluginInfo {
             kind: "DRAPlugin".into(),

@@ -32,10 +32,18 @@ const REGISTRY: &str = "/var/lib/kubelet/plugins_registry";
 /// For the kubelet to take a plug-in, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The file name of a socket that a kubelet calls.
+///
+/// gRPC for Go sends the path of a socket as the name of the host, with `%2F` for `/`. Our HTTP/2 refuses that as a host; before an
+/// `@` it takes it as the name of a user.
+fn socket_name(plugin: &str) -> String {
+    format!("plugin@{}.sock", plugin.replace('/', "-"))
+}
+
 /// Offers a plug-in to the kubelet of a node, and waits until it has taken it.
 async fn register(nodes: &Nodes, node: &str, info: PluginInfo) -> Result<Server> {
     let (told, mut answers) = mpsc::unbounded_channel();
-    let socket = nodes.path(node, &format!("{REGISTRY}/{}.sock", info.name.replace('/', "-")))?;
+    let socket = nodes.path(node, &format!("{REGISTRY}/{}", socket_name(&info.name)))?;
     let of = format!("{} on {node}", info.name);
     let handler = Arc::new(move |path: String, message: Bytes| {
         let (info, told) = (info.clone(), told.clone());

@@ -2,7 +2,7 @@
 
 use super::grpc::{Answer, Server};
 use super::messages::{Allocate, Allocated, AllocatedContainer, Device, Devices, Empty, PluginInfo};
-use super::{VISIBLE, register};
+use super::{VISIBLE, register, socket_name};
 use crate::gpus::{RESOURCE, uuids};
 use crate::nodes::Nodes;
 use anyhow::Result;
@@ -33,7 +33,7 @@ impl DevicePlugin {
             Box::pin(std::future::ready(answer)) as BoxFuture<'static, Result<Answer>>
         });
         // Beside the kubelet's own socket, in the folder that it makes for plugins.
-        let endpoint = "/var/lib/kubelet/device-plugins/gpus.sock".to_string();
+        let endpoint = format!("/var/lib/kubelet/device-plugins/{}", socket_name(RESOURCE));
         let server = Server::start(&nodes.path(&name, &endpoint)?, handler)?;
         let info = PluginInfo {
             kind: "DevicePlugin".into(),

@@ -20,7 +20,7 @@ pub struct Image<'a> {
     pub files: Vec<(PathBuf, String)>,
     /// Symbolic links: where they lie, and what they say.
     pub links: Vec<(String, String)>,
-    /// The command of a container that names none.
+    /// The program of a container whose `command` names none; `args` come after it.
     pub command: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ impl Image<'_> {
         };
         let config = json!({
             "architecture": architecture, "os": "linux",
-            "config": {"Env": ["PATH=/bin"], "Cmd": self.command},
+            "config": {"Env": ["PATH=/bin"], "Entrypoint": self.command},
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
         });
         let manifest = json!([{"Config": "config.json", "RepoTags": [self.name], "Layers": ["layer.tar"]}]);

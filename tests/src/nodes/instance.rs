@@ -120,11 +120,9 @@ fn lock(number: u8) -> Result<Option<File>> {
 /// Something cannot be removed.
 pub fn clean_all() -> Result<Vec<String>> {
     let mut cleaned = Vec::new();
-    if !Path::new(BASE).exists() {
-        return Ok(cleaned);
-    }
     for number in 0..NUMBERS {
-        if (lock_file(number).exists() || folder(number).exists())
+        let is_there = lock_file(number).exists() || folder(number).exists();
+        if (is_there || !cgroups::folders(&name(number))?.is_empty())
             && let Some(_lock) = lock(number)?
         {
             clean(number)?;

@@ -174,7 +174,8 @@ impl Nodes {
             }
             if Instant::now() > give_up {
                 let said = self.plane.kubectl(&["describe", "nodes"]).stdout;
-                bail!("{} nodes are not ready after {} s\n{said}", self.nodes.len(), PATIENCE.as_secs());
+                let logs: String = self.nodes.iter().map(Node::tail).collect();
+                bail!("{} nodes are not ready after {} s\n{said}\n{logs}", self.nodes.len(), PATIENCE.as_secs());
             }
             std::thread::sleep(Duration::from_millis(200));
         }

@@ -30,6 +30,16 @@ pub(super) struct Node {
     pub(super) namespace: Namespace,
 }
 
+/// Settings of the kernel that a kubelet changes: in a node they are files of its own, since they are those of the whole machine.
+const TUNABLES: [&str; 6] = [
+    "kernel/keys/root_maxbytes",
+    "kernel/keys/root_maxkeys",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+];
+
 /// Makes a node's own `/var` and `/run`, and a view of its own network in `/sys`.
 ///
 /// What is mounted below them by containerd and the kubelet is in the namespace only, and gone with it.
@@ -39,7 +49,10 @@ fn script(name: &str, folder: &Path) -> String {
         "hostname {name}\nip link set lo up\n\
          mkdir {folder}/cgroup\nmount --rbind /sys/fs/cgroup {folder}/cgroup\nmount -t sysfs sysfs /sys\n\
          mount --rbind {folder}/cgroup /sys/fs/cgroup\numount -l {folder}/cgroup\n\
-         mount --bind {folder}/run /run\nmount --bind {folder}/var /var\nmount --make-rshared /\n"
+         for file in {}; do\n  mkdir -p {folder}/tunables/$(dirname $file)\n  cat /proc/sys/$file > {folder}/tunables/$file\n  \
+         mount --bind {folder}/tunables/$file /proc/sys/$file\ndone\n\
+         mount --bind {folder}/run /run\nmount --bind {folder}/var /var\nmount --make-rshared /\n",
+        TUNABLES.join(" ")
     )
 }
 
@@ -171,6 +184,11 @@ impl Node {
         self.namespace.must_run()?;
         let daemons = [&mut self.containerd, &mut self.kubelet, &mut self.proxy];
         daemons.into_iter().flatten().try_for_each(Daemon::must_run).with_context(|| self.name.clone())
+    }
+
+    /// The end of its kubelet's log.
+    pub(super) fn tail(&self) -> String {
+        self.kubelet.as_ref().map(Daemon::tail).unwrap_or_default()
     }
 
     /// Its logs.

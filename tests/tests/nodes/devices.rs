@@ -14,12 +14,12 @@ use switchyard_tests::nodes::Nodes;
 use switchyard_tests::{Daemon, agent_program};
 
 /// UUIDs that a container finds in its environment.
-fn visible(nodes: &Nodes, pod: &str) -> Result<BTreeSet<String>> {
+pub(crate) fn visible(nodes: &Nodes, pod: &str) -> Result<BTreeSet<String>> {
     Ok(inside(nodes, pod, &format!("echo ${VISIBLE}"))?.trim().split(',').map(str::to_string).collect())
 }
 
 /// What an agent reports from the PodResources API of a node's kubelet, once it tells of this pod.
-async fn told(nodes: &Nodes, agent_of: &str, pod: &str) -> Result<Vec<DeviceUse>> {
+pub(crate) async fn told(nodes: &Nodes, agent_of: &str, pod: &str) -> Result<Vec<DeviceUse>> {
     let api = kube::Api::<GPUTopology>::all(nodes.plane.client().await?);
     let give_up = Instant::now() + crate::PATIENCE;
     loop {
@@ -35,7 +35,7 @@ async fn told(nodes: &Nodes, agent_of: &str, pod: &str) -> Result<Vec<DeviceUse>
 }
 
 /// A claim for exactly these GPUs.
-fn claim(name: &str, gpus: &[String]) -> Result<Value> {
+pub(crate) fn claim(name: &str, gpus: &[String]) -> Result<Value> {
     let list = serde_json::to_string(gpus)?;
     let expression = format!("device.attributes['{DRIVER}'].?uuid.orValue('') in {list}");
     Ok(json!({

@@ -5,9 +5,17 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use switchyard_tests::nodes::{Nodes, left};
 
+/// Settings of the whole machine that a kubelet wants to have its way.
+fn settings_of_the_machine() -> Vec<String> {
+    let files = ["vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward"];
+    files.iter().map(|file| format!("{file} {:?}", std::fs::read_to_string(format!("/proc/sys/{file}")))).collect()
+}
+
 #[test]
 fn pods_on_real_nodes() -> Result<()> {
-    let nodes = cluster(3)?;
+    let settings = settings_of_the_machine();
+    let mut nodes = cluster(3)?;
+    assert_eq!(settings_of_the_machine(), settings);
     let number = nodes.number();
     for (index, node) in nodes.names().iter().enumerate() {
         let script = format!(
@@ -22,6 +30,7 @@ fn pods_on_real_nodes() -> Result<()> {
     pods_reach_each_other_and_services(&nodes)?;
     a_link_has_the_speed_that_is_set(&nodes)?;
     a_plug_can_be_pulled(&nodes)?;
+    pods_outlive_the_programs_of_their_node(&mut nodes)?;
 
     // What must be gone afterwards is there now: processes, the interface, routes, cgroups, files.
     let there = left(number)?;
@@ -111,4 +120,22 @@ fn a_plug_can_be_pulled(nodes: &Nodes) -> Result<()> {
     assert!(reached().is_err(), "without a link");
     nodes.set_link(node, true)?;
     until("reached again", || Ok(reached().is_ok_and(|page| page == "page 2\n")))
+}
+
+fn pods_outlive_the_programs_of_their_node(nodes: &mut Nodes) -> Result<()> {
+    let started = |nodes: &Nodes| {
+        kubectl(
+            nodes,
+            &["get", "pod", "web-1", "-o", "jsonpath={.status.containerStatuses[0].state.running.startedAt}"],
+        )
+    };
+    let before = started(nodes)?;
+    nodes.restart_containerd("node-2")?;
+    until("answering after containerd", || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|said| said == "yes\n")))?;
+    nodes.kill_kubelet("node-2")?;
+    assert!(inside(nodes, "web-1", "echo yes").is_err(), "without a kubelet nobody gets in");
+    nodes.start_kubelet("node-2")?;
+    until("answering after the kubelet", || Ok(inside(nodes, "web-1", "echo yes").is_ok_and(|said| said == "yes\n")))?;
+    assert_eq!(started(nodes)?, before, "the container was not started again");
+    Ok(())
 }

@@ -1,4 +1,5 @@
-//! An owner that is killed leaves nothing for long, and who cleans up leaves the living alone.
+//! The command behind `cargo xtask cluster`: an owner that is killed leaves nothing for long, who cleans up leaves the living alone,
+//! and a machine that cannot run real nodes says why.
 
 use crate::{cluster, kubectl, until};
 use anyhow::{Context, Result, ensure};
@@ -8,9 +9,10 @@ use std::path::Path;
 use std::process::Command;
 use switchyard_tests::nodes::{clean_all, left};
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_switchyard-bench-cluster");
+
 fn bench(folder: &Path, arguments: &[&str]) -> Result<String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_switchyard-bench-cluster"));
-    let output = command.args(arguments).arg("--folder").arg(folder).output()?;
+    let output = Command::new(PROGRAM).args(arguments).arg("--folder").arg(folder).output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "{}: {text}{}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
     Ok(text)
@@ -45,5 +47,23 @@ fn what_a_killed_owner_left_is_removed_and_nothing_of_a_living_one() -> Result<(
     assert_eq!(clean_all()?, Vec::<String>::new(), "the other one has an owner");
     let ready = r#"jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}"#;
     assert_eq!(kubectl(&living, &["get", "nodes", "-o", ready])?, "True");
+    Ok(())
+}
+
+#[test]
+fn a_machine_that_cannot_run_nodes_says_so() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for command in [&["check"][..], &["up", "--nodes", "1"]] {
+        // In a user namespace without a map nobody is root.
+        let output = Command::new("unshare")
+            .args(["--user", PROGRAM])
+            .args(command)
+            .arg("--folder")
+            .arg(folder.path())
+            .output()?;
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!((output.status.code(), said.contains("real nodes need root")), (Some(77), true), "{said}");
+    }
+    assert!(bench(folder.path(), &["check"])?.contains("can run real nodes"));
     Ok(())
 }
