@@ -229,11 +229,7 @@ fn gated(cluster: &Cluster) -> Result<()> {
 fn given_up(cluster: &Cluster) -> Result<()> {
     let cases: [(&str, Value, &str); 3] = [
         ("no-image", json!({"image": "registry.invalid/nothing:1"}), "image"),
-        (
-            "no-memory",
-            json!({"resourcesPerNode": {"limits": {"memory": "20Mi"}, "requests": {"cpu": "100m"}}}),
-            "memory",
-        ),
+        ("no-memory", json!({"resourcesPerNode": {"limits": {"memory": "20Mi"}}}), "memory"),
         (
             "no-program",
             json!({"framework": "Plain", "image": "switchyard-worker:0.1.0", "command": ["/no/such/program"]}),

@@ -80,8 +80,8 @@ fn an_image_of_others_finds_its_peers() -> Result<()> {
         "spec": {
             "trainer": {
                 "framework": "Torch", "numNodes": 2, "numProcPerNode": 2, "image": IMAGE,
-                "command": ["python3", "/program/sum.py"],
-                "resourcesPerNode": {"limits": {"memory": "256Mi"}, "requests": {"cpu": "100m"}},
+                "command": ["/usr/bin/python3", "/program/sum.py"],
+                "resourcesPerNode": {"limits": {"memory": "256Mi"}},
             },
             "failurePolicy": {"maxRestarts": 0},
             "template": {"spec": {
@@ -111,7 +111,7 @@ fn python(nodes: &Nodes, folder: &Path) -> Result<()> {
     let output = Command::new("python3").args(["-I", "-c", ask]).output().context("cannot start python3")?;
     let words = String::from_utf8(output.stdout)?;
     let (program, library) = words.trim().split_once('\n').context("python3 does not say where it is")?;
-    let mut image = Image { name: IMAGE, command: vec!["python3".into()], ..Image::default() };
+    let mut image = Image { name: IMAGE, command: vec!["/usr/bin/python3".into()], ..Image::default() };
     image.add_program(&PathBuf::from(program).canonicalize()?, "/usr/bin/python3")?;
     image.add_program(Path::new("/bin/busybox"), "/bin/sh")?;
     add(&mut image, Path::new(library))?;
