@@ -8,15 +8,32 @@ use serde::{Deserialize, Serialize};
 /// How the processes of a job on GPUs reach each other.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.onFallback) || self.onFallback == 'Report' || (has(self.mode) && self.mode == 'Required')")
+    .message("onFallback: Fail needs mode: Required; the other modes take TCP where nothing better is there"))]
 pub struct FabricPolicy {
     /// `Auto` (default): settings are derived from the nodes, and RDMA is used where it is. `Required`: data between nodes must not go
     /// over TCP: the transport is pinned, and a job that would fall back waits with the reason. `Disabled`: TCP on purpose.
     #[serde(default)]
     pub mode: FabricMode,
 
+    /// What follows when the ranks say after their start that their data goes another way than `mode: Required` asks for. `Report`
+    /// (default): `FabricReady` becomes `False`, with the nodes and what was seen. `Fail`: the job is stopped as well.
+    #[serde(default)]
+    pub on_fallback: FallbackAction,
+
     /// Checks of the chosen nodes before anything starts.
     #[serde(default)]
     pub preflight: PreflightPolicy,
+}
+
+/// What follows when data goes another way than the job asks for.
+#[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FallbackAction {
+    /// It is told.
+    #[default]
+    Report,
+    /// The job is stopped.
+    Fail,
 }
 
 /// What may carry data between nodes.
@@ -66,6 +83,14 @@ pub struct FabricStatus {
     #[schemars(length(max = 1024))]
     pub summary: Option<String>,
 
+    /// Whether NICs are foretold to reach the memory of all GPUs themselves. Absent: no RDMA, or nothing tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_direct: Option<GpuDirect>,
+
+    /// What the ranks of this attempt said after their start, beside the forecast. Absent: not all have spoken yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed: Option<FabricObservation>,
+
     /// The data pack or the administrator's profile that the settings come from. Absent: none fits the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
@@ -103,6 +128,42 @@ pub enum Transport {
     Plugin,
     /// TCP.
     TCP,
+}
+
+/// Whether NICs reach the memory of GPUs themselves (GPUDirect RDMA).
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GpuDirect {
+    /// For every rank.
+    Yes,
+    /// Not for every rank.
+    No,
+}
+
+/// The forecast beside what the ranks said after their start.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricObservation {
+    /// How the two compare.
+    pub verdict: ObservedVerdict,
+    /// What carries data between the nodes, or inside the one node, by the words of the ranks. Absent: they do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+    /// Forecast, and what was seen where; or why that cannot be judged, and how it could.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+}
+
+/// How forecast and observation compare.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ObservedVerdict {
+    /// As foretold, or better.
+    AsForecast,
+    /// The transport that was foretold, but through host memory somewhere.
+    Slower,
+    /// A lesser transport than was foretold.
+    OtherTransport,
+    /// The ranks do not say.
+    Unknown,
 }
 
 /// A resource that pods ask for.

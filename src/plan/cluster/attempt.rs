@@ -9,7 +9,9 @@
 use super::events::{self, EventDraft};
 use super::status::{self, Draft};
 use super::view::{Phase, PodView};
-use super::{Action, Ending, Reconciliation, Snapshot, clock, delete_unfinished, end, fabric, failure, gang};
+use super::{
+    Action, Ending, Reconciliation, Snapshot, clock, delete_unfinished, end, fabric, failure, gang, transport,
+};
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
 use crate::planted;
@@ -86,6 +88,9 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
     let verdict = failure::judge(&attempt);
     if let failure::Verdict::Failed(failed) = &verdict {
         return after_failure(&attempt, failed);
+    }
+    if let Some(why) = transport::refused(snapshot.job).filter(|_| attempt.placed) {
+        return end(snapshot, now, Ending::failed(conditions::TRANSPORT_DIFFERS, why));
     }
     let mut result = if !attempt.placed { gather(&attempt) } else { follow(&attempt) };
     if let failure::Verdict::Look(at) = verdict {
@@ -244,6 +249,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
     let mut events = Vec::new();
     events.extend(degraded(attempt, placement, &mut draft));
+    events.extend(transport::tell(&attempt.snapshot, attempt.valid, &mut draft));
     if let Some(text) = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned()) {
         draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
     } else if running == desired {

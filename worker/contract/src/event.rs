@@ -82,11 +82,37 @@ pub struct Ready {
     pub address: String,
     /// How gradients travel.
     pub transport: Transport,
+    /// What carries data from this rank to others; every pair of ranks is joined by such links, over others where needed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
     /// Measured time of one all-reduce of all gradient buckets, milliseconds; 0 with a single rank.
     pub all_reduce_ms: f64,
     /// Steps done by the checkpoint that the training goes on from; absent where it begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<u64>,
+}
+
+/// What carries data from one rank to others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "by", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Link {
+    /// Memory that the ranks of a host share.
+    SharedMemory {
+        /// The others, as a list such as `1-3`.
+        ranks: String,
+    },
+    /// A TCP connection to the next rank of the ring.
+    Tcp {
+        /// That rank.
+        rank: u32,
+        /// This end, `ADDRESS:PORT`.
+        local: String,
+        /// The other end.
+        remote: String,
+        /// The interface by which the kernel sends there. Absent: it is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        interface: Option<String>,
+    },
 }
 
 /// Figures over an interval of steps. Times are means per optimizer step.

@@ -9,6 +9,7 @@ use super::{
     error::{Cause, CommError},
     host,
     hub::{Hub, RankZero},
+    links,
     local::LocalGroup,
     options::Options,
     pulse::Pulse,
@@ -27,7 +28,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use switchyard_worker_contract::config::Transport;
+use switchyard_worker_contract::{config::Transport, event::Link};
 
 /// What is needed to assemble a communicator.
 pub(super) struct Parts {
@@ -35,6 +36,7 @@ pub(super) struct Parts {
     /// One for each lane.
     pub engines: Vec<Engine>,
     pub transport: Transport,
+    pub links: Vec<Link>,
     pub local_address: String,
     /// Microseconds to rank 0's clock.
     pub clock_offset: i64,
@@ -80,9 +82,10 @@ pub(super) fn join(
         let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
         let paths = roster.paths(identity.rank, plan.lanes(), config.transport)?;
         let transport = paths.transport;
-        let (memory, engines) = connect_paths(&identity, &roster, paths, listeners, (plan, zero), deadline, shared)?;
+        let (memory, engines, links) =
+            connect_paths(&identity, &roster, paths, listeners, (plan, zero), deadline, shared)?;
         let (local_address, clock_offset) = (local.to_string(), shared.wait_clock_offset()?);
-        Ok(Parts { memory, engines, transport, local_address, clock_offset })
+        Ok(Parts { memory, engines, transport, links, local_address, clock_offset })
     };
     set_up().inspect_err(|error| {
         if error.cause().is_none() && !matches!(error, CommError::Missing { .. }) {
@@ -210,12 +213,13 @@ fn connect_paths(
     (plan, zero): (&Plan<'_>, IpAddr),
     deadline: Instant,
     shared: &Arc<Shared>,
-) -> Result<(Arc<Memory>, Vec<Engine>), CommError> {
+) -> Result<(Arc<Memory>, Vec<Engine>, Vec<Link>), CommError> {
     // The roster may have come at the last moment.
     let deadline = deadline.max(Instant::now() + Duration::from_secs(10));
     let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
     let lanes = plan.lanes();
     let mut engines: Vec<Engine> = (0..lanes).map(|_| Engine { local: None, ring: None }).collect();
+    let mut links: Vec<Link> = links::shared_memory(&paths.local, identity.rank).into_iter().collect();
     let memory = if paths.local.len() > 1 {
         let unix = listeners.unix.as_ref().ok_or_else(|| CommError::protocol("this rank", "no unix listener"))?;
         let members = (paths.local.as_slice(), roster);
@@ -245,6 +249,7 @@ fn connect_paths(
             address.set_ip(zero);
         }
         let pairs = connect_ring(identity, (ranks, lanes), listener, address, deadline, shared)?;
+        links.extend(pairs.first().and_then(|(outgoing, _)| links::tcp(right, outgoing)));
         for (engine, pair) in engines.iter_mut().zip(pairs) {
             for connection in [&pair.0, &pair.1] {
                 let connection = Arc::clone(connection);
@@ -256,7 +261,7 @@ fn connect_paths(
             engine.ring = Some(Ring::new(pair, circle, plan.options, policy));
         }
     }
-    Ok((Arc::new(memory), engines))
+    Ok((Arc::new(memory), engines, links))
 }
 
 /// An error with its sources on one line.

@@ -28,6 +28,7 @@ mod host;
 mod hub;
 mod join;
 mod kernels;
+mod links;
 mod local;
 mod options;
 mod pulse;

@@ -104,6 +104,7 @@ impl<W: Write> Run<'_, W> {
             kernel: blueprint.kernel(),
             address: communicator.local_address().to_string(),
             transport: communicator.transport(),
+            links: communicator.links().to_vec(),
             all_reduce_ms,
             resumed_step: self.trainer.resumed_step(),
         };
