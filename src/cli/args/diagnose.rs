@@ -26,9 +26,22 @@ pub(in crate::cli) struct ConvertArgs {
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct DoctorArgs {
-    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input.
-    #[arg(value_name = "LOG", required = true)]
+    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input. Or the name of a TrainJob in the
+    /// cluster of the kubeconfig, whose pods' logs are read.
+    #[arg(value_name = "LOG|JOB", required = true)]
     pub logs: Vec<PathBuf>,
+
+    /// Namespace of the TrainJob.
+    #[arg(short, long, default_value = "default")]
+    pub namespace: String,
+
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig. Default: the current one.
+    #[arg(long)]
+    pub context: Option<String>,
 }
 
 /// Exit codes of `lint`, for `--help`.
