@@ -35,6 +35,8 @@ pub const FABRIC_NOT_READY: &str = "FabricNotReady";
 pub const TRANSPORT_DIFFERS: &str = "TransportDiffers";
 /// Reason of [`FABRIC_READY`]: the ranks say that their data goes as was foretold.
 pub const AS_FORECAST: &str = "AsForecast";
+/// Reason of [`FABRIC_READY`]: the ranks measured less bandwidth than the job asks for.
+pub const SLOW_FABRIC: &str = "SlowFabric";
 /// Reason of [`PLACED`] between two attempts.
 pub const RESTARTING: &str = "Restarting";
 /// Reason of [`FAILED`]: preempted more often than allowed.

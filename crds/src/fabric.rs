@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the processes of a job on GPUs reach each other.
-#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.onFallback) || self.onFallback == 'Report' || (has(self.mode) && self.mode == 'Required')")
     .message("onFallback: Fail needs mode: Required; the other modes take TCP where nothing better is there"))]
@@ -49,13 +49,21 @@ pub enum FabricMode {
 }
 
 /// Checks before anything starts.
-#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.minBusBandwidth) || !has(self.mode) || self.mode != 'None'")
+    .message("minBusBandwidth is a check: mode must be Report or Enforce").field_path(".minBusBandwidth"))]
 pub struct PreflightPolicy {
     /// `Report` (default): what is found is written to the status. `Enforce`: a finding that blocks keeps the job from starting.
     /// `None`: nothing is checked.
     #[serde(default)]
     pub mode: PreflightMode,
+
+    /// Bandwidth that the ranks measure before the first step, bytes per second such as `40G`: what an all-reduce over all of them has to
+    /// achieve (bus bandwidth as NCCL's tests define it). With less the job is told, or with `Enforce` fails. Only with
+    /// `trainer.framework: Switchyard`, whose worker measures the way that the engine takes. Default: nothing is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_bus_bandwidth: Option<Quantity>,
 }
 
 /// What findings of the preflight do.
@@ -95,6 +103,10 @@ pub struct FabricStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub profile: Option<String>,
+
+    /// What the ranks measured before the first step; with `preflight.minBusBandwidth` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<FabricMeasurement>,
 
     /// Resources that each pod asks for so that it can reach the fabric, beside what the job asks for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -151,6 +163,28 @@ pub struct FabricObservation {
     /// Forecast, and what was seen where; or why that cannot be judged, and how it could.
     #[schemars(length(max = 1024))]
     pub message: String,
+}
+
+/// What the ranks measured before the first step.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricMeasurement {
+    /// Whether it is enough.
+    pub verdict: MeasuredVerdict,
+    /// Bus bandwidth of an all-reduce over all ranks, bytes per second.
+    pub bus_bandwidth: Quantity,
+    /// The figures with what was asked for and what was predicted; slow links by node, GPU, NIC and address.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+}
+
+/// Whether what was measured is enough.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MeasuredVerdict {
+    /// It is.
+    Passed,
+    /// It is not.
+    Failed,
 }
 
 /// How forecast and observation compare.

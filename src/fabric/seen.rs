@@ -6,13 +6,13 @@
 //! adds its provider: `NET/OFI Selected Provider is efa`.
 
 use std::collections::BTreeMap;
-use switchyard_worker_contract::event::{Event, Link};
+use switchyard_worker_contract::event::{Event, Link, Measured};
 
 /// Characters of a quoted line.
 const QUOTED: usize = 120;
 
 /// What the log of one node says so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seen {
     /// Networks that NCCL says it uses.
     pub networks: Vec<String>,
@@ -20,6 +20,8 @@ pub struct Seen {
     pub ways: BTreeMap<Way, String>,
     /// Providers of libfabric.
     pub providers: Vec<String>,
+    /// What our own ranks measured.
+    pub measured: Option<Measured>,
     /// Whether all is said that will be.
     pub is_complete: bool,
 }
@@ -49,9 +51,14 @@ impl Seen {
         let (mut ready, mut finished) = (0, false);
         for line in log.lines() {
             if line.starts_with('{') {
-                if let Ok(Event::Ready(event)) = serde_json::from_str(line) {
-                    ready += 1;
-                    event.links.iter().for_each(|link| seen.link(event.rank, link));
+                match serde_json::from_str(line) {
+                    Ok(Event::Ready(event)) => {
+                        ready += 1;
+                        event.links.iter().for_each(|link| seen.link(event.rank, link));
+                    }
+                    // Before the ranks are ready.
+                    Ok(Event::Measured(measured)) => seen.measured = Some(measured),
+                    _ => {}
                 }
             } else if let Some((_, said)) = line.split_once("NCCL INFO ") {
                 seen.nccl(said.trim_end());

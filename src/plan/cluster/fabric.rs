@@ -117,8 +117,17 @@ pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Op
     let summary = summary(transport, forecast.as_ref(), placement);
     let gpu_direct = forecast.as_ref().filter(|_| transport == Some(Transport::RDMA)).and_then(gpu_direct);
     let profile = profile.map(|profile| profile.name.clone());
-    let status =
-        FabricStatus { transport, summary, gpu_direct, observed: None, profile, decisions, preflight, ..before };
+    let status = FabricStatus {
+        transport,
+        summary,
+        gpu_direct,
+        observed: None,
+        measured: None,
+        profile,
+        decisions,
+        preflight,
+        ..before
+    };
     Ok(Some(Decided { status, forecast }))
 }
 

@@ -1,7 +1,8 @@
 //! A TrainJob that really trains: the pods' commands run as processes, the figures come from their log.
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
+use switchyard_crds::{MeasuredVerdict, ObservedVerdict, TrainJob, Transport};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Policy, Scene as Folder, condition_of,
     start_controller, template_on, worker_folder,
@@ -19,11 +20,12 @@ async fn two_pods_train_a_model() -> Result<()> {
     let own = ControllerOptions { namespace: Some(namespace.clone()), ..ControllerOptions::default() };
     let _controller = start_controller(plane, &namespace, &own)?;
     let jobs = Jobs::new(plane.client().await?, &namespace);
-    let job = |name: &str, path: &str, steps: u32| {
+    let job = |name: &str, path: &str, steps: u32, preflight: Value| {
         json!({
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
             "spec": {
                 "trainer": {"numNodes": 2, "cpuThreads": 1, "resourcesPerNode": {"limits": {"cpu": "1"}}},
+                "fabric": {"preflight": preflight},
                 "template": template_on(&kubelet.nodes()),
                 "engine": {
                     "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 32, "heads": 2, "contextLength": 32}},
@@ -33,25 +35,44 @@ async fn two_pods_train_a_model() -> Result<()> {
         })
     };
     // Long enough for the log to be read on the way.
-    jobs.create(job("gpt", &folder.join("data").display().to_string(), 30000)).await?;
+    jobs.create(job("gpt", &folder.join("data").display().to_string(), 30000, json!({"minBusBandwidth": "1k"})))
+        .await?;
     let seen = jobs.wait("gpt", "training with figures", |job| {
         job.status.as_ref().and_then(|status| status.trainer_status.as_ref()).is_some_and(|figures| figures.step > 0)
     });
     let figures = seen.await?.status.unwrap().trainer_status.unwrap();
     assert!(figures.total_steps == 30000 && figures.loss.is_some(), "{figures:?}");
+    // What carries the data, and how well, by the words of the ranks.
+    let told = |job: &TrainJob| {
+        let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref());
+        fabric.is_some_and(|fabric| fabric.observed.is_some() && fabric.measured.is_some())
+    };
+    let fabric = jobs.wait("gpt", "what the ranks say of their links", told).await?.status.unwrap().fabric.unwrap();
+    let (seen, measured) = (fabric.observed.unwrap(), fabric.measured.unwrap());
+    assert_eq!((seen.verdict, seen.transport), (ObservedVerdict::AsForecast, Some(Transport::TCP)), "{seen:?}");
+    assert!(seen.message.contains("TCP by lo from 127.77."), "{seen:?}");
+    assert!(measured.verdict == MeasuredVerdict::Passed && measured.message.contains("over 2 ranks"), "{measured:?}");
     jobs.patch("gpt", json!({"spec": {"suspend": true}})).await?;
     jobs.wait_pods("gone", |pods| pods.is_empty()).await?;
     jobs.api().delete("gpt", &Default::default()).await?;
-    jobs.create(job("short", &folder.join("data").display().to_string(), 40)).await?;
+    jobs.create(job("short", &folder.join("data").display().to_string(), 40, json!({}))).await?;
     let done = jobs.wait_stage("short", "Complete").await?;
     let figures = done.status.unwrap().trainer_status.unwrap();
     assert_eq!((figures.step, figures.progress_percentage), (40, 100));
     let model = kubelet.pod_folder(&namespace, "short-1-0").unwrap().join("volumes/switchyard-run/model.safetensors");
     assert!(model.is_file(), "{}", model.display());
     // The root cause of a failure reaches the status through the termination message.
-    jobs.create(job("nothing", "/no/such/data", 40)).await?;
+    jobs.create(job("nothing", "/no/such/data", 40, json!({}))).await?;
     let failed = jobs.wait_stage("nothing", "Failed").await?;
     let condition = condition_of(&failed, "Failed").unwrap();
     assert!(condition.reason == "PermanentFailure" && condition.message.contains("/no/such/data"), "{condition:?}");
+    // More than any network has: the ranks measure it and do not start.
+    let most = json!({"mode": "Enforce", "minBusBandwidth": "1000T"});
+    jobs.create(job("slow", &folder.join("data").display().to_string(), 40, most)).await?;
+    let failed = jobs.wait_stage("slow", "Failed").await?;
+    let condition = condition_of(&failed, "Failed").unwrap();
+    let says = ["minBusBandwidth: got", "expected 1000000.000 GB/s", "rank 0 to rank 1"];
+    assert!(says.iter().all(|words| condition.message.contains(words)), "{condition:?}");
+    assert_eq!(condition.reason, "PermanentFailure");
     Ok(())
 }

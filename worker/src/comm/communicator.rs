@@ -8,6 +8,7 @@ use super::{
     host,
     join::{Parts, Plan, join, spawn},
     options::Options,
+    probe::Probed,
     shm::{Mapping, Memory},
     state::{Request, Shared},
     timing::Timing,
@@ -36,6 +37,7 @@ pub struct Communicator {
     clock_offset: i64,
     transport: Transport,
     links: Vec<Link>,
+    probed: Option<Probed>,
     local_address: String,
     host: String,
     agreements: u32,
@@ -104,7 +106,8 @@ impl Communicator {
             let memory = Arc::new(Memory::Private(Mapping::anonymous(arena * 4)?));
             let engines = (0..lanes).map(|_| Engine { local: None, ring: None }).collect();
             let (transport, local_address) = (Transport::None, config.rendezvous.clone());
-            let parts = Parts { memory, engines, transport, links: Vec::new(), local_address, clock_offset: 0 };
+            let parts =
+                Parts { memory, engines, transport, links: Vec::new(), probed: None, local_address, clock_offset: 0 };
             return Communicator::assemble(threads, parts, buckets);
         }
         let result = join(config, &plan, &shared, &mut threads.control);
@@ -125,7 +128,7 @@ impl Communicator {
     }
 
     fn assemble(mut threads: Threads, parts: Parts, buckets: Vec<(usize, usize)>) -> Result<Communicator, CommError> {
-        let Parts { memory, engines, transport, links, local_address, clock_offset } = parts;
+        let Parts { memory, engines, transport, links, probed, local_address, clock_offset } = parts;
         let shared = Arc::clone(&threads.shared);
         let mut lanes = Vec::with_capacity(engines.len());
         for (lane, engine) in engines.into_iter().enumerate() {
@@ -157,6 +160,7 @@ impl Communicator {
             clock_offset,
             transport,
             links,
+            probed,
             local_address,
             host,
             agreements: 0,
@@ -181,6 +185,11 @@ impl Communicator {
     /// What carries data from this rank to others.
     pub fn links(&self) -> &[Link] {
         &self.links
+    }
+
+    /// The rate of the connection from the rank before this one in the ring; `None`: not measured, or this rank is not in the ring.
+    pub fn probed(&self) -> Option<Probed> {
+        self.probed
     }
 
     /// Local address of the control connection; on rank 0 the rendezvous address.

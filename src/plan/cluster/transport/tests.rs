@@ -4,7 +4,8 @@ use super::super::fabric::tests::{condition, world};
 use super::super::tests::World;
 use crate::fabric::Seen;
 use serde_json::{Value, json};
-use switchyard_crds::{ObservedVerdict, Transport, conditions};
+use switchyard_crds::{MeasuredVerdict, ObservedVerdict, Transport, conditions};
+use switchyard_worker_contract::event::{Measured, MeasuredLink};
 
 const IB: &str = "n:1:1 [0] NCCL INFO Using network IB\nn:1:1 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0\n\
                   n:1:1 [0] NCCL INFO Connected all rings\n";
@@ -64,4 +65,30 @@ fn silence_is_no_verdict_about_the_fabric() {
     assert!(state == "True" && !message.contains("NCCL_DEBUG"), "{state} {message}");
     world.step();
     assert!(world.job.status.as_ref().unwrap().condition(conditions::FAILED).is_none());
+}
+
+#[test]
+fn slow_links_are_named_by_node_and_devices() {
+    let mut world = world(json!({"fabric": {"mode": "Auto"}}), "Active");
+    world.run();
+    let link = |from, to, bytes_per_second| MeasuredLink { from, to, bytes_per_second };
+    let links = vec![link(1, 2, 1e8), link(3, 0, 2e9)];
+    let found = Measured::new(4, 16 << 20, 0.1, 1e9, links);
+    world.seen.insert(0, Seen { measured: Some(found), ..Seen::default() });
+    let done = world.step();
+    let measured = world.job.status.as_ref().unwrap().fabric.as_ref().unwrap().measured.clone().unwrap();
+    assert_eq!(measured.verdict, MeasuredVerdict::Failed);
+    for words in [
+        "0.252 GB/s in an all-reduce over 4 ranks, 1.000 GB/s asked for",
+        "; 0.100 GB/s from rank 1 on n0, GPU GPU-0-1",
+        "to rank 2 on n1, GPU GPU-1-0",
+    ] {
+        assert!(measured.message.contains(words), "{words}: {}", measured.message);
+    }
+    assert!(!measured.message.contains("2.000"), "{}", measured.message);
+    assert_eq!(measured.bus_bandwidth.0, "251658k");
+    assert!(done.events.iter().any(|event| event.reason == "SlowFabric"), "{:?}", done.events);
+    let (state, _) = condition(&world, conditions::FABRIC_READY);
+    assert_eq!(state, "True", "it is only reported");
+    assert!(world.step().status.is_none(), "once");
 }
