@@ -12,6 +12,8 @@ mod known;
 mod line;
 mod matcher;
 #[cfg(test)]
+mod samples;
+#[cfg(test)]
 mod tests;
 mod time;
 mod verdict;
