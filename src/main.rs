@@ -2,12 +2,17 @@
 
 #![forbid(unsafe_code)]
 
-use clap::Parser;
 use std::process::ExitCode;
 use switchyard::cli::{self, Cli};
 
+/// What `--version` tells. `cargo xtask` says which commit is built; only this file is compiled anew for another one.
+const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_as(VERSION);
     cli.apply_color();
     ExitCode::from(cli::execute(cli).code())
 }

@@ -1,13 +1,17 @@
 //! Arguments.
 
+mod cluster;
 mod diagnose;
+mod live;
 mod topo;
 
+pub(super) use cluster::{ClusterArgs, ExplainArgs, PreflightArgs, SnapshotArgs, WhatifArgs};
 pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
+pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
 use crate::plan::cluster::levels::DomainLevel;
-use clap::{Args, ColorChoice, Parser, Subcommand, ValueEnum};
+use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_service::telemetry;
@@ -40,9 +44,26 @@ pub struct Cli {
     /// Print the reason of each decision too.
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
+
+    /// Version of this program, and of which commit it is.
+    #[arg(skip = env!("CARGO_PKG_VERSION"))]
+    pub(super) version: &'static str,
 }
 
 impl Cli {
+    /// The arguments of this process. `version` is what the program calls its version. Usage, help and errors call the program as it
+    /// was called: as a plugin, `kubectl switchyard`. Ends the process where they are no arguments of ours, or ask for help.
+    pub fn parse_as(version: &'static str) -> Cli {
+        let called = std::env::args_os().next().map(PathBuf::from);
+        let plugin = called.as_deref().and_then(|path| path.file_name()?.to_str()?.strip_prefix("kubectl-"));
+        let command = Cli::command().version(version);
+        let command = match plugin {
+            Some(plugin) => command.bin_name(format!("kubectl {plugin}")),
+            None => command,
+        };
+        Cli { version, ..Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit()) }
+    }
+
     /// Applies `--color` to everything that is printed.
     pub fn apply_color(&self) {
         let choice = match self.color {
@@ -95,6 +116,14 @@ pub(super) enum Command {
     Preflight(PreflightArgs),
     /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first cause, and what followed from it.
     Doctor(DoctorArgs),
+    /// Show where jobs are in a cluster: stage, nodes, progress, what they wait for; with --watch for as long as they run.
+    #[command(after_long_help = exit_codes())]
+    Status(StatusArgs),
+    /// Print what the ranks of a job say in a cluster.
+    Logs(LogsArgs),
+    /// Collect in one archive what is needed to understand a fault of a cluster: objects, events, logs. No Secret is read, and no value of
+    /// an environment variable is kept.
+    SupportBundle(BundleArgs),
     /// Look at the checkpoints of a job: list them, verify them, export the model.
     #[command(subcommand, after_long_help = exit_codes())]
     Checkpoint(CheckpointCommand),
@@ -104,8 +133,51 @@ pub(super) enum Command {
     Crd,
     /// Explain why a job is where it is or why it waits; or an error code, such as SY0003.
     Explain(ExplainArgs),
+    /// Print the script that completes command lines in a shell; `kubectl`: the program that kubectl asks.
+    Completions(CompletionsArgs),
+    /// Write manual pages, one per command, into a folder.
+    Man(ManArgs),
+    /// What kubectl asks through `completions kubectl`.
+    #[command(name = "__complete", hide = true, disable_help_flag = true)]
+    Complete(CompleteArgs),
     /// Print the version.
     Version,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub(super) struct CompletionsArgs {
+    /// Which shell.
+    #[arg(value_enum)]
+    pub shell: CompletionShell,
+}
+
+/// What completes command lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum CompletionShell {
+    /// To be evaluated by bash.
+    Bash,
+    /// To be evaluated by zsh.
+    Zsh,
+    /// To be evaluated by fish.
+    Fish,
+    /// A program to be put on the PATH as `kubectl_complete-switchyard`.
+    Kubectl,
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+pub(super) struct ManArgs {
+    /// The folder; it is made if it is not there.
+    pub folder: PathBuf,
+}
+
+/// Arguments of the hidden `__complete`.
+#[derive(Debug, Args)]
+pub(super) struct CompleteArgs {
+    /// The words of the command line so far; the last one is completed.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
 }
 
 /// Arguments of `run`.
@@ -124,10 +196,11 @@ pub(super) struct RunArgs {
 }
 
 /// Arguments of `report`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct ReportArgs {
-    /// Directory of a run, as `switchyard run` leaves it.
-    pub run_dir: PathBuf,
+    /// Directory of a run, as `switchyard run` leaves it, or the name of a TrainJob in a cluster.
+    #[arg(value_name = "RUN_DIR|JOB")]
+    pub subject: PathBuf,
 
     /// Write the page to this file instead of RUN_DIR/report.html; RUN_DIR is then left as it is.
     #[arg(long, value_name = "FILE")]
@@ -136,6 +209,10 @@ pub(super) struct ReportArgs {
     /// A run of the same job with synthetic data: whether input is the limit is then measured.
     #[arg(long, value_name = "RUN_DIR")]
     pub synthetic: Option<PathBuf>,
+
+    /// Where the job is.
+    #[command(flatten)]
+    pub connection: ConnectionArgs,
 }
 
 /// Arguments of `plan`.
@@ -155,101 +232,6 @@ pub(super) struct PlanArgs {
     /// Show every setting of the fabric, with its reason, in place of the place.
     #[arg(long)]
     pub fabric: bool,
-
-    /// Where a cluster is looked at.
-    #[command(flatten)]
-    pub place: ClusterArgs,
-}
-
-/// Arguments of `preflight`.
-#[derive(Debug, Args)]
-pub(super) struct PreflightArgs {
-    /// Manifest of a TrainJob; `-` reads standard input.
-    pub file: PathBuf,
-
-    /// Look at the cluster of the kubeconfig. This is the default without --snapshot.
-    #[arg(long, conflicts_with = "snapshot")]
-    pub cluster: bool,
-
-    /// Where a cluster is looked at.
-    #[command(flatten)]
-    pub place: ClusterArgs,
-}
-
-/// Which cluster is looked at, and how.
-#[derive(Debug, Clone, Args)]
-pub(super) struct ClusterArgs {
-    /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of kubectl; `-` reads standard input.
-    #[arg(long, value_name = "FILE")]
-    pub snapshot: Option<PathBuf>,
-
-    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config.
-    #[arg(long, value_name = "FILE", conflicts_with = "snapshot")]
-    pub kubeconfig: Option<PathBuf>,
-
-    /// Context of the kubeconfig. Default: the current one.
-    #[arg(long, conflicts_with = "snapshot")]
-    pub context: Option<String>,
-
-    /// The administrator's profile of the fabric, as for the controller.
-    #[arg(long, value_name = "FILE")]
-    pub fabric_profile: Option<PathBuf>,
-
-    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else those that the controller knows.
-    #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
-    pub domains: Vec<DomainLevel>,
-}
-
-/// Arguments of `explain`.
-#[derive(Debug, Args)]
-pub(super) struct ExplainArgs {
-    /// Name of a TrainJob, or an error code.
-    #[arg(value_name = "JOB|CODE")]
-    pub subject: String,
-
-    /// Namespace of the TrainJob.
-    #[arg(short, long, default_value = "default")]
-    pub namespace: String,
-
-    /// Every setting of the fabric, with its reason, in place of the place.
-    #[arg(long)]
-    pub fabric: bool,
-
-    /// Where a cluster is looked at.
-    #[command(flatten)]
-    pub place: ClusterArgs,
-}
-
-/// Arguments of `snapshot`.
-#[derive(Debug, Args)]
-pub(super) struct SnapshotArgs {
-    /// Where a cluster is looked at.
-    #[command(flatten)]
-    pub place: ClusterArgs,
-}
-
-/// Arguments of `whatif`.
-#[derive(Debug, Args)]
-pub(super) struct WhatifArgs {
-    /// Manifests of TrainJobs that are not in the cluster: where would they go, before and after the change? Without one: the jobs that
-    /// wait, and those that the change moves.
-    pub files: Vec<PathBuf>,
-
-    /// This node is drained. May be repeated.
-    #[arg(long, value_name = "NODE")]
-    pub drain: Vec<String>,
-
-    /// This job runs as well. May be repeated.
-    #[arg(long, value_name = "FILE")]
-    pub add: Vec<PathBuf>,
-
-    /// One domain of this level has to contain the job.
-    #[arg(long, value_name = "KEY")]
-    pub require: Option<String>,
-
-    /// The NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC (NODE/NIC) fail; GPUs by their index. May be repeated.
-    #[arg(long, value_name = "NODE/DEVICE")]
-    pub lose_link: Vec<String>,
 
     /// Where a cluster is looked at.
     #[command(flatten)]

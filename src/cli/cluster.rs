@@ -3,7 +3,7 @@
 use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs};
 use super::controller::levels;
 use super::run::{CLI_VERSION, json_line};
-use super::{fabric, manifest, print, print_yaml, refuse, verdict};
+use super::{fabric, live, manifest, print, print_yaml, refuse, verdict};
 use crate::controller::offline::{Cluster, Earlier, Verdict};
 use crate::controller::snapshot;
 use crate::fabric::profile::Profile;
@@ -14,9 +14,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::Arc;
 use switchyard_crds::TrainJob;
-use switchyard_service::{Connection, client, connect};
+use switchyard_service::Connection;
 use switchyard_worker_contract::exit::Exit;
 
 /// Largest file that is read as a snapshot: 10,000 nodes with their reports have about 150 MB.
@@ -44,19 +43,26 @@ pub(super) struct SnapshotFile {
     fabric_profile: Option<Profile>,
 }
 
+impl SnapshotFile {
+    /// Objects of a running cluster.
+    pub(super) fn taken(items: Vec<Value>, at: Timestamp) -> SnapshotFile {
+        SnapshotFile {
+            api_version: CLI_VERSION.into(),
+            kind: "ClusterSnapshot".into(),
+            taken_at: Some(at),
+            domains: Vec::new(),
+            metadata: Value::Null,
+            items,
+            fabric_profile: None,
+        }
+    }
+}
+
 /// Reads a file, or lists a running cluster.
 pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
     let mut file = match &args.snapshot {
         Some(path) => read_file(path).map_err(|error| (error, Exit::Usage))?,
-        None => SnapshotFile {
-            api_version: CLI_VERSION.into(),
-            kind: "ClusterSnapshot".into(),
-            taken_at: Some(Timestamp::now()),
-            domains: Vec::new(),
-            metadata: Value::Null,
-            items: list(args, None)?,
-            fabric_profile: None,
-        },
+        None => SnapshotFile::taken(list(args, None)?, Timestamp::now()),
     };
     let profile = args.fabric_profile.as_deref().map(fabric::profile).transpose();
     file.fabric_profile = profile.map_err(|error| (error, Exit::Usage))?;
@@ -85,12 +91,9 @@ pub(super) fn read_file(path: &Path) -> Result<SnapshotFile, String> {
 
 /// Lists the running cluster of the kubeconfig; of one node only its report, where there is one.
 pub(super) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<Vec<Value>, (String, Exit)> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| (format!("cannot start: {error}"), Exit::Unexpected))?;
-    runtime.block_on(async {
+    live::wait_for(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let config = connect(&connection).await.map_err(|error| (error, Exit::Usage))?;
-        let client = client(config, "switchyard", Arc::new(|_, _, _| {})).map_err(|error| (error, Exit::Usage))?;
+        let (client, _) = live::open(&connection).await?;
         let items = match node {
             Some(node) => snapshot::report(&client, node).await,
             None => snapshot::take(&client).await,

@@ -1,12 +1,10 @@
 //! `switchyard doctor`: reads logs and says what was first, what followed, and what to look at.
 
-mod job;
-
 use super::args::{Cli, DoctorArgs, Output};
 use super::run::json_line;
 use super::topo::text::Screen;
 use super::units::{binary, counted, duration, grouped};
-use super::{machine, print, print_yaml, refuse};
+use super::{live, machine, print, print_yaml, refuse};
 use crate::doctor::gang::Gang;
 use crate::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -53,8 +51,8 @@ const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads logs and explains them.
 pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Exit {
-    let found = match job::name(args) {
-        Some(name) => job::read(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang))),
+    let found = match live::name_in(args) {
+        Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang))),
         None => read_all(cli, &args.logs).map(|diagnosis| (diagnosis, None)),
     };
     let (diagnosis, gang) = match found {
@@ -273,8 +271,8 @@ fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, width: usize) -> String {
         text.push_str(&format!("; {} not UTF-8", counted(read.not_utf8, "line")));
     }
     screen.paragraph("read", &text);
-    if let Some(unread) = gang.and_then(job::unread) {
-        screen.paragraph("unread", &unread);
+    if let Some((gang, first)) = gang.and_then(|gang| Some((gang, gang.unread.first()?))) {
+        screen.paragraph("unread", &format!("{}; {first}", counted(gang.unread.len() as u64, "log")));
     }
     screen.into_text()
 }

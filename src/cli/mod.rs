@@ -5,6 +5,7 @@
 mod args;
 mod checkpoint;
 mod cluster;
+mod completions;
 mod controller;
 mod convert;
 mod doctor;
@@ -14,6 +15,7 @@ mod explain;
 mod fabric;
 mod import;
 mod lint;
+mod live;
 mod machine;
 mod manifest;
 mod preflight;
@@ -44,7 +46,10 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Plan(args) => run::plan(&cli, args),
         Command::Whatif(args) => whatif::whatif(&cli, args),
         Command::Snapshot(args) => cluster::snapshot(&cli, args),
-        Command::Report(args) => report::report(&cli, args),
+        Command::Report(args) => report::of_either(&cli, args),
+        Command::Status(args) => live::status(&cli, args),
+        Command::Logs(args) => live::logs(&cli, args),
+        Command::SupportBundle(args) => live::bundle(&cli, args),
         Command::Lint(args) => lint::lint(&cli, args),
         Command::Convert(args) => convert::convert(&cli, args),
         Command::Preflight(args) => preflight::preflight(&cli, args),
@@ -54,8 +59,11 @@ pub fn execute(cli: Cli) -> Exit {
         Command::Controller(args) => controller::controller(args),
         Command::Crd => crd(),
         Command::Explain(args) => explain::explain(&cli, args),
+        Command::Completions(args) => completions::script(args.shell),
+        Command::Man(args) => completions::man(&args.folder),
+        Command::Complete(args) => completions::complete(&args.words),
         Command::Version => {
-            print(concat!("switchyard ", env!("CARGO_PKG_VERSION")));
+            print(&format!("switchyard {}", cli.version));
             Exit::Done
         }
     }

@@ -2,7 +2,7 @@
 
 use super::args::{Cli, Output, ReportArgs};
 use super::topo::text::Screen;
-use super::{machine, print, print_yaml, refuse};
+use super::{live, machine, print, print_yaml, refuse};
 use crate::local::RunDir;
 use crate::report::{Document, Item, Record, Report, html};
 use crate::units::{self, three_digits};
@@ -21,9 +21,16 @@ const LONGEST_DOCUMENT: u64 = 8 << 20;
 /// Bytes of a line that are read; an event has less than 4 KiB.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Reports on a run.
+/// Reports on a run: that of a directory, else of a job in a cluster.
+pub(super) fn of_either(cli: &Cli, args: &ReportArgs) -> Exit {
+    // A name is no path: what has a separator, or is there, is meant as a directory.
+    let is_name = args.subject.components().count() == 1 && !args.subject.exists();
+    if is_name { live::report(cli, args) } else { report(cli, args) }
+}
+
+/// Reports on the run of a directory.
 pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
-    let made = make(&args.run_dir, args.synthetic.as_deref());
+    let made = make(&args.subject, args.synthetic.as_deref());
     let report = match made {
         Ok(report) => report,
         Err(error) => return refuse(&error, Exit::Usage),
@@ -32,7 +39,7 @@ pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
         Some(file) => std::fs::write(file, html(&report))
             .map(|()| file.display().to_string())
             .map_err(|error| format!("cannot write {}: {error}", file.display())),
-        None => write(&RunDir::existing(&args.run_dir), &report),
+        None => write(&RunDir::existing(&args.subject), &report),
     };
     let page = match page {
         Ok(page) => page,

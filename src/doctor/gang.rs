@@ -11,7 +11,9 @@ pub struct Gang {
     /// The job, with its status.
     pub job: TrainJob,
     /// Its pods.
-    pub facts: Vec<PodFacts>,
+    pub pods: Vec<PodFacts>,
+    /// Ranks of each, at least 1.
+    pub per_node: u32,
     /// Pods whose logs could not be read, and why.
     pub unread: Vec<String>,
 }
@@ -62,8 +64,8 @@ impl Gang {
     pub fn facts(&self, attempt: &Attempt) -> Vec<Fact> {
         let Some(first) = &attempt.first else { return Vec::new() };
         let status = self.job.status.as_ref();
-        let pods = || self.facts.iter().filter(|pod| attempt.attempt.is_none_or(|number| pod.attempt == number));
-        let per_node = self.per_node();
+        let pods = || self.pods.iter().filter(|pod| attempt.attempt.is_none_or(|number| pod.attempt == number));
+        let per_node = self.per_node.max(1);
         let pod = match first.rank {
             Some(rank) => pods().find(|pod| pod.node_rank == rank / per_node),
             None => pods().find(|pod| first.log.split(['/', '.']).any(|part| part == pod.name)),
@@ -84,12 +86,6 @@ impl Gang {
         let seen = fabric.observed.as_ref().filter(|seen| seen.verdict != ObservedVerdict::Unknown);
         facts.extend(seen.map(|seen| Fact { about: "seen", text: seen.message.clone() }));
         facts
-    }
-
-    /// Ranks of each pod.
-    fn per_node(&self) -> u32 {
-        let trainer = &self.job.spec.trainer;
-        trainer.num_proc_per_node.map_or(crate::plan::objects::gpus(&self.job).max(1), i32::unsigned_abs).max(1)
     }
 }
 
@@ -170,7 +166,7 @@ mod tests {
             node_rank,
             node: Some(format!("gpu-{}", node_rank + 1)),
         };
-        Gang { job: serde_json::from_value(job).unwrap(), facts: vec![pod(0), pod(1)], unread: Vec::new() }
+        Gang { job: serde_json::from_value(job).unwrap(), pods: vec![pod(0), pod(1)], per_node: 2, unread: Vec::new() }
     }
 
     fn facts(gang: &Gang, line: &str) -> Vec<String> {

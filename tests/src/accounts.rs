@@ -1,6 +1,7 @@
 //! Service accounts with the rights of the chart, or with some of them.
 
-use crate::{ControlPlane, root};
+use crate::ControlPlane;
+use crate::chart::{objects, render};
 use anyhow::{Result, ensure};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
@@ -9,13 +10,12 @@ use std::path::PathBuf;
 /// Namespace of the operator.
 pub const SYSTEM: &str = "switchyard-system";
 
-/// Every rule of the chart, one verb of one resource each.
+/// Every rule that the chart has for the controller, one verb of one resource each.
 ///
 /// # Errors
-/// The manifest cannot be read.
+/// The chart does not render.
 pub fn chart_rules() -> Result<Vec<PolicyRule>> {
-    let text = std::fs::read_to_string(root().join("charts/switchyard/manifests/rbac.yaml"))?;
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text)?;
+    let documents = objects(&render(&["--show-only", "templates/controller/rbac.yaml"])?)?;
     let mut all = Vec::new();
     for rule in documents.iter().filter_map(|document| document["rules"].as_array()).flatten() {
         let rule: PolicyRule = serde_json::from_value(rule.clone())?;

@@ -22,18 +22,14 @@ const NVML: &str = "nvml.so";
 /// Namespace of the agents.
 const SYSTEM: &str = "switchyard-system";
 
-/// A control plane with the manifests of the chart and an audit log, for agents.
+/// A control plane with the chart and an audit log, for agents.
 ///
 /// # Errors
-/// It does not start, or takes a manifest not.
+/// It does not start, or does not take the chart.
 pub fn agent_plane() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options { controller_manager: true, audit: true, ..Options::default() })?;
     plane.install_crds_now()?;
-    let manifests = root().join("charts/switchyard/manifests").display().to_string();
-    for arguments in [&["create", "namespace", SYSTEM][..], &["apply", "-f", &manifests]] {
-        let ended = plane.kubectl(arguments);
-        ensure!(ended.code == Some(0), "{}", ended.stderr);
-    }
+    plane.apply_chart()?;
     Ok(plane)
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, conditions};
 
 /// Time for anything to happen on a loaded machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How a controller is started.
 #[derive(Debug, Clone, Default)]

@@ -10,14 +10,17 @@
 mod accounts;
 mod agent;
 pub mod chaos;
+pub mod chart;
 mod control_plane;
 mod controller;
+pub mod drivers;
 pub mod faults;
 pub mod gpus;
 pub mod history;
 mod kubelet;
 mod leftovers;
 mod manifest;
+pub mod nodes;
 mod pages;
 pub mod placement;
 mod pod_resources;
@@ -29,7 +32,7 @@ mod scene;
 
 pub use accounts::{SYSTEM, account, chart_rules, role};
 pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token};
-pub use control_plane::{ControlPlane, Daemon, Options, Usage, programs_of};
+pub use control_plane::{ControlPlane, Daemon, Options, Reach, Usage, programs_of};
 pub use controller::*;
 pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};
 pub use leftovers::{Leftover, leftovers};

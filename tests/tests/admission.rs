@@ -1,4 +1,4 @@
-//! What a TrainJob may ask for, and what the controller may do: the manifests of the chart on a real API server, through kubectl.
+//! What a TrainJob may ask for, and what the controller may do: the policies and rights of the chart on a real API server, through kubectl.
 //!
 //! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new policy or a changed
 //! ConfigMap into account a moment later: a case is tried again until it ends as told, or a deadline has passed.
@@ -50,7 +50,7 @@ impl Case {
     }
 }
 
-/// A control plane with the manifests of the chart, and a namespace with the users of the cases.
+/// A control plane with the chart, and a namespace with the users of the cases.
 struct Scene {
     plane: ControlPlane,
     namespace: String,
@@ -62,9 +62,7 @@ impl Scene {
         plane.install_crds().await?;
         let namespace = plane.namespace("admission").await?;
         let scene = Scene { plane, namespace };
-        scene.must(&["create", "namespace", "switchyard-system"], "");
-        let manifests = root().join("charts/switchyard/manifests");
-        scene.must(&["apply", "-f", manifests.to_str().unwrap()], "");
+        scene.plane.apply_chart()?;
         let users = root().join("tests/tests/admission/users.yaml");
         scene.must(&["apply", "-n", &scene.namespace, "-f", users.to_str().unwrap()], "");
         Ok(scene)

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, page,
-    plain_job, programs, root, start_controller,
+    plain_job, programs, start_controller,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -202,8 +202,7 @@ async fn the_rights_of_the_chart_are_enough_for_the_life_of_a_job() -> Result<()
         assert_eq!(ended.code, Some(0), "kubectl {arguments:?}: {}", ended.stderr);
         ended.stdout
     };
-    must(&["create", "namespace", "switchyard-system"]);
-    must(&["apply", "-f", root().join("charts/switchyard/manifests").to_str().unwrap()]);
+    plane.apply_chart()?;
     let token = must(&["create", "token", "switchyard-controller", "-n", "switchyard-system"]);
     let admin = std::fs::read_to_string(plane.kubeconfig("admin"))?;
     let kubeconfig = plane.folder().join("chart.kubeconfig");

@@ -14,6 +14,8 @@ mod hostile;
 mod objects;
 #[path = "lifecycle/training.rs"]
 mod training;
+#[path = "lifecycle/watching.rs"]
+mod watching;
 
 use anyhow::Result;
 use kube::ResourceExt;

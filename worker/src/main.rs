@@ -4,6 +4,12 @@
 use std::process::ExitCode;
 use switchyard_worker::model::Registry;
 
+/// What `--version` tells. `cargo xtask` says which commit is built; only this file is compiled anew for another one.
+const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 fn main() -> ExitCode {
-    switchyard_worker::program::main(&Registry::new())
+    switchyard_worker::program::main_as(VERSION, &Registry::new())
 }

@@ -4,8 +4,10 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod chart;
 mod data;
 mod frameworks;
+mod images;
 mod programs;
 mod setup;
 mod steps;
@@ -50,11 +52,12 @@ enum Command {
     Chaos,
     /// Build programs of others that tests and benchmarks run, where they are missing; print `NAME=FOLDER` lines.
     Programs {
-        /// Which: etcd, kubernetes, training-operator.
+        /// Which: etcd, kubernetes, kubernetes-node, containerd, coredns, training-operator, helm; or only files: prometheus-operator,
+        /// kubeflow-trainer.
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// A control plane for developers, with nodes whose kubelet is ours.
+    /// A control plane for developers, with nodes whose kubelet is ours, or with real ones.
     Cluster {
         /// `up`, `down` or `status`, and options (`up --help`).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
@@ -66,7 +69,13 @@ enum Command {
         #[arg(value_enum)]
         what: data::What,
     },
-    /// Write the generated CRDs to crds/generated.
+    /// Build the images of the three programs, with nothing but this repository, a compiler and buildah; write them to target/images.
+    Images {
+        /// Instead: write the files of the images to this folder, one folder for each. The Dockerfile does this.
+        #[arg(long, value_name = "FOLDER")]
+        layout: Option<PathBuf>,
+    },
+    /// Write the generated CRDs to crds/generated, and what is generated of the chart.
     Gen,
     /// Measure, and write the result file to docs/results.
     Bench {
@@ -86,6 +95,7 @@ fn main() -> ExitCode {
         Command::Programs { names } => steps::programs(&names),
         Command::Cluster { arguments } => return steps::cluster(&arguments),
         Command::Data { what } => data::data(what).map(|path| println!("{}", path.display())),
+        Command::Images { layout } => images::images(layout.as_deref()),
         Command::Gen => steps::generate(),
         Command::Bench { what } => bench::bench(what),
     };

@@ -26,11 +26,21 @@ pub(crate) struct Family {
     programs: &'static [(&'static str, &'static str)],
     /// A folder of the module cache that is kept beside the programs: module, folder in it.
     data: Option<(&'static str, &'static str)>,
+    /// What its build has that the others' has not.
+    own: Own,
 }
 
+/// Build tags, and linker flags after those of all.
+struct Own {
+    tags: &'static str,
+    linker: &'static str,
+}
+
+const NOTHING: Own = Own { tags: "", linker: "" };
+
 /// Everything that can be built.
-pub(crate) const FAMILIES: [Family; 3] = [
-    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None },
+pub(crate) const FAMILIES: [Family; 9] = [
+    Family { name: "etcd", programs: &[("etcd", "go.etcd.io/etcd/server/v3")], data: None, own: NOTHING },
     Family {
         name: "kubernetes",
         programs: &[
@@ -40,11 +50,55 @@ pub(crate) const FAMILIES: [Family; 3] = [
             ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
         ],
         data: None,
+        own: NOTHING,
     },
+    // Apart from the control plane, which most tests need alone.
+    Family {
+        name: "kubernetes-node",
+        programs: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
+        data: None,
+        own: NOTHING,
+    },
+    Family {
+        name: "containerd",
+        programs: &[
+            ("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+            ("containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"),
+            ("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+        ],
+        data: None,
+        own: Own { tags: "no_btrfs,no_zfs", linker: " -X github.com/containerd/containerd/v2/version.Version=v2.1.4" },
+    },
+    Family { name: "coredns", programs: &[("coredns", "github.com/coredns/coredns")], data: None, own: NOTHING },
     Family {
         name: "training-operator",
         programs: &[("training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1")],
         data: Some(("github.com/kubeflow/training-operator", "manifests/base/crds")),
+        own: NOTHING,
+    },
+    Family {
+        name: "prometheus-operator",
+        programs: &[],
+        data: Some(("github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd")),
+        own: NOTHING,
+    },
+    Family {
+        name: "kubeflow-trainer",
+        programs: &[],
+        data: Some(("github.com/kubeflow/trainer/v2", "manifests/base/crds")),
+        own: NOTHING,
+    },
+    Family {
+        name: "helm",
+        programs: &[("helm", "helm.sh/helm/v3/cmd/helm")],
+        data: None,
+        // Its own version, and that of the cluster it imagines where it asks none.
+        own: Own {
+            tags: "",
+            linker: " -X helm.sh/helm/v3/internal/version.version=v3.21.4 \
+                 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=34 \
+                 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=34",
+        },
     },
 ];
 
@@ -79,10 +133,15 @@ impl Family {
         fs::create_dir_all(&partial)?;
         eprintln!("==> building {} once, for the tests, in {}", self.name, folder.display());
         let all = Instant::now();
-        quietly("downloading modules", Command::new(&go).args(["mod", "download"]).current_dir(&module))?;
+        let mut download = Command::new(&go);
+        download.args(["mod", "download"]);
+        // For its files alone, a module is fetched without what it depends on.
+        download.args(self.data.filter(|_| self.programs.is_empty()).map(|(of, _)| of));
+        quietly("downloading modules", download.current_dir(&module))?;
         for (program, package) in self.programs {
             let mut command = Command::new(&go);
-            command.args(["build", "-trimpath", "-ldflags", &flags(), "-o"]).arg(partial.join(program)).arg(package);
+            command.args(["build", "-trimpath", "-tags", self.own.tags, "-ldflags", &self.linker(), "-o"]);
+            command.arg(partial.join(program)).arg(package);
             quietly(program, command.current_dir(&module).env("CGO_ENABLED", "0"))?;
         }
         if let Some((of, path)) = self.data {
@@ -103,12 +162,20 @@ impl Family {
             let path = module.join(file);
             fs::read(&path).with_context(|| path.display().to_string())?.hash(&mut hasher);
         }
-        (flags(), self.programs).hash(&mut hasher);
+        (self.linker(), self.programs).hash(&mut hasher);
+        if !self.own.tags.is_empty() {
+            self.own.tags.hash(&mut hasher);
+        }
         Ok(hasher.finish())
+    }
+
+    /// Linker flags: no symbols, and the version that a program reports (without it, v0.0.0).
+    fn linker(&self) -> String {
+        format!("{}{}", flags(), self.own.linker)
     }
 }
 
-/// Linker flags: no symbols, and the version that a server reports (without it, v0.0.0).
+/// Linker flags of all.
 fn flags() -> String {
     let mut version = KUBERNETES.trim_start_matches('v').split('.');
     let (major, minor) = (version.next().unwrap_or_default(), version.next().unwrap_or_default());

@@ -25,26 +25,80 @@ pub(crate) fn components() -> Result<()> {
 /// # Errors
 /// apt is there and did not bring it: the tests could have had it.
 pub(crate) fn chromium() -> Result<bool> {
-    let runs = |program: &str, arguments: &[&str]| {
-        let status = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        status.is_ok_and(|status| status.success())
-    };
     if runs("chromium", &["--version"]) {
         return Ok(true);
     }
-    // Only root may install; others are told, and the test says that it looked at nothing.
-    let root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0");
-    if !root || !runs("apt-get", &["--version"]) {
+    // Others are told, and the test says that it looked at nothing.
+    if !may_install() {
         println!("==> chromium is not installed: the page of the report is checked as text only");
         return Ok(false);
     }
-    println!("==> installing chromium, in which the tests look at a report");
-    runs("apt-get", &["update"]);
-    if runs("apt-get", &["install", "--yes", "--no-install-recommends", "chromium"]) && runs("chromium", &["--version"])
-    {
-        return Ok(true);
+    install(&["chromium"], "in which the tests look at a report")?;
+    Ok(true)
+}
+
+/// buildah, which makes images without a daemon.
+///
+/// # Errors
+/// It is not there and cannot be installed.
+pub(crate) fn buildah() -> Result<()> {
+    tools(&[("buildah", "buildah")], "to make images")
+}
+
+/// What real nodes need of the distribution: a program, and the package of Debian that brings it.
+const NODE_TOOLS: [(&str, &str); 7] = [
+    ("runc", "runc"),
+    ("/usr/lib/cni/ptp", "containernetworking-plugins"),
+    ("iptables", "iptables"),
+    ("ip", "iproute2"),
+    ("busybox", "busybox"),
+    ("buildah", "buildah"),
+    ("unshare", "util-linux"),
+];
+
+/// The tools of real nodes. Installed by apt where apt is and may.
+///
+/// # Errors
+/// One is missing and cannot be installed.
+pub(crate) fn node_tools() -> Result<()> {
+    tools(&NODE_TOOLS, "for real nodes")
+}
+
+/// Programs with the packages that bring them; installed by apt where apt is and may.
+fn tools(wanted: &[(&str, &'static str)], what_for: &str) -> Result<()> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |program: &str| std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());
+    let missing: Vec<&str> =
+        wanted.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
     }
-    anyhow::bail!("apt-get cannot install chromium: install it by hand, or take apt-get from the PATH to go without")
+    if !may_install() {
+        anyhow::bail!("missing {what_for}: the packages {} (names of Debian)", missing.join(", "));
+    }
+    install(&missing, what_for)
+}
+
+fn runs(program: &str, arguments: &[&str]) -> bool {
+    let status = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Only root may install, and only where apt is.
+fn may_install() -> bool {
+    let root = Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0");
+    root && runs("apt-get", &["--version"])
+}
+
+fn install(packages: &[&str], what_for: &str) -> Result<()> {
+    let names = packages.join(" ");
+    println!("==> installing {names}, {what_for}");
+    // A list that is old, or that cannot be fetched, may do.
+    let _ = runs("apt-get", &["update"]);
+    if runs("apt-get", &[&["install", "--yes", "--no-install-recommends"], packages].concat()) {
+        return Ok(());
+    }
+    anyhow::bail!("apt-get cannot install {names}: install it by hand, or take apt-get from the PATH to go without")
 }
 
 /// cargo-deny, where it is installed. It is no test of the product and takes minutes to build, so it is not installed here.

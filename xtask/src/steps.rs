@@ -1,6 +1,7 @@
 //! The steps behind `check`, `test`, `run` and `gen`.
 
 use crate::data::{What, data};
+use crate::images::Version;
 use crate::programs::Family;
 use crate::setup;
 use crate::totals::Totals;
@@ -11,7 +12,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 /// Packages whose tests need nothing but the compiler: the pure rooms, and the node agent on machines that do not exist.
-const PURE: [&str; 7] = [
+const PURE: [&str; 8] = [
     "switchyard-worker-contract",
     "switchyard-crds",
     "switchyard-service",
@@ -19,6 +20,7 @@ const PURE: [&str; 7] = [
     "switchyard-node-agent",
     "switchyard-node-agent-daemon",
     "switchyard-scenes",
+    "xtask",
 ];
 
 /// Wall-clock seconds for which `cargo xtask test` tries each file format.
@@ -124,9 +126,10 @@ pub(crate) fn test() -> Result<()> {
         report.env("SWITCHYARD_TEST_BROWSER", "1");
     }
     totals.run("reports of runs, and their page in a browser", &mut report)?;
+    let others = ["etcd", "kubernetes", "helm", "prometheus-operator", "kubeflow-trainer"];
     step(
-        "control plane: etcd and Kubernetes",
-        &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "programs", "etcd", "kubernetes"]),
+        "control plane: etcd and Kubernetes; helm; CRDs of others",
+        &mut cargo(&[&["run", "--quiet", "-p", "xtask", "--", "programs"][..], &others].concat()),
     )?;
     let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent"];
     let cluster: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
@@ -134,8 +137,13 @@ pub(crate) fn test() -> Result<()> {
         "controller and node agent on a real API server",
         &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
     )?;
+    let chart = ["test", "-p", "switchyard-tests", "--test", "chart", "--", "--test-threads", "4"];
+    totals.run("the Helm chart", &mut cargo(&chart))?;
+    step("images", &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "images"]))?;
+    totals.run("what is in the images", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "images"]))?;
     let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];
     totals.run("exact GPUs, with claims and without", &mut cargo(&devices))?;
+    nodes(&mut totals)?;
     let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
     totals.run("controller under faults", &mut cargo(&faults))?;
     let churn = ["test", "-p", "switchyard-tests", "--test", "churn", "--", "--test-threads", "1"];
@@ -146,9 +154,41 @@ pub(crate) fn test() -> Result<()> {
     totals.finish()
 }
 
+/// Real nodes, where this machine can run them. In CI it must.
+fn nodes(totals: &mut Totals) -> Result<()> {
+    let check = ["run", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster", "--", "check"];
+    let able = match setup::node_tools() {
+        Ok(()) => cargo(&check).status().context("cannot start cargo")?.success(),
+        Err(error) => {
+            println!("{error:#}");
+            false
+        }
+    };
+    if !able {
+        if std::env::var_os("CI").is_some() {
+            bail!("real nodes cannot run here, and in CI they must");
+        }
+        println!("==> real nodes are left out: this machine cannot run them");
+        return Ok(());
+    }
+    real_nodes()?;
+    let tests = ["test", "-p", "switchyard-tests", "--test", "nodes", "--", "--test-threads", "1"];
+    totals.run("real nodes: pods, links, GPUs, what is left", &mut cargo(&tests))
+}
+
 /// Builds `switchyard` and `switchyard-worker`, which ends up beside it.
 pub(crate) fn build() -> Command {
-    cargo(&["build", "--release", "-p", "switchyard", "-p", "switchyard-worker"])
+    release(&["switchyard", "switchyard-worker"])
+}
+
+/// Builds packages as they are shipped: their programs know of which commit they are, unless somebody has said so.
+pub(crate) fn release(packages: &[&str]) -> Command {
+    let mut all = cargo(&["build", "--release", "--locked"]);
+    all.args(packages.iter().flat_map(|package| ["-p", package]));
+    if std::env::var_os("SWITCHYARD_VERSION").is_none_or(|told| told.is_empty()) {
+        all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
+    }
+    all
 }
 
 /// Builds both programs and runs a manifest; answers the program's own exit code. `worker`: the package of another worker.
@@ -193,7 +233,9 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
 /// Runs the command of the tests' library that keeps a cluster; answers its exit code.
 pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
     let own = ["build", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster"];
-    let built = control_plane().and_then(|()| step("building the bench", &mut cargo(&own)));
+    let real = arguments.iter().any(|argument| argument.starts_with("--nodes"));
+    let programs = control_plane().and_then(|()| if real { real_nodes() } else { Ok(()) });
+    let built = programs.and_then(|()| step("building the bench", &mut cargo(&own)));
     if let Err(error) = built.and_then(|()| step("building switchyard and switchyard-worker (release)", &mut build())) {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
@@ -212,12 +254,21 @@ pub(crate) fn control_plane() -> Result<()> {
     Ok(())
 }
 
+/// Builds and installs what real nodes run, where it is missing.
+fn real_nodes() -> Result<()> {
+    setup::node_tools()?;
+    for name in ["kubernetes-node", "containerd", "coredns"] {
+        Family::named(name)?.build()?;
+    }
+    Ok(())
+}
+
 /// Where cargo builds.
 pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Writes the generated CRDs.
+/// Writes the generated CRDs, and what is generated of the chart.
 pub(crate) fn generate() -> Result<()> {
     let folder = root().join("crds/generated");
     std::fs::create_dir_all(&folder)?;
@@ -225,6 +276,12 @@ pub(crate) fn generate() -> Result<()> {
         let path = folder.join(name);
         std::fs::write(&path, switchyard_crds::generate::yaml(&crd)).with_context(|| path.display().to_string())?;
         println!("crds/generated/{name}");
+    }
+    for (path, text) in crate::chart::generated()? {
+        let full = root().join(&path);
+        std::fs::create_dir_all(full.parent().context("invariant: a file lies in a folder")?)?;
+        std::fs::write(&full, text).with_context(|| full.display().to_string())?;
+        println!("{}", path.display());
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Arguments.
 
-use clap::{Parser, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -85,6 +85,14 @@ pub(crate) struct Args {
     /// What is logged: error, warn, info, debug, trace, or a filter of the tracing library.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
+}
+
+impl Args {
+    /// The arguments of this process; ends it where they are none of ours, or ask for help.
+    pub fn parse_as(version: &'static str) -> Args {
+        let matches = Args::command().version(version).get_matches();
+        Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
 }
 
 /// A switch, with the words of the API.

@@ -24,7 +24,6 @@ mod write;
 
 use agent::Agent;
 use args::{Args, Toggle};
-use clap::Parser;
 use metrics::Metrics;
 use pages::{Health, Pages};
 use std::process::ExitCode;
@@ -37,8 +36,14 @@ use switchyard_worker_contract::exit::Exit;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// What `--version` tells. `cargo xtask` says which commit is built; only this file is compiled anew for another one.
+const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::parse_as(VERSION);
     if let Err(message) = telemetry::start(args.log_format, &args.log_level) {
         return refuse(&message, Exit::Usage);
     }

@@ -1,5 +1,6 @@
 //! Arguments of the commands that look at what others wrote: manifests and logs.
 
+use super::ConnectionArgs;
 use crate::variables::nccl;
 use clap::Args;
 use std::path::PathBuf;
@@ -31,17 +32,9 @@ pub(in crate::cli) struct DoctorArgs {
     #[arg(value_name = "LOG|JOB", required = true)]
     pub logs: Vec<PathBuf>,
 
-    /// Namespace of the TrainJob.
-    #[arg(short, long, default_value = "default")]
-    pub namespace: String,
-
-    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config.
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-
-    /// Context of the kubeconfig. Default: the current one.
-    #[arg(long)]
-    pub context: Option<String>,
+    /// Where a TrainJob is.
+    #[command(flatten)]
+    pub connection: ConnectionArgs,
 }
 
 /// Exit codes of `lint`, for `--help`.

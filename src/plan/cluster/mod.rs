@@ -12,6 +12,7 @@
 
 mod attempt;
 mod clock;
+mod degraded;
 pub mod events;
 pub mod fabric;
 mod failure;

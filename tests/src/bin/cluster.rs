@@ -1,4 +1,4 @@
-//! A control plane for developers, with nodes whose kubelet is ours: `cargo xtask cluster up|down|status`.
+//! A cluster for developers, with nodes whose kubelet is ours or with real ones: `cargo xtask cluster up|down|status|check`.
 #![forbid(unsafe_code)]
 #![allow(missing_docs)]
 
@@ -7,20 +7,28 @@ use clap::{Parser, Subcommand};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::{Deserialize, Serialize};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+use switchyard_tests::nodes::{MOST, Nodes, NodesOptions, clean_all, missing};
 use switchyard_tests::{ControlPlane, Kubelet, KubeletOptions, Options, Policy, root};
 
 /// Time to become ready, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A control plane for developers.
+/// Exit code where this machine cannot run real nodes: skipped, as automake and others say it.
+const SKIPPED: u8 = 77;
+
+/// A cluster for developers.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask cluster", bin_name = "cargo xtask cluster")]
 struct Cli {
     #[command(subcommand)]
     command: Action,
+    /// Folder of the cluster's state; by default one in the cache, by the place of this clone.
+    #[arg(long, global = true, hide = true, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -31,6 +39,8 @@ enum Action {
     Down,
     /// Say what runs.
     Status,
+    /// Say whether this machine can run real nodes; exit code 77 if it cannot.
+    Check,
     /// What runs in the background.
     #[command(hide = true)]
     Serve(Up),
@@ -38,10 +48,13 @@ enum Action {
 
 #[derive(Debug, Clone, clap::Args)]
 struct Up {
-    /// Nodes.
+    /// Real nodes, 1 to 4: containerd, kubelet and kube-proxy, each in namespaces of its own. Needs root.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=i64::from(MOST)))]
+    nodes: u8,
+    /// Nodes whose kubelet is ours, where there are no real ones.
     #[arg(long, default_value_t = 4)]
-    nodes: usize,
-    /// What pods do that do not say so themselves: worker (the pod's command runs as processes of this machine), run,
+    own_nodes: usize,
+    /// What pods of our own kubelet do that do not say so themselves: worker (the pod's command runs as processes of this machine), run,
     /// succeed-after=2s, fail=3@2s, oom, hang, image=missing, ignore-delete.
     #[arg(long, default_value = "worker")]
     policy: String,
@@ -54,16 +67,29 @@ struct State {
     url: String,
     kubeconfig: PathBuf,
     nodes: Vec<String>,
-    policy: String,
+    /// What pods do, on nodes whose kubelet is ours.
+    policy: Option<String>,
+}
+
+impl State {
+    /// The nodes in words.
+    fn kind(&self) -> String {
+        match &self.policy {
+            Some(policy) => format!("{} nodes, pods do `{policy}`", self.nodes.len()),
+            None => format!("{} real nodes", self.nodes.len()),
+        }
+    }
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Action::Up(up) => start(&up),
-        Action::Down => down(),
-        Action::Status => status(),
-        Action::Serve(up) => serve(&up),
-    };
+    let Cli { command, folder } = Cli::parse();
+    let done = folder.map_or_else(own_folder, Ok).and_then(|folder| match command {
+        Action::Up(up) => start(&folder, &up),
+        Action::Down => down(&folder),
+        Action::Status => status(&folder),
+        Action::Check => check(),
+        Action::Serve(up) => serve(&folder, &up),
+    });
     match done {
         Ok(code) => code,
         Err(error) => {
@@ -74,7 +100,7 @@ fn main() -> ExitCode {
 }
 
 /// The folder of this clone's cluster.
-fn folder() -> Result<PathBuf> {
+fn own_folder() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let base = base.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     let mut hasher = DefaultHasher::new();
@@ -92,44 +118,54 @@ fn running(folder: &Path) -> Option<State> {
     (test_kill_process(pid).is_ok() && command.contains("serve")).then_some(state)
 }
 
-fn start(up: &Up) -> Result<ExitCode> {
+fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
     let _: Policy = up.policy.parse().context("--policy")?;
-    let folder = folder()?;
-    if let Some(state) = running(&folder) {
-        println!(
-            "already up: {} nodes, policy {}\nexport KUBECONFIG={}",
-            state.nodes.len(),
-            state.policy,
-            state.kubeconfig.display()
-        );
+    if let Some(state) = running(folder) {
+        println!("already up: {}\nexport KUBECONFIG={}", state.kind(), state.kubeconfig.display());
         return Ok(ExitCode::SUCCESS);
     }
+    if up.nodes > 0
+        && let Some(what) = missing()?
+    {
+        eprintln!("skipped: {what}");
+        return Ok(ExitCode::from(SKIPPED));
+    }
     // What a killed one left. Its processes ended with it.
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder)?;
+    let _ = std::fs::remove_dir_all(folder);
+    std::fs::create_dir_all(folder)?;
     let begin = Instant::now();
     let log = std::fs::File::create(folder.join("cluster.log"))?;
     // A session of its own: it outlives the terminal.
+    let (nodes, own_nodes) = (up.nodes.to_string(), up.own_nodes.to_string());
     let mut child = Command::new("setsid")
         .arg(std::env::current_exe()?)
-        .args(["serve", "--nodes", &up.nodes.to_string(), "--policy", &up.policy])
+        .args(["serve", "--nodes", &nodes, "--own-nodes", &own_nodes, "--policy", &up.policy, "--folder"])
+        .arg(folder)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()
         .context("cannot start setsid (util-linux)")?;
-    println!("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and {} nodes", up.nodes);
+    println!("starting etcd, kube-apiserver, kube-controller-manager, kube-scheduler and the nodes");
+    let mut told = 0;
     while begin.elapsed() < PATIENCE {
-        if let Some(state) = running(&folder) {
+        let said = std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default();
+        print!("{}", said.get(told..).unwrap_or_default());
+        std::io::stdout().flush()?;
+        told = said.len();
+        if let Some(state) = running(folder) {
+            let next = if up.nodes > 0 {
+                "kubectl get nodes"
+            } else {
+                "target/release/switchyard controller --leader-elect Disabled &\n  kubectl apply -f examples/gpt-pods.yaml\n  \
+                 kubectl get trainjobs.training.switchyard.dev -w"
+            };
             println!(
-                "up after {:.1} s: Kubernetes at {}, {} nodes, pods do `{}`\n\nexport KUBECONFIG={}\n\nnext:\n  \
-                 target/release/switchyard controller --leader-elect Disabled &\n  kubectl apply -f examples/gpt-pods.yaml\n  \
-                 kubectl get trainjobs.training.switchyard.dev -w\n\nkubectl is in the cache of `cargo xtask programs kubernetes`; \
-                 `cargo xtask cluster down` ends it",
+                "up after {:.1} s: Kubernetes at {}, {}\n\nexport KUBECONFIG={}\n\nnext:\n  {next}\n\n\
+                 kubectl is in the cache of `cargo xtask programs kubernetes`; `cargo xtask cluster down` ends it",
                 begin.elapsed().as_secs_f64(),
                 state.url,
-                state.nodes.len(),
-                state.policy,
+                state.kind(),
                 state.kubeconfig.display(),
             );
             return Ok(ExitCode::SUCCESS);
@@ -144,45 +180,47 @@ fn start(up: &Up) -> Result<ExitCode> {
     bail!("it did not come up:\n{}", std::fs::read_to_string(folder.join("cluster.log")).unwrap_or_default());
 }
 
-fn serve(up: &Up) -> Result<ExitCode> {
-    let folder = folder()?;
+fn serve(folder: &Path, up: &Up) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    if up.nodes > 0 {
+        let tell = |part: &str, time: Duration| println!("  {part}: {:.1} s", time.as_secs_f64());
+        let nodes = Nodes::start(&NodesOptions::new(up.nodes), tell)?;
+        nodes.plane.install_crds_now()?;
+        return runtime.block_on(stay(folder, &nodes.plane, nodes.names(), None));
+    }
     let options =
         Options { controller_manager: true, scheduler: true, folder: Some(folder.join("plane")), ..Options::default() };
     let plane = ControlPlane::start(&options)?;
     plane.install_crds_now()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
-        let mut options = KubeletOptions::new("node", up.nodes);
+        let mut options = KubeletOptions::new("node", up.own_nodes);
         options.policy = up.policy.parse()?;
         options.programs = Some(root().join("target/release"));
         let kubelet = Kubelet::start(plane.config().await?, options).await?;
-        let state = State {
-            pid: i32::try_from(std::process::id())?,
-            url: plane.url(),
-            kubeconfig: plane.kubeconfig("admin"),
-            nodes: kubelet.nodes(),
-            policy: up.policy.clone(),
-        };
-        // Complete or not there.
-        std::fs::write(folder.join("state.new"), serde_json::to_vec(&state)?)?;
-        std::fs::rename(folder.join("state.new"), folder.join("state.json"))?;
-        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        terminate.recv().await;
-        drop(kubelet);
-        anyhow::Ok(())
-    })?;
+        stay(folder, &plane, kubelet.nodes(), Some(up.policy.clone())).await
+    })
+}
+
+/// Says that it is up, and waits until it is told to end.
+async fn stay(folder: &Path, plane: &ControlPlane, nodes: Vec<String>, policy: Option<String>) -> Result<ExitCode> {
+    let pid = i32::try_from(std::process::id())?;
+    let state = State { pid, url: plane.url(), kubeconfig: plane.kubeconfig("admin"), nodes, policy };
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    // Complete or not there.
+    std::fs::write(folder.join("state.new"), serde_json::to_vec(&state)?)?;
+    std::fs::rename(folder.join("state.new"), folder.join("state.json"))?;
+    terminate.recv().await;
     Ok(ExitCode::SUCCESS)
 }
 
-fn down() -> Result<ExitCode> {
-    let folder = folder()?;
-    if let Some(state) = running(&folder)
+fn down(folder: &Path) -> Result<ExitCode> {
+    if let Some(state) = running(folder)
         && let Some(pid) = Pid::from_raw(state.pid)
     {
         kill_process(pid, Signal::TERM)?;
         let begin = Instant::now();
-        while running(&folder).is_some() {
-            if begin.elapsed() > Duration::from_secs(20) {
+        while running(folder).is_some() {
+            if begin.elapsed() > Duration::from_secs(60) {
                 let _ = kill_process(pid, Signal::KILL);
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -191,19 +229,29 @@ fn down() -> Result<ExitCode> {
     } else {
         println!("nothing runs");
     }
-    match std::fs::remove_dir_all(&folder) {
+    // What a killed one left, of this clone or of another.
+    for name in clean_all()? {
+        println!("cleaned up {name}, whose owner was killed");
+    }
+    match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).context(folder.display().to_string()),
         _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-fn status() -> Result<ExitCode> {
-    let Some(state) = running(&folder()?) else {
+fn status(folder: &Path) -> Result<ExitCode> {
+    let Some(state) = running(folder) else {
         println!("nothing runs");
         return Ok(ExitCode::FAILURE);
     };
     println!("Kubernetes at {}, process {}", state.url, state.pid);
-    println!("nodes: {}; pods do `{}`", state.nodes.join(", "), state.policy);
+    println!("{}: {}", state.kind(), state.nodes.join(", "));
     println!("export KUBECONFIG={}", state.kubeconfig.display());
     Ok(ExitCode::SUCCESS)
+}
+
+fn check() -> Result<ExitCode> {
+    let what = missing()?;
+    println!("{}", what.as_deref().unwrap_or("this machine can run real nodes"));
+    Ok(if what.is_some() { ExitCode::from(SKIPPED) } else { ExitCode::SUCCESS })
 }

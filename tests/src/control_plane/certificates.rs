@@ -1,32 +1,40 @@
 //! A certificate authority of its own for every control plane, so that clients verify whom they talk to.
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use std::path::Path;
 
-/// Writes `ca.crt`, `server.crt`, `server.key` and `accounts.key` with `accounts.pub` (which sign and verify tokens of
-/// service accounts).
-pub(super) fn write(folder: &Path) -> Result<()> {
+/// Writes `ca.crt`; `server.crt` and `server.key` for these names beside the usual ones; `kubelet-client.crt` and
+/// `kubelet-client.key`, by which kubelets know the API server; `accounts.key` with `accounts.pub` (which sign and verify
+/// tokens of service accounts).
+pub(super) fn write(folder: &Path, names: &[&str]) -> Result<()> {
     let key = KeyPair::generate()?;
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     authority.distinguished_name.push(DnType::CommonName, "switchyard-test-ca");
     std::fs::write(folder.join("ca.crt"), authority.self_signed(&key)?.pem())?;
     let issuer = Issuer::new(authority, key);
-    let (certificate, key) = server(&issuer)?;
-    std::fs::write(folder.join("server.crt"), certificate)?;
-    std::fs::write(folder.join("server.key"), key)?;
+    let names = [&["localhost", "127.0.0.1", "kubernetes.default.svc"], names].concat();
+    signed(&issuer, &names, None, &folder.join("server"))?;
+    signed(&issuer, &[], Some("system:masters"), &folder.join("kubelet-client"))?;
     let accounts = KeyPair::generate()?;
     std::fs::write(folder.join("accounts.key"), accounts.serialize_pem())?;
     std::fs::write(folder.join("accounts.pub"), accounts.public_key_pem())?;
     Ok(())
 }
 
-fn server(issuer: &Issuer<'_, KeyPair>) -> Result<(String, String)> {
+/// Writes a certificate and its key: for a server with these names, or for a user of this group.
+fn signed(issuer: &Issuer<'_, KeyPair>, names: &[&str], group: Option<&str>, path: &Path) -> Result<()> {
     let key = KeyPair::generate()?;
-    let names = ["localhost", "127.0.0.1", "kubernetes.default.svc"].map(String::from);
-    let certificate = CertificateParams::new(names)?.signed_by(&key, issuer)?;
-    Ok((certificate.pem(), key.serialize_pem()))
+    let mut parameters = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+    parameters.distinguished_name.push(DnType::CommonName, "kube-apiserver");
+    if let Some(group) = group {
+        parameters.distinguished_name.push(DnType::OrganizationName, group);
+        parameters.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+    }
+    std::fs::write(path.with_extension("crt"), parameters.signed_by(&key, issuer)?.pem())?;
+    std::fs::write(path.with_extension("key"), key.serialize_pem())?;
+    Ok(())
 }
 
 /// A certificate that nobody verifies, for a kubelet: certificate and key in PEM.

@@ -3,9 +3,11 @@
 //! Everything is on loopback, on free ports, in a folder of its own, with a certificate authority of its own; it ends with the
 //! value, or with the process. There is no kubelet: see [`crate::Kubelet`].
 
+mod access;
 mod certificates;
 mod process;
 
+pub(crate) use access::{kubeconfig_text, kubelet_user};
 pub(crate) use certificates::self_signed;
 pub use process::{Daemon, Usage};
 
@@ -13,11 +15,10 @@ use crate::{Ended, Program, root};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::{conditions, wait::await_condition};
-use kube::{Api, Client, Config, ResourceExt};
+use kube::{Api, ResourceExt};
 use std::fs;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -41,7 +42,22 @@ pub struct Options {
     pub audit: bool,
     /// Keeps the folder here instead of in a temporary one.
     pub folder: Option<PathBuf>,
+    /// Real nodes; without them everything is on loopback.
+    pub reach: Option<Reach>,
 }
+
+/// Real nodes, which are not on loopback.
+#[derive(Debug, Clone)]
+pub struct Reach {
+    /// The address of this machine at which they reach the API server.
+    pub address: Ipv4Addr,
+    /// Their names.
+    pub nodes: Vec<String>,
+}
+
+/// Addresses of Services; the first is the API server's.
+pub(crate) const SERVICES: &str = "10.96.0.0/16";
+const FIRST_SERVICE: &str = "10.96.0.1";
 
 /// A control plane.
 #[derive(Debug)]
@@ -71,15 +87,6 @@ struct Ports {
     etcd_peers: u16,
 }
 
-/// Users with a static token: name and groups.
-const USERS: [(&str, &str); 5] = [
-    ("admin", "system:masters"),
-    ("system:kube-controller-manager", ""),
-    ("system:kube-scheduler", ""),
-    ("switchyard-controller", "system:masters"),
-    ("training-operator", "system:masters"),
-];
-
 impl ControlPlane {
     /// Starts one and waits until it is ready.
     ///
@@ -97,7 +104,6 @@ impl ControlPlane {
             (None, None) => bail!("invariant: there is a folder"),
         };
         fs::create_dir_all(&folder)?;
-        certificates::write(&folder)?;
         let mut plane = ControlPlane {
             folder,
             programs,
@@ -109,6 +115,7 @@ impl ControlPlane {
             etcd: None,
             _temporary: temporary,
         };
+        certificates::write(&plane.folder, &[&plane.address().to_string(), FIRST_SERVICE])?;
         plane.write_users()?;
         plane.start_etcd()?;
         plane.start_api_server()?;
@@ -142,65 +149,11 @@ impl ControlPlane {
 
     /// Address of the API server.
     pub fn url(&self) -> String {
-        format!("https://127.0.0.1:{}", self.ports.api_server)
+        format!("https://{}:{}", self.address(), self.ports.api_server)
     }
 
-    fn write_users(&self) -> Result<()> {
-        let mut tokens = String::new();
-        for (user, groups) in USERS {
-            let token = format!("token-{user}");
-            tokens.push_str(&format!("{token},{user},{user},\"{groups}\"\n"));
-            self.write_kubeconfig(user, &self.url())?;
-        }
-        fs::write(self.folder.join("tokens.csv"), tokens)?;
-        Ok(())
-    }
-
-    fn write_kubeconfig(&self, user: &str, server: &str) -> Result<PathBuf> {
-        let authority = self.folder.join("ca.crt");
-        let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: bench\nclusters:\n- name: bench\n  cluster:\n    server: {server}\n    \
-             certificate-authority: {}\nusers:\n- name: user\n  user:\n    token: \"token-{user}\"\ncontexts:\n- name: bench\n  context:\n    \
-             cluster: bench\n    user: user\n",
-            authority.display()
-        );
-        let path = self.folder.join(format!("{}.kubeconfig", user.replace(':', "-")));
-        fs::write(&path, text)?;
-        Ok(path)
-    }
-
-    /// A kubeconfig of the administrator for another address of this API server, such as a proxy before it.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn kubeconfig_for(&self, name: &str, server: &str) -> Result<PathBuf> {
-        let path = self.folder.join(format!("{name}.kubeconfig"));
-        let admin = self.write_kubeconfig("admin", server)?;
-        fs::rename(admin, &path)?;
-        self.write_kubeconfig("admin", &self.url())?;
-        Ok(path)
-    }
-
-    /// The kubeconfig of a user.
-    pub fn kubeconfig(&self, user: &str) -> PathBuf {
-        self.folder.join(format!("{}.kubeconfig", user.replace(':', "-")))
-    }
-
-    /// Configuration of a client as administrator. No retries: a test wants to see what happens.
-    ///
-    /// # Errors
-    /// The kubeconfig cannot be read.
-    pub async fn config(&self) -> Result<Config> {
-        let file = Kubeconfig::read_from(self.kubeconfig("admin"))?;
-        Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
-    }
-
-    /// A client as administrator.
-    ///
-    /// # Errors
-    /// See [`ControlPlane::config`].
-    pub async fn client(&self) -> Result<Client> {
-        Ok(Client::try_from(self.config().await?)?)
+    fn address(&self) -> Ipv4Addr {
+        self.options.reach.as_ref().map_or(Ipv4Addr::LOCALHOST, |reach| reach.address)
     }
 
     /// Runs kubectl as administrator.
@@ -296,7 +249,7 @@ impl ControlPlane {
         let file = |name: &str| self.folder.join(name).display().to_string();
         let mut arguments = vec![
             format!("--etcd-servers=http://127.0.0.1:{}", self.ports.etcd),
-            "--bind-address=127.0.0.1".into(),
+            format!("--bind-address={}", self.address()),
             format!("--secure-port={}", self.ports.api_server),
             format!("--tls-cert-file={}", file("server.crt")),
             format!("--tls-private-key-file={}", file("server.key")),
@@ -306,12 +259,17 @@ impl ControlPlane {
             "--service-account-issuer=https://kubernetes.default.svc".into(),
             format!("--service-account-key-file={}", file("accounts.pub")),
             format!("--service-account-signing-key-file={}", file("accounts.key")),
-            "--service-cluster-ip-range=10.96.0.0/16".into(),
+            format!("--service-cluster-ip-range={SERVICES}"),
             "--allow-privileged=true".into(),
             "--kubelet-preferred-address-types=InternalIP".into(),
-            // The address of the Service `kubernetes` may not be on loopback; nothing here uses it.
-            "--endpoint-reconciler-type=none".into(),
+            format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
+            format!("--kubelet-client-key={}", file("kubelet-client.key")),
         ];
+        arguments.push(match &self.options.reach {
+            Some(reach) => format!("--advertise-address={}", reach.address),
+            // The address of the Service `kubernetes` may not be on loopback; nothing here uses it.
+            None => "--endpoint-reconciler-type=none".into(),
+        });
         if self.options.audit {
             let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
                           - {level: Metadata, verbs: [create, update, patch, delete, deletecollection], \
@@ -346,8 +304,8 @@ impl ControlPlane {
             "--kube-api-qps=500".into(),
             "--kube-api-burst=1000".into(),
             "--concurrent-gc-syncs=20".into(),
-            // Nodes of the bench renew no leases.
-            "--node-monitor-grace-period=1h".into(),
+            // Nodes whose kubelet is ours renew no leases.
+            format!("--node-monitor-grace-period={}", if self.options.reach.is_some() { "20s" } else { "1h" }),
         ];
         let program = self.programs.kubernetes.join("kube-controller-manager");
         let log = self.folder.join("kube-controller-manager.log");

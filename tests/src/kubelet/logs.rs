@@ -7,6 +7,7 @@ use axum::Router;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::routing::get;
+use jiff::Timestamp;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::collections::HashMap;
@@ -65,7 +66,9 @@ async fn answer(
     if let Some(tail) = number("tailLines") {
         lines.drain(..lines.len().saturating_sub(tail));
     }
-    let mut text = lines.concat();
+    // A runtime writes down when each line came; here all came now.
+    let time = query.get("timestamps").filter(|value| *value == "true").map(|_| format!("{} ", Timestamp::now()));
+    let mut text: String = lines.iter().flat_map(|line| [time.as_deref().unwrap_or_default(), line]).collect();
     if let Some(limit) = number("limitBytes")
         && text.len() > limit
     {

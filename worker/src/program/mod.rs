@@ -7,7 +7,7 @@ use crate::model::Registry;
 use crate::process::variable;
 use crate::train::fault::Fault;
 use crate::train::{self, Blueprint, TrainError, config};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::io::Read;
 use std::process::ExitCode;
 use switchyard_worker_contract::env;
@@ -35,7 +35,14 @@ enum Command {
 
 /// All of the program: reads the arguments, does what they say, answers with the exit code. `registry` has the networks it knows.
 pub fn main(registry: &Registry) -> ExitCode {
-    let exit = match Cli::parse().command {
+    main_as(env!("CARGO_PKG_VERSION"), registry)
+}
+
+/// [`main`] of a program that has a version of its own, which `--version` tells.
+pub fn main_as(version: &'static str, registry: &Registry) -> ExitCode {
+    let matches = Cli::command().version(version).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let exit = match cli.command {
         Command::Train => rank::train(registry).code(),
         Command::Pod => crate::pod::run(),
         Command::Inspect => inspect(registry).code(),

@@ -1,0 +1,119 @@
+{{/* Names, labels and images. Every name of an object comes from here. Values are read so that a missing section is no error:
+     `helm upgrade --reuse-values` hands on the values of an older chart, which may lack new ones. */}}
+
+{{/* Beginning of all names: the release's name, with the chart's where it lacks it. */}}
+{{- define "switchyard.fullname" -}}
+{{- $chart := .Values.nameOverride | default .Chart.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $chart .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $chart | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "switchyard.namespace" -}}
+{{- .Values.namespaceOverride | default .Release.Namespace -}}
+{{- end -}}
+
+{{/* Labels by which pods are selected; they never change. Takes [root, component]. */}}
+{{- define "switchyard.selector" -}}
+app.kubernetes.io/name: {{ (index . 0).Values.nameOverride | default (index . 0).Chart.Name | trunc 63 }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* Labels of objects. Takes [root, component]. */}}
+{{- define "switchyard.labels" -}}
+{{- $root := index . 0 -}}
+{{- $ours := dict "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63)
+      "app.kubernetes.io/version" $root.Chart.AppVersion "app.kubernetes.io/managed-by" $root.Release.Service
+      "app.kubernetes.io/part-of" "switchyard" -}}
+{{- merge (include "switchyard.selector" . | fromYaml) $ours ($root.Values.commonLabels | default dict) | toYaml -}}
+{{- end -}}
+
+{{/* Name of the account of a component. Takes [root, component, its values]. */}}
+{{- define "switchyard.account" -}}
+{{- $account := (index . 2).serviceAccount | default dict -}}
+{{- if $account.name -}}
+{{- $account.name -}}
+{{- else if eq $account.create false -}}
+default
+{{- else -}}
+{{- printf "%s-%s" (include "switchyard.fullname" (index . 0)) (index . 1) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "switchyard.controllerAccount" -}}
+{{- include "switchyard.account" (list . "controller" (.Values.controller | default dict)) -}}
+{{- end -}}
+
+{{- define "switchyard.nodeAgentAccount" -}}
+{{- include "switchyard.account" (list . "node-agent" (.Values.nodeAgent | default dict)) -}}
+{{- end -}}
+
+{{/* An image: a digest wins over a tag. Takes [root, values of a component, repository]. */}}
+{{- define "switchyard.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := (index . 1).image | default dict -}}
+{{- $shared := $root.Values.image | default dict -}}
+{{- $registry := ($root.Values.global).imageRegistry | default $shared.registry -}}
+{{- with $registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- $image.repository | default (index . 2) -}}
+{{- if $image.digest -}}
+@{{ $image.digest }}
+{{- else -}}
+:{{ $shared.tag | default $root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "switchyard.pullPolicy" -}}
+{{- (.Values.image).pullPolicy | default "IfNotPresent" -}}
+{{- end -}}
+
+{{/* Environment variables, in which a later one of the same name takes the place of an earlier one. Takes a list. */}}
+{{- define "switchyard.env" -}}
+{{- $last := dict -}}
+{{- range . }}{{ $_ := set $last .name . }}{{ end -}}
+{{- $all := list -}}
+{{- range . -}}
+{{- if hasKey $last .name }}{{ $all = append $all (get $last .name) }}{{ $_ := unset $last .name }}{{ end -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{/* Where the pods of a component may run, and with whose word. Takes [root, values of the component]. */}}
+{{- define "switchyard.scheduling" -}}
+{{- $root := index . 0 -}}
+{{- $own := index . 1 -}}
+{{- with $own.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+nodeSelector: {{- merge (deepCopy ($own.nodeSelector | default dict)) (dict "kubernetes.io/os" "linux") | toYaml | nindent 2 }}
+{{- with $own.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether objects of monitoring.coreos.com are rendered; or an error. Takes [root, name of the value]. */}}
+{{- define "switchyard.monitoring" -}}
+{{- $root := index . 0 -}}
+{{- $mode := ($root.Values.metrics).renderMode | default "fail" -}}
+{{- if or (eq $mode "always") ($root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
+yes
+{{- else if eq $mode "fail" -}}
+{{- fail (printf "%s: the cluster does not know monitoring.coreos.com/v1; install the Prometheus operator's CRDs, or set metrics.renderMode to skip or always (with `helm template`: --api-versions monitoring.coreos.com/v1)" (index . 1)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of nodes with a GPU of NVIDIA: of the GPU operator, and of node feature discovery by PCI class and vendor. */}}
+{{- define "switchyard.gpuLabels" -}}
+- nvidia.com/gpu.present
+- feature.node.kubernetes.io/pci-10de.present
+- feature.node.kubernetes.io/pci-0302_10de.present
+- feature.node.kubernetes.io/pci-0300_10de.present
+{{- end -}}

@@ -1,0 +1,100 @@
+//! Arguments of the commands that look at where jobs go in a cluster, running or in a file.
+
+use crate::plan::cluster::levels::DomainLevel;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Arguments of `preflight`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct PreflightArgs {
+    /// Manifest of a TrainJob; `-` reads standard input.
+    pub file: PathBuf,
+
+    /// Look at the cluster of the kubeconfig. This is the default without --snapshot.
+    #[arg(long, conflicts_with = "snapshot")]
+    pub cluster: bool,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}
+
+/// Which cluster is looked at, and how.
+#[derive(Debug, Clone, Args)]
+pub(in crate::cli) struct ClusterArgs {
+    /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of kubectl; `-` reads standard input.
+    #[arg(long, value_name = "FILE")]
+    pub snapshot: Option<PathBuf>,
+
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config.
+    #[arg(long, value_name = "FILE", conflicts_with = "snapshot")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Context of the kubeconfig. Default: the current one.
+    #[arg(long, conflicts_with = "snapshot")]
+    pub context: Option<String>,
+
+    /// The administrator's profile of the fabric, as for the controller.
+    #[arg(long, value_name = "FILE")]
+    pub fabric_profile: Option<PathBuf>,
+
+    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else those that the controller knows.
+    #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
+    pub domains: Vec<DomainLevel>,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ExplainArgs {
+    /// Name of a TrainJob, or an error code.
+    #[arg(value_name = "JOB|CODE")]
+    pub subject: String,
+
+    /// Namespace of the TrainJob.
+    #[arg(short, long, default_value = "default")]
+    pub namespace: String,
+
+    /// Every setting of the fabric, with its reason, in place of the place.
+    #[arg(long)]
+    pub fabric: bool,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}
+
+/// Arguments of `snapshot`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct SnapshotArgs {
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}
+
+/// Arguments of `whatif`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct WhatifArgs {
+    /// Manifests of TrainJobs that are not in the cluster: where would they go, before and after the change? Without one: the jobs that
+    /// wait, and those that the change moves.
+    pub files: Vec<PathBuf>,
+
+    /// This node is drained. May be repeated.
+    #[arg(long, value_name = "NODE")]
+    pub drain: Vec<String>,
+
+    /// This job runs as well. May be repeated.
+    #[arg(long, value_name = "FILE")]
+    pub add: Vec<PathBuf>,
+
+    /// One domain of this level has to contain the job.
+    #[arg(long, value_name = "KEY")]
+    pub require: Option<String>,
+
+    /// The NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC (NODE/NIC) fail; GPUs by their index. May be repeated.
+    #[arg(long, value_name = "NODE/DEVICE")]
+    pub lose_link: Vec<String>,
+
+    /// Where a cluster is looked at.
+    #[command(flatten)]
+    pub place: ClusterArgs,
+}

@@ -1,0 +1,284 @@
+//! What `status` shows, as functions of what is known.
+
+use super::ranks;
+use crate::cli::cluster::name_of;
+use crate::cli::screen;
+use crate::cli::topo::text::Screen;
+use crate::cli::units::{counted, duration};
+use crate::plan::cluster::view::{Phase, PodView};
+use crate::plan::resources::gigabytes_per_second;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
+use switchyard_worker_contract::exit::Exit;
+
+/// Label by which a queue takes a job, as in the QUEUE column of kubectl.
+const QUEUE: &str = "kueue.x-k8s.io/queue-name";
+
+/// What is known of the jobs that are looked at.
+#[derive(Default)]
+pub(super) struct Known {
+    /// By namespace and name.
+    pub jobs: BTreeMap<String, TrainJob>,
+    /// Of the one job that is looked at, by attempt and node rank.
+    pub pods: BTreeMap<(u32, u32), PodView>,
+    /// One job is looked at.
+    pub only: bool,
+    /// Names need their namespaces.
+    pub all_namespaces: bool,
+}
+
+impl Known {
+    /// What a watch says of a job; answers the name of one that was deleted.
+    pub(super) fn job(&mut self, event: Event<TrainJob>) -> Option<String> {
+        match event {
+            Event::Apply(job) | Event::InitApply(job) => {
+                self.jobs.insert(name_of(&job), job);
+                None
+            }
+            Event::Delete(job) => self.jobs.remove(&name_of(&job)).map(|job| name_of(&job)),
+            Event::Init | Event::InitDone => None,
+        }
+    }
+
+    /// What a watch says of a pod.
+    pub(super) fn pod(&mut self, event: Event<Pod>) {
+        match event {
+            Event::Apply(pod) | Event::InitApply(pod) => {
+                let pod = PodView::of(&pod);
+                self.pods.insert((pod.attempt, pod.node_rank), pod);
+            }
+            Event::Delete(pod) => {
+                let pod = PodView::of(&pod);
+                let position = (pod.attempt, pod.node_rank);
+                // Its successor may be here already.
+                if self.pods.get(&position).is_some_and(|known| known.uid == pod.uid) {
+                    self.pods.remove(&position);
+                }
+            }
+            Event::Init | Event::InitDone => {}
+        }
+    }
+}
+
+/// The end of a job as an exit code; `None`: it is not over.
+pub(super) fn ended(job: &TrainJob) -> Option<Exit> {
+    let status = job.status.as_ref()?;
+    match (status.is(conditions::COMPLETE), status.is(conditions::FAILED)) {
+        (true, _) => Some(Exit::Done),
+        (_, true) => Some(Exit::OwnFailure),
+        _ => None,
+    }
+}
+
+/// The reason of the summary condition, as in the STAGE column of kubectl.
+pub(super) fn stage(job: &TrainJob) -> &str {
+    let summary = job.status.as_ref().and_then(|status| status.condition(conditions::SUCCEEDED));
+    summary.map_or("-", |condition| condition.reason.as_str())
+}
+
+/// What a line of a log says of a job: everything that may have changed.
+pub(super) fn state(job: &TrainJob) -> String {
+    let mut text = stage(job).to_owned();
+    let Some(status) = &job.status else { return text };
+    text.push_str(&format!(" ready={}", status.ready.as_deref().unwrap_or("-")));
+    if let Some(attempt) = status.attempt {
+        text.push_str(&format!(" attempt={attempt}"));
+    }
+    if let Some(figures) = &status.trainer_status {
+        text.push_str(&format!(" step={}/{}", figures.step, figures.total_steps));
+        if let Some(loss) = &figures.loss {
+            text.push_str(&format!(" loss={loss}"));
+        }
+    }
+    let failed = status.condition(conditions::FAILED).filter(|failed| failed.status == "True");
+    if let Some(reason) = failed.or_else(|| waits(status).next()).map(|condition| &condition.reason) {
+        text.push_str(&format!(" reason={reason}"));
+    }
+    text
+}
+
+type Condition = k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+/// The conditions that hold the job up.
+fn waits(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
+    let kinds = [conditions::PLACED, conditions::FABRIC_READY].into_iter();
+    kinds.filter_map(|kind| status.condition(kind)).filter(|condition| condition.status == "False")
+}
+
+/// What stands below a job: why it waits or failed, or its figures.
+fn note(job: &TrainJob) -> Option<String> {
+    let status = job.status.as_ref()?;
+    if let Some(failed) = status.condition(conditions::FAILED).filter(|failed| failed.status == "True") {
+        return Some(failed.message.clone());
+    }
+    if let Some(figures) = status.trainer_status.as_ref().filter(|_| waits(status).next().is_none()) {
+        let mut text = format!("step {}/{}", figures.step, figures.total_steps);
+        if let Some(loss) = &figures.loss {
+            text.push_str(&format!(", loss {loss}"));
+        }
+        if let Some(loss) = &figures.validation_loss {
+            text.push_str(&format!(" (val {loss})"));
+        }
+        if let (Some(rate), Some(unit)) = (&figures.throughput, figures.throughput_unit) {
+            let unit = json!(unit).as_str().unwrap_or_default().to_lowercase();
+            text.push_str(&format!(", {rate} {unit}/s"));
+        }
+        if let Some(input) = &figures.input_wait_percent {
+            text.push_str(&format!(", input wait {input} %"));
+        }
+        if let Some(exposed) = &figures.exposed_communication_percent {
+            text.push_str(&format!(", exposed all-reduce {exposed} %"));
+        }
+        return Some(text);
+    }
+    let summary = status.condition(conditions::SUCCEEDED);
+    waits(status).chain(summary).map(|condition| condition.message.clone()).find(|message| !message.is_empty())
+}
+
+/// Nodes and predicted bandwidth.
+fn topology(job: &TrainJob) -> Option<String> {
+    let placement = job.status.as_ref()?.placement.as_ref()?;
+    let nodes = counted(placement.nodes.len() as u64, "node");
+    let rate = placement.predicted_bus_bandwidth.as_ref().and_then(gigabytes_per_second);
+    Some(rate.map_or_else(|| nodes.clone(), |rate| format!("{nodes}, {rate} GB/s")))
+}
+
+/// The screen: a line per job, what it waits for or how it does below it; of a single job its pods too.
+pub(super) fn table(known: &Known, now: Timestamp, width: usize) -> String {
+    if known.jobs.is_empty() {
+        return "no TrainJob\n".into();
+    }
+    let head = ["NAME", "STAGE", "READY", "RESTARTS", "PROGRESS", "AGE", "QUEUE", "TOPOLOGY", "ETA"];
+    let rows =
+        known.jobs.iter().map(|(full, job)| row(if known.all_namespaces { full } else { job_name(job) }, job, now));
+    let table = narrow(std::iter::once(head.map(String::from).to_vec()).chain(rows).collect(), width);
+    let mut lines = table.lines();
+    let mut text = Screen::new(width);
+    lines.next().into_iter().for_each(|head| text.line(head));
+    for (line, job) in lines.zip(known.jobs.values()) {
+        text.line(line);
+        if let Some(note) = note(job) {
+            text.paragraph("", &note);
+        }
+        if known.only && !known.pods.is_empty() {
+            text.line("");
+            pods(job, &known.pods, width).lines().for_each(|line| text.line(line));
+        }
+    }
+    text.into_text()
+}
+
+fn job_name(job: &TrainJob) -> &str {
+    job.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// The cells of a job.
+fn row(name: &str, job: &TrainJob, now: Timestamp) -> Vec<String> {
+    let status = job.status.as_ref();
+    let figures = status.and_then(|status| status.trainer_status.as_ref());
+    let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
+    let age = job.metadata.creation_timestamp.as_ref().map(|time| now.duration_since(time.0).as_secs_f64());
+    let remaining = figures.filter(|_| ended(job).is_none()).and_then(|figures| figures.estimated_remaining_seconds);
+    let cells = [
+        Some(name.to_owned()),
+        Some(stage(job).to_owned()),
+        status.and_then(|status| status.ready.clone()),
+        Some(format!("{}/{}/{}", restarts.application, restarts.infrastructure, restarts.preemption)),
+        figures.map(|figures| format!("{} %", figures.progress_percentage)),
+        age.map(duration),
+        job.labels().get(QUEUE).cloned(),
+        topology(job),
+        remaining.map(|seconds| duration(seconds as f64)),
+    ];
+    cells.map(|cell| cell.unwrap_or_else(|| "-".into())).to_vec()
+}
+
+/// A table of at most this width: columns that say nothing go first, then the last ones; name and stage always stay.
+fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
+    let is_empty = |rows: &[Vec<String>], at: usize| rows[1..].iter().all(|row| row[at] == "-");
+    loop {
+        let text = screen::table(&rows);
+        let columns = rows[0].len();
+        if columns <= 2 || text.lines().all(|line| line.chars().count() <= width) {
+            return text;
+        }
+        let goes = (2..columns).rev().find(|at| is_empty(&rows, *at)).unwrap_or(columns - 1);
+        rows.iter_mut().for_each(|row| drop(row.remove(goes)));
+    }
+}
+
+/// The pods of a job, with the reason where one does not run.
+fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> String {
+    let ranks = ranks(job);
+    let placed = job.status.as_ref().and_then(|status| status.placement.as_ref());
+    let mut rows = vec![["RANKS", "POD", "STATE", "NODE", "GPUS"].map(String::from).to_vec()];
+    for pod in pods.values() {
+        let own = ranks.get(pod.node_rank as usize);
+        let gpus = placed.and_then(|placed| {
+            let first = own?.0;
+            placed.nodes.iter().find(|node| node.first_rank.unsigned_abs() == first)
+        });
+        let gpus = gpus.map(|node| node.gpus.len()).filter(|count| *count > 0);
+        rows.push(vec![
+            own.map_or_else(|| "-".into(), |(first, count)| crate::cli::units::rank_list(*first..first + count)),
+            pod.name.clone(),
+            pod_state(pod),
+            pod.node.clone().unwrap_or_else(|| "-".into()),
+            gpus.map_or_else(|| "-".into(), |count| count.to_string()),
+        ]);
+    }
+    narrow(rows, width)
+}
+
+/// What a pod does, and why it does not run.
+fn pod_state(pod: &PodView) -> String {
+    let reason = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    match pod.phase {
+        _ if pod.deleting => "Terminating".into(),
+        Phase::Succeeded => "Succeeded".into(),
+        Phase::Failed => {
+            let ended =
+                pod.ended.as_ref().map(|ended| format!("exit {} {}", ended.code, ended.reason).trim().to_owned());
+            let why = pod.reason.as_ref().and_then(|(why, _)| reason(why)).or(ended);
+            why.map_or_else(|| "Failed".into(), |why| format!("Failed: {why}"))
+        }
+        Phase::Pending if pod.gated => "Gated".into(),
+        Phase::Pending if pod.gated_by_others => "Gated by others".into(),
+        Phase::Pending => {
+            let waiting = pod.waiting.as_ref().and_then(|waiting| reason(&waiting.reason));
+            let why = pod.unschedulable.as_ref().map(|_| "Unschedulable".to_owned()).or(waiting);
+            why.map_or_else(|| "Pending".into(), |why| format!("Pending: {why}"))
+        }
+        Phase::Running if pod.ready => "Ready".into(),
+        Phase::Running => "Running".into(),
+        Phase::Unknown => "Unknown".into(),
+    }
+}
+
+/// A job as data: its name and its whole status.
+pub(super) fn body(job: &TrainJob) -> Value {
+    json!({"name": job.name_any(), "namespace": job.namespace(), "stage": stage(job), "status": job.status})
+}
+
+/// What is looked at as data.
+pub(super) fn bodies(known: &Known) -> Value {
+    match known.jobs.values().next().filter(|_| known.only) {
+        Some(job) => {
+            let mut all = body(job);
+            let pods = known.pods.values().map(|pod| {
+                json!({
+                    "name": pod.name, "attempt": pod.attempt, "nodeRank": pod.node_rank, "node": pod.node,
+                    "state": pod_state(pod),
+                })
+            });
+            all["pods"] = pods.collect();
+            all
+        }
+        None => json!({"jobs": known.jobs.values().map(body).collect::<Vec<_>>()}),
+    }
+}

@@ -1,0 +1,129 @@
+//! `switchyard logs`: what the ranks of a job say, each line with its node.
+
+use super::{Failure, Live, asked, ranks, wait_for};
+use crate::cli::args::{Cli, LogsArgs};
+use crate::cli::{print, refuse};
+use crate::plan::cluster::view::{Phase, PodView};
+use crate::plan::objects::TRAINER;
+use futures::stream::{BoxStream, select_all};
+use futures::{AsyncBufReadExt, StreamExt};
+use kube::api::LogParams;
+use switchyard_crds::{Framework, TrainJob};
+use switchyard_worker_contract::event::Event;
+use switchyard_worker_contract::exit::Exit;
+
+/// Prints logs.
+pub(in crate::cli) fn logs(cli: &Cli, args: &LogsArgs) -> Exit {
+    let done = wait_for(async {
+        let live = Live::open(&args.connection).await?;
+        let job = live.job(&args.job).await?;
+        let pods = chosen(args, &job, live.pods_of(&job).await?)?;
+        let of_one = args.rank.filter(|_| job.spec.trainer.framework == Framework::Switchyard);
+        if args.rank.is_some() && of_one.is_none() && !cli.quiet {
+            let what =
+                "the programs of other frameworks do not say which rank writes a line: this is the log of its node";
+            anstream::eprintln!("note: {what}");
+        }
+        let is_alone = pods.len() == 1;
+        let mut lines = select_all(open(&live, args, &pods).await?);
+        while let Some((node_rank, line)) = lines.next().await {
+            let line =
+                line.map_err(|error| (format!("the log of node {node_rank} ends: {error}"), Exit::Unexpected))?;
+            if of_one.is_some_and(|rank| !is_of(rank, &line)) {
+                continue;
+            }
+            print(&if is_alone { line } else { format!("[node {node_rank}] {line}") });
+        }
+        Ok(Exit::Done)
+    });
+    done.unwrap_or_else(|(error, exit)| refuse(&error, exit))
+}
+
+type Lines = BoxStream<'static, (u32, std::io::Result<String>)>;
+
+/// The logs of pods. Without `follow` one after the other, else as they come.
+async fn open(live: &Live, args: &LogsArgs, pods: &[PodView]) -> Result<Vec<Lines>, Failure> {
+    let params = LogParams {
+        container: Some(TRAINER.into()),
+        follow: args.follow,
+        tail_lines: args.tail,
+        ..LogParams::default()
+    };
+    let mut logs: Vec<Lines> = Vec::new();
+    for pod in pods {
+        let node_rank = pod.node_rank;
+        let log = live.pods().log_stream(&pod.name, &params).await;
+        let log = log.map_err(|error| asked(&format!("read the log of {}", pod.name), error))?;
+        logs.push(log.lines().map(move |line| (node_rank, line)).boxed());
+    }
+    if args.follow {
+        return Ok(logs);
+    }
+    Ok(vec![futures::stream::iter(logs).flatten().boxed()])
+}
+
+/// The pods whose logs are meant, and have begun.
+pub(super) fn chosen(args: &LogsArgs, job: &TrainJob, mut pods: Vec<PodView>) -> Result<Vec<PodView>, Failure> {
+    let attempts: Vec<u32> = pods.iter().map(|pod| pod.attempt).collect();
+    let attempt = args.attempt.or(attempts.iter().copied().max());
+    let Some(attempt) = attempt.filter(|attempt| attempts.contains(attempt)) else {
+        let have = match (attempts.first(), args.attempt) {
+            (Some(_), Some(asked)) => {
+                format!("attempt {asked} has no pods any more; there are those of attempt {}", list(&attempts))
+            }
+            _ => "it has no pods now (switchyard status)".into(),
+        };
+        return Err((format!("no log of {}: {have}", args.job), Exit::Usage));
+    };
+    pods.retain(|pod| pod.attempt == attempt);
+    let node_rank = match args.rank {
+        None => args.node_rank,
+        Some(rank) => Some(node_of(rank, job, pods.len() as u32).map_err(|error| (error, Exit::Usage))?),
+    };
+    if let Some(node_rank) = node_rank {
+        let nodes: Vec<u32> = pods.iter().map(|pod| pod.node_rank).collect();
+        pods.retain(|pod| pod.node_rank == node_rank);
+        if pods.is_empty() {
+            let text = format!("no log of node {node_rank}: attempt {attempt} has pods of nodes {}", list(&nodes));
+            return Err((text, Exit::Usage));
+        }
+    }
+    let waiting: Vec<&str> =
+        pods.iter().filter(|pod| pod.phase == Phase::Pending).map(|pod| pod.name.as_str()).collect();
+    if waiting.len() == pods.len() {
+        let text = format!("no log yet: {} not started (switchyard status {})", waiting.join(", "), args.job);
+        return Err((text, Exit::Unexpected));
+    }
+    pods.retain(|pod| pod.phase != Phase::Pending);
+    Ok(pods)
+}
+
+fn list(numbers: &[u32]) -> String {
+    crate::cli::units::rank_list(numbers.iter().copied())
+}
+
+/// The node of a rank.
+fn node_of(rank: u32, job: &TrainJob, nodes: u32) -> Result<u32, String> {
+    let mut ranks = ranks(job);
+    if ranks.is_empty() {
+        let each = job.spec.trainer.num_proc_per_node.map_or(1, i32::unsigned_abs);
+        ranks = (0..nodes).map(|node| (node * each, each)).collect();
+    }
+    let found = ranks.iter().position(|(first, count)| (*first..first + count).contains(&rank));
+    found.map(|node| node as u32).ok_or_else(|| {
+        let last = ranks.last().map_or(0, |(first, count)| (first + count).saturating_sub(1));
+        format!("--rank {rank}: the job has ranks 0 to {last}")
+    })
+}
+
+/// Whether a line of a pod is of this rank: our worker marks each with it, and events name it.
+pub(super) fn is_of(rank: u32, line: &str) -> bool {
+    if let Some(rest) = line.strip_prefix("[rank ") {
+        return rest.split_once(']').is_some_and(|(number, _)| number.parse() == Ok(rank));
+    }
+    match serde_json::from_str::<Event>(line) {
+        // What is said of the whole job, rank 0 says.
+        Ok(event) => event.rank().unwrap_or(0) == rank,
+        Err(_) => false,
+    }
+}

@@ -1,0 +1,125 @@
+//! Jobs in a running cluster, for those who wait for them: `status`, `logs`, `report JOB`, `doctor JOB`, `support-bundle`. Everything here reads.
+
+mod board;
+mod bundle;
+mod doctor;
+mod logs;
+mod report;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub(super) use bundle::bundle;
+pub(super) use doctor::{diagnose, name_in};
+pub(super) use logs::logs;
+pub(super) use report::report;
+pub(super) use status::status;
+
+use super::args::ConnectionArgs;
+use super::cluster::name_of;
+use crate::plan::cluster::view::PodView;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
+use std::sync::Arc;
+use switchyard_crds::{TrainJob, labels};
+use switchyard_service::{Connection, client, connect};
+use switchyard_worker_contract::exit::Exit;
+
+/// What goes wrong, and the code of the program.
+pub(super) type Failure = (String, Exit);
+
+/// Does something that waits for a network.
+///
+/// # Errors
+/// Its own; the system gives no runtime.
+pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| (format!("cannot start: {error}"), Exit::Unexpected))?.block_on(work)
+}
+
+/// A client, and the namespace of its context.
+///
+/// # Errors
+/// There is no kubeconfig, or it cannot be used.
+pub(super) async fn open(connection: &Connection) -> Result<(Client, String), Failure> {
+    let config = connect(connection).await.map_err(|error| (error, Exit::Usage))?;
+    let namespace = config.default_namespace.clone();
+    let client = client(config, "switchyard", Arc::new(|_, _, _| {})).map_err(|error| (error, Exit::Usage))?;
+    Ok((client, namespace))
+}
+
+/// A namespace of a running cluster.
+struct Live {
+    client: Client,
+    namespace: String,
+}
+
+impl Live {
+    async fn open(args: &ConnectionArgs) -> Result<Live, Failure> {
+        let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
+        let (client, namespace) = open(&connection).await?;
+        Ok(Live { client, namespace: args.namespace.clone().unwrap_or(namespace) })
+    }
+
+    fn jobs(&self) -> Api<TrainJob> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// A job by name.
+    async fn job(&self, name: &str) -> Result<TrainJob, Failure> {
+        if let Some(job) = self.jobs().get_opt(name).await.map_err(|error| asked("get the TrainJob", error))? {
+            return Ok(job);
+        }
+        let known = self.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
+        let names: Vec<String> = known.items.iter().map(name_of).collect();
+        let known = if names.is_empty() { "there is none".into() } else { format!("there are {}", names.join(", ")) };
+        Err((format!("no TrainJob {}/{name}; {known} (--namespace)", self.namespace), Exit::Usage))
+    }
+
+    /// The pods of a job that exist, by attempt and node.
+    async fn pods_of(&self, job: &TrainJob) -> Result<Vec<PodView>, Failure> {
+        let list = self.pods().list(&ListParams::default().labels(&selector(job))).await;
+        let list = list.map_err(|error| asked("list pods", error))?;
+        let mut pods: Vec<PodView> = list.items.iter().map(PodView::of).collect();
+        pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
+        Ok(pods)
+    }
+}
+
+/// Selects the pods of a job, and of no other that had its name.
+fn selector(job: &TrainJob) -> String {
+    format!("{}={}", labels::JOB_UID, job.uid().unwrap_or_default())
+}
+
+/// What the server said to a question.
+fn asked(what: &str, error: kube::Error) -> Failure {
+    let words = match error {
+        kube::Error::Api(status) if status.code == 404 && status.message.contains("could not find the requested") => {
+            "the cluster has no TrainJobs: Switchyard is not installed there (docs/install.md)".into()
+        }
+        kube::Error::Api(status) => status.message,
+        error => error.to_string(),
+    };
+    (format!("cannot {what}: {words}"), Exit::Unexpected)
+}
+
+/// The ranks of each node of a job: lowest global rank and how many, by node rank. Empty: no pod has been placed.
+fn ranks(job: &TrainJob) -> Vec<(u32, u32)> {
+    let placement = job.status.as_ref().and_then(|status| status.placement.as_ref());
+    let firsts = placement.map(|placement| placement.nodes.iter().map(|node| node.first_rank.unsigned_abs()));
+    let mut firsts: Vec<u32> = firsts.into_iter().flatten().collect();
+    firsts.sort_unstable();
+    let each = job.spec.trainer.num_proc_per_node.map(i32::unsigned_abs);
+    let last = firsts.len().checked_sub(2).map(|at| firsts[at + 1] - firsts[at]);
+    let count = |at: usize| match firsts.get(at + 1) {
+        Some(next) => next - firsts[at],
+        // The last node has as many as the one before it; a single one as many as the manifest says.
+        None => last.or(each).unwrap_or(1),
+    };
+    (0..firsts.len()).map(|at| (firsts[at], count(at))).collect()
+}

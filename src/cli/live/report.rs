@@ -1,0 +1,93 @@
+//! `switchyard report JOB`: the report of a job in a cluster, from what the API server has of it.
+//!
+//! A pod that has ended cannot be entered, so what its ranks wrote down step by step is out of reach, unless the job keeps its run
+//! directory on a volume. The logs have the events of rank 0: they, the configuration and the status become a run directory here, and the
+//! report says what is missing.
+
+use super::{Failure, Live, asked, wait_for};
+use crate::cli::args::{Cli, ReportArgs};
+use crate::cli::refuse;
+use crate::cli::report as local;
+use crate::local::RunDir;
+use crate::plan::objects::TRAINER;
+use crate::report::Document;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::LogParams;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use switchyard_crds::{Framework, TrainJob};
+use switchyard_worker_contract::event::Event;
+use switchyard_worker_contract::exit::Exit;
+
+/// Writes the report of a job into `runs/JOB-cluster`, or the place of `--out`.
+pub(in crate::cli) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
+    let name = args.subject.display().to_string();
+    let fetched = wait_for(async {
+        let live = Live::open(&args.connection).await?;
+        let job = live.job(&name).await?;
+        if job.spec.trainer.framework != Framework::Switchyard {
+            let framework = json!(job.spec.trainer.framework);
+            let text =
+                format!("{name} runs {}: there are figures of our own engine only", framework.as_str().unwrap_or("-"));
+            return Err((text, Exit::Usage));
+        }
+        fetch(&live, &job).await
+    });
+    match fetched {
+        Ok(folder) => local::report(cli, &ReportArgs { subject: folder, ..args.clone() }),
+        Err((error, exit)) => refuse(&error, exit),
+    }
+}
+
+/// Makes the run directory of a job.
+async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
+    let folder = Path::new("runs").join(format!("{}-cluster", job.name_any()));
+    let cannot = |error: std::io::Error| (format!("cannot write {}: {error}", folder.display()), Exit::Unexpected);
+    std::fs::create_dir_all(&folder).map_err(cannot)?;
+    let run_dir = RunDir::existing(&folder);
+    let replace =
+        |name: &str, text: &str| run_dir.replace(name, text).map_err(|error| (error.to_string(), Exit::Unexpected));
+    let mut shown = job.clone();
+    shown.metadata.managed_fields = None;
+    replace(Document::Status.file(), &serde_saphyr::to_string(&shown).unwrap_or_default())?;
+    let attempt = job.status.as_ref().and_then(|status| status.attempt).unwrap_or(1);
+    let maps: Api<ConfigMap> = Api::namespaced(live.client.clone(), &live.namespace);
+    let map = maps.get_opt(&format!("{}-{attempt}", job.name_any())).await;
+    let map = map.map_err(|error| asked("get the configuration", error))?;
+    let engine = map.and_then(|map| map.data?.remove(Document::Engine.file()));
+    if let Some(engine) = engine {
+        replace(Document::Engine.file(), &engine)?;
+    }
+    let mut events = String::new();
+    for pod in live.pods_of(job).await? {
+        let params = LogParams { container: Some(TRAINER.into()), timestamps: true, ..LogParams::default() };
+        // Without its log the report says less; the others are there.
+        match live.pods().logs(&pod.name, &params).await {
+            Ok(log) => log.lines().filter_map(|line| event(line, pod.attempt)).for_each(|line| events.push_str(&line)),
+            Err(error) => anstream::eprintln!("warning: {}", asked(&format!("read the log of {}", pod.name), error).0),
+        }
+    }
+    if events.is_empty() {
+        let text = format!("{}: no rank has said anything yet, or its pods and their logs are gone", job.name_any());
+        return Err((text, Exit::Usage));
+    }
+    replace("events.jsonl", &events)?;
+    Ok(folder)
+}
+
+/// A line of a log with its time, as a line of `events.jsonl`; `None`: it is no event, or repeats others.
+pub(super) fn event(line: &str, attempt: u32) -> Option<String> {
+    let (time, line) = line.split_once(' ')?;
+    let event: Event = serde_json::from_str(line).ok()?;
+    if matches!(event, Event::Summary(_)) {
+        return None;
+    }
+    let rank = event.rank().unwrap_or(0);
+    let mut text = String::new();
+    let time = time.parse::<Timestamp>().ok();
+    writeln!(text, "{}", json!({"time": time, "attempt": attempt, "rank": rank, "event": event})).ok()?;
+    Some(text)
+}

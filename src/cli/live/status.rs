@@ -1,0 +1,212 @@
+//! `switchyard status`: where jobs are, once or for as long as somebody looks.
+
+use super::board::{self, Known};
+use super::{Failure, Live, asked, selector, wait_for};
+use crate::cli::args::{Cli, Output, StatusArgs};
+use crate::cli::cluster::name_of;
+use crate::cli::run::json_line;
+use crate::cli::{machine, print, print_yaml, refuse};
+use futures::StreamExt;
+use futures::stream::{BoxStream, select};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::runtime::{WatchStreamExt, watcher};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::time::Duration;
+use switchyard_crds::TrainJob;
+use switchyard_worker_contract::exit::Exit;
+
+/// The screen changes at most so often.
+const REDRAW: Duration = Duration::from_millis(200);
+/// Ages grow also when nothing changes.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Shows where jobs are.
+pub(in crate::cli) fn status(cli: &Cli, args: &StatusArgs) -> Exit {
+    let done = wait_for(async {
+        let live = Live::open(&args.connection).await?;
+        if args.watch { watch(cli, args, &live).await } else { once(cli, args, &live).await }
+    });
+    done.unwrap_or_else(|(error, exit)| refuse(&error, exit))
+}
+
+async fn once(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failure> {
+    let mut known = Known { only: args.job.is_some(), all_namespaces: args.all_namespaces, ..Known::default() };
+    let found = match &args.job {
+        Some(name) => {
+            let job = live.job(name).await?;
+            known.pods = live.pods_of(&job).await?.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
+            vec![job]
+        }
+        None => {
+            let list = api(live, args).list(&Default::default()).await;
+            list.map_err(|error| asked("list TrainJobs", error))?.items
+        }
+    };
+    known.jobs = found.into_iter().map(|job| (name_of(&job), job)).collect();
+    match cli.output {
+        Output::Json => json_line("JobStatus", board::bodies(&known)),
+        Output::Yaml => print_yaml(&board::bodies(&known)),
+        Output::Table | Output::Dot => print(&board::table(&known, Timestamp::now(), machine::width())),
+    }
+    Ok(Exit::Done)
+}
+
+fn api(live: &Live, args: &StatusArgs) -> Api<TrainJob> {
+    if args.all_namespaces { Api::all(live.client.clone()) } else { live.jobs() }
+}
+
+/// What a watch brings.
+enum News {
+    Job(Box<watcher::Event<TrainJob>>),
+    Pod(Box<watcher::Event<Pod>>),
+    Trouble(String),
+    Tick,
+}
+
+async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failure> {
+    let mut known = Known { only: args.job.is_some(), all_namespaces: args.all_namespaces, ..Known::default() };
+    let mut jobs = watcher::Config::default();
+    let mut news: BoxStream<'_, News> = match &args.job {
+        Some(name) => {
+            // A job that is not there is told at once, and its pods are those of its UID.
+            let job = live.job(name).await?;
+            jobs = jobs.fields(&format!("metadata.name={name}"));
+            let pods = watcher::Config::default().labels(&selector(&job));
+            select(stream(api(live, args), jobs, News::Job), stream(live.pods(), pods, News::Pod)).boxed()
+        }
+        None => stream(api(live, args), jobs, News::Job),
+    };
+    let mut show = Show::new(cli);
+    if show.bar.is_some() {
+        let ticks = futures::stream::unfold((), |()| async {
+            tokio::time::sleep(TICK).await;
+            Some((News::Tick, ()))
+        });
+        news = select(news, ticks).boxed();
+    }
+    let mut told = None;
+    let interrupted = tokio::signal::ctrl_c();
+    tokio::pin!(interrupted);
+    loop {
+        let next = tokio::select! {
+            next = news.next() => next,
+            _ = &mut interrupted => break Ok(Exit::Interrupted),
+        };
+        match next {
+            Some(News::Job(event)) => {
+                if let Some(gone) = known.job(*event).filter(|_| known.only) {
+                    show.end();
+                    break Err((format!("{gone} was deleted"), Exit::Usage));
+                }
+            }
+            Some(News::Pod(event)) => known.pod(*event),
+            Some(News::Trouble(trouble)) => {
+                // Once, not with every try.
+                if told.as_ref() != Some(&trouble) {
+                    show.note(&format!("warning: {trouble}; tried again"));
+                    told = Some(trouble);
+                }
+            }
+            Some(News::Tick) => {}
+            None => break Ok(Exit::Done),
+        }
+        show.show(&known);
+        if known.only
+            && let Some(end) = known.jobs.values().find_map(board::ended)
+        {
+            show.end();
+            break Ok(end);
+        }
+    }
+}
+
+/// A watch that goes on after troubles.
+fn stream<K>(api: Api<K>, config: watcher::Config, news: fn(Box<watcher::Event<K>>) -> News) -> BoxStream<'static, News>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let events = watcher(api, config).default_backoff();
+    events
+        .map(move |event| event.map_or_else(|error| News::Trouble(words(&error)), |event| news(Box::new(event))))
+        .boxed()
+}
+
+fn words(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.message.clone(),
+        error => error.to_string(),
+    }
+}
+
+/// Where a watch is shown.
+struct Show {
+    output: Output,
+    bar: Option<ProgressBar>,
+    /// What was told of each job.
+    told: BTreeMap<String, String>,
+}
+
+impl Show {
+    fn new(cli: &Cli) -> Show {
+        let is_drawn = cli.output == Output::Table && std::io::stdout().is_terminal();
+        let bar = is_drawn.then(|| {
+            let hertz = (1000 / REDRAW.as_millis()) as u8;
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout_with_hz(hertz));
+            bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            bar
+        });
+        Show { output: cli.output, bar, told: BTreeMap::new() }
+    }
+
+    fn show(&mut self, known: &Known) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(board::table(known, Timestamp::now(), machine::width()).trim_end().to_owned());
+            return;
+        }
+        for (name, job) in &known.jobs {
+            let (line, state) = match self.output {
+                Output::Json | Output::Yaml => (None, board::body(job).to_string()),
+                Output::Table | Output::Dot => {
+                    let state = board::state(job);
+                    let before = self.told.get(name).and_then(|told| told.split(' ').next());
+                    let stage = match before {
+                        Some(before) if before != board::stage(job) => format!("{before}->"),
+                        _ => String::new(),
+                    };
+                    let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+                    (Some(format!("{now} {name} {stage}{state}")), state)
+                }
+            };
+            if self.told.get(name) == Some(&state) {
+                continue;
+            }
+            match line {
+                Some(line) => print(&line),
+                None if self.output == Output::Json => json_line("JobStatus", board::body(job)),
+                None => print(&format!("---\n{}", serde_saphyr::to_string(&board::body(job)).unwrap_or_default())),
+            }
+            self.told.insert(name.clone(), state);
+        }
+        self.told.retain(|name, _| known.jobs.contains_key(name));
+    }
+
+    fn note(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => anstream::eprintln!("{text}"),
+        }
+    }
+
+    /// What was shown last stays.
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.abandon();
+        }
+    }
+}

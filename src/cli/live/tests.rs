@@ -1,0 +1,149 @@
+use super::board::{Known, state, table};
+use super::logs::{chosen, is_of};
+use super::report::event;
+use crate::cli::args::LogsArgs;
+use crate::plan::cluster::view::{Phase, PodView};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use switchyard_crds::TrainJob;
+use switchyard_worker_contract::exit::Exit;
+
+fn job(name: &str, status: Value) -> TrainJob {
+    serde_json::from_value(json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
+        "metadata": {"name": name, "namespace": "team", "uid": name, "creationTimestamp": "2026-11-20T11:58:02Z"},
+        "spec": {"trainer": {"numNodes": 2, "framework": "Torch"}},
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-11-20T12:00:00Z"})
+}
+
+fn running() -> TrainJob {
+    job(
+        "gpt-124m",
+        json!({
+            "attempt": 2, "ready": "2/2", "restarts": {"application": 0, "infrastructure": 1, "preemption": 0, "total": 1},
+            "conditions": [condition("Succeeded", "Unknown", "Running", "training"), condition("Placed", "True", "Placed", "")],
+            "placement": {
+                "reason": "r", "predictedBusBandwidth": "96G",
+                "nodes": [{"firstRank": 0, "nodeName": "gpu-01", "gpus": ["a", "b"]}, {"firstRank": 2, "nodeName": "gpu-03", "gpus": ["c", "d"]}],
+            },
+            "trainerStatus": {
+                "step": 8000, "totalSteps": 20000, "progressPercentage": 40, "loss": "2.184", "validationLoss": "2.310",
+                "throughput": "20900", "throughputUnit": "Tokens", "estimatedRemainingSeconds": 11100,
+                "exposedCommunicationPercent": "3.2", "inputWaitPercent": "0.4", "lastUpdatedTime": "2026-11-20T14:08:00Z",
+            },
+        }),
+    )
+}
+
+fn waiting() -> TrainJob {
+    let why = "4 whole nodes in one rack are needed; the best has 2 (switchyard explain gpt-rack)";
+    job(
+        "gpt-rack",
+        json!({"ready": "0/4", "conditions": [condition("Succeeded", "Unknown", "Queued", "waits"), condition("Placed", "False", "NoRoom", why)]}),
+    )
+}
+
+fn pod(name: &str, phase: Phase) -> PodView {
+    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": name}});
+    PodView { phase, ready: phase == Phase::Running, ..PodView::of(&serde_json::from_value(object).unwrap()) }
+}
+
+fn now() -> Timestamp {
+    "2026-11-20T14:08:02Z".parse().unwrap()
+}
+
+#[test]
+fn a_line_per_job_with_its_figures_or_what_it_waits_for() {
+    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cli::cluster::name_of(&job), job)).collect();
+    let known = Known { jobs, ..Known::default() };
+    insta::assert_snapshot!(table(&known, now(), 100));
+}
+
+#[test]
+fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
+    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cli::cluster::name_of(&job), job)).collect();
+    let known = Known { jobs, all_namespaces: true, ..Known::default() };
+    let text = table(&known, now(), 60);
+    assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+    let head = text.lines().next().unwrap();
+    assert!(head.contains("PROGRESS") && !head.contains("QUEUE"), "{text}");
+}
+
+#[test]
+fn one_job_is_shown_with_its_pods() {
+    let pods = [pod("gpt-124m-2-0", Phase::Running), pod("gpt-124m-2-1", Phase::Failed)];
+    let pods = pods.into_iter().map(|pod| ((pod.attempt, pod.node_rank), pod)).collect();
+    let known = Known { jobs: [("gpt-124m".into(), running())].into(), pods, only: true, all_namespaces: false };
+    insta::assert_snapshot!(table(&known, now(), 100));
+}
+
+#[test]
+fn a_change_is_one_line_without_escape_codes() {
+    assert_eq!(state(&running()), "Running ready=2/2 attempt=2 step=8000/20000 loss=2.184");
+    assert_eq!(state(&waiting()), "Queued ready=0/4 reason=NoRoom");
+    assert_eq!(state(&job("new", Value::Null)), "-");
+}
+
+fn ask() -> LogsArgs {
+    LogsArgs {
+        job: "gpt-124m".into(),
+        rank: None,
+        node_rank: None,
+        attempt: None,
+        follow: false,
+        tail: None,
+        connection: Default::default(),
+    }
+}
+
+#[test]
+fn logs_are_those_of_the_newest_attempt_or_of_the_node_of_a_rank() {
+    let pods = || {
+        let names = ["gpt-124m-1-0", "gpt-124m-2-0", "gpt-124m-2-1"];
+        names.map(|name| pod(name, if name.ends_with("1-0") { Phase::Failed } else { Phase::Running })).to_vec()
+    };
+    let names = |args: LogsArgs| -> Result<Vec<String>, (String, Exit)> {
+        Ok(chosen(&args, &running(), pods())?.into_iter().map(|pod| pod.name).collect())
+    };
+    assert_eq!(names(ask()).unwrap(), ["gpt-124m-2-0", "gpt-124m-2-1"]);
+    assert_eq!(names(LogsArgs { attempt: Some(1), ..ask() }).unwrap(), ["gpt-124m-1-0"]);
+    for (rank, name) in [(0, "gpt-124m-2-0"), (1, "gpt-124m-2-0"), (2, "gpt-124m-2-1"), (3, "gpt-124m-2-1")] {
+        assert_eq!(names(LogsArgs { rank: Some(rank), ..ask() }).unwrap(), [name], "{rank}");
+    }
+    let error = |args| names(args).unwrap_err().0;
+    assert_eq!(error(LogsArgs { rank: Some(4), ..ask() }), "--rank 4: the job has ranks 0 to 3");
+    assert_eq!(error(LogsArgs { node_rank: Some(7), ..ask() }), "no log of node 7: attempt 2 has pods of nodes 0-1");
+    let gone = error(LogsArgs { attempt: Some(9), ..ask() });
+    assert!(gone.contains("attempt 9 has no pods any more"), "{gone}");
+}
+
+#[test]
+fn a_log_of_pods_that_have_not_started_is_told_not_awaited() {
+    let error = chosen(&ask(), &running(), vec![pod("gpt-124m-2-0", Phase::Pending)]).unwrap_err();
+    assert_eq!(error.0, "no log yet: gpt-124m-2-0 not started (switchyard status gpt-124m)");
+}
+
+#[test]
+fn a_line_belongs_to_the_rank_that_it_names() {
+    let failed = r#"{"event":"failed","rank":12,"originRank":1,"cause":"c","during":"d","exitCode":4}"#;
+    let parsed = serde_json::from_str::<switchyard_worker_contract::event::Event>(failed);
+    assert!(parsed.is_ok(), "{parsed:?}");
+    assert!(is_of(12, failed) && !is_of(1, failed));
+    assert!(is_of(1, "[rank 1] words") && !is_of(1, "[rank 12] words") && !is_of(1, "words"));
+}
+
+#[test]
+fn a_line_of_a_log_becomes_an_event_with_its_time() {
+    let line = r#"2026-11-20T14:08:02.5Z {"event":"evaluation","step":3,"loss":2.5}"#;
+    let made: Value = serde_json::from_str(&event(line, 2).unwrap()).unwrap();
+    assert_eq!((&made["attempt"], &made["rank"], &made["event"]["step"]), (&json!(2), &json!(0), &json!(3)));
+    assert_eq!(made["time"], "2026-11-20T14:08:02.5Z");
+    assert_eq!(event("2026-11-20T14:08:02Z [rank 1] words", 1), None);
+    assert_eq!(event("words", 1), None);
+}

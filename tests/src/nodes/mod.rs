@@ -1,0 +1,308 @@
+//! Real nodes around a real control plane: containerd, kubelet and kube-proxy, each node in namespaces of its own.
+//!
+//! ```text
+//! Instance (a number)  ─> Network (a switch) ─┐
+//! ControlPlane on 10.X.0.1, CoreDNS beside it ─┴> Node 1..4: namespaces ─> containerd ─> kubelet, kube-proxy ─> pods
+//! ```
+//!
+//! A node is a set of namespaces with an init process. Whatever a node mounts, connects or starts is in them, so that the kernel
+//! takes it back when the init process ends, and that ends with this process, however it ends. What remains, cgroups and files, is
+//! removed on drop, or by the next one that starts.
+
+mod cgroups;
+mod images;
+mod instance;
+mod namespace;
+mod network;
+mod node;
+mod rights;
+mod settings;
+
+pub use images::{Image, TOOLS};
+pub use instance::{clean_all, left};
+pub use rights::missing;
+
+use crate::control_plane::{Reach, free_port};
+use crate::{ControlPlane, Daemon, Ended, Options, programs_of};
+use anyhow::{Context, Result, bail, ensure};
+use instance::Instance;
+use network::{Network, Plan};
+use node::Node;
+use serde_json::json;
+use std::fs;
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Nodes at most: each has some 150 MB of memory.
+pub const MOST: u8 = 4;
+/// For all nodes to be ready, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is started.
+#[derive(Debug, Clone)]
+pub struct NodesOptions {
+    /// Nodes, 1 to [`MOST`]: `node-1` and on.
+    pub nodes: u8,
+    /// The control plane; its folder and addresses are set here.
+    pub plane: Options,
+}
+
+impl NodesOptions {
+    /// So many nodes, with a controller manager and a scheduler.
+    pub fn new(nodes: u8) -> NodesOptions {
+        NodesOptions { nodes, plane: Options { controller_manager: true, scheduler: true, ..Options::default() } }
+    }
+}
+
+/// A cluster of real nodes; nothing of it is left after drop.
+#[derive(Debug)]
+pub struct Nodes {
+    // In the order in which they end.
+    nodes: Vec<Node>,
+    dns: Option<Daemon>,
+    /// Its control plane.
+    pub plane: ControlPlane,
+    network: Network,
+    programs: Programs,
+    instance: Instance,
+}
+
+/// Folders of programs that are built from source.
+#[derive(Debug, Clone)]
+struct Programs {
+    containerd: PathBuf,
+    coredns: PathBuf,
+    kubernetes: PathBuf,
+}
+
+impl Programs {
+    fn find() -> Result<Programs> {
+        let folders = programs_of(&["containerd", "coredns", "kubernetes-node"])?;
+        let [containerd, coredns, kubernetes] = folders.try_into().ok().context("invariant: a folder for each name")?;
+        for path in [&containerd, &kubernetes] {
+            let is_hidden = path.starts_with("/var") || path.starts_with("/run");
+            ensure!(
+                !is_hidden,
+                "{} is not seen by a node, whose /var and /run are its own: set XDG_CACHE_HOME",
+                path.display()
+            );
+        }
+        Ok(Programs { containerd, coredns, kubernetes })
+    }
+}
+
+impl Nodes {
+    /// Starts a cluster and waits until all its nodes are ready. `tell` is told each part that is done, and how long it took.
+    ///
+    /// # Errors
+    /// [`missing`] says what this machine lacks; a program does not become ready, then the end of its log is in the error.
+    pub fn start(options: &NodesOptions, tell: impl Fn(&str, Duration)) -> Result<Nodes> {
+        ensure!((1..=MOST).contains(&options.nodes), "{} nodes; expected 1 to {MOST}", options.nodes);
+        let mut begin = Instant::now();
+        let mut part = |what: &str| {
+            tell(what, begin.elapsed());
+            begin = Instant::now();
+        };
+        let programs = Programs::find()?;
+        part("programs found");
+        let instance = Instance::take()?;
+        let network = Network::start(&instance)?;
+        part("network");
+        let plan = Plan::of(&instance);
+        let names = (1..=options.nodes).map(node::name).collect();
+        let folder = Some(instance.folder().join("plane"));
+        let plane =
+            Options { folder, reach: Some(Reach { address: plan.host(), nodes: names }), ..options.plane.clone() };
+        let tools = images::tools(&instance.folder())?;
+        let start = |index| {
+            let node = Node::start(&instance, &network, &programs, index, options.nodes)?;
+            node.import(&programs, &tools)?;
+            anyhow::Ok(node)
+        };
+        let (plane, nodes) = std::thread::scope(|scope| {
+            let start = &start;
+            let nodes: Vec<_> = (1..=options.nodes).map(|index| scope.spawn(move || start(index))).collect();
+            (ControlPlane::start(&plane), nodes.into_iter().map(joined).collect::<Result<Vec<Node>>>())
+        });
+        let mut cluster = Nodes { nodes: nodes?, dns: None, plane: plane?, network, programs, instance };
+        part("control plane, namespaces and containerd");
+        cluster.start_dns()?;
+        for node in &mut cluster.nodes {
+            node.join(&cluster.plane, plan, &cluster.programs)?;
+        }
+        part("DNS, kubelets and kube-proxies started");
+        cluster.wait_ready()?;
+        part("nodes ready");
+        Ok(cluster)
+    }
+
+    /// CoreDNS on this machine, behind the Service whose address is in every pod's `/etc/resolv.conf`.
+    fn start_dns(&mut self) -> Result<()> {
+        let (plan, port) = (Plan::of(&self.instance), free_port()?);
+        let file = self.instance.folder().join("Corefile");
+        fs::write(&file, settings::coredns(plan, port, &self.plane.kubeconfig("admin")))?;
+        let arguments = ["-conf".to_string(), file.display().to_string()];
+        let log = self.instance.folder().join("coredns.log");
+        let daemon = Daemon::start(&self.programs.coredns.join("coredns"), &arguments, &[], &log)?;
+        node::wait(self.dns.insert(daemon), "CoreDNS", || TcpStream::connect((plan.host(), port)).is_ok())?;
+        let ports = |target: u16| {
+            ["UDP", "TCP"]
+                .map(|protocol| json!({"name": protocol.to_lowercase(), "protocol": protocol, "port": target}))
+        };
+        let meta = json!({"name": "kube-dns", "namespace": "kube-system", "labels": {"kubernetes.io/service-name": "kube-dns"}});
+        let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"clusterIP": settings::DNS, "ports": ports(53)}},
+            {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": meta, "addressType": "IPv4",
+                "endpoints": [{"addresses": [plan.host()], "conditions": {"ready": true}}], "ports": ports(port)},
+        ]});
+        let applied = self.plane.kubectl_with(&["apply", "-f", "-"], &objects.to_string());
+        ensure!(applied.code == Some(0), "{}", applied.stderr);
+        Ok(())
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let give_up = Instant::now() + PATIENCE;
+        let path = r#"jsonpath={range .items[*].status.conditions[?(@.type=="Ready")]}{.status} {end}"#;
+        loop {
+            let seen = self.plane.kubectl(&["get", "nodes", "-o", path]).stdout;
+            if seen.split_whitespace().filter(|status| *status == "True").count() == self.nodes.len() {
+                return Ok(());
+            }
+            for node in &mut self.nodes {
+                node.must_run()?;
+            }
+            if Instant::now() > give_up {
+                let said = self.plane.kubectl(&["describe", "nodes"]).stdout;
+                bail!("{} nodes are not ready after {} s\n{said}", self.nodes.len(), PATIENCE.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Names of the nodes.
+    pub fn names(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.name.clone()).collect()
+    }
+
+    /// Number of the cluster, by which [`left`] finds what is left of it.
+    pub fn number(&self) -> u8 {
+        self.instance.number()
+    }
+
+    /// Takes an image from an archive of Docker's or OCI's kind to all nodes.
+    ///
+    /// # Errors
+    /// containerd refuses it.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        std::thread::scope(|scope| {
+            let imports: Vec<_> =
+                self.nodes.iter().map(|node| scope.spawn(|| node.import(&self.programs, archive))).collect();
+            imports.into_iter().try_for_each(joined)
+        })
+    }
+
+    fn node(&self, name: &str) -> Result<&Node> {
+        let names = || format!("no node `{name}`; expected one of {}", self.names().join(", "));
+        self.nodes.iter().find(|node| node.name == name).with_context(names)
+    }
+
+    fn node_mut(&mut self, name: &str) -> Result<(&mut Node, &Programs)> {
+        self.node(name)?;
+        let found = self.nodes.iter_mut().find(|node| node.name == name);
+        Ok((found.context("invariant: it was found")?, &self.programs))
+    }
+
+    /// A path of a node, below `/var` or `/run`, as this machine sees it: files and sockets, not what is mounted there.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn path(&self, node: &str, path: &str) -> Result<PathBuf> {
+        Ok(self.node(node)?.path(path))
+    }
+
+    /// The address of a node.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn address(&self, node: &str) -> Result<Ipv4Addr> {
+        Ok(Plan::of(&self.instance).node(self.node(node)?.index))
+    }
+
+    /// Runs a program in the namespaces of a node.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn run(&self, node: &str, program: &str, arguments: &[&str]) -> Result<Ended> {
+        Ok(self.node(node)?.namespace.run(program, arguments))
+    }
+
+    /// Sets the rate between two nodes and their pods, in both directions, in bit/s; `None`: as fast as they can.
+    ///
+    /// # Errors
+    /// There is no such node, or the kernel has no HTB queue.
+    pub fn set_speed(&self, one: &str, other: &str, bits_per_second: Option<u64>) -> Result<()> {
+        let (one, other) = (self.node(one)?, self.node(other)?);
+        ensure!(one.index != other.index, "a link from {} to itself", one.name);
+        self.network.limit(&one.namespace, other.index, bits_per_second)?;
+        self.network.limit(&other.namespace, one.index, bits_per_second)
+    }
+
+    /// Pulls a node's plug at the switch, or puts it in again.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn set_link(&self, node: &str, up: bool) -> Result<()> {
+        self.network.set_link(self.node(node)?.index, up)
+    }
+
+    /// Kills the kubelet of a node. Its pods go on.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn kill_kubelet(&mut self, node: &str) -> Result<()> {
+        self.node_mut(node)?.0.kill_kubelet();
+        Ok(())
+    }
+
+    /// Starts the kubelet of a node, again.
+    ///
+    /// # Errors
+    /// There is no such node, or it cannot be started.
+    pub fn start_kubelet(&mut self, node: &str) -> Result<()> {
+        let plan = Plan::of(&self.instance);
+        let (node, programs) = self.node_mut(node)?;
+        node.start_kubelet(plan, programs)
+    }
+
+    /// Kills containerd of a node and starts it again. Its containers go on.
+    ///
+    /// # Errors
+    /// There is no such node, or it does not answer.
+    pub fn restart_containerd(&mut self, node: &str) -> Result<()> {
+        let (node, programs) = self.node_mut(node)?;
+        node.kill_containerd();
+        node.start_containerd(programs)
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Ok(folder) = tempfile::Builder::new().prefix("switchyard-nodes-").tempdir()
+        {
+            let folder = folder.keep();
+            for node in &self.nodes {
+                for log in node.logs() {
+                    let name = log.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    let _ = fs::copy(&log, folder.join(format!("{}-{name}", node.name)));
+                }
+            }
+            eprintln!("logs of the nodes: {}", folder.display());
+        }
+    }
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| bail!("a thread panicked"))
+}

@@ -1,0 +1,143 @@
+//! The network of a cluster: a switch in a namespace of its own, to which this machine and every node have a cable.
+//!
+//! ```text
+//! this machine  10.X.0.1 ──┐
+//! node-1        10.X.0.11 ─┤ switch      pods of node-1: 10.X.1.0/24, routed by everybody via 10.X.0.11
+//! node-2        10.X.0.12 ─┘
+//! ```
+//!
+//! This machine has one interface of it, and no rule of its packet filter is touched. A cable ends with the namespace of either
+//! end, and the routes with the cable.
+
+use super::instance::Instance;
+use super::namespace::{Namespace, shell};
+use anyhow::{Result, ensure};
+use std::net::Ipv4Addr;
+
+/// The switch, and the addresses.
+#[derive(Debug)]
+pub(super) struct Network {
+    switch: Namespace,
+    plan: Plan,
+}
+
+/// Who has which address. Nodes are counted from 1.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    /// The first two bytes.
+    base: Ipv4Addr,
+}
+
+impl Plan {
+    pub(super) fn of(instance: &Instance) -> Plan {
+        Plan { base: instance.address(0, 0) }
+    }
+
+    fn address(self, third: u8, fourth: u8) -> Ipv4Addr {
+        let [first, second, ..] = self.base.octets();
+        Ipv4Addr::new(first, second, third, fourth)
+    }
+
+    /// This machine.
+    pub(super) fn host(self) -> Ipv4Addr {
+        self.address(0, 1)
+    }
+
+    /// A node.
+    pub(super) fn node(self, index: u8) -> Ipv4Addr {
+        self.address(0, 10 + index)
+    }
+
+    /// The pods of a node.
+    pub(super) fn pods(self, index: u8) -> String {
+        format!("{}/24", self.address(index, 0))
+    }
+
+    /// All of them.
+    pub(super) fn all(self) -> String {
+        format!("{}/16", self.base)
+    }
+}
+
+impl Network {
+    /// The switch, with the cable to this machine.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn start(instance: &Instance) -> Result<Network> {
+        let folder = instance.folder();
+        // Frames between nodes are no business of a packet filter, here as in a rack.
+        let script = "ip link set lo up\nip link add switch type bridge\nip link set switch up\n\
+                      filter=/proc/sys/net/bridge/bridge-nf-call-iptables\n[ ! -e $filter ] || echo 0 > $filter\n";
+        let switch = Namespace::start(&["--net"], Vec::new(), script, &folder, "switch")?;
+        let network = Network { switch, plan: Plan::of(instance) };
+        let (name, pid) = (instance.interface(), network.switch.pid());
+        shell(
+            &format!(
+                "ip link add {name} type veth peer name host netns /proc/{pid}/ns/net\nip addr add {}/24 dev {name}\nip link set {name} up",
+                network.plan.host()
+            ),
+            &folder,
+        )?;
+        network.switch.shell("ip link set host master switch up")?;
+        Ok(network)
+    }
+
+    /// Lays the cable to a node, with routes to the pods of all `nodes` on it, and from here to its pods.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn attach(&self, instance: &Instance, node: &Namespace, index: u8, nodes: u8) -> Result<()> {
+        let plan = self.plan;
+        self.switch.shell(&format!(
+            "ip link add node-{index} type veth peer name eth0 netns /proc/{}/ns/net\nip link set node-{index} master switch up",
+            node.pid()
+        ))?;
+        let mut script = format!(
+            "ip addr add {}/24 dev eth0\nip link set eth0 up\nip route add default via {}\necho 1 > /proc/sys/net/ipv4/ip_forward\n",
+            plan.node(index),
+            plan.host()
+        );
+        for other in (1..=nodes).filter(|other| *other != index) {
+            script.push_str(&format!("ip route add {} via {}\n", plan.pods(other), plan.node(other)));
+        }
+        node.shell(&script)?;
+        shell(&format!("ip route add {} via {}", plan.pods(index), plan.node(index)), &instance.folder())?;
+        Ok(())
+    }
+
+    /// Pulls the plug of a node at the switch, or puts it in again.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn set_link(&self, index: u8, up: bool) -> Result<()> {
+        self.switch.shell(&format!("ip link set node-{index} {}", if up { "up" } else { "down" }))?;
+        Ok(())
+    }
+
+    /// From `node`, packets to the node `to` and to its pods go at this rate from now on; `None`: as fast as they can.
+    ///
+    /// # Errors
+    /// The kernel has no HTB queue, or the rate is zero.
+    pub(super) fn limit(&self, node: &Namespace, to: u8, bits_per_second: Option<u64>) -> Result<()> {
+        ensure!(bits_per_second != Some(0), "a link of 0 bit/s; to cut a link, pull its plug");
+        let mut script = format!(
+            "tc qdisc show dev eth0 root | grep -q htb || tc qdisc add dev eth0 root handle 1: htb\n\
+             tc filter del dev eth0 parent 1: prio {to} 2>/dev/null || true\ntc class del dev eth0 classid 1:{to} 2>/dev/null || true\n"
+        );
+        if let Some(rate) = bits_per_second {
+            // The queue holds some milliseconds: with the default of a thousand segments it would hold seconds.
+            script.push_str(&format!(
+                "tc class add dev eth0 parent 1: classid 1:{to} htb rate {rate}bit burst 256kb cburst 256kb quantum 60000\n\
+                 tc qdisc add dev eth0 parent 1:{to} bfifo limit 1mb\n"
+            ));
+            for destination in [format!("{}/32", self.plan.node(to)), self.plan.pods(to)] {
+                script.push_str(&format!(
+                    "tc filter add dev eth0 parent 1: protocol ip prio {to} u32 match ip dst {destination} flowid 1:{to}\n"
+                ));
+            }
+        }
+        node.shell(&script)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! One node: namespaces with folders of their own for `/var` and `/run`, containerd, the kubelet and kube-proxy.
+
+use super::instance::Instance;
+use super::namespace::Namespace;
+use super::network::{Network, Plan};
+use super::{Programs, cgroups, images, settings};
+use crate::control_plane::{kubeconfig_text, kubelet_user};
+use crate::{ControlPlane, Daemon};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// For a program to answer, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) name: String,
+    pub(super) index: u8,
+    folder: PathBuf,
+    // In the order in which they end.
+    proxy: Option<Daemon>,
+    kubelet: Option<Daemon>,
+    containerd: Option<Daemon>,
+    pub(super) namespace: Namespace,
+}
+
+/// Makes a node's own `/var` and `/run`, and a view of its own network in `/sys`.
+///
+/// What is mounted below them by containerd and the kubelet is in the namespace only, and gone with it.
+fn script(name: &str, folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "hostname {name}\nip link set lo up\n\
+         mkdir {folder}/cgroup\nmount --rbind /sys/fs/cgroup {folder}/cgroup\nmount -t sysfs sysfs /sys\n\
+         mount --rbind {folder}/cgroup /sys/fs/cgroup\numount -l {folder}/cgroup\n\
+         mount --bind {folder}/run /run\nmount --bind {folder}/var /var\nmount --make-rshared /\n"
+    )
+}
+
+impl Node {
+    /// Its namespaces, its cable and containerd, with the image of sandboxes.
+    ///
+    /// # Errors
+    /// The kernel refuses, or containerd does not answer.
+    pub(super) fn start(
+        instance: &Instance,
+        network: &Network,
+        programs: &Programs,
+        index: u8,
+        nodes: u8,
+    ) -> Result<Node> {
+        let name = name(index);
+        let folder = instance.folder().join(&name);
+        let plan = Plan::of(instance);
+        for path in [
+            "var/lib/containerd",
+            "var/lib/kubelet",
+            "var/lib/kube-proxy",
+            "var/log",
+            "var/tmp",
+            "run/cni",
+            "run/cdi",
+            "run/lock",
+        ] {
+            fs::create_dir_all(folder.join(path))?;
+        }
+        symlink("/run", folder.join("var/run"))?;
+        let write = |path: &str, text: String| fs::write(folder.join(path), text);
+        write("var/lib/containerd/config.toml", settings::containerd(images::TOOLS))?;
+        write("run/cni/pods.conflist", settings::pod_network(plan, index))?;
+        write("var/lib/kubelet/config.yaml", settings::kubelet(&group(instance, &name)))?;
+        write("var/lib/kube-proxy/config.yaml", settings::kube_proxy(plan, &name))?;
+        // Version 2 has no processes in a group that has groups: those of the node are beside those of its pods.
+        let own = format!("{}/system", group(instance, &name));
+        cgroups::make(&own)?;
+        let kinds = ["--mount", "--net", "--uts"];
+        let namespace = Namespace::start(&kinds, cgroups::entries(&own)?, &script(&name, &folder), &folder, "init")?;
+        network.attach(instance, &namespace, index, nodes)?;
+        let mut node = Node { name, index, folder, proxy: None, kubelet: None, containerd: None, namespace };
+        node.start_containerd(programs)?;
+        Ok(node)
+    }
+
+    /// A path of the node as this machine sees it: below `/var` or `/run`.
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.folder.join(path.trim_start_matches('/'))
+    }
+
+    /// Starts containerd and waits until it answers.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(super) fn start_containerd(&mut self, programs: &Programs) -> Result<()> {
+        // It looks for its shim and for runc.
+        let search = std::env::var("PATH").unwrap_or_default();
+        let search = format!("{}:{search}:/usr/sbin:/sbin", programs.containerd.display());
+        let arguments = ["--config=/var/lib/containerd/config.toml".to_string()];
+        let program = programs.containerd.join("containerd");
+        let daemon = self.namespace.daemon(&program, &arguments, &[("PATH", search)])?;
+        let socket = self.path("/run/containerd/containerd.sock");
+        wait(self.containerd.insert(daemon), "containerd", || UnixStream::connect(&socket).is_ok())
+    }
+
+    /// Starts the kubelet and kube-proxy.
+    ///
+    /// # Errors
+    /// They cannot be started.
+    pub(super) fn join(&mut self, plane: &ControlPlane, plan: Plan, programs: &Programs) -> Result<()> {
+        let authority = Path::new("/var/lib/kubelet/ca.crt");
+        fs::copy(plane.folder().join("ca.crt"), self.path("/var/lib/kubelet/ca.crt"))?;
+        let of = |user: &str| kubeconfig_text(user, &plane.url(), authority);
+        fs::write(self.path("/var/lib/kubelet/kubeconfig"), of(&kubelet_user(&self.name)))?;
+        fs::write(self.path("/var/lib/kube-proxy/kubeconfig"), of("system:kube-proxy"))?;
+        self.start_kubelet(plan, programs)?;
+        let arguments = ["--config=/var/lib/kube-proxy/config.yaml".to_string()];
+        let daemon = self.namespace.daemon(&programs.kubernetes.join("kube-proxy"), &arguments, &[])?;
+        self.proxy = Some(daemon);
+        Ok(())
+    }
+
+    /// Starts the kubelet.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(super) fn start_kubelet(&mut self, plan: Plan, programs: &Programs) -> Result<()> {
+        let arguments = [
+            "--config=/var/lib/kubelet/config.yaml".to_string(),
+            "--kubeconfig=/var/lib/kubelet/kubeconfig".into(),
+            format!("--hostname-override={}", self.name),
+            format!("--node-ip={}", plan.node(self.index)),
+        ];
+        self.kubelet = Some(self.namespace.daemon(&programs.kubernetes.join("kubelet"), &arguments, &[])?);
+        Ok(())
+    }
+
+    /// Kills the kubelet. Its pods go on.
+    pub(super) fn kill_kubelet(&mut self) {
+        self.kubelet = None;
+    }
+
+    /// Kills containerd. Its containers go on.
+    pub(super) fn kill_containerd(&mut self) {
+        self.containerd = None;
+    }
+
+    /// Takes an image from an archive of Docker's or OCI's kind.
+    ///
+    /// # Errors
+    /// containerd refuses it.
+    pub(super) fn import(&self, programs: &Programs, archive: &Path) -> Result<()> {
+        let mut command = Command::new(programs.containerd.join("ctr"));
+        command.arg("--address").arg(self.path("/run/containerd/containerd.sock"));
+        command.args(["--namespace", "k8s.io", "images", "import"]).arg(archive);
+        let output = command.output().context("cannot start ctr")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: {}: {said}", self.name, archive.display());
+        Ok(())
+    }
+
+    /// Fails with the end of its log if a program of the node has ended.
+    ///
+    /// # Errors
+    /// One has.
+    pub(super) fn must_run(&mut self) -> Result<()> {
+        self.namespace.must_run()?;
+        let daemons = [&mut self.containerd, &mut self.kubelet, &mut self.proxy];
+        daemons.into_iter().flatten().try_for_each(Daemon::must_run).with_context(|| self.name.clone())
+    }
+
+    /// Its logs.
+    pub(super) fn logs(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        entries.filter(|path| path.extension().is_some_and(|end| end == "log")).collect()
+    }
+}
+
+/// The name of a node.
+pub(super) fn name(index: u8) -> String {
+    format!("node-{index}")
+}
+
+fn group(instance: &Instance, name: &str) -> String {
+    format!("{}/{name}", instance.group())
+}
+
+/// Waits until a program answers; fails at once when it has ended.
+pub(super) fn wait(daemon: &mut Daemon, name: &str, answers: impl Fn() -> bool) -> Result<()> {
+    let give_up = Instant::now() + PATIENCE;
+    while !answers() {
+        daemon.must_run()?;
+        ensure!(Instant::now() < give_up, "{name} does not answer after {} s\n{}", PATIENCE.as_secs(), daemon.tail());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! Whether this machine lets real nodes run.
+
+use super::{cgroups, settings};
+use anyhow::Result;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Programs of the distribution that nodes need, beside the plug-ins of container networks.
+const TOOLS: [&str; 9] = ["busybox", "ip", "iptables", "mount", "nsenter", "runc", "setpriv", "tc", "unshare"];
+
+/// What is missing for real nodes, as a sentence; `None` if nothing is.
+///
+/// # Errors
+/// The machine cannot be asked.
+pub fn missing() -> Result<Option<String>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Some("real nodes need root: namespaces, mounts and cgroups are made".into()));
+    }
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |program: &&&str| !std::env::split_paths(&search).any(|folder| folder.join(program).is_file());
+    let absent: Vec<&str> = TOOLS.iter().filter(is_there).copied().collect();
+    if !absent.is_empty() {
+        return Ok(Some(format!(
+            "programs are missing: {}; `cargo xtask cluster up --nodes 2` installs them",
+            absent.join(", ")
+        )));
+    }
+    if !Path::new(settings::CNI).join("ptp").is_file() {
+        return Ok(Some(format!("no plug-ins in {} (package containernetworking-plugins)", settings::CNI)));
+    }
+    let mut unshare = Command::new("unshare");
+    let output =
+        unshare.args(["--mount", "--net", "--uts", "--pid", "--fork", "true"]).stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Ok(Some(format!("this process may not make namespaces: {}", said.trim_end())));
+    }
+    // What a machine refuses here it would refuse later.
+    let probe = format!("switchyard-nodes-probe-{}", std::process::id());
+    let made = if cgroups::hierarchies()?.is_empty() {
+        Err(anyhow::anyhow!("none is mounted"))
+    } else {
+        cgroups::make(&probe)
+    };
+    let removed = cgroups::remove(&probe, std::time::Duration::from_secs(5));
+    if let Err(error) = made.and(removed) {
+        return Ok(Some(format!("this process may not make cgroups: {error:#}")));
+    }
+    Ok(None)
+}

@@ -1,0 +1,204 @@
+//! The chart's life on a real cluster, with a job that runs through it: installed beside Kubeflow's TrainJob, upgraded, rolled back,
+//! uninstalled, installed again.
+
+use crate::server::get;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use switchyard_tests::chart::{RELEASE, chart};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, Options, SYSTEM, plain_job, programs_of,
+    start_controller, template_on,
+};
+
+/// Bytes of a release in its Secret: a quarter of what a Secret may hold.
+const MOST: usize = 250_000;
+/// The controller's pods stay unscheduled: the controller of this test is a process.
+const ASIDE: [&str; 4] = ["--set", "controller.nodeSelector.nowhere=true", "--set", "nodeAgent.gpuNodesOnly=true"];
+
+/// A copy of the chart that is the next version: another image, and a CRD with a column more.
+fn next_version(folder: &Path) -> Result<()> {
+    fn copy(from: &Path, to: &Path) -> Result<()> {
+        fs::create_dir_all(to)?;
+        for entry in fs::read_dir(from)? {
+            let path = entry?.path();
+            let target = to.join(path.file_name().context("a name")?);
+            if path.is_dir() { copy(&path, &target)? } else { fs::write(target, fs::read(path)?)? }
+        }
+        Ok(())
+    }
+    copy(&chart(), folder)?;
+    let change = |file: &str, from: &str, to: &str| -> Result<()> {
+        let path = folder.join(file);
+        let text = fs::read_to_string(&path)?;
+        ensure!(text.contains(from), "{file}: no `{from}`");
+        Ok(fs::write(path, text.replacen(from, to, 1))?)
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    change("Chart.yaml", &format!("version: {version}"), "version: 99.0.0")?;
+    change("Chart.yaml", &format!("appVersion: \"{version}\""), "appVersion: \"99.0.0\"")?;
+    let column = "  - additionalPrinterColumns:\n";
+    change(
+        "templates/crds/trainjobs.yaml",
+        column,
+        &format!("{column}    - {{name: Next, type: string, jsonPath: .metadata.uid}}\n"),
+    )
+}
+
+struct Cluster {
+    plane: ControlPlane,
+    jobs: Jobs,
+}
+
+impl Cluster {
+    fn helm(&self, arguments: &[&str]) -> Result<String> {
+        let ended = self.plane.helm(&[arguments, &["--namespace", SYSTEM]].concat());
+        ensure!(ended.code == Some(0), "helm {arguments:?}: {}", ended.stderr);
+        Ok(ended.stdout + &ended.stderr)
+    }
+
+    /// What must not change while the chart does: the job with its version, and its pods.
+    async fn job(&self) -> Result<(String, Vec<String>)> {
+        let job = self.jobs.api().get("a").await?;
+        let pods = self.jobs.pods().await?;
+        let uids = pods.into_iter().filter_map(|pod| pod.metadata.uid).collect();
+        Ok((job.metadata.resource_version.unwrap_or_default(), uids))
+    }
+
+    fn image(&self) -> Result<Value> {
+        let deployment = get(&self.plane, &["deployment", "switchyard-controller", "-n", SYSTEM])?;
+        Ok(deployment["spec"]["template"]["spec"]["containers"][0]["image"].clone())
+    }
+
+    fn has_next_column(&self) -> Result<bool> {
+        let crd = get(&self.plane, &["crd", "trainjobs.training.switchyard.dev"])?;
+        let columns = crd["spec"]["versions"][0]["additionalPrinterColumns"].as_array().cloned().unwrap_or_default();
+        Ok(columns.iter().any(|column| column["name"] == "Next"))
+    }
+
+    /// Objects of the release, as `kind/name`, without pods and what controllers make.
+    fn objects(&self) -> Result<Vec<String>> {
+        let kinds = "deployments,daemonsets,services,serviceaccounts,configmaps,poddisruptionbudgets,roles,rolebindings,clusterroles,\
+                     clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,customresourcedefinitions";
+        let selector = format!("app.kubernetes.io/instance={RELEASE}");
+        let ended = self.plane.kubectl(&["get", kinds, "-A", "-l", &selector, "-o", "name"]);
+        ensure!(ended.code == Some(0), "{}", ended.stderr);
+        Ok(ended.stdout.lines().map(str::to_string).collect())
+    }
+}
+
+#[tokio::test]
+async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
+    let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
+    let kubeflow = programs_of(&["kubeflow-trainer"])?.remove(0).join("data/trainer.kubeflow.org_trainjobs.yaml");
+    let applied = plane.kubectl(&["apply", "--server-side", "-f", &kubeflow.display().to_string()]);
+    ensure!(applied.code == Some(0), "{}", applied.stderr);
+    let namespace = plane.namespace("life").await?;
+    let jobs = Jobs::new(plane.client().await?, &namespace);
+    let cluster = Cluster { plane, jobs };
+    let plane = &cluster.plane;
+
+    // Installed beside Kubeflow's.
+    let told = cluster.helm(&[&["install", RELEASE, ".", "--create-namespace"][..], &ASIDE].concat())?;
+    assert!(told.contains("This cluster also has Kubeflow's TrainJob"), "{told}");
+    let both = [
+        "wait",
+        "--for=condition=Established",
+        "--timeout=60s",
+        "crd/trainjobs.training.switchyard.dev",
+        "crd/trainjobs.trainer.kubeflow.org",
+    ];
+    assert_eq!(plane.kubectl(&both).code, Some(0));
+    let releases = get(plane, &["secrets", "-n", SYSTEM, "-l", "owner=helm"])?;
+    let bytes = releases["items"][0]["data"]["release"].as_str().context("a release")?.len() / 4 * 3;
+    println!("release: {bytes} bytes in its Secret");
+    assert!(bytes > 10_000 && bytes <= MOST, "{bytes} bytes; expected at most {MOST}");
+
+    // A job, by a controller with the rights that were installed.
+    let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new("life", 2)).await?;
+    let token = plane.kubectl(&["create", "token", "switchyard-controller", "-n", SYSTEM]);
+    let admin = fs::read_to_string(plane.kubeconfig("admin"))?;
+    let kubeconfig = plane.folder().join("chart.kubeconfig");
+    fs::write(&kubeconfig, admin.replace("token-admin", token.stdout.trim()))?;
+    let options = ControllerOptions { kubeconfig: Some(kubeconfig), ..ControllerOptions::default() };
+    let mut controller = start_controller(plane, "life", &options)?;
+    let mut job = plain_job("a", 2, "run");
+    job["spec"]["template"]["spec"] = template_on(&kubelet.nodes())["spec"].clone();
+    cluster.jobs.create(job).await?;
+    cluster.jobs.wait_stage("a", "Running").await.with_context(|| controller.tail())?;
+    let before = cluster.job().await?;
+    assert_eq!(before.1.len(), 2);
+
+    // Upgraded to a version with another CRD.
+    let next = plane.folder().join("next");
+    next_version(&next)?;
+    let next = next.display().to_string();
+    let installed = cluster.image()?;
+    assert!(!cluster.has_next_column()?);
+    cluster.helm(&[&["upgrade", RELEASE, &next, "--set", "metrics.interval=10s"][..], &ASIDE].concat())?;
+    assert_eq!(cluster.image()?, "switchyard:99.0.0");
+    assert!(cluster.has_next_column()?);
+    assert_eq!(cluster.job().await?, before, "after the upgrade");
+
+    // With the values of the release, whichever way.
+    for way in ["--reuse-values", "--reset-then-reuse-values"] {
+        cluster.helm(&["upgrade", RELEASE, &next, way, "--set", "controller.concurrentReconciles=8"])?;
+        let values = cluster.helm(&["get", "values", RELEASE])?;
+        assert!(values.contains("interval: 10s") && values.contains("concurrentReconciles: 8"), "{way}: {values}");
+        assert_eq!(cluster.job().await?, before, "after {way}");
+    }
+
+    // Rolled back to the first.
+    cluster.helm(&["rollback", RELEASE, "1"])?;
+    assert_eq!(cluster.image()?, installed);
+    assert!(!cluster.has_next_column()?);
+    assert_eq!(cluster.job().await?, before, "after the rollback");
+
+    // Without the CRDs, which stay.
+    cluster.helm(&["upgrade", RELEASE, ".", "--reuse-values", "--set", "crds.enabled=false"])?;
+    assert_eq!(cluster.job().await?, before, "without the CRDs");
+    cluster.helm(&["upgrade", RELEASE, ".", "--reuse-values", "--set", "crds.enabled=true"])?;
+    assert_eq!(cluster.job().await?, before, "with the CRDs again");
+    controller.must_run()?;
+
+    // Uninstalled: helm says what it leaves.
+    assert!(cluster.objects()?.len() > 20);
+    let told = cluster.helm(&["uninstall", RELEASE])?;
+    assert!(
+        told.contains("kept due to the resource policy") && told.contains("trainjobs.training.switchyard.dev"),
+        "{told}"
+    );
+    let mut left = cluster.objects()?;
+    left.sort();
+    let crd = |name: &str| format!("customresourcedefinition.apiextensions.k8s.io/{name}.training.switchyard.dev");
+    assert_eq!(left, [crd("gputopologies"), crd("trainjobs")]);
+    assert_eq!(cluster.job().await?.1, before.1, "after the end");
+
+    // Installed again, on what is there.
+    cluster.helm(&[&["install", RELEASE, "."][..], &ASIDE].concat())?;
+    assert_eq!(cluster.job().await?.1, before.1, "after another beginning");
+    Ok(())
+}
+
+/// CRDs that somebody applied without helm are not taken by accident, but on request.
+#[tokio::test]
+async fn crds_that_were_there_before_are_taken_on_request() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    plane.install_crds().await?;
+    let job = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a", "namespace": "default"},
+        "spec": {"trainer": {"framework": "Plain", "image": "image", "command": ["train"]}}});
+    let made = plane.kubectl_with(&["create", "-f", "-"], &job.to_string());
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    let version = || {
+        get(&plane, &["trainjobs.training.switchyard.dev", "a"]).map(|job| job["metadata"]["resourceVersion"].clone())
+    };
+    let before = version()?;
+    let install = ["install", RELEASE, ".", "--namespace", SYSTEM, "--create-namespace"];
+    let refused = plane.helm(&install);
+    assert!(refused.code != Some(0) && refused.stderr.contains("invalid ownership metadata"), "{}", refused.stderr);
+    let taken = plane.helm(&[&install[..], &["--take-ownership"]].concat());
+    ensure!(taken.code == Some(0), "{}", taken.stderr);
+    assert_eq!(version()?, before);
+    Ok(())
+}

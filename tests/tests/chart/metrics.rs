@@ -1,0 +1,88 @@
+//! Boards and alerts ask for metrics that exist: those on the pages of a real controller and a real agent.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use switchyard_tests::chart::chart;
+use switchyard_tests::{Agent, AgentOptions, ControllerOptions, Host, agent_plane, page, start_controller};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Names of series that a page offers, by the type of each metric.
+fn series(page: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let Some((name, kind)) = line.split_once(' ') else { continue };
+        let ends: &[&str] = match kind {
+            "counter" => &["_total"],
+            "histogram" => &["_bucket", "_sum", "_count"],
+            _ => &[""],
+        };
+        names.extend(ends.iter().map(|end| format!("{name}{end}")));
+    }
+    names
+}
+
+/// Every name of ours in a text.
+fn asked(text: &str) -> BTreeSet<String> {
+    let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let words = text.split(|c: char| !is_word(c)).filter(|word| word.starts_with("switchyard_"));
+    words.map(str::to_string).collect()
+}
+
+/// What boards and alerts ask for.
+fn expressions() -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    let read = |name: &str| std::fs::read_to_string(chart().join("files").join(name));
+    let board: Value = serde_json::from_str(&read("dashboard.json")?)?;
+    for panel in board["panels"].as_array().context("panels")? {
+        for target in panel["targets"].as_array().context("targets")? {
+            // A board that names a data source works on one machine only.
+            assert_eq!(target["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
+            all.push((format!("panel {}", panel["title"]), target["expr"].as_str().context("expr")?.to_string()));
+        }
+    }
+    let rules: Value = serde_saphyr::from_str(&read("rules.yaml")?)?;
+    for rule in rules["groups"][0]["rules"].as_array().context("rules")? {
+        for (place, words) in [("summary", 10), ("description", 10)] {
+            let text = rule["annotations"][place].as_str().unwrap_or_default();
+            assert!(text.len() > words, "{}: no {place}", rule["alert"]);
+        }
+        all.push((format!("alert {}", rule["alert"]), rule["expr"].as_str().context("expr")?.to_string()));
+    }
+    Ok(all)
+}
+
+#[test]
+fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
+    let plane = agent_plane()?;
+    let host = Host::new()?;
+    let agent = Agent::start(&plane, "metrics", &host, &AgentOptions::default())?;
+    let controller = start_controller(&plane, "metrics", &ControllerOptions::default())?;
+    let give_up = Instant::now() + PATIENCE;
+    let mut known = BTreeSet::new();
+    while Instant::now() < give_up
+        && !(known.contains("switchyard_leader") && known.contains("switchyard_agent_devices"))
+    {
+        let log = std::fs::read_to_string(&controller.log)?;
+        let address = log.split("listen=").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        known = address.and_then(|address| page(address, "/metrics")).map(|page| series(&page)).unwrap_or_default();
+        known.extend(series(&agent.page("/metrics")));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let expressions = expressions()?;
+    assert!(known.len() > 20 && expressions.len() > 20, "{} series, {} expressions", known.len(), expressions.len());
+    let unknown = |text: &str| asked(text).into_iter().filter(|name| !known.contains(name)).collect::<Vec<_>>();
+    for (place, expression) in &expressions {
+        assert!(!asked(expression).is_empty(), "{place}: asks for nothing of ours");
+        assert!(
+            unknown(expression).is_empty(),
+            "{place}: {:?} of {expression}; there are {known:#?}",
+            unknown(expression)
+        );
+    }
+    // A metric under another name is noticed.
+    assert_eq!(unknown("rate(switchyard_reconcile_total[5m]) + switchyard_leader"), ["switchyard_reconcile_total"]);
+    Ok(())
+}

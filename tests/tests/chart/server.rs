@@ -1,0 +1,147 @@
+//! Every object of every set of values, judged by a real API server without being made; and Pod Security.
+
+use crate::{MONITORING, files};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use switchyard_tests::chart::{RELEASE, objects, render};
+use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of};
+
+/// Field manager and options of a write that only looks.
+const LOOK: [&str; 6] =
+    ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--field-manager=chart", "-f"];
+
+/// A control plane with the Prometheus operator's own CRDs, and the namespaces of the sets.
+fn plane() -> Result<ControlPlane> {
+    let plane = ControlPlane::start(&Options::default())?;
+    let crds = programs_of(&["prometheus-operator"])?.remove(0).join("data");
+    for kind in ["servicemonitors", "podmonitors", "prometheusrules"] {
+        let file = crds.join(format!("monitoring.coreos.com_{kind}.yaml")).display().to_string();
+        must(&plane, &["apply", "--server-side", "-f", &file], "")?;
+    }
+    must(&plane, &["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"], "")?;
+    for namespace in [SYSTEM, "training-system"] {
+        must(&plane, &["create", "namespace", namespace], "")?;
+    }
+    Ok(plane)
+}
+
+fn must(plane: &ControlPlane, arguments: &[&str], input: &str) -> Result<String> {
+    let ended = plane.kubectl_with(arguments, input);
+    ensure!(ended.code == Some(0), "kubectl {arguments:?}: {}", ended.stderr);
+    Ok(ended.stdout)
+}
+
+/// Each object by its name, once, with the server's answer.
+#[test]
+fn the_server_takes_every_object_of_every_set() -> Result<()> {
+    let plane = plane()?;
+    for (name, path, _) in files("values") {
+        let arguments = [&["--values", path.to_str().unwrap()][..], &MONITORING].concat();
+        let text = render(&arguments)?;
+        let expected = objects(&text)?.len();
+        let told = must(&plane, &[&LOOK[..], &["-"]].concat(), &text).with_context(|| name.clone())?;
+        let taken = told.lines().filter(|line| line.ends_with("serverside-applied (server dry run)")).count();
+        assert_eq!(taken, expected, "{name}: {told}");
+    }
+    // A field that no schema has, in an object of the core and in one of the monitoring CRDs.
+    for (kind, spec) in [
+        (json!({"apiVersion": "apps/v1", "kind": "Deployment"}), json!({"replica": 2})),
+        (
+            json!({"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor"}),
+            json!({"selector": {}, "endpoint": []}),
+        ),
+    ] {
+        let mut planted = kind;
+        planted["metadata"] = json!({"name": "planted", "namespace": SYSTEM});
+        planted["spec"] = spec;
+        let ended = plane.kubectl_with(&[&LOOK[..], &["-"]].concat(), &planted.to_string());
+        assert_ne!(ended.code, Some(0), "{planted}");
+    }
+    Ok(())
+}
+
+/// The controller fits the strictest level; agents need the loosest, for folders and the network of their node.
+#[test]
+fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    let levels = ["restricted", "baseline", "privileged"];
+    for level in levels {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": level,
+            "labels": {"pod-security.kubernetes.io/enforce": level}}});
+        must(&plane, &["apply", "-f", "-"], &namespace.to_string())?;
+        // Without a controller manager nobody makes it.
+        must(&plane, &["create", "serviceaccount", "pods", "-n", level], "")?;
+    }
+    for (name, path, _) in files("values") {
+        let arguments =
+            [&["--set", "crds.enabled=false", "--values", path.to_str().unwrap()][..], &MONITORING].concat();
+        for object in objects(&render(&arguments)?)? {
+            let fits: &[&str] = match object["kind"].as_str() {
+                Some("Deployment") => &levels,
+                Some("DaemonSet") => &["privileged"],
+                _ => continue,
+            };
+            for level in levels {
+                let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": level},
+                    "spec": object["spec"]["template"]["spec"]});
+                pod["spec"]["serviceAccountName"] = "pods".into();
+                // Its class may not be on this server.
+                for field in ["runtimeClassName", "priorityClassName"] {
+                    pod["spec"].as_object_mut().unwrap().remove(field);
+                }
+                let ended = plane.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &pod.to_string());
+                let refused = ended.stderr.contains("violates PodSecurity");
+                assert_eq!(!refused, fits.contains(&level), "{name} {} in {level}: {}", object["kind"], ended.stderr);
+                assert!(refused || ended.code == Some(0), "{name} {}: {}", object["kind"], ended.stderr);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What helm says at the end of an installation.
+#[test]
+fn the_notes_count_the_nodes_of_the_agents() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    for (name, labels) in [
+        ("a", json!({"kubernetes.io/os": "linux", "feature.node.kubernetes.io/pci-10de.present": "true"})),
+        ("b", json!({"kubernetes.io/os": "linux"})),
+        ("c", json!({"kubernetes.io/os": "windows"})),
+    ] {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+        must(&plane, &["create", "-f", "-"], &node.to_string())?;
+    }
+    let notes = |sets: &str| -> Result<String> {
+        let all =
+            ["install", RELEASE, ".", "--namespace", SYSTEM, "--create-namespace", "--dry-run=server", "--set", sets];
+        let ended = plane.helm(&all);
+        ensure!(ended.code == Some(0), "{}", ended.stderr);
+        Ok(ended.stdout.split("NOTES:").nth(1).unwrap_or_default().to_string())
+    };
+    for (sets, words) in [
+        (
+            "nodeAgent.enabled=true",
+            &["the selector finds 2 of 3 nodes", "rollout status deployment/switchyard-controller"][..],
+        ),
+        (
+            "nodeAgent.gpuNodesOnly=true",
+            &["the selector finds 1 of 3 nodes", "feature.node.kubernetes.io/pci-10de.present"],
+        ),
+        ("nodeAgent.nodeSelector.pool=gpu", &["the selector finds 0 of 3 nodes", "pool=gpu"]),
+        ("crds.keep=false", &["crds.keep is off: `helm uninstall` deletes every TrainJob"]),
+        ("admissionPolicy.enabled=false", &["whoever may create TrainJobs may do all that pods can do"]),
+    ] {
+        let text = notes(sets)?;
+        for word in words {
+            assert!(text.contains(word), "{sets}: the notes lack `{word}`:\n{text}");
+        }
+    }
+    let off = notes("nodeAgent.enabled=false")?;
+    assert!(!off.contains("Node agents"), "{off}");
+    Ok(())
+}
+
+/// Objects of a kind that the server has, as JSON.
+pub fn get(plane: &ControlPlane, arguments: &[&str]) -> Result<Value> {
+    Ok(serde_json::from_str(&must(plane, &[&["get"], arguments, &["-o", "json"]].concat(), "")?)?)
+}

@@ -1,0 +1,246 @@
+//! What is in the images that `cargo xtask images` has written, and that they hold all that their programs need.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use switchyard_tests::root;
+
+/// Image, stage of the Dockerfile, and the most MiB that it may have, unpacked.
+const IMAGES: [(&str, &str, f64); 3] =
+    [("switchyard", "operator", 25.0), ("switchyard-node-agent", "agent", 25.0), ("switchyard-worker", "worker", 20.0)];
+/// The user of all images.
+const USER: &str = "65532:65532";
+
+/// What one run of `cargo xtask images` has written, by image: digest, and the archive's bytes.
+type Images = BTreeMap<&'static str, (String, Vec<u8>)>;
+
+fn target() -> PathBuf {
+    // TARGET/PROFILE/deps/test-0123, as in the tests' library.
+    std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_path_buf()
+}
+
+fn folder() -> PathBuf {
+    target().join("images")
+}
+
+/// Builds the images with this umask; cargo builds a program only where a developer has changed it since the step before.
+fn build(umask: &str) -> Result<Images> {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")]);
+    command.arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args(["run", "--quiet", "-p", "xtask", "--", "images"])
+        .current_dir(root())
+        .env("CARGO_TARGET_DIR", target());
+    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+        command.env_remove(name);
+    }
+    let output = command.output()?;
+    ensure!(output.status.success(), "cargo xtask images: {}", String::from_utf8_lossy(&output.stderr));
+    println!("{}", String::from_utf8_lossy(&output.stdout));
+    let read = |name: &'static str| {
+        let digest = fs::read_to_string(folder().join(format!("{name}.digest")))?;
+        Ok((name, (digest, fs::read(folder().join(format!("{name}.tar")))?)))
+    };
+    IMAGES.iter().map(|(name, ..)| read(name)).collect()
+}
+
+/// The images, built twice for all tests of this file: they would else change under each other's eyes.
+fn images() -> &'static [Images; 2] {
+    static IMAGES: OnceLock<[Images; 2]> = OnceLock::new();
+    IMAGES.get_or_init(|| ["0022", "0077"].map(|umask| build(umask).unwrap_or_else(|error| panic!("{error:#}"))))
+}
+
+/// An archive, unpacked: its configuration, and the files of its layers in a folder.
+fn unpack(name: &str) -> Result<(Value, tempfile::TempDir)> {
+    images();
+    let place = tempfile::tempdir()?;
+    let untar = |archive: &Path, to: &Path| -> Result<()> {
+        fs::create_dir_all(to)?;
+        let status = Command::new("tar").arg("-xpf").arg(archive).arg("-C").arg(to).status()?;
+        ensure!(status.success(), "tar {}", archive.display());
+        Ok(())
+    };
+    let parts = place.path().join("parts");
+    untar(&folder().join(format!("{name}.tar")), &parts)?;
+    let manifest: Value = serde_json::from_str(&fs::read_to_string(parts.join("manifest.json"))?)?;
+    for layer in manifest[0]["Layers"].as_array().context("Layers")? {
+        untar(&parts.join(layer.as_str().context("a layer")?), &place.path().join("files"))?;
+    }
+    let config = fs::read_to_string(parts.join(manifest[0]["Config"].as_str().context("Config")?))?;
+    assert_eq!(manifest[0]["RepoTags"], serde_json::json!([format!("{name}:{}", env!("CARGO_PKG_VERSION"))]));
+    Ok((serde_json::from_str(&config)?, place))
+}
+
+/// Every file below a folder.
+fn files(folder: &Path, all: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let kind = fs::symlink_metadata(&path).unwrap();
+        if kind.is_dir() {
+            files(&path, all)
+        } else if kind.is_file() {
+            all.push(path)
+        }
+    }
+}
+
+/// Runs something in an image as its user, with nothing else in sight and nothing to write on.
+fn inside(files: &Path, command: &[&str]) -> Output {
+    let script =
+        "mount --bind \"$0\" \"$0\" && mount -o remount,ro,bind \"$0\" && exec chroot --userspec=\"$1\" \"$@\"";
+    // `$0` is the root; what follows the user is taken by chroot: the root again, and the command.
+    let script = script.replace("\"$@\"", "\"$0\" \"${@:2}\"");
+    Command::new("unshare")
+        .args(["--mount", "bash", "-c", &script])
+        .arg(files)
+        .arg(USER)
+        .args(command)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn images_are_small_and_hold_nothing_else() -> Result<()> {
+    for (name, _, most) in IMAGES {
+        let (config, place) = unpack(name)?;
+        let root = place.path().join("files");
+        let mut all = Vec::new();
+        files(&root, &mut all);
+        let bytes: u64 = all.iter().map(|file| fs::metadata(file).unwrap().len()).sum();
+        let mib = bytes as f64 / 1_048_576.0;
+        println!("{name}: {mib:.1} MiB in {} files", all.len());
+        assert!(mib <= most, "{name}: {mib:.1} MiB; expected at most {most}");
+
+        let programs: Vec<&PathBuf> = all.iter().filter(|file| file.starts_with(root.join("usr/bin"))).collect();
+        assert_eq!(programs, [&root.join("usr/bin").join(name)], "{name}: more than its program");
+        let is_told = |file: &&PathBuf| {
+            let name = file.file_name().unwrap().to_string_lossy().into_owned();
+            !name.contains(".so")
+                && !file.starts_with(root.join("usr/share/doc"))
+                && !file.starts_with(root.join("etc"))
+        };
+        assert_eq!(all.iter().filter(is_told).count(), 1, "{name}: {all:?}");
+        assert!(
+            all.iter().all(|file| fs::metadata(file).unwrap().permissions().mode() & 0o6022 == 0),
+            "{name}: setuid, or others write"
+        );
+
+        let labels = &config["config"]["Labels"];
+        assert_eq!(labels["org.opencontainers.image.title"], *name, "{labels}");
+        assert_eq!(labels["org.opencontainers.image.version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(labels["org.opencontainers.image.licenses"], "Apache-2.0");
+        assert_eq!(config["config"]["User"], USER);
+        assert_eq!(config["config"]["Entrypoint"], serde_json::json!([format!("/usr/bin/{name}")]));
+    }
+    Ok(())
+}
+
+/// As the user of the image, on a read-only root, without a file of this machine.
+#[test]
+fn programs_run_with_what_is_in_their_image() -> Result<()> {
+    let commit = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).current_dir(root()).output()?;
+    let commit = String::from_utf8(commit.stdout)?.trim().to_string();
+    for (name, ..) in IMAGES {
+        let (_, place) = unpack(name)?;
+        let files = place.path().join("files");
+        let ended = inside(&files, &[&format!("/usr/bin/{name}"), "--version"]);
+        let text = String::from_utf8_lossy(&ended.stdout).trim().to_string();
+        let expected = if commit.is_empty() { String::new() } else { format!(" ({commit})") };
+        assert_eq!(
+            text,
+            format!("{name} {}{expected}", env!("CARGO_PKG_VERSION")),
+            "{}",
+            String::from_utf8_lossy(&ended.stderr)
+        );
+        let shell = inside(&files, &["/bin/sh", "-c", "true"]);
+        assert!(!shell.status.success(), "{name} has a shell");
+    }
+    Ok(())
+}
+
+/// The agent loads the driver's library at run time, which needs parts of the C library that the program itself does not.
+#[test]
+fn the_agent_loads_a_driver_in_its_image() -> Result<()> {
+    let (_, place) = unpack("switchyard-node-agent")?;
+    let files = place.path().join("files");
+    let library = files.join("usr/lib/libnvidia-ml.so.1");
+    let source = root().join("node-agent/tests/nvml_reports/library.rs");
+    let mut compiler = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    compiler.args(["--edition", "2024", "-C", "panic=abort", "-o"]).arg(&library).arg(source);
+    ensure!(compiler.status()?.success(), "the driver does not compile");
+    let agent = |more: &[&str]| {
+        let command = [&["/usr/bin/switchyard-node-agent", "--once", "--node-name", "a"][..], more].concat();
+        String::from_utf8_lossy(&inside(&files, &command).stdout).into_owned()
+    };
+    let report = agent(&[]);
+    assert!(report.contains("gpus:") && report.contains("uuid:"), "{report}");
+    // A library that is not there is told.
+    assert!(!agent(&["--nvml-lib", "/none.so"]).contains("uuid:"));
+    Ok(())
+}
+
+/// The bill names what is linked, and nothing that is needed to build or test only.
+#[test]
+fn the_bill_of_materials_is_that_of_the_program() -> Result<()> {
+    for (name, stage, _) in IMAGES {
+        let (_, place) = unpack(name)?;
+        let text = fs::read_to_string(place.path().join("files/usr/share/doc/switchyard/sbom.cdx.json"))?;
+        let bill: Value = serde_json::from_str(&text)?;
+        assert_eq!((&bill["bomFormat"], &bill["specVersion"]), (&"CycloneDX".into(), &"1.5".into()));
+        let components = bill["components"].as_array().context("components")?;
+        let has = |name: &str| components.iter().any(|component| component["name"] == name);
+        for (crate_name, stages) in [
+            ("serde_json", &["operator", "agent", "worker"][..]),
+            ("kube-client", &["operator", "agent"]),
+            ("nvml-wrapper", &["operator", "agent"]),
+            ("safetensors", &["worker"]),
+            ("proptest", &[]),
+            ("serde_derive", &[]),
+            ("switchyard-tests", &[]),
+        ] {
+            assert_eq!(has(crate_name), stages.contains(&stage), "{stage}: {crate_name}");
+        }
+        let from_registry = components.iter().filter(|component| !component["hashes"].is_null()).count();
+        assert!(from_registry > 20, "{stage}: {from_registry} with a digest");
+        let unlicensed: Vec<&Value> = components
+            .iter()
+            .filter(|component| {
+                component["purl"].as_str().is_some_and(|purl| purl.starts_with("pkg:cargo/"))
+                    && component["licenses"].is_null()
+            })
+            .collect();
+        assert!(unlicensed.is_empty(), "{unlicensed:?}");
+        // Every component that is named is there, once.
+        let mut refs: Vec<&str> = components.iter().filter_map(|component| component["bom-ref"].as_str()).collect();
+        refs.push(bill["metadata"]["component"]["bom-ref"].as_str().context("a name")?);
+        let count = refs.len();
+        refs.sort_unstable();
+        refs.dedup();
+        assert_eq!(refs.len(), count, "{stage}");
+        for dependency in bill["dependencies"].as_array().context("dependencies")? {
+            for on in dependency["dependsOn"].as_array().into_iter().flatten() {
+                assert!(refs.contains(&on.as_str().unwrap_or_default()), "{stage}: {on}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Another hour, another umask: the same image, and the same archive.
+#[test]
+fn two_builds_have_the_same_digest() {
+    let [first, second] = images();
+    for (name, (digest, archive)) in first {
+        assert!(digest.starts_with("sha256:") && digest.trim().len() == 71, "{name}: {digest}");
+        assert_eq!(digest, &second[name].0, "{name}");
+        assert!(archive == &second[name].1, "{name}: the archives differ");
+    }
+}

@@ -1,0 +1,90 @@
+//! What a user sees of a job in a cluster: status, logs, report, and the archive for support.
+
+use super::training::Training;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::process::Command;
+use switchyard_tests::{ControlPlane, Ended, PATIENCE, Running};
+
+/// A value that must not leave the cluster.
+const SECRET: &str = "hunter2-of-the-user";
+
+/// `switchyard` with arguments, in the namespace of the scene.
+fn start(scene: &Training, arguments: &[&str]) -> Running {
+    let config = ControlPlane::shared().kubeconfig("admin").display().to_string();
+    let place = ["--kubeconfig", &config, "--namespace", &scene.namespace];
+    scene.folder.switchyard(arguments.iter().chain(&place)).start()
+}
+
+fn ask(scene: &Training, arguments: &[&str]) -> Ended {
+    start(scene, arguments).wait(PATIENCE)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
+    let scene = Training::new("watch").await?;
+    let nothing = ask(&scene, &["status", "gpt"]);
+    assert_eq!(nothing.code, Some(2), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("no TrainJob") && nothing.stderr.contains("there is none"), "{}", nothing.stderr);
+    let mut job = scene.job("gpt", &scene.data(), 200);
+    job["spec"]["trainer"]["env"] = json!([{"name": "TOKEN", "value": SECRET}]);
+    scene.jobs.create(job).await?;
+    let watched = start(&scene, &["status", "gpt", "--watch"]);
+    let watched = watched.wait(5 * PATIENCE);
+    assert_eq!(watched.code, Some(0), "{}", watched.stderr);
+    let lines: Vec<&str> = watched.stdout.lines().collect();
+    let last = lines.last().context("no line")?;
+    assert!(last.contains("->Complete ") && last.contains("step=200/200"), "{}", watched.stdout);
+    assert!(!watched.stdout.contains('\u{1b}'), "escape codes in a pipe");
+
+    let table = ask(&scene, &["status"]).stdout;
+    assert!(table.starts_with("NAME") && table.contains("gpt   Complete") && table.contains("100 %"), "{table}");
+    let one: Value = serde_json::from_str(&ask(&scene, &["status", "gpt", "-o", "json"]).stdout)?;
+    assert_eq!((&one["kind"], &one["stage"]), (&json!("JobStatus"), &json!("Complete")));
+    assert_eq!(one["pods"].as_array().map(Vec::len), Some(2), "{one:#}");
+
+    let all = ask(&scene, &["logs", "gpt"]).stdout;
+    assert!(all.contains("[node 0] ") && all.contains("[node 1] "), "{all}");
+    let first = ask(&scene, &["logs", "gpt", "--rank", "1"]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert!(first.stdout.contains("\"rank\":1") && !first.stdout.contains("\"rank\":0"), "{}", first.stdout);
+    let few = ask(&scene, &["logs", "gpt", "--node-rank", "0", "--tail", "2"]).stdout;
+    assert_eq!(few.lines().count(), 2, "{few}");
+    let none = ask(&scene, &["logs", "gpt", "--rank", "5"]);
+    assert!(none.code == Some(2) && none.stderr.contains("the job has ranks 0 to 1"), "{}", none.stderr);
+
+    let report = ask(&scene, &["report", "gpt", "-o", "json"]);
+    assert_eq!(report.code, Some(0), "{}", report.stderr);
+    let report: Value = serde_json::from_str(&report.stdout)?;
+    assert_eq!(
+        (&report["verdict"]["steps"], &report["verdict"]["totalSteps"]),
+        (&json!(200), &json!(200)),
+        "{report:#}"
+    );
+    assert!(report["verdict"]["lastLoss"].as_f64() < report["verdict"]["firstLoss"].as_f64());
+    assert!(scene.folder.join("runs/gpt-cluster/report.html").is_file());
+
+    let bundle = ask(&scene, &["support-bundle", "--out", "bundle.tar.gz"]);
+    assert_eq!(bundle.code, Some(0), "{}", bundle.stderr);
+    // The job is over and did not fail: it has to be named.
+    let named = ask(&scene, &["support-bundle", "gpt", "--out", "named.tar.gz"]);
+    assert_eq!(named.code, Some(0), "{}", named.stderr);
+    let text = unpacked(&scene, "named.tar.gz")?;
+    for part in ["cluster.json", "/gpt-1-0.trainer.log", "/events.txt", "README.txt", "versions.json", "/gpt-1.json"] {
+        assert!(text.contains(part), "no {part} in\n{}", text.lines().take(40).collect::<Vec<_>>().join("\n"));
+    }
+    assert!(text.contains("\"event\":\"finished\"") && !text.contains(SECRET), "a secret left the cluster");
+    let full = ask(&scene, &["support-bundle", "gpt", "--out", "/dev/full/b.tar.gz"]);
+    assert_eq!(full.code, Some(1), "{}", full.stderr);
+    Ok(())
+}
+
+/// Names and contents of an archive, in one text.
+fn unpacked(scene: &Training, name: &str) -> Result<String> {
+    let list = |arguments: &[&str]| -> Result<String> {
+        let done = Command::new("tar").args(arguments).arg(scene.folder.join(name)).output()?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    };
+    Ok(list(&["-tzf"])? + &list(&["-xzOf"])?)
+}

@@ -1,0 +1,77 @@
+//! Real nodes: pods that reach each other, links of a set speed, devices by claims and by numbers, and nothing left afterwards.
+//!
+//! Needs root, namespaces and cgroups: `cargo xtask cluster check` says what a machine lacks, and `cargo xtask test` then leaves these
+//! tests out, but in CI.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "nodes/devices.rs"]
+mod devices;
+#[path = "nodes/killed.rs"]
+mod killed;
+#[path = "nodes/pods.rs"]
+mod pods;
+
+use anyhow::{Result, bail, ensure};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use switchyard_tests::nodes::{Nodes, NodesOptions, TOOLS, missing};
+
+/// For the cluster to do what was asked, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A cluster; its times are printed.
+fn cluster(nodes: u8) -> Result<Nodes> {
+    if let Some(what) = missing()? {
+        bail!("{what}");
+    }
+    Nodes::start(&NodesOptions::new(nodes), |part, time| println!("{part}: {:.1} s", time.as_secs_f64()))
+}
+
+/// Runs kubectl, which must succeed.
+fn kubectl(nodes: &Nodes, arguments: &[&str]) -> Result<String> {
+    let ended = nodes.plane.kubectl(arguments);
+    ensure!(ended.code == Some(0), "kubectl {}: {}{}", arguments.join(" "), ended.stdout, ended.stderr);
+    Ok(ended.stdout)
+}
+
+fn apply(nodes: &Nodes, object: &Value) -> Result<()> {
+    let ended = nodes.plane.kubectl_with(&["apply", "-f", "-"], &object.to_string());
+    ensure!(ended.code == Some(0), "{}", ended.stderr);
+    Ok(())
+}
+
+/// A pod of busybox, on this node or on any.
+fn pod(name: &str, node: Option<&str>, script: &str) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": TOOLS, "command": ["sh", "-c", script]}]},
+    });
+    if let Some(node) = node {
+        pod["spec"]["nodeName"] = node.into();
+    }
+    pod
+}
+
+/// Waits until a pod is in this phase.
+fn wait_phase(nodes: &Nodes, pod: &str, phase: &str) -> Result<()> {
+    until(&format!("{pod} {phase}"), || {
+        Ok(kubectl(nodes, &["get", "pod", pod, "-o", "jsonpath={.status.phase}"])? == phase)
+    })
+    .or_else(|error| bail!("{error:#}\n{}", nodes.plane.kubectl(&["describe", "pod", pod]).stdout))
+}
+
+/// Waits until something is so.
+fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
+    let give_up = Instant::now() + PATIENCE;
+    while !is()? {
+        ensure!(Instant::now() < give_up, "not {what} after {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Runs a shell script in a pod.
+fn inside(nodes: &Nodes, pod: &str, script: &str) -> Result<String> {
+    kubectl(nodes, &["exec", pod, "--", "sh", "-c", script])
+}

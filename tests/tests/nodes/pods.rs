@@ -1,0 +1,114 @@
+//! What pods see of a cluster: each other, Services, names, the speed of the links; and what is left of it.
+
+use crate::{apply, cluster, inside, kubectl, pod, until, wait_phase};
+use anyhow::{Context, Result};
+use serde_json::json;
+use switchyard_tests::nodes::{Nodes, left};
+
+#[test]
+fn pods_on_real_nodes() -> Result<()> {
+    let nodes = cluster(3)?;
+    let number = nodes.number();
+    for (index, node) in nodes.names().iter().enumerate() {
+        let script = format!(
+            "echo started {index}; mkdir /tmp/www; echo page {index} > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www"
+        );
+        apply(&nodes, &pod(&format!("web-{index}"), Some(node), &script))?;
+    }
+    for index in 0..3 {
+        wait_phase(&nodes, &format!("web-{index}"), "Running")?;
+    }
+    logs_come_from_the_kubelet(&nodes)?;
+    pods_reach_each_other_and_services(&nodes)?;
+    a_link_has_the_speed_that_is_set(&nodes)?;
+    a_plug_can_be_pulled(&nodes)?;
+
+    // What must be gone afterwards is there now: processes, the interface, routes, cgroups, files.
+    let there = left(number)?;
+    for kind in ["process ", "interface ", "route ", "cgroup ", "file "] {
+        assert!(there.iter().any(|entry| entry.starts_with(kind)), "no {kind}in {there:#?}");
+    }
+    drop(nodes);
+    assert_eq!(left(number)?, Vec::<String>::new());
+    Ok(())
+}
+
+fn logs_come_from_the_kubelet(nodes: &Nodes) -> Result<()> {
+    for index in 0..3 {
+        let name = format!("web-{index}");
+        until("a log", || Ok(kubectl(nodes, &["logs", &name])? == format!("started {index}\n")))?;
+    }
+    Ok(())
+}
+
+fn address(nodes: &Nodes, pod: &str) -> Result<String> {
+    kubectl(nodes, &["get", "pod", pod, "-o", "jsonpath={.status.podIP}"])
+}
+
+fn pods_reach_each_other_and_services(nodes: &Nodes) -> Result<()> {
+    let page = |from: &str, host: &str| inside(nodes, from, &format!("timeout 10 wget -qO- http://{host}/"));
+    let other = address(nodes, "web-1")?;
+    assert_eq!(page("web-0", &format!("{other}:8080"))?, "page 1\n", "to a pod of another node");
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {
+        "selector": {"app": "web-1"}, "ports": [{"port": 80, "targetPort": 8080}],
+    }});
+    apply(nodes, &service)?;
+    let cluster_address = kubectl(nodes, &["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])?;
+    // From another node, and from the pod that answers.
+    for from in ["web-0", "web-1"] {
+        until("answered", || Ok(page(from, &cluster_address).is_ok_and(|page| page == "page 1\n")))?;
+        for name in ["web", "web.default.svc.cluster.local"] {
+            assert_eq!(page(from, name)?, "page 1\n", "{name} from {from}");
+        }
+    }
+    assert!(page("web-0", "nobody.default.svc.cluster.local").is_err(), "a name that is not there");
+    Ok(())
+}
+
+/// Megabits per second from a pod to another, as the sender sees them.
+fn megabits(nodes: &Nodes, from: &str, to: &str, mebibytes: u32) -> Result<f64> {
+    let destination = address(nodes, to)?;
+    // The receiver answers when it has everything: the sender's time is that of the bytes on the link.
+    let receiver = "nc -l -p 5000 -e sh -c 'head -c $((SIZE * 1048576)) | wc -c'";
+    inside(nodes, to, &format!("SIZE={mebibytes}; export SIZE; ({receiver}) > /dev/null 2>&1 &"))?;
+    let script = format!(
+        "start=$(cut -d' ' -f1 /proc/uptime)\n\
+         until [ \"$got\" = {} ]; do got=$(head -c {mebibytes}m /dev/zero | nc -w 30 {destination} 5000); done\n\
+         echo $start $(cut -d' ' -f1 /proc/uptime)",
+        mebibytes * 1_048_576
+    );
+    let times: Vec<f64> =
+        inside(nodes, from, &script)?.split_whitespace().filter_map(|time| time.parse().ok()).collect();
+    let [start, end] = times[..] else { anyhow::bail!("no two times: {times:?}") };
+    Ok(f64::from(mebibytes) * 8.388_608 / (end - start))
+}
+
+/// The rate is a bound, on however slow a machine; that other links are faster is a ratio.
+fn a_link_has_the_speed_that_is_set(nodes: &Nodes) -> Result<()> {
+    let names = nodes.names();
+    nodes.set_speed(&names[0], &names[1], Some(50_000_000))?;
+    let rate = |from: &str, to: &str| megabits(nodes, from, to, 16).with_context(|| format!("{from} to {to}"));
+    let (there, back, aside) = (rate("web-0", "web-1")?, rate("web-1", "web-0")?, rate("web-0", "web-2")?);
+    nodes.set_speed(&names[0], &names[1], None)?;
+    let free = rate("web-0", "web-1")?;
+    println!("50 Mbit/s: {there:.0} there, {back:.0} back, {aside:.0} to another node, {free:.0} when it is taken off");
+    // Headers make it less; the queue's burst of 256 kB may go at once.
+    assert!(there < 53.0 && back < 53.0, "{there} and {back} Mbit/s over a link of 50");
+    assert!(
+        aside > 2.0 * there && free > 2.0 * there,
+        "{aside} and {free} Mbit/s where nothing limits, {there} where 50 do"
+    );
+    assert!(
+        nodes.set_speed(&names[0], &names[0], None).is_err() && nodes.set_speed("node-9", &names[0], None).is_err()
+    );
+    Ok(())
+}
+
+fn a_plug_can_be_pulled(nodes: &Nodes) -> Result<()> {
+    let (node, other) = ("node-3", address(nodes, "web-2")?);
+    let reached = || inside(nodes, "web-0", &format!("timeout 2 wget -qO- http://{other}:8080/"));
+    nodes.set_link(node, false)?;
+    assert!(reached().is_err(), "without a link");
+    nodes.set_link(node, true)?;
+    until("reached again", || Ok(reached().is_ok_and(|page| page == "page 2\n")))
+}

@@ -1,0 +1,108 @@
+//! `values.yaml` with its comments.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value as Json};
+
+/// A value of the chart.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// Its name and those of the objects it is in.
+    pub path: Vec<String>,
+    /// The comment above it, as one line.
+    pub description: String,
+    /// What `@schema` adds.
+    pub schema: Map<String, Json>,
+    /// `None` for an object of ours, in block style: it has entries of its own.
+    pub default: Option<Json>,
+}
+
+/// Every value in the order of the file.
+///
+/// # Errors
+/// No YAML, a value without a comment, or a form that is not used here: each with its line.
+pub(crate) fn entries(text: &str) -> Result<Vec<Entry>> {
+    let document: Json = serde_saphyr::from_str(text).context("no YAML")?;
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut comment: Vec<&str> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let place = || format!("line {}: `{}`", index + 1, line.trim());
+        let words = line.trim_start();
+        let indent = line.len() - words.len();
+        if words.is_empty() {
+            comment.clear();
+        } else if let Some(words) = words.strip_prefix('#') {
+            comment.push(words.trim());
+        } else {
+            let (key, value) = words.split_once(':').with_context(|| format!("{}: expected KEY: VALUE", place()))?;
+            ensure!(!key.starts_with('-'), "{}: expected a list in flow style ([])", place());
+            ensure!(indent % 2 == 0, "{}: expected two spaces for each level", place());
+            let above: Vec<String> = match entries.iter().rev().find(|entry| entry.path.len() == indent / 2) {
+                Some(parent) if parent.default.is_none() => parent.path.clone(),
+                None if indent == 0 => Vec::new(),
+                _ => bail!("{}: expected a key below an object", place()),
+            };
+            let path: Vec<String> = above.into_iter().chain([key.to_string()]).collect();
+            let (description, schema) = said(&comment).with_context(place)?;
+            ensure!(!description.is_empty(), "{}: got no comment; expected what {} means", place(), path.join("."));
+            let default =
+                if value.trim().is_empty() { None } else { document.pointer(&format!("/{}", path.join("/"))).cloned() };
+            entries.push(Entry { path, description, schema, default });
+            comment.clear();
+        }
+    }
+    Ok(entries)
+}
+
+/// A comment as a sentence and what it adds to the schema.
+fn said(comment: &[&str]) -> Result<(String, Map<String, Json>)> {
+    let (mut words, mut schema) = (Vec::new(), Map::new());
+    for line in comment {
+        match line.strip_prefix("@schema") {
+            Some(text) => {
+                let more: Map<String, Json> =
+                    serde_json::from_str(text.trim()).context("@schema: expected an object in JSON")?;
+                schema.extend(more);
+            }
+            None => words.push(*line),
+        }
+    }
+    Ok((words.join(" "), schema))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_told_with_their_line() {
+        for (text, words) in [
+            ("a: 1\n", "line 1: `a: 1`: got no comment; expected what a means"),
+            ("# About the file.\n\na: 1\n", "line 3: `a: 1`: got no comment"),
+            ("# A.\na:\n  b: 1\n", "line 3: `b: 1`: got no comment; expected what a.b means"),
+            ("# A.\na:\n  - b: 1\n", "line 3: `- b: 1`: expected a list in flow style"),
+            ("# A.\n# @schema x\na: 1\n", "@schema: expected an object in JSON"),
+            ("a: [\n", "no YAML"),
+        ] {
+            let error = format!("{:#}", entries(text).unwrap_err());
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn values_have_their_words_and_defaults() {
+        let found =
+            entries("# An object.\na:\n  # A value,\n  # in two lines.\n  b: \"x\"\n# Another.\nc: []\n").unwrap();
+        let told: Vec<_> = found
+            .iter()
+            .map(|entry| (entry.path.join("."), entry.description.as_str(), entry.default.clone()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("a".to_string(), "An object.", None),
+                ("a.b".to_string(), "A value, in two lines.", Some(Json::from("x"))),
+                ("c".to_string(), "Another.", Some(Json::Array(Vec::new()))),
+            ]
+        );
+    }
+}

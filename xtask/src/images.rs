@@ -1,0 +1,153 @@
+//! `cargo xtask images`: the images of the three programs.
+//!
+//! ```text
+//! cargo build --release -> layout: one folder of files for each image -> Dockerfile (buildah, from nothing) -> target/images/*.tar
+//! ```
+//!
+//! The same programs, files and times give the same image: layers are ordered, belong to root, and have the time of
+//! `SOURCE_DATE_EPOCH`, or of the commit.
+
+mod layout;
+mod sbom;
+
+use crate::steps::{release, root, target};
+use crate::{programs, setup};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// One image.
+#[derive(Debug)]
+pub(crate) struct Image {
+    /// Stage of the Dockerfile, and folder of its files.
+    pub stage: &'static str,
+    /// Name of the image and of its program.
+    pub name: &'static str,
+    /// Package of the program.
+    pub package: &'static str,
+    /// Libraries that the program loads at run time, and what these need: by their names in the linker's cache.
+    pub loads: &'static [&'static str],
+}
+
+/// All images. NVML is the driver's own library; it is linked with these parts of the C library, which newer ones have as empty files.
+pub(crate) const IMAGES: [Image; 3] = [
+    Image { stage: "operator", name: "switchyard", package: "switchyard", loads: &[] },
+    Image {
+        stage: "agent",
+        name: "switchyard-node-agent",
+        package: "switchyard-node-agent-daemon",
+        loads: &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"],
+    },
+    Image { stage: "worker", name: "switchyard-worker", package: "switchyard-worker", loads: &[] },
+];
+
+/// Where the images are written.
+pub(crate) fn folder() -> PathBuf {
+    target().join("images")
+}
+
+/// Builds the programs and writes one archive for each image; or only lays out their files in a folder.
+///
+/// # Errors
+/// A program is missing or does not build, or buildah refuses.
+pub(crate) fn images(only_layout: Option<&Path>) -> Result<()> {
+    let version = Version::of_this_tree();
+    crate::steps::step("programs in release mode", &mut release(&IMAGES.map(|image| image.package)))?;
+    if let Some(folder) = only_layout {
+        return lay_out(folder, &version);
+    }
+    setup::buildah()?;
+    let folder = folder();
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let files = folder.join("root");
+    lay_out(&files, &version)?;
+    let start = Instant::now();
+    for image in &IMAGES {
+        let made = make(image, &folder, &files, &version);
+        // buildah's store is of no use after that, and holds every layer twice.
+        made.with_context(|| format!("image {}", image.name))?;
+    }
+    let _ = fs::remove_dir_all(folder.join("store"));
+    println!("==> images: {:.1} s, in {}", start.elapsed().as_secs_f64(), folder.display());
+    Ok(())
+}
+
+fn lay_out(folder: &Path, version: &Version) -> Result<()> {
+    for image in &IMAGES {
+        let of = folder.join(image.stage);
+        layout::write(image, &of, version).with_context(|| format!("files of the image {}", image.name))?;
+    }
+    Ok(())
+}
+
+/// Builds one image, writes its archive, and prints its size and digest.
+fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result<()> {
+    let tag = format!("localhost/{}:{}", image.name, version.number);
+    let store = |command: &mut Command| {
+        // A store of its own: nothing of this machine's images is touched or needed.
+        command.args(["--storage-driver", "vfs", "--root"]).arg(folder.join("store/root"));
+        command.arg("--runroot").arg(folder.join("store/run")).env("BUILDAH_ISOLATION", "chroot");
+    };
+    let mut build = Command::new("buildah");
+    store(&mut build);
+    build.args(["build", "--isolation", "chroot", "--pull=false", "--no-cache", "--quiet", "--target", image.stage]);
+    build.arg(format!("--timestamp={}", version.time)).args(["--build-arg", "PROGRAMS=prebuilt"]);
+    build.arg("--build-arg").arg(format!("VERSION={}", version.number));
+    build.arg("--build-arg").arg(format!("REVISION={}", version.commit.as_deref().unwrap_or_default()));
+    build.args(["--tag", &tag, "--file"]).arg(root().join("Dockerfile")).arg(files);
+    let output = build.output().context("cannot start buildah")?;
+    ensure!(output.status.success(), "buildah: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    // The last line is the digest of its configuration, which names the digests of its layers.
+    let id = String::from_utf8(output.stdout)?.trim().to_string();
+
+    let archive = folder.join(format!("{}.tar", image.name));
+    let _ = fs::remove_file(&archive);
+    let mut push = Command::new("buildah");
+    store(&mut push);
+    push.args(["push", "--quiet", &tag]);
+    push.arg(format!("docker-archive:{}:{}:{}", archive.display(), image.name, version.number));
+    programs::quietly(&format!("{}.tar", image.name), &mut push)?;
+    let bytes = fs::metadata(&archive)?.len();
+    fs::write(folder.join(format!("{}.digest", image.name)), format!("sha256:{id}\n"))?;
+    println!("{}:{}  {:.1} MiB  sha256:{id}", image.name, version.number, bytes as f64 / 1_048_576.0);
+    Ok(())
+}
+
+/// What is built.
+#[derive(Debug)]
+pub(crate) struct Version {
+    /// That of the workspace.
+    pub number: &'static str,
+    /// Short name of the commit, where git knows it.
+    pub commit: Option<String>,
+    /// Seconds since 1970 that every file of an image has as its time.
+    pub time: u64,
+}
+
+impl Version {
+    /// That of the commit that is checked out. Without git: of none, at the beginning of time.
+    pub fn of_this_tree() -> Version {
+        let git = |arguments: &[&str]| {
+            let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
+            let text = String::from_utf8(output.stdout).ok()?.trim().to_string();
+            (output.status.success() && !text.is_empty()).then_some(text)
+        };
+        let told = std::env::var("SOURCE_DATE_EPOCH").ok();
+        let time = told.or_else(|| git(&["show", "--no-patch", "--format=%ct", "HEAD"]));
+        Version {
+            number: env!("CARGO_PKG_VERSION"),
+            commit: git(&["rev-parse", "--short=12", "HEAD"]),
+            time: time.and_then(|text| text.parse().ok()).unwrap_or(0),
+        }
+    }
+
+    /// As `--version` tells it.
+    pub fn words(&self) -> String {
+        match &self.commit {
+            Some(commit) => format!("{} ({commit})", self.number),
+            None => self.number.to_string(),
+        }
+    }
+}

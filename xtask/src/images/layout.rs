@@ -1,0 +1,111 @@
+//! The files of an image.
+
+use super::{Image, Version, sbom};
+use crate::steps::{root, target};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+/// Files with their text. Nobody can log in; the user is that of the pods of jobs (`src/plan/objects/pod.rs`) and of the chart.
+const TEXTS: [(&str, &str); 3] = [
+    ("etc/passwd", "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/tmp:/sbin/nologin\n"),
+    ("etc/group", "root:x:0:\nnonroot:x:65532:\n"),
+    // Without it the C library asks no DNS server.
+    ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+];
+
+/// The old names of folders, of which programs and NVIDIA's runtime know either.
+const LINKS: [(&str, &str); 2] = [("lib", "usr/lib"), ("lib64", "usr/lib64")];
+
+/// Writes all files of an image, each with fixed rights and the same time.
+pub(super) fn write(image: &Image, folder: &Path, version: &Version) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    let put = |path: &str, bytes: &[u8], mode: u32| -> Result<()> {
+        let to = folder.join(path);
+        fs::create_dir_all(to.parent().context("invariant: a file lies in a folder")?)?;
+        fs::write(&to, bytes).with_context(|| to.display().to_string())?;
+        Ok(fs::set_permissions(&to, Permissions::from_mode(mode))?)
+    };
+    let built = target().join("release").join(image.name);
+    let stripped = folder.with_extension("stripped");
+    fs::create_dir_all(folder)?;
+    // Without the names of functions, which are a quarter of it. A panic still says its place.
+    let strip = Command::new("strip").arg("--strip-all").arg("-o").args([&stripped, &built]).status();
+    ensure!(strip.context("cannot start strip, which comes with a C compiler")?.success(), "strip {}", built.display());
+    put(&format!("usr/bin/{}", image.name), &fs::read(&stripped)?, 0o755)?;
+    fs::remove_file(&stripped)?;
+
+    let mut packages = BTreeMap::new();
+    for library in libraries(&built, image.loads)? {
+        let bytes = fs::read(&library).with_context(|| library.display().to_string())?;
+        // All libraries lie below /usr here, whatever this machine does; `LINKS` leads there from the old names.
+        let path = library.strip_prefix("/").context("invariant: the linker tells whole paths")?;
+        let path = path.strip_prefix("usr").unwrap_or(path);
+        put(&format!("usr/{}", path.display()), &bytes, 0o755)?;
+        if let Some((package, version)) = sbom::package_of(&library) {
+            packages.insert(package, version);
+        }
+    }
+    for (name, to) in LINKS {
+        fs::create_dir_all(folder.join(to))?;
+        symlink(to, folder.join(name))?;
+    }
+    for (path, text) in TEXTS {
+        put(path, text.as_bytes(), 0o644)?;
+    }
+    put("usr/share/doc/switchyard/LICENSE", &fs::read(root().join("LICENSE"))?, 0o644)?;
+    for package in packages.keys() {
+        if let Ok(text) = fs::read(format!("/usr/share/doc/{package}/copyright")) {
+            put(&format!("usr/share/doc/{package}/copyright"), &text, 0o644)?;
+        }
+    }
+    put("usr/share/doc/switchyard/sbom.cdx.json", sbom::sbom(image, version, &packages)?.as_bytes(), 0o644)?;
+    fs::create_dir_all(folder.join("tmp"))?;
+    settle(folder, SystemTime::UNIX_EPOCH + Duration::from_secs(version.time))?;
+    Ok(fs::set_permissions(folder.join("tmp"), Permissions::from_mode(0o1777))?)
+}
+
+/// The dynamic linker and the libraries that a program needs, and those of `loads` with what they need.
+fn libraries(program: &Path, loads: &[&str]) -> Result<Vec<PathBuf>> {
+    let mut found = linked(program)?;
+    let beside = found.iter().find(|path| path.file_name().is_some_and(|name| name == "libc.so.6"));
+    let beside = beside.and_then(|path| path.parent()).context("a program without the C library")?.to_path_buf();
+    for name in loads {
+        let library = beside.join(name);
+        found.extend(linked(&library)?);
+        found.push(library);
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+/// What `ldd` tells: `name => /path (0x…)`, or the linker's own `/path (0x…)`.
+fn linked(file: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(file).output().context("cannot start ldd, which comes with the C library")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && !text.contains("not found"), "ldd {}: {text}", file.display());
+    let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
+    Ok(text.lines().filter_map(path).collect())
+}
+
+/// Gives folders their rights, and everything one time, whatever the umask and the hour.
+fn settle(folder: &Path, time: SystemTime) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let kind = fs::symlink_metadata(&path)?;
+        if kind.is_dir() {
+            settle(&path, time)?;
+        } else if kind.is_file() {
+            File::open(&path)?.set_modified(time)?;
+        }
+    }
+    fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    Ok(File::open(folder)?.set_modified(time)?)
+}
