@@ -6,7 +6,7 @@ use super::contention::Reservation;
 use super::devices::Devices;
 use super::own_writes::OwnWrites;
 use super::usage::{Share, Usage};
-use crate::fabric::Seen;
+use crate::plan::cluster::transport::Seen;
 use crate::plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use crate::planted;
 use jiff::Timestamp;

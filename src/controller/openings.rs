@@ -6,8 +6,7 @@
 use super::Context;
 use super::index::{Key, attempt_of};
 use super::progress::log;
-use crate::fabric::Seen;
-use crate::plan::cluster::transport;
+use crate::plan::cluster::transport::{self, Seen};
 use crate::plan::cluster::view::Phase;
 use crate::plan::objects;
 use kube::api::LogParams;

@@ -105,6 +105,10 @@ fn between(foretold: Foretold, seen: &Seen) -> Finding {
         (Some(words), None, None) => (Transport::NVLink, words),
         (_, Some(words), _) => (Transport::TCP, words),
         (_, None, Some(words)) => (of_networks(seen).unwrap_or(Transport::RDMA), words),
+        // Pods of our engine that are on one machine all the same.
+        (None, None, None) if foretold.is_own => {
+            (Transport::SharedMemory, find(&|way| *way == Way::HostMemory).unwrap_or_default())
+        }
         (None, None, None) => match (foretold.transport, of_networks(seen)) {
             (Transport::NVLink, _) | (_, None) => {
                 let words = "no channel between nodes is in the beginning of the log: NCCL_DEBUG_SUBSYS has to have NET and P2P";

@@ -49,6 +49,9 @@ const OWN: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0","th
 "#;
 const OWN_TCP: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0","threads":1,"kernel":"avx2","address":"","transport":"tcp","links":[{"by":"tcp","rank":1,"local":"10.0.0.1:5","remote":"10.0.0.1:6","interface":"lo"}],"allReduceMs":1.0}
 "#;
+/// Two pods of one machine.
+const OWN_SHARED: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0","threads":1,"kernel":"avx2","address":"","transport":"shm","links":[{"by":"sharedMemory","ranks":"1"}],"allReduceMs":1.0}
+"#;
 
 fn foretold(transport: Transport, several_nodes: bool) -> Foretold {
     Foretold { transport, gpu_direct: None, several_nodes, is_own: false, shares_memory: false }
@@ -63,7 +66,7 @@ fn every_log_has_its_verdict() {
     let direct = |gpu_direct| Foretold { gpu_direct, ..foretold(RDMA, true) };
     let own =
         |transport, several, shares| Foretold { is_own: true, shares_memory: shares, ..foretold(transport, several) };
-    let table: [(Foretold, &str, ObservedVerdict, Option<Transport>); 26] = [
+    let table: [(Foretold, &str, ObservedVerdict, Option<Transport>); 27] = [
         (foretold(RDMA, true), IB, AsForecast, Some(RDMA)),
         (direct(Some(GpuDirect::Yes)), IB, AsForecast, Some(RDMA)),
         (direct(Some(GpuDirect::Yes)), STAGED, Slower, Some(RDMA)),
@@ -88,6 +91,7 @@ fn every_log_has_its_verdict() {
         (foretold(SharedMemory, false), HOST, AsForecast, Some(SharedMemory)),
         (foretold(NVLink, false), SOCKET, OtherTransport, Some(TCP)),
         (own(TCP, true, true), OWN, AsForecast, Some(TCP)),
+        (own(TCP, true, false), OWN_SHARED, AsForecast, Some(SharedMemory)),
         (own(SharedMemory, false, true), OWN_TCP, OtherTransport, Some(TCP)),
         (own(TCP, true, true), OWN_TCP, OtherTransport, Some(TCP)),
     ];

@@ -6,6 +6,7 @@
 use super::Snapshot;
 use super::events::{self, EventDraft};
 use super::status::Draft;
+pub use crate::fabric::Seen;
 use crate::fabric::{Foretold, compare};
 use crate::plan::resources::gigabytes_per_second;
 use crate::plan::{ValidJob, objects};
