@@ -31,6 +31,12 @@ pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
 pub const NO_ROOM: &str = "NoRoom";
 /// Reason of [`PLACED`] and [`FABRIC_READY`] while the job must not start over the fabric of the nodes that it could have.
 pub const FABRIC_NOT_READY: &str = "FabricNotReady";
+/// Reason of [`FABRIC_READY`] and [`FAILED`]: the ranks say that their data goes another way than was foretold.
+pub const TRANSPORT_DIFFERS: &str = "TransportDiffers";
+/// Reason of [`FABRIC_READY`]: the ranks say that their data goes as was foretold.
+pub const AS_FORECAST: &str = "AsForecast";
+/// Reason of [`FABRIC_READY`]: the ranks measured less bandwidth than the job asks for.
+pub const SLOW_FABRIC: &str = "SlowFabric";
 /// Reason of [`PLACED`] between two attempts.
 pub const RESTARTING: &str = "Restarting";
 /// Reason of [`FAILED`]: preempted more often than allowed.

@@ -6,17 +6,34 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the processes of a job on GPUs reach each other.
-#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.onFallback) || self.onFallback == 'Report' || (has(self.mode) && self.mode == 'Required')")
+    .message("onFallback: Fail needs mode: Required; the other modes take TCP where nothing better is there"))]
 pub struct FabricPolicy {
     /// `Auto` (default): settings are derived from the nodes, and RDMA is used where it is. `Required`: data between nodes must not go
     /// over TCP: the transport is pinned, and a job that would fall back waits with the reason. `Disabled`: TCP on purpose.
     #[serde(default)]
     pub mode: FabricMode,
 
+    /// What follows when the ranks say after their start that their data goes another way than `mode: Required` asks for. `Report`
+    /// (default): `FabricReady` becomes `False`, with the nodes and what was seen. `Fail`: the job is stopped as well.
+    #[serde(default)]
+    pub on_fallback: FallbackAction,
+
     /// Checks of the chosen nodes before anything starts.
     #[serde(default)]
     pub preflight: PreflightPolicy,
+}
+
+/// What follows when data goes another way than the job asks for.
+#[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FallbackAction {
+    /// It is told.
+    #[default]
+    Report,
+    /// The job is stopped.
+    Fail,
 }
 
 /// What may carry data between nodes.
@@ -32,13 +49,21 @@ pub enum FabricMode {
 }
 
 /// Checks before anything starts.
-#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.minBusBandwidth) || !has(self.mode) || self.mode != 'None'")
+    .message("minBusBandwidth is a check: mode must be Report or Enforce").field_path(".minBusBandwidth"))]
 pub struct PreflightPolicy {
     /// `Report` (default): what is found is written to the status. `Enforce`: a finding that blocks keeps the job from starting.
     /// `None`: nothing is checked.
     #[serde(default)]
     pub mode: PreflightMode,
+
+    /// Bandwidth that the ranks measure before the first step, bytes per second such as `40G`: what an all-reduce over all of them has to
+    /// achieve (bus bandwidth as NCCL's tests define it). With less the job is told, or with `Enforce` fails. Only with
+    /// `trainer.framework: Switchyard`, whose worker measures the way that the engine takes. Default: nothing is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_bus_bandwidth: Option<Quantity>,
 }
 
 /// What findings of the preflight do.
@@ -66,10 +91,22 @@ pub struct FabricStatus {
     #[schemars(length(max = 1024))]
     pub summary: Option<String>,
 
+    /// Whether NICs are foretold to reach the memory of all GPUs themselves. Absent: no RDMA, or nothing tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_direct: Option<GpuDirect>,
+
+    /// What the ranks of this attempt said after their start, beside the forecast. Absent: not all have spoken yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed: Option<FabricObservation>,
+
     /// The data pack or the administrator's profile that the settings come from. Absent: none fits the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub profile: Option<String>,
+
+    /// What the ranks measured before the first step; with `preflight.minBusBandwidth` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<FabricMeasurement>,
 
     /// Resources that each pod asks for so that it can reach the fabric, beside what the job asks for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -103,6 +140,64 @@ pub enum Transport {
     Plugin,
     /// TCP.
     TCP,
+}
+
+/// Whether NICs reach the memory of GPUs themselves (GPUDirect RDMA).
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GpuDirect {
+    /// For every rank.
+    Yes,
+    /// Not for every rank.
+    No,
+}
+
+/// The forecast beside what the ranks said after their start.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricObservation {
+    /// How the two compare.
+    pub verdict: ObservedVerdict,
+    /// What carries data between the nodes, or inside the one node, by the words of the ranks. Absent: they do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+    /// Forecast, and what was seen where; or why that cannot be judged, and how it could.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+}
+
+/// What the ranks measured before the first step.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FabricMeasurement {
+    /// Whether it is enough.
+    pub verdict: MeasuredVerdict,
+    /// Bus bandwidth of an all-reduce over all ranks, bytes per second.
+    pub bus_bandwidth: Quantity,
+    /// The figures with what was asked for and what was predicted; slow links by node, GPU, NIC and address.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+}
+
+/// Whether what was measured is enough.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MeasuredVerdict {
+    /// It is.
+    Passed,
+    /// It is not.
+    Failed,
+}
+
+/// How forecast and observation compare.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ObservedVerdict {
+    /// As foretold, or better.
+    AsForecast,
+    /// The transport that was foretold, but through host memory somewhere.
+    Slower,
+    /// A lesser transport than was foretold.
+    OtherTransport,
+    /// The ranks do not say.
+    Unknown,
 }
 
 /// A resource that pods ask for.

@@ -50,6 +50,8 @@ use std::collections::BTreeMap;
     .message("engine must be set with trainer.framework Switchyard, and with no other framework"))]
 #[x_kube(validation = Rule::new("self.trainer.framework != 'Switchyard' || (!has(self.trainer.command) && !has(self.trainer.args))")
     .message("trainer.command and trainer.args are for other frameworks: with framework Switchyard the worker is started").field_path(".trainer"))]
+#[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.fabric.preflight.minBusBandwidth)")
+    .message("minBusBandwidth is measured by our own engine, which other images do not have: framework must be Switchyard; for NCCL run nccl-tests as a job of its own").field_path(".fabric.preflight.minBusBandwidth"))]
 #[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.checkpoint)")
     .message("checkpoint is for framework Switchyard: other frameworks save what they want where they want").field_path(".checkpoint"))]
 pub struct TrainJobSpec {

@@ -65,7 +65,23 @@ fn outer_cases() -> Vec<Case> {
         rule["action"] = "FailTrainJob".into();
         with(&[("/spec/failurePolicy", json!({"rules": [rule]}))])
     };
+    let fabric = |block: Value| with(&[("/spec/fabric", block)]);
     vec![
+        (
+            "onFallback: Fail needs mode: Required",
+            fabric(json!({"mode": "Required", "onFallback": "Fail"})),
+            fabric(json!({"mode": "Auto", "onFallback": "Fail"})),
+        ),
+        (
+            "minBusBandwidth is a check",
+            fabric(json!({"preflight": {"mode": "Enforce", "minBusBandwidth": "1G"}})),
+            fabric(json!({"preflight": {"mode": "None", "minBusBandwidth": "1G"}})),
+        ),
+        ("minBusBandwidth is measured by our own engine", fabric(json!({"preflight": {"minBusBandwidth": "1G"}})), {
+            let mut job = plain(json!({}));
+            job["spec"]["fabric"] = json!({"preflight": {"minBusBandwidth": "1G"}});
+            job
+        }),
         (
             "metadata.name must have",
             with(&[("/metadata/name", json!("a-1"))]),

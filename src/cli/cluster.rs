@@ -65,7 +65,7 @@ pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
         None => SnapshotFile::taken(list(args, None)?, Timestamp::now()),
     };
     let profile = args.fabric_profile.as_deref().map(fabric::profile).transpose();
-    file.fabric_profile = profile.map_err(|error| (format!("--fabric-profile: {error}"), Exit::Usage))?;
+    file.fabric_profile = profile.map_err(|error| (error, Exit::Usage))?;
     if !args.domains.is_empty() {
         file.domains = args.domains.iter().map(ToString::to_string).collect();
     }

@@ -28,7 +28,7 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
     };
     let fabric_profile = match args.fabric_profile.as_deref().map(fabric::profile).transpose() {
         Ok(profile) => profile,
-        Err(error) => return refuse(&format!("--fabric-profile: {error}"), Exit::Usage),
+        Err(error) => return refuse(&error, Exit::Usage),
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

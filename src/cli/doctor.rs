@@ -4,12 +4,13 @@ use super::args::{Cli, DoctorArgs, Output};
 use super::run::json_line;
 use super::topo::text::Screen;
 use super::units::{binary, counted, duration, grouped};
-use super::{machine, print, print_yaml, refuse};
+use super::{live, machine, print, print_yaml, refuse};
+use crate::doctor::gang::Gang;
 use crate::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -50,16 +51,32 @@ const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads logs and explains them.
 pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Exit {
-    let diagnosis = match read_all(cli, &args.logs) {
-        Ok(diagnosis) => diagnosis,
+    let found = match live::name_in(args) {
+        Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang))),
+        None => read_all(cli, &args.logs).map(|diagnosis| (diagnosis, None)),
+    };
+    let (diagnosis, gang) = match found {
+        Ok(found) => found,
         Err((error, exit)) => return refuse(&error, exit),
     };
     match cli.output {
-        Output::Json => json_line("Diagnosis", json!(diagnosis)),
-        Output::Yaml => print_yaml(&diagnosis),
-        Output::Table | Output::Dot => print(&screen(&diagnosis, machine::width())),
+        Output::Json => json_line("Diagnosis", data(&diagnosis, gang.as_ref())),
+        Output::Yaml => print_yaml(&data(&diagnosis, gang.as_ref())),
+        Output::Table | Output::Dot => print(&screen(&diagnosis, gang.as_ref(), machine::width())),
     }
     Exit::Done
+}
+
+/// The diagnosis, each attempt with the facts of its gang.
+fn data(diagnosis: &Diagnosis, gang: Option<&Gang>) -> Value {
+    let mut value = json!(diagnosis);
+    if let Some(gang) = gang {
+        for (place, attempt) in diagnosis.attempts.iter().enumerate() {
+            value["attempts"][place]["facts"] = json!(gang.facts(attempt));
+        }
+        value["unread"] = json!(gang.unread);
+    }
+    value
 }
 
 fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, (String, Exit)> {
@@ -234,10 +251,10 @@ impl Progress {
 }
 
 /// The diagnosis for people; the last attempt first, since that is why they ask.
-fn screen(diagnosis: &Diagnosis, width: usize) -> String {
+fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, width: usize) -> String {
     let mut screen = Screen::new(width);
     for attempt in diagnosis.attempts.iter().rev() {
-        of_attempt(attempt, &mut screen);
+        of_attempt(attempt, gang, &mut screen);
     }
     if !diagnosis.attempts.iter().any(has_error) {
         screen.paragraph("result", "no known error in these logs");
@@ -254,6 +271,9 @@ fn screen(diagnosis: &Diagnosis, width: usize) -> String {
         text.push_str(&format!("; {} not UTF-8", counted(read.not_utf8, "line")));
     }
     screen.paragraph("read", &text);
+    if let Some((gang, first)) = gang.and_then(|gang| Some((gang, gang.unread.first()?))) {
+        screen.paragraph("unread", &format!("{}; {first}", counted(gang.unread.len() as u64, "log")));
+    }
     screen.into_text()
 }
 
@@ -261,7 +281,7 @@ fn has_error(attempt: &Attempt) -> bool {
     attempt.first.is_some() || !attempt.followed.is_empty()
 }
 
-fn of_attempt(attempt: &Attempt, screen: &mut Screen) {
+fn of_attempt(attempt: &Attempt, gang: Option<&Gang>, screen: &mut Screen) {
     let number = attempt.attempt.map_or_else(String::new, |number| format!(" of attempt {number}"));
     match &attempt.first {
         Some(first) => {
@@ -271,6 +291,9 @@ fn of_attempt(attempt: &Attempt, screen: &mut Screen) {
             screen.paragraph(&detail("said"), &first.text);
             screen.paragraph(&detail("means"), first.error.means);
             first.error.look.iter().for_each(|look| screen.paragraph(&detail("look"), look));
+            for fact in gang.map(|gang| gang.facts(attempt)).unwrap_or_default() {
+                screen.paragraph(&detail(fact.about), &fact.text);
+            }
             labelled(screen, "before", first.error.told_by);
             labelled(screen, "more", first.error.link);
             screen.paragraph(&detail("basis"), &attempt.basis);

@@ -18,11 +18,11 @@ const MOST: (u64, &str) = (1 << 20, "1 MiB");
 /// Reads an administrator's profile.
 ///
 /// # Errors
-/// A file that cannot be read, or is no profile: its name, the field, what was got and what was expected.
+/// A file that cannot be read, or is no profile: the flag, its name, the field, what was got and what was expected.
 pub(super) fn profile(path: &Path) -> Result<Profile, String> {
     let name = path.display().to_string();
     let text = manifest::read_at_most(path, &name, "fabric profile of at most 1 MiB", MOST)?;
-    Profile::parse(&text).map_err(|error| format!("{name}: {error}"))
+    Profile::parse(&text).map_err(|error| format!("--fabric-profile {name}: {error}"))
 }
 
 /// How the processes of a job reach each other, for people. `verbose`: also where each word is from.

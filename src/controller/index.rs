@@ -6,6 +6,7 @@ use super::contention::Reservation;
 use super::devices::Devices;
 use super::own_writes::OwnWrites;
 use super::usage::{Share, Usage};
+use crate::plan::cluster::transport::Seen;
 use crate::plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use crate::planted;
 use jiff::Timestamp;
@@ -54,6 +55,8 @@ pub(super) struct Family {
     pub status_written: Option<Timestamp>,
     /// Last figures of the training.
     pub summary: Option<Summary>,
+    /// What pods said of the links between ranks, by attempt and node rank.
+    pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
     /// It would not fit into the empty cluster either.
     pub hopeless: bool,
     /// The attempt that gives way to a job of higher priority, and to which one.

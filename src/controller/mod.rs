@@ -14,6 +14,7 @@ mod election;
 mod index;
 mod metrics;
 pub mod offline;
+mod openings;
 mod own_writes;
 mod pages;
 mod progress;

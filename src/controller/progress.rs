@@ -117,18 +117,29 @@ fn sources(context: &Context) -> Vec<Source> {
 /// # Errors
 /// The controller lacks the right to read logs.
 async fn read(context: &Context, source: &Source) -> Result<Option<Summary>, String> {
-    let api = Api::<Pod>::namespaced(context.client.clone(), &source.key.namespace);
-    let params = LogParams {
-        container: Some(TRAINER.into()),
-        tail_lines: Some(Summary::TAIL_LINES as i64),
-        limit_bytes: Some(BYTES),
-        ..LogParams::default()
-    };
-    match tokio::time::timeout(DEADLINE, api.logs(&source.pod, &params)).await {
-        Ok(Ok(log)) => Ok(Summary::last_in(&log)),
+    let params =
+        LogParams { tail_lines: Some(Summary::TAIL_LINES as i64), limit_bytes: Some(BYTES), ..LogParams::default() };
+    let log = log(context, &source.key.namespace, &source.pod, params).await?;
+    Ok(log.as_deref().and_then(Summary::last_in))
+}
+
+/// A part of the log of a pod's trainer; `None`: it cannot be read now.
+///
+/// # Errors
+/// The controller lacks the right to read logs.
+pub(super) async fn log(
+    context: &Context,
+    namespace: &str,
+    pod: &str,
+    params: LogParams,
+) -> Result<Option<String>, String> {
+    let api = Api::<Pod>::namespaced(context.client.clone(), namespace);
+    let params = LogParams { container: Some(TRAINER.into()), ..params };
+    match tokio::time::timeout(DEADLINE, api.logs(pod, &params)).await {
+        Ok(Ok(log)) => Ok(Some(log)),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err(status.message),
         Ok(Err(error)) => {
-            debug!(pod = source.pod, %error, "the log cannot be read");
+            debug!(pod, %error, "the log cannot be read");
             Ok(None)
         }
         Err(_) => Ok(None),

@@ -136,6 +136,7 @@ impl Context {
             gives_way_to: gives_way.as_deref(),
             trouble: family.trouble.as_deref().or(fight.as_deref()),
             summary: family.summary.as_ref(),
+            seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
         };
         let start = Instant::now();

@@ -17,12 +17,23 @@ impl Matcher {
     /// # Errors
     /// The table is too large for the search, which a test excludes.
     pub(super) fn new() -> Result<Matcher, BuildError> {
-        let mut all: Vec<&str> = known().flat_map(|known| known.texts.iter().copied().flatten().copied()).collect();
+        Matcher::of(known())
+    }
+
+    /// Of a part of the table.
+    ///
+    /// # Errors
+    /// As [`Matcher::new`].
+    pub(super) fn of(errors: impl Iterator<Item = &'static Known>) -> Result<Matcher, BuildError> {
+        let errors: Vec<&'static Known> = errors.collect();
+        let texts = errors.iter().flat_map(|known| known.texts.iter().copied().flatten().copied());
+        let mut all: Vec<&str> = texts.collect();
         all.sort_unstable();
         all.dedup();
         let place = |text: &&str| all.binary_search(text).unwrap_or_default();
-        let errors = known()
-            .map(|known| (known, known.texts.iter().map(|group| group.iter().map(place).collect()).collect()))
+        let errors = errors
+            .iter()
+            .map(|known| (*known, known.texts.iter().map(|group| group.iter().map(place).collect()).collect()))
             .collect();
         let texts = AhoCorasick::new(&all)?;
         Ok(Matcher { texts, count: all.len(), errors, found: vec![false; all.len()] })

@@ -7,9 +7,12 @@
 //!
 //! A line is looked at once and not kept: memory depends on the number of ranks and known errors, not on the length of the logs.
 
+pub mod gang;
 mod known;
 mod line;
 mod matcher;
+#[cfg(test)]
+mod samples;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -25,6 +28,8 @@ use time::Moment;
 
 /// Bytes of a line that are looked at.
 pub const LONGEST_LINE: usize = 1 << 16;
+/// Longest time before a line.
+const STAMP: usize = 40;
 /// Characters of a line that are kept.
 const KEPT: usize = 240;
 /// Attempts that are told apart; a job that fails more often fails the same way.
@@ -148,6 +153,19 @@ impl Doctor {
         }
         let text = String::from_utf8_lossy(bytes).into_owned();
         self.judge(log, &text, found);
+    }
+
+    /// Takes a line that the cluster has put its own time before, as `kubectl logs --timestamps` does: the line itself begins after it.
+    pub fn stamped_line(&mut self, log: &mut Log, bytes: &[u8]) {
+        let split = bytes.iter().take(STAMP).position(|byte| *byte == b' ');
+        let stamp = split.and_then(|split| Some((std::str::from_utf8(&bytes[..split]).ok()?, split)));
+        match stamp.and_then(|(stamp, split)| Some((stamp.parse::<jiff::Timestamp>().ok()?, stamp, split))) {
+            Some((_, stamp, split)) => {
+                log.time = time::moment(stamp, log.year).or(log.time);
+                self.line(log, &bytes[split + 1..]);
+            }
+            None => self.line(log, bytes),
+        }
     }
 
     /// A line that may say something.

@@ -7,6 +7,7 @@
 //! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of
 //! NCCL's guide allows to stay; *Never*, which is for finding faults and is left alone with the reason. A user's own value always wins.
 
+mod compare;
 mod conf;
 mod decide;
 pub mod forecast;
@@ -15,9 +16,12 @@ mod needs;
 pub mod preflight;
 pub mod profile;
 mod rules;
+mod seen;
 
+pub use compare::{Foretold, compare};
 pub use conf::{FOLDER, MERGE, PATH, PLAN, conf};
 pub use decide::{Refused, decide};
 pub use gang::{Gang, Member, facts};
 pub use needs::{Asked, needs, shared_memory};
 pub use rules::{CONF_FILE, interface, interfaces};
+pub use seen::{Seen, Way};

@@ -54,6 +54,10 @@ pub struct Profile {
     /// Name of the interface of the pod network inside a pod. Default `eth0`, which is how container runtimes name it.
     #[serde(default)]
     pub pod_interface: Option<String>,
+    /// Secondary networks of a pod, as Multus reads them from the annotation `k8s.v1.cni.cncf.io/networks`: names of
+    /// NetworkAttachmentDefinitions in its short form or in JSON.
+    #[serde(default)]
+    pub networks: Option<String>,
     /// What the image brings by itself.
     #[serde(default)]
     pub image: Option<ImageSettings>,
@@ -226,13 +230,14 @@ impl Profile {
     pub fn parse(text: &str) -> Result<Profile, ProfileError> {
         let wrong = |error: serde_saphyr::Error| ProfileError {
             field: "profile".into(),
-            got: error.to_string(),
+            // What prints this says that it is an error.
+            got: error.to_string().trim_start_matches("error: ").to_string(),
             expected: "the fields of docs/fabric.md".into(),
         };
         let mut profile: Profile = serde_saphyr::from_str(text).map_err(wrong)?;
         profile.check()?;
         if let Some(name) = profile.extends.take() {
-            let Some(base) = packs().iter().find(|pack| pack.name == name) else {
+            let Some(base) = named(&name) else {
                 let known: Vec<&str> = packs().iter().map(|pack| pack.name.as_str()).collect();
                 return Err(ProfileError {
                     field: "extends".into(),
@@ -282,6 +287,17 @@ impl Profile {
             let got = self.plugin.clone().unwrap_or_default();
             return Err(fault("plugin".into(), &got, "a name with transport Plugin, and none with any other"));
         }
+        let networks = self.networks.as_deref();
+        let is_networks = |text: &str| {
+            let text = text.trim();
+            let is_json = text.starts_with('[') && serde_json::from_str::<serde_json::Value>(text).is_ok();
+            let short = |letter: char| letter.is_ascii_alphanumeric() || "-./@, ".contains(letter);
+            is_json || (!text.is_empty() && text.chars().all(short))
+        };
+        if let Some(got) = networks.filter(|text| !is_networks(text)) {
+            let expected = "names such as team/rail-0, team/rail-1@net2, or a JSON list, as Multus takes them";
+            return Err(fault("networks".into(), got, expected));
+        }
         for (index, rule) in self.resources.iter().enumerate() {
             if rule.count.is_some() == rule.quantity.is_some() {
                 return Err(fault(format!("resources[{index}]"), &rule.name, "either count or quantity"));
@@ -310,6 +326,7 @@ impl Profile {
             resources: if self.resources.is_empty() { base.resources } else { self.resources },
             shared_memory: self.shared_memory.or(base.shared_memory),
             pod_interface: self.pod_interface.or(base.pod_interface),
+            networks: self.networks.or(base.networks),
             image: self.image.or(base.image),
             settings: self.settings.into_iter().chain(settings).collect(),
             leave: self.leave.into_iter().chain(leave).collect(),
@@ -366,6 +383,11 @@ pub fn packs() -> &'static [Profile] {
         PACKS.iter().map(parse).collect()
     });
     &READ
+}
+
+/// The pack of this name.
+pub fn named(name: &str) -> Option<&'static Profile> {
+    packs().iter().find(|pack| pack.name == name)
 }
 
 /// The pack that fits all of these nodes; `None`: they are not alike, or there are none.

@@ -204,8 +204,8 @@ impl Group<'_> {
                 self.tell(observer, Update::Evaluation { step, loss, accuracy });
             }
             Event::Checkpoint(report) => self.tell(observer, Update::Checkpoint(&report)),
-            // Only a supervisor in a pod makes one.
-            Event::Summary(_) => {}
+            // A supervisor in a pod makes summaries only; what was measured is in the log of the run, and the end says what is too little.
+            Event::Summary(_) | Event::Measured(_) => {}
             Event::Finished(finished) => own.finished = Some(finished),
             Event::Failed(failure) => {
                 own.failure = Some(failure);

@@ -193,6 +193,27 @@ fn impossible_quantities_are_named() {
     assert!(refusal.contains("limits.memory: got `-1Gi`"), "{refusal}");
 }
 
+#[test]
+fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() {
+    let check = |preflight: Value, trainer: Value| {
+        let spec = json!({"fabric": {"preflight": preflight}, "trainer": trainer});
+        super::validate(&job("measured", spec)).map(|valid| valid.engine.unwrap().bandwidth_check)
+    };
+    let asked = json!({"mode": "Enforce", "minBusBandwidth": "1500M"});
+    let found = check(asked.clone(), json!({"numNodes": 2})).unwrap().unwrap();
+    assert_eq!((found.least_bytes_per_second, found.enforce), (1.5e9, true));
+    assert_eq!(check(json!({}), json!({"numNodes": 2})).unwrap(), None);
+    let text = |faults: Vec<super::Invalid>| faults[0].to_string();
+    let alone = check(asked, json!({})).map_err(text).unwrap_err();
+    assert!(alone.starts_with("spec.fabric.preflight.minBusBandwidth: got 1500M for a job of one process"), "{alone}");
+    let nothing = check(json!({"minBusBandwidth": "0"}), json!({"numNodes": 2})).map_err(text).unwrap_err();
+    assert!(nothing.contains("got `0`; expected bytes per second greater than 0"), "{nothing}");
+    // The engine has TCP only: a job that must not use it is refused, and not left to wait.
+    let required = job("required", json!({"fabric": {"mode": "Required"}, "trainer": {"numNodes": 2}}));
+    let refused = super::validate(&required).map_err(text).unwrap_err();
+    assert!(refused.starts_with("spec.fabric.mode: got Required with framework Switchyard"), "{refused}");
+}
+
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_795_000_000 + second).unwrap()
 }

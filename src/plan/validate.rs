@@ -6,7 +6,7 @@ use super::objects;
 use super::resources::parse_quantity;
 use crate::placement::{Mode, NumaBinding, Request};
 use switchyard_crds::{self as api, TrainJob};
-use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::config::{BandwidthCheck, EngineConfig};
 
 /// A job that can be planned: every number is in the unit it is used in.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,6 +80,9 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let engine = spec.engine.as_ref();
     let engine =
         engine.and_then(|engine| engine::config(engine, spec.checkpoint.as_ref(), processes_per_node, &mut faults));
+    let check = bandwidth_check(job, processes_per_node, &mut faults);
+    let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, ..engine });
+    faults.extend(fabric_faults(job));
     faults.extend(objects::faults(job));
     if !faults.is_empty() {
         return Err(faults);
@@ -111,6 +114,34 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     };
     let faults = frameworks::faults(job, &valid);
     if faults.is_empty() { Ok(valid) } else { Err(faults) }
+}
+
+/// The measured check that a job asks for.
+fn bandwidth_check(job: &TrainJob, per_node: u32, faults: &mut Vec<Invalid>) -> Option<BandwidthCheck> {
+    let policy = &job.spec.fabric.preflight;
+    let text = &policy.min_bus_bandwidth.as_ref()?.0;
+    let mut fault = |got: String, expected: &str| {
+        let field = "spec.fabric.preflight.minBusBandwidth".to_string();
+        faults.push(Invalid { field, got, expected: expected.to_string() });
+    };
+    if per_node < 2 && job.spec.trainer.num_nodes < 2 {
+        fault(format!("{text} for a job of one process"), "at least two processes: there is nothing to measure");
+    }
+    let least = parse_quantity(text).filter(|least| least.is_finite() && *least > 0.0);
+    if least.is_none() {
+        fault(format!("`{text}`"), "bytes per second greater than 0, such as 40G");
+    }
+    Some(BandwidthCheck { least_bytes_per_second: least?, enforce: policy.mode == api::PreflightMode::Enforce })
+}
+
+/// What the engine cannot do over any fabric.
+fn fabric_faults(job: &TrainJob) -> Option<Invalid> {
+    let is_own = job.spec.trainer.framework == api::Framework::Switchyard && job.spec.trainer.num_nodes > 1;
+    (is_own && job.spec.fabric.mode == api::FabricMode::Required).then(|| Invalid {
+        field: "spec.fabric.mode".into(),
+        got: "Required with framework Switchyard on several nodes".into(),
+        expected: "Auto: the engine sends data between nodes over TCP, and has no other way".into(),
+    })
 }
 
 /// A count that the schema bounds from below.

@@ -101,7 +101,7 @@ impl Events {
                     }
                 }
             }
-            Event::Summary(_) => {}
+            Event::Summary(_) | Event::Measured(_) => {}
             Event::Finished(finished) => {
                 if self.finished.as_ref().is_none_or(|own| finished.rank <= own.rank) {
                     self.finished = Some(finished.clone());

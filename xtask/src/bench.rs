@@ -19,6 +19,10 @@ pub(crate) enum What {
     Placement,
     /// Plan and preflight of a job on 128 nodes.
     Preflight,
+    /// `switchyard doctor` on logs of 1 GiB.
+    Doctor,
+    /// From apply to the verdict about the fabric in the status of a gang of 16.
+    Verdict,
     /// Matrix products and the model's step, by kernel.
     Kernels,
     /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
@@ -36,12 +40,14 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Agent => ("agent", "switchyard-tests", "agent"),
         What::Placement => ("placement", "switchyard-tests", "placement"),
         What::Preflight => ("preflight", "switchyard-tests", "preflight"),
+        What::Doctor => ("doctor", "switchyard-tests", "doctor"),
+        What::Verdict => ("verdict", "switchyard-tests", "verdict"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
         What::Engine => ("engine", "switchyard-worker", "engine"),
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
-    if matches!(what, What::Step | What::Controller) {
+    if matches!(what, What::Step | What::Controller | What::Verdict) {
         step("both programs in release mode", &mut crate::steps::build())?;
     }
     let mut command = cargo(&["bench", "-p", package, "--bench", bench, "--", "--json", &file]);

@@ -1,5 +1,6 @@
 //! Arguments of the commands that look at what others wrote: manifests and logs.
 
+use super::ConnectionArgs;
 use crate::variables::nccl;
 use clap::Args;
 use std::path::PathBuf;
@@ -26,9 +27,14 @@ pub(in crate::cli) struct ConvertArgs {
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct DoctorArgs {
-    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input.
-    #[arg(value_name = "LOG", required = true)]
+    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input. Or the name of a TrainJob in the
+    /// cluster of the kubeconfig, whose pods' logs are read.
+    #[arg(value_name = "LOG|JOB", required = true)]
     pub logs: Vec<PathBuf>,
+
+    /// Where a TrainJob is.
+    #[command(flatten)]
+    pub connection: ConnectionArgs,
 }
 
 /// Exit codes of `lint`, for `--help`.

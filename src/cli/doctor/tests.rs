@@ -37,12 +37,12 @@ fn a_diagnosis_for_people() {
         ("logs/attempt-2/rank-1.log", cause),
         ("logs/attempt-2/rank-2.log", remark),
     ]);
-    insta::assert_snapshot!("doctor_screen", screen(&diagnosis, 100));
+    insta::assert_snapshot!("doctor_screen", screen(&diagnosis, None, 100));
 }
 
 #[test]
 fn logs_without_a_known_error_get_advice_on_what_to_send() {
-    let text = screen(&diagnosed(&[("a.log", b"fine\n\xff\xfe broken\r\n")]), 100);
+    let text = screen(&diagnosed(&[("a.log", b"fine\n\xff\xfe broken\r\n")]), None, 100);
     assert!(text.contains("no known error in these logs") && text.contains("NCCL_DEBUG=WARN"), "{text}");
     assert!(text.contains("1 log, 2 lines, 16 bytes; 1 line not UTF-8"), "{text}");
 }

@@ -1,7 +1,8 @@
-//! Jobs in a running cluster, for those who wait for them: `status`, `logs`, `report JOB`, `support-bundle`. Everything here reads.
+//! Jobs in a running cluster, for those who wait for them: `status`, `logs`, `report JOB`, `doctor JOB`, `support-bundle`. Everything here reads.
 
 mod board;
 mod bundle;
+mod doctor;
 mod logs;
 mod report;
 mod status;
@@ -9,6 +10,7 @@ mod status;
 mod tests;
 
 pub(super) use bundle::bundle;
+pub(super) use doctor::{diagnose, name_in};
 pub(super) use logs::logs;
 pub(super) use report::report;
 pub(super) use status::status;

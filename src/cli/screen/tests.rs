@@ -145,6 +145,7 @@ fn ready(rank: u32, resumed_step: Option<u64>) -> Ready {
         kernel: "avx2".into(),
         address: "127.0.0.1:1".into(),
         transport: Transport::Shm,
+        links: Vec::new(),
         all_reduce_ms: 1.0,
         resumed_step,
     }

@@ -1,7 +1,7 @@
 //! The errors that are known, as data: what a line must contain, what it means, what to look at, and what would have told before.
 //!
-//! An entry is a text that somebody's program prints; not all have been compared with its source yet. Texts change with releases; an
-//! entry may have several.
+//! An entry is a text that somebody's program prints. Texts change with releases; an entry may have several. A line of each with the source
+//! that prints it is in `samples`, where a test reads it.
 
 mod cuda;
 mod frameworks;

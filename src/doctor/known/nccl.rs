@@ -91,7 +91,7 @@ pub(super) const KNOWN: [Known; 22] = [
             &["IBV_EVENT_PORT_ERR"],
             &["IBV_EVENT_DEVICE_FATAL"],
             &["Got async event", "port error"],
-            &["Got async event", "device fatal"],
+            &["Got async event", "local catastrophic error"],
             &["mlx5_core", "Link down"],
         ],
         means: "a port of the network card went down",
@@ -103,11 +103,7 @@ pub(super) const KNOWN: [Known; 22] = [
         id: "nccl-network-plugin",
         says: "NCCL",
         role: Role::Cause,
-        texts: &[
-            &["Failed to initialize any NET plugin"],
-            &["Failed to initialize NET plugin"],
-            &["Error: network", "not found"],
-        ],
+        texts: &[&["Failed to initialize any NET plugin"], &["Error: network", "not found"]],
         means: "the network that NCCL_NET demands does not work in this pod",
         look: &[
             "does the pod ask for the RDMA resource, and has the image libibverbs (or the plugin of the cloud)?",
@@ -180,6 +176,7 @@ pub(super) const KNOWN: [Known; 22] = [
         role: Role::Symptom,
         texts: &[
             &["got completion with error 12"],
+            &["Got completion from peer", "with error 12"],
             &["completion", "status=12"],
             &["transport retry counter exceeded"],
             &["IBV_WC_RETRY_EXC_ERR"],
@@ -271,7 +268,12 @@ pub(super) const KNOWN: [Known; 22] = [
         id: "rdma-flush",
         says: "NCCL, verbs",
         role: Role::Follower,
-        texts: &[&["got completion with error 5"], &["IBV_WC_WR_FLUSH_ERR"], &["completion", "status=5 "]],
+        texts: &[
+            &["got completion with error 5"],
+            &["Got completion from peer", "with error 5,"],
+            &["IBV_WC_WR_FLUSH_ERR"],
+            &["completion", "status=5 "],
+        ],
         means: "the connection had failed already, and what was still queued is thrown away",
         look: &["the completion with another error before it, or the peer that ended"],
         told_by: "",
@@ -312,7 +314,8 @@ pub(super) const KNOWN: [Known; 22] = [
         id: "nccl-over-tcp",
         says: "NCCL (NCCL_DEBUG=INFO)",
         role: Role::Remark,
-        texts: &[&["NET/IB : No device found"], &["Using network Socket"]],
+        // Of the last NCCL goes on with another network, unless NCCL_NET forbids it.
+        texts: &[&["NET/IB : No device found"], &["Using network Socket"], &["Failed to initialize NET plugin"]],
         means: "NCCL found no RDMA device and uses TCP",
         look: &[
             "where there should be RDMA: does the pod ask for the resource (rdma/…, vpc.amazonaws.com/efa), and has the image libibverbs?",

@@ -38,6 +38,7 @@ fn ready(rank: u32) -> Event {
         kernel: "portable".into(),
         address: String::new(),
         transport: Transport::Shm,
+        links: Vec::new(),
         all_reduce_ms: 0.0,
         resumed_step: Some(4),
     })

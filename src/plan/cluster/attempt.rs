@@ -9,7 +9,9 @@
 use super::events::{self, EventDraft};
 use super::status::{self, Draft};
 use super::view::{Phase, PodView};
-use super::{Action, Ending, Reconciliation, Snapshot, clock, delete_unfinished, end, fabric, failure, gang};
+use super::{
+    Action, Ending, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang, transport,
+};
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
 use crate::planted;
@@ -86,6 +88,9 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
     let verdict = failure::judge(&attempt);
     if let failure::Verdict::Failed(failed) = &verdict {
         return after_failure(&attempt, failed);
+    }
+    if let Some(why) = transport::refused(snapshot.job).filter(|_| attempt.placed) {
+        return end(snapshot, now, Ending::failed(conditions::TRANSPORT_DIFFERS, why));
     }
     let mut result = if !attempt.placed { gather(&attempt) } else { follow(&attempt) };
     if let failure::Verdict::Look(at) = verdict {
@@ -243,7 +248,8 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut draft = attempt.draft();
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
     let mut events = Vec::new();
-    events.extend(degraded(attempt, placement, &mut draft));
+    events.extend(degraded::tell(attempt, placement, &mut draft));
+    events.extend(transport::tell(&attempt.snapshot, attempt.valid, &mut draft));
     if let Some(text) = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned()) {
         draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
     } else if running == desired {
@@ -295,34 +301,6 @@ fn starting(attempt: &Attempt<'_>, running: usize) -> String {
         Some(format!("; pod {}: {why}", pod.name))
     });
     format!("{running} of {desired} pods run{}", why.unwrap_or_default())
-}
-
-/// Says of pods that got other GPUs than the plan's what that costs.
-fn degraded(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>, draft: &mut Draft<'_>) -> Option<EventDraft> {
-    let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
-    let worse: Vec<String> = attempt
-        .snapshot
-        .actual
-        .iter()
-        .filter_map(|(rank, actual)| {
-            let planned = nodes.get(*rank as usize)?;
-            let machine = attempt.snapshot.nodes.get(&planned.node_name)?.described()?;
-            let what = gang::compare(machine, nodes.len(), &planned.gpus, actual)?;
-            Some(format!("pod {rank} on {}: {what}", planned.node_name))
-        })
-        .collect();
-    let was = draft.next.condition(conditions::PLACEMENT_DEGRADED).map(|c| c.status.clone());
-    let Some(first) = worse.first() else {
-        if was.is_some_and(|was| was == "True") {
-            let text = "all pods have GPUs that are worth those of the plan".to_string();
-            draft.condition(conditions::PLACEMENT_DEGRADED, "False", "AsPlanned", text);
-        }
-        return None;
-    };
-    let others = if worse.len() > 1 { format!("; so have {} other pods", worse.len() - 1) } else { String::new() };
-    let text = format!("{first}{others}");
-    draft.condition(conditions::PLACEMENT_DEGRADED, "True", "OtherDevices", text.clone());
-    was.is_none_or(|was| was != "True").then(|| EventDraft::warning(events::DEGRADED, text))
 }
 
 /// Creates the claims of the pods that are not there.

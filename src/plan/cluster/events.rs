@@ -36,6 +36,10 @@ pub const PLACED: &str = "GangPlaced";
 pub const NO_ROOM: &str = "NoRoom";
 /// There is room, but the job must not start over the fabric that is there.
 pub const FABRIC_NOT_READY: &str = "FabricNotReady";
+/// The ranks say that their data goes another way than was foretold.
+pub const TRANSPORT_DIFFERS: &str = "TransportDiffers";
+/// The ranks measured less bandwidth than the job asks for.
+pub const SLOW_FABRIC: &str = "SlowFabric";
 /// A pod got other GPUs than the plan's.
 pub const DEGRADED: &str = "PlacementDegraded";
 /// The scheduler did not bind the whole gang in time; the attempt is taken back.

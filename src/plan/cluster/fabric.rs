@@ -4,7 +4,7 @@ use super::gang::Question;
 use super::sites::is_old;
 use super::status::Draft;
 use super::view::NodeView;
-use crate::fabric::forecast::{self, Between, Forecast, Within};
+use crate::fabric::forecast::{self, Between, Direct, Forecast, Within};
 use crate::fabric::profile::{self, Profile, Site};
 use crate::fabric::{self, Asked, Gang, Member, Refused, preflight};
 use crate::plan::objects::{self, TRAINER};
@@ -15,7 +15,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::collections::BTreeMap;
 use switchyard_crds::{
-    DecisionOutcome, FabricStatus, Framework, PlacementStatus, PreflightMode, TrainJob, Transport, conditions,
+    DecisionOutcome, FabricStatus, Framework, GpuDirect, PlacementStatus, PreflightMode, TrainJob, Transport,
+    conditions,
 };
 
 /// What was decided for a gang that has a place.
@@ -114,8 +115,20 @@ pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Op
     let forecast = forecast_of(&gang);
     let transport = gang.transport().or_else(|| forecast.as_ref().and_then(within));
     let summary = summary(transport, forecast.as_ref(), placement);
+    let gpu_direct = forecast.as_ref().filter(|_| transport == Some(Transport::RDMA)).and_then(gpu_direct);
     let profile = profile.map(|profile| profile.name.clone());
-    Ok(Some(Decided { status: FabricStatus { transport, summary, profile, decisions, preflight, ..before }, forecast }))
+    let status = FabricStatus {
+        transport,
+        summary,
+        gpu_direct,
+        observed: None,
+        measured: None,
+        profile,
+        decisions,
+        preflight,
+        ..before
+    };
+    Ok(Some(Decided { status, forecast }))
 }
 
 /// What NCCL will do between the ranks; `None`: a node does not tell, or there are no GPUs.
@@ -126,6 +139,15 @@ fn forecast_of(gang: &Gang<'_>) -> Option<Forecast> {
     }
     let members: Option<Vec<forecast::Member<'_>>> = gang.members.iter().map(of).collect();
     forecast::forecast(&members?, None).ok()
+}
+
+/// Whether NICs reach the memory of the GPUs; `None`: nothing tells.
+fn gpu_direct(forecast: &Forecast) -> Option<GpuDirect> {
+    match forecast.summary.between.as_ref()? {
+        Between::Rdma { direct: Direct::Yes, .. } => Some(GpuDirect::Yes),
+        Between::Rdma { direct: Direct::NoModule | Direct::TooFar, .. } => Some(GpuDirect::No),
+        _ => None,
+    }
 }
 
 /// What carries data inside the one node of a job.
@@ -234,4 +256,4 @@ pub(super) fn interface<'a>(job: &'a TrainJob, pod: &Pod, rank: u32) -> Option<&
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

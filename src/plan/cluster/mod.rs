@@ -12,6 +12,7 @@
 
 mod attempt;
 mod clock;
+mod degraded;
 pub mod events;
 pub mod fabric;
 mod failure;
@@ -23,6 +24,7 @@ mod sites;
 mod status;
 #[cfg(test)]
 mod tests;
+pub mod transport;
 pub mod turn;
 pub mod view;
 
@@ -32,6 +34,7 @@ pub use status::major;
 
 use super::objects::{self, Defaults, Object};
 use super::{ValidJob, validate};
+use crate::fabric::Seen;
 use events::EventDraft;
 use jiff::{SignedDuration, Timestamp};
 use levels::Levels;
@@ -70,6 +73,8 @@ pub struct Snapshot<'a> {
     pub trouble: Option<&'a str>,
     /// Last figures of the training.
     pub summary: Option<&'a Summary>,
+    /// What the logs of the current attempt say of links between ranks, by node rank.
+    pub seen: &'a BTreeMap<u32, Seen>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
 }

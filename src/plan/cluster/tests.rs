@@ -24,6 +24,7 @@ pub(super) struct World {
     pub pods: Vec<PodView>,
     pub objects: BTreeMap<(&'static str, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
+    pub seen: BTreeMap<u32, Seen>,
     now: i64,
 }
 
@@ -41,7 +42,8 @@ impl World {
         let mut job = schema::train_job(&document).unwrap();
         (job.metadata.uid, job.metadata.namespace) = (Some("0123456789".into()), Some("ns".into()));
         job.metadata.generation = Some(1);
-        let mut world = World { job, pods: Vec::new(), objects: BTreeMap::new(), nodes: BTreeMap::new(), now: 0 };
+        let (objects, nodes_of, seen) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut world = World { job, pods: Vec::new(), objects, nodes: nodes_of, seen, now: 0 };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
         }
@@ -71,6 +73,7 @@ impl World {
             gives_way_to: None,
             trouble: None,
             summary: None,
+            seen: &self.seen,
             status_written: None,
         };
         plan(&snapshot, at(self.now))
@@ -321,6 +324,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         gives_way_to: None,
         trouble: None,
         summary: None,
+        seen: &world.seen,
         status_written: Some(at(0)),
     };
     let waits = plan(&snapshot, at(3));

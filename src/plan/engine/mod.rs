@@ -111,5 +111,6 @@ pub(super) fn config(
             keep: checkpoint.keep.unsigned_abs(),
             on_suspend: checkpoint.on_suspend == api::OnSuspend::Save,
         }),
+        bandwidth_check: None,
     })
 }

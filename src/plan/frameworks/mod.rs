@@ -16,11 +16,10 @@ mod tensorflow;
 mod tests;
 mod torch;
 
-use super::objects::pod_host;
+use super::objects::{pod_host, rendezvous_port};
 use super::{Invalid, ValidJob};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 use switchyard_crds::{Framework, TrainJob};
-use switchyard_worker_contract::pod::RENDEZVOUS_PORT;
 
 /// Longest `NAME=VALUE` that Linux hands to a program, with its final NUL (MAX_ARG_STRLEN, 32 pages of 4 KiB).
 const LONGEST_VARIABLE: usize = 128 << 10;
@@ -83,6 +82,11 @@ impl Seat<'_> {
         format!("{}-{}", self.valid.name, self.attempt)
     }
 
+    /// Number of the port at which node 0 is found: that of `SWITCHYARD_RENDEZVOUS`, so that a pod has one port to know about.
+    fn port(&self) -> String {
+        rendezvous_port(self.job, self.attempt).to_string()
+    }
+
     /// Where a node is found by the others. A node alone needs no name: its own address always works, also before any DNS.
     fn host(&self, node_rank: u32) -> String {
         if self.nodes() > 1 { pod_host(self.job, self.valid, self.attempt, node_rank) } else { "127.0.0.1".into() }
@@ -92,12 +96,6 @@ impl Seat<'_> {
 /// A variable with a value from the job.
 fn set(name: &'static str, value: impl ToString, reason: &'static str) -> Entry {
     Entry { name, source: Source::Value(value.to_string()), reason }
-}
-
-/// Number of the port at which node 0 of every framework is found: that of `SWITCHYARD_RENDEZVOUS`, so that a pod has one port to know
-/// about. Each pod has a network of its own, so a fixed number is free in it.
-fn port() -> String {
-    RENDEZVOUS_PORT.to_string()
 }
 
 /// What the framework's launcher reads on this node, each name once, in the order in which it is set.

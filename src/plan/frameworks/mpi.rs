@@ -6,7 +6,7 @@
 //!
 //! Names are parameters of PRRTE 3, the run-time environment of Open MPI 5: `prte_info --all`.
 
-use super::{Entry, Seat, port, set};
+use super::{Entry, Seat, set};
 use switchyard_worker_contract::pod::{CONFIG_DIR, HOST_FILE};
 
 /// Seconds for which a daemon calls for node 0, whose image may take long to arrive. Then the pod fails: a program that never calls
@@ -41,7 +41,7 @@ pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
         return vec![
             set("PRTE_MCA_prte_default_hostfile", hosts, "nodes in the order of the placement, with their processes"),
             set("PRTE_MCA_plm_ssh_agent", "true", "no remote shell: the other pods start their daemons themselves"),
-            set("PRTE_MCA_oob_tcp_static_ipv4_ports", port(), "daemons call mpirun there"),
+            set("PRTE_MCA_oob_tcp_static_ipv4_ports", seat.port(), "daemons call mpirun there"),
             set("PMIX_SERVER_NSPACE", seat.id(), "the name by which daemons call mpirun"),
             radix,
             unbound,

@@ -1,7 +1,7 @@
 //! PyTorch: what `torchrun` takes for its options (`PET_` and the option's name, torch/distributed/argparse_util.py), and what
 //! `init_process_group("env://")` reads in programs that are started without it.
 
-use super::{Entry, Seat, port, set};
+use super::{Entry, Seat, set};
 
 pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
     let mut entries = vec![
@@ -9,9 +9,9 @@ pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
         set("PET_NPROC_PER_NODE", seat.processes(), "torchrun --nproc-per-node: GPUs of the pod, or numProcPerNode"),
         set("PET_NODE_RANK", seat.node_rank, "torchrun --node-rank: position of the node in the placement"),
         set("PET_MASTER_ADDR", seat.host(0), "torchrun --master-addr: node 0"),
-        set("PET_MASTER_PORT", port(), "torchrun --master-port: node 0 listens there"),
+        set("PET_MASTER_PORT", seat.port(), "torchrun --master-port: node 0 listens there"),
         set("MASTER_ADDR", seat.host(0), "node 0, for programs started without torchrun"),
-        set("MASTER_PORT", port(), "node 0 listens there"),
+        set("MASTER_PORT", seat.port(), "node 0 listens there"),
     ];
     // With several processes per node nobody but their launcher can say these; with one, a program needs no launcher.
     if seat.processes() == 1 {

@@ -2,6 +2,7 @@
 
 use super::pod::{Place, TRAINER, add_volumes, from_annotation, mount, mounts};
 use super::{gpus, metadata, object};
+use crate::fabric::profile::{self, Profile};
 use crate::fabric::{self, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
 use crate::plan::ValidJob;
 use k8s_openapi::api::core::v1::{
@@ -35,7 +36,7 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         // Or names of the cluster would be asked of the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
-    let profile = place.defaults.fabric_profile.as_ref();
+    let profile = profile(place);
     let several = place.valid.request.nodes > 1;
     let uses_host_network = spec.host_network == Some(true);
     let count = gpus(job);
@@ -88,6 +89,19 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         volumes.push(Volume { name: FABRIC_PLAN.into(), config_map: Some(plan), ..Volume::default() });
     }
     add_volumes(spec, volumes);
+}
+
+/// The administrator's profile, else the pack that was found when the attempt began.
+fn profile<'a>(place: &Place<'a>) -> Option<&'a Profile> {
+    let found = || profile::named(place.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
+    place.defaults.fabric_profile.as_ref().or_else(found)
+}
+
+/// The secondary networks that the pods of a gang join; `None`: none, or the pods use the network of their node.
+pub(super) fn networks<'a>(spec: &PodSpec, place: &Place<'a>) -> Option<&'a str> {
+    let is_gang = place.job.spec.trainer.framework != Framework::Switchyard && place.valid.request.nodes > 1;
+    let joins = is_gang && gpus(place.job) > 0 && spec.host_network != Some(true);
+    profile(place).filter(|_| joins)?.networks.as_deref()
 }
 
 /// The user's own value always wins.

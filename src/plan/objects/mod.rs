@@ -37,7 +37,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_worker_contract::config::EngineConfig;
-use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
+use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE, RENDEZVOUS_PORT};
+
+/// Ports from [`RENDEZVOUS_PORT`] up of which jobs on the network of their nodes take one: 29400 to 29999, below those that Linux gives out by
+/// itself (32768 up) and those of Kubernetes' node ports (30000 to 32767).
+const HOST_PORTS: u16 = 600;
 
 /// Kind of a disruption budget.
 pub const BUDGET: &str = "PodDisruptionBudget";
@@ -201,6 +205,24 @@ fn engine_text(engine: &EngineConfig, valid: &ValidJob) -> String {
         ..engine.clone()
     };
     serde_json::to_string_pretty(&engine).expect("invariant: an engine configuration serialises to JSON")
+}
+
+/// Whether the pods of a job use the network of their node.
+fn uses_host_network(job: &TrainJob) -> bool {
+    let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
+    spec.is_some_and(|spec| spec.host_network == Some(true))
+}
+
+/// The port at which node 0 of an attempt is found. A pod with a network of its own has a fixed one; on the network of a node other jobs may
+/// listen, so that each job and attempt takes one of [`HOST_PORTS`]. The scheduler refuses a node where another pod has it, since it
+/// is declared, and the next attempt has another one.
+pub(in crate::plan) fn rendezvous_port(job: &TrainJob, attempt: u32) -> u16 {
+    if !uses_host_network(job) {
+        return RENDEZVOUS_PORT;
+    }
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    let mixed = uid.bytes().fold(attempt, |mixed, byte| mixed.wrapping_mul(31).wrapping_add(byte.into()));
+    RENDEZVOUS_PORT + (mixed % u32::from(HOST_PORTS)) as u16
 }
 
 /// Name of the configuration of an attempt.

@@ -1,12 +1,12 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
 use super::merge::trainer_of;
-use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, pod_name};
+use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, pod_name, rendezvous_port};
 use crate::plan::{EnvEntry, ValidJob, frameworks};
 use k8s_openapi::api::core::v1::{
-    Capabilities, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, Pod, PodSchedulingGate,
-    PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
-    VolumeMount,
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
+    PodSchedulingGate, PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
+    SecurityContext, Volume, VolumeMount,
 };
 use serde_json::{Value, json};
 use switchyard_crds::{Checkpoint, Framework, PlacedNode, TrainJob, labels};
@@ -24,6 +24,8 @@ pub(super) const RUN: &str = "switchyard-run";
 const WORKER_ID: i64 = 65532;
 /// Read by the owner and the group: a Secret's files belong to root, and the worker is in the group.
 const KEY_MODE: i32 = 0o440;
+/// Annotation from which Multus takes the secondary networks of a pod.
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Seconds between SIGTERM and SIGKILL unless the template says otherwise.
 const GRACE_SECONDS: i64 = 30;
 
@@ -63,9 +65,25 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     place.volumes(&mut spec);
     place.trainer(&mut spec);
     fabric::attach(&mut spec, &place);
+    if spec.host_network == Some(true) && valid.request.nodes > 1 {
+        declare_port(&mut spec, rendezvous_port(job, attempt));
+    }
+    if let Some(networks) = fabric::networks(&spec, &place) {
+        annotations.entry(NETWORKS.into()).or_insert_with(|| networks.into());
+    }
     claim::attach(&mut spec, job, &pod_name(valid, attempt, node_rank));
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
+}
+
+/// Says which port the pod takes of its node, so that the scheduler sees it.
+fn declare_port(spec: &mut PodSpec, port: u16) {
+    let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+    let ports = trainer.ports.get_or_insert_default();
+    if !ports.iter().any(|own| own.container_port == i32::from(port)) {
+        let (container_port, host_port) = (port.into(), Some(port.into()));
+        ports.push(ContainerPort { container_port, host_port, ..ContainerPort::default() });
+    }
 }
 
 /// What Pod Security `restricted` asks for, where the template does not say otherwise.
@@ -235,7 +253,7 @@ impl Place<'_> {
         set(env::NUM_NODES, valid.request.nodes.to_string(), "spec.trainer.numNodes");
         set(env::PROCS_PER_NODE, valid.request.processes_per_node.to_string(), "spec.trainer.numProcPerNode");
         if valid.request.nodes > 1 {
-            let address = format!("{}:{}", pod_host(job, valid, *attempt, 0), paths::RENDEZVOUS_PORT);
+            let address = format!("{}:{}", pod_host(job, valid, *attempt, 0), rendezvous_port(job, *attempt));
             set(env::RENDEZVOUS, address, "rank 0 listens here and nowhere else");
         }
         if self.is_ours() {

@@ -229,3 +229,61 @@ proptest! {
         prop_assert!(labels.values().all(|value| value.len() <= 63));
     }
 }
+
+fn torch(name: &str, template: Value) -> (TrainJob, ValidJob) {
+    let limits = json!({"limits": {"nvidia.com/gpu": 8, "cpu": 8}});
+    let trainer = json!({"framework": "Torch", "image": "i", "numNodes": 2, "resourcesPerNode": limits});
+    job(name, json!({"trainer": trainer, "template": {"spec": template}}))
+}
+
+#[test]
+fn jobs_on_the_network_of_their_nodes_take_ports_of_their_own() {
+    let port = |pod: &Pod| {
+        let trainer = &pod.spec.as_ref().unwrap().containers[0];
+        let env = trainer.env.as_ref().unwrap().iter();
+        let of_env: Vec<String> =
+            env.filter(|entry| entry.name == "MASTER_PORT").filter_map(|entry| entry.value.clone()).collect();
+        let declared = trainer.ports.as_ref().map(|ports| ports[0].host_port.unwrap());
+        (of_env[0].parse::<i32>().unwrap(), declared)
+    };
+    let (mut job, valid) = torch("a", json!({"hostNetwork": true}));
+    let (first, declared) = port(&pod(&job, &valid, &defaults(), 1, 0));
+    assert!(declared == Some(first) && (29400..30000).contains(&first), "{first} {declared:?}");
+    assert_eq!(port(&pod(&job, &valid, &defaults(), 1, 1)).0, first, "all nodes of an attempt know the same");
+    assert_ne!(port(&pod(&job, &valid, &defaults(), 2, 0)).0, first, "the next attempt looks elsewhere");
+    job.metadata.uid = Some("9d3f8a52-4a44-4d2a-9d0e-0123456789ab".into());
+    assert_ne!(port(&pod(&job, &valid, &defaults(), 1, 0)).0, first, "another job");
+    let (plain, valid) = torch("a", json!({}));
+    assert_eq!(port(&pod(&plain, &valid, &defaults(), 7, 0)), (29400, None));
+}
+
+#[test]
+fn what_a_profile_says_of_pods_reaches_them() {
+    let (mut job, valid) = torch("a", json!({}));
+    let size = |pod: &Pod| {
+        let volumes = pod.spec.as_ref().unwrap().volumes.clone().unwrap();
+        let shm = volumes.into_iter().find(|volume| volume.name == "switchyard-shm").unwrap();
+        shm.empty_dir.unwrap().size_limit.unwrap().0
+    };
+    let networks = |pod: &Pod| pod.metadata.annotations.as_ref().unwrap().get("k8s.v1.cni.cncf.io/networks").cloned();
+    let made = pod(&job, &valid, &defaults(), 1, 0);
+    assert_eq!((size(&made).as_str(), networks(&made)), ("16Gi", None));
+    // The pack that was found for the nodes.
+    job.status.get_or_insert_default().fabric.get_or_insert_default().profile = Some("gcp-rdma".into());
+    assert_eq!(size(&pod(&job, &valid, &defaults(), 1, 0)), "250Gi");
+    // The administrator's word wins.
+    let own =
+        "name: own\nextends: roce\nsharedMemory: 20Gi\npodInterface: net0\nnetworks: fabric/rail-0, fabric/rail-1\n";
+    let own = Defaults { fabric_profile: Some(Profile::parse(own).unwrap()), ..defaults() };
+    let made = pod(&job, &valid, &own, 1, 0);
+    assert_eq!((size(&made).as_str(), networks(&made).as_deref()), ("20Gi", Some("fabric/rail-0, fabric/rail-1")));
+    let env = made.spec.as_ref().unwrap().containers[0].env.clone().unwrap();
+    let gloo = env.into_iter().find(|entry| entry.name == "GLOO_SOCKET_IFNAME").unwrap();
+    assert_eq!(gloo.value.as_deref(), Some("net0"));
+    // And the user's over both.
+    let template = job.spec.template.get_or_insert_default().metadata.get_or_insert_default();
+    template.annotations.get_or_insert_default().insert("k8s.v1.cni.cncf.io/networks".into(), "mine".into());
+    assert_eq!(networks(&pod(&job, &valid, &own, 1, 0)).as_deref(), Some("mine"));
+    let wrong = Profile::parse("name: own\ntransport: Socket\nnetworks: \"a;b\"\n").unwrap_err().to_string();
+    assert!(wrong.starts_with("networks: got `a;b`"), "{wrong}");
+}

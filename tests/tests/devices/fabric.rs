@@ -3,14 +3,14 @@
 
 use super::{Scene, Way};
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use std::time::Instant;
-use switchyard_crds::{DecisionOutcome, FabricStatus, TrainJob, Transport};
-use switchyard_tests::condition_of;
+use switchyard_crds::{DecisionOutcome, FabricStatus, ObservedVerdict, TrainJob, Transport};
 use switchyard_tests::gpus::{Machine, RESOURCE, gpu_job};
+use switchyard_tests::{Scene as Folder, condition_of};
 
 /// Nodes whose ports are InfiniBand in this state.
 async fn scene(prefix: &str, nodes: usize, state: &str) -> Result<Scene> {
@@ -108,5 +108,108 @@ async fn sixteen_nodes_have_their_verdict_soon() -> Result<()> {
     assert_eq!(lists.len(), 2, "16 nodes of two kinds are two decisions: {lists:?}");
     let nodes: Vec<_> = lists.iter().map(|decision| decision.nodes.as_deref().unwrap()).collect();
     assert!(nodes.iter().all(|list| list.split(',').count() == 8), "{nodes:?}");
+    Ok(())
+}
+
+/// What NCCL 2.27 prints of a way between the nodes.
+fn nccl(network: &str, way: &str) -> String {
+    format!(
+        "pod:7:7 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\npod:7:19 [0] NCCL INFO Assigned NET plugin {network} to comm\n\
+         pod:7:19 [0] NCCL INFO Using network {network}\npod:7:19 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/{way}\n\
+         pod:7:19 [0] NCCL INFO Connected all rings\n"
+    )
+}
+
+/// Two nodes whose device plugin offers the ports, and a job on them whose pods will print these logs.
+async fn speaking(prefix: &str, spec: Value, logs: [&str; 2]) -> Result<Scene> {
+    let scene = scene(prefix, 2, "Active").await?;
+    let nodes = Api::<Node>::all(scene.plane.client().await?);
+    let amount = json!({"status": {"capacity": {"rdma/hca": "63"}, "allocatable": {"rdma/hca": "63"}}});
+    for node in &scene.nodes {
+        nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(&amount)).await?;
+    }
+    for (rank, log) in logs.iter().enumerate() {
+        scene.kubelet.set_log(&scene.jobs.namespace, &format!("a-1-{rank}"), log);
+    }
+    scene.jobs.create(torch(&scene, "a", 2, spec)).await?;
+    Ok(scene)
+}
+
+async fn observed(scene: &Scene) -> Result<TrainJob> {
+    let told = |job: &TrainJob| {
+        let status = job.status.as_ref();
+        status.and_then(|status| status.fabric.as_ref()).is_some_and(|fabric| fabric.observed.is_some())
+    };
+    scene.jobs.wait("a", "what the ranks say of their links", told).await
+}
+
+#[tokio::test]
+async fn ranks_that_go_over_rdma_as_foretold_are_seen_to() -> Result<()> {
+    let good = nccl("IB", "IB/0/GDRDMA");
+    let scene = speaking("as-foretold", json!({"fabric": {"mode": "Required"}}), [&good, &good]).await?;
+    let job = observed(&scene).await?;
+    let found = fabric(&job);
+    assert_eq!(
+        (found.transport, found.observed.unwrap().verdict),
+        (Some(Transport::RDMA), ObservedVerdict::AsForecast)
+    );
+    let ready = condition_of(&job, "FabricReady").unwrap();
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("True", "AsForecast"));
+    scene.finish("a").await?;
+    scene.had_all_rights()
+}
+
+#[tokio::test]
+async fn a_rank_that_falls_back_to_tcp_is_told_and_ends_the_job_where_it_must_not() -> Result<()> {
+    let (good, bad) = (nccl("IB", "IB/0/GDRDMA"), nccl("Socket", "Socket/0"));
+    let scene = speaking("falls-back", json!({"fabric": {"mode": "Required"}}), [&good, &bad]).await?;
+    let job = observed(&scene).await?;
+    let ready = condition_of(&job, "FabricReady").unwrap();
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "TransportDiffers"));
+    for words in ["forecast RDMA", scene.nodes[1].as_str(), "7[7] -> 8[0] [send] via NET/Socket/0"] {
+        assert!(ready.message.contains(words), "{words}: {}", ready.message);
+    }
+    assert!(condition_of(&job, "Failed").is_none(), "it is only reported");
+    scene.had_all_rights()?;
+    let fails = json!({"fabric": {"mode": "Required", "onFallback": "Fail"}});
+    let scene = speaking("falls-back", fails, [&good, &bad]).await?;
+    let job = scene.jobs.wait_stage("a", "Failed").await?;
+    let failed = condition_of(&job, "Failed").unwrap();
+    assert!(failed.reason == "TransportDiffers" && failed.message.contains("NET/Socket"), "{failed:?}");
+    scene.had_all_rights()
+}
+
+#[tokio::test]
+async fn doctor_explains_a_job_with_what_is_known_of_its_gang() -> Result<()> {
+    let memlock =
+        "2026-11-20T14:07:31Z pod:7:19 [3] NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory\n";
+    let follows = "2026-11-20T14:07:32Z pod:7:19 [0] NCCL WARN Call to recv from 10.0.0.3<4711> failed : Connection reset by peer\n";
+    let scene = speaking("doctor-job", json!({}), [follows, memlock]).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    let folder = Folder::new();
+    let doctor = |more: &[&str]| {
+        let kubeconfig = scene.plane.kubeconfig("admin").display().to_string();
+        let mut line = vec!["doctor", "a", "--namespace", &scene.jobs.namespace, "--kubeconfig", &kubeconfig];
+        line.extend(more);
+        folder.switchyard(line.iter().copied()).run(switchyard_tests::PATIENCE)
+    };
+    let ended = doctor(&[]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    let text = ended.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in [
+        "first error of attempt 1: rdma-memlock",
+        &format!("here pod a-1-1 on {}", scene.nodes[1]),
+        "check preflight check 8",
+        "connection-closed on",
+    ] {
+        assert!(text.contains(words), "{words}: {}", ended.stdout);
+    }
+    let data: Value = serde_json::from_str(&doctor(&["-o", "json"]).stdout)?;
+    assert_eq!(data["attempts"][0]["facts"][0]["about"], "here");
+    let missing = folder
+        .switchyard(["doctor", "no-such-job", "--kubeconfig", &scene.plane.kubeconfig("admin").display().to_string()])
+        .run(switchyard_tests::PATIENCE);
+    assert_eq!((missing.code, missing.stdout.as_str()), (Some(2), ""));
+    assert!(missing.stderr.contains("no such TrainJob"), "{}", missing.stderr);
     Ok(())
 }

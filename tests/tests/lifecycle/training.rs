@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use switchyard_crds::{MeasuredVerdict, ObservedVerdict, TrainJob, Transport};
 use switchyard_tests::{
     ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Policy, Scene as Folder, condition_of,
     start_controller, template_on, worker_folder,
@@ -57,12 +58,29 @@ async fn two_pods_train_a_model() -> Result<()> {
     let scene = Training::new("train").await?;
     let jobs = &scene.jobs;
     // It would train for hours: also on a fast machine, the controller has read figures and suspended it long before the end.
-    jobs.create(scene.job("gpt", &scene.data(), 100_000_000)).await?;
+    let mut job = scene.job("gpt", &scene.data(), 100_000_000);
+    job["spec"]["fabric"] = json!({"preflight": {"minBusBandwidth": "1k"}});
+    jobs.create(job).await?;
     let seen = jobs.wait("gpt", "training with figures", |job| {
         job.status.as_ref().and_then(|status| status.trainer_status.as_ref()).is_some_and(|figures| figures.step > 0)
     });
     let figures = seen.await?.status.unwrap().trainer_status.unwrap();
     assert!(figures.total_steps == 100_000_000 && figures.loss.is_some(), "{figures:?}");
+    // What carries the data, and how well, by the words of the ranks.
+    let told = |job: &TrainJob| {
+        let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref());
+        fabric.is_some_and(|fabric| fabric.observed.is_some() && fabric.measured.is_some())
+    };
+    let fabric = jobs.wait("gpt", "what the ranks say of their links", told).await?.status.unwrap().fabric.unwrap();
+    let (seen, measured) = (fabric.observed.unwrap(), fabric.measured.unwrap());
+    // The pods of this bench are processes of one machine.
+    assert_eq!(
+        (seen.verdict, seen.transport),
+        (ObservedVerdict::AsForecast, Some(Transport::SharedMemory)),
+        "{seen:?}"
+    );
+    assert!(seen.message.contains("rank 0 shares memory with rank 1"), "{seen:?}");
+    assert!(measured.verdict == MeasuredVerdict::Passed && measured.message.contains("over 2 ranks"), "{measured:?}");
     jobs.patch("gpt", json!({"spec": {"suspend": true}})).await?;
     jobs.wait_pods("gone", |pods| pods.is_empty()).await?;
     jobs.api().delete("gpt", &Default::default()).await?;
@@ -81,5 +99,14 @@ async fn two_pods_train_a_model() -> Result<()> {
     let failed = jobs.wait_stage("nothing", "Failed").await?;
     let condition = condition_of(&failed, "Failed").unwrap();
     assert!(condition.reason == "PermanentFailure" && condition.message.contains("/no/such/data"), "{condition:?}");
+    // More than any network has: the ranks measure it and do not start.
+    let mut most = scene.job("slow", &scene.data(), 40);
+    most["spec"]["fabric"] = json!({"preflight": {"mode": "Enforce", "minBusBandwidth": "1000T"}});
+    jobs.create(most).await?;
+    let failed = jobs.wait_stage("slow", "Failed").await?;
+    let condition = condition_of(&failed, "Failed").unwrap();
+    let says = ["minBusBandwidth: got", "expected 1000000.000 GB/s", "no single link is slower"];
+    assert!(says.iter().all(|words| condition.message.contains(words)), "{condition:?}");
+    assert_eq!(condition.reason, "PermanentFailure");
     Ok(())
 }

@@ -201,7 +201,8 @@ const TABLE: [Row; 28] = [
     },
     Row {
         module: "doctor",
-        may: &["crate::units", "aho_corasick", "jiff", "serde", "serde_json"],
+        // What the status of a job knows about an error is read from it.
+        may: &["crate::units", CRDS, "aho_corasick", "jiff", "serde", "serde_json"],
         // What the table of errors says of rules must be true.
         tests_may: &["crate::lint", "proptest"],
         pure: true,

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Event {
+    /// What the links between ranks achieve, where the job asks for it; printed by rank 0 before it is ready.
+    Measured(Measured),
     /// The group is complete and connected; training starts next.
     Ready(Ready),
     /// Figures of the steps since the last progress event.
@@ -41,7 +43,7 @@ impl Event {
             Event::Progress(progress) => Some(progress.rank),
             Event::Finished(finished) => Some(finished.rank),
             Event::Failed(failure) => Some(failure.rank),
-            Event::Evaluation { .. } | Event::Checkpoint(_) | Event::Summary(_) => None,
+            Event::Measured(_) | Event::Evaluation { .. } | Event::Checkpoint(_) | Event::Summary(_) => None,
         }
     }
 }
@@ -82,11 +84,108 @@ pub struct Ready {
     pub address: String,
     /// How gradients travel.
     pub transport: Transport,
+    /// What carries data from this rank to others; every pair of ranks is joined by such links, over others where needed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
     /// Measured time of one all-reduce of all gradient buckets, milliseconds; 0 with a single rank.
     pub all_reduce_ms: f64,
     /// Steps done by the checkpoint that the training goes on from; absent where it begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<u64>,
+}
+
+/// What carries data from one rank to others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "by", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Link {
+    /// Memory that the ranks of a host share.
+    SharedMemory {
+        /// The others, as a list such as `1-3`.
+        ranks: String,
+    },
+    /// A TCP connection to the next rank of the ring.
+    Tcp {
+        /// That rank.
+        rank: u32,
+        /// This end, `ADDRESS:PORT`.
+        local: String,
+        /// The other end.
+        remote: String,
+        /// The interface by which the kernel sends there. Absent: it is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        interface: Option<String>,
+    },
+}
+
+/// An all-reduce over all ranks, and each TCP connection of its ring by itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Measured {
+    /// Ranks.
+    pub ranks: u32,
+    /// Bytes that were reduced at a time.
+    pub bytes: u64,
+    /// Time of one all-reduce, seconds.
+    pub seconds: f64,
+    /// Bus bandwidth of the all-reduce, bytes per second: `bytes / seconds * 2 (ranks - 1) / ranks`, as NCCL's tests define it
+    /// (<https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>): what every link of a ring has to carry for it.
+    pub bus_bandwidth: f64,
+    /// What the job asks for, bytes per second.
+    pub least: f64,
+    /// Connections between hosts, all of them sending at once.
+    pub links: Vec<MeasuredLink>,
+}
+
+/// A connection from one rank to another.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MeasuredLink {
+    /// The rank that sends.
+    pub from: u32,
+    /// The rank that receives.
+    pub to: u32,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+}
+
+impl Measured {
+    /// From the time of one all-reduce of so many bytes.
+    pub fn new(ranks: u32, bytes: u64, seconds: f64, least: f64, links: Vec<MeasuredLink>) -> Measured {
+        let factor = if ranks > 1 { 2.0 * f64::from(ranks - 1) / f64::from(ranks) } else { 0.0 };
+        let bus_bandwidth = bytes as f64 / seconds.max(1e-9) * factor;
+        Measured { ranks, bytes, seconds, bus_bandwidth, least, links }
+    }
+
+    /// Connections that alone keep the all-reduce below what is asked for, the slowest first.
+    pub fn slow(&self) -> Vec<MeasuredLink> {
+        let mut slow: Vec<MeasuredLink> =
+            self.links.iter().filter(|link| link.bytes_per_second < self.least).copied().collect();
+        slow.sort_by(|a, b| a.bytes_per_second.total_cmp(&b.bytes_per_second));
+        slow
+    }
+
+    /// Why it is not enough, in one sentence; `None`: it is.
+    pub fn shortfall(&self) -> Option<String> {
+        if self.bus_bandwidth >= self.least {
+            return None;
+        }
+        let rate = |bytes: f64| format!("{:.3} GB/s", bytes / 1e9);
+        let slow = self.slow();
+        let named: Vec<String> = slow
+            .iter()
+            .take(4)
+            .map(|link| format!("rank {} to rank {}: {}", link.from, link.to, rate(link.bytes_per_second)))
+            .collect();
+        let links = match named.is_empty() {
+            true => "no single link is slower than that".to_string(),
+            false => format!("slow links: {}", named.join(", ")),
+        };
+        let (got, least) = (rate(self.bus_bandwidth), rate(self.least));
+        let ranks = self.ranks;
+        Some(format!(
+            "spec.fabric.preflight.minBusBandwidth: got {got} in an all-reduce over {ranks} ranks; expected {least}; {links}"
+        ))
+    }
 }
 
 /// Figures over an interval of steps. Times are means per optimizer step.

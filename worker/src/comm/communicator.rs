@@ -8,12 +8,13 @@ use super::{
     host,
     join::{Parts, Plan, join, spawn},
     options::Options,
+    probe::Probed,
     shm::{Mapping, Memory},
     state::{Request, Shared},
     timing::Timing,
 };
 use std::{sync::Arc, thread::JoinHandle, time::Instant};
-use switchyard_worker_contract::config::Transport;
+use switchyard_worker_contract::{config::Transport, event::Link};
 
 /// Most bytes that `agree` compares.
 const MAX_AGREE: usize = 4096;
@@ -35,6 +36,8 @@ pub struct Communicator {
     timings: Vec<Option<Timing>>,
     clock_offset: i64,
     transport: Transport,
+    links: Vec<Link>,
+    probed: Option<Probed>,
     local_address: String,
     host: String,
     agreements: u32,
@@ -103,7 +106,8 @@ impl Communicator {
             let memory = Arc::new(Memory::Private(Mapping::anonymous(arena * 4)?));
             let engines = (0..lanes).map(|_| Engine { local: None, ring: None }).collect();
             let (transport, local_address) = (Transport::None, config.rendezvous.clone());
-            let parts = Parts { memory, engines, transport, local_address, clock_offset: 0 };
+            let parts =
+                Parts { memory, engines, transport, links: Vec::new(), probed: None, local_address, clock_offset: 0 };
             return Communicator::assemble(threads, parts, buckets);
         }
         let result = join(config, &plan, &shared, &mut threads.control);
@@ -124,7 +128,7 @@ impl Communicator {
     }
 
     fn assemble(mut threads: Threads, parts: Parts, buckets: Vec<(usize, usize)>) -> Result<Communicator, CommError> {
-        let Parts { memory, engines, transport, local_address, clock_offset } = parts;
+        let Parts { memory, engines, transport, links, probed, local_address, clock_offset } = parts;
         let shared = Arc::clone(&threads.shared);
         let mut lanes = Vec::with_capacity(engines.len());
         for (lane, engine) in engines.into_iter().enumerate() {
@@ -155,6 +159,8 @@ impl Communicator {
             timings,
             clock_offset,
             transport,
+            links,
+            probed,
             local_address,
             host,
             agreements: 0,
@@ -174,6 +180,16 @@ impl Communicator {
     /// How gradients travel.
     pub fn transport(&self) -> Transport {
         self.transport
+    }
+
+    /// What carries data from this rank to others.
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// The rate of the connection from the rank before this one in the ring; `None`: not measured, or this rank is not in the ring.
+    pub fn probed(&self) -> Option<Probed> {
+        self.probed
     }
 
     /// Local address of the control connection; on rank 0 the rendezvous address.

@@ -9,8 +9,10 @@ use super::{
     error::{Cause, CommError},
     host,
     hub::{Hub, RankZero},
+    links,
     local::LocalGroup,
     options::Options,
+    probe::{Probed, probe},
     pulse::Pulse,
     ring::{Circle, Ring},
     roster::{Member, Paths, Roster},
@@ -27,7 +29,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use switchyard_worker_contract::config::Transport;
+use switchyard_worker_contract::{config::Transport, event::Link};
 
 /// What is needed to assemble a communicator.
 pub(super) struct Parts {
@@ -35,6 +37,8 @@ pub(super) struct Parts {
     /// One for each lane.
     pub engines: Vec<Engine>,
     pub transport: Transport,
+    pub links: Vec<Link>,
+    pub probed: Option<Probed>,
     pub local_address: String,
     /// Microseconds to rank 0's clock.
     pub clock_offset: i64,
@@ -80,9 +84,10 @@ pub(super) fn join(
         let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
         let paths = roster.paths(identity.rank, plan.lanes(), config.transport)?;
         let transport = paths.transport;
-        let (memory, engines) = connect_paths(&identity, &roster, paths, listeners, (plan, zero), deadline, shared)?;
+        let Connected { memory, engines, links, probed } =
+            connect_paths(&identity, &roster, paths, listeners, (plan, zero), deadline, shared)?;
         let (local_address, clock_offset) = (local.to_string(), shared.wait_clock_offset()?);
-        Ok(Parts { memory, engines, transport, local_address, clock_offset })
+        Ok(Parts { memory, engines, transport, links, probed, local_address, clock_offset })
     };
     set_up().inspect_err(|error| {
         if error.cause().is_none() && !matches!(error, CommError::Missing { .. }) {
@@ -202,6 +207,14 @@ fn introduce_myself(
     Ok((member, Listeners { ring: ring.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
 }
 
+/// The ways to the other ranks.
+struct Connected {
+    memory: Arc<Memory>,
+    engines: Vec<Engine>,
+    links: Vec<Link>,
+    probed: Option<Probed>,
+}
+
 fn connect_paths(
     identity: &Identity,
     roster: &Roster,
@@ -210,12 +223,13 @@ fn connect_paths(
     (plan, zero): (&Plan<'_>, IpAddr),
     deadline: Instant,
     shared: &Arc<Shared>,
-) -> Result<(Arc<Memory>, Vec<Engine>), CommError> {
+) -> Result<Connected, CommError> {
     // The roster may have come at the last moment.
     let deadline = deadline.max(Instant::now() + Duration::from_secs(10));
     let policy = SpinPolicy { own_cpu: paths.own_cpu, spare_cpu: paths.spare_cpu };
     let lanes = plan.lanes();
     let mut engines: Vec<Engine> = (0..lanes).map(|_| Engine { local: None, ring: None }).collect();
+    let mut links: Vec<Link> = links::shared_memory(&paths.local, identity.rank).into_iter().collect();
     let memory = if paths.local.len() > 1 {
         let unix = listeners.unix.as_ref().ok_or_else(|| CommError::protocol("this rank", "no unix listener"))?;
         let members = (paths.local.as_slice(), roster);
@@ -233,6 +247,7 @@ fn connect_paths(
     } else {
         Memory::Private(Mapping::anonymous(plan.arena * 4)?)
     };
+    let mut probed = None;
     if let Some(ranks) = &paths.ring {
         let position = ranks.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
         let right = ranks[(position + 1) % ranks.len()];
@@ -245,6 +260,11 @@ fn connect_paths(
             address.set_ip(zero);
         }
         let pairs = connect_ring(identity, (ranks, lanes), listener, address, deadline, shared)?;
+        if let Some(pair) = pairs.first().filter(|_| plan.options.probe) {
+            let left = ranks[(position + ranks.len() - 1) % ranks.len()];
+            probed = Some(probe(pair, left, shared)?);
+        }
+        links.extend(pairs.first().and_then(|(outgoing, _)| links::tcp(right, outgoing)));
         for (engine, pair) in engines.iter_mut().zip(pairs) {
             for connection in [&pair.0, &pair.1] {
                 let connection = Arc::clone(connection);
@@ -256,7 +276,7 @@ fn connect_paths(
             engine.ring = Some(Ring::new(pair, circle, plan.options, policy));
         }
     }
-    Ok((Arc::new(memory), engines))
+    Ok(Connected { memory: Arc::new(memory), engines, links, probed })
 }
 
 /// An error with its sources on one line.

@@ -13,11 +13,13 @@ pub struct Options {
     pub wire: Wire,
     /// Buckets from this index on travel in 4 bytes always: what is counted in them must not be rounded.
     pub exact_from: u32,
+    /// Measure each connection of the ring before it is used.
+    pub probe: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { lanes: 1, wire: Wire::F32, exact_from: u32::MAX }
+        Options { lanes: 1, wire: Wire::F32, exact_from: u32::MAX, probe: false }
     }
 }
 

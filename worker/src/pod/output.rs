@@ -79,7 +79,7 @@ impl<O: Write, E: Write> Output<O, E> {
                     journal.finished = Some(finished);
                 }
             }
-            Event::Finished(_) | Event::Checkpoint(_) | Event::Ready(_) | Event::Summary(_) => {}
+            Event::Finished(_) | Event::Checkpoint(_) | Event::Measured(_) | Event::Ready(_) | Event::Summary(_) => {}
         }
         None
     }

@@ -4,11 +4,13 @@
 //! gradients 0 .. n-1     in the order in which backward completes them
 //! metrics                loss, flags and batch statistics; in 4 bytes always, whatever the wire type
 //! exchange               some bytes of each rank, for what happens rarely
+//! check                  numbers without a meaning, where the job asks for a measurement before the first step
 //! ```
 //!
 //! Where gradients travel in 4 bytes, the metrics of a step ride in the last gradient bucket, so that they cost no message of their own.
 
 use super::blueprint::Blueprint;
+use super::check;
 use crate::comm::{CommError, Communicator, Options, Wire};
 use switchyard_worker_contract::config::WireType;
 
@@ -43,6 +45,8 @@ pub(super) struct Buckets {
     /// Numbers of each rank in the exchange.
     slot: usize,
     world: usize,
+    /// Bucket of the measured check, where there is one.
+    pub check: Option<usize>,
 }
 
 impl Buckets {
@@ -66,8 +70,11 @@ impl Buckets {
             None => (gradients, 0),
         };
         lens.extend([FLAGS + statistics, slot * world]);
-        let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32 };
-        (Buckets { gradients, metrics, statistics, slot, world }, lens, options)
+        let check = blueprint.config.bandwidth_check.map(|_| lens.len());
+        lens.extend(check.map(|_| check::NUMBERS));
+        let probe = check.is_some();
+        let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe };
+        (Buckets { gradients, metrics, statistics, slot, world, check }, lens, options)
     }
 
     /// The bucket for sums outside of steps.

@@ -4,6 +4,7 @@ use crate::comm::{CauseKind, CommError};
 use crate::cpu::IsaError;
 use crate::data::DataError;
 use crate::model::ModelError;
+use switchyard_worker_contract::event::Measured;
 use switchyard_worker_contract::exit::Exit;
 
 /// What ends training early.
@@ -50,6 +51,9 @@ pub enum TrainError {
         /// SIGINT, not SIGTERM, on this rank or an unknown one.
         interrupted: bool,
     },
+    /// The links between ranks achieve less than the job needs.
+    #[error("{1}")]
+    Preflight(Box<Measured>, String),
     /// Too many steps in a row overflowed.
     #[error("{0}; lower optimizer.learningRate, or set precision.computeType: BF16")]
     Overflow(String),
@@ -85,6 +89,7 @@ impl TrainError {
             TrainError::Data(_) => Exit::Data,
             TrainError::Model(ModelError::Memory(_)) | TrainError::Memory { .. } => Exit::NotPlaceable,
             TrainError::Resume(_) => Exit::CheckpointRefused,
+            TrainError::Preflight(..) => Exit::PreflightRefused,
             TrainError::Stopped { interrupted: true, .. } => Exit::Interrupted,
             TrainError::Stopped { .. } => Exit::Terminated,
             TrainError::Model(_) | TrainError::Kernel(_) | TrainError::Usage(_) => Exit::Usage,

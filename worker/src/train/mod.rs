@@ -12,6 +12,7 @@
 
 mod blueprint;
 mod buckets;
+mod check;
 pub mod config;
 mod error;
 mod evaluate;

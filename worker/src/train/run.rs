@@ -58,7 +58,8 @@ pub fn run<W: Write>(
     let mut run = Run { trainer: &mut trainer, attempt: group.attempt, outside, reporter };
     let finished = match run.train_all() {
         Ok(finished) => finished,
-        Err(error @ TrainError::Stopped { .. }) => {
+        // All ranks know it at once, and none failed.
+        Err(error @ (TrainError::Stopped { .. } | TrainError::Preflight(..))) => {
             trainer.leave()?;
             return Err(error);
         }
@@ -92,6 +93,20 @@ struct Run<'a, W> {
 }
 
 impl<W: Write> Run<'_, W> {
+    /// Rank 0 tells what was measured, also where that ends the run.
+    fn check(&mut self) -> Result<(), TrainError> {
+        let checked = self.trainer.check_bandwidth();
+        let measured = match &checked {
+            Ok(measured) => measured.as_ref(),
+            Err(TrainError::Preflight(measured, _)) => Some(&**measured),
+            Err(_) => None,
+        };
+        if let Some(measured) = measured.filter(|_| self.trainer.communicator().rank() == 0) {
+            self.reporter.event(&Event::Measured(measured.clone()));
+        }
+        checked.map(drop)
+    }
+
     fn ready(&mut self) -> Result<(), TrainError> {
         let all_reduce_ms = self.trainer.measure_all_reduce()?;
         let (communicator, blueprint) = (self.trainer.communicator(), self.trainer.blueprint());
@@ -104,6 +119,7 @@ impl<W: Write> Run<'_, W> {
             kernel: blueprint.kernel(),
             address: communicator.local_address().to_string(),
             transport: communicator.transport(),
+            links: communicator.links().to_vec(),
             all_reduce_ms,
             resumed_step: self.trainer.resumed_step(),
         };
@@ -112,6 +128,7 @@ impl<W: Write> Run<'_, W> {
     }
 
     fn train_all(&mut self) -> Result<Finished, TrainError> {
+        self.check()?;
         self.ready()?;
         let rank = self.trainer.communicator().rank();
         let config = self.trainer.blueprint().config.clone();

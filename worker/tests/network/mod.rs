@@ -2,6 +2,7 @@
 //!
 //! Rank 0 is met through a door of its own for each other rank. Where ranks listen for data they tell each other over these connections:
 //! the addresses in `Join` and `Roster` frames are exchanged for further doors, of the same length, so that nothing else changes.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
 use rustix::net::sockopt::set_socket_linger;

@@ -59,6 +59,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
         devices_per_process: 1,
         profile: None,
         checkpoint: None,
+        bandwidth_check: None,
     }
 }
 

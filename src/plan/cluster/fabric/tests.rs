@@ -31,7 +31,7 @@ fn report(node: usize, state: &str) -> GPUTopologyStatus {
 }
 
 /// Two nodes with two GPUs each; `state`: that of their InfiniBand ports.
-fn world(spec: Value, state: &str) -> World {
+pub fn world(spec: Value, state: &str) -> World {
     let mut merged = json!({"trainer": {
         "framework": "Torch", "image": "i", "numNodes": 2, "resourcesPerNode": {"limits": {"cpu": "2", "nvidia.com/gpu": "2"}},
     }});
@@ -56,7 +56,7 @@ fn set_reports(world: &mut World, state: &str) {
     }
 }
 
-fn condition(world: &World, kind: &str) -> (String, String) {
+pub fn condition(world: &World, kind: &str) -> (String, String) {
     let status = world.job.status.as_ref().unwrap();
     let found = status.condition(kind).unwrap_or_else(|| panic!("no {kind} in {status:?}"));
     (found.status.clone(), found.message.clone())

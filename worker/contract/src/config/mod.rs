@@ -59,6 +59,19 @@ pub struct EngineConfig {
     pub profile: Option<Profile>,
     /// Where and when the state of the training is saved. `None`: only the trained model is.
     pub checkpoint: Option<Checkpoint>,
+    /// What is measured before the first step. `None`: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_check: Option<BandwidthCheck>,
+}
+
+/// A measured check of the links between ranks before the first step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BandwidthCheck {
+    /// The least bus bandwidth that is enough, bytes per second.
+    pub least_bytes_per_second: f64,
+    /// With less the job does not start; otherwise it is told and goes on.
+    pub enforce: bool,
 }
 
 /// How long to train.

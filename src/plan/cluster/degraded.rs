@@ -1,0 +1,39 @@
+//! Pods that have other GPUs than the plan's: what that costs.
+
+use super::attempt::Attempt;
+use super::events::{self, EventDraft};
+use super::gang;
+use super::status::Draft;
+use switchyard_crds::{PlacementStatus, conditions};
+
+/// Says of pods that got other GPUs than the plan's what that costs.
+pub(super) fn tell(
+    attempt: &Attempt<'_>,
+    placement: Option<&PlacementStatus>,
+    draft: &mut Draft<'_>,
+) -> Option<EventDraft> {
+    let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
+    let worse: Vec<String> = attempt
+        .snapshot
+        .actual
+        .iter()
+        .filter_map(|(rank, actual)| {
+            let planned = nodes.get(*rank as usize)?;
+            let machine = attempt.snapshot.nodes.get(&planned.node_name)?.described()?;
+            let what = gang::compare(machine, nodes.len(), &planned.gpus, actual)?;
+            Some(format!("pod {rank} on {}: {what}", planned.node_name))
+        })
+        .collect();
+    let was = draft.next.condition(conditions::PLACEMENT_DEGRADED).map(|c| c.status.clone());
+    let Some(first) = worse.first() else {
+        if was.is_some_and(|was| was == "True") {
+            let text = "all pods have GPUs that are worth those of the plan".to_string();
+            draft.condition(conditions::PLACEMENT_DEGRADED, "False", "AsPlanned", text);
+        }
+        return None;
+    };
+    let others = if worse.len() > 1 { format!("; so have {} other pods", worse.len() - 1) } else { String::new() };
+    let text = format!("{first}{others}");
+    draft.condition(conditions::PLACEMENT_DEGRADED, "True", "OtherDevices", text.clone());
+    was.is_none_or(|was| was != "True").then(|| EventDraft::warning(events::DEGRADED, text))
+}

@@ -1,0 +1,93 @@
+//! What one connection of the ring carries by itself, measured before it is used: all members send to the right at once, as they do in an
+//! all-reduce, but nobody waits for what comes from the left. So each connection shows its own rate and not that of the slowest.
+
+use super::error::CommError;
+use super::setup::Pair;
+use super::socket::{poll_one, try_recv, try_send};
+use super::state::Shared;
+use rustix::event::PollFlags;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// What is sent at a time; the first byte of a block says whether another one follows.
+const BLOCK: usize = 64 << 10;
+/// Blocks at least: enough to leave the slow start of TCP behind.
+const LEAST: usize = 16;
+/// A sender begins no block after this time.
+const TIME: Duration = Duration::from_millis(300);
+/// Time between two looks whether the group has failed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The rate of a connection from a rank to this one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Probed {
+    /// The rank that sent.
+    pub from: u32,
+    /// Bytes per second.
+    pub rate: f64,
+}
+
+/// Sends to the right and receives from the left, both until the sender has had its time.
+pub(super) fn probe((outgoing, incoming): &Pair, left: u32, shared: &Shared) -> Result<Probed, CommError> {
+    let lost = |error: io::Error| CommError::system(format!("measure the connection from rank {left}"), error);
+    let received = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| send(outgoing, shared));
+        let received = receive(incoming, shared);
+        let sent = match sending.join() {
+            Ok(sent) => sent,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        sent.and(received)
+    });
+    let (bytes, time) = received.map_err(lost)?;
+    Ok(Probed { from: left, rate: bytes as f64 / time.as_secs_f64().max(1e-9) })
+}
+
+fn send(to: &OwnedFd, shared: &Shared) -> io::Result<()> {
+    let start = Instant::now();
+    let mut block = vec![0; BLOCK];
+    for number in 1.. {
+        let is_last = number >= LEAST && start.elapsed() >= TIME;
+        block[0] = u8::from(!is_last);
+        let mut sent = 0;
+        while sent < BLOCK {
+            match try_send(to, &block[sent..])? {
+                0 => wait(to, PollFlags::OUT, shared)?,
+                count => sent += count,
+            }
+        }
+        if is_last {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes, and the time from the first of them to the last.
+fn receive(from: &OwnedFd, shared: &Shared) -> io::Result<(usize, Duration)> {
+    let mut block = vec![0; BLOCK];
+    let (mut bytes, mut start) = (0, None);
+    loop {
+        let mut filled = 0;
+        while filled < BLOCK {
+            match try_recv(from, &mut block[filled..])? {
+                None => wait(from, PollFlags::IN, shared)?,
+                Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Some(count) => {
+                    start.get_or_insert_with(Instant::now);
+                    filled += count;
+                }
+            }
+        }
+        bytes += BLOCK;
+        if block[0] == 0 {
+            return Ok((bytes, start.map(|start| start.elapsed()).unwrap_or_default()));
+        }
+    }
+}
+
+fn wait(socket: &OwnedFd, flags: PollFlags, shared: &Shared) -> io::Result<()> {
+    shared.check().map_err(|error| io::Error::other(error.to_string()))?;
+    poll_one(socket.as_fd(), flags, LOOK)
+}

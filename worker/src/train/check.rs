@@ -1,0 +1,70 @@
+//! The measured check before the first step: what an all-reduce over all ranks achieves, and what each connection of its ring.
+//!
+//! It goes the way that the training goes: shared memory within a host, the ring of TCP connections between hosts. Of other ways, such as
+//! RDMA, it says nothing.
+
+use super::{TrainError, Trainer};
+use std::time::Instant;
+use switchyard_worker_contract::config::BandwidthCheck;
+use switchyard_worker_contract::event::{Measured, MeasuredLink};
+
+/// Numbers of the all-reduce: 16 MiB.
+pub(super) const NUMBERS: usize = 4 << 20;
+/// All-reduces that are timed, at most.
+const ROUNDS: f64 = 4.0;
+/// Time for them, as far as the first one tells.
+const SECONDS: f64 = 5.0;
+/// Bytes that each rank tells the others.
+const TOLD: usize = 20;
+
+impl Trainer {
+    /// Measures, if the job asks for it. The answer is the same on every rank.
+    ///
+    /// # Errors
+    /// The group failed, or the bandwidth is below what the job needs and the check is enforced.
+    pub fn check_bandwidth(&mut self) -> Result<Option<Measured>, TrainError> {
+        let (Some(check), Some(bucket)) = (self.blueprint.config.bandwidth_check, self.buckets.check) else {
+            return Ok(None);
+        };
+        self.communicator.bucket_mut(bucket).fill(1.0);
+        let first = self.timed(bucket, 1)?;
+        // All must make the same number of rounds.
+        let world = self.communicator.world();
+        let [sum] = self.buckets.sum(&mut self.communicator, [first as f32])?;
+        let rounds = (SECONDS / (f64::from(sum) / f64::from(world)).max(1e-6)).clamp(1.0, ROUNDS) as u32;
+        let seconds = self.timed(bucket, rounds)? / f64::from(rounds);
+        let own = self.communicator.probed();
+        let mut told = seconds.to_le_bytes().to_vec();
+        told.extend(own.map_or(0.0, |own| own.rate).to_le_bytes());
+        told.extend(own.map_or(u32::MAX, |own| own.from).to_le_bytes());
+        let all = self.buckets.gather(&mut self.communicator, &told)?;
+        let measured = measured(check, &all);
+        match measured.shortfall().filter(|_| check.enforce) {
+            Some(why) => Err(TrainError::Preflight(Box::new(measured), why)),
+            None => Ok(Some(measured)),
+        }
+    }
+
+    /// So many all-reduces, seconds in all.
+    fn timed(&mut self, bucket: usize, rounds: u32) -> Result<f64, TrainError> {
+        self.communicator.barrier()?;
+        let start = Instant::now();
+        for _ in 0..rounds {
+            self.communicator.all_reduce(bucket)?;
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+/// Puts together what all ranks tell: the slowest one's time is that of the all-reduce.
+fn measured(check: BandwidthCheck, all: &[Vec<u8>]) -> Measured {
+    let number = |bytes: &[u8]| bytes.try_into().map_or(0.0, f64::from_le_bytes);
+    let whole = || (0_u32..).zip(all).filter(|(_, told)| told.len() == TOLD);
+    let seconds = whole().map(|(_, told)| number(&told[..8])).fold(0.0, f64::max);
+    let link = |(to, told): (u32, &Vec<u8>)| {
+        let from = told[16..].try_into().map_or(u32::MAX, u32::from_le_bytes);
+        (from != u32::MAX).then(|| MeasuredLink { from, to, bytes_per_second: number(&told[8..16]) })
+    };
+    let (bytes, ranks) = (NUMBERS as u64 * 4, all.len() as u32);
+    Measured::new(ranks, bytes, seconds, check.least_bytes_per_second, whole().filter_map(link).collect())
+}
