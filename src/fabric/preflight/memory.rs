@@ -47,6 +47,9 @@ fn size_of(empty: &EmptyDirVolumeSource) -> Option<u64> {
 /// Check 7: room in `/dev/shm`.
 pub(super) fn shared(scene: &Scene<'_>) -> Outcome {
     let gang = scene.gang;
+    if gang.gpus == 0 {
+        return Err("no GPUs: NCCL is not used, and what a program's data loaders share is not known".into());
+    }
     if gang.gpus < 2 && gang.processes < 2 {
         return Err("one process with one GPU on each node: nothing is shared".into());
     }
@@ -138,6 +141,9 @@ fn may_lock(scene: &Scene<'_>, trainer: &Container) -> bool {
 /// Check 27: a container that runs out of memory is killed in the middle of a collective, and the other ranks blame the network. Before the
 /// start only the arithmetic can be looked at; afterwards a kill is told as what it is (reason `OOMKilled` of the attempt).
 pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
+    if scene.gang.gpus == 0 {
+        return Err("no GPUs: how much a process needs is not known".into());
+    }
     let Some(limit) = bytes(scene.limit("memory")) else {
         return Err("no memory limit; a kill for memory is told as that (OOMKilled) when it happens".into());
     };
