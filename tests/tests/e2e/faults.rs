@@ -34,9 +34,8 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     state.next(&cluster, "a pod is deleted", Then::Restarts)?;
 
     let node = node_of(&cluster, &state.pod(1))?;
-    cluster.sh(&format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --force --timeout=120s"))?;
-    cluster.sh(&format!("kubectl uncordon {node}"))?;
-    state.next(&cluster, "a node is drained", Then::Restarts)?;
+    drained(&cluster, &node)?;
+    state.next(&cluster, "a node is drained by force", Then::Restarts)?;
 
     cluster.nodes.restart_containerd(&node)?;
     state.next(&cluster, "containerd is restarted", Then::GoesOn)?;
@@ -147,10 +146,13 @@ impl State {
             self.step
         );
         if then == Then::Restarts && self.attempt > 0 {
-            let log = cluster.sh(&format!("switchyard logs {JOB} --namespace {TEAM} --rank 0"))?;
-            let ready =
-                log.lines().find(|line| line.contains("\"event\":\"ready\"")).context("no rank 0 in the log")?;
-            let from = serde_json::from_str::<Value>(ready)?["resumedStep"].as_u64();
+            let ready = || -> Result<Option<String>> {
+                let log = cluster.sh(&format!("switchyard logs {JOB} --namespace {TEAM} --rank 0"))?;
+                Ok(log.lines().find(|line| line.contains("\"event\":\"ready\"")).map(str::to_owned))
+            };
+            cluster.until("rank 0 is ready", || Ok(ready()?.is_some()))?;
+            let ready = ready()?.context("rank 0 was ready")?;
+            let from = serde_json::from_str::<Value>(&ready)?["resumedStep"].as_u64();
             ensure!(from.is_some_and(|from| from > 0), "attempt {attempt} did not go on from a checkpoint: {ready}");
         }
         (self.attempt, self.step) = (attempt, step);
@@ -186,6 +188,17 @@ fn kill_rank(cluster: &Cluster, pod: &str) -> Result<()> {
     let pid = rustix::process::Pid::from_raw(pid).context("no process id")?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
     Ok(())
+}
+
+/// A drain respects the job's budget; by force it takes the pods, and the job waits for the node to come back.
+fn drained(cluster: &Cluster, node: &str) -> Result<()> {
+    let drain = format!("kubectl drain {node} --ignore-daemonsets --delete-emptydir-data --force 2>&1");
+    let said = cluster.sh(&format!("{drain} --timeout=8s || true"))?;
+    ensure!(said.contains("would violate the pod's disruption budget"), "{said}");
+    ensure!(stage(&cluster.job(TEAM, JOB)?) == "Running", "a drain that is refused disturbs the job");
+    cluster.sh(&format!("{drain} --disable-eviction --timeout=120s"))?;
+    cluster.wait_job(TEAM, JOB, "waiting for a node", |job| stage(job) == "Queued")?;
+    cluster.sh(&format!("kubectl uncordon {node}")).map(drop)
 }
 
 /// A suspended job holds nothing, and goes on from its checkpoint afterwards.
