@@ -69,7 +69,7 @@ pub(crate) const FAMILIES: [Family; 9] = [
         data: None,
         own: Own { tags: "no_btrfs,no_zfs", linker: " -X github.com/containerd/containerd/v2/version.Version=v2.1.4" },
     },
-    Family { name: "coredns", programs: &[("coredns", "github.com/coredns/coredns")], data: None, own: NOTHING },
+    Family { name: "coredns", programs: &[("coredns", "switchyard.dev/programs/coredns")], data: None, own: NOTHING },
     Family {
         name: "training-operator",
         programs: &[("training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1")],
