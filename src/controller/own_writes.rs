@@ -23,6 +23,8 @@ pub(super) struct OwnWrites {
     deleted: HashMap<String, Instant>,
     /// Objects made for the current attempt, to notice that they are made again and again.
     made: (u32, HashSet<String>),
+    /// What the status said when it was written last.
+    said: Option<String>,
     fight: Option<Fight>,
     hold: Option<Instant>,
 }
@@ -87,6 +89,17 @@ impl OwnWrites {
         self.made.0 >= attempt && self.made.1.contains(name)
     }
 
+    /// Notes what a status says that was written in an attempt.
+    pub fn says(&mut self, attempt: u32, words: String) {
+        self.makes(attempt, words.clone());
+        self.said = Some(words);
+    }
+
+    /// Whether somebody changed the status: it says something else than when it was written last.
+    pub fn is_changed(&self, words: &str) -> bool {
+        self.said.as_ref().is_some_and(|said| said != words)
+    }
+
     /// Nothing is created before this time: the last try was refused. What was refused is not undone by anybody.
     pub fn hold(&mut self, until: Instant) {
         (self.fight, self.made.1) = (None, HashSet::new());
@@ -141,6 +154,15 @@ mod tests {
         assert!(!own.deleted("a", start + PATIENCE), "the answer may have been wrong");
         own.is_deleted("a");
         assert!(!own.deleted("a", start));
+    }
+
+    #[test]
+    fn a_status_is_changed_by_others_only() {
+        let mut own = OwnWrites::default();
+        assert!(!own.is_changed("what another controller wrote"));
+        own.says(1, "runs".into());
+        assert!(own.has_made(1, "runs") && !own.is_changed("runs"), "the same words with new figures are no fight");
+        assert!(own.is_changed("waits"));
     }
 
     #[test]

@@ -143,9 +143,8 @@ impl Context {
         let mut plan = cluster::plan(&snapshot, now);
         self.metrics.planned(start.elapsed());
         index.usage.put_back(aside);
-        let attempt = attempt_of(&job);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
-        let held = hold(&mut plan, &mut family.own, attempt, instant);
+        let held = hold(&mut plan, &mut family.own, &job, instant);
         if plan.actions.is_empty() && held.is_none() {
             family.trouble = None;
         }
@@ -267,7 +266,7 @@ impl Context {
             let mut index = self.index();
             let family = index.families.entry(uid).or_default();
             family.status_written = Some(Timestamp::now());
-            family.own.makes(next.attempt.unwrap_or(0).unsigned_abs(), words_of(&next));
+            family.own.says(next.attempt.unwrap_or(0).unsigned_abs(), words_of(&next));
             if let Some(version) = version {
                 family.own.wrote("TrainJob", &version, Instant::now());
             }
@@ -367,9 +366,12 @@ fn pod_uid(pod: &PodView) -> &str {
 }
 
 /// Takes out of a plan what must not be tried yet: creates and repairs after a refusal, and in a fight whatever is written again.
-fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, attempt: u32, now: Instant) -> Option<Instant> {
+fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
+    let attempt = attempt_of(job);
+    // A status with other figures says the same again, and nobody has undone anything.
+    let is_changed = job.status.as_ref().is_none_or(|status| own.is_changed(&words_of(status)));
     let is_made = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
-    let status = plan.status.as_ref().map(words_of).filter(|words| own.has_made(attempt, words));
+    let status = plan.status.as_ref().map(words_of).filter(|words| is_changed && own.has_made(attempt, words));
     let mut until = own.held(now).filter(|_| plan.actions.iter().any(is_made));
     if until.is_none() {
         let mut undone = status.as_ref().map(|_| "the status".to_string());
@@ -397,7 +399,7 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, attempt: u32, now: Insta
     until
 }
 
-/// What a status says, without times and figures: one that says the same again was undone.
+/// What a status says, without times and figures.
 fn words_of(status: &TrainJobStatus) -> String {
     let conditions: Vec<_> = status.conditions.iter().map(|c| (&c.type_, &c.status, &c.reason, &c.message)).collect();
     format!("{:?}", (status.attempt, &status.restarts, &status.ready, &status.placement, conditions))

@@ -10,6 +10,8 @@ mod faults;
 mod first_job;
 #[path = "e2e/foreign.rs"]
 mod foreign;
+#[path = "e2e/times.rs"]
+mod times;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;

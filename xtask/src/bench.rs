@@ -23,6 +23,8 @@ pub(crate) enum What {
     Doctor,
     /// From apply to the verdict about the fabric in the status of a gang of 16.
     Verdict,
+    /// On real nodes: from apply to the first step, from a killed rank to the next, memory of what is installed.
+    Cluster,
     /// Matrix products and the model's step, by kernel.
     Kernels,
     /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
@@ -42,6 +44,7 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Preflight => ("preflight", "switchyard-tests", "preflight"),
         What::Doctor => ("doctor", "switchyard-tests", "doctor"),
         What::Verdict => ("verdict", "switchyard-tests", "verdict"),
+        What::Cluster => return crate::steps::bench_cluster(&folder),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
         What::Engine => ("engine", "switchyard-worker", "engine"),
     };

@@ -173,7 +173,12 @@ fn nodes(totals: &mut Totals) -> Result<()> {
     }
     real_nodes()?;
     let tests = ["test", "-p", "switchyard-tests", "--test", "nodes", "--", "--test-threads", "1"];
-    totals.run("real nodes: pods, links, GPUs, what is left", &mut cargo(&tests))
+    totals.run("real nodes: pods, links, GPUs, what is left", &mut cargo(&tests))?;
+    let users = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", "--test-threads", "1"];
+    totals.run(
+        "the product on real nodes: from helm install to a trained model, and what fails on the way",
+        &mut cargo(&users),
+    )
 }
 
 /// Builds `switchyard` and `switchyard-worker`, which ends up beside it.
@@ -218,6 +223,15 @@ pub(crate) fn chaos() -> Result<()> {
     step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", &results))?;
     let workers = ["test", "-p", "switchyard-worker", "--test", "faults", "--", "--nocapture"];
     step("faults of workers, in full", cargo(&workers).env("SWITCHYARD_CHAOS", results))
+}
+
+/// The times of the product on real nodes, ten of each; the result goes to `folder`.
+pub(crate) fn bench_cluster(folder: &Path) -> Result<()> {
+    crate::images::images(None)?;
+    control_plane()?;
+    real_nodes()?;
+    let times = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", "times", "--nocapture"];
+    step("times on real nodes", cargo(&times).env("SWITCHYARD_CHAOS", folder))
 }
 
 /// Builds programs of others and prints where they are.

@@ -247,8 +247,8 @@ fn pod_state(pod: &PodView) -> String {
             let why = pod.reason.as_ref().and_then(|(why, _)| reason(why)).or(ended);
             why.map_or_else(|| "Failed".into(), |why| format!("Failed: {why}"))
         }
-        Phase::Pending if pod.gated => "Gated".into(),
         Phase::Pending if pod.gated_by_others => "Gated by others".into(),
+        Phase::Pending if pod.gated => "Gated".into(),
         Phase::Pending => {
             let waiting = pod.waiting.as_ref().and_then(|waiting| reason(&waiting.reason));
             let why = pod.unschedulable.as_ref().map(|_| "Unschedulable".to_owned()).or(waiting);

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The namespace.
@@ -27,7 +27,7 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     let mut state = State { attempt: 0, step: 0 };
     state.next(&cluster, "it starts", Then::Restarts)?;
 
-    kill_rank(&cluster, &state.pod(1))?;
+    kill_rank(&cluster, TEAM, &state.pod(1))?;
     state.next(&cluster, "a rank is killed", Then::Restarts)?;
 
     cluster.sh(&format!("kubectl --namespace {TEAM} delete pod {} --wait=false", state.pod(0)))?;
@@ -58,13 +58,22 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     cluster.nodes.set_link(&node, true)?;
     state.next(&cluster, "the plug of a node is pulled for 25 s", Then::Restarts)?;
 
-    kill_rank(&cluster, &state.pod(1))?;
+    kill_rank(&cluster, TEAM, &state.pod(1))?;
     cluster.sh("kubectl --namespace switchyard-system delete pod -l app.kubernetes.io/component=controller --force --grace-period=0 2>&1")?;
     state.next(&cluster, "a rank is killed, and the controllers in the middle of the restart", Then::Restarts)?;
 
-    suspended(&cluster)?;
+    // Nobody but our controllers wrote anything.
+    let message = summary(&cluster.job(TEAM, JOB)?);
+    ensure!(message == "2 of 2 nodes train", "{message}");
+
+    // A suspended job holds nothing: what follows has the room.
+    suspend(&cluster, true)?;
+    let pods = format!("kubectl --namespace {TEAM} get pods -o name");
+    cluster.until("a suspended job has no pods", || Ok(cluster.sh(&pods)?.is_empty()))?;
     gated(&cluster)?;
     given_up(&cluster)?;
+    suspend(&cluster, false)?;
+    state.next(&cluster, "it was suspended", Then::Restarts)?;
     ensure!(
         cluster.job(TEAM, JOB)?["status"]["restarts"]["application"].as_u64() == Some(2),
         "a fault of the cluster was charged to the program"
@@ -164,6 +173,13 @@ fn attempt(job: &Value) -> u64 {
     job["status"]["attempt"].as_u64().unwrap_or(0)
 }
 
+/// What the summary says.
+fn summary(job: &Value) -> String {
+    let conditions = job["status"]["conditions"].as_array();
+    let summary = conditions.into_iter().flatten().find(|condition| condition["type"] == "Succeeded");
+    summary.and_then(|summary| summary["message"].as_str()).unwrap_or_default().to_owned()
+}
+
 fn step(job: &Value) -> u64 {
     job["status"]["trainerStatus"]["step"].as_u64().unwrap_or(0)
 }
@@ -174,20 +190,27 @@ fn node_of(cluster: &Cluster, pod: &str) -> Result<String> {
 }
 
 /// Kills the last process of our engine in a pod: not the supervisor, which came first.
-fn kill_rank(cluster: &Cluster, pod: &str) -> Result<()> {
-    let object = cluster.get(TEAM, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
+pub(crate) fn kill_rank(cluster: &Cluster, namespace: &str, pod: &str) -> Result<()> {
+    let object = cluster.get(namespace, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
     let uid = object["metadata"]["uid"].as_str().context("it has no UID")?;
-    let is_in = |process: &Path| {
-        let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
-        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
-        (cgroup.contains(uid) || cgroup.contains(&uid.replace('-', "_"))) && name.starts_with("switchyard-work")
+    let is_ours = |process: &PathBuf| {
+        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.starts_with("switchyard-work"))
     };
-    let processes = fs::read_dir("/proc")?.flatten().map(|entry| entry.path()).filter(|path: &PathBuf| is_in(path));
+    let processes = processes_of(uid)?.into_iter().filter(is_ours);
     let pids = processes.filter_map(|path| path.file_name()?.to_str()?.parse::<i32>().ok());
     let pid = pids.max().with_context(|| format!("{pod} has no process of ours"))?;
     let pid = rustix::process::Pid::from_raw(pid).context("no process id")?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
     Ok(())
+}
+
+/// The processes of a pod, as folders of `/proc`.
+pub(crate) fn processes_of(uid: &str) -> Result<Vec<PathBuf>> {
+    let is_in = |process: &PathBuf| {
+        let cgroup = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
+        cgroup.contains(uid) || cgroup.contains(&uid.replace('-', "_"))
+    };
+    Ok(fs::read_dir("/proc")?.flatten().map(|entry| entry.path()).filter(is_in).collect())
 }
 
 /// A drain respects the job's budget; by force it takes the pods, and the job waits for the node to come back.
@@ -201,20 +224,10 @@ fn drained(cluster: &Cluster, node: &str) -> Result<()> {
     cluster.sh(&format!("kubectl uncordon {node}")).map(drop)
 }
 
-/// A suspended job holds nothing, and goes on from its checkpoint afterwards.
-fn suspended(cluster: &Cluster) -> Result<()> {
-    let before = step(&cluster.job(TEAM, JOB)?);
-    let patch = |value: bool| {
-        let patch = json!({"spec": {"suspend": value}}).to_string();
-        cluster.sh(&format!("kubectl --namespace {TEAM} patch {JOBS} {JOB} --type merge --patch '{patch}'"))
-    };
-    patch(true)?;
-    cluster.until("a suspended job has no pods", || {
-        Ok(cluster.sh(&format!("kubectl --namespace {TEAM} get pods -o name"))?.is_empty())
-    })?;
-    patch(false)?;
-    cluster.wait_job(TEAM, JOB, "training again", |job| stage(job) == "Running" && step(job) > before)?;
-    Ok(())
+/// Suspends the job, or lets it go on.
+fn suspend(cluster: &Cluster, value: bool) -> Result<()> {
+    let patch = json!({"spec": {"suspend": value}}).to_string();
+    cluster.sh(&format!("kubectl --namespace {TEAM} patch {JOBS} {JOB} --type merge --patch '{patch}'")).map(drop)
 }
 
 /// A gate that is not ours is left alone, and the job runs when its owner lifts it.
@@ -225,15 +238,16 @@ fn gated(cluster: &Cluster) -> Result<()> {
     job["spec"]["engine"]["steps"] = 5.into();
     job["spec"]["template"]["spec"]["schedulingGates"] = json!([{"name": "example.com/quota"}]);
     cluster.apply(TEAM, &job)?;
-    let gates = || -> Result<Value> {
-        let pod = cluster.get(TEAM, "pod", "gated-1-0")?.unwrap_or_default();
-        Ok(pod["spec"]["schedulingGates"].clone())
-    };
-    cluster
-        .until("our gate is lifted, and not the other", || Ok(gates()? == json!([{"name": "example.com/quota"}])))?;
+    cluster.wait_job(TEAM, "gated", "waiting for the owner of a gate", |job| {
+        stage(job) == "Queued" && summary(job).contains("a scheduling gate of somebody else holds pod gated-1-0")
+    })?;
     let said = cluster.sh(&format!("switchyard status gated --namespace {TEAM}"))?;
     ensure!(said.contains("Gated by others"), "{said}");
-    cluster.sh(&format!("kubectl --namespace {TEAM} patch pod gated-1-0 --type json --patch '[{{\"op\": \"remove\", \"path\": \"/spec/schedulingGates\"}}]'"))?;
+    let gates = cluster.get(TEAM, "pod", "gated-1-0")?.context("a pod")?["spec"]["schedulingGates"].clone();
+    let others = gates.as_array().and_then(|gates| gates.iter().position(|gate| gate["name"] == "example.com/quota"));
+    let path = format!("/spec/schedulingGates/{}", others.context("the gate of the other is gone")?);
+    let patch = json!([{"op": "remove", "path": path}]).to_string();
+    cluster.sh(&format!("kubectl --namespace {TEAM} patch pod gated-1-0 --type json --patch '{patch}'"))?;
     cluster.wait_job(TEAM, "gated", "complete", |job| stage(job) == "Complete")?;
     Ok(())
 }
