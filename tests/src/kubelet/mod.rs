@@ -17,6 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -128,6 +129,9 @@ struct Shared {
     writes: Arc<Semaphore>,
 }
 
+/// Addresses that pods of this process have had.
+static ADDRESSES: AtomicU32 = AtomicU32::new(0);
+
 #[derive(Default)]
 struct State {
     nodes: HashSet<String>,
@@ -136,7 +140,6 @@ struct State {
     pods: HashMap<String, mpsc::UnboundedSender<pods::Signal>>,
     /// UID and address by namespace and name.
     names: HashMap<(String, String), (String, Ipv4Addr)>,
-    addresses: u32,
     /// Where logs are served.
     port: u16,
     /// Texts and files of logs by namespace and name.
@@ -164,9 +167,10 @@ impl Shared {
         {
             return *address;
         }
-        state.addresses += 1;
-        let number = state.addresses;
-        let address = Ipv4Addr::new(127, 77, (number / 250 % 256) as u8, (number % 250 + 1) as u8);
+        // Of no other kubelet of this process, and hardly of another process: their pods listen on the same ports.
+        let number = ADDRESSES.fetch_add(1, Ordering::Relaxed);
+        let process = 64 + (std::process::id() % 128) as u8;
+        let address = Ipv4Addr::new(127, process, (number / 250 % 256) as u8, (number % 250 + 1) as u8);
         state.names.insert(key, (uid, address));
         address
     }
