@@ -70,6 +70,7 @@ fn quick(totals: &mut Totals) -> Result<()> {
     let mut args = vec!["test", "--lib", "--tests"];
     args.extend(PURE.iter().flat_map(|package| ["-p", package]));
     totals.run("tests of the pure rooms and of the node agent", &mut cargo(&args))?;
+    totals.run("what is generated is that of the code", &mut cargo(&["test", "-p", "xtask"]))?;
     totals.run(
         "placement against brute force; tidy: dependency table, file sizes, paths",
         &mut cargo(&["test", "-p", "switchyard-tests", "--test", "placement", "--test", "tidy"]),
