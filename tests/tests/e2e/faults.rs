@@ -75,10 +75,9 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     given_up(&cluster)?;
     suspend(&cluster, false)?;
     state.next(&cluster, "it was suspended", Then::Restarts)?;
-    ensure!(
-        cluster.job(TEAM, JOB)?["status"]["restarts"]["application"].as_u64() == Some(2),
-        "a fault of the cluster was charged to the program"
-    );
+    // Two killed ranks, and the plug: from inside, a network that is gone looks like a program that hangs.
+    let restarts = cluster.job(TEAM, JOB)?["status"]["restarts"].clone();
+    ensure!(restarts["application"] == 3 && restarts["infrastructure"] == 2, "charged to the wrong budget: {restarts}");
     nothing_left(&cluster)
 }
 
