@@ -247,9 +247,14 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
 pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
     let own = ["build", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster"];
     let has_real_nodes = arguments.iter().any(|argument| argument.starts_with("--nodes"));
+    let starts = arguments.first().is_some_and(|argument| argument == "up");
     let build = || {
-        control_plane()?;
         step("building the bench", &mut cargo(&own))?;
+        // Nothing but a start needs more: to end a cluster must not take minutes.
+        if !starts {
+            return Ok(());
+        }
+        control_plane()?;
         if has_real_nodes {
             return real_nodes();
         }
