@@ -149,11 +149,19 @@ impl Cluster {
 
 pub(crate) const JOBS: &str = "trainjobs.training.switchyard.dev";
 
+/// The summary condition of a job.
+fn summary(job: &Value) -> Option<&Value> {
+    job["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Succeeded")
+}
+
 /// The stage of a job.
 pub(crate) fn stage(job: &Value) -> &str {
-    let conditions = job["status"]["conditions"].as_array();
-    let summary = conditions.into_iter().flatten().find(|condition| condition["type"] == "Succeeded");
-    summary.and_then(|summary| summary["reason"].as_str()).unwrap_or("-")
+    summary(job).and_then(|summary| summary["reason"].as_str()).unwrap_or("-")
+}
+
+/// What the summary says.
+pub(crate) fn message(job: &Value) -> &str {
+    summary(job).and_then(|summary| summary["message"].as_str()).unwrap_or_default()
 }
 
 /// An example as data.

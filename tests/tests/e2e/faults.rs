@@ -1,7 +1,7 @@
 //! What happens to a training job when parts of a real cluster fail: it goes on from its checkpoint, or fails with the right reason, and
 //! nothing is left.
 
-use crate::{Cluster, JOBS, example, stage};
+use crate::{Cluster, JOBS, example, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
@@ -64,8 +64,8 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     state.next(&cluster, "the plug of a node is pulled for 25 s", Then::Restarts)?;
 
     // Nobody but our controllers wrote anything.
-    let message = summary(&cluster.job(TEAM, JOB)?);
-    ensure!(message == "2 of 2 nodes train", "{message}");
+    let job = cluster.job(TEAM, JOB)?;
+    ensure!(message(&job) == "2 of 2 nodes train", "{}", message(&job));
 
     // A suspended job holds nothing: what follows has the room.
     suspend(&cluster, true)?;
@@ -173,13 +173,6 @@ fn attempt(job: &Value) -> u64 {
     job["status"]["attempt"].as_u64().unwrap_or(0)
 }
 
-/// What the summary says.
-fn summary(job: &Value) -> String {
-    let conditions = job["status"]["conditions"].as_array();
-    let summary = conditions.into_iter().flatten().find(|condition| condition["type"] == "Succeeded");
-    summary.and_then(|summary| summary["message"].as_str()).unwrap_or_default().to_owned()
-}
-
 fn step(job: &Value) -> u64 {
     job["status"]["trainerStatus"]["step"].as_u64().unwrap_or(0)
 }
@@ -239,7 +232,7 @@ fn gated(cluster: &Cluster) -> Result<()> {
     job["spec"]["template"]["spec"]["schedulingGates"] = json!([{"name": "example.com/quota"}]);
     cluster.apply(TEAM, &job)?;
     cluster.wait_job(TEAM, "gated", "waiting for the owner of a gate", |job| {
-        stage(job) == "Queued" && summary(job).contains("a scheduling gate of somebody else holds pod gated-1-0")
+        stage(job) == "Queued" && message(job).contains("a scheduling gate of somebody else holds pod gated-1-0")
     })?;
     let said = cluster.sh(&format!("switchyard status gated --namespace {TEAM}"))?;
     ensure!(said.contains("Gated by others"), "{said}");
