@@ -26,8 +26,13 @@ use switchyard_worker_contract::exit::Exit;
 pub(in crate::cli) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
     let name = args.subject.display().to_string();
     let fetched = wait_for(async {
-        let live = Live::open(&args.connection).await?;
-        let job = live.job(&name).await?;
+        // Either may have been meant, so a failure says what both would have been.
+        let neither = |(error, exit): Failure| {
+            let text = "expected the directory of a run, which is not here, or the name of a TrainJob in a cluster";
+            (format!("{name}: {text}: {error}"), exit)
+        };
+        let live = Live::open(&args.connection).await.map_err(neither)?;
+        let job = live.job(&name).await.map_err(neither)?;
         if job.spec.trainer.framework != Framework::Switchyard {
             let framework = json!(job.spec.trainer.framework);
             let text =
