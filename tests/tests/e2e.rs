@@ -12,6 +12,8 @@ mod first_job;
 mod foreign;
 #[path = "e2e/times.rs"]
 mod times;
+#[path = "e2e/worth.rs"]
+mod worth;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -85,9 +87,16 @@ impl Cluster {
 
     /// Installs the chart as docs/install.md says, and waits for its pods.
     pub fn install(&self) -> Result<()> {
+        self.install_with("")
+    }
+
+    /// The same, with more arguments of `helm install`.
+    pub fn install_with(&self, arguments: &str) -> Result<()> {
         self.sh("kubectl create namespace switchyard-system")?;
         self.sh("kubectl label namespace switchyard-system pod-security.kubernetes.io/enforce=privileged")?;
-        self.sh("helm install switchyard charts/switchyard --namespace switchyard-system --wait")?;
+        self.sh(&format!(
+            "helm install switchyard charts/switchyard --namespace switchyard-system --wait {arguments}"
+        ))?;
         Ok(())
     }
 

@@ -96,6 +96,10 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
     if let failure::Verdict::Look(at) = verdict {
         result.wake_at(at);
     }
+    let old = attempt.snapshot.pods.iter().filter(|pod| pod.attempt < attempt.number);
+    if let Some(at) = old.filter_map(|pod| pod.settles(now)).min() {
+        result.wake_at(at);
+    }
     result
 }
 
@@ -432,7 +436,8 @@ fn old_pods(attempt: &Attempt<'_>) -> Vec<Action> {
     let is_old = |pod: &PodView| {
         pod.attempt < attempt.number && !pod.deleting && (!pod.is_over() || pod.attempt + 1 < attempt.number)
     };
-    attempt.snapshot.pods.iter().filter(|pod| is_old(pod)).map(|pod| delete_unfinished(pod)).collect()
+    let old = attempt.snapshot.pods.iter().filter(|pod| is_old(pod) && pod.settles(attempt.now).is_none());
+    old.map(|pod| delete_unfinished(pod)).collect()
 }
 
 /// Creates or repairs the objects beside the pods. Answers what cannot be done, one sentence each.

@@ -303,8 +303,12 @@ fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliatio
 fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
     let mut result = Reconciliation::default();
     let job = snapshot.job;
-    let alive = snapshot.pods.iter().filter(|pod| !pod.is_over() && !pod.deleting);
-    result.actions.extend(alive.map(|pod| delete_unfinished(pod)));
+    for pod in snapshot.pods.iter().filter(|pod| !pod.is_over() && !pod.deleting) {
+        match pod.settles(now) {
+            Some(until) => result.wake_at(until),
+            None => result.actions.push(delete_unfinished(pod)),
+        }
+    }
     // A budget or claim that outlives its pods hurts nobody, but a finished job owes the cluster nothing.
     let is_held = |kind: &str| kind == objects::BUDGET || kind == objects::CLAIM;
     let held = snapshot.objects.iter().filter(|((kind, _), view)| is_held(kind) && view.owned && !view.deleting);
