@@ -10,6 +10,12 @@ mod faults;
 mod first_job;
 #[path = "e2e/foreign.rs"]
 mod foreign;
+#[path = "e2e/leftovers.rs"]
+mod leftovers;
+#[path = "e2e/memory.rs"]
+mod memory;
+#[path = "e2e/random_jobs.rs"]
+mod random_jobs;
 #[path = "e2e/times.rs"]
 mod times;
 #[path = "e2e/worth.rs"]
