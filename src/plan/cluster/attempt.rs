@@ -185,6 +185,9 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
                 Some(held) => format!("{why}; {held}"),
                 None => why.to_string(),
             };
+            if let Some(result) = other_way(attempt, &why) {
+                return result;
+            }
             let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::NO_ROOM);
             draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
             draft.stage(Stage::Queued, why.clone());
@@ -230,6 +233,17 @@ fn make_anew(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, text.clone());
     draft.stage(Stage::Placing, text.clone());
     Some(draft.decide(vec![EventDraft::normal(events::FABRIC_NOT_READY, text)]))
+}
+
+/// In which way pods get their GPUs is fixed likewise.
+fn other_way(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+    let way = gang::other_allocation(attempt.snapshot.job, attempt.snapshot.nodes)?;
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now);
+    let text = format!("the nodes give GPUs by {way:?} now: the pods are made anew; {why}");
+    draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, text.clone());
+    draft.stage(Stage::Placing, text.clone());
+    Some(draft.decide(vec![EventDraft::normal(events::NO_ROOM, text)]))
 }
 
 /// The gang has a place: gates are lifted, and the pods are followed until they end.

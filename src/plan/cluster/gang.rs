@@ -406,5 +406,18 @@ pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<
     Some(if claims { DeviceAllocation::Claims } else { DeviceAllocation::DevicePlugin })
 }
 
+/// The other way to GPUs, where no node gives any in the way of this attempt: its pods were made before there was a driver, or
+/// while all drivers were away.
+pub fn other_allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
+    let chosen = job.status.as_ref()?.device_allocation?;
+    let is_given = |way| {
+        nodes.values().any(|node| match way {
+            DeviceAllocation::Claims => node.offered.is_some(),
+            DeviceAllocation::DevicePlugin => node.allocatable.get(GPU_RESOURCE) > 0,
+        })
+    };
+    allocation(job, nodes).filter(|now| *now != chosen && is_given(*now) && !is_given(chosen))
+}
+
 #[cfg(test)]
 mod tests;

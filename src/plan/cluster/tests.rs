@@ -7,7 +7,7 @@ use crate::plan::resources::Resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use switchyard_crds::validate as schema;
+use switchyard_crds::{DeviceAllocation, validate as schema};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
@@ -175,6 +175,28 @@ fn a_gang_waits_as_a_whole_and_says_what_is_short() {
     world.node("n1", "4");
     world.run();
     assert_eq!(world.stage(), "Running");
+}
+
+/// It took the device plugin, of which there was none either, and waited for it for ever.
+#[test]
+fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
+    let limits = json!({"cpu": "2", "nvidia.com/gpu": 1});
+    let trainer = json!({"framework": "Plain", "image": "i", "numNodes": 1, "resourcesPerNode": {"limits": limits}});
+    let mut world = World::new(1, json!({"trainer": trainer}));
+    world.run();
+    let way = |world: &World| world.job.status.as_ref().and_then(|status| status.device_allocation);
+    assert_eq!((world.stage(), way(&world)), ("Queued", Some(DeviceAllocation::DevicePlugin)));
+    world.nodes.get_mut("n0").unwrap().offered = Some(0b1);
+    let decided = world.step();
+    assert_eq!((world.attempt(), way(&world)), (2, Some(DeviceAllocation::Claims)));
+    assert!(world.message().starts_with("the nodes give GPUs by Claims now: the pods are made anew; "));
+    assert_eq!((decided.actions.len(), decided.events.len()), (0, 1));
+    world.run();
+    assert!(world.pods.iter().all(|pod| pod.attempt == 2), "{:?}", world.pods);
+    // While no node gives any, in whatever way, nothing is made anew.
+    world.nodes.get_mut("n0").unwrap().offered = None;
+    world.run();
+    assert_eq!((world.stage(), world.attempt(), way(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
 }
 
 #[test]

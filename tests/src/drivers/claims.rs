@@ -17,12 +17,18 @@ use serde_json::json;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use switchyard_crds::gpu_topology::GPUTopology;
+use tokio::task::JoinSet;
+
+/// Between two looks at what is offered; a change costs a write, and nothing else does.
+const OFFERED_AGAIN: Duration = Duration::from_secs(2);
 
 /// The driver's part on one node; it ends on drop.
 #[derive(Debug)]
 pub struct ClaimDriver {
     _servers: [Server; 2],
+    _offers: JoinSet<()>,
 }
 
 /// What it knows.
@@ -63,7 +69,17 @@ impl ClaimDriver {
         let registration = register(nodes, &name, info).await?;
         // Not before: the kubelet removes what a driver offers that it does not know.
         gpus.offer(report).await?;
-        Ok(ClaimDriver { _servers: [registration, server] })
+        // A kubelet that starts takes back what the drivers of its node offer.
+        let (gpus, report) = (gpus.clone(), report.clone());
+        let mut offers = JoinSet::new();
+        offers.spawn(async move {
+            loop {
+                tokio::time::sleep(OFFERED_AGAIN).await;
+                // The API server may be away: the next time will do.
+                let _ = gpus.offer(&report).await;
+            }
+        });
+        Ok(ClaimDriver { _servers: [registration, server], _offers: offers })
     }
 }
 

@@ -47,11 +47,9 @@ async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
     for name in &play.expire {
         suspend(&cluster, name, false)?;
     }
-    let jobs_left = || cluster.sh(&format!("kubectl --namespace {TEAM} get {JOBS} -o name"));
-    cluster.until("those that expire have", || {
-        let left = jobs_left()?;
-        Ok(!play.expire.iter().any(|name| left.lines().any(|line| line.ends_with(&format!("/{name}")))))
-    })?;
+    for name in &play.expire {
+        cluster.until(&format!("{name} has expired"), || Ok(cluster.get(TEAM, JOBS, name)?.is_none()))?;
+    }
     cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
     gone(&cluster, &kinds, &before)?;
     let decided = decided(&cluster)?;

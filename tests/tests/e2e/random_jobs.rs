@@ -188,12 +188,22 @@ impl Play {
         let nodes = cluster.nodes.names();
         let node = &nodes[which % nodes.len()];
         let pods = "jsonpath={range .items[?(@.spec.nodeName)]}{.metadata.name} {.metadata.uid} {end}";
-        let said = cluster.sh(&format!("kubectl --namespace {TEAM} get pods -o '{pods}'"))?;
+        let alive = "--field-selector status.phase!=Succeeded,status.phase!=Failed";
+        let said = cluster.sh(&format!("kubectl --namespace {TEAM} get pods {alive} -o '{pods}'"))?;
         let words: Vec<&str> = said.split_whitespace().collect();
         let pods: Vec<&[&str]> = words.chunks_exact(2).collect();
         let pod = nth(&pods, which);
         match (fault, pod) {
-            (Fault::ProcessKilled, Some(pod)) => return kill_last(pod[1]),
+            // Not every pod has come so far that there is a process.
+            (Fault::ProcessKilled, Some(_)) => {
+                let from = which % pods.len();
+                for pod in pods[from..].iter().chain(&pods[..from]) {
+                    if kill_last(pod[1])? {
+                        return Ok(true);
+                    }
+                }
+                return Ok(false);
+            }
             // It may be gone by now.
             (Fault::PodDeleted, Some(pod)) => {
                 cluster
