@@ -219,7 +219,7 @@ fn a_case_that_ends_otherwise_is_noticed() {
 }
 
 /// Verb, resource (with `.group` and `/subresource`), namespace, and whether the controller may.
-const RIGHTS: [(&str, &str, &str, bool); 32] = [
+const RIGHTS: [(&str, &str, &str, bool); 35] = [
     ("list", "trainjobs.training.switchyard.dev", "any", true),
     ("delete", "trainjobs.training.switchyard.dev", "any", true),
     ("update", "trainjobs.training.switchyard.dev", "any", false),
@@ -245,6 +245,9 @@ const RIGHTS: [(&str, &str, &str, bool); 32] = [
     ("update", "secrets", "any", false),
     ("create", "events.events.k8s.io", "any", true),
     ("list", "priorityclasses.scheduling.k8s.io", "any", true),
+    ("get", "validatingadmissionpolicies.admissionregistration.k8s.io/switchyard-trainjobs", "any", true),
+    ("get", "validatingadmissionpolicies.admissionregistration.k8s.io/other", "any", false),
+    ("patch", "validatingadmissionpolicies.admissionregistration.k8s.io/switchyard-trainjobs", "any", false),
     ("list", "resourcequotas", "any", false),
     ("create", "rolebindings.rbac.authorization.k8s.io", "any", false),
     ("impersonate", "serviceaccounts", "any", false),

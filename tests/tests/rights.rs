@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 16] = [
+const KEPT: [(Right, &str); 18] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
@@ -40,6 +40,8 @@ const KEPT: [(Right, &str); 16] = [
     (("priorityclasses", "get"), "never asked for"),
     (("priorityclasses", "list"), "never asked for"),
     (("priorityclasses", "watch"), "never asked for"),
+    (("validatingadmissionpolicies", "get"), "asked for by names that the chart gives: tests/chart.rs"),
+    (("validatingadmissionpolicybindings", "get"), "asked for by names that the chart gives: tests/chart.rs"),
 ];
 
 /// What one controller lacks, and what happens to its job.
