@@ -294,7 +294,7 @@ pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Writes the generated CRDs, and what is generated of the chart.
+/// Writes the generated CRDs, and what is generated of the chart and of the documents.
 pub(crate) fn generate() -> Result<()> {
     let folder = root().join("crds/generated");
     std::fs::create_dir_all(&folder)?;
@@ -303,8 +303,8 @@ pub(crate) fn generate() -> Result<()> {
         std::fs::write(&path, switchyard_crds::generate::yaml(&crd)).with_context(|| path.display().to_string())?;
         println!("crds/generated/{name}");
     }
-    let reference = std::iter::once(crate::reference::generated()?);
-    for (path, text) in crate::chart::generated()?.into_iter().chain(reference) {
+    let pages = [crate::reference::generated()?, crate::figures::generated()?];
+    for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);
         std::fs::create_dir_all(full.parent().context("invariant: a file lies in a folder")?)?;
         std::fs::write(&full, text).with_context(|| full.display().to_string())?;
