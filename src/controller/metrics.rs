@@ -143,7 +143,7 @@ impl Metrics {
         registry.register("placement_quality", help, self.quality.clone());
         let help = "Jobs of which a pod has other GPUs than planned, which are worth less";
         registry.register("placements_degraded", help, self.degraded.clone());
-        let help = "Nodes by their GPUTopology: usable, unusable or none";
+        let help = "Nodes by their GPUTopology: usable, unusable, none though there are GPUs, or notNeeded";
         registry.register("nodes", help, self.nodes.clone());
         let help = "1 while an admission policy is not in force";
         registry.register("policy_missing", help, self.policies_missing.clone());

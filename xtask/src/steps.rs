@@ -127,9 +127,9 @@ pub(crate) fn test() -> Result<()> {
         report.env("SWITCHYARD_TEST_BROWSER", "1");
     }
     totals.run("reports of runs, and their page in a browser", &mut report)?;
-    let others = ["etcd", "kubernetes", "helm", "prometheus-operator", "kubeflow-trainer"];
+    let others = ["etcd", "kubernetes", "helm", "prometheus-operator", "promtool", "kubeflow-trainer"];
     step(
-        "control plane: etcd and Kubernetes; helm; CRDs of others",
+        "control plane: etcd and Kubernetes; helm; promtool; CRDs of others",
         &mut cargo(&[&["run", "--quiet", "-p", "xtask", "--", "programs"][..], &others].concat()),
     )?;
     let files =

@@ -33,10 +33,14 @@ fn asked(text: &str) -> BTreeSet<String> {
     words.map(str::to_string).collect()
 }
 
-/// What boards and alerts ask for.
-fn expressions() -> Result<Vec<(String, String)>> {
+/// A file of the chart beside the templates.
+pub(crate) fn read(name: &str) -> Result<String> {
+    std::fs::read_to_string(chart().join("files").join(name)).with_context(|| name.to_string())
+}
+
+/// What the board asks for: place and expression.
+pub(crate) fn boards() -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
-    let read = |name: &str| std::fs::read_to_string(chart().join("files").join(name));
     let board: Value = serde_json::from_str(&read("dashboard.json")?)?;
     for panel in board["panels"].as_array().context("panels")? {
         for target in panel["targets"].as_array().context("targets")? {
@@ -45,6 +49,12 @@ fn expressions() -> Result<Vec<(String, String)>> {
             all.push((format!("panel {}", panel["title"]), target["expr"].as_str().context("expr")?.to_string()));
         }
     }
+    Ok(all)
+}
+
+/// What boards and alerts ask for.
+fn expressions() -> Result<Vec<(String, String)>> {
+    let mut all = boards()?;
     let rules: Value = serde_saphyr::from_str(&read("rules.yaml")?)?;
     for rule in rules["groups"][0]["rules"].as_array().context("rules")? {
         for (place, words) in [("summary", 10), ("description", 10)] {
