@@ -8,6 +8,8 @@
 mod life;
 #[path = "chart/metrics.rs"]
 mod metrics;
+#[path = "chart/policies.rs"]
+mod policies;
 #[path = "chart/render.rs"]
 mod render;
 #[path = "chart/rules.rs"]

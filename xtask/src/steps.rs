@@ -132,10 +132,11 @@ pub(crate) fn test() -> Result<()> {
         "control plane: etcd and Kubernetes; helm; CRDs of others",
         &mut cargo(&[&["run", "--quiet", "-p", "xtask", "--", "programs"][..], &others].concat()),
     )?;
-    let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent"];
+    let files =
+        ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent", "documents"];
     let cluster: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
     totals.run(
-        "controller and node agent on a real API server",
+        "controller and node agent on a real API server; commands of the documents",
         &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
     )?;
     let chart = ["test", "-p", "switchyard-tests", "--test", "chart", "--", "--test-threads", "4"];
