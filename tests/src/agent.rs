@@ -21,6 +21,8 @@ const KERNEL: &str = "proc/sys/kernel/osrelease";
 const NVML: &str = "nvml.so";
 /// Namespace of the agents.
 const SYSTEM: &str = "switchyard-system";
+/// Their account.
+const ACCOUNT: &str = "switchyard-node-agent";
 
 /// A control plane with the chart and an audit log, for agents.
 ///
@@ -228,18 +230,28 @@ impl Agent {
 /// # Errors
 /// The API server gives none.
 pub fn agent_token(plane: &ControlPlane, node: Option<&str>) -> Result<String> {
-    let mut arguments = vec!["create", "token", "switchyard-node-agent", "-n", SYSTEM];
-    let pod = node.map(|node| format!("agent-{node}"));
-    if let (Some(node), Some(pod)) = (node, &pod) {
-        let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "namespace": SYSTEM}, "spec": {
-            "serviceAccountName": "switchyard-node-agent", "nodeName": node, "tolerations": [{"operator": "Exists"}],
-            "containers": [{"name": "agent", "image": "agent"}],
-        }});
-        let made = plane.kubectl_with(&["apply", "-f", "-"], &object.to_string());
-        ensure!(made.code == Some(0), "{}", made.stderr);
-        arguments.extend(["--bound-object-kind", "Pod", "--bound-object-name", pod]);
+    match node {
+        Some(name) => pod_token(plane, ACCOUNT, &format!("agent-{name}"), node),
+        None => token(plane, ACCOUNT, &[]),
     }
-    let made = plane.kubectl(&arguments);
+}
+
+/// A token of an account in the namespace of the agents, bound to a pod there, which is made if need be: on this node, or on none yet.
+///
+/// # Errors
+/// The API server does not take the pod, or gives no token.
+pub fn pod_token(plane: &ControlPlane, account: &str, pod: &str, node: Option<&str>) -> Result<String> {
+    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod, "namespace": SYSTEM}, "spec": {
+        "serviceAccountName": account, "nodeName": node, "tolerations": [{"operator": "Exists"}],
+        "containers": [{"name": "agent", "image": "agent"}],
+    }});
+    let made = plane.kubectl_with(&["apply", "-f", "-"], &object.to_string());
+    ensure!(made.code == Some(0), "{}", made.stderr);
+    token(plane, account, &["--bound-object-kind", "Pod", "--bound-object-name", pod])
+}
+
+fn token(plane: &ControlPlane, account: &str, bound: &[&str]) -> Result<String> {
+    let made = plane.kubectl(&[&["create", "token", account, "-n", SYSTEM], bound].concat());
     ensure!(made.code == Some(0), "{}", made.stderr);
     Ok(made.stdout.trim().to_string())
 }

@@ -32,7 +32,7 @@ mod records;
 mod scene;
 
 pub use accounts::{SYSTEM, account, chart_rules, role};
-pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token};
+pub use agent::{Agent, AgentOptions, Cable, Host, agent_plane, agent_program, agent_token, pod_token};
 pub use control_plane::{ControlPlane, Daemon, Options, Reach, Usage, programs_of};
 pub use controller::*;
 pub use kubelet::{Command, Kubelet, KubeletOptions, POLICY, Policy};

@@ -1,8 +1,13 @@
-//! What a TrainJob may ask for, and what the controller may do: the policies and rights of the chart on a real API server, through kubectl.
+//! What a TrainJob may ask for, and who may do what: the policies and rights of the chart on a real API server.
 //!
 //! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new policy or a changed
 //! ConfigMap into account a moment later: a case is tried again until it ends as told, or a deadline has passed.
 #![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "admission/fence.rs"]
+mod fence;
+#[path = "admission/rights.rs"]
+mod rights;
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -216,66 +221,4 @@ fn a_case_that_ends_otherwise_is_noticed() {
     let refused = all.iter().find(|case| !case.refused.is_empty()).unwrap();
     assert!(refused.fault(true, "").is_some_and(|fault| fault.contains("accepted; expected a refusal")));
     assert!(refused.fault(false, "forbidden for some other reason").is_some_and(|fault| fault.contains("lacks")));
-}
-
-/// Verb, resource (with `.group` and `/subresource`), namespace, and whether the controller may.
-const RIGHTS: [(&str, &str, &str, bool); 35] = [
-    ("list", "trainjobs.training.switchyard.dev", "any", true),
-    ("delete", "trainjobs.training.switchyard.dev", "any", true),
-    ("update", "trainjobs.training.switchyard.dev", "any", false),
-    ("patch", "trainjobs.training.switchyard.dev", "any", false),
-    ("create", "trainjobs.training.switchyard.dev", "any", false),
-    ("patch", "trainjobs.training.switchyard.dev/status", "any", true),
-    ("update", "trainjobs.training.switchyard.dev/finalizers", "any", true),
-    ("create", "pods", "any", true),
-    ("delete", "pods", "any", true),
-    ("get", "pods/log", "any", true),
-    ("create", "pods/exec", "any", false),
-    ("create", "pods/binding", "any", false),
-    ("watch", "nodes", "any", true),
-    ("patch", "nodes", "any", false),
-    ("patch", "services", "any", true),
-    ("patch", "configmaps", "any", true),
-    ("patch", "poddisruptionbudgets.policy", "any", true),
-    ("patch", "networkpolicies.networking.k8s.io", "any", true),
-    ("create", "secrets", "any", true),
-    ("get", "secrets", "any", false),
-    ("list", "secrets", "any", false),
-    ("delete", "secrets", "any", false),
-    ("update", "secrets", "any", false),
-    ("create", "events.events.k8s.io", "any", true),
-    ("list", "priorityclasses.scheduling.k8s.io", "any", true),
-    ("get", "validatingadmissionpolicies.admissionregistration.k8s.io/switchyard-trainjobs", "any", true),
-    ("get", "validatingadmissionpolicies.admissionregistration.k8s.io/other", "any", false),
-    ("patch", "validatingadmissionpolicies.admissionregistration.k8s.io/switchyard-trainjobs", "any", false),
-    ("list", "resourcequotas", "any", false),
-    ("create", "rolebindings.rbac.authorization.k8s.io", "any", false),
-    ("impersonate", "serviceaccounts", "any", false),
-    ("update", "leases.coordination.k8s.io/switchyard-controller", "switchyard-system", true),
-    ("update", "leases.coordination.k8s.io/other", "switchyard-system", false),
-    ("create", "leases.coordination.k8s.io", "switchyard-system", true),
-    ("update", "leases.coordination.k8s.io/switchyard-controller", "any", false),
-];
-
-#[tokio::test]
-async fn the_controller_may_do_what_the_table_says_and_no_more() -> Result<()> {
-    let scene = Scene::new().await?;
-    let mut faults = Vec::new();
-    for (verb, resource, namespace, may) in RIGHTS {
-        let mut arguments = vec!["auth", "can-i", verb, "-n", namespace, "--as", CONTROLLER];
-        // `TYPE/NAME` is a name for kubectl, and a subresource is a flag.
-        match resource.split_once('/') {
-            Some((kind, part)) if ["status", "finalizers", "log", "exec", "binding"].contains(&part) => {
-                arguments.extend([kind, "--subresource", part]);
-            }
-            _ => arguments.push(resource),
-        }
-        let ended = scene.plane.kubectl(&arguments);
-        let answer = ended.stdout.trim();
-        if answer != if may { "yes" } else { "no" } {
-            faults.push(format!("{verb} {resource} in {namespace}: {answer} {}", ended.stderr.trim()));
-        }
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-    Ok(())
 }

@@ -2,10 +2,10 @@
 //! kubelet's socket.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "agent/daemon_set.rs"]
+mod daemon_set;
 #[path = "agent/devices.rs"]
 mod devices;
-#[path = "agent/fence.rs"]
-mod fence;
 #[path = "agent/troubles.rs"]
 mod troubles;
 

@@ -1,17 +1,25 @@
-//! The product as users meet it, on real kubelets: images, `helm install`, agents, `kubectl apply`, a model that is trained, and what
-//! happens when parts fail.
+//! The product as users meet it, on real kubelets: images, `helm install`, agents, `kubectl apply`, a model that is trained, exact GPUs,
+//! who is kept out, and what happens when parts fail.
 //!
 //! Needs what `tests/nodes.rs` needs, and the archives of `cargo xtask images`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "e2e/claims.rs"]
+mod claims;
 #[path = "e2e/faults.rs"]
 mod faults;
 #[path = "e2e/first_job.rs"]
 mod first_job;
 #[path = "e2e/foreign.rs"]
 mod foreign;
+#[path = "e2e/gpu_nodes.rs"]
+mod gpu_nodes;
+#[path = "e2e/strangers.rs"]
+mod strangers;
 #[path = "e2e/times.rs"]
 mod times;
+#[path = "e2e/worth.rs"]
+mod worth;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -85,9 +93,16 @@ impl Cluster {
 
     /// Installs the chart as docs/install.md says, and waits for its pods.
     pub fn install(&self) -> Result<()> {
+        self.install_with("")
+    }
+
+    /// The same, with more arguments of `helm install`.
+    pub fn install_with(&self, arguments: &str) -> Result<()> {
         self.sh("kubectl create namespace switchyard-system")?;
         self.sh("kubectl label namespace switchyard-system pod-security.kubernetes.io/enforce=privileged")?;
-        self.sh("helm install switchyard charts/switchyard --namespace switchyard-system --wait")?;
+        self.sh(&format!(
+            "helm install switchyard charts/switchyard --namespace switchyard-system --wait {arguments}"
+        ))?;
         Ok(())
     }
 

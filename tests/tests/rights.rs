@@ -23,23 +23,15 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 18] = [
+const KEPT: [(Right, &str); 10] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
-    (("nodes", "get"), "never asked for"),
-    (("gputopologies", "get"), "never asked for"),
-    (("resourceslices", "get"), "never asked for"),
     (("resourceclaims", "get"), "asked for when the answer to a create was lost"),
     (("resourceclaims", "create"), "for jobs with GPUs: tests/devices.rs"),
     (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),
     (("resourceclaims", "delete"), "for jobs with GPUs: tests/devices.rs"),
-    (("services", "delete"), "never asked for: the garbage collector deletes them"),
-    (("networkpolicies", "delete"), "never asked for: the garbage collector deletes them"),
     (("events", "patch"), "asked for when an event repeats within minutes"),
-    (("priorityclasses", "get"), "never asked for"),
-    (("priorityclasses", "list"), "never asked for"),
-    (("priorityclasses", "watch"), "never asked for"),
     (("validatingadmissionpolicies", "get"), "asked for by names that the chart gives: tests/chart.rs"),
     (("validatingadmissionpolicybindings", "get"), "asked for by names that the chart gives: tests/chart.rs"),
 ];

@@ -25,6 +25,8 @@ pub(crate) enum What {
     Verdict,
     /// On real nodes: from apply to the first step, from a killed rank to the next, memory of what is installed.
     Cluster,
+    /// On four real nodes in two racks: the same jobs where we put them, where kube-scheduler does, and in any order.
+    Worth,
     /// Matrix products and the model's step, by kernel.
     Kernels,
     /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
@@ -44,7 +46,8 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Preflight => ("preflight", "switchyard-tests", "preflight"),
         What::Doctor => ("doctor", "switchyard-tests", "doctor"),
         What::Verdict => ("verdict", "switchyard-tests", "verdict"),
-        What::Cluster => return crate::steps::bench_cluster(&folder),
+        What::Cluster => return crate::steps::bench_cluster(&folder, "times"),
+        What::Worth => return crate::steps::bench_cluster(&folder, "worth"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
         What::Engine => ("engine", "switchyard-worker", "engine"),
     };

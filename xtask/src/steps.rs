@@ -227,13 +227,13 @@ pub(crate) fn chaos() -> Result<()> {
     step("faults of workers, in full", cargo(&workers).env("SWITCHYARD_CHAOS", results))
 }
 
-/// The times of the product on real nodes, ten of each; the result goes to `folder`.
-pub(crate) fn bench_cluster(folder: &Path) -> Result<()> {
+/// A module of the tests on real nodes, in full; its result goes to `folder`.
+pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
     crate::images::images(None)?;
     control_plane()?;
     real_nodes()?;
-    let times = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", "times", "--nocapture"];
-    step("times on real nodes", cargo(&times).env("SWITCHYARD_CHAOS", folder))
+    let test = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", module, "--nocapture"];
+    step("on real nodes", cargo(&test).env("SWITCHYARD_CHAOS", folder))
 }
 
 /// Builds programs of others and prints where they are.

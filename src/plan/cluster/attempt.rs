@@ -10,7 +10,8 @@ use super::events::{self, EventDraft};
 use super::status::{self, Draft};
 use super::view::{Phase, PodView};
 use super::{
-    Action, Ending, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang, transport,
+    Action, Ending, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang,
+    give_back, transport,
 };
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
@@ -94,6 +95,10 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
     }
     let mut result = if !attempt.placed { gather(&attempt) } else { follow(&attempt) };
     if let failure::Verdict::Look(at) = verdict {
+        result.wake_at(at);
+    }
+    let old = attempt.snapshot.pods.iter().filter(|pod| pod.attempt < attempt.number);
+    if let Some(at) = old.filter_map(|pod| pod.settles(now)).min() {
         result.wake_at(at);
     }
     result
@@ -432,7 +437,8 @@ fn old_pods(attempt: &Attempt<'_>) -> Vec<Action> {
     let is_old = |pod: &PodView| {
         pod.attempt < attempt.number && !pod.deleting && (!pod.is_over() || pod.attempt + 1 < attempt.number)
     };
-    attempt.snapshot.pods.iter().filter(|pod| is_old(pod)).map(|pod| delete_unfinished(pod)).collect()
+    let old = attempt.snapshot.pods.iter().filter(|pod| is_old(pod) && pod.settles(attempt.now).is_none());
+    old.map(|pod| delete_unfinished(pod)).collect()
 }
 
 /// Creates or repairs the objects beside the pods. Answers what cannot be done, one sentence each.
@@ -464,13 +470,7 @@ fn objects_of(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
         }
     }
     let of_attempt = |kind: &str| kind == "ConfigMap" || kind == objects::CLAIM;
-    let old = existing.iter().filter(|((kind, _), view)| of_attempt(kind) && view.owned && !view.deleting);
-    let is_current = |name: &String| objects::is_of_attempt(attempt.valid, attempt.number, name);
-    actions.extend(old.filter(|((_, name), _)| !is_current(name)).map(|((kind, name), view)| Action::Delete {
-        kind,
-        name: name.clone(),
-        uid: view.uid.clone(),
-        version: None,
-    }));
+    let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
+    actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
     strangers
 }

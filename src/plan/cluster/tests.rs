@@ -242,6 +242,30 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
 }
 
+/// Measured on a real kubelet: a delete between the end of the containers and the phase made the next attempt a second later, and took the
+/// logs of the ranks that had only followed.
+#[test]
+fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
+    let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
+    for attempt in 1..=2 {
+        world.run();
+        world.now += 20;
+        let (failed, follows) = (format!("a-{attempt}-1"), format!("a-{attempt}-0"));
+        world.exit(&failed, 7, "disk on fire");
+        let stopped = Some(at(world.now));
+        let pod = world.pods.iter_mut().find(|pod| pod.name == follows).unwrap();
+        (pod.ready, pod.stopped) = (false, stopped);
+        let done = (0..8).map(|_| world.step()).last().unwrap();
+        assert!(world.pods.iter().any(|pod| pod.name == follows), "{follows} is deleted");
+        assert_eq!(done.wake, stopped.map(|at| at.saturating_add(SignedDuration::from_secs(10)).unwrap()));
+        // A kubelet that says nothing more is not waited for.
+        world.now += 10;
+        world.run();
+        assert!(world.pods.iter().all(|pod| pod.name != follows), "{follows} is there for ever");
+    }
+    assert_eq!(world.stage(), "Failed");
+}
+
 #[test]
 fn a_clock_that_is_set_back_holds_nothing_up() {
     let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 9}, "activeDeadlineSeconds": 60}));

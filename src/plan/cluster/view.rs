@@ -1,12 +1,13 @@
 //! What one reconcile may look at: small views of Kubernetes objects. Everything else about them is left out, so that a test can
 //! write a situation down in a few lines.
 
+use super::clock;
 use super::machine::Machine;
 use super::sites::GPU_RESOURCE;
 use crate::plan::eligible::NodeFacts;
 use crate::plan::objects::TRAINER;
 use crate::plan::resources::Resources;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use switchyard_crds::labels;
@@ -94,6 +95,8 @@ pub struct PodView {
     pub waiting: Option<Waiting>,
     /// The trainer container has ended.
     pub ended: Option<Ended>,
+    /// When the last of its containers ended: all have, though the phase may not say so yet.
+    pub stopped: Option<Timestamp>,
     /// When the kubelet took the pod.
     pub started: Option<Timestamp>,
     /// What it asks of a node.
@@ -102,10 +105,20 @@ pub struct PodView {
     pub priority: i32,
 }
 
+/// From the end of the last container to the phase of the pod a kubelet takes a second, or two: it looks at its containers once a second.
+const SETTLING: SignedDuration = SignedDuration::from_secs(10);
+
 impl PodView {
     /// Succeeded or failed.
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+
+    /// Until when it may be left alone: its containers have ended and its kubelet is about to say so. To delete it then takes its logs, and
+    /// makes the kubelet a second slower to give the resources back. `None`: it is over, runs, or its kubelet has had its time.
+    pub fn settles(&self, now: Timestamp) -> Option<Timestamp> {
+        let until = self.stopped.filter(|_| !self.is_over() && !self.deleting)?.saturating_add(SETTLING).ok()?;
+        (!clock::is_over(until, SETTLING, now)).then_some(until)
     }
 
     /// Reads a pod of ours. Attempt and position stand in its name, which nobody can change, as they do in its labels.
@@ -122,9 +135,12 @@ impl PodView {
         let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         let is = |kind: &str, state: &str| conditions.iter().find(|c| c.type_ == kind && c.status == state);
         let because = |c: &PodCondition| (c.reason.clone().unwrap_or_default(), c.message.clone().unwrap_or_default());
-        let container = status
-            .and_then(|status| status.container_statuses.as_deref())
-            .unwrap_or_default()
+        let containers = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+        let ends =
+            containers.iter().map(|container| container.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref());
+        let ends: Option<Vec<Timestamp>> = ends.map(|end| end.map(|end| end.0)).collect();
+        let is_all = spec.is_some_and(|spec| spec.containers.len() == containers.len());
+        let container = containers
             .iter()
             .find(|container| container.name == TRAINER)
             .and_then(|container| container.state.clone())
@@ -163,6 +179,7 @@ impl PodView {
                 message: t.message.unwrap_or_default(),
                 at: t.finished_at.map(|time| time.0),
             }),
+            stopped: ends.filter(|_| is_all).and_then(|ends| ends.into_iter().max()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             requests: spec.map(Resources::of_pod).unwrap_or_default(),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),

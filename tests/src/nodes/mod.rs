@@ -257,6 +257,29 @@ impl Nodes {
         self.network.limit(&other.namespace, one.index, bits_per_second)
     }
 
+    /// Puts all nodes into racks, from now on: a node sends and receives at `inside`, and the nodes of a rack together reach the other racks
+    /// at `between`, each way, bit/s. It takes the place of [`Nodes::set_speed`].
+    ///
+    /// # Errors
+    /// A node is in no rack or in two, a rate is zero, or the kernel refuses.
+    pub fn set_racks(&self, racks: &[Vec<String>], inside: u64, between: u64) -> Result<()> {
+        let mut named: Vec<String> = racks.concat();
+        named.sort_unstable();
+        ensure!(
+            named == self.names(),
+            "racks of {}; expected each of {} once",
+            named.join(", "),
+            self.names().join(", ")
+        );
+        ensure!(inside > 0 && between > 0, "racks at {inside} and {between} bit/s; to cut a link, pull its plug");
+        let of_rack = |names: &Vec<String>| -> Result<Vec<_>> {
+            let of_node = |name: &String| self.node(name).map(|node| (node.index, &node.namespace));
+            names.iter().map(of_node).collect()
+        };
+        let racks: Vec<Vec<_>> = racks.iter().map(of_rack).collect::<Result<_>>()?;
+        self.network.set_racks(&racks, inside, between)
+    }
+
     /// Pulls a node's plug at the switch, or puts it in again.
     ///
     /// # Errors

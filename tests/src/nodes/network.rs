@@ -8,6 +8,14 @@
 //!
 //! This machine has one interface of it, and no rule of its packet filter is touched. A cable ends with the namespace of either
 //! end, and the routes with the cable.
+//!
+//! In racks, each rack has a switch of its own, and the first one is the spine between them:
+//!
+//! ```text
+//! this machine ── switch ──┬─ down-1 ═ up-1 ─ rack-1 ──┬─ node-1
+//!                          │                           └─ node-2
+//!                          └─ down-2 ═ up-2 ─ rack-2 ──── node-3
+//! ```
 
 use super::instance::Instance;
 use super::namespace::{Namespace, shell};
@@ -20,6 +28,9 @@ pub(super) struct Network {
     switch: Namespace,
     plan: Plan,
 }
+
+/// Bytes that wait at a port with a rate: some milliseconds. The default of a thousand segments would hold seconds.
+const QUEUE: &str = "1mb";
 
 /// Who has which address. Nodes are counted from 1.
 #[derive(Debug, Clone, Copy)]
@@ -126,11 +137,7 @@ impl Network {
              tc filter del dev eth0 parent 1: prio {to} 2>/dev/null || true\ntc class del dev eth0 classid 1:{to} 2>/dev/null || true\n"
         );
         if let Some(rate) = bits_per_second {
-            // The queue holds some milliseconds: with the default of a thousand segments it would hold seconds.
-            script.push_str(&format!(
-                "tc class add dev eth0 parent 1: classid 1:{to} htb rate {rate}bit burst 256kb cburst 256kb quantum 60000\n\
-                 tc qdisc add dev eth0 parent 1:{to} bfifo limit 1mb\n"
-            ));
+            script.push_str(&class("eth0", u16::from(to), rate));
             for destination in [format!("{}/32", self.plan.node(to)), self.plan.pods(to)] {
                 script.push_str(&format!(
                     "tc filter add dev eth0 parent 1: protocol ip prio {to} u32 match ip dst {destination} flowid 1:{to}\n"
@@ -140,4 +147,54 @@ impl Network {
         node.shell(&script)?;
         Ok(())
     }
+
+    /// Puts nodes into racks: those of each behind a switch of its own, whose cable to the spine they share. `inside` is the rate of the
+    /// cable of a node, `between` that of the cable of a rack, each way, bit/s. What nodes say to this machine, the API server for one,
+    /// does not count on the cable of a rack: clusters have another network for it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn set_racks(&self, racks: &[Vec<(u8, &Namespace)>], inside: u64, between: u64) -> Result<()> {
+        let host = self.plan.host();
+        for (rack, nodes) in (1..).zip(racks) {
+            let mut script = format!(
+                "ip link show rack-{rack} >/dev/null 2>&1 || {{\n\
+                 ip link add rack-{rack} type bridge\nip link set rack-{rack} up\n\
+                 ip link add up-{rack} type veth peer name down-{rack}\n\
+                 ip link set up-{rack} master rack-{rack} up\nip link set down-{rack} master switch up\n}}\n"
+            );
+            for (port, address) in [(format!("up-{rack}"), "dst"), (format!("down-{rack}"), "src")] {
+                script.push_str(&format!(
+                    "tc qdisc del dev {port} root 2>/dev/null || true\ntc qdisc add dev {port} root handle 1: htb default 1\n{}\
+                     tc filter add dev {port} parent 1: protocol ip prio 1 u32 match ip {address} {host}/32 flowid 1:0\n",
+                    class(&port, 1, between)
+                ));
+            }
+            for (index, node) in nodes {
+                let port = format!("node-{index}");
+                script.push_str(&format!("ip link set {port} master rack-{rack}\n{}", limited(&port, inside)));
+                node.shell(&limited("eth0", inside))?;
+            }
+            self.switch.shell(&script)?;
+        }
+        // Where a node was, the switches would look for it until they forget.
+        let forget = |name: String| format!("ip link set {name} type bridge fdb_flush\n");
+        let names = (1..=racks.len()).map(|rack| format!("rack-{rack}"));
+        let script: String = names.chain(["switch".to_string()]).map(forget).collect();
+        self.switch.shell(&script)?;
+        Ok(())
+    }
+}
+
+/// A class of the queue `1:` of a port.
+fn class(port: &str, number: u16, bits_per_second: u64) -> String {
+    format!(
+        "tc class add dev {port} parent 1: classid 1:{number} htb rate {bits_per_second}bit burst 256kb cburst 256kb quantum 60000\n\
+         tc qdisc add dev {port} parent 1:{number} bfifo limit {QUEUE}\n"
+    )
+}
+
+/// A rate for all that leaves by a port.
+fn limited(port: &str, bits_per_second: u64) -> String {
+    format!("tc qdisc replace dev {port} root handle 1: tbf rate {bits_per_second}bit burst 256kb limit {QUEUE}\n")
 }

@@ -59,7 +59,7 @@ fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<
 }
 
 /// Least, median and most, to hundredths.
-fn spread(mut seconds: Vec<f64>) -> Value {
+pub(crate) fn spread(mut seconds: Vec<f64>) -> Value {
     seconds.sort_by(f64::total_cmp);
     let rounded = |value: f64| (value * 100.0).round() / 100.0;
     let middle = (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]) / 2.0;
@@ -93,7 +93,7 @@ fn idle(cluster: &Cluster) -> Result<f64> {
     Ok((kibibytes as f64 / 102.4).round() / 10.0)
 }
 
-fn machine() -> Result<String> {
+pub(crate) fn machine() -> Result<String> {
     let text = fs::read_to_string("/proc/cpuinfo")?;
     let model = text.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
     Ok(format!("{} x {}", std::thread::available_parallelism()?, model.trim_matches([' ', '\t', ':'])))

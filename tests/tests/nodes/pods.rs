@@ -29,6 +29,7 @@ fn pods_on_real_nodes() -> Result<()> {
     logs_come_from_the_kubelet(&nodes)?;
     pods_reach_each_other_and_services(&nodes)?;
     a_link_has_the_speed_that_is_set(&nodes)?;
+    racks_have_the_speeds_that_are_set(&nodes)?;
     a_plug_can_be_pulled(&nodes)?;
     pods_outlive_the_programs_of_their_node(&mut nodes)?;
 
@@ -110,6 +111,25 @@ fn a_link_has_the_speed_that_is_set(nodes: &Nodes) -> Result<()> {
     assert!(
         nodes.set_speed(&names[0], &names[0], None).is_err() && nodes.set_speed("node-9", &names[0], None).is_err()
     );
+    Ok(())
+}
+
+/// Two nodes in a rack, and one in another: the cable between the racks is the slow one.
+fn racks_have_the_speeds_that_are_set(nodes: &Nodes) -> Result<()> {
+    let names = nodes.names();
+    let racks = [vec![names[0].clone(), names[1].clone()], vec![names[2].clone()]];
+    nodes.set_racks(&racks, 400_000_000, 50_000_000)?;
+    let rate = |from: &str, to: &str| megabits(nodes, from, to, 16).with_context(|| format!("{from} to {to}"));
+    let (inside, there, back) = (rate("web-0", "web-1")?, rate("web-0", "web-2")?, rate("web-2", "web-1")?);
+    println!("racks: {inside:.0} Mbit/s inside, {there:.0} out, {back:.0} in");
+    assert!(inside < 424.0 && there < 53.0 && back < 53.0, "{inside}, {there} and {back} Mbit/s; set were 400 and 50");
+    assert!(inside > 2.0 * there, "{inside} Mbit/s inside, {there} between");
+    // A node that moves is found where it is.
+    let racks = [vec![names[0].clone(), names[2].clone()], vec![names[1].clone()]];
+    nodes.set_racks(&racks, 400_000_000, 50_000_000)?;
+    let (moved, left) = (rate("web-0", "web-2")?, rate("web-0", "web-1")?);
+    assert!(left < 53.0 && moved > 2.0 * left, "{moved} Mbit/s to the node that came, {left} to the one that left");
+    assert!(nodes.set_racks(&racks[..1], 1_000_000, 1_000_000).is_err(), "a node in no rack");
     Ok(())
 }
 

@@ -1,0 +1,270 @@
+//! Who may do what: every verb for every resource in every place, asked of a real API server, against `rights.yaml`.
+
+use super::PATIENCE;
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use kube::{Api, Client};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+use std::time::Instant;
+use switchyard_tests::chart::render;
+use switchyard_tests::{ControlPlane, Options};
+
+/// Questions that are asked at a time.
+const AT_ONCE: usize = 32;
+/// Fewer than these are not the matrix that was asked for.
+const LEAST: usize = 400;
+/// The place of all namespaces at once: what is allowed there is allowed in each.
+const ALL: &str = "all";
+/// The place of what is in no namespace.
+const CLUSTER: &str = "cluster";
+/// The place of paths of the API server that are no resources.
+const PATHS: &str = "paths";
+
+/// `rights.yaml`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    verbs: Vec<String>,
+    /// Namespaces by the name of the place.
+    places: BTreeMap<String, String>,
+    /// Resources by group, asked for with each verb in each place.
+    namespaced: BTreeMap<String, Vec<String>>,
+    /// Resources by group that are in no namespace.
+    cluster: BTreeMap<String, Vec<String>>,
+    /// Questions beside the product.
+    besides: Vec<Rule>,
+    who: Vec<Subject>,
+}
+
+/// Somebody, and all that they may do.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Subject {
+    name: String,
+    user: String,
+    groups: Vec<String>,
+    #[serde(default)]
+    extra: BTreeMap<String, Vec<String>>,
+    /// May also do what this one may.
+    like: Option<String>,
+    #[serde(default)]
+    may: Vec<Rule>,
+}
+
+/// Several cells of the matrix.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    #[serde(rename = "in")]
+    places: Vec<String>,
+    #[serde(default)]
+    group: String,
+    resources: Vec<String>,
+    verbs: Vec<String>,
+}
+
+/// One question: place, group, resource, verb.
+type Cell = [String; 4];
+
+impl Rule {
+    fn cells<'a>(&'a self, places: &'a [&'a str]) -> impl Iterator<Item = Cell> + 'a {
+        places.iter().flat_map(move |place| {
+            self.resources.iter().flat_map(move |resource| {
+                self.verbs
+                    .iter()
+                    .map(move |verb| [(*place).to_string(), self.group.clone(), resource.clone(), verb.clone()])
+            })
+        })
+    }
+}
+
+impl Table {
+    fn read() -> Result<Table> {
+        Ok(serde_saphyr::from_str(include_str!("rights.yaml"))?)
+    }
+
+    /// Every question.
+    fn all(&self) -> BTreeSet<Cell> {
+        let product = |places: Vec<String>, resources: &BTreeMap<String, Vec<String>>| -> Vec<Rule> {
+            let rule = |(group, resources): (&String, &Vec<String>)| Rule {
+                places: places.clone(),
+                group: group.clone(),
+                resources: resources.clone(),
+                verbs: self.verbs.clone(),
+            };
+            resources.iter().map(rule).collect()
+        };
+        let namespaced = product(self.places.keys().cloned().collect(), &self.namespaced);
+        let cluster = product(vec![CLUSTER.into()], &self.cluster);
+        let rules: Vec<&Rule> = namespaced.iter().chain(&cluster).chain(&self.besides).collect();
+        rules.into_iter().flat_map(|rule| rule.cells(&words(&rule.places)).collect::<Vec<_>>()).collect()
+    }
+
+    /// What the table says that somebody may do.
+    fn allowed(&self, subject: &Subject) -> Result<BTreeSet<Cell>> {
+        let mut cells = BTreeSet::new();
+        if let Some(name) = &subject.like {
+            let other = self.who.iter().find(|other| other.name == *name);
+            cells = self.allowed(other.with_context(|| format!("{}: like: no `{name}`", subject.name))?)?;
+        }
+        for rule in &subject.may {
+            let mut places = words(&rule.places);
+            if places.contains(&ALL) {
+                places = words(self.places.keys());
+            }
+            cells.extend(rule.cells(&places));
+        }
+        Ok(cells)
+    }
+
+    /// The question as the API server takes it.
+    fn review(&self, subject: &Subject, [place, group, resource, verb]: &Cell) -> Result<SubjectAccessReview> {
+        let mut spec = json!({"user": subject.user, "groups": subject.groups, "extra": subject.extra});
+        if place == PATHS {
+            spec["nonResourceAttributes"] = json!({"path": resource, "verb": verb});
+        } else {
+            let (resource, name) = resource.split_once(" named ").unwrap_or((resource, ""));
+            let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            let namespace = self.places.get(place).map_or("", String::as_str);
+            spec["resourceAttributes"] = json!({
+                "group": if group == "core" { "" } else { group }, "resource": resource, "subresource": subresource,
+                "name": name, "namespace": namespace, "verb": verb,
+            });
+        }
+        let object = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "metadata": {}, "spec": spec});
+        Ok(serde_json::from_value(object)?)
+    }
+
+    /// The server's answers.
+    async fn ask(&self, client: &Client, subject: &Subject, cells: &BTreeSet<Cell>) -> Result<BTreeSet<Cell>> {
+        let api = Api::<SubjectAccessReview>::all(client.clone());
+        let ask = async |cell: &Cell| -> Result<Option<Cell>> {
+            let answer = api.create(&Default::default(), &self.review(subject, cell)?).await?;
+            Ok(answer.status.is_some_and(|status| status.allowed).then(|| cell.clone()))
+        };
+        let answers = stream::iter(cells).map(ask).buffer_unordered(AT_ONCE);
+        answers.try_filter_map(async |cell| Ok(cell)).try_collect().await
+    }
+}
+
+fn words<'a>(of: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
+    of.into_iter().map(String::as_str).collect()
+}
+
+/// Cells as rules of the table: one line for all that have place, group and verbs in common.
+fn rules(cells: &BTreeSet<Cell>) -> Vec<String> {
+    let mut verbs: BTreeMap<[&str; 3], Vec<&str>> = BTreeMap::new();
+    for [place, group, resource, verb] in cells {
+        let everywhere = [ALL.to_string(), group.clone(), resource.clone(), verb.clone()];
+        if place == ALL || !cells.contains(&everywhere) {
+            verbs.entry([place, group, resource]).or_default().push(verb);
+        }
+    }
+    let mut resources: BTreeMap<(&str, &str, Vec<&str>), Vec<&str>> = BTreeMap::new();
+    for ([place, group, resource], verbs) in verbs {
+        resources.entry((place, group, verbs)).or_default().push(resource);
+    }
+    let line = |((place, group, verbs), resources): (&(&str, &str, Vec<&str>), &Vec<&str>)| {
+        let (resources, verbs) = (resources.join(", "), verbs.join(", "));
+        format!("- {{in: [{place}], group: {group}, resources: [{resources}], verbs: [{verbs}]}}")
+    };
+    resources.iter().map(line).collect()
+}
+
+/// What the table and the server do not agree about.
+fn faults(name: &str, told: &BTreeSet<Cell>, answered: &BTreeSet<Cell>) -> Vec<String> {
+    let differences =
+        [("may, and the table does not say so", answered - told), ("may not, as the table says", told - answered)];
+    let said = |(words, cells): &(&str, BTreeSet<Cell>)| {
+        (!cells.is_empty()).then(|| format!("{name} {words}:\n{}", rules(cells).join("\n")))
+    };
+    differences.iter().filter_map(said).collect()
+}
+
+/// A control plane with the chart, and with all its roles bound to somebody.
+pub(super) fn plane() -> &'static ControlPlane {
+    static PLANE: OnceLock<ControlPlane> = OnceLock::new();
+    let start = || -> Result<ControlPlane> {
+        // The roles that others add to are put together by the controller manager.
+        let plane = ControlPlane::start(&Options { controller_manager: true, ..Options::default() })?;
+        plane.install_crds_now()?;
+        plane.apply_chart()?;
+        let copies = render(&["--set", "kueue.multiKueue=true", "--show-only", "templates/roles.yaml"])?;
+        for objects in [include_str!("members.yaml"), &copies] {
+            let applied = plane.kubectl_with(&["apply", "-f", "-"], objects);
+            ensure!(applied.code == Some(0), "{}", applied.stderr);
+        }
+        Ok(plane)
+    };
+    PLANE.get_or_init(|| start().unwrap_or_else(|error| panic!("{error:#}")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everybody_may_do_what_the_table_says_and_no_more() -> Result<()> {
+    let table = Table::read()?;
+    let client = plane().client().await?;
+    let cells = table.all();
+    let (begin, mut found) = (Instant::now(), Vec::new());
+    for subject in &table.who {
+        let told = table.allowed(subject)?;
+        let unknown: BTreeSet<Cell> = &told - &cells;
+        ensure!(unknown.is_empty(), "{}: asked nowhere: {:#?}", subject.name, rules(&unknown));
+        // Roles are put together, and taken into account, a moment after they were made.
+        let asked = Instant::now();
+        loop {
+            let faults = faults(&subject.name, &told, &table.ask(&client, subject, &cells).await?);
+            if faults.is_empty() || asked.elapsed() > PATIENCE {
+                println!("{}: {} of {} allowed", subject.name, told.len(), cells.len());
+                found.extend(faults);
+                break;
+            }
+        }
+    }
+    let checks = cells.len() * table.who.len();
+    println!("{checks} checks in {:.1} s", begin.elapsed().as_secs_f64());
+    assert!(checks >= LEAST, "{checks} checks");
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn a_right_too_many_and_one_too_few_are_noticed() -> Result<()> {
+    let table = Table::read()?;
+    let controller = table.who.iter().find(|subject| subject.name == "controller").context("no controller")?;
+    let told = table.allowed(controller)?;
+    let cell = |place: &str, group: &str, resource: &str, verb: &str| -> Cell {
+        [place, group, resource, verb].map(str::to_string)
+    };
+    let (secret, pod) = (cell("team", "core", "secrets", "get"), cell("team", "core", "pods", "create"));
+    assert!(table.all().contains(&secret) && !told.contains(&secret) && told.contains(&pod));
+    let mut answered = told.clone();
+    answered.insert(secret);
+    answered.remove(&pod);
+    let said = faults("controller", &told, &answered);
+    let expected = [
+        "controller may, and the table does not say so:\n- {in: [team], group: core, resources: [secrets], verbs: [get]}",
+        "controller may not, as the table says:\n- {in: [team], group: core, resources: [pods], verbs: [create]}",
+    ];
+    assert_eq!(said, expected);
+    Ok(())
+}
+
+/// The table is read by people: what it says of one is not said twice.
+#[test]
+fn no_right_is_told_twice() -> Result<()> {
+    let table = Table::read()?;
+    for subject in &table.who {
+        let count: usize =
+            subject.may.iter().map(|rule| rule.places.len() * rule.resources.len() * rule.verbs.len()).sum();
+        let rules: Vec<Value> =
+            subject.may.iter().map(|rule| json!([rule.places, rule.group, rule.resources])).collect();
+        let cells: BTreeSet<Cell> =
+            subject.may.iter().flat_map(|rule| rule.cells(&words(&rule.places)).collect::<Vec<_>>()).collect();
+        assert_eq!(count, cells.len(), "{}: {rules:?}", subject.name);
+    }
+    Ok(())
+}
