@@ -39,15 +39,16 @@ fn with(cluster: &Cluster, token: &str, arguments: &str) -> Result<Ended> {
     Ok(cluster.line(cluster.folder.path(), &format!("kubectl --kubeconfig {} {arguments}", path.display())))
 }
 
+/// How an agent writes a report. kubectl's `patch` of a status would read it first, which an agent may not.
+const STATUS: &str = "apply --server-side --force-conflicts --validate=false --subresource=status";
+
 /// What the agent of node-1 tries, and the words with which it is refused; without words it may.
-const TRIES: [(&str, &str); 17] = [
+const TRIES: [(&str, &str); 18] = [
     ("annotate REPORTS node-1 example.com/seen=yes", ""),
+    ("STATUS -f node-1.json", ""),
     ("get REPORTS node-1", ""),
     ("annotate REPORTS node-2 example.com/seen=yes", "expected node-1, the node of this agent"),
-    (
-        r#"patch REPORTS node-2 --subresource=status --type=merge --patch '{"status":{"agentVersion":"9.9.9"}}'"#,
-        "expected node-1, the node of this agent",
-    ),
+    ("STATUS -f node-2.json", "expected node-1, the node of this agent"),
     ("create -f node-3.json", "expected node-1, the node of this agent"),
     ("delete REPORTS node-2", r#"cannot delete resource "gputopologies""#),
     ("delete REPORTS node-1", r#"cannot delete resource "gputopologies""#),
@@ -68,11 +69,16 @@ const TRIES: [(&str, &str); 17] = [
 
 /// An agent with a real token writes of its own node, and nothing else.
 pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
-    let nowhere = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": "node-3"}, "spec": {}});
-    fs::write(cluster.folder.path().join("node-3.json"), nowhere.to_string())?;
+    for (node, status) in [("node-1", json!({})), ("node-2", json!({"agentVersion": "9.9.9"})), ("node-3", json!({}))] {
+        let report = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": node},
+            "spec": {}, "status": status,
+        });
+        fs::write(cluster.folder.path().join(format!("{node}.json")), report.to_string())?;
+    }
     let mine = token(cluster, "node-1")?;
     for (line, words) in TRIES {
-        let ended = with(cluster, &mine, &line.replace("REPORTS", REPORTS))?;
+        let ended = with(cluster, &mine, &line.replace("REPORTS", REPORTS).replace("STATUS", STATUS))?;
         let is_as_told = match words {
             "" => ended.code == Some(0),
             _ => ended.code != Some(0) && ended.stderr.contains(words),
