@@ -14,6 +14,12 @@ mod first_job;
 mod foreign;
 #[path = "e2e/gpu_nodes.rs"]
 mod gpu_nodes;
+#[path = "e2e/leftovers.rs"]
+mod leftovers;
+#[path = "e2e/memory.rs"]
+mod memory;
+#[path = "e2e/random_jobs.rs"]
+mod random_jobs;
 #[path = "e2e/strangers.rs"]
 mod strangers;
 #[path = "e2e/times.rs"]

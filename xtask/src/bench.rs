@@ -27,6 +27,8 @@ pub(crate) enum What {
     Cluster,
     /// On four real nodes in two racks: the same jobs where we put them, where kube-scheduler does, and in any order.
     Worth,
+    /// On real nodes: what 20 random jobs and faults leave behind.
+    Leftovers,
     /// Matrix products and the model's step, by kernel.
     Kernels,
     /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
@@ -48,6 +50,7 @@ pub(crate) fn bench(what: What) -> Result<()> {
         What::Verdict => ("verdict", "switchyard-tests", "verdict"),
         What::Cluster => return crate::steps::bench_cluster(&folder, "times"),
         What::Worth => return crate::steps::bench_cluster(&folder, "worth"),
+        What::Leftovers => return crate::steps::bench_cluster(&folder, "leftovers"),
         What::Kernels => ("kernels", "switchyard-worker", "kernels"),
         What::Engine => ("engine", "switchyard-worker", "engine"),
     };

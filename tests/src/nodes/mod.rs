@@ -15,6 +15,7 @@ mod instance;
 mod namespace;
 mod network;
 mod node;
+mod remains;
 mod rights;
 mod settings;
 

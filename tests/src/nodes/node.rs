@@ -216,7 +216,8 @@ pub(super) fn name(index: u8) -> String {
     format!("node-{index}")
 }
 
-fn group(instance: &Instance, name: &str) -> String {
+/// Name of the cgroups of a node.
+pub(super) fn group(instance: &Instance, name: &str) -> String {
     format!("{}/{name}", instance.group())
 }
 

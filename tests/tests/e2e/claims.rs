@@ -14,11 +14,13 @@ use switchyard::plan::cluster::machine::{Machine, Shapes};
 use switchyard::plan::resources::Resources;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tests::drivers::VISIBLE;
-use switchyard_tests::gpus::{DRIVER, gpu_job, uuids};
+use switchyard_tests::gpus::{DRIVER, gpu_job};
 use switchyard_tests::history::{Fact, Violation, double_gpus};
 use switchyard_tests::nodes::TOOLS;
 use switchyard_tests::{merge, template_on};
 
+/// GPUs between which the links of a mesh are of several kinds.
+const PAIR: u32 = 2;
 /// More than half of the GPUs of a node.
 const MOST: u32 = 5;
 
@@ -87,7 +89,6 @@ impl GpuCluster {
         self.cluster
             .until(&format!("the agent of {node} tells of {pod}"), is_told)
             .with_context(|| format!("{pod}: the kubelet gave {last:?}; the status {planned:?}"))?;
-        ensure!(set(&json!(uuids(self.report(node)?))).is_superset(&planned), "not of {node}: {planned:?}");
         Ok(planned)
     }
 
@@ -151,26 +152,24 @@ pub(crate) async fn the_planned_gpus_are_those_of_the_container(nodes: &GpuClust
     for report in &nodes.reports {
         let node = report.name_any();
         let machine = Shapes::default().machine(report).map_err(anyhow::Error::msg)?;
-        for count in [2, 4] {
-            let first = nodes.first_fit(&node, count).await?;
-            let name = format!("{node}-{count}");
-            nodes.cluster.apply(TEAM, &job(&name, &node, count))?;
-            let got = nodes.gpus_of(&name).await?;
-            let (ours, theirs) = (value(&machine, &got), value(&machine, &first));
-            let told = nodes.cluster.job(TEAM, &name)?["status"]["placement"]["predictedBusBandwidth"].clone();
-            let told = BTreeMap::from([("told".to_string(), serde_json::from_value::<Quantity>(told)?)]);
-            let told = Resources::of_quantities(&told).get("told") / 1_000_000_000;
-            ensure!(told == ours, "{name}: {told} MB/s in the status, {ours} of what it got");
-            ensure!(ours >= theirs, "{name}: {ours} MB/s, first-fit {theirs}");
-            println!(
-                "         {count} GPUs of {node}: {} GB/s, {} more than the first {count} that are free",
-                ours as f64 / 1e3,
-                (ours - theirs) as f64 / 1e3
-            );
-            gains.insert(name.clone(), (ours - theirs, got != first));
-            nodes.cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name}"))?;
-            nodes.given_back(&node)?;
-        }
+        let first = nodes.first_fit(&node, PAIR).await?;
+        let name = format!("pair-{node}");
+        nodes.cluster.apply(TEAM, &job(&name, &node, PAIR))?;
+        let got = nodes.gpus_of(&name).await?;
+        let (ours, theirs) = (value(&machine, &got), value(&machine, &first));
+        let told = nodes.cluster.job(TEAM, &name)?["status"]["placement"]["predictedBusBandwidth"].clone();
+        let told = BTreeMap::from([("told".to_string(), serde_json::from_value::<Quantity>(told)?)]);
+        let told = Resources::of_quantities(&told).get("told") / 1_000_000_000;
+        ensure!(told == ours, "{name}: {told} MB/s in the status, {ours} of what it got");
+        ensure!(ours >= theirs, "{name}: {ours} MB/s, first-fit {theirs}");
+        println!(
+            "         {PAIR} GPUs of {node}: {} GB/s, {} more than the first {PAIR}",
+            ours as f64 / 1e3,
+            (ours - theirs) as f64 / 1e3
+        );
+        gains.insert(node.clone(), (ours - theirs, got != first));
+        nodes.cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name}"))?;
+        nodes.given_back(&node)?;
     }
     ensure!(gains.values().any(|(gain, differs)| *gain > 0 && *differs), "never better than first-fit: {gains:?}");
     Ok(())
@@ -225,10 +224,10 @@ pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Res
 pub(crate) async fn nothing_was_shared(nodes: &GpuCluster) -> Result<()> {
     let history = nodes.recorder.history().await?;
     let mut found: Vec<Violation> = double_gpus(&history);
-    let mut allocated = 0;
+    let mut allocated = BTreeSet::new();
     history.walk(|_, world, change| {
         let Fact::Claim(claim) = &change.fact else { return };
-        allocated += usize::from(!claim.devices.is_empty());
+        allocated.extend((!claim.devices.is_empty()).then_some(&change.uid));
         let mut holders: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (name, claim) in world.claims.values() {
             world.gpus_of(claim).for_each(|gpu| holders.entry(gpu).or_default().push(name));
@@ -241,7 +240,8 @@ pub(crate) async fn nothing_was_shared(nodes: &GpuCluster) -> Result<()> {
         }));
     });
     ensure!(found.is_empty(), "{found:#?}");
-    ensure!(allocated >= 7, "only {allocated} changes of claims with devices");
-    println!("         {} changes, {allocated} of claims with GPUs: none shared", history.changes().len());
+    // Of first-fit and of a job on each node, and of the two jobs, of which one was suspended and applied again.
+    ensure!(allocated.len() >= 8, "only {} claims had GPUs", allocated.len());
+    println!("         {} changes, {} claims with GPUs: none shared", history.changes().len(), allocated.len());
     Ok(())
 }

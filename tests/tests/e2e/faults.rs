@@ -1,6 +1,7 @@
 //! What happens to a training job when parts of a real cluster fail: it goes on from its checkpoint, or fails with the right reason, and
 //! nothing is left.
 
+use crate::memory::out_of_memory;
 use crate::{Cluster, JOBS, example, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -10,9 +11,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The namespace.
-const TEAM: &str = "team";
+pub(crate) const TEAM: &str = "team";
 /// Far more steps than a test waits for: the job ends when it is told to.
-const ENDLESS: u64 = 100_000_000;
+pub(crate) const ENDLESS: u64 = 100_000_000;
 /// The job that has to live through it.
 const JOB: &str = "long";
 
@@ -23,8 +24,8 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     cluster.team(TEAM)?;
     cluster.sh(&format!("kubectl --namespace {TEAM} create configmap text --from-file=docs"))?;
     volume(&cluster)?;
-    cluster.apply(TEAM, &checkpointed()?)?;
-    let mut state = State { attempt: 0, step: 0 };
+    cluster.apply(TEAM, &checkpointed(JOB)?)?;
+    let mut state = State::new(JOB);
     state.next(&cluster, "it starts", Then::Restarts)?;
 
     kill_rank(&cluster, TEAM, &state.pod(1))?;
@@ -73,6 +74,7 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     cluster.until("a suspended job has no pods", || Ok(cluster.sh(&pods)?.is_empty()))?;
     gated(&cluster)?;
     given_up(&cluster)?;
+    out_of_memory(&cluster)?;
     suspend(&cluster, false)?;
     state.next(&cluster, "it was suspended", Then::Restarts)?;
     // Two killed ranks, and the plug: from inside, a network that is gone looks like a program that hangs.
@@ -82,7 +84,7 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
 }
 
 /// A folder of this machine, in the place of a file system that all nodes mount.
-fn volume(cluster: &Cluster) -> Result<()> {
+pub(crate) fn volume(cluster: &Cluster) -> Result<()> {
     let folder = cluster.folder.path().join("checkpoints");
     fs::create_dir(&folder)?;
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777))?;
@@ -103,12 +105,13 @@ fn volume(cluster: &Cluster) -> Result<()> {
 }
 
 /// The job of examples/gpt-cluster.yaml without an end, with a checkpoint every 20 steps.
-fn checkpointed() -> Result<Value> {
+pub(crate) fn checkpointed(name: &str) -> Result<Value> {
     let mut job = example("gpt-cluster.yaml")?;
-    job["metadata"]["name"] = JOB.into();
+    job["metadata"]["name"] = name.into();
     job["spec"]["engine"]["steps"] = ENDLESS.into();
     job["spec"]["failurePolicy"] = json!({"maxRestarts": 20, "maxInfrastructureRestarts": 20});
-    job["spec"]["checkpoint"] = json!({"volumeName": "checkpoints", "path": "/checkpoints", "everySteps": 20});
+    job["spec"]["checkpoint"] =
+        json!({"volumeName": "checkpoints", "path": format!("/checkpoints/{name}"), "everySteps": 20});
     let volumes = job["spec"]["template"]["spec"]["volumes"].as_array_mut().context("the example has volumes")?;
     volumes.push(json!({"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}));
     Ok(job)
@@ -116,29 +119,35 @@ fn checkpointed() -> Result<Value> {
 
 /// What a fault means for the job.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Then {
+pub(crate) enum Then {
     /// Another attempt, from a checkpoint.
     Restarts,
     /// The same attempt.
     GoesOn,
 }
 
-/// Where the job was when it was looked at last.
-struct State {
+/// Where a job was when it was looked at last.
+pub(crate) struct State {
+    job: &'static str,
     attempt: u64,
     step: u64,
 }
 
 impl State {
+    /// A job that has not begun.
+    pub fn new(job: &'static str) -> State {
+        State { job, attempt: 0, step: 0 }
+    }
+
     /// The pod of a node in the attempt that runs.
-    fn pod(&self, node: u32) -> String {
-        format!("{JOB}-{}-{node}", self.attempt)
+    pub fn pod(&self, node: u32) -> String {
+        format!("{}-{}-{node}", self.job, self.attempt)
     }
 
     /// Waits until the job trains again after a fault, beyond where it was.
-    fn next(&mut self, cluster: &Cluster, what: &str, then: Then) -> Result<()> {
+    pub fn next(&mut self, cluster: &Cluster, what: &str, then: Then) -> Result<()> {
         let begin = Instant::now();
-        let job = cluster.wait_job(TEAM, JOB, &format!("training after `{what}`"), |job| {
+        let job = cluster.wait_job(TEAM, self.job, &format!("training after `{what}`"), |job| {
             let (attempt, step) = (attempt(job), step(job));
             let is_new = match then {
                 Then::Restarts => attempt > self.attempt,
@@ -156,7 +165,7 @@ impl State {
         );
         if then == Then::Restarts && self.attempt > 0 {
             let ready = || -> Result<Option<String>> {
-                let log = cluster.sh(&format!("switchyard logs {JOB} --namespace {TEAM} --rank 0"))?;
+                let log = cluster.sh(&format!("switchyard logs {} --namespace {TEAM} --rank 0", self.job))?;
                 Ok(log.lines().find(|line| line.contains("\"event\":\"ready\"")).map(str::to_owned))
             };
             cluster.until("rank 0 is ready", || Ok(ready()?.is_some()))?;
@@ -182,16 +191,21 @@ fn node_of(cluster: &Cluster, pod: &str) -> Result<String> {
     Ok(pod["spec"]["nodeName"].as_str().context("it has no node")?.to_owned())
 }
 
-/// Kills the last process of our engine in a pod: not the supervisor, which came first.
-pub(crate) fn kill_rank(cluster: &Cluster, namespace: &str, pod: &str) -> Result<()> {
+/// The processes of our engine in a pod, by their ids. The supervisor is the least, since it came first.
+pub(crate) fn engine_of(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<i32>> {
     let object = cluster.get(namespace, "pod", pod)?.with_context(|| format!("no pod {pod}"))?;
     let uid = object["metadata"]["uid"].as_str().context("it has no UID")?;
     let is_ours = |process: &PathBuf| {
         fs::read_to_string(process.join("comm")).is_ok_and(|name| name.starts_with("switchyard-work"))
     };
     let processes = processes_of(uid)?.into_iter().filter(is_ours);
-    let pids = processes.filter_map(|path| path.file_name()?.to_str()?.parse::<i32>().ok());
-    let pid = pids.max().with_context(|| format!("{pod} has no process of ours"))?;
+    Ok(processes.filter_map(|path| path.file_name()?.to_str()?.parse().ok()).collect())
+}
+
+/// Kills the last process of our engine in a pod.
+pub(crate) fn kill_rank(cluster: &Cluster, namespace: &str, pod: &str) -> Result<()> {
+    let last = engine_of(cluster, namespace, pod)?.into_iter().max();
+    let pid = last.with_context(|| format!("{pod} has no process of ours"))?;
     let pid = rustix::process::Pid::from_raw(pid).context("no process id")?;
     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
     Ok(())

@@ -9,10 +9,10 @@ use switchyard_crds::gpu_topology::GPUTopology;
 // Named, so that cargo builds the shared library.
 use switchyard_nvml_mock as _;
 use switchyard_scenes::{Scene, Stage};
+use switchyard_tests::Program;
 use switchyard_tests::drivers::ClaimDriver;
 use switchyard_tests::gpus::{GpuNodes, uuids};
 use switchyard_tests::history::Recorder;
-use switchyard_tests::{Program, SYSTEM};
 
 /// Where the jobs are: a namespace of Pod Security `restricted`.
 pub(crate) const TEAM: &str = "team";
@@ -91,7 +91,7 @@ fn shown(cluster: &Cluster, stages: &[Stage]) -> Result<Vec<GPUTopology>> {
         ensure!(nics == ports && !status.links.is_empty(), "{node}: {nics:?} in place of {ports:?}");
         let row: Vec<&str> =
             table.lines().find(|line| line.starts_with(node.as_str())).context("no row")?.split_whitespace().collect();
-        ensure!(row.get(1) == Some(&machine.gpus.len().to_string().as_str()), "{SYSTEM}: {table}");
+        ensure!(row.get(1) == Some(&machine.gpus.len().to_string().as_str()), "{node}: {table}");
     }
     println!("{table}");
     Ok(reports)

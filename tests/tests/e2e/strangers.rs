@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 use switchyard_crds::labels;
 use switchyard_tests::nodes::TOOLS;
@@ -39,15 +40,16 @@ fn with(cluster: &Cluster, token: &str, arguments: &str) -> Result<Ended> {
     Ok(cluster.line(cluster.folder.path(), &format!("kubectl --kubeconfig {} {arguments}", path.display())))
 }
 
+/// How an agent writes a report. kubectl's `patch` of a status would read it first, which an agent may not.
+const STATUS: &str = "apply --server-side --force-conflicts --validate=false --subresource=status";
+
 /// What the agent of node-1 tries, and the words with which it is refused; without words it may.
-const TRIES: [(&str, &str); 17] = [
+const TRIES: [(&str, &str); 18] = [
     ("annotate REPORTS node-1 example.com/seen=yes", ""),
+    ("STATUS -f node-1.json", ""),
     ("get REPORTS node-1", ""),
     ("annotate REPORTS node-2 example.com/seen=yes", "expected node-1, the node of this agent"),
-    (
-        r#"patch REPORTS node-2 --subresource=status --type=merge --patch '{"status":{"agentVersion":"9.9.9"}}'"#,
-        "expected node-1, the node of this agent",
-    ),
+    ("STATUS -f node-2.json", "expected node-1, the node of this agent"),
     ("create -f node-3.json", "expected node-1, the node of this agent"),
     ("delete REPORTS node-2", r#"cannot delete resource "gputopologies""#),
     ("delete REPORTS node-1", r#"cannot delete resource "gputopologies""#),
@@ -68,11 +70,16 @@ const TRIES: [(&str, &str); 17] = [
 
 /// An agent with a real token writes of its own node, and nothing else.
 pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
-    let nowhere = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": "node-3"}, "spec": {}});
-    fs::write(cluster.folder.path().join("node-3.json"), nowhere.to_string())?;
+    for (node, status) in [("node-1", json!({})), ("node-2", json!({"agentVersion": "9.9.9"})), ("node-3", json!({}))] {
+        let report = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": node},
+            "spec": {}, "status": status,
+        });
+        fs::write(cluster.folder.path().join(format!("{node}.json")), report.to_string())?;
+    }
     let mine = token(cluster, "node-1")?;
     for (line, words) in TRIES {
-        let ended = with(cluster, &mine, &line.replace("REPORTS", REPORTS))?;
+        let ended = with(cluster, &mine, &line.replace("REPORTS", REPORTS).replace("STATUS", STATUS))?;
         let is_as_told = match words {
             "" => ended.code == Some(0),
             _ => ended.code != Some(0) && ended.stderr.contains(words),
@@ -167,6 +174,20 @@ fn garbage() -> [(&'static str, Vec<u8>); 4] {
     ]
 }
 
+/// A stranger is sent away without a word, on the host as in a pod of others.
+fn cut_off(cluster: &Cluster, (address, port): (&str, u16), what: &str, bytes: &[u8]) -> Result<()> {
+    let (said, time) = sent_from_here(address, port, bytes)?;
+    ensure!(said == 0, "{what}: {said} bytes of answer");
+    let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
+    let script = format!("printf '{octal}' | nc {address} {port} | wc -c");
+    let line = ["--namespace", OTHERS, "exec", "stranger", "--", "timeout", "60", "sh", "-c", &script];
+    let ended = cluster.nodes.plane.kubectl(&line);
+    ensure!(ended.code == Some(0) && ended.stdout.trim() == "0", "{what}: {}{}", ended.stdout, ended.stderr);
+    ensure!(!ended.stderr.contains("can't connect"), "{what}: {}", ended.stderr);
+    println!("{:5.1} s  until {what} is cut off", time.as_secs_f64());
+    Ok(())
+}
+
 /// Sends this from the host. Answers how many bytes came back until the connection was ended, and when that was.
 fn sent_from_here(address: &str, port: u16, bytes: &[u8]) -> Result<(usize, Duration)> {
     let begin = Instant::now();
@@ -246,20 +267,14 @@ pub(crate) fn workers_let_nobody_in(cluster: &Cluster) -> Result<()> {
     cluster.sh(&format!("kubectl --namespace {OTHERS} {text}"))?;
     cluster.apply(OTHERS, &stranger())?;
     cluster.sh(&format!("kubectl --namespace {OTHERS} wait --for=condition=Ready pod/stranger --timeout=120s"))?;
-    for (what, bytes) in garbage() {
-        let (said, time) = sent_from_here(address, port, &bytes)?;
-        ensure!(said == 0, "{what}: {said} bytes of answer");
-        let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
-        let script = format!("printf '{octal}' | nc {address} {port} | wc -c");
-        let line = ["--namespace", OTHERS, "exec", "stranger", "--", "timeout", "60", "sh", "-c", &script];
-        let ended = cluster.nodes.plane.kubectl(&line);
-        ensure!(ended.code == Some(0) && ended.stdout.trim() == "0", "{what}: {}{}", ended.stdout, ended.stderr);
-        ensure!(!ended.stderr.contains("can't connect"), "{what}: {}", ended.stderr);
-        println!("{:5.1} s  until {what} is cut off", time.as_secs_f64());
-    }
-    trains_on(cluster, "garbage from the host and from a pod of others")?;
+    let garbage = garbage();
+    thread::scope(|scope| {
+        let tries =
+            garbage.each_ref().map(|(what, bytes)| scope.spawn(|| cut_off(cluster, (address, port), what, bytes)));
+        tries.into_iter().try_for_each(|one| one.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")))
+    })?;
     let silent: Vec<TcpStream> = (0..SILENT).map(|_| TcpStream::connect((address, port))).collect::<Result<_, _>>()?;
-    trains_on(cluster, "many connections of which nothing comes")?;
+    trains_on(cluster, "garbage, and many connections of which nothing comes")?;
     drop(silent);
     impostor(cluster, &one)?;
     trains_on(cluster, "a worker with another key")?;

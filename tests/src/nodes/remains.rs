@@ -1,0 +1,104 @@
+//! What pods have on a node: mounts, control groups, processes, cables, addresses and folders. All of it goes with them.
+
+use super::node::{self, Node};
+use super::{Nodes, cgroups};
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::Path;
+
+/// Parts of the mount points of pods: volumes, and what containerd mounts for containers, sandboxes and their networks.
+const MOUNTS: [&str; 4] = ["/kubelet/pods/", "/io.containerd.runtime.v2.task/", "/cri/sandboxes/", "/netns/"];
+
+impl Nodes {
+    /// Everything of pods that is on the nodes. Nothing, some seconds after the last pod that was bound to one is gone.
+    ///
+    /// # Errors
+    /// A node cannot be looked at.
+    pub fn of_pods(&self) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for node in &self.nodes {
+            let of_node = of_node(node, &node::group(&self.instance, &node.name))?;
+            found.extend(of_node.into_iter().map(|what| format!("{}: {what}", node.name)));
+        }
+        Ok(found)
+    }
+
+    /// Processes of containerd on the nodes that hold pods: one for each, and those that it has lost. Version 2.1 leaves some behind
+    /// where pods come and go quickly, which is nobody's doing but its own (containerd#12344).
+    pub fn shims(&self) -> usize {
+        let groups: Vec<String> =
+            self.nodes.iter().map(|node| format!("/{}/", node::group(&self.instance, &node.name))).collect();
+        let is_one = |process: &Process| {
+            process.command.contains("containerd-shim") && groups.iter().any(|group| process.groups.contains(group))
+        };
+        all_processes().iter().filter(|process| is_one(process)).count()
+    }
+}
+
+fn of_node(node: &Node, group: &str) -> Result<Vec<String>> {
+    let table = format!("/proc/{}/mountinfo", node.namespace.pid());
+    let table = fs::read_to_string(&table).context(table)?;
+    // proc(5): the fifth field.
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    let mut found: Vec<String> = points
+        .filter(|point| MOUNTS.iter().any(|part| point.contains(part)))
+        .map(|point| format!("mount {point}"))
+        .collect();
+    for folder in cgroups::folders(group)? {
+        groups(&folder, &mut found);
+    }
+    processes(group, &mut found);
+    let cables = node.namespace.shell("ip -o link show type veth")?;
+    let names = cables.lines().filter_map(|line| line.split(": ").nth(1));
+    found.extend(names.filter(|name| !name.starts_with("eth0")).map(|name| format!("cable {name}")));
+    let is_address = |name: &String| name.starts_with(|first: char| first.is_ascii_digit());
+    let addresses = entries(&node.path("/run/cni/addresses/pods"));
+    found.extend(addresses.into_iter().filter(is_address).map(|name| format!("address {name}")));
+    found.extend(entries(&node.path("/var/lib/kubelet/pods")).into_iter().map(|name| format!("folder {name}")));
+    Ok(found)
+}
+
+/// The groups of pods below a group: the kubelet names them after the pod's UID.
+fn groups(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        if entry.file_name().to_string_lossy().starts_with("pod") {
+            found.push(format!("cgroup {}", entry.path().display()));
+        } else {
+            groups(&entry.path(), found);
+        }
+    }
+}
+
+/// Processes of containers.
+fn processes(group: &str, found: &mut Vec<String>) {
+    let pods = format!("/{group}/kubepods");
+    let of_pods = all_processes().into_iter().filter(|process| process.groups.contains(&pods));
+    found.extend(of_pods.map(|process| format!("process {} {}", process.id, process.command)));
+}
+
+/// A process that is no zombie: those have no command line.
+struct Process {
+    id: String,
+    groups: String,
+    command: String,
+}
+
+fn all_processes() -> Vec<Process> {
+    let read = |id: String| {
+        let text = |name: &str| {
+            String::from_utf8_lossy(&fs::read(format!("/proc/{id}/{name}")).unwrap_or_default()).into_owned()
+        };
+        let (groups, command) = (text("cgroup"), text("cmdline").replace('\0', " "));
+        Process { id, groups, command }
+    };
+    entries(Path::new("/proc")).into_iter().map(read).filter(|process| !process.command.is_empty()).collect()
+}
+
+/// Names of what is in a folder; nothing if there is no such folder.
+fn entries(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}

@@ -1,0 +1,166 @@
+//! With a job everything of it goes, by its own end or by its user's, whatever happens around it.
+//!
+//! `cargo xtask bench leftovers` plays more of it and keeps the result; `SWITCHYARD_SEED` chooses another sequence.
+
+use crate::faults::{TEAM, checkpointed, volume};
+use crate::random_jobs::{Play, suspend};
+use crate::{Cluster, JOBS, stage};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+use switchyard_tests::chaos;
+use switchyard_tests::drivers::ClaimDriver;
+use switchyard_tests::gpus::{GpuNodes, Machine, gpu_job};
+use switchyard_tests::nodes::left;
+
+/// Kinds of objects that are made for a job.
+const MADE: [&str; 7] =
+    ["configmap", "networkpolicy", "pod", "poddisruptionbudget", "resourceclaim", "secret", "service"];
+/// Kinds of what pods have on a node.
+const ON_NODES: [&str; 6] = ["address", "cable", "cgroup", "folder", "mount", "process"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
+    let (seed, jobs) = (chaos::seed().unwrap_or(20_261_122), chaos::size(6, 20));
+    let mut cluster = Cluster::start(2)?;
+    cluster.install()?;
+    let drivers = gpus(&cluster).await?;
+    cluster.team(TEAM)?;
+    cluster.sh(&format!("kubectl --namespace {TEAM} create configmap text --from-file=docs"))?;
+    volume(&cluster)?;
+    let kinds = kinds(&cluster)?;
+    cluster.until("the namespace has what all have", || {
+        let objects = objects(&cluster, &kinds)?;
+        Ok(["configmap/kube-root-ca.crt", "serviceaccount/default"].iter().all(|name| objects.contains(*name)))
+    })?;
+    let before = objects(&cluster, &kinds)?;
+    expired(&cluster, &kinds, &before)?;
+
+    let begin = Instant::now();
+    println!("seed {seed}");
+    let mut play = Play::new(seed);
+    for number in 0..jobs {
+        play.next(&mut cluster, number)?;
+    }
+    // Somebody may have suspended a job that has to come to its end by itself.
+    for name in &play.expire {
+        suspend(&cluster, name, false)?;
+    }
+    let jobs_left = || cluster.sh(&format!("kubectl --namespace {TEAM} get {JOBS} -o name"));
+    cluster.until("those that expire have", || {
+        let left = jobs_left()?;
+        Ok(!play.expire.iter().any(|name| left.lines().any(|line| line.ends_with(&format!("/{name}")))))
+    })?;
+    cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
+    gone(&cluster, &kinds, &before)?;
+    let decided = decided(&cluster)?;
+
+    cluster.sh("helm uninstall switchyard --namespace switchyard-system --wait")?;
+    cluster.sh(&format!("kubectl delete namespace {TEAM} switchyard-system"))?;
+    let pods = cluster.sh("kubectl get pods --all-namespaces -o name")?;
+    ensure!(pods.is_empty(), "{pods}");
+    let cleaned = cluster.until("nothing of pods is on the nodes", || Ok(cluster.nodes.of_pods()?.is_empty()));
+    ensure!(cleaned.is_ok(), "{:#?}", cluster.nodes.of_pods()?);
+    let (number, shims) = (cluster.nodes.number(), cluster.nodes.shims());
+    drop(drivers);
+    drop(cluster);
+    ensure!(left(number)?.is_empty(), "{:#?}", left(number)?);
+    let result = json!({
+        "seed": seed, "jobs": jobs, "drawn": play.counts, "decided": decided, "seconds": begin.elapsed().as_secs(),
+        "objectsLeft": 0, "leftOnNodes": 0, "leftOnTheMachine": 0, "shimsLostByContainerd": shims,
+        "command": "cargo xtask bench leftovers",
+    });
+    chaos::report("leftovers", &result)
+}
+
+/// How often the controller said what, in its events.
+fn decided(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+    let reasons = "jsonpath={range .items[*]}{.reason} {end}";
+    let events =
+        format!("kubectl --namespace {TEAM} get events.events.k8s.io --field-selector regarding.kind=TrainJob");
+    let mut counts = BTreeMap::new();
+    for reason in cluster.sh(&format!("{events} -o '{reasons}'"))?.split_whitespace() {
+        *counts.entry(reason.to_owned()).or_default() += 1;
+    }
+    Ok(counts)
+}
+
+/// GPUs on all nodes, for claims. The agents would report that there are none.
+async fn gpus(cluster: &Cluster) -> Result<Vec<ClaimDriver>> {
+    cluster.sh("kubectl --namespace switchyard-system delete daemonset switchyard-node-agent")?;
+    cluster.sh("kubectl --namespace switchyard-system wait --for=delete pod -l app.kubernetes.io/component=node-agent --timeout=60s")?;
+    let gpus = GpuNodes::start(cluster.nodes.plane.client().await?).await?;
+    let mut drivers = Vec::new();
+    for node in cluster.nodes.names() {
+        let report = Machine::of("f04-h200").report(&node);
+        gpus.report(&report).await?;
+        drivers.push(ClaimDriver::start(&cluster.nodes, &gpus, &report).await?);
+    }
+    Ok(drivers)
+}
+
+/// Every kind that can be in a namespace, but for events: they are kept for an hour, whatever becomes of what they are about.
+fn kinds(cluster: &Cluster) -> Result<String> {
+    let said = cluster.sh("kubectl api-resources --namespaced --verbs=list -o name")?;
+    let kinds: Vec<&str> = said.lines().filter(|kind| !kind.starts_with("events")).collect();
+    ensure!(kinds.len() >= 20 && kinds.contains(&JOBS) && kinds.contains(&"pods"), "{kinds:?}");
+    Ok(kinds.join(","))
+}
+
+/// All objects of the namespace, as kind and name.
+fn objects(cluster: &Cluster, kinds: &str) -> Result<BTreeSet<String>> {
+    let ended = cluster.nodes.plane.kubectl(&["--namespace", TEAM, "get", kinds, "-o", "name"]);
+    ensure!(ended.code == Some(0), "{}", ended.stderr);
+    Ok(ended.stdout.lines().map(str::to_owned).collect())
+}
+
+/// Waits until the namespace holds what it held before the jobs.
+fn gone(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<()> {
+    let is_as_before = cluster.until("nothing of the jobs is left", || Ok(objects(cluster, kinds)? == *before));
+    let now = objects(cluster, kinds)?;
+    ensure!(is_as_before.is_ok(), "left: {:#?}\nmissing: {:#?}", &now - before, before - &now);
+    Ok(())
+}
+
+/// Two jobs that end have made every kind of object, and of everything on the nodes; some seconds later nothing is there.
+fn expired(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<()> {
+    let mut trains = checkpointed("trains")?;
+    trains["spec"]["engine"]["steps"] = 100.into();
+    let mut sleeps = gpu_job("sleeps", 2, 3, "");
+    sleeps["spec"]["trainer"]["command"] = json!(["sleep", "5"]);
+    sleeps["spec"]["trainer"]["image"] = switchyard_tests::nodes::TOOLS.into();
+    sleeps["spec"]["template"] = trains["spec"]["template"].clone();
+    sleeps["spec"]["template"]["spec"]["securityContext"]["runAsUser"] = 1000.into();
+    let mut names = Vec::new();
+    for mut job in [trains, sleeps] {
+        job["spec"]["ttlSecondsAfterFinished"] = 3.into();
+        names.push(job["metadata"]["name"].as_str().context("a name")?.to_owned());
+        cluster.apply(TEAM, &job)?;
+    }
+    let (mut made, mut on_nodes, mut complete) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let command = ["--namespace", TEAM, "get", &MADE.join(","), "-l", "training.switchyard.dev/job-uid", "-o", "name"];
+    let begin = Instant::now();
+    loop {
+        let said = cluster.nodes.plane.kubectl(&command).stdout;
+        made.extend(said.lines().filter_map(|line| line.split(['.', '/']).next()).map(str::to_owned));
+        on_nodes.extend(cluster.nodes.of_pods()?.iter().filter_map(|what| what.split(' ').nth(1)).map(str::to_owned));
+        let mut are_there = false;
+        for name in &names {
+            if let Some(job) = cluster.get(TEAM, JOBS, name)? {
+                are_there = true;
+                if stage(&job) == "Complete" {
+                    complete.insert(name.clone());
+                }
+            }
+        }
+        if !are_there {
+            break;
+        }
+        ensure!(begin.elapsed() < crate::PATIENCE, "{names:?} are still there");
+    }
+    ensure!(complete.len() == names.len(), "complete: {complete:?}");
+    ensure!(made.iter().eq(MADE), "{made:?} were made; expected {MADE:?}");
+    ensure!(on_nodes.iter().eq(ON_NODES), "{on_nodes:?} were on the nodes; expected {ON_NODES:?}");
+    gone(cluster, kinds, before)
+}

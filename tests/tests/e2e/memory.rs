@@ -1,0 +1,106 @@
+//! A container that runs out of memory in the middle of a training: the job goes on from its checkpoint, and everybody says why.
+
+use crate::faults::{State, TEAM, Then, checkpointed, engine_of};
+use crate::{Cluster, JOBS, message, stage};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+const JOB: &str = "hungry";
+/// What the job says of it.
+const WORDS: &str = "the container ran out of memory (OOMKilled)";
+
+/// It recovers once, and is given up the second time.
+pub(crate) fn out_of_memory(cluster: &Cluster) -> Result<()> {
+    let mut job = checkpointed(JOB)?;
+    job["spec"]["trainer"]["resourcesPerNode"]["limits"]["memory"] = "512Mi".into();
+    job["spec"]["failurePolicy"] = json!({"maxRestarts": 0, "maxInfrastructureRestarts": 1});
+    cluster.apply(TEAM, &job)?;
+    let mut state = State::new(JOB);
+    state.next(cluster, "the job with little memory starts", Then::Restarts)?;
+
+    let first = state.pod(1);
+    starve(cluster, &first)?;
+    state.next(cluster, "a container ran out of memory", Then::Restarts)?;
+    let restarts = cluster.job(TEAM, JOB)?["status"]["restarts"].clone();
+    ensure!(restarts["infrastructure"] == 1 && restarts["application"].as_u64().unwrap_or(0) == 0, "{restarts}");
+    let events =
+        format!("kubectl --namespace {TEAM} get events.events.k8s.io --field-selector regarding.name={JOB} -o json");
+    let said = cluster.sh(&events)?;
+    ensure!(said.contains(&format!("pod {first}")) && said.contains(WORDS), "{said}");
+
+    explained(cluster, &first)?;
+
+    starve(cluster, &state.pod(1))?;
+    let job = cluster.wait_job(TEAM, JOB, "given up", |job| stage(job) == "Failed")?;
+    ensure!(
+        message(&job).contains(&format!("pod {}", state.pod(1))) && message(&job).contains(WORDS),
+        "{}",
+        message(&job)
+    );
+    explained(cluster, &state.pod(1))?;
+    cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {JOB}"))?;
+    Ok(())
+}
+
+/// The state of a pod and the first error of its attempt name the cause.
+fn explained(cluster: &Cluster, pod: &str) -> Result<()> {
+    for (command, words) in [("status", "exit 5 OOMKilled"), ("doctor", "out-of-memory on attempt-")] {
+        let said = cluster.sh(&format!("switchyard {command} {JOB} --namespace {TEAM} || true"))?;
+        ensure!(said.lines().any(|line| line.contains(pod) && line.contains(words)), "switchyard {command}: {said}");
+    }
+    Ok(())
+}
+
+/// A process that takes all the memory that a control group may have; it ends with the value.
+struct Eater(Child);
+
+impl Eater {
+    fn start(group: &Path) -> Result<Eater> {
+        let script = "echo $$ > $0/cgroup.procs && exec tail /dev/zero";
+        Ok(Eater(Command::new("/bin/sh").args(["-c", script]).arg(group).spawn()?))
+    }
+}
+
+impl Drop for Eater {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs the container of a pod out of memory, and has the kernel choose its last rank for it.
+fn starve(cluster: &Cluster, pod: &str) -> Result<()> {
+    let rank =
+        engine_of(cluster, TEAM, pod)?.into_iter().max().with_context(|| format!("{pod} has no process of ours"))?;
+    // proc(5): 1000 is the first to go. To spare the eater instead would need a right that a root in a container lacks.
+    fs::write(format!("/proc/{rank}/oom_score_adj"), "1000")?;
+    let (begin, group) = (Instant::now(), memory_group(rank)?);
+    let _eater = Eater::start(&group)?;
+    // A zombie has no program any more.
+    while Path::new(&format!("/proc/{rank}/exe")).read_link().is_ok() {
+        ensure!(begin.elapsed() < crate::PATIENCE, "{} has memory without end", group.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// The control group that limits the memory of a process.
+fn memory_group(pid: i32) -> Result<PathBuf> {
+    let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    // cgroups(7): number, controllers and path. Version 2 has number 0 and names no controllers.
+    let mut groups = table.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let root = match controllers {
+            "memory" => "/sys/fs/cgroup/memory",
+            "" => "/sys/fs/cgroup",
+            _ => return None,
+        };
+        Some(Path::new(root).join(path.trim_start_matches('/')))
+    });
+    groups.find(|group| group.join("cgroup.procs").is_file()).with_context(|| format!("no group of memory in {table}"))
+}

@@ -1,0 +1,272 @@
+//! Jobs of any kind, and what happens around them, as a seed decides.
+
+use crate::faults::{ENDLESS, TEAM, checkpointed, processes_of};
+use crate::{Cluster, JOBS, example};
+use anyhow::Result;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use switchyard_tests::Random;
+use switchyard_tests::gpus::RESOURCE;
+use switchyard_tests::nodes::TOOLS;
+
+/// What a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Trains,
+    TrainsWithCheckpoints,
+    HasGPUs,
+    HasNoImage,
+    HasNoProgram,
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// `ttlSecondsAfterFinished`: nobody deletes it.
+    Expires,
+    /// It is deleted while it begins or runs.
+    DeletedEarly,
+    /// It is deleted with all that are left.
+    DeletedLate,
+}
+
+/// What happens while there are jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    ProcessKilled,
+    PodDeleted,
+    PodDeletedByForce,
+    JobSuspended,
+    ContainerdRestarted,
+    KubeletRestarted,
+    ControllerKilled,
+    PlugPulled,
+}
+
+/// Kinds and faults come in decks, so that even few draws are of many kinds.
+const KINDS: [Kind; 8] = [
+    Kind::Trains,
+    Kind::Trains,
+    Kind::TrainsWithCheckpoints,
+    Kind::TrainsWithCheckpoints,
+    Kind::HasGPUs,
+    Kind::HasGPUs,
+    Kind::HasNoImage,
+    Kind::HasNoProgram,
+];
+const ENDS: [End; 4] = [End::Expires, End::Expires, End::DeletedEarly, End::DeletedLate];
+const FAULTS: [Fault; 8] = [
+    Fault::ProcessKilled,
+    Fault::PodDeleted,
+    Fault::PodDeletedByForce,
+    Fault::JobSuspended,
+    Fault::ContainerdRestarted,
+    Fault::KubeletRestarted,
+    Fault::ControllerKilled,
+    Fault::PlugPulled,
+];
+
+/// Cards that are drawn until none is left, and then shuffled again.
+struct Deck<T: 'static> {
+    all: &'static [T],
+    left: Vec<T>,
+}
+
+impl<T: Copy> Deck<T> {
+    fn new(all: &'static [T]) -> Deck<T> {
+        Deck { all, left: Vec::new() }
+    }
+
+    fn draw(&mut self, random: &Random) -> T {
+        if self.left.is_empty() {
+            self.left = self.all.to_vec();
+        }
+        self.left.swap_remove(random.below(self.left.len()))
+    }
+}
+
+/// A sequence of jobs and faults.
+pub(crate) struct Play {
+    random: Random,
+    kinds: Deck<Kind>,
+    ends: Deck<End>,
+    faults: Deck<Fault>,
+    /// Jobs that nobody deletes.
+    pub expire: Vec<String>,
+    /// How many there were of each.
+    pub counts: BTreeMap<String, u64>,
+}
+
+impl Play {
+    pub fn new(seed: u64) -> Play {
+        Play {
+            random: Random::new(seed),
+            kinds: Deck::new(&KINDS),
+            ends: Deck::new(&ENDS),
+            faults: Deck::new(&FAULTS),
+            expire: Vec::new(),
+            counts: BTreeMap::new(),
+        }
+    }
+
+    fn count(&mut self, what: impl std::fmt::Debug) {
+        *self.counts.entry(format!("{what:?}")).or_default() += 1;
+    }
+
+    fn milliseconds(&self, least: u64, most: usize) -> Duration {
+        Duration::from_millis(least + self.random.below(most) as u64)
+    }
+
+    /// One more job, and one more fault.
+    pub fn next(&mut self, cluster: &mut Cluster, number: usize) -> Result<()> {
+        let (kind, end, fault) =
+            (self.kinds.draw(&self.random), self.ends.draw(&self.random), self.faults.draw(&self.random));
+        // Its image may come within minutes: until then the job is not over.
+        let end = if kind == Kind::HasNoImage && end == End::Expires { End::DeletedLate } else { end };
+        let name = format!("job-{number}");
+        let job = self.job(&name, kind, end)?;
+        println!("{name} {kind:?} {end:?} {fault:?}: {}", job["spec"]["trainer"]);
+        cluster.apply(TEAM, &job)?;
+        std::thread::sleep(self.milliseconds(0, 8_000));
+        if job["spec"]["suspend"] == true && self.random.below(2) == 0 {
+            suspend(cluster, &name, false)?;
+        }
+        if end == End::DeletedEarly {
+            let way = *self.random.pick(&["background", "foreground"]);
+            cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name} --cascade={way} --wait=false"))?;
+        } else if end == End::Expires {
+            self.expire.push(name);
+        }
+        self.count(kind);
+        self.count(end);
+        if self.happens(cluster, fault)? {
+            self.count(fault);
+        }
+        Ok(())
+    }
+
+    fn job(&self, name: &str, kind: Kind, end: End) -> Result<Value> {
+        let mut job = match kind {
+            Kind::TrainsWithCheckpoints => checkpointed(name)?,
+            _ => example("gpt-cluster.yaml")?,
+        };
+        job["metadata"]["name"] = name.into();
+        let spec = &mut job["spec"];
+        let is_endless = end != End::Expires && self.random.below(2) == 0;
+        let steps = if is_endless { ENDLESS } else { 20 + self.random.below(100) as u64 };
+        spec["engine"]["steps"] = steps.into();
+        spec["trainer"]["numNodes"] = (1 + self.random.below(2)).into();
+        spec["trainer"]["numProcPerNode"] = (1 + self.random.below(2)).into();
+        // Little, so that those who do not end leave room for those who have to.
+        spec["trainer"]["resourcesPerNode"]["limits"]["cpu"] = "200m".into();
+        spec["failurePolicy"] = json!({"maxRestarts": self.random.below(3), "maxInfrastructureRestarts": 3});
+        if end == End::Expires {
+            spec["ttlSecondsAfterFinished"] = self.random.below(5).into();
+        }
+        if self.random.below(5) == 0 {
+            spec["suspend"] = true.into();
+        }
+        match kind {
+            Kind::Trains | Kind::TrainsWithCheckpoints => {}
+            Kind::HasNoImage => spec["trainer"]["image"] = "registry.invalid/nothing:1".into(),
+            Kind::HasNoProgram => plain(spec, &["/no/such/program"]),
+            Kind::HasGPUs => {
+                let seconds = if is_endless { 10_000 } else { self.random.below(10) };
+                plain(spec, &["sleep", &seconds.to_string()]);
+                spec["trainer"]["resourcesPerNode"]["limits"][RESOURCE] = (1 + self.random.below(4)).into();
+            }
+        }
+        Ok(job)
+    }
+
+    /// Answers whether there was something for it to happen to.
+    fn happens(&mut self, cluster: &mut Cluster, fault: Fault) -> Result<bool> {
+        // Drawn whatever there is: what comes next must not depend on how fast the cluster was.
+        let (which, pause) = (self.random.below(usize::MAX), self.milliseconds(500, 10_000));
+        let nodes = cluster.nodes.names();
+        let node = &nodes[which % nodes.len()];
+        let pods = "jsonpath={range .items[?(@.spec.nodeName)]}{.metadata.name} {.metadata.uid} {end}";
+        let said = cluster.sh(&format!("kubectl --namespace {TEAM} get pods -o '{pods}'"))?;
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let pods: Vec<&[&str]> = words.chunks_exact(2).collect();
+        let pod = nth(&pods, which);
+        match (fault, pod) {
+            (Fault::ProcessKilled, Some(pod)) => return kill_last(pod[1]),
+            // It may be gone by now.
+            (Fault::PodDeleted, Some(pod)) => {
+                cluster
+                    .sh(&format!("kubectl --namespace {TEAM} delete pod {} --wait=false --ignore-not-found", pod[0]))?;
+            }
+            (Fault::PodDeletedByForce, Some(pod)) => {
+                let how = "--force --grace-period=0 --ignore-not-found";
+                cluster.sh(&format!("kubectl --namespace {TEAM} delete pod {} {how} 2>&1", pod[0]))?;
+            }
+            (Fault::JobSuspended, _) => {
+                let jobs = cluster.sh(&format!("kubectl --namespace {TEAM} get {JOBS} -o name"))?;
+                let jobs: Vec<&str> =
+                    jobs.lines().filter_map(|line| line.split_once('/')).map(|(_, name)| name).collect();
+                return nth(&jobs, which).map_or(Ok(false), |job| suspend(cluster, job, true));
+            }
+            (Fault::ContainerdRestarted, _) => cluster.nodes.restart_containerd(node)?,
+            (Fault::KubeletRestarted, _) => {
+                cluster.nodes.kill_kubelet(node)?;
+                std::thread::sleep(pause);
+                cluster.nodes.start_kubelet(node)?;
+            }
+            (Fault::ControllerKilled, _) => {
+                let said = cluster.sh(
+                    "kubectl --namespace switchyard-system get pods -l app.kubernetes.io/component=controller -o name",
+                )?;
+                let controllers: Vec<&str> = said.lines().collect();
+                let Some(controller) = nth(&controllers, which) else { return Ok(false) };
+                let how = "--force --grace-period=0 --ignore-not-found";
+                cluster.sh(&format!("kubectl --namespace switchyard-system delete {controller} {how} 2>&1"))?;
+            }
+            (Fault::PlugPulled, _) => {
+                cluster.nodes.set_link(node, false)?;
+                std::thread::sleep(pause);
+                cluster.nodes.set_link(node, true)?;
+            }
+            (_, None) => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// One of several, whatever the number; `None` of none.
+fn nth<T>(of: &[T], which: usize) -> Option<&T> {
+    of.get(which.checked_rem(of.len())?)
+}
+
+/// A program of others in the image that is on all nodes.
+fn plain(spec: &mut Value, command: &[&str]) {
+    spec.as_object_mut().map(|spec| spec.remove("engine"));
+    spec["trainer"]["framework"] = "Plain".into();
+    spec["trainer"]["image"] = TOOLS.into();
+    spec["trainer"]["command"] = json!(command);
+    spec["template"]["spec"]["securityContext"]["runAsUser"] = 1000.into();
+}
+
+/// Suspends a job, or lets it go on; answers whether it was still there.
+pub(crate) fn suspend(cluster: &Cluster, name: &str, value: bool) -> Result<bool> {
+    let patch = json!({"spec": {"suspend": value}}).to_string();
+    let arguments = ["--namespace", TEAM, "patch", JOBS, name, "--type", "merge", "--patch", &patch];
+    let ended = cluster.nodes.plane.kubectl(&arguments);
+    anyhow::ensure!(ended.code == Some(0) || ended.stderr.contains("NotFound"), "{}", ended.stderr);
+    Ok(ended.code == Some(0))
+}
+
+/// Kills the process of a pod that came last, unless there is none yet but the one that keeps its network.
+fn kill_last(uid: &str) -> Result<bool> {
+    let processes = processes_of(uid)?;
+    let pids = processes.iter().filter_map(|path| path.file_name()?.to_str()?.parse::<i32>().ok());
+    let (mut least, mut most) = (i32::MAX, 0);
+    for pid in pids {
+        (least, most) = (least.min(pid), most.max(pid));
+    }
+    let Some(pid) = Pid::from_raw(most).filter(|_| least < most) else { return Ok(false) };
+    // It may have ended by itself.
+    Ok(kill_process(pid, Signal::KILL).is_ok())
+}
