@@ -74,8 +74,9 @@ fn value(from: &Json, path: &str) -> Result<Json> {
         let (condition, rest) = rest.split_once(']').with_context(|| format!("no `]` after {path}"))?;
         let (key, wanted) = condition.split_once('=').with_context(|| format!("[{condition}]: expected KEY=VALUE"))?;
         let list = from.as_array().with_context(|| format!("[{condition}]: no list"))?;
-        let is =
-            |item: &&Json| item[key].as_str().map_or_else(|| item[key].to_string() == wanted, |text| text == wanted);
+        // A number is chosen by its text.
+        let text = |field: &Json| field.as_str().map_or_else(|| field.to_string(), str::to_string);
+        let is = |item: &&Json| text(&item[key]) == wanted;
         let found: Vec<Json> = list.iter().filter(is).cloned().collect();
         // Further conditions choose among them.
         if rest.starts_with('[') {
