@@ -351,6 +351,11 @@ pub(super) struct ControllerArgs {
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
 
+    /// A ValidatingAdmissionPolicy that must be in force, with a binding of the same name; repeatable. The log and the metric
+    /// switchyard_policy_missing tell of one that is not.
+    #[arg(long = "admission-policy", value_name = "NAME")]
+    pub admission_policies: Vec<String>,
+
     /// Jobs that are looked at at a time.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrent_reconciles: u16,

@@ -41,6 +41,9 @@ pub(super) struct SnapshotFile {
     /// Of the command line only.
     #[serde(skip)]
     fabric_profile: Option<Profile>,
+    /// Of the context of a running cluster.
+    #[serde(skip)]
+    namespace: Option<String>,
 }
 
 impl SnapshotFile {
@@ -54,6 +57,7 @@ impl SnapshotFile {
             metadata: Value::Null,
             items,
             fabric_profile: None,
+            namespace: None,
         }
     }
 }
@@ -62,7 +66,10 @@ impl SnapshotFile {
 pub(super) fn read(args: &ClusterArgs) -> Result<SnapshotFile, (String, Exit)> {
     let mut file = match &args.snapshot {
         Some(path) => read_file(path).map_err(|error| (error, Exit::Usage))?,
-        None => SnapshotFile::taken(list(args, None)?, Timestamp::now()),
+        None => {
+            let (items, namespace) = list(args, None)?;
+            SnapshotFile { namespace: Some(namespace), ..SnapshotFile::taken(items, Timestamp::now()) }
+        }
     };
     let profile = args.fabric_profile.as_deref().map(fabric::profile).transpose();
     file.fabric_profile = profile.map_err(|error| (error, Exit::Usage))?;
@@ -89,16 +96,16 @@ pub(super) fn read_file(path: &Path) -> Result<SnapshotFile, String> {
     }
 }
 
-/// Lists the running cluster of the kubeconfig; of one node only its report, where there is one.
-pub(super) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<Vec<Value>, (String, Exit)> {
+/// Lists the running cluster of the kubeconfig; of one node only its report, where there is one. Also says the namespace of the context.
+pub(super) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<(Vec<Value>, String), (String, Exit)> {
     live::wait_for(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let (client, _) = live::open(&connection).await?;
+        let (client, namespace) = live::open(&connection).await?;
         let items = match node {
             Some(node) => snapshot::report(&client, node).await,
             None => snapshot::take(&client).await,
         };
-        items.map_err(|error| (error, Exit::Unexpected))
+        items.map(|items| (items, namespace)).map_err(|error| (error, Exit::Unexpected))
     })
 }
 
@@ -109,12 +116,22 @@ pub(super) fn cluster(file: &SnapshotFile) -> Result<Cluster, String> {
     let domains: Vec<DomainLevel> = domains.collect::<Result<_, _>>()?;
     let levels: Levels = levels(&domains).map_err(|error| format!("domains: {error}"))?;
     let defaults = Defaults { fabric_profile: file.fabric_profile.clone(), ..Defaults::default() };
-    Cluster::of(&file.items, defaults, levels, file.taken_at.unwrap_or(Timestamp::MIN))
+    let cluster = Cluster::of(&file.items, defaults, levels, file.taken_at.unwrap_or(Timestamp::MIN))?;
+    Ok(match &file.namespace {
+        Some(namespace) => cluster.from_namespace(namespace.clone()),
+        None => cluster,
+    })
 }
 
 pub(super) fn open(args: &ClusterArgs) -> Result<Cluster, (String, Exit)> {
     let file = read(args)?;
     cluster(&file).map_err(|error| (error, Exit::Usage))
+}
+
+/// A job of a manifest, in the namespace to which kubectl would apply it.
+pub(super) fn in_namespace(mut job: TrainJob, cluster: &Cluster) -> TrainJob {
+    job.metadata.namespace.get_or_insert_with(|| cluster.namespace().to_string());
+    job
 }
 
 /// What the controller would do with a job if it were new.
@@ -149,6 +166,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
         Ok(cluster) => cluster,
         Err((error, exit)) => return refuse(&error, exit),
     };
+    let job = in_namespace(job, &cluster);
     let found = match look(&mut cluster, &job) {
         Ok(found) => found,
         Err(error) => return refuse(&error, Exit::Usage),
@@ -172,11 +190,12 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
         Ok(cluster) => cluster,
         Err((error, exit)) => return refuse(&error, exit),
     };
-    let Some(job) = cluster.job(&args.namespace, &args.subject).cloned() else {
+    let namespace = args.namespace.as_deref().unwrap_or(cluster.namespace());
+    let Some(job) = cluster.job(namespace, &args.subject).cloned() else {
         let jobs: Vec<String> = cluster.jobs().iter().map(|job| name_of(job)).collect();
         let known =
             if jobs.is_empty() { "there is none".to_string() } else { format!("there are {}", jobs.join(", ")) };
-        let text = format!("no TrainJob {}/{}; {known} (--namespace)", args.namespace, args.subject);
+        let text = format!("no TrainJob {namespace}/{}; {known} (--namespace)", args.subject);
         return refuse(&text, Exit::Usage);
     };
     let found = match look(&mut cluster, &job) {

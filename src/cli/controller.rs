@@ -56,6 +56,7 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
                 fabric_profile,
             },
             levels,
+            admission_policies: args.admission_policies.clone(),
         };
         let (stop, stopped) = channel(false);
         let (sent, exit) = channel(Exit::Done);

@@ -144,7 +144,7 @@ fn of_node(place: &ClusterArgs, node: &str) -> Result<GPUTopology, (String, Exit
             (file.items, path.display().to_string())
         }
         None => {
-            let items = cluster::list(place, Some(node)).map_err(|(error, exit)| (also(&error), exit))?;
+            let (items, _) = cluster::list(place, Some(node)).map_err(|(error, exit)| (also(&error), exit))?;
             (items, "the cluster".to_string())
         }
     };

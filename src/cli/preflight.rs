@@ -1,7 +1,7 @@
 //! `switchyard preflight`: the nodes that a job would get are checked as the controller checks them when it places the job.
 
 use super::args::{Cli, Output, PreflightArgs};
-use super::cluster::{look, name_of, open};
+use super::cluster::{in_namespace, look, name_of, open};
 use super::run::json_line;
 use super::{fabric, manifest, print, print_yaml, refuse};
 use crate::fabric::preflight::blocking;
@@ -21,6 +21,7 @@ pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Exit {
         Ok(cluster) => cluster,
         Err((error, exit)) => return refuse(&error, exit),
     };
+    let job = in_namespace(job, &cluster);
     let found = match look(&mut cluster, &job) {
         Ok(found) => found,
         Err(error) => return refuse(&error, Exit::Usage),

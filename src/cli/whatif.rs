@@ -2,7 +2,7 @@
 //! that follows is decided as in a cluster that is so.
 
 use super::args::{Cli, Output, WhatifArgs};
-use super::cluster::{self, SnapshotFile, name_of};
+use super::cluster::{self, SnapshotFile, in_namespace, name_of};
 use super::run::json_line;
 use super::{manifest, print, print_yaml, refuse, verdict};
 use crate::controller::offline::{Cluster, Earlier, Verdict};
@@ -87,10 +87,11 @@ pub(super) fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)
     }
     let mut old = cluster::cluster(&before).map_err(usage)?;
     let mut new = cluster::cluster(&after).map_err(usage)?;
-    for job in &added {
-        let found = look(&mut new, job, Earlier::Forgotten)?;
-        let placed = found.place.map_err(|why| (format!("--add {}: {why}", name_of(job)), Exit::NotPlaceable))?;
-        new.settle(job, &placed);
+    for job in added {
+        let job = in_namespace(job, &new);
+        let found = look(&mut new, &job, Earlier::Forgotten)?;
+        let placed = found.place.map_err(|why| (format!("--add {}: {why}", name_of(&job)), Exit::NotPlaceable))?;
+        new.settle(&job, &placed);
     }
     let touched: BTreeSet<&str> = args
         .drain
@@ -100,7 +101,8 @@ pub(super) fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)
         .collect();
     let is_concerned = |job: &&TrainJob| !crate::plan::cluster::is_over(job) && (waits(job) || is_on(job, &touched));
     let own = old.jobs().into_iter().filter(is_concerned).cloned();
-    let jobs: Vec<TrainJob> = if files.is_empty() { own.collect() } else { files };
+    let jobs: Vec<TrainJob> =
+        if files.is_empty() { own.collect() } else { files.into_iter().map(|job| in_namespace(job, &old)).collect() };
     let mut results = Vec::new();
     for job in jobs {
         let asked = match &args.require {

@@ -46,6 +46,7 @@ pub(super) struct Metrics {
     quality: Histogram,
     degraded: Gauge,
     nodes: Family<Labels, Gauge>,
+    policies_missing: Family<Labels, Gauge>,
 }
 
 /// What is counted when the metrics are read.
@@ -86,6 +87,7 @@ impl Metrics {
             quality: Histogram::new([0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]),
             degraded: Gauge::default(),
             nodes: Family::default(),
+            policies_missing: Family::default(),
         };
         metrics.register();
         metrics.begin();
@@ -141,8 +143,10 @@ impl Metrics {
         registry.register("placement_quality", help, self.quality.clone());
         let help = "Jobs of which a pod has other GPUs than planned, which are worth less";
         registry.register("placements_degraded", help, self.degraded.clone());
-        let help = "Nodes by their GPUTopology: usable, unusable or none";
+        let help = "Nodes by their GPUTopology: usable, unusable, none though there are GPUs, or notNeeded";
         registry.register("nodes", help, self.nodes.clone());
+        let help = "1 while an admission policy is not in force";
+        registry.register("policy_missing", help, self.policies_missing.clone());
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
 
@@ -181,6 +185,11 @@ impl Metrics {
     /// The cache was given up on.
     pub fn rescued(&self) {
         self.rescues.inc();
+    }
+
+    /// A policy was looked at.
+    pub fn policy(&self, name: &str, is_missing: bool) {
+        self.policies_missing.get_or_create(&[("policy", name.to_string().into())]).set(is_missing.into());
     }
 
     /// The gauges, before they are read.

@@ -17,6 +17,7 @@ pub mod offline;
 mod openings;
 mod own_writes;
 mod pages;
+mod policies;
 mod progress;
 mod queue;
 mod reconcile;
@@ -60,6 +61,8 @@ pub struct Settings {
     pub defaults: Defaults,
     /// Levels of domains of nodes.
     pub levels: Levels,
+    /// Admission policies that must be in force, each with a binding of its name.
+    pub admission_policies: Vec<String>,
 }
 
 /// What everything in the controller shares.

@@ -29,6 +29,8 @@ pub struct Cluster {
     classes: HashMap<String, i32>,
     default_priority: i32,
     now: Timestamp,
+    /// Of jobs whose manifest names none.
+    namespace: String,
 }
 
 /// Whether the place that a job has counts.
@@ -60,7 +62,8 @@ impl Cluster {
     /// An object that cannot be read: its position, name and what is wrong with it.
     pub fn of(items: &[Value], defaults: Defaults, levels: Levels, now: Timestamp) -> Result<Cluster, String> {
         let (index, classes) = (Index::default(), HashMap::new());
-        let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, now };
+        let namespace = "default".to_string();
+        let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, now, namespace };
         for (position, item) in items.iter().enumerate() {
             let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("-");
             let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
@@ -68,6 +71,17 @@ impl Cluster {
         }
         cluster.queue();
         Ok(cluster)
+    }
+
+    /// The same, looked at from this namespace in place of `default`.
+    #[must_use]
+    pub fn from_namespace(self, namespace: String) -> Cluster {
+        Cluster { namespace, ..self }
+    }
+
+    /// The namespace of jobs whose manifest names none.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     fn take(&mut self, kind: &str, item: &Value) -> Result<(), serde_json::Error> {
@@ -149,7 +163,7 @@ impl Cluster {
         let mut job = job.clone();
         let valid = validate(&job)?;
         let uid = job.metadata.uid.get_or_insert_with(|| "new".to_string()).clone();
-        job.metadata.namespace.get_or_insert_with(|| "default".to_string());
+        job.metadata.namespace.get_or_insert_with(|| self.namespace.clone());
         let allocation = gang::allocation(&job, self.index.usage.nodes());
         let attempt = attempt_of(&job).max(1);
         let status = job.status.get_or_insert_default();

@@ -426,14 +426,6 @@ pub(super) fn counts(index: &Index) -> Counts {
         let is_degraded = job.status.as_ref().is_some_and(|status| status.is(conditions::PLACEMENT_DEGRADED));
         counts.degraded += usize::from(is_live(job) && is_degraded);
     }
-    counts.nodes = [("usable", 0), ("unusable", 0), ("none", 0)].into();
-    for node in index.usage.nodes().values() {
-        let report = match &node.machine {
-            Some(Ok(_)) => "usable",
-            Some(Err(_)) => "unusable",
-            None => "none",
-        };
-        *counts.nodes.entry(report).or_default() += 1;
-    }
+    counts.nodes = index.usage.reports();
     counts
 }

@@ -139,6 +139,23 @@ impl Usage {
         self.refresh(name);
     }
 
+    /// Nodes by what is known of their devices, in a word each.
+    pub fn reports(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts: BTreeMap<&'static str, usize> =
+            ["usable", "unusable", "none", "notNeeded"].map(|word| (word, 0)).into();
+        for node in self.nodes.values() {
+            let word = match &node.machine {
+                Some(Ok(_)) => "usable",
+                Some(Err(_)) => "unusable",
+                None if node.gpus() > 0 || node.offered.is_some() => "none",
+                // Agents may be on nodes with GPUs only.
+                None => "notNeeded",
+            };
+            *counts.entry(word).or_default() += 1;
+        }
+        counts
+    }
+
     /// GPUs that the kubelet of a node gave to a pod, by their UUIDs, as far as its agent knows.
     pub fn given(&self, node: &str, namespace: &str, pod: &str) -> Vec<String> {
         let uses = self.reports.get(node).map(|report| report.in_use.as_slice()).unwrap_or_default();
@@ -179,5 +196,24 @@ impl Usage {
         if view.machine.as_ref() != report.map(|report| &report.machine) {
             view.machine = report.map(|report| report.machine.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Usage;
+    use crate::plan::cluster::view::NodeView;
+    use serde_json::json;
+
+    #[test]
+    fn a_report_is_missed_only_where_there_are_gpus() {
+        let mut usage = Usage::default();
+        for (name, gpus) in [("cpu", "0"), ("plugin", "8"), ("driver", "0")] {
+            let node =
+                json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8", "nvidia.com/gpu": gpus}}});
+            usage.set_node(NodeView::of(&serde_json::from_value(node).unwrap()));
+        }
+        usage.set_offer("slice", "driver", vec!["GPU-1".into()]);
+        assert_eq!(usage.reports(), [("usable", 0), ("unusable", 0), ("none", 2), ("notNeeded", 1)].into());
     }
 }

@@ -5,7 +5,7 @@ use super::metrics::Metrics;
 use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, openings, progress, reconcile, watch};
+use super::{Context, Error, Settings, openings, policies, progress, reconcile, watch};
 use crate::apply::Executor;
 use crate::plan::cluster::events::{EventDraft, Severity};
 use kube::Resource;
@@ -84,6 +84,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     };
     tokio::spawn(progress::run(context.clone(), stop.clone()));
     tokio::spawn(openings::run(context.clone(), stop.clone()));
+    tokio::spawn(policies::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {
         () = work(&context, &running) => {}

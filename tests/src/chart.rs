@@ -57,6 +57,14 @@ pub fn objects(rendering: &str) -> Result<Vec<Value>> {
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 
+/// What a rendering tells the controller of the admission policies.
+pub fn policy_arguments(rendering: &[Value]) -> Vec<String> {
+    let deployment = rendering.iter().find(|object| object["kind"] == "Deployment");
+    let arguments = deployment.map(|object| &object["spec"]["template"]["spec"]["containers"][0]["args"]);
+    let all = arguments.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+    all.filter(|argument| argument.starts_with("--admission-policy=")).map(str::to_string).collect()
+}
+
 impl ControlPlane {
     /// Runs helm as administrator of this cluster.
     pub fn helm(&self, arguments: &[&str]) -> Ended {

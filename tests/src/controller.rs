@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_crds::{TrainJob, conditions};
@@ -47,6 +48,12 @@ pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOp
     arguments.extend(options.arguments.iter().cloned());
     let program = options.program.clone().unwrap_or_else(|| programs().join("switchyard"));
     Daemon::start(&program, &arguments, &options.environment, &plane.folder().join(format!("{name}.log")))
+}
+
+/// Where a controller serves its pages, once it does.
+pub fn pages_of(controller: &Daemon) -> Option<SocketAddr> {
+    let log = std::fs::read_to_string(&controller.log).ok()?;
+    log.split("listen=").nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
 /// A pod template that only these nodes take: the nodes of other tests' kubelets are there as well.

@@ -32,6 +32,15 @@ pub(crate) fn agent() -> &'static Path {
     })
 }
 
+/// The probe of GPUs.
+///
+/// # Panics
+/// It does not build.
+pub fn gpu_probe() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| build(&["--package", "switchyard-gpu-probe"], &["gpu-probe"]).join("gpu-probe"))
+}
+
 /// `switchyard` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one.
 ///
 /// # Panics

@@ -4,10 +4,14 @@
 //! after `INSTA_UPDATE=always cargo test -p switchyard-tests --test chart`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "chart/alerts.rs"]
+mod alerts;
 #[path = "chart/life.rs"]
 mod life;
 #[path = "chart/metrics.rs"]
 mod metrics;
+#[path = "chart/policies.rs"]
+mod policies;
 #[path = "chart/render.rs"]
 mod render;
 #[path = "chart/rules.rs"]

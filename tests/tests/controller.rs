@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use switchyard_tests::{
-    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, page,
+    ControlPlane, ControllerOptions, Daemon, Jobs, Kubelet, KubeletOptions, Options, Program, clock_by, page, pages_of,
     plain_job, programs, start_controller,
 };
 
@@ -28,11 +28,7 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
 
 /// The address that a controller wrote into its log.
 fn address_of(controller: &Daemon) -> Result<SocketAddr> {
-    wait_for("a log with listen=ADDRESS", || {
-        let log = std::fs::read_to_string(&controller.log).ok()?;
-        log.split("listen=").nth(1)?.split_whitespace().next()?.parse().ok()
-    })
-    .with_context(|| controller.tail())
+    wait_for("a log with listen=ADDRESS", || pages_of(controller)).with_context(|| controller.tail())
 }
 
 fn leads(address: SocketAddr) -> Option<bool> {

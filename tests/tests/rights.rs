@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 8] = [
+const KEPT: [(Right, &str); 10] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
@@ -32,6 +32,8 @@ const KEPT: [(Right, &str); 8] = [
     (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),
     (("resourceclaims", "delete"), "for jobs with GPUs: tests/devices.rs"),
     (("events", "patch"), "asked for when an event repeats within minutes"),
+    (("validatingadmissionpolicies", "get"), "asked for by names that the chart gives: tests/chart.rs"),
+    (("validatingadmissionpolicybindings", "get"), "asked for by names that the chart gives: tests/chart.rs"),
 ];
 
 /// What one controller lacks, and what happens to its job.

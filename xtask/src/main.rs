@@ -6,6 +6,7 @@
 mod bench;
 mod chart;
 mod data;
+mod figures;
 mod frameworks;
 mod images;
 mod programs;
@@ -76,7 +77,7 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         layout: Option<PathBuf>,
     },
-    /// Write the generated CRDs to crds/generated, and what is generated of the chart.
+    /// Write what is generated: CRDs, parts of the chart, docs/api.md, docs/performance.md.
     Gen,
     /// Measure, and write the result file to docs/results.
     Bench {

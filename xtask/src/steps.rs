@@ -127,15 +127,16 @@ pub(crate) fn test() -> Result<()> {
         report.env("SWITCHYARD_TEST_BROWSER", "1");
     }
     totals.run("reports of runs, and their page in a browser", &mut report)?;
-    let others = ["etcd", "kubernetes", "helm", "prometheus-operator", "kubeflow-trainer"];
+    let others = ["etcd", "kubernetes", "helm", "prometheus-operator", "promtool", "kubeflow-trainer"];
     step(
-        "control plane: etcd and Kubernetes; helm; CRDs of others",
+        "control plane: etcd and Kubernetes; helm; promtool; CRDs of others",
         &mut cargo(&[&["run", "--quiet", "-p", "xtask", "--", "programs"][..], &others].concat()),
     )?;
-    let files = ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent"];
+    let files =
+        ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent", "documents"];
     let cluster: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
     totals.run(
-        "controller and node agent on a real API server",
+        "controller and node agent on a real API server; commands of the documents",
         &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
     )?;
     let chart = ["test", "-p", "switchyard-tests", "--test", "chart", "--", "--test-threads", "4"];
@@ -293,7 +294,7 @@ pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Writes the generated CRDs, and what is generated of the chart.
+/// Writes the generated CRDs, and what is generated of the chart and of the documents.
 pub(crate) fn generate() -> Result<()> {
     let folder = root().join("crds/generated");
     std::fs::create_dir_all(&folder)?;
@@ -302,8 +303,8 @@ pub(crate) fn generate() -> Result<()> {
         std::fs::write(&path, switchyard_crds::generate::yaml(&crd)).with_context(|| path.display().to_string())?;
         println!("crds/generated/{name}");
     }
-    let reference = std::iter::once(crate::reference::generated()?);
-    for (path, text) in crate::chart::generated()?.into_iter().chain(reference) {
+    let pages = [crate::reference::generated()?, crate::figures::generated()?];
+    for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);
         std::fs::create_dir_all(full.parent().context("invariant: a file lies in a folder")?)?;
         std::fs::write(&full, text).with_context(|| full.display().to_string())?;

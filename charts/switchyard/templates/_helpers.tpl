@@ -53,6 +53,20 @@ default
 {{- include "switchyard.account" (list . "node-agent" (.Values.nodeAgent | default dict)) -}}
 {{- end -}}
 
+{{/* Names of the ValidatingAdmissionPolicies, one a line; the bindings have the same. */}}
+{{- define "switchyard.policies" -}}
+{{- $admission := .Values.admissionPolicy | default dict -}}
+{{- $names := list -}}
+{{- if ne $admission.enabled false -}}
+{{- $names = list "trainjobs" "trainjobs-secrets" "trainjobs-configmaps" "trainjobs-persistentvolumeclaims" -}}
+{{- if ne $admission.jobPods false -}}{{- $names = append $names "children" -}}{{- end -}}
+{{- if ne (.Values.nodeAgent).enabled false -}}{{- $names = append $names "node-agent" -}}{{- end -}}
+{{- end -}}
+{{- range $names }}
+- {{ include "switchyard.fullname" $ }}-{{ . }}
+{{- end -}}
+{{- end -}}
+
 {{/* An image: a digest wins over a tag. Takes [root, values of a component, repository]. */}}
 {{- define "switchyard.image" -}}
 {{- $root := index . 0 -}}

@@ -50,9 +50,9 @@ pub(in crate::cli) struct ExplainArgs {
     #[arg(value_name = "JOB|CODE")]
     pub subject: String,
 
-    /// Namespace of the TrainJob.
-    #[arg(short, long, default_value = "default")]
-    pub namespace: String,
+    /// Namespace of the TrainJob. Default: that of the context; `default` in a snapshot.
+    #[arg(short, long)]
+    pub namespace: Option<String>,
 
     /// Every setting of the fabric, with its reason, in place of the place.
     #[arg(long)]

@@ -10,7 +10,8 @@ use super::events::{self, EventDraft};
 use super::status::{self, Draft};
 use super::view::{Phase, PodView};
 use super::{
-    Action, Ending, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang, transport,
+    Action, Ending, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang,
+    give_back, transport,
 };
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Object};
@@ -483,13 +484,7 @@ fn objects_of(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
         }
     }
     let of_attempt = |kind: &str| kind == "ConfigMap" || kind == objects::CLAIM;
-    let old = existing.iter().filter(|((kind, _), view)| of_attempt(kind) && view.owned && !view.deleting);
-    let is_current = |name: &String| objects::is_of_attempt(attempt.valid, attempt.number, name);
-    actions.extend(old.filter(|((_, name), _)| !is_current(name)).map(|((kind, name), view)| Action::Delete {
-        kind,
-        name: name.clone(),
-        uid: view.uid.clone(),
-        version: None,
-    }));
+    let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
+    actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
     strangers
 }

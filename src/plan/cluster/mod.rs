@@ -258,7 +258,20 @@ fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
     }
     let mut result = draft.act(snapshot, now);
     result.actions = remove(snapshot.pods);
+    // A claim without a pod has no devices, but not before its controller has seen that.
+    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::CLAIM));
     result
+}
+
+/// Deletes those of the job's own objects whose kind and name are such.
+fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
+    let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
+    objects.filter(move |((kind, name), _)| is_such(kind, name)).map(|((kind, name), view)| Action::Delete {
+        kind,
+        name: name.clone(),
+        uid: view.uid.clone(),
+        version: None,
+    })
 }
 
 /// How a job ends.
@@ -310,14 +323,7 @@ fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         }
     }
     // A budget or claim that outlives its pods hurts nobody, but a finished job owes the cluster nothing.
-    let is_held = |kind: &str| kind == objects::BUDGET || kind == objects::CLAIM;
-    let held = snapshot.objects.iter().filter(|((kind, _), view)| is_held(kind) && view.owned && !view.deleting);
-    result.actions.extend(held.map(|((kind, name), view)| Action::Delete {
-        kind,
-        name: name.clone(),
-        uid: view.uid.clone(),
-        version: None,
-    }));
+    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::BUDGET || kind == objects::CLAIM));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
     if let (Some(seconds), Some(ended)) = (job.spec.ttl_seconds_after_finished, ended) {
         let due = ended.0.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX);

@@ -40,11 +40,12 @@ impl Tree {
         }
     }
 
-    /// A link from `path` to `target`, both below the folder.
+    /// A link from `path` to `target`, both below the folder. It is relative, as the kernel's are: a tree can be mounted anywhere.
     pub fn link(&self, path: &str, target: &str) {
+        let up = "../".repeat(path.matches('/').count());
         let path = self.path(path);
         fs::create_dir_all(path.parent().expect("a link has a directory")).expect("a directory");
-        symlink(self.path(target), path).expect("a link");
+        symlink(format!("{up}{target}"), path).expect("a link");
     }
 
     /// One CPU of a core that has L1d, L1i and L2, and of a socket that has an L3. The second thread of a core is a link to the

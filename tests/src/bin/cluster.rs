@@ -165,7 +165,7 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
                 "kubectl get nodes\n  docs/first-job.md"
             } else {
                 "target/release/switchyard controller --leader-elect Disabled &\n  kubectl apply -f examples/gpt-pods.yaml\n  \
-                 kubectl get trainjobs.training.switchyard.dev -w"
+                 target/release/switchyard status gpt-pods --watch"
             };
             println!(
                 "up after {:.1} s: Kubernetes at {}, {}\n\nexport KUBECONFIG={}\n\nnext:\n  {next}\n\n\

@@ -204,6 +204,14 @@ impl Nodes {
         })
     }
 
+    /// Gives an image that all nodes have a second name.
+    ///
+    /// # Errors
+    /// A node does not have it.
+    pub fn tag(&self, image: &str, name: &str) -> Result<()> {
+        self.nodes.iter().try_for_each(|node| node.tag(&self.programs, image, name))
+    }
+
     fn node(&self, name: &str) -> Result<&Node> {
         let names = || format!("no node `{name}`; expected one of {}", self.names().join(", "));
         self.nodes.iter().find(|node| node.name == name).with_context(names)

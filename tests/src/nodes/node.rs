@@ -167,12 +167,25 @@ impl Node {
     /// # Errors
     /// containerd refuses it.
     pub(super) fn import(&self, programs: &Programs, archive: &Path) -> Result<()> {
+        self.images(programs, &["import", &archive.display().to_string()])
+    }
+
+    /// Gives an image a second name.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub(super) fn tag(&self, programs: &Programs, image: &str, name: &str) -> Result<()> {
+        self.images(programs, &["tag", "--force", image, name])
+    }
+
+    /// A command about images of the kubelet.
+    fn images(&self, programs: &Programs, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new(programs.containerd.join("ctr"));
         command.arg("--address").arg(self.path("/run/containerd/containerd.sock"));
-        command.args(["--namespace", "k8s.io", "images", "import"]).arg(archive);
+        command.args(["--namespace", "k8s.io", "images"]).args(arguments);
         let output = command.output().context("cannot start ctr")?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{}: {}: {said}", self.name, archive.display());
+        ensure!(output.status.success(), "{}: ctr images {}: {said}", self.name, arguments.join(" "));
         Ok(())
     }
 

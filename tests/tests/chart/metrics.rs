@@ -4,8 +4,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use switchyard_tests::chart::chart;
-use switchyard_tests::{Agent, AgentOptions, ControllerOptions, Host, agent_plane, page, plain_job, start_controller};
+use switchyard_tests::chart::{chart, objects, policy_arguments, render};
+use switchyard_tests::{
+    Agent, AgentOptions, ControllerOptions, Host, agent_plane, page, pages_of, plain_job, start_controller,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,10 +33,14 @@ fn asked(text: &str) -> BTreeSet<String> {
     words.map(str::to_string).collect()
 }
 
-/// What boards and alerts ask for.
-fn expressions() -> Result<Vec<(String, String)>> {
+/// A file of the chart beside the templates.
+pub(crate) fn read(name: &str) -> Result<String> {
+    std::fs::read_to_string(chart().join("files").join(name)).with_context(|| name.to_string())
+}
+
+/// What the board asks for: place and expression.
+pub(crate) fn boards() -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
-    let read = |name: &str| std::fs::read_to_string(chart().join("files").join(name));
     let board: Value = serde_json::from_str(&read("dashboard.json")?)?;
     for panel in board["panels"].as_array().context("panels")? {
         for target in panel["targets"].as_array().context("targets")? {
@@ -43,6 +49,12 @@ fn expressions() -> Result<Vec<(String, String)>> {
             all.push((format!("panel {}", panel["title"]), target["expr"].as_str().context("expr")?.to_string()));
         }
     }
+    Ok(all)
+}
+
+/// What boards and alerts ask for.
+fn expressions() -> Result<Vec<(String, String)>> {
+    let mut all = boards()?;
     let rules: Value = serde_saphyr::from_str(&read("rules.yaml")?)?;
     for rule in rules["groups"][0]["rules"].as_array().context("rules")? {
         for (place, words) in [("summary", 10), ("description", 10)] {
@@ -59,20 +71,22 @@ fn boards_and_alerts_ask_for_what_there_is() -> Result<()> {
     let plane = agent_plane()?;
     let host = Host::new()?;
     let agent = Agent::start(&plane, "metrics", &host, &AgentOptions::default())?;
-    let options =
-        ControllerOptions { kubeconfig: Some(plane.controller_kubeconfig()?), ..ControllerOptions::default() };
+    let options = ControllerOptions {
+        kubeconfig: Some(plane.controller_kubeconfig()?),
+        arguments: policy_arguments(&objects(&render(&[])?)?),
+        ..ControllerOptions::default()
+    };
     let controller = start_controller(&plane, "controller", &options)?;
     // Some series begin with the first job: it waits for nodes that are not there.
     let made = plane.kubectl_with(&["create", "-n", "default", "-f", "-"], &plain_job("a", 1, "run").to_string());
     ensure!(made.code == Some(0), "{}", made.stderr);
     let latest =
-        ["switchyard_jobs", "switchyard_reconciles_total", "switchyard_events_total", "switchyard_agent_devices"];
+        ["switchyard_jobs", "switchyard_policy_missing", "switchyard_events_total", "switchyard_agent_devices"];
     let give_up = Instant::now() + PATIENCE;
     let mut known = BTreeSet::new();
     while Instant::now() < give_up && !latest.iter().all(|name| known.contains(*name)) {
-        let log = std::fs::read_to_string(&controller.log)?;
-        let address = log.split("listen=").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-        known = address.and_then(|address| page(address, "/metrics")).map(|page| series(&page)).unwrap_or_default();
+        let metrics = pages_of(&controller).and_then(|address| page(address, "/metrics"));
+        known = metrics.map(|page| series(&page)).unwrap_or_default();
         known.extend(series(&agent.page("/metrics")));
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -197,3 +197,17 @@ async fn a_lost_node_is_replaced_and_the_others_stay() -> Result<()> {
     assert!(planned(&second).iter().all(|(claim, gpus)| mine.get(claim) == Some(gpus)), "{mine:?}");
     scene.had_all_rights()
 }
+
+/// Its claims would keep their devices until somebody else notices that their pods are gone.
+#[tokio::test]
+async fn a_suspended_job_holds_no_claims() -> Result<()> {
+    let scene = Scene::new(Way::Claims, "suspended", &[(h200(), "")]).await?;
+    scene.run("a", 1, 8, json!({})).await?;
+    scene.jobs.patch("a", json!({"spec": {"suspend": true}})).await?;
+    until("no claims", async || Ok(scene.gpus.allocated(&scene.jobs.namespace).await?.is_empty())).await?;
+    scene.jobs.wait_stage("a", "Suspended").await?;
+    scene.jobs.patch("a", json!({"spec": {"suspend": false}})).await?;
+    let again = scene.jobs.wait_stage("a", "Running").await?;
+    assert_eq!(scene.gpus.allocated(&scene.jobs.namespace).await?, planned(&again));
+    scene.had_all_rights()
+}

@@ -1,37 +1,82 @@
-//! docs/first-job.md, command by command, and what must be so between them.
+//! docs/first-job.md, command by command, and what must be so between them; then the other pages whose commands need real nodes.
 
 use crate::{Cluster, JOBS, example, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs;
+use switchyard_tests::documents::{Class, blocks, documents};
 use switchyard_tests::{Program, root, target};
 
-/// What the test does itself: the cluster, and where programs are.
-const OURS: [&str; 2] = ["cargo xtask", "export "];
+/// The page that begins on an empty cluster, and leaves one.
+const PAGE: &str = "docs/first-job.md";
 
-/// The commands of the page, a list for each block.
-fn blocks() -> Result<Vec<Vec<String>>> {
-    let text = fs::read_to_string(root().join("docs/first-job.md"))?;
-    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
-    let is_users = |line: &&str| !line.is_empty() && !OURS.iter().any(|ours| line.starts_with(ours));
-    Ok(blocks.map(|block| block.lines().filter(is_users).map(str::to_owned).collect()).collect())
+/// The commands of a page that a user types, of blocks of this class.
+fn commands(page: &str, class: &Class) -> Result<Vec<String>> {
+    let blocks = blocks(page)?.into_iter().filter(|block| block.class().as_ref() == Ok(class));
+    let all = blocks.flat_map(|block| block.commands()).filter(|command| !command.is_left_out());
+    Ok(all.map(|command| command.line).collect())
 }
 
 #[test]
-fn the_page_leads_to_a_trained_model() -> Result<()> {
+fn the_pages_lead_to_a_trained_model_and_away_again() -> Result<()> {
     let cluster = Cluster::start(2)?;
+    first_job(&cluster)?;
+    let mut others = Vec::new();
+    for page in documents()?.into_iter().filter(|page| page != PAGE) {
+        let lines = commands(&page, &Class::Cluster)?;
+        if !lines.is_empty() {
+            installed(&cluster, &page, &lines).with_context(|| page.clone())?;
+            others.push(page);
+        }
+    }
+    ensure!(others == ["charts/switchyard/README.md", "docs/install.md"], "{others:?}");
+    Ok(())
+}
+
+/// A page that installs Switchyard. What it leaves is taken away for the next one.
+fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
+    for name in ["switchyard", "switchyard-node-agent", "switchyard-worker"] {
+        // The registry of the pages does not exist: the nodes have its images already.
+        let name = format!("{name}:{}", env!("CARGO_PKG_VERSION"));
+        cluster.nodes.tag(&format!("docker.io/library/{name}"), &format!("registry.example.com/{name}"))?;
+    }
+    for line in lines {
+        cluster.sh(line)?;
+        if line.starts_with("helm install") || line.starts_with("helm upgrade") {
+            // Its images are there, and it comes up as the page says.
+            cluster
+                .sh("kubectl -n switchyard-system rollout status deployment/switchyard-controller --timeout=120s")?;
+            cluster.sh("kubectl -n switchyard-system rollout status daemonset/switchyard-node-agent --timeout=120s")?;
+        }
+    }
+    let left = cluster.sh("helm list --namespace switchyard-system --short")?;
+    if left.is_empty() {
+        let crds = cluster.sh("kubectl get crds -o name")?;
+        ensure!(!crds.contains(JOBS), "{page}: the CRDs are left: {crds}");
+    } else {
+        cluster.sh("helm uninstall switchyard --namespace switchyard-system --wait")?;
+    }
+    cluster.sh("kubectl delete namespace switchyard-system")?;
+    Ok(())
+}
+
+/// The page, and the blocks of others that look at its job.
+fn first_job(cluster: &Cluster) -> Result<()> {
     let mut watched = None;
-    for line in blocks()?.concat() {
+    for line in commands(PAGE, &Class::Cluster)? {
+        if line.contains("delete namespace team") {
+            looked_at(cluster)?;
+        }
         // A report is written where the command is given; the repository is not the place in a test.
         let line =
             line.replace("switchyard report", &format!("cd {}; switchyard report", cluster.folder.path().display()));
         let said = cluster.sh(&line)?;
         if line.contains("get gputopologies") {
-            agents_report(&cluster)?;
+            agents_report(cluster)?;
         }
         if line.contains("--watch") {
             watched = Some(said.clone());
-            trained(&cluster, &said)?;
+            trained(cluster, &said)?;
         }
         if line.contains("get trainjobs") {
             ensure!(said.contains("Complete") && said.contains("100"), "{said}");
@@ -49,6 +94,19 @@ fn the_page_leads_to_a_trained_model() -> Result<()> {
         "kubectl get pods,services,configmaps,secrets,networkpolicies -A -l training.switchyard.dev/job-uid -o name",
     )?;
     ensure!(left.is_empty(), "left: {left}");
+    cluster.sh("kubectl delete namespace switchyard-system")?;
+    Ok(())
+}
+
+/// What other pages ask about the job, which is complete.
+fn looked_at(cluster: &Cluster) -> Result<()> {
+    let mut said = String::new();
+    for page in documents()? {
+        for line in commands(&page, &Class::Job)? {
+            said.push_str(&cluster.sh(&line).with_context(|| page.clone())?);
+        }
+    }
+    ensure!(said.matches("no known error").count() == 2, "not two diagnoses of a job that is well: {said}");
     Ok(())
 }
 

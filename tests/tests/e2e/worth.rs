@@ -22,9 +22,8 @@ const BETWEEN: u64 = 250_000_000;
 /// Nodes of the jobs that run at the same time. Each node takes one pod.
 const SCENARIOS: [(&str, &[usize]); 3] =
     [("one job of 2 nodes", &[2]), ("one job of 4 nodes", &[4]), ("two jobs of 2 nodes each", &[2, 2])];
-/// Steps of a job, and those between two lines of figures; the first ones are not counted.
-const STEPS: u32 = 30;
-const EVERY: u32 = 10;
+/// Lines of figures of a job; the first one is not counted.
+const LINES: usize = 3;
 /// A pod's share of a node with two cores: two of them do not fit.
 const CPU: &str = "1500m";
 
@@ -117,7 +116,7 @@ impl Bed {
             of_kind("measured").find_map(|event| event["busBandwidth"].as_f64()).context("no measurement")?;
         let counted = of_kind("progress").skip(1).filter_map(|event| event["stepMs"].as_f64());
         let times: Vec<f64> = counted.collect();
-        ensure!(times.len() as u32 == STEPS / EVERY - 1, "{name}: {} lines of figures", times.len());
+        ensure!(times.len() == LINES - 1, "{name}: {} lines of figures", times.len());
         Ok(Run {
             nodes,
             steps_per_second: 1000.0 * times.len() as f64 / times.iter().sum::<f64>(),
@@ -170,6 +169,7 @@ fn agent(cluster: &Cluster, node: &str, stage: &Stage) -> Result<Daemon> {
 
 /// A job that is bound by communication: 1.3 million parameters and a sample at a time.
 fn job(name: &str, nodes: usize, mode: &str) -> Value {
+    let steps_of_a_line = chaos::size(3, 10);
     json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": {
         "trainer": {"numNodes": nodes, "numProcPerNode": 1, "cpuThreads": 1,
             "resourcesPerNode": {"limits": {"cpu": CPU, "memory": "512Mi"}}},
@@ -179,7 +179,7 @@ fn job(name: &str, nodes: usize, mode: &str) -> Value {
         "engine": {
             "model": {"type": "MLP", "mlp": {"hiddenSizes": [1024, 1024]}},
             "data": {"format": "Synthetic", "image": {"height": 16, "width": 16, "channels": 1}, "classes": 10, "samples": 20000},
-            "batchSizePerProcess": 1, "steps": STEPS, "fetchEverySteps": EVERY, "seed": 1,
+            "batchSizePerProcess": 1, "steps": LINES * steps_of_a_line, "fetchEverySteps": steps_of_a_line, "seed": 1,
             "optimizer": {"type": "SGD", "learningRate": "0.001"},
         },
     }})

@@ -54,6 +54,7 @@ async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
     let none = ask(&scene, &["logs", "gpt", "--rank", "5"]);
     assert!(none.code == Some(2) && none.stderr.contains("the job has ranks 0 to 1"), "{}", none.stderr);
 
+    of_the_context(&scene)?;
     let report = ask(&scene, &["report", "gpt", "-o", "json"]);
     assert_eq!(report.code, Some(0), "{}", report.stderr);
     let report: Value = serde_json::from_str(&report.stdout)?;
@@ -77,6 +78,35 @@ async fn a_job_is_watched_read_reported_and_archived() -> Result<()> {
     assert!(text.contains("\"event\":\"finished\"") && !text.contains(SECRET), "a secret left the cluster");
     let full = ask(&scene, &["support-bundle", "gpt", "--out", "/dev/full/b.tar.gz"]);
     assert_eq!(full.code, Some(1), "{}", full.stderr);
+    Ok(())
+}
+
+/// Without --namespace, every command about a job means that of the context.
+fn of_the_context(scene: &Training) -> Result<()> {
+    let admin = std::fs::read_to_string(ControlPlane::shared().kubeconfig("admin"))?;
+    let mut config: Value = serde_saphyr::from_str(&admin)?;
+    config["contexts"][0]["context"]["namespace"] = scene.namespace.clone().into();
+    std::fs::write(scene.folder.join("here.json"), config.to_string())?;
+    let name = format!("{}/gpt", scene.namespace);
+    std::fs::write(scene.folder.join("again.yaml"), scene.job("gpt", &scene.data(), 200).to_string())?;
+    for (arguments, word) in [
+        (&["explain", "gpt"][..], name.as_str()),
+        (&["plan", "again.yaml", "--cluster"], &name),
+        (&["whatif", "again.yaml"], &name),
+        (&["status", "gpt"], "Complete"),
+        (&["doctor", "gpt"], "no known error"),
+    ] {
+        let ended =
+            scene.folder.switchyard(arguments.iter().chain(&["--kubeconfig", "here.json"])).start().wait(PATIENCE);
+        ensure!(
+            ended.code == Some(0) && ended.stdout.contains(word),
+            "{arguments:?}: {}{}",
+            ended.stdout,
+            ended.stderr
+        );
+    }
+    let gone = ask(scene, &["explain", "gpt-gone"]);
+    ensure!(gone.stderr.contains(&format!("no TrainJob {name}-gone; there are {name}")), "{}", gone.stderr);
     Ok(())
 }
 

@@ -44,7 +44,7 @@ fn daemon_set(image: &str, hosts: &str) -> Value {
                 "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
                     "readOnlyRootFilesystem": true, "runAsUser": 0},
                 "readinessProbe": {"httpGet": {"path": "/readyz", "port": 9410}, "periodSeconds": 1},
-                // Links of a scene are absolute: it is mounted where it lies.
+                // The folder of a node is a link to that of its scene: both are mounted where they lie.
                 "volumeMounts": [mount("hosts", &temporary), mount("pod-resources", kubelet)],
             }],
             "volumes": [volume("hosts", &temporary), volume("pod-resources", kubelet)],

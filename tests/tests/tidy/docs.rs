@@ -1,6 +1,7 @@
 //! Paths that the documents name exist.
 
-use crate::{none, read, repository_files};
+use crate::{caught, none, read, repository_files};
+use switchyard_tests::documents::{SHELLS, blocks_in, documents};
 use switchyard_tests::root;
 
 /// Folders of the repository by which a path is recognised.
@@ -74,6 +75,41 @@ fn check(file: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
         }
     }
     faults
+}
+
+/// Words with which a command begins.
+const COMMANDS: [&str; 6] = ["$ ", "switchyard ", "kubectl ", "helm ", "cargo ", "target/release/"];
+
+/// Blocks with commands of which nobody said where they run, and commands in blocks of another language.
+fn check_blocks(file: &str, text: &str) -> Vec<String> {
+    let mut faults: Vec<String> = blocks_in(file, text).iter().filter_map(|block| block.class().err()).collect();
+    let mut language: Option<&str> = None;
+    for (index, line) in text.lines().enumerate() {
+        match (line.trim_start().strip_prefix("```"), language) {
+            (Some(info), None) => language = Some(info.split(' ').next().unwrap_or_default()),
+            (Some(_), Some(_)) => language = None,
+            (None, Some(name)) if !SHELLS.contains(&name) && COMMANDS.iter().any(|word| line.starts_with(word)) => {
+                faults.push(format!("{file}:{}: a command in a block of `{name}`; expected sh or console", index + 1));
+            }
+            _ => {}
+        }
+    }
+    faults
+}
+
+#[test]
+fn every_block_with_commands_says_where_they_run() {
+    let documents = documents().unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(documents.len() > 20 && documents.iter().any(|file| file == "docs/install.md"), "{documents:?}");
+    none(&documents.iter().flat_map(|file| check_blocks(file, &read(file).unwrap_or_default())).collect::<Vec<_>>());
+}
+
+#[test]
+fn planted_blocks_are_caught() {
+    let text = "```sh local\nswitchyard topo\n```\n```sh\nswitchyard topo\n```\n```text\n$ switchyard topo\n```\n```\nkubectl get\n```\n";
+    let faults = check_blocks("docs/x.md", text);
+    assert_eq!(faults.len(), 3, "{faults:#?}");
+    caught(&faults, &["docs/x.md:4: class", "docs/x.md:8: a command in a block of `text`", "docs/x.md:11: a command"]);
 }
 
 #[test]

@@ -1,0 +1,230 @@
+//! The commands that the documents show: those that need no real nodes run here, as they stand on the page, and those that take minutes are
+//! commands of cargo that exist. `e2e.rs` runs the rest; `tidy.rs` finds blocks of which nobody said where they run.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use switchyard_tests::documents::{Block, Class, Command, blocks, documents};
+use switchyard_tests::{
+    ControlPlane, Daemon, Ended, Kubelet, KubeletOptions, Options, Program, agent_program, gpu_probe, programs, root,
+};
+
+/// Time for one command, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// All blocks, page by page.
+fn pages() -> Result<Vec<(String, Vec<Block>)>> {
+    documents()?.into_iter().map(|page| Ok((page.clone(), blocks(&page)?))).collect()
+}
+
+/// A clone as a user has it after `cargo build --release`: the files of the repository, and the programs in `target/release`.
+struct Clone {
+    folder: tempfile::TempDir,
+    environment: Vec<(&'static str, String)>,
+}
+
+impl Clone {
+    fn new() -> Result<Clone> {
+        let folder = tempfile::tempdir()?;
+        for entry in fs::read_dir(root())? {
+            let name = entry?.file_name();
+            if !["target", "runs", ".git"].iter().any(|left_out| name == *left_out) {
+                symlink(root().join(&name), folder.path().join(&name))?;
+            }
+        }
+        let release = folder.path().join("target/release");
+        fs::create_dir_all(&release)?;
+        for program in
+            [&programs().join("switchyard"), &programs().join("switchyard-worker"), agent_program(), gpu_probe()]
+        {
+            symlink(program, release.join(program.file_name().context("a name")?))?;
+        }
+        let path = format!("{}:{}", release.display(), std::env::var("PATH").unwrap_or_default());
+        let environment = vec![("PATH", path), ("HOME", folder.path().display().to_string())];
+        Ok(Clone { folder, environment })
+    }
+
+    fn command(&self, line: &str) -> Program {
+        let shell = Program::new(Path::new("/bin/sh"), self.folder.path(), ["-euc", line]);
+        self.environment.iter().fold(shell, |shell, (name, value)| shell.env(name, value))
+    }
+}
+
+/// Why a command did not do what its page says; `None`: it did.
+fn fault(command: &Command, ended: &Ended, exit: i32) -> Option<String> {
+    if ended.code != Some(exit) {
+        return Some(format!("exit {:?}, expected {exit}\n{}{}", ended.code, ended.stdout, ended.stderr));
+    }
+    let expected = command.output.as_ref()?;
+    let got = ended.stdout.trim_end();
+    (got != expected).then(|| format!("it prints\n{got}\nand the page says\n{expected}"))
+}
+
+#[test]
+fn local_commands_do_what_the_pages_say() -> Result<()> {
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for (_, blocks) in pages()? {
+        let mut clone = None;
+        for block in blocks {
+            let Ok(Class::Local { exit }) = block.class() else { continue };
+            // A page has a folder of its own: its later blocks find what the earlier ones wrote.
+            if clone.is_none() {
+                clone = Some(Clone::new()?);
+            }
+            let Some(clone) = &clone else { continue };
+            let commands: Vec<Command> =
+                block.commands().into_iter().filter(|command| !command.is_left_out()).collect();
+            ensure!(!commands.is_empty(), "{}: nothing in it is run; expected the class build", block.place);
+            let last = commands.len() - 1;
+            for (at, command) in commands.iter().enumerate() {
+                let ended = clone.command(&command.line).run(PATIENCE);
+                println!("{:5.1} s  {}: {}", ended.time.as_secs_f64(), block.place, command.line);
+                let fault = fault(command, &ended, if at == last { exit } else { 0 });
+                faults.extend(fault.map(|fault| format!("{}: {}: {fault}", block.place, command.line)));
+                count += 1;
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(count >= 15, "{count} commands");
+    Ok(())
+}
+
+#[test]
+fn a_command_that_does_something_else_is_noticed() -> Result<()> {
+    let clone = Clone::new()?;
+    let run = |line: &str, output: Option<&str>, exit: i32| {
+        let command = Command { line: line.into(), output: output.map(str::to_string) };
+        fault(&command, &clone.command(line).run(PATIENCE), exit)
+    };
+    assert_eq!(run("switchyard version | cut -d' ' -f1", Some("switchyard"), 0), None);
+    for (line, output, exit, words) in [
+        ("switchyard lint gone.yaml", None, 0, "exit Some(2), expected 0"),
+        ("switchyard version", None, 1, "exit Some(0), expected 1"),
+        ("switchyard version", Some("another"), 0, "and the page says\nanother"),
+    ] {
+        let found = run(line, output, exit);
+        assert!(found.as_ref().is_some_and(|found| found.contains(words)), "{line}: {found:?}");
+    }
+    Ok(())
+}
+
+/// Why a command of cargo would not begin; `None`: it would.
+fn fault_of_cargo(words: &[&str]) -> Option<String> {
+    let run = |arguments: &[&str]| {
+        let program = PathBuf::from(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let ended = Program::new(&program, root(), arguments).run(PATIENCE);
+        (ended.code != Some(0)).then(|| ended.stderr.clone())
+    };
+    // With `--help` a program checks what stands before it, and does nothing.
+    let xtask = |arguments: &[&str]| run(&[&["run", "--quiet", "-p", "xtask", "--"], arguments].concat());
+    let package = |name: &str| run(&["pkgid", "-p", name]);
+    match words {
+        // What follows the file is for `switchyard run`, and the file must be there.
+        ["xtask", "run", options @ .., file] => {
+            let gone = (!root().join(file).is_file()).then(|| format!("no file {file}"));
+            let worker = options.iter().position(|option| *option == "--worker").and_then(|at| options.get(at + 1));
+            gone.or_else(|| worker.and_then(|name| package(name)))
+                .or_else(|| xtask(&[&["run"], options, &["--help"]].concat()))
+        }
+        // This one hands its arguments on.
+        ["xtask", "cluster", arguments @ ..] => {
+            let program = Path::new(env!("CARGO_BIN_EXE_switchyard-bench-cluster"));
+            let ended = Program::new(program, root(), [arguments, &["--help"]].concat()).run(PATIENCE);
+            (ended.code != Some(0)).then_some(ended.stderr)
+        }
+        ["xtask", "programs", names @ ..] => {
+            switchyard_tests::programs_of(names).err().map(|error| format!("{error:#}"))
+        }
+        ["xtask", arguments @ ..] => xtask(&[arguments, &["--help"]].concat()),
+        ["build", "--release", "-p", name] => package(name),
+        _ => Some("no command that this test knows how to check".into()),
+    }
+}
+
+#[test]
+fn commands_of_cargo_are_such() -> Result<()> {
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for block in pages()?.into_iter().flat_map(|(_, blocks)| blocks) {
+        for command in block.commands() {
+            let of_cargo = command.of_cargo();
+            if of_cargo.is_empty() && block.class() == Ok(Class::Build) {
+                faults.push(format!(
+                    "{}: {}: no command of cargo, in a block of the class build",
+                    block.place, command.line
+                ));
+            }
+            for words in of_cargo {
+                let fault = fault_of_cargo(&words);
+                faults.extend(fault.map(|fault| format!("{}: {}: {fault}", block.place, command.line)));
+                count += 1;
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(count >= 10, "{count} commands");
+    for planted in [
+        &["xtask", "imagse"][..],
+        &["xtask", "images", "--layuot", "x"],
+        &["xtask", "run", "examples/gone.yaml"],
+        &["xtask", "run", "--worker", "switchyard-gone", "examples/mlp.yaml"],
+        &["xtask", "run", "--wroker", "xtask", "examples/mlp.yaml"],
+        &["xtask", "cluster", "up", "--nodes", "9"],
+        &["xtask", "programs", "helmet"],
+        &["build", "--release", "-p", "switchyard-gone"],
+        &["instal", "x"],
+    ] {
+        assert!(fault_of_cargo(planted).is_some(), "cargo {planted:?}");
+    }
+    Ok(())
+}
+
+/// README.md, "On a cluster": the commands as they stand there, but for the cluster itself, which is that of `cargo xtask cluster up`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_readme_leads_to_a_job_on_a_cluster() -> Result<()> {
+    let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
+    plane.install_crds().await?;
+    let mut options = KubeletOptions::new("node", 4);
+    (options.policy, options.programs) = ("worker".parse()?, Some(programs().to_path_buf()));
+    let _kubelet = Kubelet::start(plane.config().await?, options).await?;
+    let mut clone = Clone::new()?;
+    symlink(plane.kubectl_program(), clone.folder.path().join("target/release/kubectl"))?;
+    clone.environment.push(("KUBECONFIG", plane.kubeconfig("admin").display().to_string()));
+    let (mut said, mut running) = (String::new(), Vec::new());
+    let all = pages()?.into_iter().flat_map(|(_, blocks)| blocks);
+    for block in all.filter(|block| block.class() == Ok(Class::Plane)) {
+        for command in block.commands().into_iter().filter(|command| !command.is_left_out()) {
+            let begin = Instant::now();
+            match command.line.strip_suffix('&') {
+                // In the background, as in a shell; it ends with the test.
+                Some(line) => {
+                    let log = clone.folder.path().join("background.log");
+                    let words = ["-euc".to_string(), format!("exec {line}")];
+                    running.push(Daemon::start(Path::new("/bin/sh"), &words, &clone.environment, &log)?);
+                }
+                None => {
+                    let ended = clone.command(&command.line).run(PATIENCE);
+                    ensure!(
+                        ended.code == Some(0),
+                        "{}: {}: {}{}",
+                        block.place,
+                        command.line,
+                        ended.stdout,
+                        ended.stderr
+                    );
+                    said.push_str(&ended.stdout);
+                }
+            }
+            println!("{:5.1} s  {}: {}", begin.elapsed().as_secs_f64(), block.place, command.line);
+        }
+    }
+    for mut daemon in running {
+        daemon.signal(rustix::process::Signal::TERM);
+        ensure!(daemon.wait(PATIENCE) == Some(0), "it does not end well: {}", daemon.tail());
+    }
+    ensure!(said.contains("->Complete ") && said.contains("step=300/300") && said.contains("gpt-pods"), "{said}");
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! Nodes with GPUs: the agents of the chart report the scene of each node, a driver offers its GPUs, and jobs get exactly those that are
+//! planned for them.
+
+use crate::{Cluster, claims, strangers};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use switchyard_crds::gpu_topology::GPUTopology;
+// Named, so that cargo builds the shared library.
+use switchyard_nvml_mock as _;
+use switchyard_scenes::{Scene, Stage};
+use switchyard_tests::Program;
+use switchyard_tests::drivers::ClaimDriver;
+use switchyard_tests::gpus::{GpuNodes, uuids};
+use switchyard_tests::history::Recorder;
+
+/// Where the jobs are: a namespace of Pod Security `restricted`.
+pub(crate) const TEAM: &str = "team";
+/// What the nodes are, in their order: a mesh of NVLinks, where it matters which GPUs a job gets, and one kind with switches.
+const SCENES: [&str; 2] = ["dgx-1v", "h200-4nics"];
+/// Agents that look at the scene of their node, and ask its kubelet who uses what.
+const VALUES: &str = "--values tests/tests/chart/values/test-bed.yaml --set nodeAgent.hostPaths.podResources=/var/lib/kubelet/pod-resources";
+
+/// Nodes with GPUs that are offered for claims.
+pub(crate) struct GpuCluster {
+    pub cluster: Cluster,
+    pub gpus: GpuNodes,
+    /// What the agents reported when nothing was in use.
+    pub reports: Vec<GPUTopology>,
+    /// What happens from then on.
+    pub recorder: Recorder,
+    _drivers: Vec<ClaimDriver>,
+}
+
+impl GpuCluster {
+    async fn start() -> Result<GpuCluster> {
+        let cluster = Cluster::start(SCENES.len() as u8)?;
+        let mut stages = Vec::new();
+        for (node, scene) in cluster.nodes.names().iter().zip(SCENES) {
+            let stage = Stage::new(Scene::shipped(scene)?)?;
+            let (from, to) = (stage.tree.path(""), cluster.nodes.path(node, "/var/lib/scene")?);
+            let arguments = ["-a", &from.display().to_string(), &to.display().to_string()];
+            let copied = Program::new("cp".as_ref(), cluster.folder.path(), arguments).run(crate::PATIENCE);
+            ensure!(copied.code == Some(0), "{}", copied.stderr);
+            stages.push(stage);
+        }
+        cluster.install_with(VALUES)?;
+        let reports = shown(&cluster, &stages)?;
+        let client = cluster.nodes.plane.client().await?;
+        let gpus = GpuNodes::start(client.clone()).await?;
+        let mut drivers = Vec::new();
+        for report in &reports {
+            drivers.push(ClaimDriver::start(&cluster.nodes, &gpus, report).await?);
+        }
+        cluster.team(TEAM)?;
+        let recorder = Recorder::start(client).await?;
+        Ok(GpuCluster { cluster, gpus, reports, recorder, _drivers: drivers })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_have_their_gpus_and_nobody_elses() -> Result<()> {
+    let nodes = GpuCluster::start().await?;
+    claims::the_planned_gpus_are_those_of_the_container(&nodes).await?;
+    claims::two_jobs_for_the_gpus_of_one_node(&nodes).await?;
+    claims::nothing_was_shared(&nodes).await?;
+    strangers::an_agent_writes_of_its_own_node(&nodes.cluster)?;
+    strangers::workers_let_nobody_in(&nodes.cluster)
+}
+
+/// A user sees the scenes. Answers the reports of the nodes in their order.
+fn shown(cluster: &Cluster, stages: &[Stage]) -> Result<Vec<GPUTopology>> {
+    let list = || -> Result<Vec<GPUTopology>> {
+        let list: Value =
+            serde_json::from_str(&cluster.sh("kubectl get gputopologies.training.switchyard.dev -o json")?)?;
+        Ok(serde_json::from_value(list["items"].clone())?)
+    };
+    cluster.until("all agents report GPUs", || {
+        let reports = list()?;
+        Ok(reports.len() == stages.len() && reports.iter().all(|report| !uuids(report).is_empty()))
+    })?;
+    let reports = list()?;
+    let table = cluster.sh("kubectl get gputopologies.training.switchyard.dev")?;
+    for ((node, stage), report) in cluster.nodes.names().iter().zip(stages).zip(&reports) {
+        let machine = &stage.machine;
+        let expected: Vec<&str> = machine.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        ensure!(uuids(report) == expected, "{node}: {:?} in place of {expected:?}", uuids(report));
+        let status = report.status.as_ref().context("no status")?;
+        let nics: BTreeSet<&str> = status.nics.iter().filter_map(|nic| nic.rdma_device.as_deref()).collect();
+        let ports: BTreeSet<&str> = machine.ports.iter().map(|port| port.name.as_str()).collect();
+        ensure!(nics == ports && !status.links.is_empty(), "{node}: {nics:?} in place of {ports:?}");
+        let row: Vec<&str> =
+            table.lines().find(|line| line.starts_with(node.as_str())).context("no row")?.split_whitespace().collect();
+        ensure!(row.get(1) == Some(&machine.gpus.len().to_string().as_str()), "{node}: {table}");
+    }
+    println!("{table}");
+    Ok(reports)
+}

@@ -1,0 +1,282 @@
+//! Who is kept out of a real cluster: an agent with the token of another node, and whoever reaches the ports of workers.
+
+use crate::faults::processes_of;
+use crate::gpu_nodes::TEAM;
+use crate::{Cluster, JOBS, example, message, stage};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+use switchyard_crds::labels;
+use switchyard_tests::nodes::TOOLS;
+use switchyard_tests::{Ended, SYSTEM};
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::pod::KEY_FILE;
+
+const REPORTS: &str = "gputopologies.training.switchyard.dev";
+
+/// The token of the agent that runs on a node, as whoever controls the node finds it.
+fn token(cluster: &Cluster, node: &str) -> Result<String> {
+    let list = format!(
+        "kubectl --namespace {SYSTEM} get pods -l app.kubernetes.io/component=node-agent --field-selector spec.nodeName={node} \
+         -o jsonpath='{{.items[*].metadata.uid}}'"
+    );
+    let uid = cluster.sh(&list)?;
+    let path = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~projected/token/token");
+    let read = cluster.nodes.run(node, "cat", &[&path])?;
+    ensure!(read.code == Some(0) && read.stdout.matches('.').count() == 2, "{path}: {}", read.stderr);
+    Ok(read.stdout)
+}
+
+/// Runs kubectl as somebody with a token.
+fn with(cluster: &Cluster, token: &str, arguments: &str) -> Result<Ended> {
+    let admin = fs::read_to_string(cluster.nodes.plane.kubeconfig("admin"))?;
+    let path = cluster.folder.path().join("stranger.kubeconfig");
+    fs::write(&path, admin.replace("token-admin", token.trim()))?;
+    Ok(cluster.line(cluster.folder.path(), &format!("kubectl --kubeconfig {} {arguments}", path.display())))
+}
+
+/// How an agent writes a report. kubectl's `patch` of a status would read it first, which an agent may not.
+const STATUS: &str = "apply --server-side --force-conflicts --validate=false --subresource=status";
+
+/// What the agent of node-1 tries, and the words with which it is refused; without words it may.
+const TRIES: [(&str, &str); 18] = [
+    ("annotate REPORTS node-1 example.com/seen=yes", ""),
+    ("STATUS -f node-1.json", ""),
+    ("get REPORTS node-1", ""),
+    ("annotate REPORTS node-2 example.com/seen=yes", "expected node-1, the node of this agent"),
+    ("STATUS -f node-2.json", "expected node-1, the node of this agent"),
+    ("create -f node-3.json", "expected node-1, the node of this agent"),
+    ("delete REPORTS node-2", r#"cannot delete resource "gputopologies""#),
+    ("delete REPORTS node-1", r#"cannot delete resource "gputopologies""#),
+    ("get REPORTS", r#"cannot list resource "gputopologies""#),
+    ("get secrets --all-namespaces", r#"cannot list resource "secrets""#),
+    ("get secret some --namespace team", r#"cannot get resource "secrets""#),
+    ("create configmap some --namespace switchyard-system", r#"cannot create resource "configmaps""#),
+    ("run some --image some --namespace switchyard-system", r#"cannot create resource "pods""#),
+    (
+        "create token switchyard-controller --namespace switchyard-system",
+        r#"cannot create resource "serviceaccounts/token""#,
+    ),
+    ("label node node-1 some=label", r#"cannot patch resource "nodes""#),
+    ("get trainjobs.training.switchyard.dev --namespace team", r#"cannot list resource "trainjobs""#),
+    ("get pods --all-namespaces", r#"cannot list resource "pods""#),
+    ("get resourceclaims --namespace team", r#"cannot list resource "resourceclaims""#),
+];
+
+/// An agent with a real token writes of its own node, and nothing else.
+pub(crate) fn an_agent_writes_of_its_own_node(cluster: &Cluster) -> Result<()> {
+    for (node, status) in [("node-1", json!({})), ("node-2", json!({"agentVersion": "9.9.9"})), ("node-3", json!({}))] {
+        let report = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "GPUTopology", "metadata": {"name": node},
+            "spec": {}, "status": status,
+        });
+        fs::write(cluster.folder.path().join(format!("{node}.json")), report.to_string())?;
+    }
+    let mine = token(cluster, "node-1")?;
+    for (line, words) in TRIES {
+        let ended = with(cluster, &mine, &line.replace("REPORTS", REPORTS).replace("STATUS", STATUS))?;
+        let is_as_told = match words {
+            "" => ended.code == Some(0),
+            _ => ended.code != Some(0) && ended.stderr.contains(words),
+        };
+        ensure!(is_as_told, "{line}: exit {:?}; expected {words:?}\n{}{}", ended.code, ended.stdout, ended.stderr);
+    }
+    let theirs = cluster.get("", REPORTS, "node-2")?.context("the report of node-2 is gone")?;
+    ensure!(theirs["metadata"]["annotations"].is_null() && theirs["status"]["agentVersion"] != "9.9.9", "{theirs:#}");
+    // A token of the account that is bound to no pod names no node.
+    let unbound = cluster.sh(&format!("kubectl --namespace {SYSTEM} create token switchyard-node-agent"))?;
+    let ended = with(cluster, &unbound, &format!("annotate {REPORTS} node-1 example.com/seen=again --overwrite"))?;
+    ensure!(ended.stderr.contains("expected a token that names a node"), "{}{}", ended.stdout, ended.stderr);
+    println!("         {} tries of an agent, with the token of its pod", TRIES.len());
+    Ok(())
+}
+
+/// The job whose ports are tried.
+const JOB: &str = "victim";
+/// A namespace of others.
+const OTHERS: &str = "strangers";
+/// For a worker to end the connection of a stranger, on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Connections at once of which nothing comes.
+const SILENT: usize = 200;
+
+/// Trains on two nodes until it is told to end.
+fn victim() -> Result<Value> {
+    let mut job = example("gpt-cluster.yaml")?;
+    job["metadata"]["name"] = JOB.into();
+    job["spec"]["engine"]["steps"] = 100_000_000.into();
+    Ok(job)
+}
+
+/// Waits until the job has trained some steps more, in its first attempt.
+fn trains_on(cluster: &Cluster, what: &str) -> Result<()> {
+    let step = |job: &Value| job["status"]["trainerStatus"]["step"].as_u64().unwrap_or(0);
+    let before = step(&cluster.job(TEAM, JOB)?);
+    let job = cluster.wait_job(TEAM, JOB, &format!("training after {what}"), |job| {
+        job["status"]["attempt"] != 1 || step(job) > before + 20
+    })?;
+    let status = &job["status"];
+    ensure!(status["attempt"] == 1 && stage(&job) == "Running", "{what}: {}: {status:#}", message(&job));
+    println!("         {what}: step {before} -> {}", step(&job));
+    Ok(())
+}
+
+/// Ports on which somebody listens in the network of a pod, with the addresses.
+fn listening(pod: &Value) -> Result<BTreeSet<(String, u16)>> {
+    let process = processes_of(pod["metadata"]["uid"].as_str().context("no UID")?)?;
+    let process = process.first().with_context(|| format!("no process: {:#}", pod["status"]))?;
+    let mut found = BTreeSet::new();
+    for table in ["net/tcp", "net/tcp6"] {
+        for line in fs::read_to_string(process.join(table))?.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            // State 0A of the kernel's table is LISTEN; addresses are in the machine's order of bytes.
+            if let [_, local, _, "0A", ..] = fields[..] {
+                let (address, port) = local.split_once(':').context("an address without a port")?;
+                let address = match u32::from_str_radix(address, 16) {
+                    Ok(number) => Ipv4Addr::from(number.to_ne_bytes()).to_string(),
+                    Err(_) => address.to_string(),
+                };
+                found.insert((address, u16::from_str_radix(port, 16)?));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The policy of the job lets its own pods in and nobody else. Whether it is kept is up to the network plug-in, and here it is not: what
+/// follows is stopped by the workers alone.
+fn fenced(cluster: &Cluster, zero: &Value, one: &Value) -> Result<()> {
+    let policy = cluster.get(TEAM, "networkpolicy", JOB)?.context("no NetworkPolicy")?;
+    let uid = cluster.job(TEAM, JOB)?["metadata"]["uid"].clone();
+    let own = json!({"matchLabels": {labels::JOB_UID: uid}});
+    let expected =
+        json!({"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]});
+    ensure!(policy["spec"] == expected, "{:#}", policy["spec"]);
+    let is_meant = |pod: &Value| pod["metadata"]["labels"][labels::JOB_UID] == uid;
+    ensure!(is_meant(zero) && is_meant(one), "its pods are not meant");
+    Ok(())
+}
+
+/// What strangers send.
+fn garbage() -> [(&'static str, Vec<u8>); 4] {
+    let noise = (0..3000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    [
+        ("noise", noise),
+        ("a request of HTTP", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+        // The magic number, the version and the kind of a first message.
+        ("the beginning of a frame", vec![0x53, 0x77, 0x79, 0x64, 2, 1]),
+        ("silence", Vec::new()),
+    ]
+}
+
+/// A stranger is sent away without a word, on the host as in a pod of others.
+fn cut_off(cluster: &Cluster, (address, port): (&str, u16), what: &str, bytes: &[u8]) -> Result<()> {
+    let (said, time) = sent_from_here(address, port, bytes)?;
+    ensure!(said == 0, "{what}: {said} bytes of answer");
+    let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
+    let script = format!("printf '{octal}' | nc {address} {port} | wc -c");
+    let line = ["--namespace", OTHERS, "exec", "stranger", "--", "timeout", "60", "sh", "-c", &script];
+    let ended = cluster.nodes.plane.kubectl(&line);
+    ensure!(ended.code == Some(0) && ended.stdout.trim() == "0", "{what}: {}{}", ended.stdout, ended.stderr);
+    ensure!(!ended.stderr.contains("can't connect"), "{what}: {}", ended.stderr);
+    println!("{:5.1} s  until {what} is cut off", time.as_secs_f64());
+    Ok(())
+}
+
+/// Sends this from the host. Answers how many bytes came back until the connection was ended, and when that was.
+fn sent_from_here(address: &str, port: u16, bytes: &[u8]) -> Result<(usize, Duration)> {
+    let begin = Instant::now();
+    let mut stream = TcpStream::connect((address, port))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(bytes)?;
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => Err(error).context("the connection stays open"),
+        _ => Ok((answer.len(), begin.elapsed())),
+    }
+}
+
+/// A pod of others, as Pod Security wants it.
+fn stranger() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "main", "image": TOOLS,
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
+        },
+    })
+}
+
+/// A worker that knows everything of a pod of the job but the key: the program, the configuration, names, ranks and the address.
+fn impostor(cluster: &Cluster, pod: &Value) -> Result<()> {
+    let config = cluster.get(TEAM, "configmap", &format!("{JOB}-1"))?.context("no configuration")?;
+    let mut objects = vec![json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config["metadata"]["name"]}, "data": config["data"],
+    })];
+    let mut spec = pod["spec"].clone();
+    let fields = spec.as_object_mut().context("no spec")?;
+    fields.retain(|field, _| ["containers", "nodeName", "securityContext", "volumes"].contains(&field.as_str()));
+    spec["restartPolicy"] = "Never".into();
+    let container = &mut spec["containers"][0];
+    container["resources"] = json!({});
+    container["env"]
+        .as_array_mut()
+        .context("no environment")?
+        .push(json!({"name": env::CONNECT_TIMEOUT_SECONDS, "value": "3"}));
+    for volume in spec["volumes"].as_array().into_iter().flatten().filter(|volume| !volume["secret"].is_null()) {
+        objects.push(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": volume["secret"]["secretName"]},
+            "stringData": {KEY_FILE: "0123456789abcdef0123456789abcdef"},
+        }));
+    }
+    ensure!(objects.len() == 2, "the pod has one key: {:#}", spec["volumes"]);
+    objects.push(json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "impostor"}, "spec": spec}));
+    cluster.apply(OTHERS, &json!({"apiVersion": "v1", "kind": "List", "items": objects}))?;
+    let over = || Ok(cluster.get(OTHERS, "pod", "impostor")?.is_some_and(|pod| pod["status"]["phase"] == "Failed"));
+    cluster.until("the impostor has given up", over)?;
+    let said = cluster.sh(&format!("kubectl --namespace {OTHERS} logs impostor"))?;
+    ensure!(said.contains("must have the same job token"), "{said}");
+    Ok(())
+}
+
+/// Only rank 0 listens, on the address of its pod; whoever comes there without the key is sent away, and the training goes on.
+pub(crate) fn workers_let_nobody_in(cluster: &Cluster) -> Result<()> {
+    let text = "create configmap text --from-file=docs";
+    cluster.sh(&format!("kubectl --namespace {TEAM} {text}"))?;
+    cluster.apply(TEAM, &victim()?)?;
+    trains_on(cluster, "it starts")?;
+    let pods = [0, 1].map(|rank| cluster.get(TEAM, "pod", &format!("{JOB}-1-{rank}")));
+    let [Some(zero), Some(one)] = pods.map(|pod| pod.ok().flatten()) else { anyhow::bail!("no pods of {JOB}") };
+    let address = zero["status"]["podIP"].as_str().context("no address")?;
+    let (open, none) = (listening(&zero)?, listening(&one)?);
+    println!("         who listens: {open:?} and {none:?}");
+    ensure!(none.is_empty() && open.len() == 1 && open.iter().all(|(at, _)| at == address), "{open:?} and {none:?}");
+    let port = open.first().context("nobody listens")?.1;
+    fenced(cluster, &zero, &one)?;
+
+    cluster.team(OTHERS)?;
+    cluster.sh(&format!("kubectl --namespace {OTHERS} {text}"))?;
+    cluster.apply(OTHERS, &stranger())?;
+    cluster.sh(&format!("kubectl --namespace {OTHERS} wait --for=condition=Ready pod/stranger --timeout=120s"))?;
+    let garbage = garbage();
+    thread::scope(|scope| {
+        let tries =
+            garbage.each_ref().map(|(what, bytes)| scope.spawn(|| cut_off(cluster, (address, port), what, bytes)));
+        tries.into_iter().try_for_each(|one| one.join().unwrap_or_else(|_| anyhow::bail!("a thread panicked")))
+    })?;
+    let silent: Vec<TcpStream> = (0..SILENT).map(|_| TcpStream::connect((address, port))).collect::<Result<_, _>>()?;
+    trains_on(cluster, "garbage, and many connections of which nothing comes")?;
+    drop(silent);
+    impostor(cluster, &one)?;
+    trains_on(cluster, "a worker with another key")?;
+    cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {JOB}")).map(drop)
+}
