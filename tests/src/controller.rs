@@ -207,18 +207,28 @@ impl Jobs {
         Ok(self.api().patch(name, &Default::default(), &kube::api::Patch::Merge(patch)).await?)
     }
 
-    /// Notes of the job's events with this reason.
+    /// Notes of the job's events with this reason. An event is sent after the status it tells of, so the first one is waited for.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// They cannot be listed, or there is none.
     pub async fn events(&self, name: &str, reason: &str) -> Result<Vec<String>> {
         let api = Api::<k8s_openapi::api::events::v1::Event>::namespaced(self.client.clone(), &self.namespace);
         let of_job = |event: &k8s_openapi::api::events::v1::Event| {
             event.regarding.as_ref().is_some_and(|regarding| regarding.name.as_deref() == Some(name))
                 && event.reason.as_deref() == Some(reason)
         };
-        let events = api.list(&ListParams::default()).await?.items;
-        Ok(events.into_iter().filter(of_job).filter_map(|event| event.note).collect())
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            let events = api.list(&ListParams::default()).await?.items;
+            let notes: Vec<String> = events.into_iter().filter(of_job).filter_map(|event| event.note).collect();
+            if !notes.is_empty() {
+                return Ok(notes);
+            }
+            if Instant::now() > give_up {
+                bail!("no event {reason} of {name}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 }
 

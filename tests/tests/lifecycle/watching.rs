@@ -106,7 +106,9 @@ fn of_the_context(scene: &Training) -> Result<()> {
         );
     }
     let gone = ask(scene, &["explain", "gpt-gone"]);
-    ensure!(gone.stderr.contains(&format!("no TrainJob {name}-gone; there are {name}")), "{}", gone.stderr);
+    let (nothing, others) = gone.stderr.split_once("; there are ").unwrap_or_default();
+    let is_named = others.split([',', ' ']).any(|word| word == name);
+    ensure!(nothing.contains(&format!("no TrainJob {name}-gone")) && is_named, "{}", gone.stderr);
     Ok(())
 }
 
