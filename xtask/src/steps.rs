@@ -176,7 +176,8 @@ fn nodes(totals: &mut Totals) -> Result<()> {
     real_nodes()?;
     let tests = ["test", "-p", "switchyard-tests", "--test", "nodes", "--", "--test-threads", "1"];
     totals.run("real nodes: pods, links, GPUs, what is left", &mut cargo(&tests))?;
-    let users = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", "--test-threads", "1"];
+    // Two clusters at a time: their tests wait more than they compute.
+    let users = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", "--test-threads", "2"];
     totals.run(
         "the product on real nodes: from helm install to a trained model, and what fails on the way",
         &mut cargo(&users),

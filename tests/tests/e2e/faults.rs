@@ -110,9 +110,12 @@ pub(crate) fn checkpointed(name: &str) -> Result<Value> {
     job["metadata"]["name"] = name.into();
     job["spec"]["engine"]["steps"] = ENDLESS.into();
     job["spec"]["failurePolicy"] = json!({"maxRestarts": 20, "maxInfrastructureRestarts": 20});
-    job["spec"]["checkpoint"] =
-        json!({"volumeName": "checkpoints", "path": format!("/checkpoints/{name}"), "everySteps": 20});
-    let volumes = job["spec"]["template"]["spec"]["volumes"].as_array_mut().context("the example has volumes")?;
+    // With `volumeName` the whole volume would be the directory of one job, and several have theirs on this one.
+    job["spec"]["checkpoint"] = json!({"path": format!("/checkpoints/{name}"), "everySteps": 20});
+    let pod = &mut job["spec"]["template"]["spec"];
+    let mounts = pod["containers"][0]["volumeMounts"].as_array_mut().context("the example mounts volumes")?;
+    mounts.push(json!({"name": "checkpoints", "mountPath": "/checkpoints"}));
+    let volumes = pod["volumes"].as_array_mut().context("the example has volumes")?;
     volumes.push(json!({"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}));
     Ok(job)
 }
