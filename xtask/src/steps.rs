@@ -146,7 +146,7 @@ pub(crate) fn test() -> Result<()> {
     let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];
     totals.run("exact GPUs, with claims and without", &mut cargo(&devices))?;
     nodes(&mut totals)?;
-    let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "1"];
+    let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "2"];
     totals.run("controller under faults", &mut cargo(&faults))?;
     let churn = ["test", "-p", "switchyard-tests", "--test", "churn", "--", "--test-threads", "1"];
     totals.run("churn, judged offline", &mut cargo(&churn))?;

@@ -165,8 +165,9 @@ impl Network {
             );
             for (port, address) in [(format!("up-{rack}"), "dst"), (format!("down-{rack}"), "src")] {
                 script.push_str(&format!(
-                    "tc qdisc del dev {port} root 2>/dev/null || true\ntc qdisc add dev {port} root handle 1: htb default 1\n{}\
+                    "{}tc qdisc add dev {port} root handle 1: htb default 1\n{}\
                      tc filter add dev {port} parent 1: protocol ip prio 1 u32 match ip {address} {host}/32 flowid 1:0\n",
+                    unlimited(&port),
                     class(&port, 1, between)
                 ));
             }
@@ -194,7 +195,15 @@ fn class(port: &str, number: u16, bits_per_second: u64) -> String {
     )
 }
 
+/// Takes the queue of a port away: one cannot be replaced by one of another kind and the same number.
+fn unlimited(port: &str) -> String {
+    format!("tc qdisc del dev {port} root 2>/dev/null || true\n")
+}
+
 /// A rate for all that leaves by a port.
 fn limited(port: &str, bits_per_second: u64) -> String {
-    format!("tc qdisc replace dev {port} root handle 1: tbf rate {bits_per_second}bit burst 256kb limit {QUEUE}\n")
+    format!(
+        "{}tc qdisc add dev {port} root handle 1: tbf rate {bits_per_second}bit burst 256kb limit {QUEUE}\n",
+        unlimited(port)
+    )
 }
