@@ -28,11 +28,13 @@ mod times;
 mod worth;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use switchyard::plan::resources::Resources;
 use switchyard_tests::chart::helm;
 use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
 use switchyard_tests::{Ended, Program, programs_of, root, target};
@@ -156,6 +158,21 @@ impl Cluster {
         }
     }
 
+    /// Suspends a job of the team, or lets it go on; answers whether it was still there.
+    pub fn suspend(&self, name: &str, value: bool) -> Result<bool> {
+        let patch = json!({"spec": {"suspend": value}}).to_string();
+        let arguments = ["--namespace", TEAM, "patch", JOBS, name, "--type", "merge", "--patch", &patch];
+        let ended = self.nodes.plane.kubectl(&arguments);
+        ensure!(ended.code == Some(0) || ended.stderr.contains("NotFound"), "{}", ended.stderr);
+        Ok(ended.code == Some(0))
+    }
+
+    /// Waits until the team has no pods.
+    pub fn no_pods(&self) -> Result<()> {
+        let pods = format!("kubectl --namespace {TEAM} get pods -o name");
+        self.until("the pods are gone", || Ok(self.sh(&pods)?.is_empty())).map(drop)
+    }
+
     /// Waits until something is so.
     pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<Duration> {
         let begin = Instant::now();
@@ -168,6 +185,8 @@ impl Cluster {
     }
 }
 
+/// The namespace of those who train.
+pub(crate) const TEAM: &str = "team";
 pub(crate) const JOBS: &str = "trainjobs.training.switchyard.dev";
 
 /// The summary condition of a job.
@@ -183,6 +202,13 @@ pub(crate) fn stage(job: &Value) -> &str {
 /// What the summary says.
 pub(crate) fn message(job: &Value) -> &str {
     summary(job).and_then(|summary| summary["message"].as_str()).unwrap_or_default()
+}
+
+/// The bus bandwidth that the plan predicts for a job, MB/s; `None`: its status tells none.
+pub(crate) fn predicted(job: &Value) -> Result<Option<i64>> {
+    let told: Option<Quantity> = serde_json::from_value(job["status"]["placement"]["predictedBusBandwidth"].clone())?;
+    // Amounts of resources are in thousandths.
+    Ok(told.map(|told| Resources::of_quantities(&[(String::new(), told)].into()).get("") / 1_000_000_000))
 }
 
 /// An example as data.

@@ -1,9 +1,8 @@
 //! Exact GPUs by claims, from `kubectl apply` to the environment of the container.
 
-use crate::gpu_nodes::{GpuCluster, TEAM};
-use crate::{JOBS, message, stage};
+use crate::gpu_nodes::GpuCluster;
+use crate::{JOBS, TEAM, message, predicted, stage};
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -11,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use switchyard::placement::gpus::MinLink;
 use switchyard::plan::cluster::machine::{Machine, Shapes};
-use switchyard::plan::resources::Resources;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tests::drivers::VISIBLE;
 use switchyard_tests::gpus::{DRIVER, gpu_job};
@@ -157,9 +155,7 @@ pub(crate) async fn the_planned_gpus_are_those_of_the_container(nodes: &GpuClust
         nodes.cluster.apply(TEAM, &job(&name, &node, PAIR))?;
         let got = nodes.gpus_of(&name).await?;
         let (ours, theirs) = (value(&machine, &got), value(&machine, &first));
-        let told = nodes.cluster.job(TEAM, &name)?["status"]["placement"]["predictedBusBandwidth"].clone();
-        let told = BTreeMap::from([("told".to_string(), serde_json::from_value::<Quantity>(told)?)]);
-        let told = Resources::of_quantities(&told).get("told") / 1_000_000_000;
+        let told = predicted(&nodes.cluster.job(TEAM, &name)?)?.context("no prediction")?;
         ensure!(told == ours, "{name}: {told} MB/s in the status, {ours} of what it got");
         ensure!(ours >= theirs, "{name}: {ours} MB/s, first-fit {theirs}");
         println!(
@@ -191,12 +187,8 @@ pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Res
     let had = nodes.gpus_of(first).await?;
     nodes.waits(second)?;
 
-    let suspend = |name: &str, value: bool| {
-        let patch = json!({"spec": {"suspend": value}}).to_string();
-        cluster.sh(&format!("kubectl --namespace {TEAM} patch {JOBS} {name} --type merge --patch '{patch}'"))
-    };
     let begin = Instant::now();
-    suspend(first, true)?;
+    ensure!(cluster.suspend(first, true)?, "{first} is gone");
     let list = format!(
         "kubectl --namespace {TEAM} get pods,resourceclaims -l training.switchyard.dev/job-name={first} -o name"
     );
@@ -207,7 +199,7 @@ pub(crate) async fn two_jobs_for_the_gpus_of_one_node(nodes: &GpuCluster) -> Res
     // Of eight, two times five.
     ensure!(!had.is_disjoint(&has), "{had:?} and {has:?}");
 
-    suspend(first, false)?;
+    ensure!(cluster.suspend(first, false)?, "{first} is gone");
     nodes.waits(first)?;
     cluster.sh(&format!("kubectl --namespace {TEAM} exec {second}-1-0 -- kill -TERM 1"))?;
     cluster.wait_job(TEAM, second, "complete", |job| stage(job) == "Complete")?;

@@ -2,7 +2,7 @@
 //! nothing is left.
 
 use crate::memory::out_of_memory;
-use crate::{Cluster, JOBS, example, message, stage};
+use crate::{Cluster, JOBS, TEAM, example, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
@@ -10,8 +10,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The namespace.
-pub(crate) const TEAM: &str = "team";
 /// Far more steps than a test waits for: the job ends when it is told to.
 pub(crate) const ENDLESS: u64 = 100_000_000;
 /// The job that has to live through it.
@@ -69,13 +67,12 @@ fn jobs_survive_what_fails_around_them() -> Result<()> {
     ensure!(message(&job) == "2 of 2 nodes train", "{}", message(&job));
 
     // A suspended job holds nothing: what follows has the room.
-    suspend(&cluster, true)?;
-    let pods = format!("kubectl --namespace {TEAM} get pods -o name");
-    cluster.until("a suspended job has no pods", || Ok(cluster.sh(&pods)?.is_empty()))?;
+    ensure!(cluster.suspend(JOB, true)?, "{JOB} is gone");
+    cluster.no_pods()?;
     gated(&cluster)?;
     given_up(&cluster)?;
     out_of_memory(&cluster)?;
-    suspend(&cluster, false)?;
+    ensure!(cluster.suspend(JOB, false)?, "{JOB} is gone");
     state.next(&cluster, "it was suspended", Then::Restarts)?;
     // Two killed ranks, and the plug: from inside, a network that is gone looks like a program that hangs.
     let restarts = cluster.job(TEAM, JOB)?["status"]["restarts"].clone();
@@ -232,12 +229,6 @@ fn drained(cluster: &Cluster, node: &str) -> Result<()> {
     cluster.sh(&format!("{drain} --disable-eviction --timeout=120s"))?;
     cluster.wait_job(TEAM, JOB, "waiting for a node", |job| stage(job) == "Queued")?;
     cluster.sh(&format!("kubectl uncordon {node}")).map(drop)
-}
-
-/// Suspends the job, or lets it go on.
-fn suspend(cluster: &Cluster, value: bool) -> Result<()> {
-    let patch = json!({"spec": {"suspend": value}}).to_string();
-    cluster.sh(&format!("kubectl --namespace {TEAM} patch {JOBS} {JOB} --type merge --patch '{patch}'")).map(drop)
 }
 
 /// A gate that is not ours is left alone, and the job runs when its owner lifts it.

@@ -1,7 +1,7 @@
 //! Nodes with GPUs: the agents of the chart report the scene of each node, a driver offers its GPUs, and jobs get exactly those that are
 //! planned for them.
 
-use crate::{Cluster, claims, strangers};
+use crate::{Cluster, TEAM, claims, strangers};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -14,8 +14,6 @@ use switchyard_tests::drivers::ClaimDriver;
 use switchyard_tests::gpus::{GpuNodes, uuids};
 use switchyard_tests::history::Recorder;
 
-/// Where the jobs are: a namespace of Pod Security `restricted`.
-pub(crate) const TEAM: &str = "team";
 /// What the nodes are, in their order: a mesh of NVLinks, where it matters which GPUs a job gets, and one kind with switches.
 const SCENES: [&str; 2] = ["dgx-1v", "h200-4nics"];
 /// Agents that look at the scene of their node, and ask its kubelet who uses what.

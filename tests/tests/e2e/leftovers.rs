@@ -2,9 +2,9 @@
 //!
 //! `cargo xtask bench leftovers` plays more of it and keeps the result; `SWITCHYARD_SEED` chooses another sequence.
 
-use crate::faults::{TEAM, checkpointed, volume};
-use crate::random_jobs::{Play, suspend};
-use crate::{Cluster, JOBS, stage};
+use crate::faults::{checkpointed, volume};
+use crate::random_jobs::Play;
+use crate::{Cluster, JOBS, TEAM, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,7 @@ async fn nothing_is_left_of_jobs_and_faults() -> Result<()> {
     }
     // Somebody may have suspended a job that has to come to its end by itself.
     for name in &play.expire {
-        suspend(&cluster, name, false)?;
+        cluster.suspend(name, false)?;
     }
     for name in &play.expire {
         cluster.until(&format!("{name} has expired"), || Ok(cluster.get(TEAM, JOBS, name)?.is_none()))?;

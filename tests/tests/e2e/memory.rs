@@ -1,7 +1,7 @@
 //! A container that runs out of memory in the middle of a training: the job goes on from its checkpoint, and everybody says why.
 
-use crate::faults::{State, TEAM, Then, checkpointed, engine_of};
-use crate::{Cluster, JOBS, message, stage};
+use crate::faults::{State, Then, checkpointed, engine_of};
+use crate::{Cluster, JOBS, TEAM, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::fs;

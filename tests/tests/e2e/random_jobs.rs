@@ -1,7 +1,7 @@
 //! Jobs of any kind, and what happens around them, as a seed decides.
 
-use crate::faults::{ENDLESS, TEAM, checkpointed, processes_of};
-use crate::{Cluster, JOBS, example};
+use crate::faults::{ENDLESS, checkpointed, processes_of};
+use crate::{Cluster, JOBS, TEAM, example};
 use anyhow::Result;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -131,7 +131,7 @@ impl Play {
         cluster.apply(TEAM, &job)?;
         std::thread::sleep(self.milliseconds(0, 8_000));
         if job["spec"]["suspend"] == true && self.random.below(2) == 0 {
-            suspend(cluster, &name, false)?;
+            cluster.suspend(&name, false)?;
         }
         if end == End::DeletedEarly {
             let way = *self.random.pick(&["background", "foreground"]);
@@ -217,7 +217,7 @@ impl Play {
                 let jobs = cluster.sh(&format!("kubectl --namespace {TEAM} get {JOBS} -o name"))?;
                 let jobs: Vec<&str> =
                     jobs.lines().filter_map(|line| line.split_once('/')).map(|(_, name)| name).collect();
-                return nth(&jobs, which).map_or(Ok(false), |job| suspend(cluster, job, true));
+                return nth(&jobs, which).map_or(Ok(false), |job| cluster.suspend(job, true));
             }
             (Fault::ContainerdRestarted, _) => cluster.nodes.restart_containerd(node)?,
             (Fault::KubeletRestarted, _) => {
@@ -257,15 +257,6 @@ fn plain(spec: &mut Value, command: &[&str]) {
     spec["trainer"]["image"] = TOOLS.into();
     spec["trainer"]["command"] = json!(command);
     spec["template"]["spec"]["securityContext"]["runAsUser"] = 1000.into();
-}
-
-/// Suspends a job, or lets it go on; answers whether it was still there.
-pub(crate) fn suspend(cluster: &Cluster, name: &str, value: bool) -> Result<bool> {
-    let patch = json!({"spec": {"suspend": value}}).to_string();
-    let arguments = ["--namespace", TEAM, "patch", JOBS, name, "--type", "merge", "--patch", &patch];
-    let ended = cluster.nodes.plane.kubectl(&arguments);
-    anyhow::ensure!(ended.code == Some(0) || ended.stderr.contains("NotFound"), "{}", ended.stderr);
-    Ok(ended.code == Some(0))
 }
 
 /// Kills the process of a pod that came last, unless there is none yet but the one that keeps its network.

@@ -1,14 +1,13 @@
 //! How long users wait, and what the product takes while nothing happens. `cargo xtask bench cluster` repeats it and keeps the result.
 
 use crate::faults::{kill_rank, processes_of};
-use crate::{Cluster, JOBS, example};
+use crate::{Cluster, JOBS, TEAM, example};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
 use std::time::{Duration, Instant};
 use switchyard_tests::chaos;
 
-const TEAM: &str = "team";
 /// Goals of issue 8: medians of ten, seconds; MiB.
 const GOALS: [(&str, f64); 3] =
     [("applyToFirstStepSeconds", 5.0), ("killToStepSeconds", 6.0), ("idleMebibytes", 120.0)];
@@ -34,8 +33,7 @@ fn what_users_wait_for() -> Result<()> {
         kill_rank(&cluster, TEAM, &format!("{name}-1-1"))?;
         again.push(steps(&cluster, &name, 2, begin)?);
         cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} {name}"))?;
-        let pods = format!("kubectl --namespace {TEAM} get pods -o name");
-        cluster.until("its pods are gone", || Ok(cluster.sh(&pods)?.is_empty()))?;
+        cluster.no_pods()?;
     }
     let result = json!({
         "repeats": repeats, "goals": GOALS.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
@@ -61,9 +59,13 @@ fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<
 /// Least, median and most, to hundredths.
 pub(crate) fn spread(mut seconds: Vec<f64>) -> Value {
     seconds.sort_by(f64::total_cmp);
-    let rounded = |value: f64| (value * 100.0).round() / 100.0;
     let middle = (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]) / 2.0;
     json!({"least": rounded(seconds[0]), "median": rounded(middle), "most": rounded(seconds[seconds.len() - 1])})
+}
+
+/// To hundredths.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
 }
 
 /// Memory of controllers and agents in a quiet minute, in which they write nothing but their Lease.

@@ -5,15 +5,14 @@
 //! the order of their names, whatever rack they are in: that is a place and an order of ranks by chance. For kube-scheduler's choice,
 //! pods of the same size without Switchyard are bound first, and the racks are laid so that nodes by name are in the racks of those.
 
-use crate::times::{machine, spread};
-use crate::{Cluster, JOBS, stage};
-use anyhow::{Context, Result, bail, ensure};
+use crate::times::{machine, rounded, spread};
+use crate::{Cluster, JOBS, TEAM, predicted, stage};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use switchyard_scenes::{Scene, Stage};
 use switchyard_tests::nodes::TOOLS;
 use switchyard_tests::{Daemon, Random, agent_program, chaos};
 
-const TEAM: &str = "team";
 /// The label that names the rack of a node.
 const RACK: &str = "example.com/rack";
 /// Cables of nodes, and those between racks, bit/s.
@@ -92,21 +91,13 @@ impl Bed {
             runs.push(self.figures(name, &job)?);
         }
         self.cluster.sh(&format!("kubectl --namespace {TEAM} delete {JOBS} --all"))?;
-        self.gone()?;
+        self.cluster.no_pods()?;
         Ok(runs)
     }
 
-    fn gone(&self) -> Result<()> {
-        let pods = format!("kubectl --namespace {TEAM} get pods -o name");
-        self.cluster.until("the pods are gone", || Ok(self.cluster.sh(&pods)?.is_empty()))?;
-        Ok(())
-    }
-
     fn figures(&self, name: &str, job: &Value) -> Result<Run> {
-        let placement = &job["status"]["placement"];
-        let nodes = placement["nodes"].as_array().into_iter().flatten();
+        let nodes = job["status"]["placement"]["nodes"].as_array().into_iter().flatten();
         let nodes = nodes.filter_map(|node| node["nodeName"].as_str().map(str::to_owned)).collect();
-        let predicted = placement["predictedBusBandwidth"].as_str().map(megabytes).transpose()?;
         let log = self.cluster.sh(&format!("kubectl --namespace {TEAM} logs {name}-1-0"))?;
         let events: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let of_kind = |kind: &'static str| {
@@ -120,7 +111,7 @@ impl Bed {
         Ok(Run {
             nodes,
             steps_per_second: 1000.0 * times.len() as f64 / times.iter().sum::<f64>(),
-            predicted,
+            predicted: predicted(job)?.map(|megabytes| megabytes as f64),
             measured: measured / 1e6,
         })
     }
@@ -146,7 +137,7 @@ impl Bed {
         let position = |name: &str| names.iter().position(|node| node == name).context("a node of the cluster");
         let nodes = self.cluster.sh(&list)?.split_whitespace().map(position).collect::<Result<Vec<_>>>();
         self.cluster.sh(&format!("kubectl --namespace {TEAM} delete jobs.batch --all"))?;
-        self.gone()?;
+        self.cluster.no_pods()?;
         nodes
     }
 }
@@ -183,16 +174,6 @@ fn job(name: &str, nodes: usize, mode: &str) -> Value {
             "optimizer": {"type": "SGD", "learningRate": "0.001"},
         },
     }})
-}
-
-/// A quantity of bandwidth in MB/s.
-fn megabytes(quantity: &str) -> Result<f64> {
-    let (number, factor) = match quantity.split_at(quantity.len().saturating_sub(1)) {
-        (number, "M") => (number, 1.0),
-        (number, "G") => (number, 1000.0),
-        _ => bail!("{quantity}: expected M or G"),
-    };
-    Ok(number.parse::<f64>()? * factor)
 }
 
 /// The nodes of the first rack, such that nodes by name are in the racks where `nodes` are if 0 and 1 make the first one.
@@ -261,8 +242,4 @@ fn what_a_place_is_worth() -> Result<()> {
         "command": "cargo xtask bench worth", "machine": machine()?,
     });
     chaos::report("worth", &result)
-}
-
-fn rounded(value: f64) -> f64 {
-    (value * 100.0).round() / 100.0
 }
