@@ -227,24 +227,24 @@ fn make_anew(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     if wanted.is_empty() || asked == Some(&wanted) {
         return None;
     }
-    let mut draft = attempt.draft();
-    next_attempt(attempt, &mut draft, attempt.now);
     let names: Vec<&str> = wanted.iter().map(|resource| resource.name.as_str()).collect();
-    let text = format!("the nodes offer {} now: the pods are made anew; {why}", names.join(", "));
-    draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, text.clone());
-    draft.stage(Stage::Placing, text.clone());
-    Some(draft.decide(vec![EventDraft::normal(events::FABRIC_NOT_READY, text)]))
+    Some(anew(attempt, conditions::FABRIC_NOT_READY, format!("the nodes offer {} now", names.join(", ")), why))
 }
 
 /// In which way pods get their GPUs is fixed likewise.
 fn other_way(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     let way = gang::other_allocation(attempt.snapshot.job, attempt.snapshot.nodes)?;
+    Some(anew(attempt, conditions::NO_ROOM, format!("the nodes give GPUs by {way:?} now"), why))
+}
+
+/// Another attempt, since the nodes have changed. The event has the reason of the condition.
+fn anew(attempt: &Attempt<'_>, reason: &'static str, change: String, why: &str) -> Reconciliation {
     let mut draft = attempt.draft();
     next_attempt(attempt, &mut draft, attempt.now);
-    let text = format!("the nodes give GPUs by {way:?} now: the pods are made anew; {why}");
-    draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, text.clone());
+    let text = format!("{change}: the pods are made anew; {why}");
+    draft.condition(conditions::PLACED, "False", reason, text.clone());
     draft.stage(Stage::Placing, text.clone());
-    Some(draft.decide(vec![EventDraft::normal(events::NO_ROOM, text)]))
+    draft.decide(vec![EventDraft::normal(reason, text)])
 }
 
 /// The gang has a place: gates are lifted, and the pods are followed until they end.
