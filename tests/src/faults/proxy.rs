@@ -227,7 +227,13 @@ async fn treat(State(shared): State<Arc<Shared>>, request: Request) -> Response<
         Fault::Hang => futures::future::pending::<()>().await,
         Fault::Pass | Fault::KillAfter | Fault::DropReply => {}
     }
-    let response = forward(&shared, request, is_watch).await;
+    // What was passed on before a kill comes to its end: else it would depend on the load whether the API server has read a
+    // call when the connection of the dead process breaks off, and half a gang would be rare.
+    let passed_on = tokio::spawn({
+        let shared = Arc::clone(&shared);
+        async move { forward(&shared, request, is_watch).await }
+    });
+    let response = passed_on.await.unwrap_or_else(|_| answer(500));
     match fault {
         Fault::KillAfter => {
             shared.kill();
