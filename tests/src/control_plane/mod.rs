@@ -6,6 +6,7 @@
 mod access;
 mod certificates;
 mod process;
+mod temporary;
 
 pub(crate) use access::{kubeconfig_text, kubelet_user};
 pub(crate) use certificates::self_signed;
@@ -24,7 +25,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
+use temporary::Temporary;
 
 /// Time for one component to become ready, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -71,7 +72,7 @@ pub struct ControlPlane {
     controller_manager: Option<Daemon>,
     api_server: Option<Daemon>,
     etcd: Option<Daemon>,
-    _temporary: Option<TempDir>,
+    _temporary: Option<Temporary>,
 }
 
 #[derive(Debug, Clone)]
@@ -96,7 +97,7 @@ impl ControlPlane {
         let programs = built()?;
         let temporary = match &options.folder {
             Some(_) => None,
-            None => Some(tempfile::Builder::new().prefix("switchyard-control-plane-").tempdir()?),
+            None => Some(Temporary::new(&std::env::temp_dir())?),
         };
         let folder = match (&options.folder, &temporary) {
             (Some(folder), _) => folder.clone(),
