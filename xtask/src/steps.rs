@@ -304,7 +304,7 @@ pub(crate) fn generate() -> Result<()> {
         std::fs::write(&path, switchyard_crds::generate::yaml(&crd)).with_context(|| path.display().to_string())?;
         println!("crds/generated/{name}");
     }
-    let pages = [crate::reference::generated()?, crate::figures::generated()?];
+    let pages = crate::figures::generated()?.into_iter().chain([crate::reference::generated()?]);
     for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);
         std::fs::create_dir_all(full.parent().context("invariant: a file lies in a folder")?)?;
