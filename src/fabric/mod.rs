@@ -19,7 +19,7 @@ mod rules;
 mod seen;
 
 pub use compare::{Foretold, compare};
-pub use conf::{FOLDER, MERGE, PATH, PLAN, conf};
+pub use conf::{FOLDER, MERGE, PATH, PLAN, conf, reasons};
 pub use decide::{Refused, decide};
 pub use gang::{Gang, Member, facts};
 pub use needs::{Asked, needs, shared_memory};

@@ -79,7 +79,7 @@ fn measured(snapshot: &Snapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft
     let found = snapshot.seen.get(&0)?.measured.as_ref().filter(|_| fabric.is_none_or(|f| f.measured.is_none()))?;
     let placement = snapshot.job.status.as_ref()?.placement.as_ref()?;
     let predicted = placement.predicted_bus_bandwidth.as_ref().and_then(gigabytes_per_second);
-    let predicted = predicted.map_or(String::new(), |rate| format!(" ({rate} predicted for GPUs and their NICs)"));
+    let predicted = predicted.map_or(String::new(), |rate| format!(" ({rate} GB/s predicted for GPUs and their NICs)"));
     let rate = |bytes: f64| format!("{:.3} GB/s", bytes / 1e9);
     let (got, least) = (rate(found.bus_bandwidth), rate(found.least));
     let mut message = format!("{got} in an all-reduce over {} ranks, {least} asked for{predicted}", found.ranks);
@@ -104,7 +104,7 @@ fn measured(snapshot: &Snapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft
     (!is_enough).then(|| EventDraft::warning(events::SLOW_FABRIC, message))
 }
 
-/// A rank as an end of a link: node, GPU where it has one, and NICs.
+/// A rank as an end of a link: node, GPU where it has one, and NICs with their rails.
 fn end(snapshot: &Snapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
     let first = |node: &&PlacedNode| node.first_rank.unsigned_abs() <= rank;
     let Some(node) = nodes.iter().filter(first).max_by_key(|node| node.first_rank) else {
@@ -117,7 +117,12 @@ fn end(snapshot: &Snapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
     }
     let machine = snapshot.nodes.get(&node.node_name).and_then(|view| view.described());
     let route = machine.and_then(|machine| machine.facts.host.as_ref()?.default_route.clone());
-    let nics = if node.nics.is_empty() { route.into_iter().collect() } else { node.nics.clone() };
+    let with_rail = |nic: &String| match machine.and_then(|machine| machine.nics.iter().position(|of| of == nic)) {
+        Some(rail) => format!("{nic} (rail {rail})"),
+        None => nic.clone(),
+    };
+    let nics: Vec<String> =
+        if node.nics.is_empty() { route.into_iter().collect() } else { node.nics.iter().map(with_rail).collect() };
     if !nics.is_empty() {
         text.push_str(&format!(", {}", nics.join(" ")));
     }

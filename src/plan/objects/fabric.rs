@@ -24,6 +24,8 @@ const SHARED_MEMORY: &str = "switchyard-shm";
 const SHM: &str = "/dev/shm";
 /// Name of NCCL's file in its volumes.
 const CONF: &str = "nccl.conf";
+/// Name of the file with the reasons, which the init container writes to its log.
+const REASONS: &str = "reasons.txt";
 
 /// Adds what the fabric needs.
 pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
@@ -78,10 +80,10 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         mount(&mut writer, FABRIC, FOLDER, false);
         mount(&mut writer, FABRIC_PLAN, PLAN, true);
         spec.init_containers.get_or_insert_default().push(writer);
-        let item = KeyToPath { key: key(place.node_rank), path: CONF.into(), mode: None };
+        let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
             name: config_name(place.valid, place.attempt),
-            items: Some(vec![item]),
+            items: Some(vec![item(key(place.node_rank), CONF), item(REASONS.into(), REASONS)]),
             ..ConfigMapVolumeSource::default()
         };
         let empty = Some(EmptyDirVolumeSource::default());
@@ -146,7 +148,8 @@ pub fn fabric_config(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<C
         job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
     let decisions = decisions.unwrap_or_default();
     let file = |rank: u32| (key(rank), fabric::conf(decisions, rank));
-    let data: BTreeMap<String, String> = (0..valid.request.nodes).map(file).collect();
+    let reasons = (REASONS.to_string(), fabric::reasons(decisions));
+    let data: BTreeMap<String, String> = (0..valid.request.nodes).map(file).chain([reasons]).collect();
     let mut metadata = metadata(job, valid, config_name(valid, attempt));
     metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
     Some(object(metadata, json!({"immutable": true, "data": data})))

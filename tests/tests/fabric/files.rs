@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use switchyard::fabric::MERGE;
 
+const REASONS: &str = "NCCL_IB_HCA==mlx5_0:1 (nodes 0-3): set: the ports that carry training traffic\n";
+
 /// What NCCL takes from a file (`src/misc/param.cc`): lines up to the first `=`, comments in the first column only, nothing trimmed, and the
 /// first value of a name, since it does not overwrite.
 fn as_nccl_reads(text: &str) -> BTreeMap<String, String> {
@@ -18,8 +20,8 @@ fn as_nccl_reads(text: &str) -> BTreeMap<String, String> {
     values
 }
 
-/// Runs the init container's script on files of these contents, in a root of its own.
-fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> String {
+/// Runs the init container's script on files of these contents, in a root of its own. The file, and what the script said.
+fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> (String, String) {
     let root = tempfile::tempdir().unwrap();
     let at = |path: &str| root.path().join(path.trim_start_matches('/'));
     let write = |path: &str, text: &str| {
@@ -27,6 +29,7 @@ fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> S
         std::fs::write(at(path), text).unwrap();
     };
     write("/etc/switchyard/fabric-plan/nccl.conf", plan);
+    write("/etc/switchyard/fabric-plan/reasons.txt", REASONS);
     std::fs::create_dir_all(at("/etc/switchyard/fabric")).unwrap();
     if let Some(text) = home {
         write("/users/own/.nccl.conf", text);
@@ -37,9 +40,10 @@ fn merged(shell: &str, home: Option<&str>, image: Option<&str>, plan: &str) -> S
     let script = MERGE.replace("/etc/", &format!("{}/etc/", root.path().display()));
     let mut words = shell.split(' ');
     let mut command = Command::new(words.next().unwrap());
-    let status = command.args(words).arg("-c").arg(script).env("HOME", at("/users/own")).status().unwrap();
-    assert!(status.success(), "{shell}");
-    std::fs::read_to_string(at("/etc/switchyard/fabric/nccl.conf")).unwrap()
+    let output = command.args(words).arg("-c").arg(script).env("HOME", at("/users/own")).output().unwrap();
+    assert!(output.status.success(), "{shell}");
+    let text = std::fs::read_to_string(at("/etc/switchyard/fabric/nccl.conf")).unwrap();
+    (text, String::from_utf8(output.stdout).unwrap())
 }
 
 #[test]
@@ -50,8 +54,9 @@ fn files_of_the_image_win_over_ours() {
         .filter(|shell| Path::new("/bin").join(shell.split(' ').next().unwrap()).exists())
     {
         // The last line of the image's file has no end, as people leave it.
-        let text =
+        let (text, log) =
             merged(shell, Some("NCCL_DEBUG=INFO"), Some("NCCL_IB_HCA=mlx5_7\nNCCL_TOPO_FILE=/opt/topo.xml"), plan);
+        assert_eq!(log, REASONS, "{shell}");
         let values = as_nccl_reads(&text);
         let value = |name: &str| values.get(name).map(String::as_str);
         assert_eq!(value("NCCL_DEBUG"), Some("INFO"), "the user's home: {text}");
@@ -64,6 +69,6 @@ fn files_of_the_image_win_over_ours() {
 #[test]
 fn without_files_of_the_image_ours_is_all() {
     let plan = "NCCL_NET=AWS Libfabric\n";
-    let values = as_nccl_reads(&merged("sh", None, None, plan));
+    let values = as_nccl_reads(&merged("sh", None, None, plan).0);
     assert_eq!(values, BTreeMap::from([("NCCL_NET".to_string(), "AWS Libfabric".to_string())]));
 }

@@ -79,9 +79,9 @@ fn slow_links_are_named_by_node_and_devices() {
     let measured = world.job.status.as_ref().unwrap().fabric.as_ref().unwrap().measured.clone().unwrap();
     assert_eq!(measured.verdict, MeasuredVerdict::Failed);
     for words in [
-        "0.252 GB/s in an all-reduce over 4 ranks, 1.000 GB/s asked for",
+        "0.252 GB/s in an all-reduce over 4 ranks, 1.000 GB/s asked for (10 GB/s predicted for GPUs and their NICs)",
         "; 0.100 GB/s from rank 1 on n0, GPU GPU-0-1",
-        "to rank 2 on n1, GPU GPU-1-0",
+        "to rank 2 on n1, GPU GPU-1-0, mlx5_0 (rail 0)",
     ] {
         assert!(measured.message.contains(words), "{words}: {}", measured.message);
     }
