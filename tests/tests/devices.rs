@@ -62,6 +62,7 @@ struct Scene {
     gpus: GpuNodes,
     nodes: Vec<String>,
     reports: Vec<GPUTopology>,
+    options: ControllerOptions,
     controller: Daemon,
 }
 
@@ -101,7 +102,14 @@ impl Scene {
         };
         let controller = start_controller(plane, &namespace, &options)?;
         let jobs = Jobs::new(plane.client().await?, &namespace);
-        Ok(Scene { plane, jobs, kubelet, gpus, nodes, reports, controller })
+        Ok(Scene { plane, jobs, kubelet, gpus, nodes, reports, options, controller })
+    }
+
+    /// Starts the controller again: then it knows all that is there now before it sees the next job.
+    fn start_again(&mut self) -> Result<()> {
+        self.controller.kill();
+        self.controller = start_controller(self.plane, &self.jobs.namespace, &self.options)?;
+        Ok(())
     }
 
     async fn create(&self, name: &str, nodes: u32, gpus: u32, policy: &str, spec: Value) -> Result<TrainJob> {

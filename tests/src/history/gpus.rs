@@ -1,8 +1,8 @@
 //! What must never be with GPUs.
 
 use super::oracle::Violation;
-use super::replay::{Decision, decisions, promised};
-use super::{Fact, History, PodFact, World};
+use super::replay::{BEFORE_OF_NODES, Decision, decisions, promised};
+use super::{Fact, History, NodeFact, PodFact, World};
 use crate::placement::bandwidth;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard::placement::gpus::{Level, MinLink, UNLIMITED};
@@ -12,6 +12,7 @@ use switchyard::topology::devices::Devices;
 use switchyard::topology::report;
 use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::PLACED;
+use switchyard_crds::gpu_topology::GPUTopology;
 
 /// The pods that have a place, with their GPUs.
 fn plans<'a>(world: &World<'a>) -> impl Iterator<Item = (&'a PodFact, &'a PlacedNode)> {
@@ -95,14 +96,20 @@ pub fn half_gangs(history: &History) -> Vec<Violation> {
 pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<Violation>) {
     let (mut judged, mut found) = (0, Vec::new());
     let mut known = Values::default();
-    decisions(history, |decision| {
+    decisions(history, BEFORE_OF_NODES, |decision| {
         let Decision { change, after, worlds, .. } = decision;
         let Some(place) = &after.status.placement else { return };
         let told = place.predicted_bus_bandwidth.clone();
         let told =
             told.map(|told| Resources::of_quantities(&[("told".into(), told)].into()).get("told") / 1_000_000_000);
         let mut values: Vec<Option<u32>> = Vec::new();
+        let mut last = Vec::new();
         for world in worlds {
+            // Most changes are of pods and claims.
+            let facts = facts_of(world, &place.nodes);
+            if std::mem::replace(&mut last, facts.clone()) == facts {
+                continue;
+            }
             let value = known.of_gang(world, &place.nodes, levels);
             if values.last() != Some(&value) {
                 values.push(value);
@@ -120,6 +127,15 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
         }
     });
     (judged, found)
+}
+
+/// Which facts of these nodes a world has.
+fn facts_of(world: &World<'_>, places: &[PlacedNode]) -> Vec<(Option<*const NodeFact>, Option<*const GPUTopology>)> {
+    let facts = |place: &PlacedNode| {
+        let name = place.node_name.as_str();
+        (world.nodes.get(name).map(|fact| &raw const **fact), world.reports.get(name).map(|report| &raw const **report))
+    };
+    places.iter().map(facts).collect()
 }
 
 /// Most GPUs of a ring without switches: 60 orders.

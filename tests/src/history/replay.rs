@@ -19,6 +19,9 @@ use switchyard_crds::{PlacedNode, TrainJob};
 
 /// Changes before a decision that the cache may not have shown: on a loaded machine those of several gangs of five nodes.
 const BEFORE: usize = 60;
+/// The same for what reports and labels say, of which few changes are: half a second on a machine that also builds two copies of this
+/// repository (81 changes of pods and claims were seen).
+pub(super) const BEFORE_OF_NODES: usize = 300;
 /// Changes after a decision of what was decided before it.
 const AFTER: usize = 15;
 
@@ -202,8 +205,8 @@ pub(super) struct Decision<'b, 'a> {
     pub worlds: Vec<&'b World<'a>>,
 }
 
-/// Shows every decision on a place of a history.
-pub(super) fn decisions<'a>(history: &'a History, mut look: impl FnMut(&Decision<'_, 'a>)) {
+/// Shows every decision on a place of a history, with so many worlds before it.
+pub(super) fn decisions<'a>(history: &'a History, most: usize, mut look: impl FnMut(&Decision<'_, 'a>)) {
     // The world after each of the last changes, and decisions by the number of their change.
     let mut worlds: VecDeque<World<'a>> = VecDeque::new();
     let mut open: VecDeque<(usize, &'a Change, &'a JobFact, &'a JobFact)> = VecDeque::new();
@@ -211,7 +214,7 @@ pub(super) fn decisions<'a>(history: &'a History, mut look: impl FnMut(&Decision
     let mut number = 0;
     let mut show = |worlds: &VecDeque<World<'a>>, last: usize, (at, change, before, after): (usize, _, _, _)| {
         let first = last + 1 - worlds.len();
-        let (earlier, later) = (first.max(at.saturating_sub(BEFORE))..at, at..=last.min(at + AFTER));
+        let (earlier, later) = (first.max(at.saturating_sub(most))..at, at..=last.min(at + AFTER));
         let worlds = earlier.rev().chain(later).map(|number| &worlds[number - first]).collect();
         look(&Decision { change, before, after, worlds });
     };
@@ -224,7 +227,7 @@ pub(super) fn decisions<'a>(history: &'a History, mut look: impl FnMut(&Decision
             open.push_back((number, change, before, after));
         }
         worlds.push_back(world.clone());
-        if worlds.len() > BEFORE + 1 + AFTER {
+        if worlds.len() > most + 1 + AFTER {
             worlds.pop_front();
         }
         while let Some(next) = open.pop_front_if(|(at, ..)| *at + AFTER <= number) {
@@ -254,7 +257,7 @@ pub struct Replayed {
 pub fn replay(history: &History, levels: Levels) -> Replayed {
     let mut replay = Replay::new(levels);
     let mut sum = Replayed::default();
-    decisions(history, |decision| {
+    decisions(history, BEFORE, |decision| {
         let Decision { change, before, after, worlds } = decision;
         let (Some(job), Some(place)) = (&before.whole, &after.status.placement) else { return };
         sum.decisions += 1;

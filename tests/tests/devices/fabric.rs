@@ -14,10 +14,22 @@ use switchyard_tests::{Scene as Folder, condition_of};
 
 /// Nodes whose ports are InfiniBand in this state.
 async fn scene(prefix: &str, nodes: usize, state: &str) -> Result<Scene> {
+    scene_with(prefix, nodes, state, json!({})).await
+}
+
+/// The same, with what the nodes offer besides.
+async fn scene_with(prefix: &str, nodes: usize, state: &str, offer: Value) -> Result<Scene> {
     let machine = Machine::of("f03-h100");
     let machines = vec![(machine, ""); nodes];
-    let scene = Scene::new(Way::Claims, prefix, &machines).await?;
+    let mut scene = Scene::new(Way::Claims, prefix, &machines).await?;
     report(&scene, state).await?;
+    let nodes = Api::<Node>::all(scene.plane.client().await?);
+    let offer = json!({"status": {"capacity": offer, "allocatable": offer}});
+    for node in &scene.nodes {
+        nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(&offer)).await?;
+    }
+    // Or a job that is seen before these changes gets a second attempt because of them.
+    scene.start_again()?;
     let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
     let namespaces = Api::<Namespace>::all(scene.plane.client().await?);
     namespaces.patch(&scene.jobs.namespace, &PatchParams::default(), &Patch::Merge(labels)).await?;
@@ -122,12 +134,7 @@ fn nccl(network: &str, way: &str) -> String {
 
 /// Two nodes whose device plugin offers the ports, and a job on them whose pods will print these logs.
 async fn speaking(prefix: &str, spec: Value, logs: [&str; 2]) -> Result<Scene> {
-    let scene = scene(prefix, 2, "Active").await?;
-    let nodes = Api::<Node>::all(scene.plane.client().await?);
-    let amount = json!({"status": {"capacity": {"rdma/hca": "63"}, "allocatable": {"rdma/hca": "63"}}});
-    for node in &scene.nodes {
-        nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(&amount)).await?;
-    }
+    let scene = scene_with(prefix, 2, "Active", json!({"rdma/hca": "63"})).await?;
     for (rank, log) in logs.iter().enumerate() {
         scene.kubelet.set_log(&scene.jobs.namespace, &format!("a-1-{rank}"), log);
     }
