@@ -22,7 +22,7 @@ for own in \"${HOME:-/root}/.nccl.conf\" /etc/nccl.conf /etc/switchyard/fabric-p
     printf '\\n# end of %s\\n' \"$own\"
   fi
 done > /etc/switchyard/fabric/nccl.conf
-if [ -r /etc/switchyard/fabric-plan/reasons.txt ]; then cat /etc/switchyard/fabric-plan/reasons.txt; fi
+cat /etc/switchyard/fabric-plan/reasons.txt
 ";
 
 /// The file of a node.

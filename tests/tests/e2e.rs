@@ -34,7 +34,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use switchyard::plan::resources::Resources;
+use switchyard::plan::resources::bytes_per_second;
 use switchyard_tests::chart::helm;
 use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
 use switchyard_tests::{Ended, Program, programs_of, root, target};
@@ -207,8 +207,7 @@ pub(crate) fn message(job: &Value) -> &str {
 /// The bus bandwidth that the plan predicts for a job, MB/s; `None`: its status tells none.
 pub(crate) fn predicted(job: &Value) -> Result<Option<i64>> {
     let told: Option<Quantity> = serde_json::from_value(job["status"]["placement"]["predictedBusBandwidth"].clone())?;
-    // Amounts of resources are in thousandths.
-    Ok(told.map(|told| Resources::of_quantities(&[(String::new(), told)].into()).get("") / 1_000_000_000))
+    told.map(|told| Ok((bytes_per_second(&told).context("no rate")? / 1e6) as i64)).transpose()
 }
 
 /// An example as data.

@@ -7,7 +7,7 @@ use crate::placement::bandwidth;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard::placement::gpus::{Level, MinLink, UNLIMITED};
 use switchyard::plan::cluster::view::{self, Phase};
-use switchyard::plan::resources::Resources;
+use switchyard::plan::resources::bytes_per_second;
 use switchyard::topology::devices::Devices;
 use switchyard::topology::report;
 use switchyard_crds::PlacedNode;
@@ -99,9 +99,9 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
     decisions(history, BEFORE_OF_NODES, |decision| {
         let Decision { change, after, worlds, .. } = decision;
         let Some(place) = &after.status.placement else { return };
-        let told = place.predicted_bus_bandwidth.clone();
-        let told =
-            told.map(|told| Resources::of_quantities(&[("told".into(), told)].into()).get("told") / 1_000_000_000);
+        // What is no rate is a wrong one.
+        let megabytes = |rate| bytes_per_second(rate).map_or(0, |rate| (rate / 1e6) as i64);
+        let told = place.predicted_bus_bandwidth.as_ref().map(megabytes);
         let mut values: Vec<Option<u32>> = Vec::new();
         let mut last = Vec::new();
         for world in worlds {
