@@ -7,9 +7,9 @@ use crate::controller::offline::{Cluster, Verdict};
 use crate::plan::cluster::{Excluded, NoPlace};
 use crate::plan::objects;
 use crate::plan::resources::{bytes_per_second, gigabytes_per_second};
-use crate::topology::rates::gigabytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use switchyard_core::rates::gigabytes;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
 
 /// Nodes of one reason that are named.

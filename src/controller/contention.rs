@@ -9,9 +9,10 @@ use crate::plan::cluster::levels::Levels;
 use crate::plan::cluster::turn::{self, Turn};
 use crate::plan::cluster::view;
 use crate::plan::objects::{self, CLAIM, Defaults};
-use crate::plan::resources::Resources;
+use crate::plan::resources;
 use crate::plan::{self, ValidJob};
 use jiff::Timestamp;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 
 /// What the head of the queue holds.
@@ -226,7 +227,7 @@ impl Index {
     /// Takes what the pods of a job would take on these nodes, one taker for each.
     pub(super) fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
         let pod = objects::pod(asker.job, asker.valid, asker.rules.defaults, 1, 0);
-        let amount = pod.spec.as_ref().map(Resources::of_pod).unwrap_or_default();
+        let amount = pod.spec.as_ref().map(resources::of_pod).unwrap_or_default();
         for (taker, placed) in takers.zip(nodes) {
             let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
             self.usage.set_share(&taker, Some(share));

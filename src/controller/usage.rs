@@ -2,8 +2,8 @@
 
 use crate::plan::cluster::machine::{Machine, Shapes};
 use crate::plan::cluster::view::NodeView;
-use crate::plan::resources::Resources;
 use std::collections::{BTreeMap, HashMap};
+use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
 

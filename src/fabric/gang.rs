@@ -1,12 +1,12 @@
 //! The chosen gang as the rules see it: what its pods ask for, and what is known of its nodes.
 
 use super::profile::{Carrier, LinkLayer, Profile, link_layer};
-use crate::plan::resources::Resources;
 use crate::topology::report;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::topology::CONSISTENT;
 use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus, Nic};
 use switchyard_crds::{FabricMode, Framework, Transport};

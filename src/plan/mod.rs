@@ -26,8 +26,8 @@ mod tests;
 pub use processes::{Device, EnvEntry, Plan, PlannedNode, ProcessSpec};
 pub use validate::{Invalid, ValidJob, validate};
 
-use crate::placement::{self, Reason};
 use crate::topology::build::{self, BuildError};
+use switchyard_core::placement::{self, Reason};
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_worker_contract::config::EngineConfig;

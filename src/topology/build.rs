@@ -1,6 +1,6 @@
 //! `GPUTopology` reports to [`Cluster`]: names become positions, CPU lists become cores.
 
-use super::model::{Cluster, Core, Node, NumaNode};
+use switchyard_core::model::{Cluster, Core, Node, NumaNode};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_worker_contract::{CpuList, CpuListError};
 

@@ -9,15 +9,10 @@
 
 pub mod build;
 pub mod cells;
-pub mod devices;
 pub mod fold;
-pub mod gpu_model;
 pub mod import;
 pub mod matrix;
-pub mod model;
 pub mod nccl;
-pub mod path;
-pub mod rates;
 pub mod report;
 pub mod tree;
 pub mod xml;

@@ -4,8 +4,8 @@ use super::nic_name;
 use super::text::{Screen, Table, plain};
 use crate::topology::cells;
 use crate::topology::matrix::Cell;
-use crate::topology::path::PathClass;
 use std::collections::BTreeSet;
+use switchyard_core::path::PathClass;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
 /// A GPU or a NIC in the matrix.

@@ -5,10 +5,10 @@ use super::super::profile::{Carrier, LinkLayer, link_layer};
 use super::fault::{Fault, Outcome, differences, each, list};
 use super::scene::{Scene, is_active, port_name, ports};
 use crate::plan::cluster::GPU_RESOURCE;
-use crate::units::{counted, speed};
 use crate::variables::nccl::List;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::units::{counted, speed};
 use switchyard_crds::gpu_topology::{FileState, GPUTopologyStatus, Nic};
 use switchyard_crds::{PreflightSeverity, Transport};
 

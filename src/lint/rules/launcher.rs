@@ -2,8 +2,8 @@
 
 use super::{Found, Scene, Severity, Text};
 use crate::lint::view::{Count, Kind, Origin, Processes, Variable};
-use crate::units::{counted, plural};
 use crate::variables::{is_visible_devices, per_process, rendezvous, set_by_launcher};
+use switchyard_core::units::{counted, plural};
 
 /// Values that hide all GPUs from a container that shall have none.
 const HIDING: [&str; 4] = ["", "none", "void", "-1"];

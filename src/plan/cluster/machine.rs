@@ -1,13 +1,14 @@
 //! The devices of a node with their names, and their values, which nodes of one kind share.
 
 use crate::fabric;
-use crate::placement::gpus::{MOST_GPUS, Shape};
-use crate::topology::devices::{Devices, Gpu};
-use crate::topology::path::PathClass;
-use crate::topology::{build, rates, report};
+use crate::topology::{build, report};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use switchyard_core::devices::{Devices, Gpu};
+use switchyard_core::path::PathClass;
+use switchyard_core::placement::gpus::{MOST_GPUS, Shape};
+use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{FabricState, GPUTopology, GPUTopologyStatus};
 use switchyard_worker_contract::CpuList;
 

@@ -2,8 +2,8 @@
 
 use super::machine::{Cpu, Device, Machine, TooManyGpus};
 use crate::topology::nccl::{NcclPath, Ways};
-use crate::topology::rates::gigabytes;
 use std::collections::BTreeSet;
+use switchyard_core::rates::gigabytes;
 
 /// A difference.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use crate::checks::{BY_HAND, INFINIBAND, says};
 use crate::stage::{NOW, Stage};
 use serde_json::json;
 use switchyard::fabric::{Gang, Member, preflight};
-use switchyard::plan::resources::Resources;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::PreflightSeverity::{Block, Warn};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricMode, Framework, PreflightFinding, PreflightStatus};

@@ -21,10 +21,11 @@ const SCENES: &str = "switchyard-scenes";
 const WORKER: &str = "switchyard-worker";
 const SERVICE: &str = "switchyard-service";
 const CHECKPOINT: &str = "switchyard-checkpoint";
+const CORE: &str = "switchyard-core";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 15] = [
+const TABLE: [Row; 16] = [
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -78,15 +79,16 @@ const TABLE: [Row; 15] = [
         only: Some(&[]),
         never: &["kube", "tokio"],
     },
+    Row { package: CORE, workspace: &[], only: Some(&["thiserror"]), never: &[] },
     Row {
         package: "switchyard",
-        workspace: &[CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE],
+        workspace: &[CORE, CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],
     },
     Row {
         package: "switchyard-tests",
-        workspace: &["switchyard", CRDS, CONTRACT, AGENT, DAEMON, WORKER, SCENES],
+        workspace: &["switchyard", CORE, CRDS, CONTRACT, AGENT, DAEMON, WORKER, SCENES],
         only: None,
         never: &[],
     },

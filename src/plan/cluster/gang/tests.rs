@@ -4,6 +4,7 @@
 use super::*;
 use crate::plan::cluster::machine::Shapes;
 use crate::plan::eligible::NodeFacts;
+use crate::plan::resources;
 use crate::plan::validate;
 use crate::topology::import::{NicRate, Options, import};
 use crate::topology::matrix::parse;
@@ -36,7 +37,7 @@ impl Cluster {
         let count = machine.as_ref().map_or(0, |machine| machine.gpus.len());
         let amounts = [("cpu", "64".to_string()), ("pods", "9".into()), (GPU_RESOURCE, count.to_string())];
         let amounts = amounts.map(|(name, amount)| (name.to_string(), Quantity(amount)));
-        let amounts = Resources::of_quantities(&amounts.into());
+        let amounts = resources::of_quantities(&amounts.into());
         let labels = [("example.com/rack".to_string(), rack.to_string())].into();
         let facts = NodeFacts { name: name.into(), labels, ready: true, ..NodeFacts::default() };
         let (free, allocatable) = (amounts.clone(), amounts);
@@ -136,7 +137,7 @@ fn several_nodes_are_bound_by_their_nics_and_stay_in_a_rack() {
 fn a_refusal_names_what_binds_and_what_would_help() {
     let mut cluster = Cluster::h200(&["r1", "r1", "r2", "r2"]);
     cluster.nodes.get_mut("n03").unwrap().taken = 0b11;
-    cluster.nodes.get_mut("n03").unwrap().free = Resources::of_quantities(
+    cluster.nodes.get_mut("n03").unwrap().free = resources::of_quantities(
         &[("cpu", "64"), ("pods", "9"), (GPU_RESOURCE, "6")].map(|(n, a)| (n.to_string(), Quantity(a.into()))).into(),
     );
     let asked = job(3, 8, json!({"domains": [{"key": "example.com/rack", "mode": "Required"}]}));
@@ -332,7 +333,7 @@ proptest::proptest! {
             let (text, model) = [(H200, "H200"), (B200, "B200"), (A30, "A30")][*kind % 3];
             let node = cluster.node(&format!("n{number}"), &rack.to_string(), text, model);
             (node.taken, node.in_use, node.offered) = (*taken, *in_use, *offered);
-            node.free = Resources::of_quantities(
+            node.free = resources::of_quantities(
                 &[("cpu", "64".to_string()), ("pods", "9".into()), (GPU_RESOURCE, free.to_string())]
                     .map(|(name, amount)| (name.to_string(), Quantity(amount)))
                     .into(),

@@ -1,7 +1,7 @@
 //! The algorithm; the problem is stated in README.md.
 
 use super::model::{Assignment, Mode, NumaBinding, Place, Reason, Request, Warning};
-use crate::topology::model::{Cluster, Core, Node, NodeOrd};
+use crate::model::{Cluster, Core, Node, NodeOrd};
 
 /// Finds a place for every process of `request`.
 ///

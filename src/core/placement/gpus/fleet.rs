@@ -2,8 +2,8 @@
 
 use super::ring::MinLink;
 use super::shape::{Level, MOST_GPUS, Shape};
-use crate::topology::devices::Devices;
-use crate::topology::model::NodeOrd;
+use crate::devices::Devices;
+use crate::model::NodeOrd;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Numbers as people read them, on a terminal and in a report: three digits, binary units for memory, decimal ones for rates.
 
 /// `400 Gbit/s (50 GB/s)`.
-pub(crate) fn speed(megabits: u64) -> String {
+pub fn speed(megabits: u64) -> String {
     let gigabits = megabits as f64 / 1e3;
     format!("{} Gbit/s ({} GB/s)", three_digits(gigabits), three_digits(gigabits / 8.0))
 }
 
 /// Bytes in the binary unit that fits: `7.6 GiB`.
-pub(crate) fn binary(bytes: u64) -> String {
+pub fn binary(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
@@ -19,7 +19,7 @@ pub(crate) fn binary(bytes: u64) -> String {
 }
 
 /// Three significant digits without zeros at the end of a fraction; whole numbers from 100 on whole.
-pub(crate) fn three_digits(value: f64) -> String {
+pub fn three_digits(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 99.95 => 0,
         size if size >= 9.995 => 1,
@@ -30,12 +30,12 @@ pub(crate) fn three_digits(value: f64) -> String {
 }
 
 /// Items per second: three digits, grouped from 1,000 on.
-pub(crate) fn rate(value: f64) -> String {
+pub fn rate(value: f64) -> String {
     if value >= 1000.0 { grouped(value.round() as u64) } else { three_digits(value) }
 }
 
 /// A duration as people say it: `4.7s`, `47s`, `12m03s`, `2h04m`, `2d04h`.
-pub(crate) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     if seconds < 9.95 {
         return format!("{:.1}s", seconds.max(0.0));
     }
@@ -49,7 +49,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 }
 
 /// An integer with commas.
-pub(crate) fn grouped(value: u64) -> String {
+pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -62,22 +62,22 @@ pub(crate) fn grouped(value: u64) -> String {
 }
 
 /// A share from 0 to 1 in percent.
-pub(crate) fn percent(share: f64) -> String {
+pub fn percent(share: f64) -> String {
     format!("{} %", three_digits(100.0 * share))
 }
 
 /// The ending of a counted word.
-pub(crate) fn plural(count: u64) -> &'static str {
+pub fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
 /// A count with its word.
-pub(crate) fn counted(count: u64, word: &str) -> String {
+pub fn counted(count: u64, word: &str) -> String {
     format!("{} {word}{}", grouped(count), plural(count))
 }
 
 /// Ranks as people write them: `0-3, 7`.
-pub(crate) fn rank_list(ranks: impl IntoIterator<Item = u32>) -> String {
+pub fn rank_list(ranks: impl IntoIterator<Item = u32>) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for rank in ranks {
         match runs.last_mut() {

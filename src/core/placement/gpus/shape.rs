@@ -1,7 +1,7 @@
 //! Values of all sets of GPUs of one kind of node. Nodes of the same [`Devices`] share them.
 
 use super::ring::{self, MinLink, UNLIMITED};
-use crate::topology::devices::Devices;
+use crate::devices::Devices;
 
 /// Most GPUs of a node whose sets are enumerated: 65,536 sets.
 pub const MOST_GPUS: usize = 16;

@@ -3,7 +3,7 @@
 //! Less than the raw rate of the wire: protocol and measured efficiency are in them. Sources: NCCL 2.30.7, `src/graph/topo.h` (NVLink per
 //! link, sockets), `topo.cc` (PCIe by generation, unknown NICs).
 
-use super::devices::UNKNOWN_NIC;
+use crate::devices::UNKNOWN_NIC;
 
 /// One NVLink, from its raw rate: P100 18.0 GB/s, V100 to A100 20.0, the bridges of GA102 12.0, H100 20.6, Blackwell 40.1.
 pub fn nvlink(raw: u64) -> u32 {

@@ -4,7 +4,7 @@ use super::choose;
 use super::fleet::{Fleet, Spread};
 use super::groups;
 use super::ring::{MinLink, UNLIMITED};
-use crate::topology::model::NodeOrd;
+use crate::model::NodeOrd;
 use std::ops::Range;
 
 /// Most groups of a gang: every set of groups is looked at.

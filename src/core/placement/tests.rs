@@ -1,7 +1,7 @@
 //! Named cases, then properties against a brute-force count.
 
 use super::{Mode, NumaBinding, Reason, Request, Warning, solve};
-use crate::topology::model::{Cluster, Core, Node, NumaNode};
+use crate::model::{Cluster, Core, Node, NumaNode};
 use proptest::prelude::*;
 
 /// A node with the given cores per NUMA node and SMT siblings per core.

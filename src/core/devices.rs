@@ -1,6 +1,6 @@
 //! The GPUs and NICs of one node as placement sees them: positions and megabytes (10^6 bytes) per second, one direction.
 
-use super::path::PathClass;
+use crate::path::PathClass;
 
 /// A NIC of which nothing is known, and a node without one that is known: NCCL counts an unknown speed as 10 Gbit/s (graph/topo.cc).
 pub const UNKNOWN_NIC: u32 = 1_250;

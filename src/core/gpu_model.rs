@@ -60,7 +60,7 @@ const WITHOUT_NVLINK: [&[&str]; 4] = [&["RTX", "PRO"], &["RTX", "ADA"], &["RTX",
 /// The model of a product name in any spelling: `h100`, `NVIDIA H100 80GB HBM3`, `A100-SXM4-80GB`.
 ///
 /// ```
-/// use switchyard::topology::gpu_model::find;
+/// use switchyard_core::gpu_model::find;
 /// assert_eq!(find("Tesla V100-SXM2-32GB").unwrap().links, 6);
 /// assert!(find("GeForce 256").is_none());
 /// ```

@@ -2,8 +2,8 @@
 //!
 //! All sets of a node at once, each a bit mask: 2^G values.
 
-use crate::topology::devices::{Devices, UNKNOWN_NIC};
-use crate::topology::path::PathClass;
+use crate::devices::{Devices, UNKNOWN_NIC};
+use crate::path::PathClass;
 
 /// No limit: a set of one GPU, or none, has no ring.
 pub const UNLIMITED: u32 = u32::MAX;

@@ -3,7 +3,7 @@
 use super::choose;
 use super::fleet::Fleet;
 use super::solve::{Placement, Pod, Refusal, Request};
-use crate::topology::model::NodeOrd;
+use crate::model::NodeOrd;
 
 impl Fleet {
     /// Finds a place that has the bandwidth of the best one and moves as few pods as possible: `earlier` says where each pod was, in the

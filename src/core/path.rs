@@ -57,7 +57,7 @@ impl PathClass {
 /// one, [`PathClass::Sys`]. On a machine with a single NUMA node the caller knows better and should pass its number.
 ///
 /// ```
-/// use switchyard::topology::path::{PathClass, path_class};
+/// use switchyard_core::path::{PathClass, path_class};
 /// let gpu = ["pci0000:17", "0000:17:01.0", "0000:18:00.0", "0000:19:00.0", "0000:1a:00.0"];
 /// let nic = ["pci0000:17", "0000:17:01.0", "0000:18:00.0", "0000:19:01.0", "0000:1b:00.0"];
 /// assert_eq!(path_class(&gpu, &nic, Some(0), Some(0)), PathClass::Pix);

@@ -1,6 +1,6 @@
 //! What is asked and what is answered.
 
-use crate::topology::model::NodeOrd;
+use crate::model::NodeOrd;
 
 /// How strictly the structure of the nodes is respected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
