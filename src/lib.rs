@@ -20,5 +20,4 @@ pub mod local;
 pub mod plan;
 mod planted;
 pub mod report;
-pub mod topology;
 pub mod variables;

@@ -18,7 +18,7 @@ use tokio::sync::watch::Receiver;
 use tracing::{debug, warn};
 
 use crate::plan::cluster::view::Phase;
-use crate::plan::objects::TRAINER;
+use switchyard_crds::names::TRAINER;
 
 /// Pause between two reads of one job.
 const PERIOD: Duration = Duration::from_secs(10);

@@ -5,9 +5,8 @@ use super::cursor::Cursor;
 use super::view::{Container, Count, Group, Kind, Origin, Processes, Setting, Variable, Workload};
 use serde_json::Value;
 use switchyard_crds::labels;
+use switchyard_crds::names::TRAINER;
 
-/// Name of the container that trains, in a TrainJob of Switchyard.
-const TRAINER: &str = "trainer";
 /// Items of lists of lists are not followed deeper than this.
 const DEEPEST_LIST: usize = 4;
 

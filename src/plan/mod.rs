@@ -26,10 +26,10 @@ mod tests;
 pub use processes::{Device, EnvEntry, Plan, PlannedNode, ProcessSpec};
 pub use validate::{Invalid, ValidJob, validate};
 
-use crate::topology::build::{self, BuildError};
 use switchyard_core::placement::{self, Reason};
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_topology::cluster::{self as machines, BuildError};
 use switchyard_worker_contract::config::EngineConfig;
 
 /// Everything a plan is made from.
@@ -79,7 +79,7 @@ fn on(node: &Option<String>) -> String {
 pub fn plan(snapshot: &Snapshot<'_>) -> Result<Plan, Refusal> {
     let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
     let engine = local_engine(snapshot.job, &job).map_err(|fault| Refusal::Invalid(vec![fault]))?;
-    let named = build::build(snapshot.nodes)?;
+    let named = machines::build(snapshot.nodes)?;
     let assignment = placement::solve(&named.cluster, &job.request).map_err(|reason| Refusal::NotPlaceable {
         job: job.name.clone(),
         node: reason.node().and_then(|node| named.names.get(node.0 as usize).cloned()),

@@ -2,9 +2,9 @@
 
 use super::Snapshot;
 use super::validate::ValidJob;
-use crate::topology::build::NamedCluster;
 use serde::Serialize;
 use switchyard_core::placement::{Assignment, Mode, Place};
+use switchyard_topology::cluster::NamedCluster;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::{CpuList, env};
 

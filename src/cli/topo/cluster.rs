@@ -13,14 +13,15 @@ use crate::cli::run::json_line;
 use crate::cli::{print, print_yaml, refuse};
 use crate::controller::offline::Cluster;
 use crate::plan::cluster::view::NodeView;
-use crate::plan::cluster::{Excluded, GPU_RESOURCE, is_old};
+use crate::plan::cluster::{Excluded, is_old};
 use crate::plan::eligible::Unfit;
-use crate::topology::report;
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use switchyard_core::placement::gpus::Level;
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus, Nic};
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_topology::report;
 use switchyard_worker_contract::exit::Exit;
 use users::Users;
 

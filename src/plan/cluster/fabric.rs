@@ -7,7 +7,7 @@ use super::view::NodeView;
 use crate::fabric::forecast::{self, Between, Direct, Forecast, Within};
 use crate::fabric::profile::{self, Profile, Site};
 use crate::fabric::{self, Asked, Gang, Member, Refused, preflight};
-use crate::plan::objects::{self, TRAINER};
+use crate::plan::objects;
 use crate::plan::resources::{self, gigabytes_per_second};
 use crate::plan::{ValidJob, eligible};
 use jiff::Timestamp;
@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_core::units::plural;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{
     DecisionOutcome, FabricStatus, Framework, GpuDirect, PlacementStatus, PreflightMode, TrainJob, Transport,
     conditions,

@@ -3,7 +3,7 @@
 use super::levels::Levels;
 use super::machine::{Machine, NamedGpu};
 use super::refusal::{self, NoPlace};
-use super::sites::{Excluded, GPU_RESOURCE, Need, Sites};
+use super::sites::{Excluded, Need, Sites};
 use super::view::NodeView;
 use crate::plan::ValidJob;
 use crate::plan::objects::{self, Defaults};
@@ -15,6 +15,7 @@ use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::ring::bits;
 use switchyard_core::placement::gpus::{Group, Level, MOST_GPUS, MinLink, Placement, Pod, Request, UNLIMITED};
 use switchyard_core::rates::gigabytes;
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{self as api, DeviceAllocation, Limit, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
 use switchyard_worker_contract::CpuList;
 

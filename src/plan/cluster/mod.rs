@@ -29,7 +29,7 @@ pub mod turn;
 pub mod view;
 
 pub use refusal::{Change, NoPlace};
-pub use sites::{Excluded, GPU_RESOURCE, is_old};
+pub use sites::{Excluded, is_old};
 pub use status::major;
 
 use super::objects::{self, Defaults, Object};

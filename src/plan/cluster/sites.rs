@@ -10,10 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Shape, Site};
 use switchyard_core::quantity::Resources;
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TopologyPolicy};
-
-/// Extended resource of NVIDIA's device plugin.
-pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// What the pods of a job ask of a node.
 #[derive(Debug)]

@@ -3,15 +3,15 @@
 
 use super::clock;
 use super::machine::Machine;
-use super::sites::GPU_RESOURCE;
 use crate::plan::eligible::NodeFacts;
-use crate::plan::objects::TRAINER;
 use crate::plan::resources;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::labels;
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_crds::names::TRAINER;
 use switchyard_worker_contract::termination::Termination;
 
 /// Phase of a pod.

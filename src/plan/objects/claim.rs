@@ -1,12 +1,13 @@
 //! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and nobody else can have them at the same time.
 
-use super::{Defaults, TRAINER, metadata, object, pod_name};
+use super::{Defaults, metadata, object, pod_name};
 use crate::plan::ValidJob;
-use crate::plan::cluster::GPU_RESOURCE;
 use crate::plan::resources;
 use k8s_openapi::api::core::v1::{PodResourceClaim, PodSpec, ResourceClaim as Reference};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
+use switchyard_crds::names::TRAINER;
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, PlacedNode, TrainJob, labels};
 
 /// Name of the claim inside the pod.

@@ -1,6 +1,6 @@
 //! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
 
-use super::pod::{Place, TRAINER, add_volumes, from_annotation, mount, mounts};
+use super::pod::{Place, add_volumes, from_annotation, mount, mounts};
 use super::{gpus, metadata, object};
 use crate::fabric::profile::{self, Profile};
 use crate::fabric::{self, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use std::collections::BTreeMap;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
 
 /// Volume of NCCL's file as the container sees it, and name of the init container that writes it.

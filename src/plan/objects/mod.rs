@@ -23,7 +23,7 @@ mod tests;
 pub use claim::{claim, gpus};
 pub use fabric::fabric_config;
 pub use merge::{MergeConflict, conflicts, faults};
-pub use pod::{TRAINER, placement_patch, pod};
+pub use pod::{placement_patch, pod};
 
 use super::{ValidJob, frameworks};
 use crate::fabric::profile::Profile;

@@ -9,11 +9,10 @@ use k8s_openapi::api::core::v1::{
     SecurityContext, Volume, VolumeMount,
 };
 use serde_json::{Value, json};
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Checkpoint, Framework, PlacedNode, TrainJob, labels};
 use switchyard_worker_contract::{env, pod as paths};
 
-/// Name of the container that trains.
-pub const TRAINER: &str = "trainer";
 /// Volume of the engine's configuration.
 pub(super) const CONFIG: &str = "switchyard-config";
 /// Volume of the job's key.

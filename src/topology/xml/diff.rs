@@ -1,7 +1,7 @@
 //! What differs between two files in NCCL's eyes.
 
 use super::machine::{Cpu, Device, Machine, TooManyGpus};
-use crate::topology::nccl::{NcclPath, Ways};
+use crate::nccl::{NcclPath, Ways};
 use std::collections::BTreeSet;
 use switchyard_core::rates::gigabytes;
 

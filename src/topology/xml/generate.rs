@@ -1,8 +1,8 @@
 //! A report as a topology file: the tree that NCCL finds when it climbs from each device to its CPU.
 
 use super::tables::{ARCHITECTURES, HIDDEN_SWITCH, VENDORS, class, is_bus_id, most_beside, speed_word};
-use crate::topology::nccl::is_coherent;
-use crate::topology::report::{self, ReportError, numa_of};
+use crate::nccl::is_coherent;
+use crate::report::{self, ReportError, numa_of};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use switchyard_core::rates;

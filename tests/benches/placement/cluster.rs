@@ -3,14 +3,14 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use std::collections::BTreeMap;
-use switchyard::plan::cluster::GPU_RESOURCE;
 use switchyard::plan::cluster::machine::Shapes;
 use switchyard::plan::cluster::view::NodeView;
 use switchyard::plan::eligible::NodeFacts;
 use switchyard::plan::resources;
-use switchyard::topology::{import, matrix};
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TrainJob};
 use switchyard_tests::{Random, root};
+use switchyard_topology::{import, matrix};
 
 /// 10,000 nodes as the controller knows them: 500 racks of one kind of machine each, 30 % of the nodes empty.
 pub fn nodes() -> BTreeMap<String, NodeView> {

@@ -7,12 +7,12 @@ use crate::placement::bandwidth;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard::plan::cluster::view::{self, Phase};
 use switchyard::plan::resources::bytes_per_second;
-use switchyard::topology::report;
 use switchyard_core::devices::Devices;
 use switchyard_core::placement::gpus::{Level, MinLink, UNLIMITED};
 use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::PLACED;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_topology::report;
 
 /// The pods that have a place, with their GPUs.
 fn plans<'a>(world: &World<'a>) -> impl Iterator<Item = (&'a PodFact, &'a PlacedNode)> {

@@ -8,13 +8,13 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard::plan::resources;
-use switchyard::topology::report;
 use switchyard_crds::gpu_topology::{Fabric, FabricState};
 use switchyard_crds::{Limit, TrainJob};
 use switchyard_tests::gpus::{MACHINES, uuids};
 use switchyard_tests::history::{Fact, Recorder};
 use switchyard_tests::placement::{bandwidth, best_pod};
 use switchyard_tests::{Command, account, chart_rules, condition_of, role, stage_of};
+use switchyard_topology::report;
 
 /// What each claim of a job's attempt must have.
 fn planned(job: &TrainJob) -> BTreeMap<String, BTreeSet<String>> {

@@ -1,14 +1,15 @@
 //! The fabric in the life of a job.
 
+use super::super::Action;
 use super::super::machine::Shapes;
 use super::super::tests::World;
 use super::super::view::NodeView;
-use super::super::{Action, GPU_RESOURCE};
 use crate::plan::objects::Object;
 use crate::plan::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologySpec, GPUTopologyStatus, Gpu, Host, Nic};
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, Transport, conditions};
 
 fn report(node: usize, state: &str) -> GPUTopologyStatus {

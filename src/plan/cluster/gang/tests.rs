@@ -6,12 +6,12 @@ use crate::plan::cluster::machine::Shapes;
 use crate::plan::eligible::NodeFacts;
 use crate::plan::resources;
 use crate::plan::validate;
-use crate::topology::import::{NicRate, Options, import};
-use crate::topology::matrix::parse;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::validate as schema;
+use switchyard_topology::import::{NicRate, Options, import};
+use switchyard_topology::matrix::parse;
 
 const H200: &str = include_str!("../../../../tests/fixtures/topo/f04-h200.txt");
 const B200: &str = include_str!("../../../../tests/fixtures/topo/f10-b200.txt");
