@@ -6,7 +6,6 @@ use super::run::{CLI_VERSION, json_line};
 use super::{fabric, live, manifest, print, print_yaml, refuse, verdict};
 use crate::controller::offline::{Cluster, Earlier, Verdict};
 use crate::controller::snapshot;
-use crate::fabric::profile::Profile;
 use crate::plan::cluster::fabric::Decided;
 use crate::plan::cluster::levels::{DomainLevel, Levels};
 use crate::plan::objects::Defaults;
@@ -15,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_crds::TrainJob;
+use switchyard_fabric::profile::Profile;
 use switchyard_service::Connection;
 use switchyard_worker_contract::exit::Exit;
 

@@ -3,9 +3,9 @@
 use super::ConvertError;
 use super::pods::{self, Draft};
 use super::reader::Reader;
-use crate::lint::Cursor;
 use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
+use switchyard_fabric::lint::Cursor;
 
 /// Framework by a word in the name of the runtime; the first that fits. Runtimes of DeepSpeed and MLX are started by mpirun.
 const RUNTIMES: [(&str, &str); 8] = [

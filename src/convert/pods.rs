@@ -2,10 +2,10 @@
 
 use super::reader::{Reader, words};
 use super::{ConvertError, advice};
-use crate::lint::Cursor;
 use serde_json::{Map, Value, json};
 use switchyard_crds::labels;
 use switchyard_crds::names::TRAINER;
+use switchyard_fabric::lint::Cursor;
 
 /// Longest name of a TrainJob.
 const LONGEST_NAME: usize = 50;

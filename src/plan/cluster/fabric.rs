@@ -4,9 +4,6 @@ use super::gang::Question;
 use super::sites::is_old;
 use super::status::Draft;
 use super::view::NodeView;
-use crate::fabric::forecast::{self, Between, Direct, Forecast, Within};
-use crate::fabric::profile::{self, Profile, Site};
-use crate::fabric::{self, Asked, Gang, Member, Refused, preflight};
 use crate::plan::objects;
 use crate::plan::resources::{self, gigabytes_per_second};
 use crate::plan::{ValidJob, eligible};
@@ -20,6 +17,9 @@ use switchyard_crds::{
     DecisionOutcome, FabricStatus, Framework, GpuDirect, PlacementStatus, PreflightMode, TrainJob, Transport,
     conditions,
 };
+use switchyard_fabric::forecast::{self, Between, Direct, Forecast, Within};
+use switchyard_fabric::profile::{self, Profile, Site};
+use switchyard_fabric::{self as fabric, Asked, Gang, Member, Refused, preflight};
 
 /// What was decided for a gang that has a place.
 #[derive(Debug, Clone, PartialEq)]

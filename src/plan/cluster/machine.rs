@@ -1,6 +1,5 @@
 //! The devices of a node with their names, and their values, which nodes of one kind share.
 
-use crate::fabric;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -9,6 +8,7 @@ use switchyard_core::path::PathClass;
 use switchyard_core::placement::gpus::{MOST_GPUS, Shape};
 use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{FabricState, GPUTopology, GPUTopologyStatus};
+use switchyard_fabric as fabric;
 use switchyard_topology::{cluster, report};
 use switchyard_worker_contract::CpuList;
 

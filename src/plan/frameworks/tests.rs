@@ -3,11 +3,11 @@
 use super::*;
 use crate::plan::objects::{self, Defaults};
 use crate::plan::validate;
-use crate::variables::{per_process, rendezvous};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::names::TRAINER;
+use switchyard_fabric::variables::{per_process, rendezvous};
 
 const FRAMEWORKS: [&str; 6] = ["Torch", "Paddle", "Horovod", "MPI", "JAX", "TensorFlow"];
 

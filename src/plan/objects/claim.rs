@@ -6,8 +6,8 @@ use crate::plan::resources;
 use k8s_openapi::api::core::v1::{PodResourceClaim, PodSpec, ResourceClaim as Reference};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
-use switchyard_crds::names::TRAINER;
 use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{DeviceAllocation, PlacedNode, TrainJob, labels};
 
 /// Name of the claim inside the pod.

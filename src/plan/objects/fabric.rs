@@ -2,8 +2,6 @@
 
 use super::pod::{Place, add_volumes, from_annotation, mount, mounts};
 use super::{gpus, metadata, object};
-use crate::fabric::profile::{self, Profile};
-use crate::fabric::{self, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
 use crate::plan::ValidJob;
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec,
@@ -14,6 +12,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_fabric::profile::{self, Profile};
+use switchyard_fabric::{self as fabric, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
 
 /// Volume of NCCL's file as the container sees it, and name of the init container that writes it.
 const FABRIC: &str = "switchyard-fabric";

@@ -26,7 +26,6 @@ pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod};
 
 use super::{ValidJob, frameworks};
-use crate::fabric::profile::Profile;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -36,6 +35,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE, RENDEZVOUS_PORT};
 

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{roots, stage, status_of};
-use switchyard::fabric::forecast::{Member, forecast, lines};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
+use switchyard_fabric::forecast::{Member, forecast, lines};
 use switchyard_topology::xml::{Content, Severity, check, generate, parse};
 
 /// Scenes with GPUs.

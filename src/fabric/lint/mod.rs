@@ -16,7 +16,7 @@ mod rules;
 mod tests;
 mod view;
 
-pub(crate) use cursor::Cursor;
+pub use cursor::Cursor;
 pub use path::{Path, Step};
 pub use rules::{RULES, Rule};
 pub use view::Kind;

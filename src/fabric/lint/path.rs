@@ -21,16 +21,16 @@ impl Path {
         &self.0
     }
 
-    pub(crate) fn key(&self, key: &str) -> Path {
+    pub fn key(&self, key: &str) -> Path {
         self.with(Step::Key(key.to_owned()))
     }
 
-    pub(crate) fn index(&self, index: usize) -> Path {
+    pub fn index(&self, index: usize) -> Path {
         self.with(Step::Index(index))
     }
 
     /// The list that this is in, or in an item of.
-    pub(super) fn list(&self) -> Path {
+    pub fn list(&self) -> Path {
         let last = self.0.iter().rposition(|step| matches!(step, Step::Index(_))).unwrap_or_default();
         Path(self.0[..last].to_vec())
     }

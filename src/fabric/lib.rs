@@ -6,17 +6,23 @@
 //!
 //! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of
 //! NCCL's guide allows to stay; *Never*, which is for finding faults and is left alone with the reason. A user's own value always wins.
+//!
+//! [`variables`] knows the environment variables that people set, as tables; [`lint`] judges manifests by them without a cluster, and
+//! [`preflight`] judges the chosen gang with the facts of its nodes.
+#![forbid(unsafe_code)]
 
 mod compare;
 mod conf;
 mod decide;
 pub mod forecast;
 mod gang;
+pub mod lint;
 mod needs;
 pub mod preflight;
 pub mod profile;
 mod rules;
 mod seen;
+pub mod variables;
 
 pub use compare::{Foretold, compare};
 pub use conf::{FOLDER, MERGE, PATH, PLAN, conf, reasons};
