@@ -4,7 +4,7 @@
 //!            files of sysfs, procfs, dev          NVML
 //!  read ──────────────┬─────────────────────┬──────┴────────┐
 //!  parse    cpu, cgroup, numa     net, rdma, pci, acs,   gpu, nvlink, fabric
-//!                    │             host, measured            (nvml_raw)
+//!                    │             host, measured         (nvml, nvml_raw)
 //!                     └─────────────────────┴───────┬───────┘
 //!                                    describe ── GPUTopology
 //! ```
@@ -32,6 +32,7 @@ pub mod measured;
 pub mod net;
 pub mod numa;
 mod nvlink;
+mod nvml;
 #[allow(unsafe_code)]
 mod nvml_raw;
 pub mod pci;

@@ -9,11 +9,12 @@
 //! A gradient that a layer turns into another one in place shares its memory.
 
 use super::arena::{Place, disjoint};
+use super::error::ModelError;
 use super::graph::{Graph, Node};
 use super::layer::{Flow, INPUTS, Needs};
+use super::layout::Layout;
 use super::memory::{self, Span};
 use crate::cpu::{Cpu, Format};
-use crate::model::{Layout, ModelError};
 
 /// How a node gives the gradient of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use super::norm::squares_with;
 use super::state::{Bucket, State};
 use crate::amp::HalfWeights;
 use crate::cpu::{Isa, Pool};
-use crate::model::Layout;
+use crate::nn::Layout;
 use std::ops::Range;
 use switchyard_worker_contract::config::{self, Lars, Momentum, Rule};
 

@@ -4,7 +4,7 @@
 use crate::amp::HalfWeights;
 use crate::cpu::pool::Shared;
 use crate::cpu::{AlignedBuffer, Isa, Pool};
-use crate::model::{Layout, Role};
+use crate::nn::{Layout, Role};
 use std::ops::Range;
 use switchyard_worker_contract::config::DecayExclusions;
 

@@ -2,7 +2,7 @@
 
 use super::buckets::{Buckets, Flags};
 use crate::comm::{CommError, Communicator};
-use crate::model::{Bucket, GradientSink, Layout};
+use crate::nn::{Bucket, GradientSink, Layout};
 use std::ops::Range;
 
 /// Where each gradient lives.

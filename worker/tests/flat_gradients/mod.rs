@@ -2,7 +2,7 @@
 #![allow(dead_code, missing_docs)]
 
 use std::ops::Range;
-use switchyard_worker::model::{GradientSink, Layout};
+use switchyard_worker::nn::{GradientSink, Layout};
 
 /// Gradients with the ranges looked up once, as the step loop has them.
 pub struct FlatGradients {
