@@ -21,10 +21,11 @@ const SCENES: &str = "switchyard-scenes";
 const WORKER: &str = "switchyard-worker";
 const SERVICE: &str = "switchyard-service";
 const CHECKPOINT: &str = "switchyard-checkpoint";
+const CUDA: &str = "switchyard-cuda";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 15] = [
+const TABLE: [Row; 16] = [
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -64,11 +65,17 @@ const TABLE: [Row; 15] = [
         only: None,
         never: &["kube", "kube-core", "kube-client", "k8s-openapi", "schemars", CRDS, AGENT, "switchyard", "tokio"],
     },
-    // Asks a machine, before there is a GPU back end: nothing is built on it, and it needs nothing of ours.
+    Row {
+        package: CUDA,
+        workspace: &[],
+        only: Some(&["bytemuck", "libloading", "thiserror"]),
+        never: &["serde", "tokio", WORKER],
+    },
+    // Asks a machine, before there is a GPU back end: nothing is built on it.
     Row {
         package: "switchyard-gpu-probe",
-        workspace: &[],
-        only: Some(&["bytemuck", "clap", "half", "libloading", "serde", "serde_json"]),
+        workspace: &[CUDA],
+        only: Some(&["clap", "half", "serde", "serde_json"]),
         never: &["tokio", WORKER],
     },
     // What a user has: the engine and nothing behind it.
