@@ -17,7 +17,6 @@
 //!
 //! Not here: the program around it, which writes to a cluster (`node-agent/daemon`).
 #![deny(unsafe_code)]
-#![deny(missing_docs)]
 
 pub mod acs;
 pub mod cgroup;

@@ -1,4 +1,4 @@
-//! NVML while it is initialized, and the text of its errors.
+//! NVML while it is initialised, and the text of its errors.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -8,13 +8,13 @@ use std::path::Path;
 /// The name under which the driver installs the library.
 pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// NVML while it is initialized.
+/// NVML while it is initialised.
 ///
 /// Dropping [`Nvml`] panics when the library lacks `nvmlShutdown`; in that case a session leaves the library open.
 pub(crate) struct Session(Option<Nvml>);
 
 impl Session {
-    /// Initializes NVML from `library`, by default [`LIBRARY`].
+    /// Initialises NVML from `library`, by default [`LIBRARY`].
     pub(crate) fn open(library: Option<&Path>) -> Result<Session, NvmlError> {
         let library = library.map_or(OsStr::new(LIBRARY), Path::as_os_str);
         Nvml::builder().lib_path(library).init().map(|nvml| Session(Some(nvml)))

@@ -1,5 +1,5 @@
 //! Gradients in one plain array, for tests and benchmarks of a single rank.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code)]
 
 use std::ops::Range;
 use switchyard_worker::nn::{GradientSink, Layout};

@@ -1,5 +1,5 @@
 //! A small network of each kind with weights and a batch, for tests of a single rank.
-#![allow(dead_code, missing_docs, clippy::unwrap_used)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::sync::Arc;
 use switchyard_worker::cpu::{Cpu, Format, HalfKernel, Isa, Pool, Values, bf16, f16};
