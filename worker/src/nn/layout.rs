@@ -1,4 +1,6 @@
 //! Where parameters lie in the flat arrays, and how the arrays are cut into buckets.
+//!
+//! Weights, gradients and optimizer moments share the [`Layout`], so that a fused bucket of gradients is a range of it.
 
 use std::ops::Range;
 
@@ -27,9 +29,9 @@ pub enum Role {
     Vector,
 }
 
-/// A trainable tensor.
+/// A trainable tensor and its place in the flat arrays.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Parameter {
+pub struct ParameterSlot {
     /// Name in checkpoints; that of PyTorch's model where there is one.
     pub name: String,
     /// Row-major shape; linear layers are `[outputs, inputs]` as in PyTorch.
@@ -46,7 +48,7 @@ pub struct Parameter {
     pub export_axes: Option<Vec<usize>>,
 }
 
-impl Parameter {
+impl ParameterSlot {
     /// Its place in the flat arrays.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len
@@ -58,7 +60,7 @@ impl Parameter {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Layout {
     /// The parameters; a parameter's ordinal is its index here.
-    pub parameters: Vec<Parameter>,
+    pub parameters: Vec<ParameterSlot>,
     /// Length of the flat arrays.
     pub len: usize,
 }
@@ -67,7 +69,7 @@ impl Layout {
     /// Appends a parameter and returns its ordinal.
     pub fn push(&mut self, name: String, shape: &[usize], role: Role, initial: Initial) -> usize {
         let len = shape.iter().product();
-        self.parameters.push(Parameter {
+        self.parameters.push(ParameterSlot {
             name,
             shape: shape.to_vec(),
             offset: self.len,
@@ -118,6 +120,19 @@ pub fn fuse(layout: &Layout, bucket_bytes: usize) -> Vec<Bucket> {
         }
     }
     buckets
+}
+
+/// Where backward puts gradients.
+pub trait GradientSink {
+    /// True: add to what is there (a later micro-batch of a merged batch). False: overwrite.
+    fn accumulate(&self) -> bool;
+    /// Memory for the gradient of a parameter, exactly `len` floats.
+    fn gradient(&mut self, ordinal: usize) -> &mut [f32];
+    /// The same for two parameters at once, `a` before `b`.
+    fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]);
+    /// The gradient of this parameter is final for this micro-batch. Called exactly once per parameter and backward pass,
+    /// in the order of the layout.
+    fn finished(&mut self, ordinal: usize);
 }
 
 #[cfg(test)]

@@ -1,37 +1,38 @@
 //! The kernel of the probe: source, machine code, and a launch that checks what it is given.
+#![allow(unsafe_code)]
 
-use crate::outcome::Outcome;
-use crate::raw::driver::{Argument, Buffer, Context, Kernel};
-use crate::raw::nvrtc::Nvrtc;
+use crate::driver::{Argument, Buffer, Context, Kernel};
+use crate::error::Error;
+use crate::nvrtc::Nvrtc;
 
 const SOURCE: &str = include_str!("adamw.cu");
 const THREADS: u32 = 256;
 
 /// Machine code of the kernel.
-pub(crate) struct Cubin(Vec<u8>);
+pub struct Cubin(Vec<u8>);
 
 impl Cubin {
     /// Compiles the kernel; `options` name the architecture and the folders of headers.
     ///
     /// # Errors
     /// What the compiler says, or that it gave no machine code.
-    pub(crate) fn compile(nvrtc: &Nvrtc, options: &[String]) -> Result<Cubin, Outcome> {
+    pub fn compile(nvrtc: &Nvrtc, options: &[String]) -> Result<Cubin, Error> {
         let cubin = nvrtc.cubin("adamw.cu", SOURCE, options)?;
         // A CUBIN is an ELF file; anything else would be PTX or nothing.
         if !cubin.starts_with(b"\x7fELF") {
-            return Err(Outcome::failed("nvrtcGetCUBIN", format!("{} bytes that are no ELF file", cubin.len())));
+            return Err(Error::refused("nvrtcGetCUBIN", format!("{} bytes that are no ELF file", cubin.len())));
         }
         Ok(Cubin(cubin))
     }
 
     /// Its size.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.0.len()
     }
 }
 
 /// The kernel on a device.
-pub(crate) struct AdamW<'a> {
+pub struct AdamW<'a> {
     kernel: Kernel<'a>,
 }
 
@@ -40,7 +41,7 @@ impl<'a> AdamW<'a> {
     ///
     /// # Errors
     /// It is not for this device.
-    pub(crate) fn load(context: &'a Context, cubin: &Cubin) -> Result<AdamW<'a>, Outcome> {
+    pub fn load(context: &'a Context, cubin: &Cubin) -> Result<AdamW<'a>, Error> {
         Ok(AdamW { kernel: context.kernel(&cubin.0, "adamw")? })
     }
 
@@ -49,19 +50,19 @@ impl<'a> AdamW<'a> {
     ///
     /// # Errors
     /// A buffer is too small, or the device refuses.
-    pub(crate) fn launch(
+    pub fn launch(
         &self,
         blocks: u32,
         buffers: [&Buffer<'_>; 5],
         settings: [f32; 8],
         count: usize,
-    ) -> Result<(), Outcome> {
+    ) -> Result<(), Error> {
         let needed = [4, 4, 4, 4, 2].map(|bytes| bytes * count);
         let given = buffers.map(Buffer::bytes);
         // The kernel counts in `int` and steps by the size of its grid.
         let steps = i32::try_from(count + (blocks * THREADS) as usize).is_ok();
         if !steps || needed.iter().zip(given).any(|(needed, given)| *needed > given) {
-            return Err(Outcome::failed("adamw", format!("buffers of {given:?} bytes for {count} parameters")));
+            return Err(Error::refused("adamw", format!("buffers of {given:?} bytes for {count} parameters")));
         }
         let numbers = settings.map(Argument::Float).into_iter().chain([Argument::Int(count as i32)]);
         let arguments: Vec<Argument<'_>> = buffers.map(Argument::Buffer).into_iter().chain(numbers).collect();

@@ -1,9 +1,10 @@
 //! cuDNN's graph calls, as far as one operation needs them: descriptors with typed attributes, a plan, its execution.
+#![allow(unsafe_code)]
 
-use super::{Handle, Library, Pointer, functions};
-use crate::outcome::Outcome;
-use crate::raw::cudnn::Cudnn;
-use crate::raw::driver::Buffer;
+use crate::cudnn::Cudnn;
+use crate::driver::Buffer;
+use crate::error::Error;
+use crate::library::{Handle, Library, Pointer, functions};
 use std::ffi::{c_char, c_void};
 
 functions!(Functions {
@@ -55,7 +56,7 @@ const HEUR_MODE_A: i32 = 3;
 /// Type of the elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
-pub(crate) enum Element {
+pub enum Element {
     F32 = 0,
     Bf16 = 9,
 }
@@ -72,14 +73,14 @@ enum Value<'a> {
 }
 
 /// A tensor: dimensions (batch, heads, tokens, width) with their strides in elements.
-pub(crate) struct Tensor {
+pub struct Tensor {
     /// Its number in the graph, by which it gets its memory.
-    pub(crate) id: i64,
-    pub(crate) element: Element,
-    pub(crate) dimensions: [i64; 4],
-    pub(crate) strides: [i64; 4],
+    pub id: i64,
+    pub element: Element,
+    pub dimensions: [i64; 4],
+    pub strides: [i64; 4],
     /// A single number in the memory of the host.
-    pub(crate) by_value: bool,
+    pub by_value: bool,
 }
 
 impl Tensor {
@@ -96,7 +97,7 @@ impl Tensor {
 }
 
 /// The graph calls. Plans need a cuDNN that was started, operations do not.
-pub(crate) struct Graph<'a> {
+pub struct Graph<'a> {
     functions: Functions,
     cudnn: &'a Cudnn,
 }
@@ -106,30 +107,26 @@ impl<'a> Graph<'a> {
     ///
     /// # Errors
     /// One is missing.
-    pub(crate) fn new(library: &Library, cudnn: &'a Cudnn) -> Result<Graph<'a>, Outcome> {
+    pub fn new(library: &Library, cudnn: &'a Cudnn) -> Result<Graph<'a>, Error> {
         Ok(Graph { functions: Functions::load(library)?, cudnn })
     }
 
     /// As `Cudnn::check`, with what the graph calls say besides.
-    fn check(&self, call: &str, code: i32) -> Result<(), Outcome> {
-        self.cudnn.check(call, code).map_err(|outcome| match outcome {
-            Outcome::Failed { call, code, text, figures } => {
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
+        self.cudnn.check(call, code).map_err(|error| match error {
+            Error::Call { library, call, code, text } => {
                 let mut more = [0u8; 1024];
                 // SAFETY: cuDNN writes at most as many bytes as it is told.
                 unsafe { (self.functions.cudnnGetLastErrorString)(more.as_mut_ptr().cast(), more.len()) };
                 let end = more.iter().position(|byte| *byte == 0).unwrap_or(more.len());
-                Outcome::Failed {
-                    call,
-                    code,
-                    text: format!("{text}: {}", String::from_utf8_lossy(&more[..end]).trim()),
-                    figures,
-                }
+                let text = format!("{text}: {}", String::from_utf8_lossy(&more[..end]).trim());
+                Error::Call { library, call, code, text }
             }
             other => other,
         })
     }
 
-    fn descriptor(&self, kind: i32) -> Result<Handle, Outcome> {
+    fn descriptor(&self, kind: i32) -> Result<Handle, Error> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle.
         let code = unsafe { (self.functions.cudnnBackendCreateDescriptor)(kind, &raw mut raw) };
@@ -137,7 +134,7 @@ impl<'a> Graph<'a> {
         Ok(Handle { raw, destroy: self.functions.cudnnBackendDestroyDescriptor })
     }
 
-    fn set(&self, descriptor: &Handle, attribute: i32, value: &Value<'_>) -> Result<(), Outcome> {
+    fn set(&self, descriptor: &Handle, attribute: i32, value: &Value<'_>) -> Result<(), Error> {
         let (kind, count, address): (i32, usize, *const c_void) = match value {
             Value::Library(pointer) => (TYPE_HANDLE, 1, std::ptr::from_ref(pointer).cast()),
             Value::Element(element) => (TYPE_DATA_TYPE, 1, std::ptr::from_ref(element).cast()),
@@ -155,13 +152,13 @@ impl<'a> Graph<'a> {
         self.check(&format!("cudnnBackendSetAttribute({attribute})"), code)
     }
 
-    fn finalize(&self, descriptor: &Handle, what: &str) -> Result<(), Outcome> {
+    fn finalize(&self, descriptor: &Handle, what: &str) -> Result<(), Error> {
         // SAFETY: the descriptor lives.
         let code = unsafe { (self.functions.cudnnBackendFinalize)(descriptor.raw) };
         self.check(&format!("cudnnBackendFinalize({what})"), code)
     }
 
-    fn tensor(&self, tensor: &Tensor) -> Result<Handle, Outcome> {
+    fn tensor(&self, tensor: &Tensor) -> Result<Handle, Error> {
         const ALIGNMENT: i64 = 16;
         let descriptor = self.descriptor(TENSOR_DESCRIPTOR)?;
         let alignment = if tensor.by_value { size_of::<f32>() as i64 } else { ALIGNMENT };
@@ -181,7 +178,7 @@ impl<'a> Graph<'a> {
     ///
     /// # Errors
     /// cuDNN does not know the operation, or does not accept its tensors.
-    pub(crate) fn operation(&self, kind: i32, tensors: &[(i32, Tensor)]) -> Result<Operation, Outcome> {
+    pub fn operation(&self, kind: i32, tensors: &[(i32, Tensor)]) -> Result<Operation, Error> {
         let operation = self.descriptor(kind)?;
         let mut kept = Vec::new();
         for (attribute, tensor) in tensors {
@@ -198,7 +195,7 @@ impl<'a> Graph<'a> {
     ///
     /// # Errors
     /// A call fails, or no engine takes the graph.
-    pub(crate) fn plan(&self, operation: Operation) -> Result<Plan<'_, 'a>, Outcome> {
+    pub fn plan(&self, operation: Operation) -> Result<Plan<'_, 'a>, Error> {
         let graph = self.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
         self.set(&graph, OPERATIONGRAPH_HANDLE, &Value::Library(self.cudnn.raw()?))?;
         self.set(&graph, OPERATIONGRAPH_OPS, &Value::Descriptors(&[operation.descriptor.raw]))?;
@@ -206,8 +203,8 @@ impl<'a> Graph<'a> {
         // What the engine that the heuristic likes best says is the most telling.
         let mut first = None;
         for mode in [HEUR_MODE_A, HEUR_MODE_FALLBACK] {
-            let engines = self.engines(&graph, mode).unwrap_or_else(|outcome| {
-                first.get_or_insert(outcome);
+            let engines = self.engines(&graph, mode).unwrap_or_else(|error| {
+                first.get_or_insert(error);
                 Vec::new()
             });
             for engine in &engines {
@@ -215,17 +212,17 @@ impl<'a> Graph<'a> {
                     Ok((plan, workspace_bytes)) => {
                         return Ok(Plan { graph: self, plan, tensors: operation.tensors, workspace_bytes });
                     }
-                    Err(outcome) => {
-                        first.get_or_insert(outcome);
+                    Err(error) => {
+                        first.get_or_insert(error);
                     }
                 }
             }
         }
-        Err(first.unwrap_or_else(|| Outcome::failed("cudnnBackendGetAttribute(202)", "the heuristic names no engine")))
+        Err(first.unwrap_or_else(|| Error::refused("cudnnBackendGetAttribute(202)", "the heuristic names no engine")))
     }
 
     /// Configurations of engines that the heuristic proposes, best first.
-    fn engines(&self, graph: &Handle, mode: i32) -> Result<Vec<Handle>, Outcome> {
+    fn engines(&self, graph: &Handle, mode: i32) -> Result<Vec<Handle>, Error> {
         const MOST: usize = 8;
         let heuristic = self.descriptor(ENGINEHEUR_DESCRIPTOR)?;
         self.set(&heuristic, ENGINEHEUR_OPERATION_GRAPH, &Value::Descriptors(&[graph.raw]))?;
@@ -250,7 +247,7 @@ impl<'a> Graph<'a> {
         Ok(engines)
     }
 
-    fn plan_with(&self, engine: &Handle) -> Result<(Handle, usize), Outcome> {
+    fn plan_with(&self, engine: &Handle) -> Result<(Handle, usize), Error> {
         let plan = self.descriptor(EXECUTION_PLAN_DESCRIPTOR)?;
         self.set(&plan, EXECUTION_PLAN_HANDLE, &Value::Library(self.cudnn.raw()?))?;
         self.set(&plan, EXECUTION_PLAN_ENGINE_CONFIG, &Value::Descriptors(&[engine.raw]))?;
@@ -273,7 +270,7 @@ impl<'a> Graph<'a> {
 }
 
 /// One operation with its tensors, finalized.
-pub(crate) struct Operation {
+pub struct Operation {
     descriptor: Handle,
     _tensors: Vec<Handle>,
     /// Number of each tensor with its bytes on the device; `None` for one of the host.
@@ -281,13 +278,13 @@ pub(crate) struct Operation {
 }
 
 /// A graph that is ready to run.
-pub(crate) struct Plan<'g, 'a> {
+pub struct Plan<'g, 'a> {
     graph: &'g Graph<'a>,
     plan: Handle,
     /// As in [`Operation`].
     tensors: Vec<(i64, Option<usize>)>,
     /// Memory that it needs besides its tensors.
-    pub(crate) workspace_bytes: usize,
+    pub workspace_bytes: usize,
 }
 
 impl Plan<'_, '_> {
@@ -296,12 +293,12 @@ impl Plan<'_, '_> {
     ///
     /// # Errors
     /// Buffers are missing or too small, or a call fails.
-    pub(crate) fn run(&self, buffers: &[&Buffer<'_>], value: f32, workspace: &Buffer<'_>) -> Result<(), Outcome> {
+    pub fn run(&self, buffers: &[&Buffer<'_>], value: f32, workspace: &Buffer<'_>) -> Result<(), Error> {
         let needed: Vec<usize> =
             self.tensors.iter().filter_map(|(_, bytes)| *bytes).chain([self.workspace_bytes]).collect();
         let given: Vec<usize> = buffers.iter().copied().chain([workspace]).map(Buffer::bytes).collect();
         if needed.len() != given.len() || needed.iter().zip(&given).any(|(needed, given)| needed > given) {
-            return Err(Outcome::failed("run", format!("buffers of {given:?} bytes, expected at least {needed:?}")));
+            return Err(Error::refused("run", format!("buffers of {given:?} bytes, expected at least {needed:?}")));
         }
         let mut buffers = buffers.iter();
         let mut value = value;

@@ -3,32 +3,32 @@
 //! The order is: the folders of [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), the
 //! toolkit below `/usr/local/cuda`, and the wheels that pip puts beside a Python (`site-packages/nvidia/*/lib`).
 
-use crate::outcome::Outcome;
-use crate::raw::Library;
+use crate::error::Error;
+use crate::library::Library;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Folders of libraries, separated by colons, that come before all others.
-pub(crate) const VARIABLE: &str = "SWITCHYARD_CUDA_LIBRARIES";
+pub const VARIABLE: &str = "SWITCHYARD_CUDA_LIBRARIES";
 
 /// A library, by the names under which it is known, best first.
-pub(crate) struct Wanted {
+pub struct Wanted {
     /// As people call it.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     files: &'static [&'static str],
 }
 
 /// Comes with the driver, never with a toolkit.
-pub(crate) const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"] };
-pub(crate) const CUBLASLT: Wanted =
+pub const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"] };
+pub const CUBLASLT: Wanted =
     Wanted { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"] };
-pub(crate) const CUDNN: Wanted = Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"] };
-pub(crate) const NVRTC: Wanted = Wanted { name: "NVRTC", files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] };
-pub(crate) const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"] };
+pub const CUDNN: Wanted = Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"] };
+pub const NVRTC: Wanted = Wanted { name: "NVRTC", files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] };
+pub const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"] };
 
 /// Which rule gave a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub enum Origin {
     Variable,
     Loader,
     Toolkit,
@@ -37,7 +37,7 @@ pub(crate) enum Origin {
 
 impl Origin {
     /// As it stands in results.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Origin::Variable => VARIABLE,
             Origin::Loader => "the loader",
@@ -49,22 +49,22 @@ impl Origin {
 
 /// The folders of this machine in which to look.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Places {
+pub struct Places {
     variable: Vec<PathBuf>,
     toolkit: Vec<PathBuf>,
     python: Vec<PathBuf>,
 }
 
 /// A library that was opened.
-pub(crate) struct Found {
-    pub(crate) library: Library,
-    pub(crate) origin: Origin,
+pub struct Found {
+    pub library: Library,
+    pub origin: Origin,
 }
 
 impl Places {
     /// Reads the environment and the file system below `root`, which is `/` but in tests. `python` is an interpreter
     /// whose packages to look at instead of those of `VIRTUAL_ENV` and `PATH`.
-    pub(crate) fn new(get: impl Fn(&str) -> Option<OsString>, root: &Path, python: Option<&Path>) -> Places {
+    pub fn new(get: impl Fn(&str) -> Option<OsString>, root: &Path, python: Option<&Path>) -> Places {
         let list =
             |name: &str| get(name).map(|value| std::env::split_paths(&value).collect::<Vec<_>>()).unwrap_or_default();
         let bins = match python {
@@ -103,8 +103,8 @@ impl Places {
     /// SONAME later get this one.
     ///
     /// # Errors
-    /// `Absent` with all that was tried; `Failed` where a file is there that the loader refuses.
-    pub(crate) fn open(&self, wanted: &Wanted) -> Result<Found, Outcome> {
+    /// [`Error::NotFound`] with everything that was tried; [`Error::NotLoaded`] if a file exists that the loader refuses.
+    pub fn open(&self, wanted: &Wanted) -> Result<Found, Error> {
         let mut refused = Vec::new();
         let candidates = self.candidates(wanted);
         for (origin, path) in &candidates {
@@ -119,14 +119,14 @@ impl Places {
             }
         }
         if refused.is_empty() {
-            let looked_for = candidates.iter().map(|(_, path)| path.display().to_string()).collect();
-            return Err(Outcome::Absent { reason: format!("{} is not on this machine", wanted.name), looked_for });
+            let tried = candidates.into_iter().map(|(_, path)| path).collect();
+            return Err(Error::NotFound { library: wanted.name, tried });
         }
-        Err(Outcome::failed("dlopen", refused.join("; ")))
+        Err(Error::NotLoaded { library: wanted.name, text: refused.join("; ") })
     }
 
     /// Folders of headers that are there, in the order of the search; `library` is the file of NVRTC.
-    pub(crate) fn headers(&self, library: &Path) -> Vec<PathBuf> {
+    pub fn headers(&self, library: &Path) -> Vec<PathBuf> {
         let beside = library.parent().and_then(Path::parent).map(Path::to_path_buf);
         let homes = beside.into_iter().chain(self.toolkit.iter().cloned()).chain(self.python.iter().cloned());
         // Since CUDA 13 the headers of the C++ core libraries stand in a folder of their own.

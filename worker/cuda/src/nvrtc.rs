@@ -1,7 +1,9 @@
 //! NVRTC: CUDA C to machine code at run time. Needs no GPU.
+#![allow(unsafe_code)]
 
-use super::{Library, Pointer, check, functions, text_at};
-use crate::outcome::Outcome;
+use crate::error::Error;
+use crate::find::NVRTC;
+use crate::library::{Library, Pointer, check, functions, text_at};
 use std::ffi::{CString, c_char};
 
 functions!(Functions {
@@ -17,7 +19,7 @@ functions!(Functions {
 });
 
 /// The compiler.
-pub(crate) struct Nvrtc {
+pub struct Nvrtc {
     functions: Functions,
 }
 
@@ -26,20 +28,20 @@ impl Nvrtc {
     ///
     /// # Errors
     /// One is missing.
-    pub(crate) fn new(library: &Library) -> Result<Nvrtc, Outcome> {
+    pub fn new(library: &Library) -> Result<Nvrtc, Error> {
         Ok(Nvrtc { functions: Functions::load(library)? })
     }
 
-    fn check(&self, call: &str, code: i32) -> Result<(), Outcome> {
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         // SAFETY: any number may be given; the answer is a constant string.
-        check(call, code, || unsafe { text_at((self.functions.nvrtcGetErrorString)(code)) })
+        check(NVRTC.name, call, code, || unsafe { text_at((self.functions.nvrtcGetErrorString)(code)) })
     }
 
     /// Major and minor version.
     ///
     /// # Errors
     /// The call fails.
-    pub(crate) fn version(&self) -> Result<(i32, i32), Outcome> {
+    pub fn version(&self) -> Result<(i32, i32), Error> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both pointers are to live integers.
         self.check("nvrtcVersion", unsafe { (self.functions.nvrtcVersion)(&raw mut major, &raw mut minor) })?;
@@ -50,10 +52,10 @@ impl Nvrtc {
     ///
     /// # Errors
     /// What the compiler says of the source or the options.
-    pub(crate) fn cubin(&self, name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Outcome> {
+    pub fn cubin(&self, name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Error> {
         let call = &self.functions;
         let text =
-            |value: &str| CString::new(value).map_err(|_| Outcome::failed("nvrtc", format!("a zero in {value:?}")));
+            |value: &str| CString::new(value).map_err(|_| Error::refused("nvrtc", format!("a zero in {value:?}")));
         let (name, source) = (text(name)?, text(source)?);
         let options: Vec<CString> = options.iter().map(|option| text(option)).collect::<Result<_, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
@@ -73,7 +75,7 @@ impl Nvrtc {
         self.check("nvrtcCreateProgram", code)?;
         // SAFETY: the program was made above; the list has as many strings as it says.
         let code = unsafe { (call.nvrtcCompileProgram)(program.raw, pointers.len() as i32, pointers.as_ptr()) };
-        check("nvrtcCompileProgram", code, || self.log(&program).unwrap_or_else(|_| "no log".to_string()))?;
+        check(NVRTC.name, "nvrtcCompileProgram", code, || self.log(&program).unwrap_or_else(|_| "no log".to_string()))?;
         let mut size = 0;
         // SAFETY: the program was compiled; `size` lives.
         self.check("nvrtcGetCUBINSize", unsafe { (call.nvrtcGetCUBINSize)(program.raw, &raw mut size) })?;
@@ -83,7 +85,7 @@ impl Nvrtc {
         Ok(cubin)
     }
 
-    fn log(&self, program: &Program) -> Result<String, Outcome> {
+    fn log(&self, program: &Program) -> Result<String, Error> {
         let mut size = 0;
         // SAFETY: the program lives; `size` lives.
         let code = unsafe { (self.functions.nvrtcGetProgramLogSize)(program.raw, &raw mut size) };

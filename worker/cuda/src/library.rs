@@ -1,17 +1,7 @@
-//! The C interfaces of NVIDIA's libraries, as far as the probe calls them. All unsafe code is in this folder.
-//!
-//! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30; what is used of
-//! them has not changed since CUDA 12, cuDNN 9.0 and NCCL 2.9 but where a comment says otherwise.
+//! A shared library, its functions and its objects.
+#![allow(unsafe_code)]
 
-pub(crate) mod adamw;
-pub(crate) mod cublaslt;
-pub(crate) mod cudnn;
-pub(crate) mod driver;
-pub(crate) mod graph;
-pub(crate) mod nccl;
-pub(crate) mod nvrtc;
-
-use crate::outcome::Outcome;
+use crate::error::Error;
 use libloading::os::unix;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -20,20 +10,16 @@ use std::path::{Path, PathBuf};
 pub(crate) type Pointer = *mut c_void;
 
 /// A shared library that stays open until the process ends: CUDA's do not survive being closed.
-pub(crate) struct Library {
+pub struct Library {
     inner: &'static unix::Library,
     /// Its file; a bare name where the loader found it and the kernel does not tell the path.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl Library {
-    /// Opens a library for the whole process.
-    ///
-    /// # Errors
-    /// What the loader says.
+    /// Opens a library for the whole process. The error is the text of the loader.
     pub(crate) fn open(path: &Path) -> Result<Library, String> {
-        // SAFETY: opening runs the constructors of the library; those of NVIDIA's may be called from any thread, and
-        // a step runs in a process of its own, which has started no thread by then.
+        // SAFETY: opening runs the constructors of the library; those of NVIDIA's libraries may run on any thread.
         let inner = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
         let inner = inner.map_err(|error| {
             let mut text = error.to_string();
@@ -46,19 +32,14 @@ impl Library {
         Ok(Library { inner: Box::leak(Box::new(inner)), path })
     }
 
-    /// A function by its name.
-    ///
-    /// # Errors
-    /// The library lacks it.
+    /// A function by its name; an error if the library lacks it.
     ///
     /// # Safety
     /// `T` must be the type of a function pointer with the signature that the library's header gives.
-    unsafe fn function<T: Copy>(&self, name: &str) -> Result<T, Outcome> {
+    pub(crate) unsafe fn function<T: Copy>(&self, name: &'static str) -> Result<T, Error> {
         // SAFETY: as promised by the caller; the library is never closed, so that a copy of the pointer stays good.
         let symbol = unsafe { self.inner.get::<T>(name.as_bytes()) };
-        symbol
-            .map(|symbol| *symbol)
-            .map_err(|_| Outcome::failed("dlsym", format!("{} lacks {name}", self.path.display())))
+        symbol.map(|symbol| *symbol).map_err(|_| Error::NoSymbol { file: self.path.clone(), symbol: name })
     }
 }
 
@@ -79,22 +60,22 @@ macro_rules! functions {
         #[allow(non_snake_case)]
         struct $structure { $($function: unsafe extern "C" fn($($argument),*) -> $result,)* }
         impl $structure {
-            fn load(library: &$crate::raw::Library) -> Result<$structure, $crate::outcome::Outcome> {
+            fn load(library: &$crate::library::Library) -> Result<$structure, $crate::error::Error> {
                 Ok($structure {
                     $($function:
-                        // SAFETY: the signature is the one in the header, see the head of `raw`.
+                        // SAFETY: the signature is the one in the header, see the head of the crate.
                         unsafe { library.function(stringify!($function)) }?,)*
                 })
             }
         }
     };
 }
-use functions;
+pub(crate) use functions;
 
 /// An object of a library, destroyed with it.
 pub(crate) struct Handle {
-    raw: Pointer,
-    destroy: unsafe extern "C" fn(Pointer) -> i32,
+    pub(crate) raw: Pointer,
+    pub(crate) destroy: unsafe extern "C" fn(Pointer) -> i32,
 }
 
 impl Drop for Handle {
@@ -105,11 +86,11 @@ impl Drop for Handle {
     }
 }
 
-/// An outcome for a code that is not zero.
-fn check(call: &str, code: i32, text: impl FnOnce() -> String) -> Result<(), Outcome> {
+/// An error for a code that is not zero.
+pub(crate) fn check(library: &'static str, call: &str, code: i32, text: impl FnOnce() -> String) -> Result<(), Error> {
     match code {
         0 => Ok(()),
-        code => Err(Outcome::Failed { call: call.to_string(), code: Some(code.into()), text: text(), figures: None }),
+        code => Err(Error::Call { library, call: call.to_string(), code, text: text() }),
     }
 }
 
@@ -117,7 +98,7 @@ fn check(call: &str, code: i32, text: impl FnOnce() -> String) -> Result<(), Out
 ///
 /// # Safety
 /// `text` is null or points to a C string.
-unsafe fn text_at(text: *const c_char) -> String {
+pub(crate) unsafe fn text_at(text: *const c_char) -> String {
     if text.is_null() {
         return "no text".to_string();
     }

@@ -1,8 +1,10 @@
 //! The driver: devices, memory, kernels, time. Everything runs on the default stream of the device's primary context,
 //! which is the one that the libraries use too.
+#![allow(unsafe_code)]
 
-use super::{Handle, Library, Pointer, check, functions, text_at};
-use crate::outcome::Outcome;
+use crate::error::Error;
+use crate::find::DRIVER;
+use crate::library::{Handle, Library, Pointer, check, functions, text_at};
 use bytemuck::Pod;
 use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
@@ -42,17 +44,17 @@ const COMPUTE_CAPABILITY_MINOR: i32 = 76;
 
 /// One GPU.
 #[derive(Debug, Clone)]
-pub(crate) struct Device {
+pub struct Device {
     raw: i32,
-    pub(crate) name: String,
-    pub(crate) memory_bytes: usize,
-    pub(crate) multiprocessors: i32,
+    pub name: String,
+    pub memory_bytes: usize,
+    pub multiprocessors: i32,
     /// Major and minor number of what its machine code must be made for.
-    pub(crate) capability: (i32, i32),
+    pub capability: (i32, i32),
 }
 
 /// The driver, initialised.
-pub(crate) struct Driver {
+pub struct Driver {
     functions: Functions,
 }
 
@@ -60,20 +62,20 @@ impl Driver {
     /// Initialises the driver.
     ///
     /// # Errors
-    /// `Absent` where there is no GPU, `Failed` where the driver does not start for another reason.
-    pub(crate) fn new(library: &Library) -> Result<Driver, Outcome> {
+    /// [`Error::NoDevice`] on a machine without a GPU; others if the driver does not start.
+    pub fn new(library: &Library) -> Result<Driver, Error> {
         let driver = Driver { functions: Functions::load(library)? };
         // SAFETY: takes a number, which must be 0.
         let code = unsafe { (driver.functions.cuInit)(0) };
         if code == NO_DEVICE {
-            return Err(Outcome::absent("the driver's library is here, and cuInit says that there is no device"));
+            return Err(Error::NoDevice);
         }
         driver.check("cuInit", code)?;
         Ok(driver)
     }
 
-    fn check(&self, call: &str, code: i32) -> Result<(), Outcome> {
-        check(call, code, || {
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
+        check(DRIVER.name, call, code, || {
             let mut text = std::ptr::null();
             // SAFETY: any number may be given; the driver writes a pointer to a constant string, or null.
             unsafe {
@@ -87,7 +89,7 @@ impl Driver {
     ///
     /// # Errors
     /// The call fails.
-    pub(crate) fn version(&self) -> Result<i32, Outcome> {
+    pub fn version(&self) -> Result<i32, Error> {
         let mut version = 0;
         // SAFETY: the pointer is to a live integer.
         self.check("cuDriverGetVersion", unsafe { (self.functions.cuDriverGetVersion)(&raw mut version) })?;
@@ -98,14 +100,14 @@ impl Driver {
     ///
     /// # Errors
     /// A call fails.
-    pub(crate) fn devices(&self) -> Result<Vec<Device>, Outcome> {
+    pub fn devices(&self) -> Result<Vec<Device>, Error> {
         let mut count = 0;
         // SAFETY: the pointer is to a live integer.
         self.check("cuDeviceGetCount", unsafe { (self.functions.cuDeviceGetCount)(&raw mut count) })?;
         (0..count).map(|index| self.device(index)).collect()
     }
 
-    fn device(&self, index: i32) -> Result<Device, Outcome> {
+    fn device(&self, index: i32) -> Result<Device, Error> {
         let call = &self.functions;
         let (mut raw, mut memory_bytes, mut name) = (0, 0, [0u8; 256]);
         // SAFETY: all pointers are to live values of the types in the header; the name is cut to the length that is
@@ -119,7 +121,7 @@ impl Driver {
             let mut value = 0;
             // SAFETY: the pointer is to a live integer.
             self.check("cuDeviceGetAttribute", unsafe { (call.cuDeviceGetAttribute)(&raw mut value, which, raw) })?;
-            Ok::<i32, Outcome>(value)
+            Ok::<i32, Error>(value)
         };
         let name =
             CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -136,7 +138,7 @@ impl Driver {
     ///
     /// # Errors
     /// A call fails.
-    pub(crate) fn context(self, device: &Device) -> Result<Context, Outcome> {
+    pub fn context(self, device: &Device) -> Result<Context, Error> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the device was listed by this driver.
         let code = unsafe { (self.functions.cuDevicePrimaryCtxRetain)(&raw mut context, device.raw) };
@@ -148,7 +150,7 @@ impl Driver {
 }
 
 /// The context of one device, current on the thread that made it; it does not go to another.
-pub(crate) struct Context {
+pub struct Context {
     driver: Driver,
     thread: PhantomData<*const ()>,
 }
@@ -158,7 +160,7 @@ impl Context {
     ///
     /// # Errors
     /// The work failed.
-    pub(crate) fn synchronize(&self) -> Result<(), Outcome> {
+    pub fn synchronize(&self) -> Result<(), Error> {
         // SAFETY: takes nothing; the context is current on this thread, from which `self` cannot go away.
         self.driver.check("cuCtxSynchronize", unsafe { (self.driver.functions.cuCtxSynchronize)() })
     }
@@ -167,7 +169,7 @@ impl Context {
     ///
     /// # Errors
     /// There is not enough.
-    pub(crate) fn zeros(&self, bytes: usize) -> Result<Buffer<'_>, Outcome> {
+    pub fn zeros(&self, bytes: usize) -> Result<Buffer<'_>, Error> {
         let call = &self.driver.functions;
         let mut address = 0;
         // SAFETY: the pointer is to a live integer.
@@ -182,7 +184,7 @@ impl Context {
     ///
     /// # Errors
     /// There is not enough.
-    pub(crate) fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<'_>, Outcome> {
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<'_>, Error> {
         let buffer = self.zeros(size_of_val(values))?;
         // SAFETY: both ranges have as many bytes; the call returns when the source may be freed.
         let code =
@@ -195,10 +197,10 @@ impl Context {
     ///
     /// # Errors
     /// The CUBIN is not for this device, or has no such kernel.
-    pub(super) fn kernel(&self, cubin: &[u8], name: &str) -> Result<Kernel<'_>, Outcome> {
+    pub(crate) fn kernel(&self, cubin: &[u8], name: &str) -> Result<Kernel<'_>, Error> {
         let call = &self.driver.functions;
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let name = CString::new(name).map_err(|_| Outcome::failed("cuModuleGetFunction", "a zero in the name"))?;
+        let name = CString::new(name).map_err(|_| Error::refused("cuModuleGetFunction", "a zero in the name"))?;
         // SAFETY: a CUBIN says its own length in its header (ELF), and the driver copies what it needs.
         let code = unsafe { (call.cuModuleLoadData)(&raw mut module, cubin.as_ptr().cast()) };
         self.driver.check("cuModuleLoadData", code)?;
@@ -214,7 +216,7 @@ impl Context {
     ///
     /// # Errors
     /// Those of `work`, and of the events.
-    pub(crate) fn time(&self, calls: usize, mut work: impl FnMut() -> Result<(), Outcome>) -> Result<f64, Outcome> {
+    pub fn time(&self, calls: usize, mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
         const MEASUREMENTS: usize = 5;
         let (start, end) = (self.event()?, self.event()?);
         let call = &self.driver.functions;
@@ -241,7 +243,7 @@ impl Context {
         Ok(best)
     }
 
-    fn event(&self) -> Result<Handle, Outcome> {
+    fn event(&self) -> Result<Handle, Error> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is to a live handle; 0 asks for an event with a time.
         self.driver.check("cuEventCreate", unsafe { (self.driver.functions.cuEventCreate)(&raw mut raw, 0) })?;
@@ -250,7 +252,7 @@ impl Context {
 }
 
 /// Memory of the device.
-pub(crate) struct Buffer<'a> {
+pub struct Buffer<'a> {
     context: &'a Context,
     address: u64,
     bytes: usize,
@@ -258,12 +260,12 @@ pub(crate) struct Buffer<'a> {
 
 impl Buffer<'_> {
     /// Size in bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Its address on the device, for the calls of other libraries.
-    pub(super) fn pointer(&self) -> Pointer {
+    pub(crate) fn pointer(&self) -> Pointer {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
 
@@ -271,11 +273,11 @@ impl Buffer<'_> {
     ///
     /// # Errors
     /// The range does not lie within, or the work before failed.
-    pub(crate) fn download<T: Pod>(&self, range: std::ops::Range<usize>) -> Result<Vec<T>, Outcome> {
+    pub fn download<T: Pod>(&self, range: std::ops::Range<usize>) -> Result<Vec<T>, Error> {
         self.context.synchronize()?;
         if range.end * size_of::<T>() > self.bytes {
             let text = format!("elements to {} of {} bytes each, of {} bytes", range.end, size_of::<T>(), self.bytes);
-            return Err(Outcome::failed("download", text));
+            return Err(Error::refused("download", text));
         }
         let mut values = vec![T::zeroed(); range.len()];
         let from = self.address + (range.start * size_of::<T>()) as u64;
@@ -298,14 +300,14 @@ impl Drop for Buffer<'_> {
 }
 
 /// A kernel in a loaded module.
-pub(super) struct Kernel<'a> {
+pub(crate) struct Kernel<'a> {
     context: &'a Context,
     _module: Handle,
     function: Pointer,
 }
 
 /// An argument of a kernel.
-pub(super) enum Argument<'a> {
+pub(crate) enum Argument<'a> {
     /// A pointer.
     Buffer(&'a Buffer<'a>),
     /// A `float`.
@@ -322,7 +324,7 @@ impl Kernel<'_> {
     ///
     /// # Safety
     /// The arguments must be those of the kernel, by number and type, and it must stay within its buffers.
-    pub(super) unsafe fn launch(&self, blocks: u32, threads: u32, arguments: &[Argument<'_>]) -> Result<(), Outcome> {
+    pub(crate) unsafe fn launch(&self, blocks: u32, threads: u32, arguments: &[Argument<'_>]) -> Result<(), Error> {
         // The driver reads as many bytes as the kernel declares; eight are enough for each kind.
         let mut values: Vec<u64> = arguments
             .iter()

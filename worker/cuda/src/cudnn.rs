@@ -1,9 +1,11 @@
 //! cuDNN: its handle, and convolutions by the calls that are deprecated since 9.0 and still there in 9.26. The graph
 //! calls are in `graph`.
+#![allow(unsafe_code)]
 
-use super::{Handle, Library, Pointer, check, functions, text_at};
-use crate::outcome::Outcome;
-use crate::raw::driver::Buffer;
+use crate::driver::Buffer;
+use crate::error::Error;
+use crate::find::CUDNN;
+use crate::library::{Handle, Library, Pointer, check, functions, text_at};
 use std::ffi::c_char;
 
 functions!(Functions {
@@ -68,26 +70,26 @@ struct Found {
 
 /// A convolution of square images with square filters, by NHWC and in bf16 with sums in f32.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    pub(crate) images: usize,
-    pub(crate) channels: usize,
+pub struct Shape {
+    pub images: usize,
+    pub channels: usize,
     /// Height and width of an image.
-    pub(crate) size: usize,
-    pub(crate) filters: usize,
+    pub size: usize,
+    pub filters: usize,
     /// Height and width of a filter.
-    pub(crate) window: usize,
-    pub(crate) stride: usize,
-    pub(crate) padding: usize,
+    pub window: usize,
+    pub stride: usize,
+    pub padding: usize,
 }
 
 impl Shape {
     /// Height and width of the result.
-    pub(crate) fn result(&self) -> usize {
+    pub fn result(&self) -> usize {
         (self.size + 2 * self.padding - self.window) / self.stride + 1
     }
 
     /// Elements of the images, the filters and the results.
-    pub(crate) fn elements(&self) -> [usize; 3] {
+    pub fn elements(&self) -> [usize; 3] {
         [
             self.images * self.size * self.size * self.channels,
             self.filters * self.window * self.window * self.channels,
@@ -98,7 +100,7 @@ impl Shape {
 
 /// What is computed from the other two of images, filters and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
     /// The results.
     Forward,
     /// The gradient of the images.
@@ -108,7 +110,7 @@ pub(crate) enum Direction {
 }
 
 /// The library.
-pub(crate) struct Cudnn {
+pub struct Cudnn {
     functions: Functions,
     handle: Option<Handle>,
 }
@@ -118,7 +120,7 @@ impl Cudnn {
     ///
     /// # Errors
     /// One is missing.
-    pub(crate) fn new(library: &Library) -> Result<Cudnn, Outcome> {
+    pub fn new(library: &Library) -> Result<Cudnn, Error> {
         Ok(Cudnn { functions: Functions::load(library)?, handle: None })
     }
 
@@ -126,7 +128,7 @@ impl Cudnn {
     ///
     /// # Errors
     /// The call fails.
-    pub(crate) fn start(&mut self) -> Result<(), Outcome> {
+    pub fn start(&mut self) -> Result<(), Error> {
         // SAFETY: the pointer is to a live handle.
         let make = |raw: *mut Pointer| unsafe { (self.functions.cudnnCreate)(raw) };
         self.handle = Some(self.create("cudnnCreate", self.functions.cudnnDestroy, make)?);
@@ -134,38 +136,38 @@ impl Cudnn {
     }
 
     /// Its version, as its number.
-    pub(crate) fn version(&self) -> usize {
+    pub fn version(&self) -> usize {
         // SAFETY: takes nothing.
         unsafe { (self.functions.cudnnGetVersion)() }
     }
 
-    pub(super) fn check(&self, call: &str, code: i32) -> Result<(), Outcome> {
+    pub(crate) fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         // SAFETY: any number may be given; the answer is a constant string.
-        check(call, code, || unsafe { text_at((self.functions.cudnnGetErrorString)(code)) })
+        check(CUDNN.name, call, code, || unsafe { text_at((self.functions.cudnnGetErrorString)(code)) })
     }
 
-    pub(super) fn create(
+    pub(crate) fn create(
         &self,
         call: &str,
         destroy: unsafe extern "C" fn(Pointer) -> i32,
         make: impl FnOnce(*mut Pointer) -> i32,
-    ) -> Result<Handle, Outcome> {
+    ) -> Result<Handle, Error> {
         let mut raw = std::ptr::null_mut();
         self.check(call, make(&raw mut raw))?;
         Ok(Handle { raw, destroy })
     }
 
     /// The handle of the library.
-    pub(super) fn raw(&self) -> Result<Pointer, Outcome> {
+    pub(crate) fn raw(&self) -> Result<Pointer, Error> {
         let started = self.handle.as_ref().map(|handle| handle.raw);
-        started.ok_or_else(|| Outcome::failed("cudnn", "cuDNN was not started"))
+        started.ok_or_else(|| Error::refused("cudnn", "cuDNN was not started"))
     }
 
     /// Describes a convolution.
     ///
     /// # Errors
     /// A call fails.
-    pub(crate) fn convolution(&self, shape: Shape) -> Result<Convolution<'_>, Outcome> {
+    pub fn convolution(&self, shape: Shape) -> Result<Convolution<'_>, Error> {
         let call = &self.functions;
         let number = |value: usize| value as i32;
         let tensor = |channels: usize, size: usize| {
@@ -176,7 +178,7 @@ impl Cudnn {
             // SAFETY: the descriptor was just made.
             let code = unsafe { (call.cudnnSetTensor4dDescriptor)(handle.raw, NHWC, BFLOAT16, n, c, s, s) };
             self.check("cudnnSetTensor4dDescriptor", code)?;
-            Ok::<Handle, Outcome>(handle)
+            Ok::<Handle, Error>(handle)
         };
         let (x, y) = (tensor(shape.channels, shape.size)?, tensor(shape.filters, shape.result())?);
         // SAFETY: the pointer is to a live handle.
@@ -199,7 +201,7 @@ impl Cudnn {
 }
 
 /// A convolution, described.
-pub(crate) struct Convolution<'a> {
+pub struct Convolution<'a> {
     cudnn: &'a Cudnn,
     shape: Shape,
     x: Handle,
@@ -210,7 +212,7 @@ pub(crate) struct Convolution<'a> {
 
 /// An algorithm for one direction of a convolution.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Algorithm {
+pub struct Algorithm {
     direction: Direction,
     number: i32,
     /// The kind of arithmetic with which it was found, by which alone it works.
@@ -220,21 +222,21 @@ pub(crate) struct Algorithm {
 
 impl Convolution<'_> {
     /// What it was made for.
-    pub(crate) fn shape(&self) -> &Shape {
+    pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    fn set_math(&self, math: i32) -> Result<(), Outcome> {
+    fn set_math(&self, math: i32) -> Result<(), Error> {
         // SAFETY: the descriptor lives.
         let code = unsafe { (self.cudnn.functions.cudnnSetConvolutionMathType)(self.how.raw, math) };
         self.cudnn.check("cudnnSetConvolutionMathType", code)
     }
 
-    fn check_buffers(&self, buffers: [&Buffer<'_>; 3]) -> Result<(), Outcome> {
+    fn check_buffers(&self, buffers: [&Buffer<'_>; 3]) -> Result<(), Error> {
         let needed = self.shape.elements().map(|elements| elements * 2);
         let given = buffers.map(Buffer::bytes);
         if needed.iter().zip(given).any(|(needed, given)| *needed > given) {
-            return Err(Outcome::failed(
+            return Err(Error::refused(
                 "convolution",
                 format!("buffers of {given:?} bytes, expected at least {needed:?}"),
             ));
@@ -256,12 +258,12 @@ impl Convolution<'_> {
     ///
     /// # Errors
     /// A buffer is too small, a call fails, or there is no algorithm.
-    pub(crate) fn fastest(
+    pub fn fastest(
         &self,
         direction: Direction,
         buffers: [&Buffer<'_>; 3],
         workspace: &Buffer<'_>,
-    ) -> Result<Algorithm, Outcome> {
+    ) -> Result<Algorithm, Error> {
         self.check_buffers(buffers)?;
         self.set_math(TENSOR_OP_MATH)?;
         let call = &self.cudnn.functions;
@@ -311,7 +313,7 @@ impl Convolution<'_> {
         let count = usize::try_from(count).unwrap_or(0).min(MOST);
         let fits = |found: &&Found| found.status == 0 && found.workspace_bytes <= workspace.bytes();
         let best = found[..count].iter().filter(fits).min_by(|a, b| a.milliseconds.total_cmp(&b.milliseconds));
-        let best = best.ok_or_else(|| Outcome::failed(name, "no algorithm works"))?;
+        let best = best.ok_or_else(|| Error::refused(name, "no algorithm works"))?;
         Ok(Algorithm { direction, number: best.algorithm, math: best.math, workspace_bytes: best.workspace_bytes })
     }
 
@@ -319,16 +321,11 @@ impl Convolution<'_> {
     ///
     /// # Errors
     /// A buffer is too small, or the call fails.
-    pub(crate) fn run(
-        &self,
-        algorithm: Algorithm,
-        buffers: [&Buffer<'_>; 3],
-        workspace: &Buffer<'_>,
-    ) -> Result<(), Outcome> {
+    pub fn run(&self, algorithm: Algorithm, buffers: [&Buffer<'_>; 3], workspace: &Buffer<'_>) -> Result<(), Error> {
         self.check_buffers(buffers)?;
         if workspace.bytes() < algorithm.workspace_bytes {
             let text = format!("{} bytes of workspace, expected {}", workspace.bytes(), algorithm.workspace_bytes);
-            return Err(Outcome::failed("convolution", text));
+            return Err(Error::refused("convolution", text));
         }
         self.set_math(algorithm.math)?;
         let call = &self.cudnn.functions;

@@ -1,8 +1,10 @@
 //! cuBLASLt: products of matrices with a choice of algorithms.
+#![allow(unsafe_code)]
 
-use super::{Handle, Library, Pointer, check, functions, text_at};
-use crate::outcome::Outcome;
-use crate::raw::driver::Buffer;
+use crate::driver::Buffer;
+use crate::error::Error;
+use crate::find::CUBLASLT;
+use crate::library::{Handle, Library, Pointer, check, functions, text_at};
 use std::ffi::{c_char, c_void};
 
 functions!(Functions {
@@ -48,7 +50,7 @@ struct Heuristic {
 
 /// Elements of the matrices and how they are multiplied; sums are in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Precision {
+pub enum Precision {
     /// 16 bits in, 16 bits out.
     Bf16,
     /// 32 bits in and out, rounded to TF32 on the way into the tensor cores.
@@ -57,7 +59,7 @@ pub(crate) enum Precision {
 
 impl Precision {
     /// Bytes of an element.
-    pub(crate) fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         match self {
             Precision::Bf16 => 2,
             Precision::Tf32 => 4,
@@ -66,7 +68,7 @@ impl Precision {
 }
 
 /// The library on the current device.
-pub(crate) struct CublasLt {
+pub struct CublasLt {
     functions: Functions,
     handle: Option<Handle>,
 }
@@ -76,7 +78,7 @@ impl CublasLt {
     ///
     /// # Errors
     /// One is missing.
-    pub(crate) fn new(library: &Library) -> Result<CublasLt, Outcome> {
+    pub fn new(library: &Library) -> Result<CublasLt, Error> {
         Ok(CublasLt { functions: Functions::load(library)?, handle: None })
     }
 
@@ -84,7 +86,7 @@ impl CublasLt {
     ///
     /// # Errors
     /// The call fails.
-    pub(crate) fn start(&mut self) -> Result<(), Outcome> {
+    pub fn start(&mut self) -> Result<(), Error> {
         // SAFETY: the pointer is to a live handle.
         let make = |raw: *mut Pointer| unsafe { (self.functions.cublasLtCreate)(raw) };
         self.handle = Some(self.create("cublasLtCreate", self.functions.cublasLtDestroy, make)?);
@@ -92,14 +94,14 @@ impl CublasLt {
     }
 
     /// Its version, as its number.
-    pub(crate) fn version(&self) -> usize {
+    pub fn version(&self) -> usize {
         // SAFETY: takes nothing.
         unsafe { (self.functions.cublasLtGetVersion)() }
     }
 
-    fn check(&self, call: &str, code: i32) -> Result<(), Outcome> {
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         // SAFETY: any number may be given; the answer is a constant string.
-        check(call, code, || unsafe { text_at((self.functions.cublasLtGetStatusString)(code)) })
+        check(CUBLASLT.name, call, code, || unsafe { text_at((self.functions.cublasLtGetStatusString)(code)) })
     }
 
     fn create(
@@ -107,7 +109,7 @@ impl CublasLt {
         call: &str,
         destroy: unsafe extern "C" fn(Pointer) -> i32,
         make: impl FnOnce(*mut Pointer) -> i32,
-    ) -> Result<Handle, Outcome> {
+    ) -> Result<Handle, Error> {
         let mut raw = std::ptr::null_mut();
         self.check(call, make(&raw mut raw))?;
         Ok(Handle { raw, destroy })
@@ -118,14 +120,14 @@ impl CublasLt {
     ///
     /// # Errors
     /// A call fails, or the library has no algorithm.
-    pub(crate) fn product(
+    pub fn product(
         &self,
         precision: Precision,
         [m, n, k]: [usize; 3],
         workspace_bytes: usize,
         candidates: usize,
-    ) -> Result<Product<'_>, Outcome> {
-        let Some(handle) = &self.handle else { return Err(Outcome::failed("product", "cuBLASLt was not started")) };
+    ) -> Result<Product<'_>, Error> {
+        let Some(handle) = &self.handle else { return Err(Error::refused("product", "cuBLASLt was not started")) };
         let call = &self.functions;
         let (element, compute) = match precision {
             Precision::Bf16 => (R_16BF, COMPUTE_32F),
@@ -193,7 +195,7 @@ impl CublasLt {
         found.truncate(usize::try_from(count).unwrap_or(0));
         found.retain(|heuristic| heuristic.state == 0 && heuristic.workspace_bytes <= workspace_bytes);
         if found.is_empty() {
-            return Err(Outcome::failed("cublasLtMatmulAlgoGetHeuristic", format!("no algorithm for {m} x {n} x {k}")));
+            return Err(Error::refused("cublasLtMatmulAlgoGetHeuristic", format!("no algorithm for {m} x {n} x {k}")));
         }
         let bytes = [m * k, n * k, m * n].map(|elements| elements * precision.bytes());
         Ok(Product { cublaslt: self, handle, operation, layouts, found, bytes })
@@ -201,7 +203,7 @@ impl CublasLt {
 }
 
 /// A product of one shape, planned.
-pub(crate) struct Product<'a> {
+pub struct Product<'a> {
     cublaslt: &'a CublasLt,
     handle: &'a Handle,
     operation: Handle,
@@ -214,7 +216,7 @@ pub(crate) struct Product<'a> {
 
 impl Product<'_> {
     /// How many algorithms there are.
-    pub(crate) fn algorithms(&self) -> usize {
+    pub fn algorithms(&self) -> usize {
         self.found.len()
     }
 
@@ -222,15 +224,12 @@ impl Product<'_> {
     ///
     /// # Errors
     /// A buffer is too small, or the call fails.
-    pub(crate) fn run(&self, algorithm: usize, [x, w, y, workspace]: [&Buffer<'_>; 4]) -> Result<(), Outcome> {
+    pub fn run(&self, algorithm: usize, [x, w, y, workspace]: [&Buffer<'_>; 4]) -> Result<(), Error> {
         let heuristic = &self.found[algorithm];
         let needed = [self.bytes[0], self.bytes[1], self.bytes[2], heuristic.workspace_bytes];
         let given = [x, w, y, workspace].map(Buffer::bytes);
         if needed.iter().zip(given).any(|(needed, given)| *needed > given) {
-            return Err(Outcome::failed(
-                "product",
-                format!("buffers of {given:?} bytes, expected at least {needed:?}"),
-            ));
+            return Err(Error::refused("product", format!("buffers of {given:?} bytes, expected at least {needed:?}")));
         }
         let (one, zero) = (1.0f32, 0.0f32);
         let [w_layout, x_layout, y_layout] = self.layouts.each_ref().map(|layout| layout.raw);

@@ -1,8 +1,10 @@
 //! NCCL: one communicator.
+#![allow(unsafe_code)]
 
-use super::{Handle, Library, Pointer, check, functions, text_at};
-use crate::outcome::Outcome;
-use crate::raw::driver::Buffer;
+use crate::driver::Buffer;
+use crate::error::Error;
+use crate::find::NCCL;
+use crate::library::{Handle, Library, Pointer, check, functions, text_at};
 use std::ffi::c_char;
 
 const FLOAT32: i32 = 7;
@@ -23,7 +25,7 @@ functions!(Functions {
 });
 
 /// The library.
-pub(crate) struct Nccl {
+pub struct Nccl {
     functions: Functions,
 }
 
@@ -32,20 +34,20 @@ impl Nccl {
     ///
     /// # Errors
     /// One is missing.
-    pub(crate) fn new(library: &Library) -> Result<Nccl, Outcome> {
+    pub fn new(library: &Library) -> Result<Nccl, Error> {
         Ok(Nccl { functions: Functions::load(library)? })
     }
 
-    fn check(&self, call: &str, code: i32) -> Result<(), Outcome> {
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         // SAFETY: any number may be given; the answer is a constant string.
-        check(call, code, || unsafe { text_at((self.functions.ncclGetErrorString)(code)) })
+        check(NCCL.name, call, code, || unsafe { text_at((self.functions.ncclGetErrorString)(code)) })
     }
 
     /// Its version, as its number.
     ///
     /// # Errors
     /// The call fails.
-    pub(crate) fn version(&self) -> Result<i32, Outcome> {
+    pub fn version(&self) -> Result<i32, Error> {
         let mut version = 0;
         // SAFETY: the pointer is to a live integer.
         self.check("ncclGetVersion", unsafe { (self.functions.ncclGetVersion)(&raw mut version) })?;
@@ -56,7 +58,7 @@ impl Nccl {
     ///
     /// # Errors
     /// A call fails.
-    pub(crate) fn alone(&self) -> Result<Communicator<'_>, Outcome> {
+    pub fn alone(&self) -> Result<Communicator<'_>, Error> {
         let (mut id, mut raw) = (UniqueId([0; 128]), std::ptr::null_mut());
         // SAFETY: the pointer is to as many bytes as the header says.
         self.check("ncclGetUniqueId", unsafe { (self.functions.ncclGetUniqueId)(&raw mut id) })?;
@@ -67,7 +69,7 @@ impl Nccl {
 }
 
 /// A communicator.
-pub(crate) struct Communicator<'a> {
+pub struct Communicator<'a> {
     nccl: &'a Nccl,
     handle: Handle,
 }
@@ -77,9 +79,9 @@ impl Communicator<'_> {
     ///
     /// # Errors
     /// The sizes differ, or the call fails.
-    pub(crate) fn all_reduce(&self, from: &Buffer<'_>, into: &Buffer<'_>) -> Result<(), Outcome> {
+    pub fn all_reduce(&self, from: &Buffer<'_>, into: &Buffer<'_>) -> Result<(), Error> {
         if from.bytes() != into.bytes() {
-            return Err(Outcome::failed("all_reduce", format!("{} bytes into {}", from.bytes(), into.bytes())));
+            return Err(Error::refused("all_reduce", format!("{} bytes into {}", from.bytes(), into.bytes())));
         }
         // SAFETY: both buffers have as many elements; stream 0 is the default one, and freeing a buffer waits for it.
         let code = unsafe {
