@@ -15,6 +15,4 @@ pub mod controller;
 pub mod convert;
 pub mod doctor;
 pub mod local;
-pub mod plan;
-mod planted;
 pub mod report;

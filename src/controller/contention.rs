@@ -4,16 +4,16 @@
 use super::devices::taker;
 use super::index::{Index, Key, attempt_of, is_live, placement_of};
 use super::usage::{Share, Usage};
-use crate::plan::cluster::gang::{self, Question};
-use crate::plan::cluster::levels::Levels;
-use crate::plan::cluster::turn::{self, Turn};
-use crate::plan::cluster::view;
-use crate::plan::objects::{self, CLAIM, Defaults};
-use crate::plan::resources;
-use crate::plan::{self, ValidJob};
 use jiff::Timestamp;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
+use switchyard_plan::cluster::gang::{self, Question};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::turn::{self, Turn};
+use switchyard_plan::cluster::view;
+use switchyard_plan::objects::{self, CLAIM, Defaults};
+use switchyard_plan::resources;
+use switchyard_plan::{self as plan, ValidJob};
 
 /// What the head of the queue holds.
 #[derive(Debug)]

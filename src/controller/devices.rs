@@ -2,11 +2,11 @@
 
 use super::index::{Effect, Index};
 use super::usage::{Share, Usage};
-use crate::plan::objects::CLAIM;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeSet, HashMap};
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::objects::CLAIM;
 
 /// Driver, pool and name of a device.
 type Device = (String, String, String);

@@ -6,15 +6,14 @@ use super::contention::Reservation;
 use super::devices::Devices;
 use super::own_writes::OwnWrites;
 use super::usage::{Share, Usage};
-use crate::plan::cluster::transport::Seen;
-use crate::plan::cluster::view::{self, NodeView, ObjectView, PodView};
-use crate::planted;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, TrainJobStatus, conditions, labels};
+use switchyard_plan::cluster::transport::Seen;
+use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use switchyard_worker_contract::event::Summary;
 
 /// Namespace and name of a job.
@@ -324,7 +323,7 @@ impl Index {
     fn recount_pod(&mut self, job: &str, place: &(u32, u32, String)) -> bool {
         let Some(family) = self.families.get(job) else { return false };
         let Some(pod) = family.pods.get(place) else { return false };
-        let promised = self.promised(family, pod).filter(|_| !planted::bug("forgets-promises"));
+        let promised = self.promised(family, pod);
         // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
         // moment, and its claim have devices, without that having been seen yet.
         let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && !pod.gated);
@@ -362,7 +361,7 @@ pub(super) fn attempt_of(job: &TrainJob) -> u32 {
 
 /// Neither complete nor failed.
 pub(super) fn is_live(job: &TrainJob) -> bool {
-    !crate::plan::cluster::is_over(job)
+    !switchyard_plan::cluster::is_over(job)
 }
 
 /// The place of a job that has one now.

@@ -29,8 +29,6 @@ mod work;
 pub use election::Timing;
 
 use crate::apply::Executor;
-use crate::plan::cluster::levels::Levels;
-use crate::plan::objects::Defaults;
 use election::Leading;
 use index::{Index, Key};
 use kube::Client;
@@ -41,6 +39,8 @@ use queue::Queue;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
 
 /// What an operator sets.
 #[derive(Debug, Clone)]

@@ -2,19 +2,19 @@
 
 use super::contention::{Asker, Rules};
 use super::index::{Index, Key, attempt_of, key_of};
-use crate::plan::cluster::fabric::{self, Decided};
-use crate::plan::cluster::gang::{self, Placed};
-use crate::plan::cluster::levels::Levels;
-use crate::plan::cluster::view::NodeView;
-use crate::plan::cluster::{NoPlace, is_over};
-use crate::plan::objects::{CLAIM, Defaults, observed_content, pod};
-use crate::plan::{Invalid, ValidJob, validate};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, conditions};
+use switchyard_plan::cluster::fabric::{self, Decided};
+use switchyard_plan::cluster::gang::{self, Placed};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::view::NodeView;
+use switchyard_plan::cluster::{NoPlace, is_over};
+use switchyard_plan::objects::{CLAIM, Defaults, observed_content, pod};
+use switchyard_plan::{Invalid, ValidJob, validate};
 
 /// Kinds that decide about places; others are not looked at.
 pub const KINDS: [&str; 7] =

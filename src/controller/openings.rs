@@ -6,12 +6,12 @@
 use super::Context;
 use super::index::{Key, attempt_of};
 use super::progress::log;
-use crate::plan::cluster::transport::{self, Seen};
-use crate::plan::cluster::view::Phase;
-use crate::plan::objects;
 use kube::api::LogParams;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use switchyard_plan::cluster::transport::{self, Seen};
+use switchyard_plan::cluster::view::Phase;
+use switchyard_plan::objects;
 use tokio::sync::watch::Receiver;
 use tracing::warn;
 

@@ -17,8 +17,8 @@ use switchyard_worker_contract::event::Summary;
 use tokio::sync::watch::Receiver;
 use tracing::{debug, warn};
 
-use crate::plan::cluster::view::Phase;
 use switchyard_crds::names::TRAINER;
+use switchyard_plan::cluster::view::Phase;
 
 /// Pause between two reads of one job.
 const PERIOD: Duration = Duration::from_secs(10);

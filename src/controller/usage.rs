@@ -1,11 +1,11 @@
 //! What is free on every node: allocatable less what pods take, and the GPUs that nobody has, kept up to date change by change.
 
-use crate::plan::cluster::machine::{Machine, Shapes};
-use crate::plan::cluster::view::NodeView;
 use std::collections::{BTreeMap, HashMap};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::cluster::machine::{Machine, Shapes};
+use switchyard_plan::cluster::view::NodeView;
 
 /// Nodes and who takes what on them.
 #[derive(Debug, Default)]
@@ -202,8 +202,8 @@ impl Usage {
 #[cfg(test)]
 mod tests {
     use super::Usage;
-    use crate::plan::cluster::view::NodeView;
     use serde_json::json;
+    use switchyard_plan::cluster::view::NodeView;
 
     #[test]
     fn a_report_is_missed_only_where_there_are_gpus() {

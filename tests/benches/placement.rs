@@ -8,13 +8,13 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use switchyard::plan::cluster::gang::{self, Question};
-use switchyard::plan::cluster::levels::Levels;
-use switchyard::plan::objects::Defaults;
-use switchyard::plan::validate;
 use switchyard_core::devices::Devices;
 use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::{Fleet, Group, Level, MinLink, Request, Shape, Site};
+use switchyard_plan::cluster::gang::{self, Question};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
+use switchyard_plan::validate;
 use switchyard_tests::Random;
 use switchyard_tests::placement::{World, any_request, fixtures};
 

@@ -16,9 +16,9 @@ use stage::{NOW, Stage};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use switchyard::controller::offline::{Cluster, Earlier};
-use switchyard::plan::cluster::levels::Levels;
-use switchyard::plan::objects::Defaults;
 use switchyard_crds::TrainJob;
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
 
 const NODES: usize = 128;
 const REPEATS: usize = 200;

@@ -3,7 +3,7 @@
 use super::levels::{Levels, Tree};
 use super::machine::{self, Machine};
 use super::view::NodeView;
-use crate::plan::eligible;
+use crate::eligible;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::PodSpec;
 use std::collections::BTreeMap;

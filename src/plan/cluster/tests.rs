@@ -2,8 +2,8 @@
 
 use super::view::{Ended, NodeView, Phase, PodView, Waiting};
 use super::*;
-use crate::plan::eligible::NodeFacts;
-use crate::plan::resources;
+use crate::eligible::NodeFacts;
+use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -6,8 +6,8 @@
 use super::Snapshot;
 use super::events::{self, EventDraft};
 use super::status::Draft;
-use crate::plan::resources::gigabytes_per_second;
-use crate::plan::{ValidJob, objects};
+use crate::resources::gigabytes_per_second;
+use crate::{ValidJob, objects};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use switchyard_crds::{
     FabricMeasurement, FabricMode, FabricObservation, FallbackAction, Framework, MeasuredVerdict, ObservedVerdict,

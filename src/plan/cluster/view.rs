@@ -3,8 +3,8 @@
 
 use super::clock;
 use super::machine::Machine;
-use crate::plan::eligible::NodeFacts;
-use crate::plan::resources;
+use crate::eligible::NodeFacts;
+use crate::resources;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};

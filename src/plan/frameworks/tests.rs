@@ -1,8 +1,8 @@
 //! What each framework gets, reviewed as YAML in `snapshots/`, and who wins where the user sets the same thing.
 
 use super::*;
-use crate::plan::objects::{self, Defaults};
-use crate::plan::validate;
+use crate::objects::{self, Defaults};
+use crate::validate;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and nobody else can have them at the same time.
 
 use super::{Defaults, metadata, object, pod_name};
-use crate::plan::ValidJob;
-use crate::plan::resources;
+use crate::ValidJob;
+use crate::resources;
 use k8s_openapi::api::core::v1::{PodResourceClaim, PodSpec, ResourceClaim as Reference};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;

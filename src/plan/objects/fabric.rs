@@ -2,7 +2,7 @@
 
 use super::pod::{Place, add_volumes, from_annotation, mount, mounts};
 use super::{gpus, metadata, object};
-use crate::plan::ValidJob;
+use crate::ValidJob;
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec,
     ResourceRequirements, Volume,

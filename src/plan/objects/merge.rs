@@ -2,8 +2,8 @@
 
 use super::Defaults;
 use super::pod::{CONFIG, KEY, Place, mounted};
-use crate::plan::frameworks::{self, Entry, Seat, Source};
-use crate::plan::{Invalid, ValidJob};
+use crate::frameworks::{self, Entry, Seat, Source};
+use crate::{Invalid, ValidJob};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use std::collections::BTreeSet;
 use switchyard_crds::names::TRAINER;

@@ -216,7 +216,7 @@ fn uses_host_network(job: &TrainJob) -> bool {
 /// The port at which node 0 of an attempt is found. A pod with a network of its own has a fixed one; on the network of a node other jobs may
 /// listen, so that each job and attempt takes one of [`HOST_PORTS`]. The scheduler refuses a node where another pod has it, since it
 /// is declared, and the next attempt has another one.
-pub(in crate::plan) fn rendezvous_port(job: &TrainJob, attempt: u32) -> u16 {
+pub(crate) fn rendezvous_port(job: &TrainJob, attempt: u32) -> u16 {
     if !uses_host_network(job) {
         return RENDEZVOUS_PORT;
     }
@@ -236,7 +236,7 @@ fn pod_name(valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
 }
 
 /// The name by which other pods of the job find one, through its Service; with more than one node only.
-pub(in crate::plan) fn pod_host(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
+pub(crate) fn pod_host(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
     let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
     format!("{}.{}.{namespace}.svc", pod_name(valid, attempt, node_rank), valid.name)
 }

@@ -2,7 +2,7 @@
 
 use super::merge::trainer_of;
 use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, pod_name, rendezvous_port};
-use crate::plan::{EnvEntry, ValidJob, frameworks};
+use crate::{EnvEntry, ValidJob, frameworks};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
     PodSchedulingGate, PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,

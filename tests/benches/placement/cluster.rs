@@ -3,12 +3,12 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use std::collections::BTreeMap;
-use switchyard::plan::cluster::machine::Shapes;
-use switchyard::plan::cluster::view::NodeView;
-use switchyard::plan::eligible::NodeFacts;
-use switchyard::plan::resources;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TrainJob};
+use switchyard_plan::cluster::machine::Shapes;
+use switchyard_plan::cluster::view::NodeView;
+use switchyard_plan::eligible::NodeFacts;
+use switchyard_plan::resources;
 use switchyard_tests::{Random, root};
 use switchyard_topology::{import, matrix};
 

@@ -25,12 +25,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use switchyard::plan::cluster::view::{self, NodeView, PodView};
-use switchyard::plan::eligible::NodeFacts;
-use switchyard::plan::resources;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_plan::cluster::view::{self, NodeView, PodView};
+use switchyard_plan::eligible::NodeFacts;
+use switchyard_plan::resources;
 
 /// What a change did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use super::scenes::{JOBS, Job, SCENES, Scene, items, look, look_at, manifest};
 use serde_json::{Value, json};
-use switchyard::plan::objects::Defaults;
 use switchyard_crds::{DecisionOutcome, FabricStatus};
 use switchyard_fabric::profile::Profile;
+use switchyard_plan::objects::Defaults;
 use switchyard_tests::random::Random;
 
 fn all() -> impl Iterator<Item = (&'static Scene, &'static Job)> {

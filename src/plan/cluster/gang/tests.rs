@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::plan::cluster::machine::Shapes;
-use crate::plan::eligible::NodeFacts;
-use crate::plan::resources;
-use crate::plan::validate;
+use crate::cluster::machine::Shapes;
+use crate::eligible::NodeFacts;
+use crate::resources;
+use crate::validate;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -256,8 +256,7 @@ fn a_gang_that_lost_a_node_moves_one_pod() {
 #[test]
 fn levels_that_contradict_themselves_are_refused() {
     let levels = |texts: &[&str]| -> Result<Levels, String> {
-        let parse =
-            |text: &&str| text.parse().map_err(|error: crate::plan::cluster::levels::LevelError| error.to_string());
+        let parse = |text: &&str| text.parse().map_err(|error: crate::cluster::levels::LevelError| error.to_string());
         Levels::new(texts.iter().map(parse).collect::<Result<_, _>>()?).map_err(|error| error.to_string())
     };
     assert!(levels(&["a", "b:2", "cluster:4"]).is_ok());
@@ -274,7 +273,7 @@ fn levels_that_contradict_themselves_are_refused() {
         let refused = levels(texts).unwrap_err();
         assert!(refused.contains(says), "{texts:?}: {refused}");
     }
-    let text = |text: &str| text.parse::<crate::plan::cluster::levels::DomainLevel>().unwrap().to_string();
+    let text = |text: &str| text.parse::<crate::cluster::levels::DomainLevel>().unwrap().to_string();
     assert_eq!(["a.b/c", "a:NVLink", "a:2.5"].map(text), ["a.b/c", "a:NVLink", "a:2.5"]);
 }
 

@@ -5,9 +5,9 @@ use crate::history::view::Phase;
 use crate::history::{ClaimFact, NodeFact, OfferFact};
 use serde_json::json;
 use std::collections::BTreeMap;
-use switchyard::plan::eligible::NodeFacts;
-use switchyard::plan::resources;
 use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_plan::eligible::NodeFacts;
+use switchyard_plan::resources;
 
 /// A history in the making; each step is a revision.
 #[derive(Default)]
