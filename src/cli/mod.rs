@@ -22,6 +22,7 @@ mod preflight;
 mod report;
 mod run;
 mod screen;
+mod snapshot;
 mod topo;
 mod verdict;
 mod whatif;

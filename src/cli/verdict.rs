@@ -3,11 +3,11 @@
 use super::cluster::name_of;
 use super::fabric;
 use super::units::plural;
-use crate::controller::offline::{Cluster, Verdict};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::rates::gigabytes;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
+use switchyard_ledger::offline::{Cluster, Verdict};
 use switchyard_plan::cluster::{Excluded, NoPlace};
 use switchyard_plan::objects;
 use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};

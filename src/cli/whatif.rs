@@ -5,11 +5,11 @@ use super::args::{Cli, Output, WhatifArgs};
 use super::cluster::{self, SnapshotFile, in_namespace, name_of};
 use super::run::json_line;
 use super::{manifest, print, print_yaml, refuse, verdict};
-use crate::controller::offline::{Cluster, Earlier, Verdict};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use switchyard_crds::{DomainMode, TopologyDomain, TrainJob, conditions};
+use switchyard_ledger::offline::{Cluster, Earlier, Verdict};
 use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
 

@@ -8,21 +8,14 @@
 //!
 //! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
 
-mod contention;
-mod devices;
 mod election;
-mod index;
 mod metrics;
-pub mod offline;
 mod openings;
-mod own_writes;
 mod pages;
 mod policies;
 mod progress;
 mod queue;
 mod reconcile;
-pub mod snapshot;
-mod usage;
 mod watch;
 mod work;
 
@@ -30,7 +23,7 @@ pub use election::Timing;
 
 use crate::apply::Executor;
 use election::Leading;
-use index::{Index, Key};
+use switchyard_ledger::index::{Index, Key};
 use kube::Client;
 use kube::runtime::events::Recorder;
 use metrics::Metrics;

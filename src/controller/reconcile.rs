@@ -4,13 +4,8 @@
 //! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
-use super::contention::Rules;
-use super::devices::Devices;
-use super::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
+use super::Context;
 use super::metrics::Counts;
-use super::own_writes::OwnWrites;
-use super::usage::Usage;
-use super::{Context, own_writes};
 use crate::apply::{Applied, Refusal, Retry};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -18,6 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus, conditions};
+use switchyard_ledger::contention::Rules;
+use switchyard_ledger::devices::Devices;
+use switchyard_ledger::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
+use switchyard_ledger::own_writes;
+use switchyard_ledger::own_writes::OwnWrites;
+use switchyard_ledger::usage::Usage;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, Reconciliation, Snapshot};
 use switchyard_plan::objects::CLAIM;

@@ -1,7 +1,6 @@
 //! The watches: what the API server shows, into the index and the queue. One watch per kind, shared by everything.
 
 use super::Context;
-use super::index::{Effect, Index, Key};
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -17,6 +16,7 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, labels};
+use switchyard_ledger::index::{Effect, Index, Key};
 use switchyard_plan::objects::{CLAIM, observed_content};
 use tracing::{debug, info, warn};
 

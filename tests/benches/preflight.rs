@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use stage::{NOW, Stage};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use switchyard::controller::offline::{Cluster, Earlier};
 use switchyard_crds::TrainJob;
+use switchyard_ledger::offline::{Cluster, Earlier};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 

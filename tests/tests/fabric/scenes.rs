@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use switchyard::controller::offline::{Cluster, Earlier};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricStatus, TrainJob};
+use switchyard_ledger::offline::{Cluster, Earlier};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::{self, Defaults};
 use switchyard_plan::validate;

@@ -4,25 +4,25 @@
 //! kind in their order, so one number per kind is enough. Names are deterministic, so nothing but wasted calls would follow if
 //! this were wrong; therefore it gives up waiting after [`PATIENCE`].
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Longest wait for the cache. A watch that is this late is started again by its own timeout.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// First pause in a fight; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause in a fight.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A fight is over when nothing was undone for this long.
-pub(super) const PEACE: Duration = Duration::from_secs(60);
+pub const PEACE: Duration = Duration::from_secs(60);
 
 /// What this process wrote for one job.
 #[derive(Debug, Default)]
-pub(super) struct OwnWrites {
+pub struct OwnWrites {
     expected: BTreeMap<&'static str, (u64, Instant)>,
-    deleted: HashMap<String, Instant>,
+    deleted: BTreeMap<String, Instant>,
     /// Objects made for the current attempt, to notice that they are made again and again.
-    made: (u32, HashSet<String>),
+    made: (u32, BTreeSet<String>),
     /// What the status said when it was written last.
     said: Option<String>,
     fight: Option<Fight>,
@@ -64,7 +64,7 @@ impl OwnWrites {
     }
 
     /// When the cache shows everything: `Ok(given up)`. Otherwise when to stop waiting.
-    pub fn seen(&mut self, versions: &HashMap<&'static str, u64>, now: Instant) -> Result<bool, Instant> {
+    pub fn seen(&mut self, versions: &BTreeMap<&'static str, u64>, now: Instant) -> Result<bool, Instant> {
         self.deleted.retain(|_, at| now.duration_since(*at) < PATIENCE);
         self.expected.retain(|kind, (version, _)| versions.get(kind).is_none_or(|seen| seen < version));
         let Some(last) = self.expected.values().map(|(_, at)| *at).max() else { return Ok(false) };
@@ -79,7 +79,7 @@ impl OwnWrites {
     pub fn makes(&mut self, attempt: u32, name: String) -> bool {
         // Attempts only grow; a lower number was written by somebody else.
         if self.made.0 < attempt {
-            self.made = (attempt, HashSet::new());
+            self.made = (attempt, BTreeSet::new());
         }
         !self.made.1.insert(name)
     }
@@ -102,7 +102,7 @@ impl OwnWrites {
 
     /// Nothing is created before this time: the last try was refused. What was refused is not undone by anybody.
     pub fn hold(&mut self, until: Instant) {
-        (self.fight, self.made.1) = (None, HashSet::new());
+        (self.fight, self.made.1) = (None, BTreeSet::new());
         self.hold = Some(until);
     }
 
@@ -139,11 +139,11 @@ mod tests {
         own.wrote("Pod", "10", start);
         own.wrote("Pod", "12", start);
         own.wrote("TrainJob", "not a number", start);
-        assert_eq!(own.seen(&HashMap::from([("Pod", 11)]), start), Err(start + PATIENCE));
-        assert_eq!(own.seen(&HashMap::from([("Pod", 12)]), start), Ok(false));
+        assert_eq!(own.seen(&BTreeMap::from([("Pod", 11)]), start), Err(start + PATIENCE));
+        assert_eq!(own.seen(&BTreeMap::from([("Pod", 12)]), start), Ok(false));
         own.wrote("Pod", "20", start);
-        assert_eq!(own.seen(&HashMap::from([("Pod", 12)]), start + PATIENCE), Ok(true), "given up");
-        assert_eq!(own.seen(&HashMap::new(), start + PATIENCE), Ok(false));
+        assert_eq!(own.seen(&BTreeMap::from([("Pod", 12)]), start + PATIENCE), Ok(true), "given up");
+        assert_eq!(own.seen(&BTreeMap::new(), start + PATIENCE), Ok(false));
     }
 
     #[test]

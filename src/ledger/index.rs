@@ -2,14 +2,14 @@
 //!
 //! Plain data: `apply` and `delete` take objects in, and say which jobs have to be looked at. It knows no client and no clock.
 
-use super::contention::Reservation;
-use super::devices::Devices;
-use super::own_writes::OwnWrites;
-use super::usage::{Share, Usage};
+use crate::contention::Reservation;
+use crate::devices::Devices;
+use crate::own_writes::OwnWrites;
+use crate::usage::{Share, Usage};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, TrainJobStatus, conditions, labels};
 use switchyard_plan::cluster::transport::Seen;
@@ -18,7 +18,7 @@ use switchyard_worker_contract::event::Summary;
 
 /// Namespace and name of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Key {
+pub struct Key {
     pub namespace: String,
     pub name: String,
 }
@@ -31,7 +31,7 @@ impl std::fmt::Display for Key {
 
 /// A job that cannot be read, and why.
 #[derive(Debug, Clone)]
-pub(super) struct Unreadable {
+pub struct Unreadable {
     pub version: String,
     pub why: String,
     /// Its status says so.
@@ -40,7 +40,7 @@ pub(super) struct Unreadable {
 
 /// What belongs to one job, by the UID that its objects carry.
 #[derive(Debug, Default)]
-pub(super) struct Family {
+pub struct Family {
     pub key: Option<Key>,
     /// By attempt, node rank and name.
     pub pods: BTreeMap<(u32, u32, String), PodView>,
@@ -65,36 +65,36 @@ pub(super) struct Family {
 
 /// What the watches have shown.
 #[derive(Debug, Default)]
-pub(super) struct Index {
-    pub jobs: HashMap<Key, Arc<TrainJob>>,
-    pub unreadable: HashMap<Key, Unreadable>,
+pub struct Index {
+    pub jobs: BTreeMap<Key, Arc<TrainJob>>,
+    pub unreadable: BTreeMap<Key, Unreadable>,
     /// By UID of the job.
-    pub families: HashMap<String, Family>,
+    pub families: BTreeMap<String, Family>,
     pub usage: Usage,
     pub devices: Devices,
     /// Where each pod of ours is kept: UID of the pod to UID of the job.
-    pods: HashMap<String, (String, (u32, u32, String))>,
+    pods: BTreeMap<String, (String, (u32, u32, String))>,
     /// Latest resource version seen, by kind.
-    pub versions: HashMap<&'static str, u64>,
+    pub versions: BTreeMap<&'static str, u64>,
     /// Jobs that wait for room.
     pub waiting: BTreeSet<Key>,
     /// What the first of them holds.
     pub reservation: Option<Reservation>,
     /// What gangs hold that start again, by UID of the job.
-    pub holes: HashMap<String, Vec<String>>,
+    pub holes: BTreeMap<String, Vec<String>>,
 }
 
 /// What a change means.
 #[derive(Debug, Default)]
-pub(super) struct Effect {
+pub struct Effect {
     /// Jobs to look at.
-    pub jobs: HashSet<Key>,
+    pub jobs: BTreeSet<Key>,
     /// There may be room for those that wait.
     pub room: bool,
 }
 
 impl Index {
-    pub(super) fn saw(&mut self, kind: &'static str, metadata: &ObjectMeta) {
+    pub fn saw(&mut self, kind: &'static str, metadata: &ObjectMeta) {
         let version = metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0);
         let latest = self.versions.entry(kind).or_default();
         *latest = (*latest).max(version);
@@ -139,7 +139,7 @@ impl Index {
         // Our own write comes back as a change: that it is told already must not be told again.
         let told = self.unreadable.get(&key).is_some_and(|before| before.told && before.why == why);
         self.unreadable.insert(key.clone(), Unreadable { version, why, told });
-        let jobs = if told { HashSet::new() } else { HashSet::from([key]) };
+        let jobs = if told { BTreeSet::new() } else { BTreeSet::from([key]) };
         Effect { jobs, room: false }
     }
 
@@ -296,7 +296,7 @@ impl Index {
         effect
     }
 
-    pub(super) fn touch_node(&self, name: &str, effect: &mut Effect) {
+    pub fn touch_node(&self, name: &str, effect: &mut Effect) {
         for family in self.families.values() {
             if family.pods.values().any(|pod| pod.node.as_deref() == Some(name)) {
                 effect.jobs.extend(family.key.clone());
@@ -355,32 +355,32 @@ impl Index {
 }
 
 /// Number of the attempt that a job is in.
-pub(super) fn attempt_of(job: &TrainJob) -> u32 {
+pub fn attempt_of(job: &TrainJob) -> u32 {
     job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs()
 }
 
 /// Neither complete nor failed.
-pub(super) fn is_live(job: &TrainJob) -> bool {
+pub fn is_live(job: &TrainJob) -> bool {
     !switchyard_plan::cluster::is_over(job)
 }
 
 /// The place of a job that has one now.
-pub(super) fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
+pub fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
     place_in(job.status.as_ref()?)
 }
 
 /// The place that a job with this status has.
-pub(super) fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
+pub fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
     let is_over = status.is(conditions::COMPLETE) || status.is(conditions::FAILED);
     status.placement.as_ref().filter(|_| status.is(conditions::PLACED) && !is_over)
 }
 
 /// Whether a job has another place by its next status. A gang that starts again where it was has none in between.
-pub(super) fn is_another_place(job: &TrainJob, next: &TrainJobStatus) -> bool {
+pub fn is_another_place(job: &TrainJob, next: &TrainJobStatus) -> bool {
     placement_of(job) != place_in(next)
 }
 
-pub(super) fn key_of(metadata: &ObjectMeta) -> Key {
+pub fn key_of(metadata: &ObjectMeta) -> Key {
     Key { namespace: metadata.namespace.clone().unwrap_or_default(), name: metadata.name.clone().unwrap_or_default() }
 }
 

@@ -1,11 +1,11 @@
 //! A cluster as a list of objects, looked at as the controller looks at it: what it would decide, and why. No client, no clock.
 
-use super::contention::{Asker, Rules};
-use super::index::{Index, Key, attempt_of, key_of};
+use crate::contention::{Asker, Rules};
+use crate::index::{Index, Key, attempt_of, key_of};
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, conditions};
 use switchyard_plan::cluster::fabric::{self, Decided};
@@ -26,7 +26,7 @@ pub struct Cluster {
     defaults: Defaults,
     levels: Levels,
     /// Priorities by class, and that of pods without one.
-    classes: HashMap<String, i32>,
+    classes: BTreeMap<String, i32>,
     default_priority: i32,
     now: Timestamp,
     /// Of jobs whose manifest names none.
@@ -61,7 +61,7 @@ impl Cluster {
     /// # Errors
     /// An object that cannot be read: its position, name and what is wrong with it.
     pub fn of(items: &[Value], defaults: Defaults, levels: Levels, now: Timestamp) -> Result<Cluster, String> {
-        let (index, classes) = (Index::default(), HashMap::new());
+        let (index, classes) = (Index::default(), BTreeMap::new());
         let namespace = "default".to_string();
         let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, now, namespace };
         for (position, item) in items.iter().enumerate() {

@@ -1,6 +1,5 @@
 //! The objects of a cluster that decide about places, all of one moment as nearly as an API server gives it.
 
-use super::offline::KINDS;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -12,6 +11,7 @@ use serde_json::{Value, json};
 use std::fmt::Debug;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_ledger::offline::KINDS;
 
 /// Lists what decides about places, in a fixed order and without what changes nothing.
 ///

@@ -1,6 +1,6 @@
 //! What is free on every node: allocatable less what pods take, and the GPUs that nobody has, kept up to date change by change.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -12,13 +12,13 @@ use switchyard_plan::cluster::view::NodeView;
 pub struct Usage {
     nodes: BTreeMap<String, NodeView>,
     /// By what takes it: the UID of a pod or claim, or another name.
-    shares: HashMap<String, Share>,
+    shares: BTreeMap<String, Share>,
     /// Takers by node; a node that is not known yet may have some.
-    on: HashMap<String, Vec<String>>,
+    on: BTreeMap<String, Vec<String>>,
     /// What the agents report, by node.
-    reports: HashMap<String, Report>,
+    reports: BTreeMap<String, Report>,
     /// UUIDs that drivers offer for claims, by node and slice.
-    offers: HashMap<String, BTreeMap<String, Vec<String>>>,
+    offers: BTreeMap<String, BTreeMap<String, Vec<String>>>,
     shapes: Shapes,
 }
 

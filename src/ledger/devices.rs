@@ -1,10 +1,10 @@
 //! Devices: what agents report of them, what drivers offer in ResourceSlices, and who has what by ResourceClaims.
 
-use super::index::{Effect, Index};
-use super::usage::{Share, Usage};
+use crate::index::{Effect, Index};
+use crate::usage::{Share, Usage};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_plan::objects::CLAIM;
 
@@ -21,15 +21,15 @@ struct Offered {
 
 /// GPUs that drivers offer, and who has them.
 #[derive(Debug, Default)]
-pub(super) struct Devices {
+pub struct Devices {
     /// Node and devices of each slice.
-    slices: HashMap<String, (String, Vec<Device>)>,
+    slices: BTreeMap<String, (String, Vec<Device>)>,
     /// Every GPU, by its device. A driver may publish a new slice before it takes the old one back.
-    gpus: HashMap<Device, Offered>,
+    gpus: BTreeMap<Device, Offered>,
     /// Devices of each claim that is allocated, by its UID.
-    claims: HashMap<String, Vec<Device>>,
+    claims: BTreeMap<String, Vec<Device>>,
     /// Claims by the pools that they have devices of.
-    by_pool: HashMap<String, BTreeSet<String>>,
+    by_pool: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Devices {
@@ -191,7 +191,7 @@ impl Index {
 }
 
 /// Under which name a claim takes devices.
-pub(super) fn taker(uid: &str) -> String {
+pub fn taker(uid: &str) -> String {
     format!("claim/{uid}")
 }
 

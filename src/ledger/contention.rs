@@ -1,9 +1,9 @@
 //! Jobs that compete for room: who is at the head of the queue, what it holds, who gives way to it. The rules are `plan::cluster::turn`'s;
 //! here is what they are applied to.
 
-use super::devices::taker;
-use super::index::{Index, Key, attempt_of, is_live, placement_of};
-use super::usage::{Share, Usage};
+use crate::devices::taker;
+use crate::index::{Index, Key, attempt_of, is_live, placement_of};
+use crate::usage::{Share, Usage};
 use jiff::Timestamp;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
@@ -17,7 +17,7 @@ use switchyard_plan::{self as plan, ValidJob};
 
 /// What the head of the queue holds.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub struct Reservation {
     uid: String,
     turn: Turn,
     nodes: Vec<PlacedNode>,
@@ -31,21 +31,21 @@ impl Reservation {
 
 /// Settings of the operator that decide about places.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rules<'a> {
+pub struct Rules<'a> {
     pub defaults: &'a Defaults,
     pub levels: &'a Levels,
     pub now: Timestamp,
 }
 
 /// A job that looks for a place.
-pub(super) struct Asker<'a> {
+pub struct Asker<'a> {
     pub job: &'a TrainJob,
     pub valid: &'a ValidJob,
     pub rules: Rules<'a>,
 }
 
 /// Jobs that give way, and where the one that they give way to goes then.
-pub(super) struct Departure {
+pub struct Departure {
     pub victims: Vec<Key>,
     nodes: Vec<PlacedNode>,
 }
@@ -66,7 +66,7 @@ impl Asker<'_> {
 }
 
 impl Index {
-    pub(super) fn turn(&self, job: &TrainJob) -> Turn {
+    pub fn turn(&self, job: &TrainJob) -> Turn {
         let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
         let priority = family.and_then(|family| family.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
         Turn::of(job, priority)
@@ -78,7 +78,7 @@ impl Index {
     }
 
     /// What the pods of a job take, and their claims.
-    pub(super) fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
+    pub fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
         let Some(family) = self.families.get(uid) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
         // A claim keeps its devices for a while after its pod is gone, whose name it has.
@@ -89,7 +89,7 @@ impl Index {
 
     /// Everything that does not stand in the way of a job: what it held itself and is about to give back, and what is held for jobs
     /// behind it.
-    pub(super) fn not_in_the_way(&self, job: &TrainJob) -> Vec<String> {
+    pub fn not_in_the_way(&self, job: &TrainJob) -> Vec<String> {
         let uid = job.metadata.uid.as_deref().unwrap_or_default();
         let turn = self.turn(job);
         let mut takers = Vec::new();
@@ -116,7 +116,7 @@ impl Index {
     }
 
     /// Who is ahead of a job and holds nodes, in words.
-    pub(super) fn held_for(&self, job: &TrainJob) -> Option<String> {
+    pub fn held_for(&self, job: &TrainJob) -> Option<String> {
         let uid = job.metadata.uid.as_deref().unwrap_or_default();
         let held = self.reservation.as_ref().filter(|held| held.uid != uid && held.turn < self.turn(job))?;
         let (count, name) = (held.nodes.len(), held.turn.name());
@@ -125,7 +125,7 @@ impl Index {
     }
 
     /// A gang that starts again holds the GPUs of its nodes, until it is known that it finds no place. Answers whether it gave some back.
-    pub(super) fn hold_holes(&mut self, uid: &str) -> bool {
+    pub fn hold_holes(&mut self, uid: &str) -> bool {
         let wanted = self.job_of(uid).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
             let status = job.status.as_ref()?;
             let placed = status.condition(conditions::PLACED)?;
@@ -148,7 +148,7 @@ impl Index {
     }
 
     /// A job found a place, or looks for none: it holds nothing any more. Answers whether it did.
-    pub(super) fn waits_no_more(&mut self, uid: &str) -> bool {
+    pub fn waits_no_more(&mut self, uid: &str) -> bool {
         if let Some(family) = self.families.get_mut(uid) {
             family.hopeless = false;
         }
@@ -156,7 +156,7 @@ impl Index {
     }
 
     /// A job found no place. At the head of the queue it holds nodes, and jobs of lower priority may have to give way: those are answered.
-    pub(super) fn waits(&mut self, key: &Key, rules: Rules<'_>) -> Vec<Key> {
+    pub fn waits(&mut self, key: &Key, rules: Rules<'_>) -> Vec<Key> {
         let Some(job) = self.jobs.get(key).cloned() else { return Vec::new() };
         let Ok(valid) = plan::validate(&job) else { return Vec::new() };
         let uid = job.metadata.uid.clone().unwrap_or_default();
@@ -225,7 +225,7 @@ impl Index {
     }
 
     /// Takes what the pods of a job would take on these nodes, one taker for each.
-    pub(super) fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
+    pub fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
         let pod = objects::pod(asker.job, asker.valid, asker.rules.defaults, 1, 0);
         let amount = pod.spec.as_ref().map(resources::of_pod).unwrap_or_default();
         for (taker, placed) in takers.zip(nodes) {
@@ -235,7 +235,7 @@ impl Index {
     }
 
     /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.
-    pub(super) fn departure(&mut self, asker: &Asker<'_>, turn: &Turn) -> Option<Departure> {
+    pub fn departure(&mut self, asker: &Asker<'_>, turn: &Turn) -> Option<Departure> {
         if asker.job.spec.topology_policy.preemption != Preemption::LowerPriority {
             return None;
         }
