@@ -19,6 +19,8 @@ mod live;
 mod machine;
 mod manifest;
 mod preflight;
+#[cfg(test)]
+mod reference;
 mod report;
 mod run;
 mod screen;

@@ -23,7 +23,6 @@ pub use election::Timing;
 
 use crate::apply::Executor;
 use election::Leading;
-use switchyard_ledger::index::{Index, Key};
 use kube::Client;
 use kube::runtime::events::Recorder;
 use metrics::Metrics;
@@ -32,6 +31,7 @@ use queue::Queue;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switchyard_ledger::index::{Index, Key};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 

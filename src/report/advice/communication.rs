@@ -16,8 +16,7 @@ const SPLIT: u64 = 8;
 const SMALL: u64 = 1 << 20;
 /// Share of the best bandwidth below which a placement is named.
 const POOR: f64 = 0.8;
-/// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip
-/// (collectives.md §2).
+/// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip.
 const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
 
 const PARTS: &[Part] = &[Part::Communication];
