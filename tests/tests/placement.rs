@@ -1,5 +1,4 @@
 //! Placement of GPUs against brute force: random machines and clusters, and the machines of the fixtures.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Pod, Request, Shape, Site, Slices, UNLIMITED, ring};
 use switchyard::topology::devices::Devices;

@@ -1,7 +1,7 @@
 //! The dependency table by module of the root package, and what its pure rooms must not touch.
 
-use crate::tokens::{Mention, mentions};
-use crate::{caught, metadata, none, rust_files};
+use crate::tidy::tokens::{Mention, mentions};
+use crate::tidy::{caught, metadata, none, rust_files};
 use std::collections::BTreeSet;
 
 /// What one room may name beside itself.
