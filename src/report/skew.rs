@@ -4,7 +4,7 @@ use super::fold::Fold;
 use super::windows::Windows;
 use std::collections::BTreeMap;
 
-/// A rank is slow in a window when its compute time is this much over the median (ours, user-experience.md §5).
+/// A rank is slow in a window when its compute time is this much over the median.
 pub(super) const SLOW: f64 = 0.05;
 
 /// Windows that say something about a rank.

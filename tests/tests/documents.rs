@@ -181,9 +181,10 @@ fn commands_of_cargo_are_such() -> Result<()> {
     Ok(())
 }
 
-/// README.md, "On a cluster": the commands as they stand there, but for the cluster itself, which is that of `cargo xtask cluster up`.
+/// docs/first-job.md, "Without real nodes": the commands as they stand there, but for the cluster itself, which is that of
+/// `cargo xtask cluster up`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_readme_leads_to_a_job_on_a_cluster() -> Result<()> {
+async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     plane.install_crds().await?;
     let mut options = KubeletOptions::new("node", 4);

@@ -7,7 +7,7 @@ mod crates;
 mod docs;
 mod files;
 mod licences;
-mod modules;
+mod purity;
 mod tokens;
 mod unsafe_code;
 

@@ -89,8 +89,13 @@ pub(crate) fn test() -> Result<()> {
             deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root()),
         )?;
     }
-    let engine =
-        ["switchyard-worker", "switchyard-checkpoint", "switchyard-example-custom-model", "switchyard-gpu-probe"];
+    let engine = [
+        "switchyard-worker",
+        "switchyard-checkpoint",
+        "switchyard-example-custom-model",
+        "switchyard-cuda",
+        "switchyard-gpu-probe",
+    ];
     let packages: Vec<&str> = engine.iter().flat_map(|package| ["-p", package]).collect();
     data(What::Digits)?;
     totals.run(

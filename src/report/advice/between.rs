@@ -15,7 +15,7 @@ pub(super) const CHECKPOINTS: Rule = Rule {
     question: 3,
     threshold: "Copies for checkpoints and waits for the one before take ≥ 2 % of the step.",
     gain: "Half of it: checkpoints half as often.",
-    source: "ours: issue goal of ≤ 2 % of the step time",
+    source: "ours: at most 2 % of the step time",
     check: |facts| {
         let checkpoint = facts.step[Part::Checkpoint];
         let Some(engine) = &facts.engine else { return Finding::Unknown("the engine configuration") };

@@ -3,7 +3,7 @@
 use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
-use crate::units::{binary, counted, three_digits};
+use switchyard_core::units::{binary, counted, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
 
 /// Share of the step from which on exposed communication is the limit, percent.
@@ -16,8 +16,7 @@ const SPLIT: u64 = 8;
 const SMALL: u64 = 1 << 20;
 /// Share of the best bandwidth below which a placement is named.
 const POOR: f64 = 0.8;
-/// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip
-/// (collectives.md §2).
+/// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip.
 const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
 
 const PARTS: &[Part] = &[Part::Communication];

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 pub struct Rule {
     /// Short name.
     pub id: &'static str,
-    /// Question of the order of diagnosis that it answers (training-guides.md §2): 1 one device, 2 input, 3 gaps between steps,
+    /// Its question in the order of diagnosis: 1 one device, 2 input, 3 gaps between steps,
     /// 6 tensor cores and precision, 7 memory, 8 all-reduce, 9 skew.
     pub question: u8,
     /// What is looked at and when it speaks.
@@ -175,7 +175,7 @@ pub enum Finding {
 
 /// Milliseconds as people read them.
 fn ms(milliseconds: f64) -> String {
-    crate::units::three_digits(milliseconds)
+    switchyard_core::units::three_digits(milliseconds)
 }
 
 /// `12 of 98 ms (12 %)`.

@@ -2,14 +2,14 @@
 
 use super::{Advice, Basis, Change, Chart, Finding, Rule, ms};
 use crate::report::sample::Part;
-use crate::units::{grouped, three_digits};
+use switchyard_core::units::{grouped, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, HalfType, LossScaling, Model, Precision};
 
 /// Share of the steps that may be skipped because of overflows.
 const SKIPPED: f64 = 0.01;
 /// Steps after which that share means something.
 const ENOUGH: u64 = 50;
-/// What of forward and backward 16 bits are trusted to save on hardware that has them (issue goal: bf16 in ≤ 0.75 of the time).
+/// What of forward and backward 16 bits are trusted to save on hardware that has them (the goal: bf16 in at most 0.75 of the time).
 const HALF_SAVES: f64 = 0.25;
 /// Dimensions of 16-bit products are a multiple of this.
 const MULTIPLE: u32 = 8;

@@ -14,7 +14,7 @@ pub(super) const STRAGGLER: Rule = Rule {
     question: 9,
     threshold: "A rank computes > 5 % longer than the median of the ranks in at least half of the windows.",
     gain: "Its mean time over the median, measured: all others wait that long.",
-    source: "ours (user-experience.md §5)",
+    source: "ours",
     check: |facts| {
         if facts.world < 2 {
             return Finding::NotApplicable;

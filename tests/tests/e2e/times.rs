@@ -8,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 use switchyard_tests::chaos;
 
-/// Goals of issue 8: medians of ten, seconds; MiB.
+/// Goals: medians of ten, seconds; MiB.
 const GOALS: [(&str, f64); 3] =
     [("applyToFirstStepSeconds", 5.0), ("killToStepSeconds", 6.0), ("idleMebibytes", 120.0)];
 
