@@ -1,6 +1,6 @@
 //! The dependency table by crate.
 
-use crate::{cargo, caught, members, metadata, none, output_of};
+use crate::tidy::{cargo, caught, members, metadata, none, output_of};
 use serde_json::{Value, json};
 
 /// What one package of the workspace may depend on, not counting its tests.

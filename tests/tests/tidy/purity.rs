@@ -1,8 +1,8 @@
 //! What the compiler cannot keep: clocks, randomness, input and output stay out of the pure crates, and writes to the API server stay in
 //! `apply` and the election. Who may know whom is kept by the crates themselves (see `crates`).
 
-use crate::tokens::{Mention, mentions};
-use crate::{caught, none, rust_files};
+use crate::tidy::tokens::{Mention, mentions};
+use crate::tidy::{caught, none, rust_files};
 use std::collections::BTreeSet;
 
 /// Folders whose code neither reads a clock or random numbers nor does input or output.
