@@ -17,6 +17,7 @@ mod failure_policy;
 pub mod generate;
 pub mod gpu_topology;
 pub mod labels;
+pub mod names;
 mod topology_policy;
 mod train_job;
 mod train_job_status;

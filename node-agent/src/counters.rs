@@ -1,8 +1,8 @@
 //! What GPUs count: errors of memory, of the PCIe link and of NVLinks; and what RDMA ports count: links that went down, errors. Counters
 //! grow all the time, so they are for metrics and for whoever watches them, and never part of a description.
 
-use crate::gpu::Session;
 use crate::nvlink::MAX_LINKS;
+use crate::nvml::Session;
 use crate::nvml_raw::{self, Remote};
 use crate::pci;
 use crate::read;

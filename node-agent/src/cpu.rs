@@ -52,8 +52,13 @@ pub fn parse_allowed(status: &str) -> Option<CpuList> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
 }
 
-/// Level, content and size in bytes of a cache.
-type CacheKey = (u32, CacheKind, Option<u64>);
+/// Caches that are alike.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct CacheKey {
+    level: u32,
+    kind: CacheKind,
+    size_bytes: Option<u64>,
+}
 
 pub(crate) fn read_cpus(roots: &Roots, notes: &mut Notes) -> Option<Cpus> {
     let directory = roots.sysfs.join("devices/system/cpu");
@@ -143,7 +148,7 @@ fn read_caches(directory: &Path, online: &CpuList, cpus: &mut Cpus, notes: &mut 
     }
     cpus.caches = caches
         .into_iter()
-        .map(|((level, kind, size_bytes), shared_by)| Cache {
+        .map(|(CacheKey { level, kind, size_bytes }, shared_by)| Cache {
             level,
             kind,
             size_bytes,
@@ -160,9 +165,10 @@ fn read_cache(cache: &Path, online: &CpuList) -> Option<(CacheKey, CpuList)> {
         _ => return None,
     };
     let shared_by: CpuList = read::text(&cache.join("shared_cpu_list")).ok()?.parse().ok()?;
-    let size = read::text(&cache.join("size")).ok().and_then(|text| parse_cache_size(&text)).filter(|size| *size > 0);
+    let size = read::text(&cache.join("size")).ok().and_then(|text| parse_cache_size(&text));
+    let size_bytes = size.filter(|size| *size > 0);
     let level = read::number_in(&cache.join("level"))?;
-    Some(((level, kind, size), shared_by.intersection(online)))
+    Some((CacheKey { level, kind, size_bytes }, shared_by.intersection(online)))
 }
 
 #[cfg(test)]

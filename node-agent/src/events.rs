@@ -1,6 +1,6 @@
 //! What GPUs report by themselves: critical errors (XID), and that they are gone or want to be reset.
 
-use crate::gpu::{Session, reason};
+use crate::nvml::{Session, reason};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::{Bits, NvmlError};

@@ -1,5 +1,6 @@
 //! GPUs by NVML.
 
+use crate::nvml::{LIBRARY, Session, reason};
 use crate::pci::{self, Place};
 use crate::read::{self, Notes};
 use crate::{Roots, fabric, nvlink, nvml_raw};
@@ -8,7 +9,6 @@ use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
-use std::ffi::OsStr;
 use std::path::Path;
 use switchyard_crds::gpu_topology::{
     Ecc, EccMode, Gpu, GpuHealth, Link, Mig, MigInstance, MigMode, NumaNode, PcieLink,
@@ -22,7 +22,6 @@ const NODE_SET_WORDS: usize = 16;
 const SCOPE_NODE: u32 = 0;
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside of the range that drivers renumber.
 const FIELD_RECOVERY_ACTION: u32 = 230;
-const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// What NVML, or the PCI bus in its place, tells.
 #[derive(Debug, Default)]
@@ -38,34 +37,6 @@ pub(crate) struct GpuFacts {
     pub cuda_version: Option<String>,
     /// What was read.
     pub source: String,
-}
-
-/// NVML while it is initialised.
-///
-/// The drop of [`Nvml`] panics when the library lacks `nvmlShutdown`; then this one leaves the library open instead.
-pub(crate) struct Session(Option<Nvml>);
-
-impl Session {
-    /// Initialises NVML; the library's name, where none is given, is the one the driver installs.
-    pub(crate) fn open(library: Option<&Path>) -> Result<Session, NvmlError> {
-        let library = library.map_or(OsStr::new(LIBRARY), Path::as_os_str);
-        Nvml::builder().lib_path(library).init().map(|nvml| Session(Some(nvml)))
-    }
-
-    pub(crate) fn nvml(&self) -> Option<&Nvml> {
-        self.0.as_ref()
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(nvml) = self.0.take() {
-            match nvml.lib().nvmlShutdown {
-                Ok(_) => drop(nvml),
-                Err(_) => std::mem::forget(nvml),
-            }
-        }
-    }
 }
 
 /// `nodes`: the NUMA nodes of the machine.
@@ -131,17 +102,6 @@ fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
     if !hidden.is_empty() {
         notes.add(format!("on the PCI bus, and not described by the driver: {}", hidden.join(", ")));
     }
-}
-
-/// The last sentence of an error: the outer ones name the wrapper's function only.
-pub(crate) fn reason(error: &NvmlError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        text = inner.to_string();
-        source = inner.source();
-    }
-    text
 }
 
 /// Without NVML the PCI bus still tells a machine without GPUs from one without a driver.

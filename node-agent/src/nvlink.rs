@@ -1,6 +1,6 @@
 //! NVLinks of GPUs, and what connects two GPUs.
 
-use crate::gpu::reason;
+use crate::nvml::reason;
 use crate::nvml_raw::{self, Remote};
 use crate::pci;
 use crate::read::Notes;

@@ -1,10 +1,6 @@
 //! Carries out actions: other objects before pods, many calls at once, each with a deadline.
 
 use super::error::{Cause, Refusal};
-use crate::plan::cluster::Action;
-use crate::plan::cluster::view;
-use crate::plan::objects::{CLAIM, Object};
-use crate::planted;
 use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::ByteString;
@@ -19,6 +15,9 @@ use std::fmt::Debug;
 use std::time::Duration;
 use switchyard_crds::TrainJob;
 use switchyard_crds::labels::PLAN_MANAGER;
+use switchyard_plan::cluster::Action;
+use switchyard_plan::cluster::view;
+use switchyard_plan::objects::{CLAIM, Object};
 use tokio::sync::Semaphore;
 
 /// Time for one call, retries of the client included.
@@ -151,15 +150,6 @@ impl Executor {
         let what = format!("create {kind} {name}");
         match self.call(&what, api.create(&params, &object)).await {
             Ok(made) => Ok(Done::Written(kind, made.resource_version())),
-            Err(refusal)
-                if refusal.cause == Cause::Unreachable && planted::bug("another-name")
-                    || refusal.cause == Cause::Exists && planted::bug("name-is-taken") =>
-            {
-                let mut another = object.clone();
-                another.meta_mut().name = Some(format!("{name}-again"));
-                let made = self.call(&what, api.create(&params, &another)).await?;
-                Ok(Done::Written(kind, made.resource_version()))
-            }
             Err(refusal) if refusal.cause == Cause::Exists => {
                 let Some(found) = self.call(&what, api.get_opt(&name)).await? else { return Err(refusal) };
                 if view::owner(found.meta()) != Some(job.uid) {

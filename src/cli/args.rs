@@ -10,10 +10,10 @@ pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
 pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
-use crate::plan::cluster::levels::DomainLevel;
 use clap::{ArgGroup, Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use switchyard_plan::cluster::levels::DomainLevel;
 use switchyard_service::telemetry;
 use switchyard_worker_contract::exit::Exit;
 

@@ -4,17 +4,17 @@ use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs}
 use super::controller::levels;
 use super::run::{CLI_VERSION, json_line};
 use super::{fabric, live, manifest, print, print_yaml, refuse, topo, verdict};
-use crate::controller::offline::{Cluster, Earlier, Verdict};
-use crate::controller::snapshot;
-use crate::fabric::profile::Profile;
-use crate::plan::cluster::fabric::Decided;
-use crate::plan::cluster::levels::{DomainLevel, Levels};
-use crate::plan::objects::Defaults;
+use crate::cli::snapshot;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_crds::TrainJob;
+use switchyard_fabric::profile::Profile;
+use switchyard_ledger::offline::{Cluster, Earlier, Verdict};
+use switchyard_plan::cluster::fabric::Decided;
+use switchyard_plan::cluster::levels::{DomainLevel, Levels};
+use switchyard_plan::objects::Defaults;
 use switchyard_service::Connection;
 use switchyard_worker_contract::exit::Exit;
 

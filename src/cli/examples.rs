@@ -1,10 +1,10 @@
 //! What becomes of the manifests in `examples/`, reviewed as YAML in `snapshots/`.
 
 use super::manifest;
-use crate::plan::{Snapshot, plan};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
+use switchyard_plan::{Snapshot, plan};
 
 /// A machine of four cores.
 pub(super) fn machine() -> GPUTopology {
@@ -54,7 +54,7 @@ fn every_other_framework_has_a_valid_example() {
     for name in ["torch", "paddle", "horovod", "mpi", "jax", "tensorflow", "plain"] {
         let path = folder.join(name).with_extension("yaml");
         let job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        crate::plan::validate(&job).unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
+        switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
         assert_eq!(format!("{:?}", job.spec.trainer.framework).to_lowercase(), name);
     }
 }
@@ -67,7 +67,7 @@ fn the_job_of_another_operator_is_converted() {
     let document = super::yaml::documents("pytorchjob.yaml", &text).unwrap().remove(0).value.to_json();
     let converted = crate::convert::convert(&document).unwrap();
     let job = switchyard_crds::validate::train_job(&converted.job).unwrap_or_else(|faults| panic!("{faults:?}"));
-    let valid = crate::plan::validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
+    let valid = switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
     assert_eq!((valid.request.nodes, valid.request.processes_per_node, valid.max_restarts), (4, 8, 3));
     assert_eq!(converted.notes.len(), 3, "{:?}", converted.notes);
 }

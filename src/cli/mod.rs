@@ -24,6 +24,7 @@ mod reference;
 mod report;
 mod run;
 mod screen;
+mod snapshot;
 mod topo;
 mod verdict;
 mod whatif;
@@ -33,8 +34,8 @@ mod yaml;
 pub use args::Cli;
 pub use manifest::{ManifestError, read as read_manifest};
 
-use crate::units;
 use args::Command;
+use switchyard_core::units;
 use switchyard_worker_contract::exit::Exit;
 
 /// Carries out one command line and answers its exit code.

@@ -8,31 +8,21 @@
 //!
 //! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
 
-mod contention;
-mod devices;
 mod election;
-mod index;
 mod metrics;
-pub mod offline;
 mod openings;
-mod own_writes;
 mod pages;
 mod policies;
 mod progress;
 mod queue;
 mod reconcile;
-pub mod snapshot;
-mod usage;
 mod watch;
 mod work;
 
 pub use election::Timing;
 
 use crate::apply::Executor;
-use crate::plan::cluster::levels::Levels;
-use crate::plan::objects::Defaults;
 use election::Leading;
-use index::{Index, Key};
 use kube::Client;
 use kube::runtime::events::Recorder;
 use metrics::Metrics;
@@ -41,6 +31,9 @@ use queue::Queue;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switchyard_ledger::index::{Index, Key};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
 
 /// What an operator sets.
 #[derive(Debug, Clone)]

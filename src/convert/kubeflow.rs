@@ -1,10 +1,11 @@
 //! TrainJob of Kubeflow Trainer: the trainer over a runtime that is elsewhere, and patches of its pods.
 
 use super::ConvertError;
-use super::pods::{self, Draft, TRAINER};
+use super::pods::{self, Draft};
 use super::reader::Reader;
-use crate::lint::Cursor;
 use serde_json::{Value, json};
+use switchyard_crds::names::TRAINER;
+use switchyard_fabric::lint::Cursor;
 
 /// Framework by a word in the name of the runtime; the first that fits. Runtimes of DeepSpeed and MLX are started by mpirun.
 const RUNTIMES: [(&str, &str); 8] = [

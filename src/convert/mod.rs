@@ -17,11 +17,11 @@ mod replicas;
 #[cfg(test)]
 mod tests;
 
-use crate::lint::Cursor;
 use pods::Draft;
 use reader::Reader;
 use serde_json::Value;
 use switchyard_crds::labels;
+use switchyard_fabric::lint::Cursor;
 
 /// A field that the TrainJob does not have as it was.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use super::pods::{self, Draft};
 use super::reader::Reader;
 use super::{ConvertError, replicas};
-use crate::lint::Cursor;
 use serde_json::{Value, json};
+use switchyard_fabric::lint::Cursor;
 
 /// Options of `mpirun` by which hosts are named.
 const HOSTS: [&str; 6] = ["--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-H"];

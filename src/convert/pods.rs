@@ -2,12 +2,11 @@
 
 use super::reader::{Reader, words};
 use super::{ConvertError, advice};
-use crate::lint::Cursor;
 use serde_json::{Map, Value, json};
 use switchyard_crds::labels;
+use switchyard_crds::names::TRAINER;
+use switchyard_fabric::lint::Cursor;
 
-/// Name of the container that trains, in a TrainJob of Switchyard.
-pub(super) const TRAINER: &str = "trainer";
 /// Longest name of a TrainJob.
 const LONGEST_NAME: usize = 50;
 /// Most restarts that a TrainJob may have.

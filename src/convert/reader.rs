@@ -2,9 +2,9 @@
 
 use super::Note;
 use super::advice;
-use crate::lint::{Cursor, Path, Step};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use switchyard_fabric::lint::{Cursor, Path, Step};
 
 /// Values are shown up to this many characters.
 const SHOWN: usize = 80;

@@ -3,8 +3,8 @@
 use super::pods::{self, Draft};
 use super::reader::Reader;
 use super::{ConvertError, advice};
-use crate::lint::Cursor;
 use serde_json::Value;
+use switchyard_fabric::lint::Cursor;
 
 /// A kind with these roles.
 pub(super) struct Family {

@@ -1,9 +1,9 @@
 //! Manifests of each kind, what they become, and that nothing of them is dropped in silence.
 
 use super::*;
-use crate::plan;
 use proptest::prelude::*;
 use serde_json::json;
+use switchyard_plan as plan;
 
 fn pytorch() -> Value {
     let pod = |extra: Value| {

@@ -56,7 +56,7 @@ fn rules_and_checks_that_are_named_exist() {
             .split(['/', ';', ',', ' '])
             .filter(|word| word.contains('-') || *word == "interface" || *word == "contradiction");
         for rule in named {
-            assert!(crate::lint::RULES.iter().any(|known| known.id == rule), "{}: {rule}", known.id);
+            assert!(switchyard_fabric::lint::RULES.iter().any(|known| known.id == rule), "{}: {rule}", known.id);
         }
     }
 }

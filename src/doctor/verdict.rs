@@ -3,9 +3,9 @@
 use super::known::{Known, Role};
 use super::time::Moment;
 use super::{Heard, Hit, Hits, Speaker};
-use crate::units::rank_list;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::units::rank_list;
 
 /// A cause that is told up to so many microseconds after the first consequence still counts as its cause: peers see a connection close at
 /// once, while launchers look at their processes every few seconds and clocks of nodes differ.

@@ -6,7 +6,7 @@
 //!                                                        └── plan::restart ┘
 //! ```
 //!
-//! What to do is decided in [`crate::plan`]; here it is done. What a person sees is decided in [`crate::cli`], which is told by
+//! What to do is decided in [`switchyard_plan`]; here it is done. What a person sees is decided in [`crate::cli`], which is told by
 //! [`Update`]s.
 
 mod attempt;
@@ -26,8 +26,8 @@ pub use run::{Outcome, RunError, run};
 pub use run_dir::{RunDir, RunDirError};
 pub use worker::{Worker, WorkerNotFound};
 
-use crate::plan::Plan;
-use crate::plan::status::Figures;
+use switchyard_plan::Plan;
+use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::{CheckpointReport, Finished, Inspection, Ready};
 
 /// What happens while a job runs, in order, for whoever shows it.

@@ -7,7 +7,7 @@ use super::record::Record;
 use super::sample::{Part, Parts, believed};
 use super::skew::Skew;
 use super::{curves, setting};
-use crate::units::three_digits;
+use switchyard_core::units::three_digits;
 
 impl Record {
     /// The report of what was read.

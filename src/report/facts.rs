@@ -3,8 +3,9 @@
 use super::record::Record;
 use super::sample::{Part, Parts};
 use super::skew::Skew;
-use crate::plan::resources::bytes_per_second;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
+use switchyard_core::quantity::parse_quantity;
 use switchyard_worker_contract::CpuList;
 use switchyard_worker_contract::config::{EngineConfig, Transport};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
@@ -162,7 +163,9 @@ impl Facts {
                 Some(f64::from(cpus.cores?) / f64::from(cpus.threads.filter(|threads| *threads > 0)?))
             }),
             bus_bandwidth: record.documents.job.as_ref().and_then(|job| job.placement.as_ref()).and_then(|placement| {
-                let rate = |rate: &Option<_>| rate.as_ref().and_then(bytes_per_second).filter(|rate| *rate > 0.0);
+                let rate = |rate: &Option<Quantity>| {
+                    rate.as_ref().and_then(|rate| parse_quantity(&rate.0)).filter(|rate| *rate > 0.0)
+                };
                 pair(rate(&placement.predicted_bus_bandwidth), rate(&placement.best_possible))
             }),
             ranks,

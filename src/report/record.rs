@@ -124,7 +124,7 @@ impl Record {
             let without = |rank: &u32| self.steps.get(rank).is_none_or(|fold| fold.last_step == 0);
             let missing: Vec<u32> = (0..self.world().min(MOST_RANKS as u32)).filter(without).collect();
             if !missing.is_empty() {
-                gaps.push(format!("no record of the steps of ranks {}", crate::units::rank_list(missing)));
+                gaps.push(format!("no record of the steps of ranks {}", switchyard_core::units::rank_list(missing)));
             }
         } else if !self.progress.is_empty() {
             gaps.push(

@@ -6,10 +6,10 @@ use super::facts::Facts;
 use super::markup::shortened;
 use super::model::{Amount, Happened, Memory, Placed, RankPlace, Setting, Variable, tidy};
 use super::record::Record;
-use crate::units::rank_list;
-use crate::units::{binary, counted, grouped};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
+use switchyard_core::units::rank_list;
+use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::event::Item;
 
 /// Ranks that are listed.

@@ -34,7 +34,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use switchyard::plan::resources::bytes_per_second;
+use switchyard_plan::resources::bytes_per_second;
 use switchyard_tests::chart::helm;
 use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
 use switchyard_tests::{Ended, Program, programs_of, root, target};

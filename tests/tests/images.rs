@@ -34,7 +34,7 @@ fn build(umask: &str) -> Result<Images> {
     command.args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")]);
     command.arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        .args(["run", "--quiet", "-p", "xtask", "--", "images"])
+        .args(["run", "--quiet", "-p", "xtask", "--", "images", "--profile", "release"])
         .current_dir(root())
         .env("CARGO_TARGET_DIR", target());
     let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

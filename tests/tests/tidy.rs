@@ -12,8 +12,8 @@ mod docs;
 mod files;
 #[path = "tidy/licences.rs"]
 mod licences;
-#[path = "tidy/modules.rs"]
-mod modules;
+#[path = "tidy/purity.rs"]
+mod purity;
 #[path = "tidy/tokens.rs"]
 mod tokens;
 #[path = "tidy/unsafe_code.rs"]

@@ -11,7 +11,7 @@ use switchyard_worker::amp::HalfWeights;
 use switchyard_worker::cpu::{
     ConvolutionShape, Cpu, Epilogue, Format, Gemm, HalfKernel, Isa, Matrix, Pool, Probed, Values, ValuesMut, bf16,
 };
-use switchyard_worker::model::{Initial, Layout, Role};
+use switchyard_worker::nn::{Initial, Layout, Role};
 use switchyard_worker::optimizer::Optimizer;
 use switchyard_worker_contract::config;
 

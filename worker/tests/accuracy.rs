@@ -1,6 +1,6 @@
 //! What is learned in the end, on real data: handwritten digits, and the text of this repository. And that 16 bits learn the same.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod plain;
 mod ranks;

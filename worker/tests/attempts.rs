@@ -1,6 +1,6 @@
 //! A process of an older attempt, with the same token in its memory, gets nowhere: the token of a job outlives its attempts.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod collective_support;
 

@@ -1,7 +1,7 @@
 //! The measured check before the first step, with real pods: what is enough goes on, a pod behind a slow network is named by its links, and
 //! the job does not start where that is asked for.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod collective_support;
 mod network;

@@ -1,6 +1,6 @@
 //! Several devices in one process are the same training as so many processes, and fail as they do.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod collective_support;
 mod plain;

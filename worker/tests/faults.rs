@@ -4,7 +4,7 @@
 //!
 //! Each rank is a pod of its own, on a host of its own, behind a network that the test has in its hands.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 #[path = "../../tests/src/chaos.rs"]
 mod chaos;

@@ -7,7 +7,7 @@ mod trial;
 
 use flat_gradients::FlatGradients;
 use switchyard_worker::cpu::{Format, Isa};
-use switchyard_worker::model::{GradientSink, Layout};
+use switchyard_worker::nn::{GradientSink, Layout};
 use trial::{Case, Trial, cases, cpu};
 
 /// Gradients in one array, and the order in which they became final.

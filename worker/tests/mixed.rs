@@ -1,6 +1,6 @@
 //! Mixed precision: the order of its parts, and what becomes of gradients that overflow.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod plain;
 mod ranks;

@@ -8,7 +8,7 @@ use flat_gradients::FlatGradients;
 use safetensors::{Dtype, SafeTensors};
 use switchyard_worker::cpu::{Format, Isa};
 use switchyard_worker::data::Kind;
-use switchyard_worker::model::Parameter;
+use switchyard_worker::nn::ParameterSlot;
 use switchyard_worker_contract::config::{self, Activation, Model, ResNetDepth, Stem};
 use trial::{Case, Trial, cpu, images, resnet};
 
@@ -36,7 +36,7 @@ impl Fixture {
     }
 
     /// PyTorch's tensor in the engine's order of axes: `[out, in, y, x]` becomes `[out, y, x, in]`.
-    fn parameter(&self, what: &str, parameter: &Parameter) -> Vec<f32> {
+    fn parameter(&self, what: &str, parameter: &ParameterSlot) -> Vec<f32> {
         let flat = self.floats(&format!("{what}.{}", parameter.name));
         if parameter.export_axes.is_none() {
             return flat;

@@ -1,6 +1,6 @@
 //! Options that change how a training is computed must not change what it learns; the others change it as they say.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod plain;
 mod ranks;

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use std::sync::Arc;
 use switchyard_worker::cpu::ops::{self, Targets};
 use switchyard_worker::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
-use switchyard_worker::model::{Initial, Layout, Role};
+use switchyard_worker::nn::{Initial, Layout, Role};
 use switchyard_worker::optimizer::{Optimizer, Schedule, gradient_norm, gradient_scale};
 use switchyard_worker_contract::config;
 use trial::{Case, Trial};

@@ -1,6 +1,6 @@
 //! Pods as real processes: supervisors with their ranks, two of them as two hosts that meet over the loopback interface.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod collective_support;
 mod plain;

@@ -1,6 +1,6 @@
 //! A training that was interrupted and goes on is the training that never was: the same bits after every step.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod plain;
 mod ranks;

@@ -1,6 +1,6 @@
 //! Runs that signals end, as real processes: what was saved, and that the next start goes on from there.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod collective_support;
 mod plain;

@@ -1,7 +1,7 @@
 //! Right before fast: however a global batch is divided over ranks, micro-batches and buckets, the training is the same, and
 //! all ranks hold the same bits after every step.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod plain;
 mod ranks;

@@ -1,5 +1,6 @@
 //! The reference of the API for people, `docs/api.md`: every field of the CRDs with its type, bounds, default and meaning.
 
+use crate::steps::crds;
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 use std::fmt::Write;
@@ -27,8 +28,8 @@ message that the API server returns when it is broken. What the fields of `spec.
 /// A CRD without a schema.
 pub(crate) fn generated() -> Result<(PathBuf, String)> {
     let mut text = HEAD.to_owned();
-    for (_, crd) in switchyard_crds::generate::crds() {
-        let crd: Json = serde_json::to_value(&crd)?;
+    for (_, crd) in crds()? {
+        let crd: Json = serde_saphyr::from_str(&crd)?;
         let kind = crd["spec"]["names"]["kind"].as_str().context("a CRD without a kind")?;
         let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
         anyhow::ensure!(schema["properties"].is_object(), "{kind} has no schema");

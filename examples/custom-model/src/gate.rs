@@ -11,8 +11,9 @@
 use switchyard_worker::cpu::math::exp;
 use switchyard_worker::cpu::ops::{in_pieces, rows};
 use switchyard_worker::cpu::{Cpu, Element, with_format};
-use switchyard_worker::model::{Initial, ModelError, Role};
-use switchyard_worker::nn::{Backward, Flow, Forward, Graph, InputGradient, Layer, Needs, Tensor};
+use switchyard_worker::nn::{
+    Backward, Flow, Forward, Graph, Initial, InputGradient, Layer, ModelError, Needs, Role, Tensor,
+};
 
 /// Scales the channels of images by the sigmoid of a gate and a bias.
 #[derive(Debug, Clone, Copy)]

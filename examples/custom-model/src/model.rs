@@ -9,11 +9,11 @@ use crate::gate::Gate;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use switchyard_worker::data::Kind;
-use switchyard_worker::model::{Initial, Model, ModelError};
+use switchyard_worker::model::Model;
 use switchyard_worker::nn::layers::{
     Activation, BatchNorm, Convolution, CrossEntropy, Linear, Target, average_pool, pixels,
 };
-use switchyard_worker::nn::{Graph, Tensor};
+use switchyard_worker::nn::{Graph, Initial, ModelError, Tensor};
 
 /// Convolutions with squeeze-and-excitation (Hu, Shen and Sun 2018).
 #[derive(Debug, Clone, Copy)]

@@ -97,7 +97,7 @@ impl Metrics {
         let Some(scan) = scan else { return };
         self.scan.observe(scan.took.as_secs_f64());
         self.counters.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&scan.counters);
-        for (kind, devices, unhealthy) in health(&scan.facts) {
+        for DeviceHealth { kind, devices, unhealthy } in health(&scan.facts) {
             self.devices.get_or_create(&[("kind", kind.into())]).set(devices);
             self.unhealthy.get_or_create(&[("kind", kind.into())]).set(unhealthy);
         }
@@ -140,17 +140,24 @@ impl Metrics {
     }
 }
 
-/// By kind: devices, and how many of them are not well.
-fn health(facts: &GPUTopologyStatus) -> [(&'static str, i64, i64); 2] {
+/// How many devices of one kind there are, and how many of them are unhealthy.
+struct DeviceHealth {
+    kind: &'static str,
+    devices: i64,
+    unhealthy: i64,
+}
+
+fn health(facts: &GPUTopologyStatus) -> [DeviceHealth; 2] {
     let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     let acts = |gpu: &&switchyard_crds::gpu_topology::Gpu| {
         gpu.health.as_ref().is_some_and(|health| health.recovery_action != "None")
     };
     let lost = i64::from(facts.gpu_count.unwrap_or(0)).saturating_sub(count(facts.gpus.len())).max(0);
     let down = facts.nics.iter().filter(|nic| nic.rdma_device.is_some() && nic.state.as_deref() != Some("Active"));
+    let broken = count(facts.gpus.iter().filter(acts).count());
     [
-        ("gpu", count(facts.gpus.len()) + lost, count(facts.gpus.iter().filter(acts).count()) + lost),
-        ("nic", count(facts.nics.len()), count(down.count())),
+        DeviceHealth { kind: "gpu", devices: count(facts.gpus.len()) + lost, unhealthy: broken + lost },
+        DeviceHealth { kind: "nic", devices: count(facts.nics.len()), unhealthy: count(down.count()) },
     ]
 }
 

@@ -1,8 +1,8 @@
 //! Arguments of the commands that look at where jobs go in a cluster, running or in a file.
 
-use crate::plan::cluster::levels::DomainLevel;
 use clap::Args;
 use std::path::PathBuf;
+use switchyard_plan::cluster::levels::DomainLevel;
 
 /// Arguments of `preflight`.
 #[derive(Debug, Args)]

@@ -1,9 +1,9 @@
 //! Arguments of the commands that look at what others wrote: manifests and logs.
 
 use super::ConnectionArgs;
-use crate::variables::nccl;
 use clap::Args;
 use std::path::PathBuf;
+use switchyard_fabric::variables::nccl;
 
 /// Arguments of `lint`.
 #[derive(Debug, Args)]

@@ -2,9 +2,9 @@
 
 use super::ClusterArgs;
 use crate::cli::import;
-use crate::topology::import::NicRate;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
+use switchyard_topology::import::NicRate;
 
 /// Arguments of `topo`.
 #[derive(Debug, Args)]

@@ -1,8 +1,8 @@
 //! What people and programs see of findings; that the examples have none; that the document has the table.
 
 use super::*;
-use crate::lint::RULES;
 use std::path::PathBuf;
+use switchyard_fabric::lint::RULES;
 
 fn at(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

@@ -5,8 +5,6 @@ use crate::cli::cluster::name_of;
 use crate::cli::screen;
 use crate::cli::topo::text::Screen;
 use crate::cli::units::{counted, duration};
-use crate::plan::cluster::view::{Phase, PodView};
-use crate::plan::resources::gigabytes_per_second;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -14,6 +12,8 @@ use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
+use switchyard_plan::cluster::view::{Phase, PodView};
+use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
 
 /// Label by which a queue takes a job, as in the QUEUE column of kubectl.

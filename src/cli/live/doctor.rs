@@ -4,14 +4,14 @@ use super::{Failure, Live, ranks, wait_for};
 use crate::cli::args::DoctorArgs;
 use crate::doctor::gang::{Gang, PodFacts};
 use crate::doctor::{Diagnosis, Doctor, LONGEST_LINE};
-use crate::plan::cluster::view::PodView;
-use crate::plan::objects::TRAINER;
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use kube::api::LogParams;
 use std::path::Path;
 use std::pin::pin;
+use switchyard_crds::names::TRAINER;
+use switchyard_plan::cluster::view::PodView;
 use switchyard_worker_contract::exit::Exit;
 
 /// Whether the only argument may be the name of a job: it is no file, and could be one of an object.

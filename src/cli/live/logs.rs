@@ -3,12 +3,12 @@
 use super::{Failure, Live, asked, ranks, wait_for};
 use crate::cli::args::{Cli, LogsArgs};
 use crate::cli::{print, refuse};
-use crate::plan::cluster::view::{Phase, PodView};
-use crate::plan::objects::TRAINER;
 use futures::stream::{BoxStream, select_all};
 use futures::{AsyncBufReadExt, StreamExt};
 use kube::api::LogParams;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob};
+use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 

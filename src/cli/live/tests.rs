@@ -2,10 +2,10 @@ use super::board::{Known, state, table};
 use super::logs::{chosen, is_of};
 use super::report::event;
 use crate::cli::args::LogsArgs;
-use crate::plan::cluster::view::{Phase, PodView};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use switchyard_crds::TrainJob;
+use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_worker_contract::exit::Exit;
 
 fn job(name: &str, status: Value) -> TrainJob {

@@ -2,8 +2,8 @@
 
 use super::entropies;
 use crate::cli::units::{binary, counted, grouped, three_digits};
-use crate::plan::Plan;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::Plan;
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig, HalfType, LossScaling, Precision, Source};
 use switchyard_worker_contract::event::Inspection;
 

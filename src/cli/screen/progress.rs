@@ -3,7 +3,7 @@
 use super::{entropies, table};
 use crate::cli::units::{counted, duration, grouped, percent, rate, three_digits};
 use crate::local::Interval;
-use crate::plan::status::Figures;
+use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::{Finished, Inspection, Item};
 
 /// The progress of a run on one line without a terminal.

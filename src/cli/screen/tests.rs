@@ -3,10 +3,10 @@
 use super::*;
 use crate::cli::examples::machine;
 use crate::local::{Interval, RankLog};
-use crate::plan::status::Figures;
-use crate::plan::{Plan, Snapshot, plan};
 use jiff::Timestamp;
 use serde_json::json;
+use switchyard_plan::status::Figures;
+use switchyard_plan::{Plan, Snapshot, plan};
 use switchyard_worker_contract::config::Transport;
 use switchyard_worker_contract::event::{Finished, Item, MemoryUse};
 use switchyard_worker_contract::fold::Breakdown;

@@ -2,10 +2,10 @@
 
 use super::text::plain;
 use crate::cli::units::plural;
-use crate::topology::fold::numbers;
 use switchyard_crds::gpu_topology::{
     Ecc, Fabric, FabricState, FabricSummary, Gpu, Mig, MigMode, NvLinks, PcieLink, RowRemapping,
 };
+use switchyard_topology::fold::numbers;
 
 /// How a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,9 +4,9 @@
 use super::*;
 use crate::cli::args::{Cli, Command, WhatifArgs};
 use crate::cli::{cluster, whatif};
-use crate::controller::offline::Earlier;
 use clap::Parser;
 use switchyard_crds::validate::train_job;
+use switchyard_ledger::offline::Earlier;
 
 const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/clusters/two-racks.json");
 const JOB: &str = include_str!("../../../examples/clusters/gpt-rack.yaml");

@@ -3,7 +3,7 @@
 use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
-use crate::units::{binary, counted, three_digits};
+use switchyard_core::units::{binary, counted, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
 
 /// Share of the step from which on exposed communication is the limit, percent.

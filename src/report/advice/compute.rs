@@ -3,8 +3,8 @@
 use super::{Advice, Basis, Change, Chart, Finding, Rule, ms};
 use crate::report::facts::{Facts, RankFacts};
 use crate::report::sample::Part;
-use crate::units::counted;
 use std::collections::BTreeMap;
+use switchyard_core::units::counted;
 use switchyard_worker_contract::CpuList;
 
 /// First steps that take this many times a later one are told.

@@ -3,7 +3,7 @@
 use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
-use crate::units::counted;
+use switchyard_core::units::counted;
 
 /// Share of the step from which on input is a limit, percent.
 const MODERATE: f64 = 5.0;

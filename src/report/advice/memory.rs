@@ -3,7 +3,7 @@
 use super::{Advice, Basis, Change, Chart, Finding, Rule, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
-use crate::units::binary;
+use switchyard_core::units::binary;
 use switchyard_worker_contract::config::Precision;
 
 /// Share of the memory above which a run is near its limit.

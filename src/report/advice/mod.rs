@@ -175,7 +175,7 @@ pub enum Finding {
 
 /// Milliseconds as people read them.
 fn ms(milliseconds: f64) -> String {
-    crate::units::three_digits(milliseconds)
+    switchyard_core::units::three_digits(milliseconds)
 }
 
 /// `12 of 98 ms (12 %)`.

@@ -2,7 +2,7 @@
 
 use super::{Advice, Basis, Change, Chart, Finding, Rule, ms};
 use crate::report::sample::Part;
-use crate::units::{grouped, three_digits};
+use switchyard_core::units::{grouped, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, HalfType, LossScaling, Model, Precision};
 
 /// Share of the steps that may be skipped because of overflows.

@@ -6,7 +6,7 @@ use crate::report::advice::Change;
 use crate::report::markup::{escaped, shortened};
 use crate::report::model::{Item, Remark, Report};
 use crate::report::svg::{Bar, bars, split_bar};
-use crate::units::{self, binary, counted, duration, grouped, three_digits};
+use switchyard_core::units::{self, binary, counted, duration, grouped, three_digits};
 
 /// Bytes of a document that is shown.
 const DOCUMENT: usize = 64 << 10;

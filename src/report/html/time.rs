@@ -4,7 +4,7 @@ use super::elements::{Page, absent, every, figure, paragraph, table};
 use crate::report::model::{PartTime, Report, StepWindow};
 use crate::report::sample::Part;
 use crate::report::svg::{Heat, Layer, Plot, Series, heat};
-use crate::units::{counted, grouped, rate, three_digits};
+use switchyard_core::units::{counted, grouped, rate, three_digits};
 
 /// Name of the class of a part.
 pub(super) fn class(part: Part) -> &'static str {

@@ -14,8 +14,8 @@ pub(super) use plot::{Plot, Series};
 pub(super) use stack::Layer;
 
 use super::markup::escaped;
-use crate::units::{grouped, three_digits};
 use std::fmt::Write;
+use switchyard_core::units::{grouped, three_digits};
 
 /// Width of every chart, in units of its view box: about a pixel.
 const WIDTH: f64 = 640.0;

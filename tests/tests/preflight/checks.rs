@@ -4,10 +4,10 @@ use crate::gangs::by_hand;
 use crate::stage::{Stage, before, registered};
 use serde_json::json;
 use std::fmt::Write;
-use switchyard::fabric::preflight::CHECKS;
 use switchyard_crds::PreflightSeverity::{Block, Warn};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{PreflightFinding, PreflightSeverity, PreflightStatus};
+use switchyard_fabric::preflight::CHECKS;
 
 /// Nodes and job by name, and what makes the check look at something; then the fault, and how bad it is.
 struct Case {

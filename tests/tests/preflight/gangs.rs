@@ -3,11 +3,11 @@
 use crate::checks::{BY_HAND, INFINIBAND, says};
 use crate::stage::{NOW, Stage};
 use serde_json::json;
-use switchyard::fabric::{Gang, Member, preflight};
-use switchyard::plan::resources::Resources;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::PreflightSeverity::{Block, Warn};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricMode, Framework, PreflightFinding, PreflightStatus};
+use switchyard_fabric::{Gang, Member, preflight};
 
 /// What the checks find on two pods with 4 GPUs each, the first with GPUs 0 to 3 of their node.
 pub fn by_hand(resources: &[&str], second: &[usize], change: impl FnOnce(&mut GPUTopologyStatus)) -> PreflightStatus {

@@ -21,10 +21,23 @@ const SCENES: &str = "switchyard-scenes";
 const WORKER: &str = "switchyard-worker";
 const SERVICE: &str = "switchyard-service";
 const CHECKPOINT: &str = "switchyard-checkpoint";
+const CORE: &str = "switchyard-core";
+const TOPOLOGY: &str = "switchyard-topology";
+const FABRIC: &str = "switchyard-fabric";
+const PLAN: &str = "switchyard-plan";
+const LEDGER: &str = "switchyard-ledger";
+const CONTROLLER: &str = "switchyard-controller";
+const LOCAL: &str = "switchyard-local";
+const TOOLS: &str = "switchyard-tools";
+const CLI: &str = "switchyard-cli";
+const CUDA: &str = "switchyard-cuda";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
+/// What brings clients, sockets or threads into a crate that computes only.
+const IMPURE: &[&str] = &["kube-client", "kube-runtime", "tokio", "rustix", WORKER];
+
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 15] = [
+const TABLE: &[Row] = &[
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -64,11 +77,17 @@ const TABLE: [Row; 15] = [
         only: None,
         never: &["kube", "kube-core", "kube-client", "k8s-openapi", "schemars", CRDS, AGENT, "switchyard", "tokio"],
     },
-    // Asks a machine, before there is a GPU back end: nothing is built on it, and it needs nothing of ours.
+    Row {
+        package: CUDA,
+        workspace: &[],
+        only: Some(&["bytemuck", "libloading", "thiserror"]),
+        never: &["serde", "tokio", WORKER],
+    },
+    // Asks a machine, before there is a GPU back end: nothing is built on it.
     Row {
         package: "switchyard-gpu-probe",
-        workspace: &[],
-        only: Some(&["bytemuck", "clap", "half", "libloading", "serde", "serde_json"]),
+        workspace: &[CUDA],
+        only: Some(&["clap", "half", "serde", "serde_json"]),
         never: &["tokio", WORKER],
     },
     // What a user has: the engine and nothing behind it.
@@ -78,15 +97,21 @@ const TABLE: [Row; 15] = [
         only: Some(&[]),
         never: &["kube", "tokio"],
     },
+    Row { package: CORE, workspace: &[], only: Some(&["thiserror"]), never: &[] },
+    Row { package: TOPOLOGY, workspace: &[CORE, CRDS, CONTRACT], only: Some(&["thiserror"]), never: IMPURE },
+    Row { package: FABRIC, workspace: &[CORE, TOPOLOGY, CRDS, CONTRACT], only: None, never: IMPURE },
+    Row { package: PLAN, workspace: &[CORE, TOPOLOGY, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
+    Row { package: LEDGER, workspace: &[CORE, PLAN, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
+    Row { package: TOOLS, workspace: &[CORE, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
     Row {
         package: "switchyard",
-        workspace: &[CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE],
+        workspace: &[CORE, CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],
     },
     Row {
         package: "switchyard-tests",
-        workspace: &["switchyard", CRDS, CONTRACT, AGENT, DAEMON, WORKER, SCENES],
+        workspace: &["switchyard", CORE, CRDS, CONTRACT, AGENT, DAEMON, WORKER, SCENES],
         only: None,
         never: &[],
     },
@@ -103,7 +128,8 @@ const TABLE: [Row; 15] = [
         never: &["kube", "tokio", AGENT],
     },
     Row { package: "switchyard-test-clock", workspace: &[], only: Some(&[]), never: &[] },
-    Row { package: "xtask", workspace: &[CRDS], only: None, never: &["switchyard", WORKER, "tokio"] },
+    // Compiled before everything else.
+    Row { package: "xtask", workspace: &[], only: None, never: &["k8s-openapi", "schemars", "tokio"] },
 ];
 
 /// Compares what every package names with the table.

@@ -12,8 +12,8 @@ use std::time::Instant;
 use switchyard_worker::amp::HalfWeights;
 use switchyard_worker::cpu::{Cpu, Format, HalfKernel, Isa, Pool, Values, bf16};
 use switchyard_worker::data::Batch;
-use switchyard_worker::model::{Layout, Registry, initialise};
-use switchyard_worker::nn::{Graph, Network, Weights};
+use switchyard_worker::model::{Registry, initialise};
+use switchyard_worker::nn::{Graph, Layout, Network, Weights};
 use switchyard_worker::optimizer::Optimizer;
 
 pub struct Ours {

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
-use switchyard_worker::model::Parameter;
+use switchyard_worker::nn::ParameterSlot;
 use switchyard_worker_contract::config::Rule;
 
 /// After its last parallel region OpenMP's threads spin for some milliseconds before they sleep.
@@ -40,7 +40,7 @@ fn save(file: &Path, tensors: &[Tensor]) -> Outcome<()> {
 }
 
 /// A parameter in the order of axes that PyTorch has.
-fn exported(parameter: &Parameter, own: &[f32]) -> Tensor {
+fn exported(parameter: &ParameterSlot, own: &[f32]) -> Tensor {
     let identity: Vec<usize> = (0..parameter.shape.len()).collect();
     let axes = parameter.export_axes.as_ref().unwrap_or(&identity);
     let strides: Vec<usize> = (0..parameter.shape.len()).map(|i| parameter.shape[i + 1..].iter().product()).collect();

@@ -2,7 +2,7 @@
 
 use crate::disk::Vfs;
 use crate::error::CheckpointError;
-use crate::format::{Role, TensorSpec, encode_header};
+use crate::format::{Role, TensorEntry, TensorSpec, encode_header};
 use crate::store::{Checkpoint, Store, write_atomically};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -66,7 +66,7 @@ pub fn write_model(
     let entries = model.iter().map(|tensor| {
         let bytes = at..at + tensor.numbers() as u64 * 4;
         at = bytes.end;
-        (tensor.name.as_str(), exported_shape(tensor), bytes)
+        TensorEntry { name: tensor.name.as_str(), shape: exported_shape(tensor), bytes }
     });
     let header = encode_header(&Metadata { format: "pt", step: step.to_string() }, entries);
     let length = header.len() as u64 + at;

@@ -4,21 +4,17 @@
 //! Every part runs in a process of its own with a time limit: a library that crashes or hangs is an outcome like
 //! others. Nothing of CUDA is linked; a machine without a GPU is no error
 //! ([docs/gpu-probe.md](../../../docs/gpu-probe.md)).
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod child;
-mod find;
 mod numbers;
 mod outcome;
 mod parts;
 mod peaks;
-#[allow(unsafe_code)]
-mod raw;
 mod show;
 mod version;
 
 use clap::Parser;
-use find::Places;
 use outcome::Outcome;
 use parts::{PARTS, Probe};
 use serde::Serialize;
@@ -26,6 +22,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use switchyard_cuda::find::Places;
 
 /// What of CUDA is on this machine, and whether what a GPU back end needs works there.
 #[derive(Debug, Parser)]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use switchyard_cuda::Error;
 
 /// What came of one part of the probe. Functions return one that is not `Ok` as their error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,6 +44,25 @@ impl Outcome {
     /// A failure without a number.
     pub(crate) fn failed(call: impl Into<String>, text: impl Into<String>) -> Outcome {
         Outcome::Failed { call: call.into(), code: None, text: text.into(), figures: None }
+    }
+}
+
+impl From<Error> for Outcome {
+    fn from(error: Error) -> Outcome {
+        let words = error.to_string();
+        match error {
+            Error::NotFound { tried, .. } => {
+                let looked_for = tried.iter().map(|path| path.display().to_string()).collect();
+                Outcome::Absent { reason: words, looked_for }
+            }
+            Error::NoDevice => Outcome::absent(words),
+            Error::NotLoaded { text, .. } => Outcome::failed("dlopen", text),
+            Error::NoSymbol { .. } => Outcome::failed("dlsym", words),
+            Error::Call { call, code, text, .. } => {
+                Outcome::Failed { call, code: Some(code.into()), text, figures: None }
+            }
+            Error::Refused { call, text } => Outcome::failed(call, text),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What products can do at most, by the vendor's data sheets: dense, without sparsity.
 
-use crate::raw::cublaslt::Precision;
+use switchyard_cuda::cublaslt::Precision;
 
 /// A word of the device's name, and TFLOP/s in bf16 and TF32. Of several that fit, the first counts.
 const PEAKS: [(&str, f64, f64); 10] = [

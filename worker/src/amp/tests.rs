@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cpu::{Isa, Pool};
-use crate::model::{Initial, Layout, Role};
+use crate::nn::{Initial, Layout, Role};
 use crate::optimizer::{Optimizer, gradient_scale, sum_of_squares};
 use proptest::prelude::*;
 use switchyard_worker_contract::config::{self, DecayExclusions, LossScaling, Rule};

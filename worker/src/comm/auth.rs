@@ -201,12 +201,20 @@ struct Stranger {
     stage: Stage,
 }
 
+/// A rank that connects, and the lane it connects for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Peer {
+    pub rank: u32,
+    /// Of a ring; otherwise 0.
+    pub lane: u32,
+}
+
 /// What the acceptor does next with one connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum GateStep {
     Send(Vec<u8>),
-    /// Send this; the connection belongs to that rank now, for that lane.
-    Admit(Vec<u8>, (u32, u32)),
+    /// Send this; the connection belongs to that peer now.
+    Admit(Vec<u8>, Peer),
     /// Send this and close. The text is for this side's own diagnostics.
     Refuse(Vec<u8>, String),
     /// Close without an answer.
@@ -255,14 +263,8 @@ impl Gate {
         late
     }
 
-    /// A frame of a stranger. `present` says whether a rank is already here with this lane.
-    pub fn frame(
-        &mut self,
-        conn: u64,
-        header: Header,
-        payload: &[u8],
-        present: &dyn Fn((u32, u32)) -> bool,
-    ) -> GateStep {
+    /// A frame of a stranger. `present` says whether this peer is already connected.
+    pub fn frame(&mut self, conn: u64, header: Header, payload: &[u8], present: &dyn Fn(Peer) -> bool) -> GateStep {
         let Some(stranger) = self.strangers.remove(&conn) else {
             return GateStep::Drop("unknown connection".to_owned());
         };
@@ -299,7 +301,7 @@ impl Gate {
                 verdict.extend_from_slice(text.as_bytes());
                 let bytes = frame::encode(Kind::Verdict, self.door.attempt, 0, &verdict);
                 match code {
-                    ADMITTED => GateStep::Admit(bytes, (claims.from, claims.lane)),
+                    ADMITTED => GateStep::Admit(bytes, Peer { rank: claims.from, lane: claims.lane }),
                     _ => GateStep::Refuse(bytes, text),
                 }
             }
@@ -307,7 +309,7 @@ impl Gate {
         }
     }
 
-    fn judge(&self, claims: &Claims, present: &dyn Fn((u32, u32)) -> bool) -> (u8, String) {
+    fn judge(&self, claims: &Claims, present: &dyn Fn(Peer) -> bool) -> (u8, String) {
         let door = &self.door;
         let refused = |text: String| (REFUSED, text);
         if claims.world != door.world {
@@ -325,7 +327,7 @@ impl Gate {
         if claims.from >= door.world || claims.from == door.me {
             return refused(format!("rank {} is not a peer of rank {} of {}", claims.from, door.me, door.world));
         }
-        if present((claims.from, claims.lane)) {
+        if present(Peer { rank: claims.from, lane: claims.lane }) {
             return refused(format!("rank {} is already present", claims.from));
         }
         (ADMITTED, String::new())
@@ -361,7 +363,7 @@ mod tests {
         let (mut connector, mut bytes) = Connector::new(key, claims, [5; 32]);
         loop {
             let (header, payload) = open(&bytes);
-            let step = gate.frame(1, header, &payload, &|(rank, _)| rank == 3);
+            let step = gate.frame(1, header, &payload, &|peer| peer.rank == 3);
             let reply = match &step {
                 GateStep::Send(reply) | GateStep::Admit(reply, _) | GateStep::Refuse(reply, _) => reply.clone(),
                 GateStep::Drop(why) => panic!("dropped: {why}"),
@@ -378,7 +380,7 @@ mod tests {
     #[test]
     fn a_peer_with_the_token_is_admitted() {
         let (step, result) = shake(&mut gate(1), key(1, 2), claims(2));
-        assert!(matches!(step, GateStep::Admit(_, (2, 0))));
+        assert!(matches!(step, GateStep::Admit(_, Peer { rank: 2, lane: 0 })));
         assert_eq!(result, Ok(()));
     }
 

@@ -171,8 +171,8 @@ impl Client {
     fn requests(&mut self) {
         for request in self.shared.take_requests() {
             match request {
-                Request::Agree { sequence, what, value } => {
-                    self.send(Kind::Agree, sequence, &encode_agree(&what, &value));
+                Request::Agree(ballot) => {
+                    self.send(Kind::Agree, ballot.sequence, &encode_agree(&ballot.subject, &ballot.value));
                 }
                 Request::Abort(cause) => {
                     let bytes = serde_json::to_vec(&cause).expect("invariant: a cause is plain data");

@@ -6,6 +6,7 @@ use super::{
     engine::{Engine, Queue},
     error::{Cause, CommError},
     host,
+    hub::Ballot,
     join::{Parts, Plan, join, spawn},
     options::Options,
     probe::Probed,
@@ -324,8 +325,8 @@ impl Communicator {
             return Ok(());
         }
         self.shared.set_doing(&format!("agreement on {what}"));
-        let (sequence, what, value) = (self.agreements, what.to_owned(), value.to_owned());
-        self.shared.request(Request::Agree { sequence, what, value });
+        let (sequence, subject, value) = (self.agreements, what.to_owned(), value.to_owned());
+        self.shared.request(Request::Agree(Ballot { sequence, subject, value }));
         let result = self.shared.wait_agreed();
         self.shared.set_doing("");
         result

@@ -27,7 +27,7 @@ pub(super) enum Event<'a> {
     /// Time passed; after all frames that were there to read.
     Tick,
     /// Rank 0 itself calls `agree`.
-    Agree(u32, String, Vec<u8>),
+    Agree(Ballot),
     /// Rank 0 itself fails.
     Abort(Cause),
     /// Rank 0 itself leaves.
@@ -61,32 +61,61 @@ enum Phase {
     Failed,
 }
 
+/// What a rank wants all ranks to agree on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Ballot {
+    /// Number of the call of `agree`, counted by each rank.
+    pub sequence: u32,
+    /// What the value is, in words.
+    pub subject: String,
+    pub value: Vec<u8>,
+}
+
 #[derive(Default)]
 struct Seat {
     conn: Option<u64>,
     member: Option<Member>,
     last_seen: Option<Instant>,
-    /// Sequence, subject, value.
-    agree: Option<(u32, String, Vec<u8>)>,
+    /// Set while the rank waits for agreement.
+    ballot: Option<Ballot>,
     left: bool,
 }
 
 pub(super) struct Hub {
     gate: Gate,
     attempt: u32,
+    join_time: JoinTime,
     seats: Vec<Seat>,
     ranks: BTreeMap<u64, u32>,
     phase: Phase,
-    deadline: Instant,
-    connect_seconds: f64,
     pulse: Pulse,
-    zero: RankZero,
+    activity: Box<dyn Fn() -> String + Send>,
+    wall: fn() -> i64,
     out: Vec<Output>,
 }
 
-/// What the hub asks its process.
+/// The group that a hub serves.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    /// Number of ranks, rank 0 included.
+    pub world: u32,
+    /// Number in every frame; peers of another attempt are refused.
+    pub attempt: u32,
+}
+
+/// How long the hub waits for all ranks to join.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct JoinTime {
+    pub start: Instant,
+    /// Ranks that have not joined by then are missing, and the group fails.
+    pub deadline: Instant,
+}
+
+/// The process of rank 0, as the hub sees it.
 pub(super) struct RankZero {
-    /// What it is doing; asked only when a cause is made.
+    /// What rank 0 tells the others about itself.
+    pub member: Member,
+    /// What it is doing; called only when a cause is made.
     pub activity: Box<dyn Fn() -> String + Send>,
     /// Its wall clock in nanoseconds.
     pub wall: fn() -> i64,
@@ -96,26 +125,20 @@ pub(super) struct RankZero {
 pub(super) const CONNECTION_CLOSED: &str = "connection closed: the process ended or its network failed";
 
 impl Hub {
-    pub fn new(
-        gate: Gate,
-        (world, attempt): (u32, u32),
-        me: Member,
-        (start, deadline): (Instant, Instant),
-        pulse: Pulse,
-        zero: RankZero,
-    ) -> Hub {
-        let mut seats: Vec<Seat> = (0..world).map(|_| Seat::default()).collect();
-        seats[0].member = Some(me);
+    pub fn new(gate: Gate, group: Group, join_time: JoinTime, pulse: Pulse, zero: RankZero) -> Hub {
+        let RankZero { member, activity, wall } = zero;
+        let mut seats: Vec<Seat> = (0..group.world).map(|_| Seat::default()).collect();
+        seats[0].member = Some(member);
         Hub {
             gate,
-            attempt,
+            attempt: group.attempt,
+            join_time,
             seats,
             ranks: BTreeMap::new(),
             phase: Phase::Gathering,
-            deadline,
-            connect_seconds: (deadline - start).as_secs_f64(),
             pulse,
-            zero,
+            activity,
+            wall,
             out: Vec::new(),
         }
     }
@@ -133,8 +156,8 @@ impl Hub {
             },
             Event::Closed(conn) => self.closed(conn),
             Event::Tick => self.tick(now),
-            Event::Agree(sequence, what, value) => {
-                self.seats[0].agree = Some((sequence, what, value));
+            Event::Agree(ballot) => {
+                self.seats[0].ballot = Some(ballot);
                 self.settle_agreement();
             }
             Event::Abort(cause) => self.fail(cause),
@@ -158,14 +181,14 @@ impl Hub {
 
     fn stranger_frame(&mut self, conn: u64, header: Header, payload: &[u8], now: Instant) {
         let seats = &self.seats;
-        let step = self.gate.frame(conn, header, payload, &|(rank, _)| {
-            seats.get(rank as usize).is_some_and(|seat| seat.conn.is_some() || seat.member.is_some())
+        let step = self.gate.frame(conn, header, payload, &|peer| {
+            seats.get(peer.rank as usize).is_some_and(|seat| seat.conn.is_some() || seat.member.is_some())
         });
         match step {
             GateStep::Send(bytes) => self.out.push(Output::Send(conn, bytes)),
-            GateStep::Admit(bytes, (rank, _)) => {
-                self.ranks.insert(conn, rank);
-                let seat = &mut self.seats[rank as usize];
+            GateStep::Admit(bytes, peer) => {
+                self.ranks.insert(conn, peer.rank);
+                let seat = &mut self.seats[peer.rank as usize];
                 seat.conn = Some(conn);
                 seat.last_seen = Some(now);
                 self.out.extend([Output::Send(conn, bytes), Output::Trust(conn)]);
@@ -196,8 +219,8 @@ impl Hub {
                 Err(_) => false,
             },
             (Kind::Agree, Phase::Running) => match decode_agree(payload) {
-                Some((what, value)) if self.seats[rank as usize].agree.is_none() => {
-                    self.seats[rank as usize].agree = Some((header.sequence, what, value));
+                Some((subject, value)) if self.seats[rank as usize].ballot.is_none() => {
+                    self.seats[rank as usize].ballot = Some(Ballot { sequence: header.sequence, subject, value });
                     self.settle_agreement();
                     true
                 }
@@ -205,7 +228,7 @@ impl Hub {
             },
             (Kind::Clock, Phase::Running) if payload.is_empty() => {
                 if let Some(conn) = self.seats[rank as usize].conn {
-                    let time = (self.zero.wall)().to_le_bytes();
+                    let time = (self.wall)().to_le_bytes();
                     let answer = frame::encode(Kind::Clock, self.attempt, header.sequence, &time);
                     self.out.push(Output::Send(conn, answer));
                 }
@@ -272,12 +295,12 @@ impl Hub {
         if let Some(rank) = silent {
             return self.fail(Cause::failed(rank as u32, self.pulse.silence()));
         }
-        if self.phase == Phase::Gathering && now >= self.deadline {
+        if self.phase == Phase::Gathering && now >= self.join_time.deadline {
             let missing: Vec<u32> =
                 (0u32..).zip(&self.seats).filter(|(_, seat)| seat.member.is_none()).map(|(rank, _)| rank).collect();
             let text = format!(
                 "did not arrive within {:.0} s ({} of {} ranks missing: {})",
-                self.connect_seconds,
+                (self.join_time.deadline - self.join_time.start).as_secs_f64(),
                 missing.len(),
                 self.seats.len(),
                 super::error::ranks_text(&missing)
@@ -288,18 +311,18 @@ impl Hub {
     }
 
     fn settle_agreement(&mut self) {
-        let waiting = self.seats.iter().position(|seat| seat.agree.is_some());
+        let waiting = self.seats.iter().position(|seat| seat.ballot.is_some());
         let gone = self.seats.iter().position(|seat| seat.left);
         if let (Some(waiting), Some(gone)) = (waiting, gone) {
-            let what = self.seats[waiting].agree.as_ref().map_or("", |(_, what, _)| what);
-            let text = format!("left the group while rank {waiting} waits for agreement on {what}");
+            let subject = self.seats[waiting].ballot.as_ref().map_or("", |ballot| &ballot.subject);
+            let text = format!("left the group while rank {waiting} waits for agreement on {subject}");
             return self.fail(Cause::failed(gone as u32, text));
         }
-        if !self.seats.iter().all(|seat| seat.agree.is_some()) {
+        if !self.seats.iter().all(|seat| seat.ballot.is_some()) {
             return;
         }
-        let values: Vec<(u32, String, Vec<u8>)> = self.seats.iter_mut().filter_map(|seat| seat.agree.take()).collect();
-        let result = compare(&values);
+        let ballots: Vec<Ballot> = self.seats.iter_mut().filter_map(|seat| seat.ballot.take()).collect();
+        let result = compare(&ballots);
         let text = result.as_ref().err().cloned().unwrap_or_default();
         self.tell_all(Kind::Agreed, text.as_bytes());
         self.out.push(Output::Agreed(result));
@@ -325,7 +348,7 @@ impl Hub {
         }
         self.phase = Phase::Failed;
         if cause.during.is_empty() {
-            cause.during = (self.zero.activity)();
+            cause.during = (self.activity)();
         }
         if cause.host.is_empty()
             && let Some(member) = self.seats.get(cause.origin_rank as usize).and_then(|seat| seat.member.as_ref())
@@ -354,20 +377,21 @@ fn decode_agree(payload: &[u8]) -> Option<(String, Vec<u8>)> {
     Some((String::from_utf8(what.to_vec()).ok()?, value.to_vec()))
 }
 
-/// Are all values of one round equal? If not, a text that names the ranks and what they have.
-fn compare(values: &[(u32, String, Vec<u8>)]) -> Result<(), String> {
-    let zero = &values[0];
-    if let Some((rank, other)) = (0u32..).zip(values).find(|(_, v)| (v.0, &v.1) != (zero.0, &zero.1)) {
+/// Compares the ballots of all ranks, in the order of the ranks. The error names the ranks that differ and their values.
+fn compare(ballots: &[Ballot]) -> Result<(), String> {
+    let zero = &ballots[0];
+    let differs = |ballot: &Ballot| (ballot.sequence, &ballot.subject) != (zero.sequence, &zero.subject);
+    if let Some((rank, other)) = (0u32..).zip(ballots).find(|(_, ballot)| differs(ballot)) {
         return Err(format!(
             "rank {rank} asks for agreement on {} (its number {}), rank 0 on {} (its number {})",
-            other.1, other.0, zero.1, zero.0
+            other.subject, other.sequence, zero.subject, zero.sequence
         ));
     }
     let mut groups: Vec<(&[u8], Vec<u32>)> = Vec::new();
-    for (rank, (_, _, value)) in (0u32..).zip(values) {
-        match groups.iter_mut().find(|(known, _)| known == value) {
+    for (rank, ballot) in (0u32..).zip(ballots) {
+        match groups.iter_mut().find(|(known, _)| *known == ballot.value) {
             Some((_, ranks)) => ranks.push(rank),
-            None => groups.push((value, vec![rank])),
+            None => groups.push((&ballot.value, vec![rank])),
         }
     }
     if groups.len() == 1 {
@@ -381,7 +405,7 @@ fn compare(values: &[(u32, String, Vec<u8>)]) -> Result<(), String> {
             format!("{} {has} {}", super::error::ranks_text(ranks), shown(value))
         })
         .collect();
-    Err(format!("the ranks disagree on {}: {}", zero.1, list.join("; ")))
+    Err(format!("the ranks disagree on {}: {}", zero.subject, list.join("; ")))
 }
 
 /// A value for people: text if it is short and printable, otherwise its first bytes in hexadecimal.

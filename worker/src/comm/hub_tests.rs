@@ -50,11 +50,10 @@ impl World {
         let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1 };
         let hub = Hub::new(
             Gate::new(key, door),
-            (WORLD, 1),
-            member("zero", 8),
-            (now, now + Duration::from_secs(60)),
+            Group { world: WORLD, attempt: 1 },
+            JoinTime { start: now, deadline: now + Duration::from_secs(60) },
             Pulse::new(Duration::from_secs(10), now),
-            RankZero { activity: Box::new(|| "the test".to_owned()), wall: || 77 },
+            RankZero { member: member("zero", 8), activity: Box::new(|| "the test".to_owned()), wall: || 77 },
         );
         World { hub, now }
     }
@@ -207,7 +206,9 @@ fn a_closed_connection_is_a_failure_unless_the_rank_has_left() {
 fn agreement_needs_every_rank_and_equal_bytes() {
     let mut world = World::formed();
     assert!(world.send(1, Kind::Agree, &encode_agree("digest", &[1, 2])).is_empty());
-    assert!(world.step(Event::Agree(1, "digest".to_owned(), vec![1, 2])).is_empty());
+    assert!(
+        world.step(Event::Agree(Ballot { sequence: 1, subject: "digest".to_owned(), value: vec![1, 2] })).is_empty()
+    );
     let outputs = world.send(2, Kind::Agree, &encode_agree("digest", &[1, 3, 0]));
     assert_eq!(told(&outputs, Kind::Agreed), [1, 2]);
     let expected = "the ranks disagree on digest: ranks 0, 1 have 0x0102; rank 2 has 0x010300";

@@ -8,7 +8,7 @@ use super::{
     engine::Engine,
     error::{Cause, CommError},
     host,
-    hub::{Hub, RankZero},
+    hub::{Group, Hub, JoinTime, RankZero},
     links,
     local::LocalGroup,
     options::Options,
@@ -68,6 +68,7 @@ pub(super) fn join(
 ) -> Result<Parts, CommError> {
     let start = Instant::now();
     let deadline = start + config.connect_timeout;
+    let join_time = JoinTime { start, deadline };
     let identity = Identity {
         key: Key::derive(&config.key, &config.job, config.attempt),
         rank: config.rank(),
@@ -78,7 +79,7 @@ pub(super) fn join(
     let (member, listeners) = introduce_myself(config, plan, lobby.local)?;
     let pulse = Pulse::new(config.peer_timeout, Instant::now());
     let (local, zero) = (lobby.local, lobby.zero);
-    *control = Some(lobby.start(&identity, member, (start, deadline), pulse, shared)?);
+    *control = Some(lobby.start(&identity, member, join_time, pulse, shared)?);
     let set_up = || -> Result<Parts, CommError> {
         // Rank 0 decides when it is too late, and its heartbeats say that it still lives.
         let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
@@ -131,7 +132,7 @@ impl Lobby {
         self,
         identity: &Identity,
         member: Member,
-        (start, deadline): (Instant, Instant),
+        join_time: JoinTime,
         pulse: Pulse,
         shared: &Arc<Shared>,
     ) -> Result<JoinHandle<()>, CommError> {
@@ -148,11 +149,10 @@ impl Lobby {
         let tick = pulse.tick_interval();
         let hub = Hub::new(
             identity.gate(Purpose::Control),
-            (identity.world, identity.attempt),
-            member,
-            (start, deadline),
+            Group { world: identity.world, attempt: identity.attempt },
+            join_time,
             pulse,
-            RankZero { activity: Box::new(move || asked.activity()), wall: clock::wall_nanos },
+            RankZero { member, activity: Box::new(move || asked.activity()), wall: clock::wall_nanos },
         );
         let server = Server::new(Arc::clone(shared), self.fd, hub, tick);
         let guard = FailOnPanic(Arc::clone(shared));

@@ -141,11 +141,9 @@ impl LocalGroup {
             let (bucket, len) = self.segment.signature(self.lane, local, op.sequence);
             let theirs = (bucket.load(Ordering::Relaxed), len.load(Ordering::Relaxed));
             if theirs != (u64::from(op.bucket), op.len as u64) {
-                return Err(Broken::Because(desync(
-                    (*rank, theirs.0, theirs.1),
-                    (self.ranks[self.me], op.bucket.into(), op.len as u64),
-                    op.sequence,
-                )));
+                let theirs = Started { rank: *rank, bucket: theirs.0, len: theirs.1 };
+                let mine = Started { rank: self.ranks[self.me], bucket: op.bucket.into(), len: op.len as u64 };
+                return Err(Broken::Because(desync(theirs, mine, op.sequence)));
             }
         }
         Ok(())
@@ -214,14 +212,22 @@ pub(super) fn share(len: usize, n: usize, i: usize) -> Range<usize> {
     (each * i).min(len)..(each * (i + 1)).min(len)
 }
 
-/// Two ranks in different operations; both are named, (rank, bucket, length).
-pub(super) fn desync(theirs: (u32, u64, u64), mine: (u32, u64, u64), sequence: u32) -> Cause {
+/// The operation that a rank has started.
+pub(super) struct Started {
+    pub rank: u32,
+    pub bucket: u64,
+    /// Length of the bucket in numbers.
+    pub len: u64,
+}
+
+/// Two ranks in different operations; the text names both.
+pub(super) fn desync(theirs: Started, mine: Started, sequence: u32) -> Cause {
     Cause::failed(
-        theirs.0,
+        theirs.rank,
         format!(
             "ranks are out of step: as operation {sequence}, rank {} started the all_reduce of bucket {} ({} numbers) \
              where rank {} started that of bucket {} ({} numbers)",
-            theirs.0, theirs.1, theirs.2, mine.0, mine.1, mine.2
+            theirs.rank, theirs.bucket, theirs.len, mine.rank, mine.bucket, mine.len
         ),
     )
 }

@@ -18,7 +18,7 @@ use super::{
     engine::{Broken, Turn},
     error::Cause,
     frame::{HEADER, Header, Kind},
-    local::{Operation, desync, share},
+    local::{Operation, Started, desync, share},
     options::Options,
     shm::{bytes, bytes_mut},
     socket::{timespec, try_recv, try_send},
@@ -208,8 +208,8 @@ impl Ring {
             return Err(Broken::Because(Cause::failed(self.left(), text)));
         }
         if (header.sequence, header.tag, header.length) != (op.sequence, op.bucket, op.len as u64 * 4) {
-            let theirs = (self.left(), header.tag.into(), header.length / 4);
-            let mine = (self.me(), op.bucket.into(), op.len as u64);
+            let theirs = Started { rank: self.left(), bucket: header.tag.into(), len: header.length / 4 };
+            let mine = Started { rank: self.me(), bucket: op.bucket.into(), len: op.len as u64 };
             return Err(Broken::Because(desync(theirs, mine, op.sequence)));
         }
         Ok(Flow::Moved(HEADER))

@@ -61,14 +61,17 @@ pub(super) struct Server {
     tick: Duration,
     conns: BTreeMap<u64, Conn>,
     next: u64,
-    /// The hub has failed or ended; `true` in the second place once all peers have read it.
-    over: (bool, bool),
+    /// The hub has failed or ended.
+    over: bool,
+    /// All peers have read that it is over.
+    delivered: bool,
     stop: Option<Instant>,
 }
 
 impl Server {
     pub fn new(shared: Arc<Shared>, listener: OwnedFd, hub: Hub, tick: Duration) -> Server {
-        Server { shared, listener, hub, tick, conns: BTreeMap::new(), next: 0, over: (false, false), stop: None }
+        let conns = BTreeMap::new();
+        Server { shared, listener, hub, tick, conns, next: 0, over: false, delivered: false, stop: None }
     }
 
     /// Runs until the communicator is dropped.
@@ -113,7 +116,7 @@ impl Server {
     fn requests(&mut self) {
         for request in self.shared.take_requests() {
             match request {
-                Request::Agree { sequence, what, value } => self.event(Event::Agree(sequence, what, value)),
+                Request::Agree(ballot) => self.event(Event::Agree(ballot)),
                 Request::Abort(cause) => self.event(Event::Abort(cause)),
                 Request::Leave => self.event(Event::Leave),
                 Request::Stop => self.stop = Some(Instant::now() + LAST_WORDS),
@@ -197,11 +200,11 @@ impl Server {
                 Output::Agreed(result) => self.shared.set_agreed(result),
                 Output::Failed(cause) => {
                     self.shared.fail(cause);
-                    self.over.0 = true;
+                    self.over = true;
                 }
                 Output::Left => {
                     self.shared.set_left();
-                    self.over.0 = true;
+                    self.over = true;
                 }
                 Output::Refused(id, why) => {
                     let peer = self.conns.get(&id).and_then(|conn| rustix::net::getpeername(&conn.fd).ok().flatten());
@@ -226,9 +229,9 @@ impl Server {
         for id in lost {
             self.lost(id);
         }
-        if self.over.0 && !self.over.1 && self.conns.values().all(|conn| conn.out.is_empty() || conn.closing.is_none())
+        if self.over && !self.delivered && self.conns.values().all(|conn| conn.out.is_empty() || conn.closing.is_none())
         {
-            self.over.1 = true;
+            self.delivered = true;
             self.shared.set_delivered();
         }
     }

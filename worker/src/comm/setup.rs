@@ -1,13 +1,13 @@
 //! The data paths of a formed group: ring lanes and the shared segment, each connection with its own handshake.
 
 use super::{
-    auth::{Claims, Doorkeeper, Gate, HANDSHAKE_TIME, Key, Purpose, Refusal},
+    auth::{Claims, Doorkeeper, Gate, HANDSHAKE_TIME, Key, Peer, Purpose, Refusal},
     client::dial,
     error::CommError,
     frame::{HEADER, Header, Kind},
     roster::Roster,
     shm::{Segment, Shape},
-    socket::{Denied, Peer, collect_peers, introduce, nonce, poll_one, send_all, tune_tcp},
+    socket::{Denied, collect_peers, introduce, nonce, poll_one, send_all, tune_tcp},
     state::Shared,
 };
 use rustix::{
@@ -76,11 +76,11 @@ pub(super) fn connect_ring(
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| {
             let gate = identity.gate(Purpose::Ring);
-            let wanted: Vec<Peer> = (0..lanes).map(|lane| (left, lane)).collect();
+            let wanted: Vec<Peer> = (0..lanes).map(|lane| Peer { rank: left, lane }).collect();
             collect_peers(listener.as_fd(), gate, &wanted, deadline, shared, &|_| true)
         });
         let connect = |lane| {
-            reach(identity, Purpose::Ring, (right, lane), deadline, shared, || {
+            reach(identity, Purpose::Ring, Peer { rank: right, lane }, deadline, shared, || {
                 dial(address, Duration::from_secs(5)).map(OwnedFd::from)
             })
         };
@@ -103,7 +103,7 @@ pub(super) fn connect_ring(
 fn reach(
     identity: &Identity,
     purpose: Purpose,
-    (to, lane): Peer,
+    peer: Peer,
     deadline: Instant,
     shared: &Shared,
     connect: impl Fn() -> std::io::Result<OwnedFd>,
@@ -115,7 +115,7 @@ fn reach(
                 match introduce(
                     fd.as_fd(),
                     &identity.key,
-                    identity.claims(purpose, to, lane),
+                    identity.claims(purpose, peer.rank, peer.lane),
                     Instant::now() + HANDSHAKE_TIME,
                 ) {
                     Ok(()) => return Ok(fd),
@@ -125,14 +125,14 @@ fn reach(
                             Refusal::StaleAcceptor => "an older attempt answered".to_owned(),
                             Refusal::Because(reason) => reason,
                         };
-                        return Err(CommError::Refused { by: format!("rank {to}"), reason });
+                        return Err(CommError::Refused { by: format!("rank {}", peer.rank), reason });
                     }
                 }
             }
             Err(error) => error,
         };
         if Instant::now() >= deadline {
-            return Err(CommError::system(format!("connect to rank {to} ({purpose:?})"), error));
+            return Err(CommError::system(format!("connect to rank {} ({purpose:?})", peer.rank), error));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -177,16 +177,16 @@ pub(super) fn share_memory(
     let file = if identity.rank == leader {
         let file = Segment::create_file(shape)?;
         let gate = identity.gate(Purpose::SharedMemory);
-        let wanted: Vec<Peer> = local[1..].iter().map(|rank| (*rank, 0)).collect();
+        let wanted: Vec<Peer> = local[1..].iter().map(|rank| Peer { rank: *rank, lane: 0 }).collect();
         let peers = collect_peers(listener, gate, &wanted, deadline, shared, &same_user)?;
-        for ((rank, _), fd) in &peers {
+        for (Peer { rank, .. }, fd) in &peers {
             send_file(fd.as_fd(), file.as_fd(), identity.attempt)
                 .map_err(|e| CommError::system(format!("pass the shared memory to rank {rank}"), e))?;
         }
         file
     } else {
         let name = roster.members[leader as usize].unix.as_deref().unwrap_or_default();
-        let fd = reach(identity, Purpose::SharedMemory, (leader, 0), deadline, shared, || {
+        let fd = reach(identity, Purpose::SharedMemory, Peer { rank: leader, lane: 0 }, deadline, shared, || {
             let fd = unix_socket()?;
             rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
             if !same_user(fd.as_fd()) {

@@ -1,7 +1,7 @@
 //! Sockets with deadlines: blocking helpers over `poll`, the connector's handshake and the acceptor's collection of peers.
 
 use super::{
-    auth::{Claims, Connector, ConnectorStep, Gate, GateStep, Key, Nonce, Refusal},
+    auth::{Claims, Connector, ConnectorStep, Gate, GateStep, Key, Nonce, Peer, Refusal},
     error::CommError,
     frame::{FrameReader, Header, LIMIT_STRANGER},
     state::Shared,
@@ -121,9 +121,6 @@ pub(super) fn introduce(fd: BorrowedFd<'_>, key: &Key, claims: Claims, deadline:
     }
 }
 
-/// A rank that is to connect, and for which lane.
-pub(super) type Peer = (u32, u32);
-
 /// Accepts until everyone of `wanted` has come through the gate. Strangers that fail are dropped without harm.
 /// `vet` looks at a socket before its first byte is read (peer credentials).
 pub(super) fn collect_peers(
@@ -143,7 +140,7 @@ pub(super) fn collect_peers(
         let now = Instant::now();
         if now >= deadline {
             let mut missing: Vec<u32> =
-                wanted.iter().filter(|peer| !arrived.contains_key(peer)).map(|(rank, _)| *rank).collect();
+                wanted.iter().filter(|peer| !arrived.contains_key(peer)).map(|peer| peer.rank).collect();
             missing.dedup();
             return Err(CommError::Missing { missing, world: shared.world, seconds: shared.connect_seconds });
         }

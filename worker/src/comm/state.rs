@@ -3,6 +3,7 @@
 
 use super::{
     error::{Cause, CommError},
+    hub::Ballot,
     roster::Roster,
 };
 use std::{
@@ -16,11 +17,7 @@ use std::{
 
 /// A request to the control thread.
 pub(super) enum Request {
-    Agree {
-        sequence: u32,
-        what: String,
-        value: Vec<u8>,
-    },
+    Agree(Ballot),
     Abort(Cause),
     Leave,
     /// The communicator is being dropped.

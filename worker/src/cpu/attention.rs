@@ -5,7 +5,7 @@
 //! so that memory grows with the context and not with its square (Dao and others 2022, without the tiling over keys).
 #![allow(unsafe_code)]
 
-use super::gemm::{SMALL_SCRATCH, View, small};
+use super::gemm::{ProductSize, SMALL_SCRATCH, View, small};
 use super::isa::per_isa;
 use super::math::exp;
 use super::ops::{softmax_row, sum_of_products};
@@ -236,18 +236,20 @@ pub fn attention<T: Element>(
             let columns = shape.keys(first + count);
             let query = rows(qkv, head.query + first * stride, stride);
             let key = transposed(rows(qkv, head.key, stride));
+            let size = ProductSize { m: count, n: columns, k: head_size };
             // SAFETY: `check` and `Head` keep all rows inside qkv; scores are this thread's own.
             unsafe {
-                small(cpu.isa, (count, columns, head_size), query, key, scores.as_mut_ptr(), context, false, packing);
+                small(cpu.isa, size, query, key, scores.as_mut_ptr(), context, false, packing);
             }
             // SAFETY: each task has the pairs of its head, each tile those of its queries.
             let saved = unsafe { saved.piece(head.saved + 2 * first..head.saved + 2 * (first + count)) };
             let seen = Seen { first: shape.keys(first + 1), causal };
             forward_tile(cpu.isa, scores, context, columns, seen, shape.scale(), saved);
             let (p, value) = (rows(scores, 0, context), rows(qkv, head.value, stride));
+            let size = ProductSize { m: count, n: head_size, k: columns };
             // SAFETY: as above; the sums are this thread's own.
             unsafe {
-                small(cpu.isa, (count, head_size, columns), p, value, sums.as_mut_ptr(), head_size, false, packing);
+                small(cpu.isa, size, p, value, sums.as_mut_ptr(), head_size, false, packing);
             }
             let rows = Rows { sums: &sums[..count * head_size], width: head_size, pairs: Some(saved) };
             store_rows(cpu.isa, rows, &out, head.out + first * hidden, hidden);
@@ -307,7 +309,7 @@ pub fn attention_backward<T: Element>(
             let (key, value) = (rows(qkv, head.key, stride), rows(qkv, head.value, stride));
             let from = head.out + first * hidden;
             let d_tile = rows(d_out, from, hidden);
-            let shape_s = (count, columns, head_size);
+            let shape_s = ProductSize { m: count, n: columns, k: head_size };
             // SAFETY: `check` and `Head` keep all rows inside the inputs; the tiles are this thread's own.
             unsafe {
                 small(isa, shape_s, query, transposed(key), scores.as_mut_ptr(), context, false, packing);
@@ -326,8 +328,8 @@ pub fn attention_backward<T: Element>(
             };
             backward_tile(isa, scores, d_scores, tile);
             let (p, ds) = (rows(scores, 0, context), rows(d_scores, 0, context));
-            let shape_k = (columns, head_size, count);
-            let shape_q = (count, head_size, columns);
+            let shape_k = ProductSize { m: columns, n: head_size, k: count };
+            let shape_q = ProductSize { m: count, n: head_size, k: columns };
             // SAFETY: as above.
             unsafe {
                 small(isa, shape_k, transposed(p), d_tile, d_value.as_mut_ptr(), head_size, add, packing);

@@ -5,7 +5,7 @@ use super::error::DataError;
 use super::files::{self, Stamp};
 use super::part::{Fault, Scratch};
 use super::pictures::Images;
-use super::scale::to_square;
+use super::scale::{Size, to_square};
 use super::split::{self, Block};
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -208,7 +208,7 @@ impl Images for Folder {
         let image = decode(&scratch.bytes).map_err(|what| named(Fault::Bad(what)))?;
         let side = self.side as usize;
         scratch.pixels.resize(side * side * CHANNELS, 0);
-        let size = (image.height, image.width, CHANNELS);
+        let size = Size { height: image.height, width: image.width, channels: CHANNELS };
         to_square(&image.pixels, size, side, &mut scratch.rows, &mut scratch.pixels);
         Ok((&scratch.pixels, *class))
     }

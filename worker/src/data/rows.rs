@@ -4,7 +4,7 @@ use super::batch::Row;
 use super::error::DataError;
 use super::part::{Draw, Fault, Part, Scratch, Spread};
 use super::pictures::Images;
-use super::scale::to_square;
+use super::scale::{Size, to_square};
 use super::split::{self, Block};
 use bytemuck::Pod;
 use switchyard_worker_contract::config::ImageShape;
@@ -87,12 +87,12 @@ impl Rows<u8> {
         if side == 0 || (shape.height, shape.width) == (side, side) {
             return (self, shape);
         }
-        let size = (shape.height as usize, shape.width as usize, shape.channels as usize);
-        let each = side as usize * side as usize * size.2;
+        let [height, width, channels] = [shape.height, shape.width, shape.channels].map(|number| number as usize);
+        let each = side as usize * side as usize * channels;
         let mut data = vec![0; self.len() * each];
         let mut scratch = Vec::new();
         for (image, scaled) in self.data.chunks_exact(self.each).zip(data.chunks_exact_mut(each)) {
-            to_square(image, size, side as usize, &mut scratch, scaled);
+            to_square(image, Size { height, width, channels }, side as usize, &mut scratch, scaled);
         }
         (Rows { each, data, labels: self.labels }, ImageShape { height: side, width: side, ..shape })
     }

@@ -2,8 +2,14 @@
 //! fall linearly to zero. Where the image gets smaller the weights reach further, so that no pixel is left out
 //! (antialiasing).
 
-/// Height, width and bytes of a pixel.
-pub(super) type Size = (usize, usize, usize);
+/// Size of an image.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Size {
+    pub height: usize,
+    pub width: usize,
+    /// Bytes of a pixel.
+    pub channels: usize,
+}
 
 /// The middle square of an image whose shorter side is scaled to `side`, written to `to` (`[side, side, channels]`).
 /// `rows` is scratch memory.
@@ -11,7 +17,7 @@ pub(super) type Size = (usize, usize, usize);
 /// # Panics
 /// `image` is not of its size, `to` not of `side`, a size is 0, or there are not 1 or 3 bytes in a pixel.
 pub(super) fn to_square(image: &[u8], size: Size, side: usize, rows: &mut Vec<f32>, to: &mut [u8]) {
-    let (height, width, channels) = size;
+    let Size { height, width, channels } = size;
     assert_eq!(image.len(), height * width * channels, "bytes of the image");
     assert_eq!(to.len(), side * side * channels, "bytes of the square");
     let shorter = height.min(width);
@@ -99,9 +105,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn square(image: &[u8], size: Size, side: usize) -> Vec<u8> {
-        let mut to = vec![0; side * side * size.2];
-        to_square(image, size, side, &mut Vec::new(), &mut to);
+    fn square(image: &[u8], (height, width, channels): (usize, usize, usize), side: usize) -> Vec<u8> {
+        let mut to = vec![0; side * side * channels];
+        to_square(image, Size { height, width, channels }, side, &mut Vec::new(), &mut to);
         to
     }
 

@@ -9,11 +9,11 @@
 //!
 //! Only hidden places are decoded, a fixed number in each sequence: an eighth of the work that decoding all would be.
 
+use super::Model;
 use super::transformer::{DEVIATION, Sizes};
-use super::{Initial, Model, ModelError};
 use crate::data::Kind;
 use crate::nn::layers::{Activation, Attention, CrossEntropy, Embedding, LayerNorm, Linear, Pick, Target, pick_rows};
-use crate::nn::{Graph, Parameter, Tensor};
+use crate::nn::{Graph, Initial, ModelError, Parameter, Tensor};
 use switchyard_worker_contract::config;
 
 /// A BERT.

@@ -8,11 +8,11 @@
 //!
 //! The names of the parameters are those of GPT-2. Linear weights are `[outputs, inputs]`.
 
+use super::Model;
 use super::transformer::{DEVIATION, Sizes};
-use super::{Initial, Model, ModelError};
 use crate::data::Kind;
-use crate::nn::Graph;
 use crate::nn::layers::{Activation, Attention, CrossEntropy, Embedding, LayerNorm, Linear, Target};
+use crate::nn::{Graph, Initial, ModelError};
 use switchyard_worker_contract::config;
 
 /// A GPT.

@@ -3,8 +3,8 @@
 //! A number depends on the seed, the parameter's name and its index only: no order of drawing, no state. The arithmetic is
 //! free of library functions, so that all ranks get the same bits.
 
-use super::layout::{Initial, Layout};
 use crate::cpu::math::ln;
+use crate::nn::{Initial, Layout};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Fills `weights` (the layout's length); gaps become 0.
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn values_are_pinned() {
         let mut layout = Layout::default();
-        layout.push("a".to_owned(), &[3], crate::model::Role::Matrix, Initial::Normal(0.02));
+        layout.push("a".to_owned(), &[3], crate::nn::Role::Matrix, Initial::Normal(0.02));
         let mut one = vec![0.0; layout.len];
         initialise(&layout, 1, &mut one);
         let mut other = vec![0.0; layout.len];

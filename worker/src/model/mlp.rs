@@ -1,9 +1,9 @@
 //! Multi-layer perceptron for images or features.
 
-use super::{Initial, Model, ModelError};
+use super::Model;
 use crate::data::Kind;
-use crate::nn::Graph;
 use crate::nn::layers::{Activation, CrossEntropy, Linear, Target, features, pixels};
+use crate::nn::{Graph, Initial, ModelError};
 use switchyard_worker_contract::config;
 
 /// A multi-layer perceptron. Parameters are `layers.0.weight` and so on.

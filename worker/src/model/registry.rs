@@ -1,6 +1,7 @@
 //! Which networks a program knows.
 
-use super::{Bert, Gpt, Mlp, Model, ModelError, ResNet};
+use super::{Bert, Gpt, Mlp, Model, ResNet};
+use crate::nn::ModelError;
 use std::collections::BTreeMap;
 use switchyard_worker_contract::config;
 

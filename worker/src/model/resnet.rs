@@ -7,10 +7,10 @@
 //!
 //! Where sizes change, `x` goes through a 1 x 1 convolution and a norm. Names of parameters are torchvision's.
 
-use super::{Initial, Model, ModelError};
+use super::Model;
 use crate::data::Kind;
 use crate::nn::layers::{BatchNorm, Convolution, CrossEntropy, Linear, Target, average_pool, max_pool, pixels};
-use crate::nn::{Graph, Tensor};
+use crate::nn::{Graph, Initial, ModelError, Tensor};
 use switchyard_worker_contract::config::{self, ResNetDepth, Stem};
 
 /// A ResNet.

@@ -1,6 +1,7 @@
 //! What GPT and BERT have in common.
 
-use super::{ModelError, check_sizes};
+use super::check_sizes;
+use crate::nn::ModelError;
 
 /// Standard deviation of initial weights.
 pub(super) const DEVIATION: f32 = 0.02;

@@ -1,9 +1,10 @@
 //! A network before it has memory: layers, tensors and parameters.
 
+use super::error::ModelError;
 use super::layer::{INPUTS, Layer};
+use super::layout::{Initial, Role};
 use crate::cpu::Format;
 use crate::data::Kind;
-use crate::model::{Initial, ModelError, Role};
 
 /// A tensor of a [`Graph`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

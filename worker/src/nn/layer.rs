@@ -1,8 +1,8 @@
 //! What a layer is, and what it sees when it runs.
 
+use super::layout::{GradientSink, Layout};
 use crate::cpu::{Cpu, Gemm, Values, ValuesMut};
 use crate::data::Batch;
-use crate::model::{GradientSink, Layout};
 use std::ops::Range;
 
 /// Most inputs of a layer.

@@ -11,16 +11,20 @@
 //! final. A back end for another device takes the same graph and the same plan.
 
 mod arena;
+mod error;
 mod graph;
 mod layer;
 pub mod layers;
+mod layout;
 mod memory;
 mod network;
 mod plan;
 
+pub use error::ModelError;
 pub use graph::{Graph, Parameter, Statistic, Tensor};
 pub use layer::{
     Backward, Flow, Forward, Gradients, INPUTS, InputGradient, Kernels, Layer, Needs, Outcome, Parameters, Statistics,
     Weights,
 };
+pub use layout::{Bucket, GradientSink, Initial, Layout, ParameterSlot, Role, fuse};
 pub use network::{Network, Operation};

@@ -2,15 +2,16 @@
 #![allow(unsafe_code)]
 
 use super::arena::{Arena, Place};
+use super::error::ModelError;
 use super::graph::{Graph, Node, StatisticInfo};
 use super::layer::{
     Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, Outcome, Parameters, Statistics, Weights,
 };
+use super::layout::{GradientSink, Layout};
 use super::plan::{Mode, NodePlan, Plan};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Gemm, Values, ops};
 use crate::data::Batch;
-use crate::model::{GradientSink, Layout, ModelError};
 use std::time::Instant;
 
 /// One layer's run, for a profile.

@@ -9,11 +9,12 @@
 //! A gradient that a layer turns into another one in place shares its memory.
 
 use super::arena::{Place, disjoint};
+use super::error::ModelError;
 use super::graph::{Graph, Node};
 use super::layer::{Flow, INPUTS, Needs};
+use super::layout::Layout;
 use super::memory::{self, Span};
 use crate::cpu::{Cpu, Format};
-use crate::model::{Layout, ModelError};
 
 /// How a node gives the gradient of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +29,9 @@ pub(super) enum Mode {
 
 /// A gradient that a layer cannot put where it belongs: it is taken there afterwards.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pass {
-    pub from: Place,
-    pub to: Place,
+pub(super) struct Pass<P> {
+    pub from: P,
+    pub to: P,
     /// Or copied.
     pub add: bool,
 }
@@ -49,7 +50,7 @@ pub(super) struct NodePlan {
     pub d_output: Place,
     pub d_inputs: [Place; INPUTS],
     pub modes: [Mode; INPUTS],
-    pub passes: Vec<Pass>,
+    pub passes: Vec<Pass<Place>>,
     /// Whether backward has anything to do.
     pub backward: bool,
     /// Parameters in the order of the layer, by ordinal.
@@ -141,8 +142,7 @@ struct Draft {
     d_output: Option<usize>,
     d_inputs: [Option<usize>; INPUTS],
     modes: [Mode; INPUTS],
-    /// From, to, add.
-    passes: Vec<(usize, usize, bool)>,
+    passes: Vec<Pass<usize>>,
     backward: bool,
 }
 
@@ -258,7 +258,7 @@ fn draft(
             let mut fresh = || buffers.new_at(len, graph.format(), backward);
             let in_place = needs.flow[k] == Flow::InPlace && same_len(d_output, len);
             let mut passed = |from: usize, to: usize, add: bool| {
-                passes.push((from, to, add));
+                passes.push(Pass { from, to, add });
                 Some(to)
             };
             let gradient;
@@ -339,7 +339,11 @@ fn node_plan(
         d_output: draft.d_output.map_or(Place::EMPTY, |buffer| places[buffer]),
         d_inputs,
         modes: draft.modes,
-        passes: draft.passes.iter().map(|&(from, to, add)| Pass { from: places[from], to: places[to], add }).collect(),
+        passes: draft
+            .passes
+            .iter()
+            .map(|pass| Pass { from: places[pass.from], to: places[pass.to], add: pass.add })
+            .collect(),
         backward: draft.backward,
         ordinals: own,
         written: before,

@@ -2,10 +2,10 @@
 
 use super::kernels::{Descent, Moments, adam, descend, lamb_moments, lamb_step, roll};
 use super::norm::squares_with;
-use super::state::{Bucket, State};
+use super::state::{Bucket, Norms, State};
 use crate::amp::HalfWeights;
 use crate::cpu::{Isa, Pool};
-use crate::model::Layout;
+use crate::nn::Layout;
 use std::ops::Range;
 use switchyard_worker_contract::config::{self, Lars, Momentum, Rule};
 
@@ -159,7 +159,7 @@ impl Optimizer {
             let numbers = if piece.decays { decayed } else { kept };
             lamb_moments(isa, part.weights, part.gradients, m, v, numbers, squares);
         });
-        for (parameter, decays, [weights, direction]) in self.state.norms(&bucket.range) {
+        for Norms { parameter, decays, norms: [weights, direction] } in self.state.norms(&bucket.range) {
             let adapts = decays && weights > 0.0 && direction > 0.0;
             self.ratios[parameter] = if adapts { weights / direction } else { 1.0 };
         }
@@ -177,7 +177,7 @@ impl Optimizer {
             *squares = [squares_with(isa, part.weights), squares_with(isa, part.gradients)];
         });
         let gradient_scale = f64::from(self.gradient_scale);
-        for (parameter, decays, [weights, gradients]) in self.state.norms(&bucket.range) {
+        for Norms { parameter, decays, norms: [weights, gradients] } in self.state.norms(&bucket.range) {
             let gradients = gradients * gradient_scale;
             let adapts = decays && weights > 0.0 && gradients > 0.0;
             let local = n.trust_coefficient * weights / (gradients + weight_decay * weights);

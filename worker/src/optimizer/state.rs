@@ -4,7 +4,7 @@
 use crate::amp::HalfWeights;
 use crate::cpu::pool::Shared;
 use crate::cpu::{AlignedBuffer, Isa, Pool};
-use crate::model::{Layout, Role};
+use crate::nn::{Layout, Role};
 use std::ops::Range;
 use switchyard_worker_contract::config::DecayExclusions;
 
@@ -44,6 +44,15 @@ pub(super) struct Bucket<'a> {
     pub weights: &'a mut [f32],
     /// The range.
     pub gradients: &'a [f32],
+}
+
+/// Norms of one parameter, from the sums of squares that a pass has written.
+pub(super) struct Norms {
+    /// Ordinal of the parameter.
+    pub parameter: usize,
+    /// Whether weight decay applies to it.
+    pub decays: bool,
+    pub norms: [f64; 2],
 }
 
 /// Arrays in the flat layout, and the pieces of the layout.
@@ -126,13 +135,13 @@ impl State {
         });
     }
 
-    /// For each parameter of a range: its ordinal, whether it decays, and the roots of its sums of squares.
-    pub fn norms(&self, range: &Range<usize>) -> impl Iterator<Item = (usize, bool, [f64; 2])> {
+    /// The norms of each parameter of a range.
+    pub fn norms(&self, range: &Range<usize>) -> impl Iterator<Item = Norms> {
         let indices = self.pieces_of(range);
         let mut squares = self.squares[indices.clone()].iter();
         self.pieces[indices].chunk_by(|a, b| a.parameter == b.parameter).map(move |pieces| {
             let sums = squares.by_ref().take(pieces.len()).fold([0.0; 2], |[a, b], [x, y]| [a + x, b + y]);
-            (pieces[0].parameter, pieces[0].decays, sums.map(f64::sqrt))
+            Norms { parameter: pieces[0].parameter, decays: pieces[0].decays, norms: sums.map(f64::sqrt) }
         })
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::amp::HalfWeights;
 use crate::cpu::{Element, Isa, Pool, bf16, f16};
-use crate::model::{Bucket, Initial, Layout, Role, fuse};
+use crate::nn::{Bucket, Initial, Layout, Role, fuse};
 use proptest::prelude::*;
 use switchyard_worker_contract::config::{self, DecayExclusions, Lars, Momentum, Rule};
 

@@ -37,6 +37,10 @@ pub(super) struct Flags {
 /// Where everything is.
 #[derive(Debug, Clone)]
 pub(super) struct Buckets {
+    /// Numbers of each bucket, as the communicator registers them.
+    pub lens: Vec<usize>,
+    /// How the communicator carries them.
+    pub options: Options,
     /// Gradient buckets.
     pub gradients: usize,
     /// Bucket of a step's metrics, and where in it they begin.
@@ -51,7 +55,7 @@ pub(super) struct Buckets {
 
 impl Buckets {
     /// `slot`: most bytes that a rank will exchange.
-    pub fn new(blueprint: &Blueprint, slot: usize) -> (Buckets, Vec<usize>, Options) {
+    pub fn new(blueprint: &Blueprint, slot: usize) -> Buckets {
         let overlap = &blueprint.config.overlap;
         let wire = match overlap.wire_type {
             WireType::Fp32 => Wire::F32,
@@ -74,7 +78,7 @@ impl Buckets {
         lens.extend(check.map(|_| check::NUMBERS));
         let probe = check.is_some();
         let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe };
-        (Buckets { gradients, metrics, statistics, slot, world, check }, lens, options)
+        Buckets { lens, options, gradients, metrics, statistics, slot, world, check }
     }
 
     /// The bucket for sums outside of steps.

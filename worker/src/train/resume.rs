@@ -3,7 +3,7 @@
 use super::TrainError;
 use super::blueprint::Blueprint;
 use super::buckets::Buckets;
-use super::state::{Fingerprint, Names, Progress, State};
+use super::state::{Difference, Fingerprint, Names, Progress, State};
 use crate::comm::Communicator;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -130,7 +130,7 @@ pub(super) fn restore(
     }
     // Where in the epoch it goes on means nothing among other samples.
     let own = Fingerprint::of(blueprint.dataset.facts());
-    if let Some((field, got, expected)) = progress.data.as_ref().and_then(|data| own.difference(data)) {
+    if let Some(Difference { field, got, expected }) = progress.data.as_ref().and_then(|data| own.difference(data)) {
         return Err(refused(format!(
             "spec.engine.data: {field}: got {got}; expected {expected}, as the checkpoint has"
         )));

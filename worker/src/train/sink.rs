@@ -2,7 +2,7 @@
 
 use super::buckets::{Buckets, Flags};
 use crate::comm::{CommError, Communicator};
-use crate::model::{Bucket, GradientSink, Layout};
+use crate::nn::{Bucket, GradientSink, Layout};
 use std::ops::Range;
 
 /// Where each gradient lives.
@@ -37,6 +37,15 @@ pub(super) enum Start {
     AndWait,
 }
 
+/// What this rank adds to the metrics of a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Metrics<'a> {
+    pub buckets: &'a Buckets,
+    pub flags: Flags,
+    /// Batch statistics.
+    pub statistics: &'a [f32],
+}
+
 /// One backward pass into the buckets.
 pub(super) struct BucketSink<'a> {
     pub communicator: &'a mut Communicator,
@@ -44,8 +53,8 @@ pub(super) struct BucketSink<'a> {
     /// Add to the gradients of earlier micro-batches of this step.
     pub accumulate: bool,
     pub start: Start,
-    /// What goes with the metrics, before their bucket starts.
-    pub metrics: (&'a Buckets, Flags, &'a [f32]),
+    /// Written into their bucket before it starts.
+    pub metrics: Metrics<'a>,
     /// The first failure of a reduction that was waited for.
     pub failed: Option<CommError>,
 }
@@ -53,7 +62,7 @@ pub(super) struct BucketSink<'a> {
 impl BucketSink<'_> {
     /// Starts a bucket; that of the metrics with them.
     pub fn begin(&mut self, bucket: usize) {
-        let (buckets, flags, statistics) = self.metrics;
+        let Metrics { buckets, flags, statistics } = self.metrics;
         if bucket == buckets.of_metrics() {
             buckets.tell(self.communicator, flags, statistics);
         }

@@ -5,8 +5,8 @@ use super::blueprint::Blueprint;
 use crate::amp::{HalfWeights, LossScaler, ScalerState};
 use crate::cpu::{AlignedBuffer, HalfKernel, Values, bf16, f16};
 use crate::data::Facts;
-use crate::model::{Layout, initialise};
-use crate::nn::Weights;
+use crate::model::initialise;
+use crate::nn::{Layout, Weights};
 use crate::optimizer::Optimizer;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -49,6 +49,13 @@ pub(super) struct Fingerprint {
     pub digest: String,
 }
 
+/// A field of a [`Fingerprint`] that is not as expected.
+pub(super) struct Difference {
+    pub field: &'static str,
+    pub got: String,
+    pub expected: String,
+}
+
 impl Fingerprint {
     pub fn of(facts: &Facts) -> Fingerprint {
         let Facts { train_samples, validation_samples, bytes, .. } = *facts;
@@ -56,8 +63,8 @@ impl Fingerprint {
         Fingerprint { sample, train_samples, validation_samples, bytes, digest }
     }
 
-    /// The first field in which these data are not the expected ones: its name, what was got, what was expected.
-    pub fn difference(&self, expected: &Fingerprint) -> Option<(&'static str, String, String)> {
+    /// The first field in which these data are not the expected ones.
+    pub fn difference(&self, expected: &Fingerprint) -> Option<Difference> {
         let number = |number: u64| number.to_string();
         let fields = [
             ("sample", self.sample.clone(), expected.sample.clone()),
@@ -66,7 +73,8 @@ impl Fingerprint {
             ("bytes", number(self.bytes), number(expected.bytes)),
             ("digest", self.digest.clone(), expected.digest.clone()),
         ];
-        fields.into_iter().find(|(_, got, expected)| got != expected)
+        let differs = fields.into_iter().find(|(_, got, expected)| got != expected);
+        differs.map(|(field, got, expected)| Difference { field, got, expected })
     }
 }
 

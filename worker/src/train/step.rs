@@ -8,7 +8,7 @@
 
 use super::TrainError;
 use super::buckets::Flags;
-use super::sink::{BucketSink, Start};
+use super::sink::{BucketSink, Metrics, Start};
 use super::trainer::{StepReport, Trainer};
 use crate::optimizer::{Schedule, gradient_scale, sum_of_squares};
 use std::time::{Duration, Instant};
@@ -95,7 +95,7 @@ impl Trainer {
                 places: &self.places,
                 accumulate: micro_batch > 0,
                 start: if last { when } else { Start::Later },
-                metrics: (&self.buckets, flags, &self.statistics),
+                metrics: Metrics { buckets: &self.buckets, flags, statistics: &self.statistics },
                 failed: None,
             };
             network.backward(self.state.weights(), batch, scale * share, &mut sink);

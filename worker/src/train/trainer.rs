@@ -89,8 +89,8 @@ impl Trainer {
         let tensors = state.tensors(&blueprint);
         let bytes = tensors.iter().map(|tensor| 4 * tensor.numbers() as u64).sum();
         let slot = Saver::digest_room(bytes).max(resume::ROOM);
-        let (buckets, lens, options) = Buckets::new(&blueprint, slot);
-        let mut communicator = Communicator::connect(group, &lens, &options)?;
+        let buckets = Buckets::new(&blueprint, slot);
+        let mut communicator = Communicator::connect(group, &buckets.lens, &buckets.options)?;
         // Threads may differ between nodes: they do not change a bit of the results.
         let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
         let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());

@@ -1,5 +1,5 @@
 //! Samples from files: every format, the reader, and files that are broken.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used)]
 
 mod folder;
 mod formats;

@@ -1,8 +1,8 @@
 //! Gradients in one plain array, for tests and benchmarks of a single rank.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code)]
 
 use std::ops::Range;
-use switchyard_worker::model::{GradientSink, Layout};
+use switchyard_worker::nn::{GradientSink, Layout};
 
 /// Gradients with the ranges looked up once, as the step loop has them.
 pub struct FlatGradients {

@@ -1,5 +1,5 @@
 //! The engine configuration that tests change in one place or another.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code)]
 
 use std::path::Path;
 use switchyard_worker_contract::config::*;

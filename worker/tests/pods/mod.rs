@@ -1,6 +1,5 @@
 //! Pods of a job as real processes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
-#![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
 use crate::collective_support::{free_port, wait_until};

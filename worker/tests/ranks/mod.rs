@@ -1,6 +1,5 @@
 //! Ranks of a training as threads of a test.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
-#![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
 use std::io::Write;

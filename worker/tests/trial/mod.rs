@@ -1,11 +1,11 @@
 //! A small network of each kind with weights and a batch, for tests of a single rank.
-#![allow(dead_code, missing_docs, clippy::unwrap_used)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::sync::Arc;
 use switchyard_worker::cpu::{Cpu, Format, HalfKernel, Isa, Pool, Values, bf16, f16};
 use switchyard_worker::data::{Batch, Kind, Task};
-use switchyard_worker::model::{GradientSink, Registry, initialise};
-use switchyard_worker::nn::{Graph, Network, Outcome, Weights};
+use switchyard_worker::model::{Registry, initialise};
+use switchyard_worker::nn::{GradientSink, Graph, Network, Outcome, Weights};
 use switchyard_worker_contract::config::{self, Model};
 
 pub fn gpt(tied_head: bool) -> Model {
@@ -150,7 +150,7 @@ impl Trial {
             for (i, w) in self.weights[parameter.range()].iter_mut().enumerate() {
                 match (parameter.shape.len(), parameter.initial) {
                     (1, _) => *w += 0.1 * ((i * 7 + parameter.offset) as f32).sin(),
-                    (2, switchyard_worker::model::Initial::Normal(_)) => *w *= 8.0,
+                    (2, switchyard_worker::nn::Initial::Normal(_)) => *w *= 8.0,
                     _ => {}
                 }
             }

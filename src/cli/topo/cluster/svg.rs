@@ -4,10 +4,10 @@ use super::super::devices::gigabytes;
 use super::super::text::{cut, length};
 use super::{ClusterTopology, NodeRow, Use};
 use crate::cli::units::counted;
-use crate::plan::resources::gigabytes_per_second;
 use crate::report::escaped;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::PlacementStatus;
+use switchyard_plan::resources::gigabytes_per_second;
 
 /// Nodes above which only the domains of the gang are drawn.
 const MOST_NODES: usize = 40;

@@ -71,11 +71,17 @@ pub(crate) struct Header {
     tensors: Vec<(String, Info)>,
 }
 
-/// A header with its length before it. Tensors are 32-bit floats: name, shape, bytes after the header.
-pub(crate) fn encode<'a>(
-    metadata: &impl Serialize,
-    tensors: impl Iterator<Item = (&'a str, Vec<usize>, Range<u64>)>,
-) -> Vec<u8> {
+/// What a header says of one tensor, all of whose numbers are 32-bit floats.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TensorEntry<'a> {
+    pub name: &'a str,
+    pub shape: Vec<usize>,
+    /// Counted from the end of the header.
+    pub bytes: Range<u64>,
+}
+
+/// A header with its length before it.
+pub(crate) fn encode<'a>(metadata: &impl Serialize, tensors: impl Iterator<Item = TensorEntry<'a>>) -> Vec<u8> {
     #[derive(Serialize)]
     struct Entry {
         dtype: &'static str,
@@ -87,8 +93,8 @@ pub(crate) fn encode<'a>(
         let mut serializer = serde_json::Serializer::new(&mut bytes);
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry(METADATA, metadata)?;
-        for (name, shape, range) in tensors {
-            map.serialize_entry(name, &Entry { dtype: "F32", shape, data_offsets: (range.start, range.end) })?;
+        for TensorEntry { name, shape, bytes } in tensors {
+            map.serialize_entry(name, &Entry { dtype: "F32", shape, data_offsets: (bytes.start, bytes.end) })?;
         }
         map.end()
     };
@@ -130,13 +136,10 @@ impl Header {
     }
 
     /// Whether it holds what it has to, and nothing else.
-    pub(crate) fn check_tensors<'a>(
-        &self,
-        expected: impl Iterator<Item = (&'a str, Vec<usize>, Range<u64>)>,
-    ) -> Result<(), Fault> {
+    pub(crate) fn check_tensors<'a>(&self, expected: impl Iterator<Item = TensorEntry<'a>>) -> Result<(), Fault> {
         let mut got = self.tensors.iter();
-        for (name, shape, range) in expected {
-            let wanted = format!("F32 {shape:?} at bytes {range:?}");
+        for TensorEntry { name, shape, bytes } in expected {
+            let wanted = format!("F32 {shape:?} at bytes {bytes:?}");
             let Some((found, info)) = got.next() else {
                 return Err(Fault::new(format!("tensor `{name}` of the shard"), "nothing", wanted));
             };
@@ -144,7 +147,7 @@ impl Header {
                 return Err(Fault::new("tensor of the shard", format!("`{found}`"), format!("`{name}`")));
             }
             let (start, end) = info.data_offsets;
-            if info.dtype != "F32" || info.shape != shape || (start, end) != (range.start, range.end) {
+            if info.dtype != "F32" || info.shape != shape || (start, end) != (bytes.start, bytes.end) {
                 let is = format!("{} {:?} at bytes {start}..{end}", info.dtype, info.shape);
                 return Err(Fault::new(format!("tensor `{name}` of the shard"), is, wanted));
             }

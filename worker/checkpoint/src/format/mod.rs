@@ -12,7 +12,7 @@ pub(crate) use id::{MANIFEST_FILE, is_ours, shard_file, temporary};
 pub use manifest::{About, Digest, Manifest, Progress, ShardDigest};
 pub use plan::{Piece, Plan, Role, TensorSpec};
 
-pub(crate) use header::{ShardLabel, decode as decode_header, encode as encode_header};
+pub(crate) use header::{ShardLabel, TensorEntry, decode as decode_header, encode as encode_header};
 
 /// Version of the format that this crate writes and reads.
 pub const FORMAT: u32 = 1;

@@ -1,6 +1,6 @@
 //! Which rank writes what: a pure function of the tensors and the number of ranks.
 
-use super::header::{self, ShardLabel};
+use super::header::{self, ShardLabel, TensorEntry};
 use super::{CHUNK, Fault, HEADER_LIMIT, WORLD_LIMIT};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -187,8 +187,8 @@ impl Plan {
         header::encode(label, self.entries(label.rank))
     }
 
-    /// What a shard's header says of each piece: name, shape (that of the tensor if it is whole), bytes after the header.
-    pub(crate) fn entries(&self, shard: usize) -> impl Iterator<Item = (&str, Vec<usize>, Range<u64>)> {
+    /// What a shard's header says of each piece. Its shape is that of the tensor if the piece is the whole tensor.
+    pub(crate) fn entries(&self, shard: usize) -> impl Iterator<Item = TensorEntry<'_>> {
         let mut at = 0;
         self.shards[shard].iter().map(move |piece| {
             let spec = &self.tensors[piece.tensor];
@@ -196,7 +196,7 @@ impl Plan {
             let shape = if numbers == spec.numbers() { spec.shape.clone() } else { vec![numbers] };
             let bytes = at..at + numbers as u64 * 4;
             at = bytes.end;
-            (spec.name.as_str(), shape, bytes)
+            TensorEntry { name: spec.name.as_str(), shape, bytes }
         })
     }
 

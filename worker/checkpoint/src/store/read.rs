@@ -101,8 +101,8 @@ impl<'a> Shard<'a> {
         self.manifest.plan()
     }
 
-    /// Where pieces and a part of the file overlap: index of the piece, the common bytes, where the piece starts in the file.
-    fn overlaps(&self, place: &Range<u64>) -> impl Iterator<Item = (usize, Range<u64>, u64)> {
+    /// Where pieces and a part of the file overlap.
+    fn overlaps(&self, place: &Range<u64>) -> impl Iterator<Item = Overlap> {
         let pieces = self.plan().pieces(self.rank).iter().enumerate();
         let mut at = self.header;
         let place = place.clone();
@@ -110,20 +110,21 @@ impl<'a> Shard<'a> {
             let start = at;
             at += piece.range.len() as u64 * 4;
             let common = start.max(place.start)..at.min(place.end);
-            (common.start < common.end).then_some((index, common, start))
+            (common.start < common.end).then_some(Overlap { index, common, start })
         })
     }
 
     fn tensors_in(&self, place: &Range<u64>) -> Vec<String> {
         let pieces = self.plan().pieces(self.rank);
         let header = (place.start < self.header).then(|| "the header".to_string());
-        let tensors = self.overlaps(place).map(|(index, ..)| self.plan().tensors()[pieces[index].tensor].name.clone());
+        let tensors =
+            self.overlaps(place).map(|overlap| self.plan().tensors()[pieces[overlap.index].tensor].name.clone());
         header.into_iter().chain(tensors).collect()
     }
 
     /// Copies the numbers in a chunk to where they belong.
     fn deliver(&self, place: Range<u64>, bytes: &[u8], sink: &mut dyn TensorSink) -> Result<(), CheckpointError> {
-        for (index, common, start) in self.overlaps(&place) {
+        for Overlap { index, common, start } in self.overlaps(&place) {
             let piece = &self.plan().pieces(self.rank)[index];
             let spec = &self.plan().tensors()[piece.tensor];
             let Some(room) = sink.tensor(&spec.name) else { continue };
@@ -139,6 +140,15 @@ impl<'a> Shard<'a> {
         }
         Ok(())
     }
+}
+
+/// Bytes that a piece of a shard and a part of its file have in common.
+struct Overlap {
+    /// Index of the piece.
+    index: usize,
+    common: Range<u64>,
+    /// Where the piece starts in the file.
+    start: u64,
 }
 
 /// The JSON of a shard's header, whose length is compared before there is room for it.

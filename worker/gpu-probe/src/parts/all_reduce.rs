@@ -1,12 +1,12 @@
 //! A sum over the one rank that there is: NCCL starts, runs its kernel, and leaves the numbers as they are.
 
 use super::Probe;
-use crate::find::NCCL;
 use crate::numbers::{pattern, short};
 use crate::outcome::Outcome;
-use crate::raw::nccl::Nccl;
 use serde_json::{Value, json};
 use std::time::Instant;
+use switchyard_cuda::find::NCCL;
+use switchyard_cuda::nccl::Nccl;
 
 const NUMBERS: usize = 1 << 24;
 

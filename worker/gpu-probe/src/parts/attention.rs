@@ -6,12 +6,13 @@
 use super::Probe;
 use crate::numbers::{pattern, relative_error, short};
 use crate::outcome::Outcome;
-use crate::raw::cudnn::Cudnn;
-use crate::raw::driver::{Buffer, Context};
-use crate::raw::graph::{Element, Graph, Operation, Tensor};
 use crate::version;
 use half::bf16;
 use serde_json::{Value, json};
+use switchyard_cuda::Error;
+use switchyard_cuda::cudnn::Cudnn;
+use switchyard_cuda::driver::{Buffer, Context};
+use switchyard_cuda::graph::{Element, Graph, Operation, Tensor};
 
 /// A descriptor of an operation and the first version that has it.
 struct Node {
@@ -87,14 +88,14 @@ fn check_version(cudnn: &Cudnn, node: &Node) -> Result<(), Outcome> {
     Err(Outcome::absent(format!("cuDNN {have} has no {}: {since} is the first", node.name)))
 }
 
-fn forward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Outcome> {
+fn forward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Error> {
     // Q, K, V, O, statistics, scale.
     let tensors = (2800..2804).zip(1..).map(|(attribute, id)| (attribute, shape.tensor(id)));
     let tensors: Vec<_> = tensors.chain([(2804, shape.statistics(5)), (2805, scale(6))]).collect();
     graph.operation(FORWARD.kind, &tensors)
 }
 
-fn backward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Outcome> {
+fn backward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Error> {
     // Q, K, V, O, statistics, scale, then dQ, dK, dV and dO.
     let inputs = (2851..2855).zip(1..).map(|(attribute, id)| (attribute, shape.tensor(id)));
     let gradients = (2859..2863).zip(7..).map(|(attribute, id)| (attribute, shape.tensor(id)));
@@ -122,7 +123,7 @@ struct Tensors<'a> {
 }
 
 impl<'a> Tensors<'a> {
-    fn new(context: &'a Context, shape: &Shape) -> Result<Tensors<'a>, Outcome> {
+    fn new(context: &'a Context, shape: &Shape) -> Result<Tensors<'a>, Error> {
         let input = |seed| {
             let values: Vec<bf16> = (0..shape.elements()).map(|index| bf16::from_f32(pattern(seed, index))).collect();
             context.upload(&values)
@@ -137,12 +138,7 @@ impl<'a> Tensors<'a> {
 }
 
 /// Runs forward and, if asked, backward; the results and the seconds of the last of them.
-fn compute(
-    context: &Context,
-    graph: &Graph<'_>,
-    shape: &Shape,
-    backward: bool,
-) -> Result<(Vec<Vec<f32>>, f64), Outcome> {
+fn compute(context: &Context, graph: &Graph<'_>, shape: &Shape, backward: bool) -> Result<(Vec<Vec<f32>>, f64), Error> {
     let tensors = Tensors::new(context, shape)?;
     let plan = graph.plan(forward_operation(graph, shape)?)?;
     let workspace = context.zeros(plan.workspace_bytes.max(1))?;
@@ -161,7 +157,7 @@ fn compute(
     Ok((vec![read(dq, shape)?, read(dk, shape)?, read(dv, shape)?], seconds))
 }
 
-fn read(buffer: &Buffer<'_>, shape: &Shape) -> Result<Vec<f32>, Outcome> {
+fn read(buffer: &Buffer<'_>, shape: &Shape) -> Result<Vec<f32>, Error> {
     Ok(buffer.download::<bf16>(0..shape.elements())?.iter().map(|value| value.to_f32()).collect())
 }
 

@@ -4,11 +4,11 @@ use super::{Probe, gather};
 use crate::numbers::{pattern, places, relative_error, short};
 use crate::outcome::Outcome;
 use crate::peaks::peak;
-use crate::raw::cublaslt::Precision;
-use crate::raw::cudnn::{Convolution, Direction, Shape};
-use crate::raw::driver::{Buffer, Context};
 use half::bf16;
 use serde_json::{Value, json};
+use switchyard_cuda::cublaslt::Precision;
+use switchyard_cuda::cudnn::{Convolution, Direction, Shape};
+use switchyard_cuda::driver::{Buffer, Context};
 
 const IMAGES: usize = 128;
 const WORKSPACE_BYTES: usize = 512 << 20;

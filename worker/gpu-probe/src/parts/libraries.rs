@@ -1,15 +1,15 @@
 //! Which libraries are here, and of which version.
 
 use super::Probe;
-use crate::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Wanted};
 use crate::outcome::Outcome;
-use crate::raw::cublaslt::CublasLt;
-use crate::raw::cudnn::Cudnn;
-use crate::raw::driver::Driver;
-use crate::raw::nccl::Nccl;
-use crate::raw::nvrtc::Nvrtc;
 use crate::version;
 use serde_json::{Value, json};
+use switchyard_cuda::cublaslt::CublasLt;
+use switchyard_cuda::cudnn::Cudnn;
+use switchyard_cuda::driver::Driver;
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, Found, NCCL, NVRTC, Wanted};
+use switchyard_cuda::nccl::Nccl;
+use switchyard_cuda::nvrtc::Nvrtc;
 
 pub(super) fn driver(probe: &Probe) -> Result<Value, Outcome> {
     let found = probe.places.open(&DRIVER)?;

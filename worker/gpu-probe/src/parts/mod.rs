@@ -7,12 +7,12 @@ mod libraries;
 mod optimizer;
 mod products;
 
-use crate::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
 use crate::outcome::Outcome;
-use crate::raw::Library;
-use crate::raw::cudnn::Cudnn;
-use crate::raw::driver::{Context, Device, Driver};
 use serde_json::{Value, json};
+use switchyard_cuda::cudnn::Cudnn;
+use switchyard_cuda::driver::{Context, Device, Driver};
+use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
+use switchyard_cuda::{Error, Library};
 
 /// What every part is told.
 pub(crate) struct Probe {
@@ -52,13 +52,13 @@ pub(crate) const PARTS: [Part; 13] = [
 
 impl Probe {
     /// The driver, where there is one and it has devices.
-    fn driver(&self) -> Result<Driver, Outcome> {
+    fn driver(&self) -> Result<Driver, Error> {
         Driver::new(&self.places.open(&DRIVER)?.library)
     }
 
     /// The device that was asked for, and its context.
     fn start(&self) -> Result<(Context, Device), Outcome> {
-        let driver = self.driver().map_err(|outcome| match outcome {
+        let driver = self.driver().map_err(|error| match Outcome::from(error) {
             Outcome::Absent { reason, looked_for } => {
                 Outcome::Absent { reason: format!("no GPU: {reason}"), looked_for }
             }
@@ -75,7 +75,7 @@ impl Probe {
     }
 
     /// cuDNN, not started.
-    fn cudnn(&self) -> Result<(Cudnn, Library), Outcome> {
+    fn cudnn(&self) -> Result<(Cudnn, Library), Error> {
         // It asks the loader for these by name. What it cannot do without them it says itself.
         let _ = [CUBLASLT, NVRTC].map(|needed| self.places.open(&needed));
         let library = self.places.open(&CUDNN)?.library;

@@ -1,14 +1,14 @@
 //! A fused optimizer kernel: compiled at run time, and compared with the same arithmetic on the CPU.
 
 use super::Probe;
-use crate::find::NVRTC;
 use crate::numbers::{pattern, relative_error, short};
 use crate::outcome::Outcome;
-use crate::raw::adamw::{AdamW, Cubin};
-use crate::raw::nvrtc::Nvrtc;
 use half::bf16;
 use serde_json::{Value, json};
 use std::time::Instant;
+use switchyard_cuda::adamw::{AdamW, Cubin};
+use switchyard_cuda::find::NVRTC;
+use switchyard_cuda::nvrtc::Nvrtc;
 
 const PARAMETERS: usize = 1 << 24;
 /// `f32` weight, two moments and gradient read; weight and moments written; the weight in 16 bits written.
@@ -26,7 +26,7 @@ struct Compiled {
 
 pub(super) fn compile(probe: &Probe) -> Result<Value, Outcome> {
     // Without a GPU the compiler still works; a driver that fails has said so in its own part.
-    let device = probe.driver().and_then(|driver| probe.chosen(&driver));
+    let device = probe.driver().map_err(Outcome::from).and_then(|driver| probe.chosen(&driver));
     let capability = device.map_or(probe.capability, |device| number(device.capability));
     let compiled = cubin(probe, capability)?;
     Ok(json!({

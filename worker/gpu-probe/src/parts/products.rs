@@ -1,14 +1,15 @@
 //! Products of matrices at the shapes of two GPT blocks.
 
 use super::{Probe, gather};
-use crate::find::CUBLASLT;
 use crate::numbers::{pattern, places, relative_error, short};
 use crate::outcome::Outcome;
 use crate::peaks::peak;
-use crate::raw::cublaslt::{CublasLt, Precision, Product};
-use crate::raw::driver::{Buffer, Context};
 use half::bf16;
 use serde_json::{Value, json};
+use switchyard_cuda::Error;
+use switchyard_cuda::cublaslt::{CublasLt, Precision, Product};
+use switchyard_cuda::driver::{Buffer, Context};
+use switchyard_cuda::find::CUBLASLT;
 
 /// Tokens of a micro-batch.
 const TOKENS: usize = 8192;
@@ -70,7 +71,7 @@ fn measure(
     Ok((figures, tflops))
 }
 
-fn upload<'a>(context: &'a Context, precision: Precision, seed: u32, len: usize) -> Result<Buffer<'a>, Outcome> {
+fn upload<'a>(context: &'a Context, precision: Precision, seed: u32, len: usize) -> Result<Buffer<'a>, Error> {
     let values = (0..len).map(|index| pattern(seed, index));
     match precision {
         Precision::Bf16 => context.upload(&values.map(bf16::from_f32).collect::<Vec<_>>()),
@@ -86,11 +87,11 @@ fn fastest(context: &Context, product: &Product<'_>, buffers: [&Buffer<'_>; 4]) 
         match context.time(10, || product.run(algorithm, buffers)) {
             Ok(seconds) if best.is_none_or(|(_, fastest)| seconds < fastest) => best = Some((algorithm, seconds)),
             Ok(_) => {}
-            Err(outcome) => refused = Some(outcome),
+            Err(error) => refused = Some(error),
         }
     }
     let Some(best) = best else {
-        return Err(refused.unwrap_or_else(|| Outcome::failed("product", "no algorithm was tried")));
+        return Err(refused.map_or_else(|| Outcome::failed("product", "no algorithm was tried"), Outcome::from));
     };
     product.run(best.0, buffers)?;
     Ok(best)

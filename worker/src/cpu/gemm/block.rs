@@ -139,6 +139,14 @@ pub(super) unsafe fn multiply_part(
     }
 }
 
+/// Sizes of a product of `m` x `k` and `k` x `n` numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProductSize {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
 /// A product on the calling thread, for use inside tasks: C (`m` x `n` of f32, row stride `c_stride`) = or += A B.
 ///
 /// # Safety
@@ -147,7 +155,7 @@ pub(super) unsafe fn multiply_part(
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn small(
     isa: Isa,
-    (m, n, k): (usize, usize, usize),
+    size: ProductSize,
     a: View,
     b: View,
     c: *mut f32,
@@ -155,6 +163,7 @@ pub(crate) unsafe fn small(
     accumulate: bool,
     scratch: &mut [f32],
 ) {
+    let ProductSize { m, n, k } = size;
     let kernel = Kernel::of(isa);
     let (a, b) = (a.as_a(), b.as_b());
     let (packed_a, packed_b) = scratch.split_at_mut(MC * ROW);

@@ -124,23 +124,31 @@ pub fn max_pool<E: Element>(cpu: &Cpu, shape: &Window, x: &[E], y: &mut [E], pla
     });
 }
 
-/// Gradient of a pixel, whose windows are `lines` and `columns`, for `dx.len()` channels from `channel` on; at most
-/// [`LANES`].
+/// The windows that a pixel belongs to.
+#[derive(Clone)]
+struct PixelWindows {
+    lines: Range<usize>,
+    columns: Range<usize>,
+    /// Windows in a line of the output.
+    width: usize,
+}
+
+/// Gradient of a pixel for `dx.len()` channels from `channel` on; at most [`LANES`].
 #[inline(always)]
 fn max_backward_block<E: Element>(
     shape: &Window,
     (dy, places): (&[E], &[u8]),
     pixel: (usize, usize),
-    (lines, columns, width): (Range<usize>, Range<usize>, usize),
+    windows: PixelWindows,
     channel: usize,
     dx: &mut [E],
     n: usize,
 ) {
     let mut sums = [0.0f32; LANES];
-    for line in lines {
-        for column in columns.clone() {
+    for line in windows.lines {
+        for column in windows.columns.clone() {
             let place = shape.place(pixel, (line, column)) as u8;
-            let start = (line * width + column) * shape.channels + channel;
+            let start = (line * windows.width + column) * shape.channels + channel;
             let (dy, places) = (&dy[start..][..n], &places[start..][..n]);
             for i in 0..n {
                 // By its bits: a choice between numbers stays scalar code here.
@@ -161,7 +169,7 @@ fn max_backward_body<E: Element>(shape: Window, dy: &[E], places: &[u8], line: u
     let whole = shape.channels / LANES * LANES;
     for (column, dx) in dx.chunks_exact_mut(shape.channels).enumerate() {
         // Divisions cost more than the sums: once for a pixel, not for each block.
-        let windows = (lines.clone(), shape.windows(column, width), width);
+        let windows = PixelWindows { lines: lines.clone(), columns: shape.windows(column, width), width };
         for c in (0..whole).step_by(LANES) {
             let to = &mut dx[c..c + LANES];
             max_backward_block(&shape, (dy, places), (line, column), windows.clone(), c, to, LANES);

@@ -3,8 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::attention::{self, AttentionForward, AttentionShape};
 use crate::cpu::values::with_format;
-use crate::model::ModelError;
-use crate::nn::{Backward, Forward, Graph, Layer, Needs, Tensor};
+use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
 /// Scaled dot-product attention: `[batch, context, 3 hidden]` to `[batch, context, hidden]`.
 #[derive(Debug, Clone, Copy)]

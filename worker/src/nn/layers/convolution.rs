@@ -2,8 +2,7 @@
 
 use crate::cpu::ConvolutionShape;
 use crate::cpu::Cpu;
-use crate::model::{Initial, ModelError, Role};
-use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Layer, Needs, Tensor};
+use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Role, Tensor};
 
 /// Options of a convolution without bias (a batch norm follows); weights are `[outputs, kernel, kernel, channels]`.
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, partials_len};
 use crate::cpu::values::with_format;
-use crate::model::{Initial, ModelError, Role};
-use crate::nn::{Backward, Forward, Graph, Layer, Needs, Parameter, Tensor};
+use crate::nn::{Backward, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
 
 /// Sum of learned vectors of each token, of its position, and of its segment.
 #[derive(Debug, Clone, Copy)]

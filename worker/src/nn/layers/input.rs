@@ -4,8 +4,7 @@ use crate::cpu::ops::{self, PixelTable};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Format, bf16, f16};
 use crate::data::Kind;
-use crate::model::ModelError;
-use crate::nn::{Backward, Forward, Graph, Layer, Needs, Tensor};
+use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
 /// Images as `[batch, height, width, channels]` (`flat`: `[batch, height * width * channels]`), normalised here as
 /// [`Graph::normalisation`] says. Where the reader has normalised already its floats are taken.

@@ -3,8 +3,7 @@
 use crate::cpu::ops::{self, partials_len};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Epilogue, Matrix, Values};
-use crate::model::{Initial, ModelError, Role};
-use crate::nn::{Backward, Flow, Forward, Graph, Layer, Needs, Parameter, Tensor};
+use crate::nn::{Backward, Flow, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
 
 /// Nonlinear function after a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,7 @@ use crate::cpu::Cpu;
 use crate::cpu::ops::{self, Targets};
 use crate::cpu::values::with_format;
 use crate::data::Batch;
-use crate::model::ModelError;
-use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, InputGradient, Layer, Needs, Tensor};
+use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, InputGradient, Layer, ModelError, Needs, Tensor};
 
 /// What logits are compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

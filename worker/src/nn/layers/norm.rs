@@ -3,8 +3,9 @@
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, batch_norm_partials_len, partials_len};
 use crate::cpu::values::with_format;
-use crate::model::{Initial, ModelError, Role};
-use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Layer, Needs, Parameter, Statistics, Tensor};
+use crate::nn::{
+    Backward, Flow, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Parameter, Role, Statistics, Tensor,
+};
 
 /// `NAME.weight` and `NAME.bias`, one number for each channel.
 fn scale_and_shift(graph: &mut Graph, name: &str, channels: usize, scale: f32) -> [Parameter; 2] {

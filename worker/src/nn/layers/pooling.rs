@@ -3,8 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, Window};
 use crate::cpu::values::with_format;
-use crate::model::ModelError;
-use crate::nn::{Backward, Forward, Graph, Layer, Needs, Tensor};
+use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
 /// The largest value of each window of `kernel` x `kernel` pixels and channel.
 ///

@@ -3,8 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::ops;
 use crate::cpu::values::with_format;
-use crate::model::ModelError;
-use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Layer, Needs, Tensor};
+use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Layer, ModelError, Needs, Tensor};
 
 /// Which rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,357 @@
+//! The driver: devices, memory, kernels, time. Everything runs on the default stream of the device's primary context,
+//! which is the one that the libraries use too.
+#![allow(unsafe_code)]
+
+use crate::error::Error;
+use crate::find::DRIVER;
+use crate::library::{Handle, Library, Pointer, check, functions, text_at};
+use bytemuck::Pod;
+use std::ffi::{CStr, CString, c_char};
+use std::marker::PhantomData;
+
+functions!(Functions {
+    cuInit(u32) -> i32;
+    cuDriverGetVersion(*mut i32) -> i32;
+    cuDeviceGetCount(*mut i32) -> i32;
+    cuDeviceGet(*mut i32, i32) -> i32;
+    cuDeviceGetName(*mut c_char, i32, i32) -> i32;
+    cuDeviceTotalMem_v2(*mut usize, i32) -> i32;
+    cuDeviceGetAttribute(*mut i32, i32, i32) -> i32;
+    cuDevicePrimaryCtxRetain(*mut Pointer, i32) -> i32;
+    cuCtxSetCurrent(Pointer) -> i32;
+    cuCtxSynchronize() -> i32;
+    cuMemAlloc_v2(*mut u64, usize) -> i32;
+    cuMemFree_v2(u64) -> i32;
+    cuMemcpyHtoD_v2(u64, *const std::ffi::c_void, usize) -> i32;
+    cuMemcpyDtoH_v2(Pointer, u64, usize) -> i32;
+    cuMemsetD8_v2(u64, u8, usize) -> i32;
+    cuModuleLoadData(*mut Pointer, *const std::ffi::c_void) -> i32;
+    cuModuleUnload(Pointer) -> i32;
+    cuModuleGetFunction(*mut Pointer, Pointer, *const c_char) -> i32;
+    cuLaunchKernel(Pointer, u32, u32, u32, u32, u32, u32, u32, Pointer, *mut Pointer, *mut Pointer) -> i32;
+    cuEventCreate(*mut Pointer, u32) -> i32;
+    cuEventDestroy_v2(Pointer) -> i32;
+    cuEventRecord(Pointer, Pointer) -> i32;
+    cuEventSynchronize(Pointer) -> i32;
+    cuEventElapsedTime(*mut f32, Pointer, Pointer) -> i32;
+    cuGetErrorString(i32, *mut *const c_char) -> i32;
+});
+
+const NO_DEVICE: i32 = 100;
+const MULTIPROCESSOR_COUNT: i32 = 16;
+const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
+const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+
+/// One GPU.
+#[derive(Debug, Clone)]
+pub struct Device {
+    raw: i32,
+    pub name: String,
+    pub memory_bytes: usize,
+    pub multiprocessors: i32,
+    /// Major and minor number of what its machine code must be made for.
+    pub capability: (i32, i32),
+}
+
+/// The driver, initialised.
+pub struct Driver {
+    functions: Functions,
+}
+
+impl Driver {
+    /// Initialises the driver.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] on a machine without a GPU; others if the driver does not start.
+    pub fn new(library: &Library) -> Result<Driver, Error> {
+        let driver = Driver { functions: Functions::load(library)? };
+        // SAFETY: takes a number, which must be 0.
+        let code = unsafe { (driver.functions.cuInit)(0) };
+        if code == NO_DEVICE {
+            return Err(Error::NoDevice);
+        }
+        driver.check("cuInit", code)?;
+        Ok(driver)
+    }
+
+    fn check(&self, call: &str, code: i32) -> Result<(), Error> {
+        check(DRIVER.name, call, code, || {
+            let mut text = std::ptr::null();
+            // SAFETY: any number may be given; the driver writes a pointer to a constant string, or null.
+            unsafe {
+                (self.functions.cuGetErrorString)(code, &raw mut text);
+                text_at(text)
+            }
+        })
+    }
+
+    /// The highest version of CUDA that the driver serves, as its number.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn version(&self) -> Result<i32, Error> {
+        let mut version = 0;
+        // SAFETY: the pointer is to a live integer.
+        self.check("cuDriverGetVersion", unsafe { (self.functions.cuDriverGetVersion)(&raw mut version) })?;
+        Ok(version)
+    }
+
+    /// All GPUs in the driver's order.
+    ///
+    /// # Errors
+    /// A call fails.
+    pub fn devices(&self) -> Result<Vec<Device>, Error> {
+        let mut count = 0;
+        // SAFETY: the pointer is to a live integer.
+        self.check("cuDeviceGetCount", unsafe { (self.functions.cuDeviceGetCount)(&raw mut count) })?;
+        (0..count).map(|index| self.device(index)).collect()
+    }
+
+    fn device(&self, index: i32) -> Result<Device, Error> {
+        let call = &self.functions;
+        let (mut raw, mut memory_bytes, mut name) = (0, 0, [0u8; 256]);
+        // SAFETY: all pointers are to live values of the types in the header; the name is cut to the length that is
+        // given.
+        unsafe {
+            self.check("cuDeviceGet", (call.cuDeviceGet)(&raw mut raw, index))?;
+            self.check("cuDeviceGetName", (call.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, raw))?;
+            self.check("cuDeviceTotalMem", (call.cuDeviceTotalMem_v2)(&raw mut memory_bytes, raw))?;
+        }
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: the pointer is to a live integer.
+            self.check("cuDeviceGetAttribute", unsafe { (call.cuDeviceGetAttribute)(&raw mut value, which, raw) })?;
+            Ok::<i32, Error>(value)
+        };
+        let name =
+            CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(Device {
+            raw,
+            name,
+            memory_bytes,
+            multiprocessors: attribute(MULTIPROCESSOR_COUNT)?,
+            capability: (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?),
+        })
+    }
+
+    /// Makes the primary context of a device that of this thread. It stays until the process ends.
+    ///
+    /// # Errors
+    /// A call fails.
+    pub fn context(self, device: &Device) -> Result<Context, Error> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the device was listed by this driver.
+        let code = unsafe { (self.functions.cuDevicePrimaryCtxRetain)(&raw mut context, device.raw) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
+        // SAFETY: the context was just retained and is never released.
+        self.check("cuCtxSetCurrent", unsafe { (self.functions.cuCtxSetCurrent)(context) })?;
+        Ok(Context { driver: self, thread: PhantomData })
+    }
+}
+
+/// The context of one device, current on the thread that made it; it does not go to another.
+pub struct Context {
+    driver: Driver,
+    thread: PhantomData<*const ()>,
+}
+
+impl Context {
+    /// Waits for all work on the device.
+    ///
+    /// # Errors
+    /// The work failed.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: takes nothing; the context is current on this thread, from which `self` cannot go away.
+        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.functions.cuCtxSynchronize)() })
+    }
+
+    /// Memory of the device, filled with zeros.
+    ///
+    /// # Errors
+    /// There is not enough.
+    pub fn zeros(&self, bytes: usize) -> Result<Buffer<'_>, Error> {
+        let call = &self.driver.functions;
+        let mut address = 0;
+        // SAFETY: the pointer is to a live integer.
+        self.driver.check("cuMemAlloc", unsafe { (call.cuMemAlloc_v2)(&raw mut address, bytes) })?;
+        let buffer = Buffer { context: self, address, bytes };
+        // SAFETY: the range was just allocated.
+        self.driver.check("cuMemsetD8", unsafe { (call.cuMemsetD8_v2)(address, 0, bytes) })?;
+        Ok(buffer)
+    }
+
+    /// Memory of the device with a copy of `values`.
+    ///
+    /// # Errors
+    /// There is not enough.
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<'_>, Error> {
+        let buffer = self.zeros(size_of_val(values))?;
+        // SAFETY: both ranges have as many bytes; the call returns when the source may be freed.
+        let code =
+            unsafe { (self.driver.functions.cuMemcpyHtoD_v2)(buffer.address, values.as_ptr().cast(), buffer.bytes) };
+        self.driver.check("cuMemcpyHtoD", code)?;
+        Ok(buffer)
+    }
+
+    /// A kernel of a CUBIN.
+    ///
+    /// # Errors
+    /// The CUBIN is not for this device, or has no such kernel.
+    pub(crate) fn kernel(&self, cubin: &[u8], name: &str) -> Result<Kernel<'_>, Error> {
+        let call = &self.driver.functions;
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let name = CString::new(name).map_err(|_| Error::refused("cuModuleGetFunction", "a zero in the name"))?;
+        // SAFETY: a CUBIN says its own length in its header (ELF), and the driver copies what it needs.
+        let code = unsafe { (call.cuModuleLoadData)(&raw mut module, cubin.as_ptr().cast()) };
+        self.driver.check("cuModuleLoadData", code)?;
+        let module = Handle { raw: module, destroy: call.cuModuleUnload };
+        // SAFETY: the module was just loaded; the name is a C string.
+        let code = unsafe { (call.cuModuleGetFunction)(&raw mut function, module.raw, name.as_ptr()) };
+        self.driver.check("cuModuleGetFunction", code)?;
+        Ok(Kernel { context: self, _module: module, function })
+    }
+
+    /// Seconds of one call of `work`, the smallest of several measurements, each over `calls` calls on the device's
+    /// own clock.
+    ///
+    /// # Errors
+    /// Those of `work`, and of the events.
+    pub fn time(&self, calls: usize, mut work: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+        const MEASUREMENTS: usize = 5;
+        let (start, end) = (self.event()?, self.event()?);
+        let call = &self.driver.functions;
+        let record = |event: &Handle| {
+            // SAFETY: the event lives; the stream is the default one.
+            self.driver.check("cuEventRecord", unsafe { (call.cuEventRecord)(event.raw, std::ptr::null_mut()) })
+        };
+        work()?;
+        let mut best = f64::INFINITY;
+        for _ in 0..MEASUREMENTS {
+            record(&start)?;
+            for _ in 0..calls {
+                work()?;
+            }
+            record(&end)?;
+            // SAFETY: the event lives.
+            self.driver.check("cuEventSynchronize", unsafe { (call.cuEventSynchronize)(end.raw) })?;
+            let mut milliseconds = 0.0;
+            // SAFETY: both events were recorded and are done; the pointer is to a live number.
+            let code = unsafe { (call.cuEventElapsedTime)(&raw mut milliseconds, start.raw, end.raw) };
+            self.driver.check("cuEventElapsedTime", code)?;
+            best = best.min(f64::from(milliseconds) / 1e3 / calls as f64);
+        }
+        Ok(best)
+    }
+
+    fn event(&self) -> Result<Handle, Error> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live handle; 0 asks for an event with a time.
+        self.driver.check("cuEventCreate", unsafe { (self.driver.functions.cuEventCreate)(&raw mut raw, 0) })?;
+        Ok(Handle { raw, destroy: self.driver.functions.cuEventDestroy_v2 })
+    }
+}
+
+/// Memory of the device.
+pub struct Buffer<'a> {
+    context: &'a Context,
+    address: u64,
+    bytes: usize,
+}
+
+impl Buffer<'_> {
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its address on the device, for the calls of other libraries.
+    pub(crate) fn pointer(&self) -> Pointer {
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+
+    /// A copy of `range` of its elements, once all work is done.
+    ///
+    /// # Errors
+    /// The range does not lie within, or the work before failed.
+    pub fn download<T: Pod>(&self, range: std::ops::Range<usize>) -> Result<Vec<T>, Error> {
+        self.context.synchronize()?;
+        if range.end * size_of::<T>() > self.bytes {
+            let text = format!("elements to {} of {} bytes each, of {} bytes", range.end, size_of::<T>(), self.bytes);
+            return Err(Error::refused("download", text));
+        }
+        let mut values = vec![T::zeroed(); range.len()];
+        let from = self.address + (range.start * size_of::<T>()) as u64;
+        // SAFETY: the range lies within this allocation, as just checked, and the vector has as many bytes; any bytes
+        // are a `T`.
+        let code = unsafe {
+            (self.context.driver.functions.cuMemcpyDtoH_v2)(values.as_mut_ptr().cast(), from, size_of_val(&values[..]))
+        };
+        self.context.driver.check("cuMemcpyDtoH", code)?;
+        Ok(values)
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `zeros`, freed once; the driver waits for work that uses it. What it returns would
+        // help nobody.
+        let _ = unsafe { (self.context.driver.functions.cuMemFree_v2)(self.address) };
+    }
+}
+
+/// A kernel in a loaded module.
+pub(crate) struct Kernel<'a> {
+    context: &'a Context,
+    _module: Handle,
+    function: Pointer,
+}
+
+/// An argument of a kernel.
+pub(crate) enum Argument<'a> {
+    /// A pointer.
+    Buffer(&'a Buffer<'a>),
+    /// A `float`.
+    Float(f32),
+    /// An `int`.
+    Int(i32),
+}
+
+impl Kernel<'_> {
+    /// Starts the kernel on `blocks` blocks of `threads` threads.
+    ///
+    /// # Errors
+    /// The device refuses it.
+    ///
+    /// # Safety
+    /// The arguments must be those of the kernel, by number and type, and it must stay within its buffers.
+    pub(crate) unsafe fn launch(&self, blocks: u32, threads: u32, arguments: &[Argument<'_>]) -> Result<(), Error> {
+        // The driver reads as many bytes as the kernel declares; eight are enough for each kind.
+        let mut values: Vec<u64> = arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Buffer(buffer) => buffer.address,
+                Argument::Float(value) => value.to_bits().into(),
+                Argument::Int(value) => u64::from(*value as u32),
+            })
+            .collect();
+        let mut pointers: Vec<Pointer> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        // SAFETY: as promised by the caller; each pointer is to eight live bytes, of which a narrower type is the
+        // first on the little-endian machines that CUDA runs on.
+        let code = unsafe {
+            (self.context.driver.functions.cuLaunchKernel)(
+                self.function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                std::ptr::null_mut(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.context.driver.check("cuLaunchKernel", code)
+    }
+}

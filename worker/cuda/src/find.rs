@@ -1,0 +1,174 @@
+//! Where libraries and headers of CUDA may be.
+//!
+//! The order is: the folders of [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), the
+//! toolkit below `/usr/local/cuda`, and the wheels that pip puts beside a Python (`site-packages/nvidia/*/lib`).
+
+use crate::error::Error;
+use crate::library::Library;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Folders of libraries, separated by colons, that come before all others.
+pub const VARIABLE: &str = "SWITCHYARD_CUDA_LIBRARIES";
+
+/// A library, by the names under which it is known, best first.
+pub struct Wanted {
+    /// As people call it.
+    pub name: &'static str,
+    files: &'static [&'static str],
+}
+
+/// Comes with the driver, never with a toolkit.
+pub const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"] };
+pub const CUBLASLT: Wanted =
+    Wanted { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"] };
+pub const CUDNN: Wanted = Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"] };
+pub const NVRTC: Wanted = Wanted { name: "NVRTC", files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] };
+pub const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"] };
+
+/// Which rule gave a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Variable,
+    Loader,
+    Toolkit,
+    Python,
+}
+
+impl Origin {
+    /// As it stands in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::Variable => VARIABLE,
+            Origin::Loader => "the loader",
+            Origin::Toolkit => "the toolkit",
+            Origin::Python => "Python",
+        }
+    }
+}
+
+/// The folders of this machine in which to look.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    variable: Vec<PathBuf>,
+    toolkit: Vec<PathBuf>,
+    python: Vec<PathBuf>,
+}
+
+/// A library that was opened.
+pub struct Found {
+    pub library: Library,
+    pub origin: Origin,
+}
+
+impl Places {
+    /// Reads the environment and the file system below `root`, which is `/` but in tests. `python` is an interpreter
+    /// whose packages to look at instead of those of `VIRTUAL_ENV` and `PATH`.
+    pub fn new(get: impl Fn(&str) -> Option<OsString>, root: &Path, python: Option<&Path>) -> Places {
+        let list =
+            |name: &str| get(name).map(|value| std::env::split_paths(&value).collect::<Vec<_>>()).unwrap_or_default();
+        let bins = match python {
+            Some(python) => python.parent().map(Path::to_path_buf).into_iter().collect(),
+            None => {
+                let active = get("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin"));
+                active.into_iter().chain(list("PATH")).collect::<Vec<_>>()
+            }
+        };
+        let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| get(name)).map(PathBuf::from);
+        Places {
+            variable: list(VARIABLE).into_iter().filter(|folder| !folder.as_os_str().is_empty()).collect(),
+            toolkit: distinct(homes.chain([root.join("usr/local/cuda")])),
+            python: distinct(bins.iter().flat_map(|bin| wheels(bin))),
+        }
+    }
+
+    /// Every file that may be the library, in the order in which to try them. The loader's are bare names.
+    fn candidates(&self, wanted: &Wanted) -> Vec<(Origin, PathBuf)> {
+        let toolkit = self.toolkit.iter().flat_map(|home| ["lib64", "lib", "compat"].map(|folder| home.join(folder)));
+        let python = self.python.iter().map(|package| package.join("lib"));
+        let groups: [(Origin, Vec<PathBuf>); 4] = [
+            (Origin::Variable, self.variable.clone()),
+            (Origin::Loader, vec![PathBuf::new()]),
+            (Origin::Toolkit, toolkit.collect()),
+            (Origin::Python, python.collect()),
+        ];
+        let files = |folder: PathBuf| wanted.files.iter().map(move |file| folder.join(file));
+        groups
+            .into_iter()
+            .flat_map(|(origin, folders)| folders.into_iter().flat_map(files).map(move |path| (origin, path)))
+            .collect()
+    }
+
+    /// Opens the first candidate that can be opened, for the whole process: libraries that ask the loader for its
+    /// SONAME later get this one.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] with everything that was tried; [`Error::NotLoaded`] if a file exists that the loader refuses.
+    pub fn open(&self, wanted: &Wanted) -> Result<Found, Error> {
+        let mut refused = Vec::new();
+        let candidates = self.candidates(wanted);
+        for (origin, path) in &candidates {
+            if *origin != Origin::Loader && !path.exists() {
+                continue;
+            }
+            match Library::open(path) {
+                Ok(library) => return Ok(Found { library, origin: *origin }),
+                // That no file has this name is what the loader says most of the time.
+                Err(text) if *origin == Origin::Loader && text.contains("No such file") => {}
+                Err(text) => refused.push(text),
+            }
+        }
+        if refused.is_empty() {
+            let tried = candidates.into_iter().map(|(_, path)| path).collect();
+            return Err(Error::NotFound { library: wanted.name, tried });
+        }
+        Err(Error::NotLoaded { library: wanted.name, text: refused.join("; ") })
+    }
+
+    /// Folders of headers that are there, in the order of the search; `library` is the file of NVRTC.
+    pub fn headers(&self, library: &Path) -> Vec<PathBuf> {
+        let beside = library.parent().and_then(Path::parent).map(Path::to_path_buf);
+        let homes = beside.into_iter().chain(self.toolkit.iter().cloned()).chain(self.python.iter().cloned());
+        // Since CUDA 13 the headers of the C++ core libraries stand in a folder of their own.
+        let folders = homes.flat_map(|home| [home.join("include"), home.join("include/cccl")]);
+        distinct(folders.filter(|folder| folder.is_dir()))
+    }
+}
+
+/// The folders `nvidia/*` in the packages of the Python whose program is in `bin`. A virtual environment's program is
+/// a link: its own packages come before those of the interpreter that it points to.
+fn wheels(bin: &Path) -> Vec<PathBuf> {
+    let program = bin.join("python3");
+    let real = program.canonicalize().ok();
+    let programs = [program.exists().then_some(program), real];
+    let prefixes = programs.iter().flatten().filter_map(|program| program.parent()?.parent());
+    let versions = prefixes.flat_map(|prefix| {
+        let found = folders(&prefix.join("lib"));
+        found
+            .into_iter()
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3")))
+    });
+    let sites = versions.flat_map(|version| ["site-packages", "dist-packages"].map(|kind| version.join(kind)));
+    sites.flat_map(|site| folders(&site.join("nvidia"))).collect()
+}
+
+/// The folders in a folder, in the order of their names; none where it cannot be read.
+fn folders(parent: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    paths.sort();
+    paths
+}
+
+fn distinct(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let mut kept: Vec<PathBuf> = Vec::new();
+    for path in paths {
+        if !kept.contains(&path) {
+            kept.push(path);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,30 @@
+//! The libraries of CUDA: [`find`] finds and opens them at run time, the other modules call them.
+//!
+//! ```text
+//! find ── Library ──┬── driver    devices, memory, kernels, time
+//!                   ├── cublaslt  products of matrices
+//!                   ├── cudnn     convolutions; graph: one operation as a graph
+//!                   ├── nccl      sums over ranks
+//!                   └── nvrtc     CUDA C to machine code; adamw: one kernel
+//! ```
+//!
+//! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
+//! have not changed since CUDA 12, cuDNN 9.0 and NCCL 2.9, except where a comment says so.
+//!
+//! A function checks the sizes of buffers before it passes addresses on, so that its callers need no unsafe code. Nothing of
+//! CUDA is linked: a machine without it gets an [`Error`].
+#![deny(unsafe_code)]
+
+pub mod adamw;
+pub mod cublaslt;
+pub mod cudnn;
+pub mod driver;
+mod error;
+pub mod find;
+pub mod graph;
+mod library;
+pub mod nccl;
+pub mod nvrtc;
+
+pub use error::Error;
+pub use library::Library;

@@ -1,0 +1,107 @@
+//! A shared library, its functions and its objects.
+#![allow(unsafe_code)]
+
+use crate::error::Error;
+use libloading::os::unix;
+use std::ffi::{CStr, c_char, c_void};
+use std::path::{Path, PathBuf};
+
+/// An address or handle of a library.
+pub(crate) type Pointer = *mut c_void;
+
+/// A shared library that stays open until the process ends: CUDA's do not survive being closed.
+pub struct Library {
+    inner: &'static unix::Library,
+    /// Its file; a bare name where the loader found it and the kernel does not tell the path.
+    pub path: PathBuf,
+}
+
+impl Library {
+    /// Opens a library for the whole process. The error is the text of the loader.
+    pub(crate) fn open(path: &Path) -> Result<Library, String> {
+        // SAFETY: opening runs the constructors of the library; those of NVIDIA's libraries may run on any thread.
+        let inner = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
+        let inner = inner.map_err(|error| {
+            let mut text = error.to_string();
+            if let Some(cause) = std::error::Error::source(&error) {
+                text = format!("{text}: {cause}");
+            }
+            text
+        })?;
+        let path = if path.is_absolute() { path.to_path_buf() } else { mapped(path).unwrap_or_else(|| path.into()) };
+        Ok(Library { inner: Box::leak(Box::new(inner)), path })
+    }
+
+    /// A function by its name; an error if the library lacks it.
+    ///
+    /// # Safety
+    /// `T` must be the type of a function pointer with the signature that the library's header gives.
+    pub(crate) unsafe fn function<T: Copy>(&self, name: &'static str) -> Result<T, Error> {
+        // SAFETY: as promised by the caller; the library is never closed, so that a copy of the pointer stays good.
+        let symbol = unsafe { self.inner.get::<T>(name.as_bytes()) };
+        symbol.map(|symbol| *symbol).map_err(|_| Error::NoSymbol { file: self.path.clone(), symbol: name })
+    }
+}
+
+/// The file behind a name that the loader resolved.
+fn mapped(name: &Path) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    // The mapped file is the one that links lead to: `libcuda.so.1` is mapped as `libcuda.so.580.65.06`.
+    let stem = name.to_str()?.split(".so").next()?;
+    let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
+    let mut same = files
+        .filter(|path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&format!("{stem}.so"))));
+    same.next().map(Path::to_path_buf)
+}
+
+/// Declares functions of a library as a structure of pointers, each looked up by its name.
+macro_rules! functions {
+    ($structure:ident { $($function:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
+        #[allow(non_snake_case)]
+        struct $structure { $($function: unsafe extern "C" fn($($argument),*) -> $result,)* }
+        impl $structure {
+            fn load(library: &$crate::library::Library) -> Result<$structure, $crate::error::Error> {
+                Ok($structure {
+                    $($function:
+                        // SAFETY: the signature is the one in the header, see the head of the crate.
+                        unsafe { library.function(stringify!($function)) }?,)*
+                })
+            }
+        }
+    };
+}
+pub(crate) use functions;
+
+/// An object of a library, destroyed with it.
+pub(crate) struct Handle {
+    pub(crate) raw: Pointer,
+    pub(crate) destroy: unsafe extern "C" fn(Pointer) -> i32,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: `raw` came from the create function that belongs to `destroy` and is destroyed once. What it
+        // returns would help nobody.
+        let _ = unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// An error for a code that is not zero.
+pub(crate) fn check(library: &'static str, call: &str, code: i32, text: impl FnOnce() -> String) -> Result<(), Error> {
+    match code {
+        0 => Ok(()),
+        code => Err(Error::Call { library, call: call.to_string(), code, text: text() }),
+    }
+}
+
+/// Text of a library.
+///
+/// # Safety
+/// `text` is null or points to a C string.
+pub(crate) unsafe fn text_at(text: *const c_char) -> String {
+    if text.is_null() {
+        return "no text".to_string();
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
