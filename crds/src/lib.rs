@@ -1,6 +1,6 @@
 //! The API of Switchyard, group `training.switchyard.dev/v1alpha1`, and the validation an API server would do.
 //!
-//! - [`TrainJob`]: what a user asks for, and what became of it.
+//! - [`TrainJob`]: what a user asks for, and the state of it.
 //! - [`validate`]: the checks that the API server derives from the CRD (structure, then CEL rules), without an API server.
 //! - `crds/generated/*.yaml`: the CRDs, written by `cargo xtask gen`, never by hand.
 //!

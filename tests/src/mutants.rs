@@ -99,7 +99,10 @@ fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> 
 /// A file cannot be read or written, or an edit does not fit.
 pub(crate) fn copy() -> PathBuf {
     let folder = target().join("mutants");
-    let files = Command::new("git").args(["ls-files", "--cached", "--others", "--exclude-standard"]).current_dir(root()).output();
+    let files = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output();
     let files = String::from_utf8(files.expect("git ls-files").stdout).expect("names of files are UTF-8");
     for file in files.lines().filter(|file| !file.starts_with("docs/results/")) {
         let Ok(bytes) = fs::read(root().join(file)) else { continue };
@@ -127,7 +130,9 @@ fn write(path: &Path, bytes: &[u8]) {
         return;
     }
     let parent = path.parent().expect("a file lies in a folder");
-    fs::create_dir_all(parent).and_then(|()| fs::write(path, bytes)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::write(path, bytes))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 #[cfg(test)]

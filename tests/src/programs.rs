@@ -83,7 +83,7 @@ fn profile_folder() -> PathBuf {
 
 /// Builds files of this workspace in the profile and target folder of the running test. Returns their folder.
 fn build(what: &[&str], files: &[&str]) -> PathBuf {
-    build_in(&root(), what, files)
+    build_in(root(), what, files)
 }
 
 /// The same for the workspace in a folder.

@@ -10,17 +10,17 @@ use std::path::PathBuf;
 const OTHERS: [(&str, &str); 2] = [
     (
         "spec.template",
-        "A PodTemplateSpec of Kubernetes; `containers` may stay out, and what is given is merged by name with what Switchyard sets.",
+        "A PodTemplateSpec of Kubernetes; `containers` may be left out, and what is given is merged by name with what Switchyard sets.",
     ),
     (
         "status.conditions",
-        "Conditions as everywhere in Kubernetes; their types and reasons: [troubleshooting.md](troubleshooting.md).",
+        "Standard Kubernetes conditions; their types and reasons: [troubleshooting.md](troubleshooting.md).",
     ),
 ];
 
-const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `cargo xtask gen` -->\n\nEvery field of the two kinds, in the group \
-`training.switchyard.dev`, version `v1alpha1`. `[]` is an item of a list, `*` a key of a map. Fields are optional unless *required*; a rule is what \
-the API server answers when it is broken. What the fields of `spec.engine` do to a training: [trainjob.md](trainjob.md).\n";
+const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `cargo xtask gen` -->\n\nEvery field of the two kinds in the group \
+`training.switchyard.dev`, version `v1alpha1`. `[]` is an item of a list, `*` a key of a map. Fields are optional unless *required*. A rule is the \
+message that the API server returns when it is broken. What the fields of `spec.engine` do: [trainjob.md](trainjob.md).\n";
 
 /// The file and its text.
 ///
