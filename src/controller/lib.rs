@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod election;
+mod logs;
 mod metrics;
 mod openings;
 mod pages;

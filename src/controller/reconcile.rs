@@ -17,8 +17,8 @@ use switchyard_ledger::contention::Rules;
 use switchyard_ledger::devices::Devices;
 use switchyard_ledger::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
 use switchyard_ledger::own_writes;
-use switchyard_ledger::own_writes::OwnWrites;
-use switchyard_ledger::usage::Usage;
+use switchyard_ledger::own_writes::{Cache, OwnWrites};
+use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, Reconciliation, Snapshot};
 use switchyard_plan::objects::CLAIM;
@@ -99,10 +99,13 @@ impl Context {
         let held_for = index.held_for(&job);
         let aside = index.not_in_the_way(&job);
         let family = index.families.entry(uid.clone()).or_default();
-        let gave_up = family.own.seen(&index.versions, instant)?;
-        if gave_up {
-            warn!(job = %key, "the cache did not show a write for {} s; going on", own_writes::PATIENCE.as_secs());
-            self.metrics.rescued();
+        match family.own.catch_up(&index.versions, instant) {
+            Cache::Current => {}
+            Cache::Behind { until } => return Err(until),
+            Cache::GivenUp => {
+                warn!(job = %key, "the cache did not show a write for {} s; going on", own_writes::PATIENCE.as_secs());
+                self.metrics.rescued();
+            }
         }
         let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
         let patched: Vec<PodView> = family
@@ -111,24 +114,21 @@ impl Context {
             .filter(|pod| !pod.deleting && deleted(pod))
             .map(|pod| PodView { deleting: true, ..pod.clone() })
             .collect();
-        let as_known = |pod| patched.iter().find(|p: &&PodView| p.uid == pod_uid(pod)).unwrap_or(pod);
-        let pods: Vec<&PodView> = if patched.is_empty() {
-            family.pods.values().collect()
-        } else {
-            family.pods.values().map(as_known).collect()
-        };
+        let known = family.pods.values();
+        let pods: Vec<&PodView> =
+            known.map(|pod| patched.iter().find(|patched| patched.uid == pod.uid).unwrap_or(pod)).collect();
         let fight = family.own.fights(instant).map(|what| {
             format!("somebody undoes what this controller writes: {what}; it is written again every few seconds")
         });
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
         // Looked at without what does not stand in the way of this job.
-        let aside = index.usage.set_aside(aside.iter().map(String::as_str));
-        let actual = actual(&job, family, &index.devices, &index.usage);
+        let usage = Without::new(&mut index.usage, &aside);
+        let actual = actual(&job, family, &index.devices, &usage);
         let snapshot = Snapshot {
             job: &job,
             pods: &pods,
             objects: &family.objects,
-            nodes: index.usage.nodes(),
+            nodes: usage.nodes(),
             defaults: &self.settings.defaults,
             levels: &self.settings.levels,
             actual: &actual,
@@ -142,7 +142,7 @@ impl Context {
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot, now);
         self.metrics.planned(start.elapsed());
-        index.usage.put_back(aside);
+        drop(usage);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
         let held = hold(&mut plan, &mut family.own, &job, instant);
         if plan.actions.is_empty() && held.is_none() {
@@ -204,9 +204,9 @@ impl Context {
             refusal = self.note(&uid, applied);
         }
         let mut next = plan.status;
-        if let Some(refusal) = &refusal {
+        if refusal.is_some() {
             // The status says what is wrong before anything is tried again.
-            next = self.status_with(key, &refusal.to_string()).or(next);
+            next = self.status_now(key).or(next);
         }
         if let Some(next) = next {
             match self.write_status(key, &job, next, plan.events).await {
@@ -246,8 +246,8 @@ impl Context {
         told.or_else(|| applied.refusals.into_iter().next())
     }
 
-    /// The status with a trouble in it, from the same view.
-    fn status_with(&self, key: &Key, _trouble: &str) -> Option<TrainJobStatus> {
+    /// The status as it is planned now, with the trouble that was noted.
+    fn status_now(&self, key: &Key) -> Option<TrainJobStatus> {
         let planned = self.plan(key).ok()??;
         planned.plan.status
     }
@@ -358,10 +358,6 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
     family.pods.values().filter(|pod| pod.attempt == attempt && !pod.is_over()).filter_map(of_pod).collect()
 }
 
-fn pod_uid(pod: &PodView) -> &str {
-    &pod.uid
-}
-
 /// Takes out of a plan what must not be tried yet: creates and repairs after a refusal, and in a fight whatever is written again.
 fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
     let attempt = attempt_of(job);
@@ -381,11 +377,11 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
                 _ => continue,
             };
             let name = format!("{} {}", object.kind(), object.name());
-            if own.makes(attempt, format!("{verb} {name}")) {
+            if own.record_made(attempt, format!("{verb} {name}")) {
                 undone = Some(name);
             }
         }
-        until = undone.and_then(|what| own.repeat(&what, now).err());
+        until = undone.and_then(|what| own.try_repeat(&what, now).err());
         if until.is_some() && status.is_some() {
             (plan.status, plan.events) = (None, Vec::new());
         }

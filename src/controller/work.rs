@@ -5,7 +5,7 @@ use super::metrics::Metrics;
 use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, openings, policies, progress, reconcile, watch};
+use super::{Context, Error, Settings, logs, openings, policies, progress, reconcile, watch};
 use crate::apply::Executor;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -82,8 +82,8 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
             None
         }
     };
-    tokio::spawn(progress::run(context.clone(), stop.clone()));
-    tokio::spawn(openings::run(context.clone(), stop.clone()));
+    tokio::spawn(logs::run(context.clone(), progress::Progress, stop.clone()));
+    tokio::spawn(logs::run(context.clone(), openings::Openings, stop.clone()));
     tokio::spawn(policies::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {

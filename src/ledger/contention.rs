@@ -3,7 +3,7 @@
 
 use crate::devices::taker;
 use crate::index::{Index, Key, attempt_of, is_live, placement_of};
-use crate::usage::{Share, Usage};
+use crate::usage::{Share, Usage, Without};
 use jiff::Timestamp;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
@@ -58,10 +58,8 @@ impl Asker<'_> {
 
     /// Where it would go without these.
     fn place_without(&self, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
-        let aside = usage.set_aside(takers.iter().map(String::as_str));
-        let placed = gang::place(&self.question(usage)).ok();
-        usage.put_back(aside);
-        placed.map(|placed| placed.status.nodes)
+        let without = Without::new(usage, takers);
+        gang::place(&self.question(&without)).ok().map(|placed| placed.status.nodes)
     }
 }
 
@@ -167,15 +165,15 @@ impl Index {
             return Vec::new();
         }
         let aside = self.not_in_the_way(&job);
-        let aside = self.usage.set_aside(aside.iter().map(String::as_str));
-        let is_kept = self.reservation.as_ref().is_some_and(|held| held.uid == uid && self.is_usable(held));
+        let mut without = Without::new(self, &aside);
+        let is_kept = without.reservation.as_ref().is_some_and(|held| held.uid == uid && without.is_usable(held));
         // What others leave for it is what it holds, or they would be the first to take it again.
-        let (victims, reserved) = match self.departure(&asker, &turn) {
+        let (victims, reserved) = match without.departure(&asker, &turn) {
             Some(Departure { victims, nodes }) => (victims, Some(Some(nodes))),
             None if is_kept => (Vec::new(), None),
-            None => (Vec::new(), Some(turn::reserve(&asker.question(&self.usage)))),
+            None => (Vec::new(), Some(turn::reserve(&asker.question(&without.usage)))),
         };
-        self.usage.put_back(aside);
+        drop(without);
         let hopeless = matches!(reserved, Some(None));
         if let Some(family) = self.families.get_mut(&uid) {
             family.hopeless = hopeless;

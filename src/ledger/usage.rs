@@ -1,6 +1,7 @@
 //! What is free on every node: allocatable less what pods take, and the GPUs that nobody has, kept up to date change by change.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
@@ -31,6 +32,62 @@ pub struct Share {
     pub amount: Resources,
     /// UUIDs of GPUs.
     pub gpus: Vec<String>,
+}
+
+impl AsMut<Usage> for Usage {
+    fn as_mut(&mut self) -> &mut Usage {
+        self
+    }
+}
+
+/// Usage, or what contains it, as it would be without some shares. The shares are back when this is dropped, also by a panic: a
+/// share that stayed away would be promised twice.
+#[derive(Debug)]
+pub struct Without<'a, T: AsMut<Usage>> {
+    whole: &'a mut T,
+    aside: Vec<(String, Share)>,
+}
+
+impl<'a, T: AsMut<Usage>> Without<'a, T> {
+    /// Takes the shares of these takers out.
+    pub fn new<S: AsRef<str>>(whole: &'a mut T, takers: &[S]) -> Without<'a, T> {
+        let mut without = Without { whole, aside: Vec::new() };
+        without.and(takers);
+        without
+    }
+
+    /// Takes more shares out.
+    pub fn and<S: AsRef<str>>(&mut self, takers: &[S]) {
+        let usage = self.whole.as_mut();
+        for taker in takers.iter().map(AsRef::as_ref) {
+            if let Some(share) = usage.shares.get(taker).cloned() {
+                self.aside.push((taker.to_string(), share));
+                usage.set_share(taker, None);
+            }
+        }
+    }
+}
+
+impl<T: AsMut<Usage>> Deref for Without<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.whole
+    }
+}
+
+impl<T: AsMut<Usage>> DerefMut for Without<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.whole
+    }
+}
+
+impl<T: AsMut<Usage>> Drop for Without<'_, T> {
+    fn drop(&mut self) {
+        for (taker, share) in std::mem::take(&mut self.aside) {
+            self.whole.as_mut().set_share(&taker, Some(share));
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -93,25 +150,6 @@ impl Usage {
     /// What somebody takes.
     pub fn share(&self, taker: &str) -> Option<&Share> {
         self.shares.get(taker)
-    }
-
-    /// Takes shares out, to look at the cluster without them. They are put back by [`Usage::put_back`].
-    pub fn set_aside<'a>(&mut self, takers: impl IntoIterator<Item = &'a str>) -> Vec<(String, Share)> {
-        let mut aside = Vec::new();
-        for taker in takers {
-            if let Some(share) = self.shares.get(taker).cloned() {
-                self.set_share(taker, None);
-                aside.push((taker.to_string(), share));
-            }
-        }
-        aside
-    }
-
-    /// Undoes [`Usage::set_aside`].
-    pub fn put_back(&mut self, aside: Vec<(String, Share)>) {
-        for (taker, share) in aside {
-            self.set_share(&taker, Some(share));
-        }
     }
 
     /// The agent of a node reported. Answers whether that changes what can be placed there.
@@ -201,8 +239,9 @@ impl Usage {
 
 #[cfg(test)]
 mod tests {
-    use super::Usage;
+    use super::{Share, Usage, Without};
     use serde_json::json;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use switchyard_plan::cluster::view::NodeView;
 
     #[test]
@@ -215,5 +254,21 @@ mod tests {
         }
         usage.set_offer("slice", "driver", vec!["GPU-1".into()]);
         assert_eq!(usage.reports(), [("usable", 0), ("unusable", 0), ("none", 2), ("notNeeded", 1)].into());
+    }
+
+    #[test]
+    fn shares_that_are_set_aside_are_back_after_a_panic() {
+        let mut usage = Usage::default();
+        let share = |gpu: &str| Share { node: "n".into(), gpus: vec![gpu.into()], ..Share::default() };
+        usage.set_share("a", Some(share("GPU-1")));
+        usage.set_share("b", Some(share("GPU-2")));
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            let mut without = Without::new(&mut usage, &["a", "nobody"]);
+            without.and(&["b"]);
+            assert!(without.share("a").is_none() && without.share("b").is_none());
+            panic!("in the middle");
+        }));
+        assert!(caught.is_err());
+        assert_eq!((usage.share("a"), usage.share("b")), (Some(&share("GPU-1")), Some(&share("GPU-2"))));
     }
 }
