@@ -1,9 +1,9 @@
-//! The limit of CPU time of a control group, version 1 and 2.
+//! The CPU limit of a control group, version 1 and 2.
 
 use crate::read;
 use std::path::{Path, PathBuf};
 
-/// Where a process is in the trees of control groups.
+/// Position of a process in the trees of control groups.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Membership {
     /// Path in the unified tree (version 2).
@@ -30,7 +30,7 @@ pub fn parse_membership(text: &str) -> Membership {
     membership
 }
 
-/// Parses `cpu.max` of version 2 (`max 100000` or `150000 100000`): thousandths of a CPU. `None`: no limit, or no such
+/// Parses `cpu.max` of version 2 (`max 100000` or `150000 100000`): thousandths of a CPU. `None`: no limit, or another
 /// text.
 pub fn parse_cpu_max(text: &str) -> Option<u64> {
     let mut fields = text.split_whitespace();
@@ -38,21 +38,22 @@ pub fn parse_cpu_max(text: &str) -> Option<u64> {
     millicores(quota, fields.next()?.parse().ok()?)
 }
 
-/// Thousandths of a CPU from a quota and a period in microseconds, rounded down. `None`: no limit (version 1 writes -1).
+/// Thousandths of a CPU from a quota and a period in microseconds, rounded down. `None`: no limit (version 1 writes
+/// -1).
 pub fn millicores(quota: i64, period: i64) -> Option<u64> {
     let (quota, period) = (u64::try_from(quota).ok()?, u64::try_from(period).ok()?);
     quota.checked_mul(1000)?.checked_div(period)
 }
 
-/// The lowest limit on the way from the group of this process up to the root of what is mounted.
+/// The lowest limit on the path from the group of this process up to the root of the mount.
 ///
-/// In a container the path of the group may name directories outside of the mount; then only the mount's root counts,
-/// which is the container's own group.
+/// In a container the path of the group may name directories outside of the mount; then only the root of the mount
+/// counts, which is the container's own group.
 pub(crate) fn quota_millicores(sysfs: &Path, procfs: &Path) -> Option<u64> {
     let membership = parse_membership(&read::text(&procfs.join("self/cgroup")).ok()?);
     let mount = sysfs.join("fs/cgroup");
     let unified = membership.unified.as_deref().and_then(|path| {
-        // Hybrid hosts mount version 2 beside the trees of version 1.
+        // Hybrid hosts mount version 2 next to the trees of version 1.
         let root = if mount.join("unified").is_dir() { mount.join("unified") } else { mount.clone() };
         lowest(&root, path, |group| parse_cpu_max(&read::text(&group.join("cpu.max")).ok()?))
     });

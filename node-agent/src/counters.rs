@@ -1,5 +1,5 @@
-//! What GPUs count: errors of memory, of the PCIe link and of NVLinks; and what RDMA ports count: links that went down, errors. Counters
-//! grow all the time, so they are for metrics and for whoever watches them, and never part of a description.
+//! Counters of GPUs (errors of memory, of the PCIe link and of NVLinks) and of RDMA ports (links that went down,
+//! errors). They grow all the time, so they are for metrics and for watchers, and never part of a description.
 
 use crate::nvlink::MAX_LINKS;
 use crate::nvml::Session;
@@ -13,7 +13,7 @@ use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// NVLink errors and their words in metrics.
+/// NVLink errors and their names in metrics.
 const LINK_ERRORS: [(ErrorCounter, &str); 4] = [
     (ErrorCounter::DlReplay, "replay"),
     (ErrorCounter::DlRecovery, "recovery"),
@@ -21,24 +21,22 @@ const LINK_ERRORS: [(ErrorCounter, &str); 4] = [
     (ErrorCounter::DlCrcData, "crc_data"),
 ];
 
-/// Counters of one GPU since the driver was loaded. What the GPU does not count is absent.
+/// Counters of one GPU since the driver was loaded. Counters that the GPU lacks are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuCounters {
     /// PCI address in the form of sysfs.
     pub bus_id: String,
-    /// Memory errors that ECC corrected.
     pub corrected_ecc_errors: Option<u64>,
-    /// Memory errors that ECC could not correct.
     pub uncorrected_ecc_errors: Option<u64>,
     /// Packets that were sent again over PCIe.
     pub pcie_replays: Option<u64>,
     /// Errors over all active NVLinks by kind: `replay`, `recovery`, `crc_flit`, `crc_data`.
     pub nvlink_errors: BTreeMap<&'static str, u64>,
-    /// Active NVLinks to other GPUs by their PCI address.
+    /// Active NVLinks to other GPUs, by their PCI address.
     pub nvlinks: BTreeMap<String, u32>,
 }
 
-/// Reads the counters of all GPUs that answer, in the order of NVML. Empty without NVML.
+/// Reads the counters of all responding GPUs, in the order of NVML. Empty without NVML.
 pub fn read(library: Option<&Path>) -> Vec<GpuCounters> {
     let Ok(session) = Session::open(library) else { return Vec::new() };
     let Some(nvml) = session.nvml() else { return Vec::new() };
@@ -46,8 +44,9 @@ pub fn read(library: Option<&Path>) -> Vec<GpuCounters> {
     devices.filter_map(|device| read_gpu(nvml, &device)).collect()
 }
 
-/// Counters of errors of an RDMA port that show a bad cable, a wrong MTU or a peer that does not answer: below `counters` and
-/// `hw_counters`. Sources: the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`, NCCL's troubleshooting guide.
+/// Error counters of an RDMA port that indicate a bad cable, a wrong MTU or a peer that does not respond, in `counters`
+/// and `hw_counters`. Sources: the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`, NCCL's troubleshooting
+/// guide.
 const PORT_ERRORS: [(&str, &str); 5] = [
     ("counters", "symbol_error"),
     ("hw_counters", "rnr_nak_retry_err"),
@@ -56,20 +55,18 @@ const PORT_ERRORS: [(&str, &str); 5] = [
     ("hw_counters", "local_ack_timeout_err"),
 ];
 
-/// Counters of one RDMA port since its driver was loaded. What the port does not count is absent.
+/// Counters of one RDMA port since its driver was loaded. Counters that the port lacks are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortCounters {
-    /// Name of the device.
     pub device: String,
-    /// From 1.
+    /// Counted from 1.
     pub port: u32,
-    /// How often the link went down.
     pub link_downed: Option<u64>,
     /// Errors by the kernel's name of the counter.
     pub errors: BTreeMap<&'static str, u64>,
 }
 
-/// Reads the counters of all RDMA ports, in the order of device and number. Ports that count nothing are left out.
+/// Reads the counters of all RDMA ports, ordered by device and number. Ports without counters are skipped.
 pub fn read_ports(sysfs: &Path) -> Vec<PortCounters> {
     let mut all = Vec::new();
     for (device, path) in read::entries(&sysfs.join("class/infiniband")).unwrap_or_default() {
@@ -104,11 +101,11 @@ fn read_gpu(nvml: &Nvml, device: &Device<'_>) -> Option<GpuCounters> {
         let link = device.link_wrapper_for(number);
         match link.is_active() {
             Ok(true) => {}
-            // The first link a GPU does not have, and GPUs without NVLink.
+            // The first link that a GPU does not have; also for GPUs without NVLink.
             Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
             Ok(false) | Err(_) => continue,
         }
-        // At a switch the other end is no GPU, and drivers differ in what they say about it.
+        // At a switch the other end is not a GPU, and drivers differ in what they report for it.
         if nvml_raw::remote_device_type(nvml, device, number) == Some(Remote::Gpu)
             && let Some(other) = link.remote_pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id))
         {

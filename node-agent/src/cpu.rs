@@ -1,4 +1,4 @@
-//! Processors: model, sockets, cores, simultaneous multithreading, caches, and what of them may be used.
+//! Processors: model, sockets, cores, simultaneous multithreading, caches, and which of them may be used.
 
 use crate::read::{self, Notes};
 use crate::{Roots, cgroup};
@@ -7,7 +7,6 @@ use std::path::Path;
 use switchyard_crds::gpu_topology::{Cache, CacheKind, Cpus};
 use switchyard_worker_contract::CpuList;
 
-/// What `/proc/cpuinfo` tells.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuInfo {
     /// Marketing name of the first processor.
@@ -18,7 +17,7 @@ pub struct CpuInfo {
     pub processors: u32,
 }
 
-/// Parses `/proc/cpuinfo` of x86 and, as far as it tells, of ARM.
+/// Parses `/proc/cpuinfo` of x86 and, as far as possible, of ARM.
 pub fn parse_cpuinfo(text: &str) -> CpuInfo {
     let mut info = CpuInfo::default();
     for line in text.lines() {
@@ -35,7 +34,7 @@ pub fn parse_cpuinfo(text: &str) -> CpuInfo {
     info
 }
 
-/// Parses a cache size as sysfs writes it (`48K`, `260M`, `512`): bytes.
+/// Parses a cache size in the format of sysfs (`48K`, `260M`, `512`): bytes.
 pub fn parse_cache_size(text: &str) -> Option<u64> {
     let text = text.trim();
     let (digits, unit) = match text.as_bytes().last()? {
@@ -52,7 +51,7 @@ pub fn parse_allowed(status: &str) -> Option<CpuList> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
 }
 
-/// Caches that are alike.
+/// Properties by which caches are grouped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct CacheKey {
     level: u32,
@@ -81,12 +80,12 @@ pub(crate) fn read_cpus(roots: &Roots, notes: &mut Notes) -> Option<Cpus> {
     (cpus.threads.is_some() || cpus.model.is_some()).then_some(cpus)
 }
 
-/// `uname -m`. The file exists since Linux 6.1; before it the architecture this program was built for is as good.
+/// `uname -m`. The file exists since Linux 6.1; before that, the architecture for which this program was built will do.
 fn architecture(procfs: &Path) -> String {
     read::text(&procfs.join("sys/kernel/arch")).map_or(std::env::consts::ARCH.to_owned(), |text| read::clip(&text, 32))
 }
 
-/// What `sched_getaffinity` would say, from the file that shows the same mask and has no upper limit of CPUs.
+/// What `sched_getaffinity` would return, from the file that shows the same mask without an upper limit of CPUs.
 fn usable(procfs: &Path, online: Option<&CpuList>, notes: &mut Notes) -> Option<CpuList> {
     let path = procfs.join("thread-self/status");
     let path = if path.exists() { path } else { procfs.join("self/status") };
@@ -128,7 +127,7 @@ fn read_cores(directory: &Path, online: &CpuList, cpus: &mut Cpus, notes: &mut N
 }
 
 fn read_caches(directory: &Path, online: &CpuList, cpus: &mut Cpus, notes: &mut Notes) {
-    // One cache for every set of CPUs that share it.
+    // One cache per set of CPUs that share it.
     let mut caches: BTreeMap<CacheKey, BTreeSet<CpuList>> = BTreeMap::new();
     let mut unknown = Vec::new();
     for cpu in online.iter() {

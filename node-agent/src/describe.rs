@@ -1,4 +1,4 @@
-//! One description from all readers.
+//! Combines all readers into one description.
 
 use crate::read::Notes;
 use crate::{acs, cpu, fabric, gpu, host, measured, net, numa, pci};
@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Facts, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NvSwitch, SourceState};
 
-/// Where the files of the machine are. Everything but NVML's library can be a copy in any directory.
+/// Where the files of the machine are. Everything but NVML's library may be a copy in any directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
     /// Usually `/sys`.
@@ -16,18 +16,18 @@ pub struct Roots {
     pub procfs: PathBuf,
     /// Usually `/dev`.
     pub dev: PathBuf,
-    /// NVML's library; `None`: `libnvidia-ml.so.1` where the dynamic linker finds it.
+    /// NVML's library; `None`: `libnvidia-ml.so.1`, found by the dynamic linker.
     pub nvml_library: Option<PathBuf>,
-    /// A file of measured speeds, see [`crate::measured`]; `None`: nobody measured.
+    /// A file of measured speeds, see [`crate::measured`]; `None`: there is none.
     pub measured: Option<PathBuf>,
     /// Whether to read the ACS registers of bridges, which needs CAP_SYS_ADMIN.
     pub read_acs: bool,
-    /// Name of the description: that of the node.
+    /// Name of the description: the name of the node.
     pub node_name: String,
 }
 
 impl Roots {
-    /// The machine this runs on.
+    /// The machine that this program runs on.
     pub fn local(node_name: impl Into<String>) -> Self {
         Self {
             sysfs: "/sys".into(),
@@ -44,32 +44,27 @@ impl Roots {
 /// Why a machine cannot be described at all.
 #[derive(Debug, thiserror::Error)]
 pub enum DescribeError {
-    /// The name would be no name of an object.
+    /// The name is not a valid object name.
     #[error("node name `{got}`: expected 1 to 253 characters of a-z, 0-9, `-` and `.`")]
-    NodeName {
-        /// The name.
-        got: String,
-    },
-    /// A root is not there.
+    NodeName { got: String },
+    /// A root does not exist.
     #[error("{what} root {}: expected a directory", path.display())]
     Root {
         /// `sysfs` or `procfs`.
         what: &'static str,
-        /// The path.
         path: PathBuf,
-        /// What the system says.
         #[source]
         source: io::Error,
     },
 }
 
 /// Reads the machine. `now` becomes `status.observedTime`; nothing else depends on it, so two descriptions of an
-/// unchanged machine differ in that field only.
+/// unchanged machine differ only in that field.
 ///
 /// A fact that cannot be read is absent and named in `status.sources`.
 ///
 /// # Errors
-/// The node name is none, or `sysfs` or `procfs` is no directory.
+/// The node name is invalid, or `sysfs` or `procfs` is not a directory.
 pub fn describe(roots: &Roots, now: jiff::Timestamp) -> Result<GPUTopology, DescribeError> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
     if !(1..=253).contains(&roots.node_name.len()) || !roots.node_name.bytes().all(allowed) {
@@ -155,7 +150,7 @@ fn read_status(roots: &Roots, now: jiff::Timestamp) -> GPUTopologyStatus {
     status
 }
 
-/// `gpus`: how many of them have an NVLink to a switch.
+/// `gpus`: number of GPUs with an NVLink to a switch.
 fn read_nvswitch(roots: &Roots, gpus: u32) -> Option<NvSwitch> {
     let devices = pci::functions(&roots.sysfs).map_or(0, |all| pci::nvswitches(&all) as u32);
     let known = |count: u32| (count > 0).then_some(count);

@@ -1,4 +1,4 @@
-//! What GPUs report by themselves: critical errors (XID), and that they are gone or want to be reset.
+//! Events that GPUs report: critical errors (XID), and that they are lost or require a reset.
 
 use crate::nvml::{Session, reason};
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -7,13 +7,13 @@ use nvml_wrapper::error::{Bits, NvmlError};
 use nvml_wrapper::{Device, Nvml};
 use std::path::Path;
 
-/// `nvmlEventTypeGpuUnavailableError` and `nvmlEventTypeGpuRecoveryAction`, which the wrapper has no names for.
+/// `nvmlEventTypeGpuUnavailableError` and `nvmlEventTypeGpuRecoveryAction`, for which the wrapper has no names.
 const UNNAMED: u64 = 0x4000 | 0x8000;
-/// Longest wait in one call: how long a thread that should look elsewhere sits in the driver.
+/// Longest wait in one call: how long a thread that should return stays in the driver.
 const WAIT_MILLISECONDS: u32 = 30_000;
 
-/// Waits for events of all GPUs and calls `on_event` with the XID, where it is one. Returns only when that is not possible (any
-/// more), with the reason: no NVML, no GPU that sends events, or the driver went away.
+/// Waits for events of all GPUs and calls `on_event` with the XID, if it is one. Returns only if waiting is not, or no
+/// longer, possible, with the reason: no NVML, no GPU that sends events, or the driver disappeared.
 ///
 /// NVML stays initialised meanwhile, so the driver's module cannot be unloaded.
 pub fn watch(library: Option<&Path>, mut on_event: impl FnMut(Option<u64>)) -> String {
@@ -24,12 +24,12 @@ pub fn watch(library: Option<&Path>, mut on_event: impl FnMut(Option<u64>)) -> S
     waited.map_or_else(|error| reason(&error), |()| "no GPU sends events".to_owned())
 }
 
-/// Answers `Ok` when there is nothing to wait for.
+/// Returns `Ok` if there is nothing to wait for.
 fn wait(nvml: &Nvml, on_event: &mut impl FnMut(Option<u64>)) -> Result<(), NvmlError> {
     let mut set = nvml.create_event_set()?;
     let mut registered = 0;
     for index in 0..nvml.device_count()? {
-        // A GPU that is lost sends nothing; the others still do.
+        // A lost GPU sends nothing; the others still do.
         let Ok(device) = nvml.device_by_index(index) else { continue };
         let events = wanted(&device);
         if !events.is_empty() {
@@ -49,7 +49,7 @@ fn wait(nvml: &Nvml, on_event: &mut impl FnMut(Option<u64>)) -> Result<(), NvmlE
     }
 }
 
-/// The number; `None` when the driver does not know it.
+/// The number; `None` if the driver does not know it.
 fn xid(error: XidError) -> Option<u64> {
     match error {
         XidError::Value(number) => Some(number),
@@ -57,11 +57,11 @@ fn xid(error: XidError) -> Option<u64> {
     }
 }
 
-/// The events we want and the GPU has.
+/// The events that we want and the GPU supports.
 fn wanted(device: &Device<'_>) -> EventTypes {
     let supported = match device.supported_event_types_strict() {
         Ok(events) => events,
-        // The GPU has events that the wrapper does not know; the error holds them all.
+        // The GPU supports events that the wrapper does not know; the error contains all of them.
         Err(NvmlError::IncorrectBits(Bits::U64(bits))) => EventTypes::from_bits_retain(bits),
         Err(_) => EventTypes::empty(),
     };

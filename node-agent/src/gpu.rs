@@ -1,4 +1,4 @@
-//! GPUs by NVML.
+//! GPUs, read through NVML.
 
 use crate::nvml::{LIBRARY, Session, reason};
 use crate::pci::{self, Place};
@@ -14,7 +14,7 @@ use switchyard_crds::gpu_topology::{
     Ecc, EccMode, Gpu, GpuHealth, Link, Mig, MigInstance, MigMode, NumaNode, PcieLink,
 };
 
-/// As many GPUs as a description holds.
+/// Most GPUs in a description.
 const MOST_GPUS: usize = 64;
 /// Words of a set of NUMA nodes, 64 nodes each: as many nodes as Linux can have.
 const NODE_SET_WORDS: usize = 16;
@@ -23,10 +23,10 @@ const SCOPE_NODE: u32 = 0;
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`, outside of the range that drivers renumber.
 const FIELD_RECOVERY_ACTION: u32 = 230;
 
-/// What NVML, or the PCI bus in its place, tells.
+/// Facts from NVML, or from the PCI bus if NVML does not work.
 #[derive(Debug, Default)]
 pub(crate) struct GpuFacts {
-    /// Number of GPUs; `None` when it is not known.
+    /// Number of GPUs; `None` if it is unknown.
     pub count: Option<u32>,
     pub gpus: Vec<Gpu>,
     pub links: Vec<Link>,
@@ -35,7 +35,7 @@ pub(crate) struct GpuFacts {
     pub driver: Option<String>,
     pub nvml_version: Option<String>,
     pub cuda_version: Option<String>,
-    /// What was read.
+    /// Where the facts come from.
     pub source: String,
 }
 
@@ -94,7 +94,7 @@ fn cuda_version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// A GPU that has fallen off the driver may still be on the bus.
+/// A GPU that the driver has lost may still be on the bus.
 fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
     let on_bus = pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all)).unwrap_or_default();
     let hidden: Vec<String> =
@@ -104,7 +104,7 @@ fn note_hidden(roots: &Roots, gpus: &[Gpu], notes: &mut Notes) {
     }
 }
 
-/// Without NVML the PCI bus still tells a machine without GPUs from one without a driver.
+/// Without NVML the PCI bus still distinguishes a machine without GPUs from one without a driver.
 fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     let source = "sysfs".to_owned();
     match pci::functions(&roots.sysfs).map(|all| pci::nvidia_gpus(&all).len()) {
@@ -123,7 +123,7 @@ fn without_nvml(roots: &Roots, why: &str, notes: &mut Notes) -> GpuFacts {
     }
 }
 
-/// Fills in what the driver and sysfs tell. `gpu` has its index and UUID.
+/// Fills in the facts from the driver and sysfs. `gpu` already has its index and UUID.
 fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>, gpu: Gpu, notes: &mut Notes) -> Gpu {
     let index = gpu.index;
     let mut note = |fact: &str, error: &str| notes.add(format!("GPU{index}: {fact} unknown: {error}"));
@@ -137,7 +137,7 @@ fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>,
         id.map(|id| read::clip(&id, 32))
     });
     let model = device.name().map_err(|error| keep("model", &error)).ok().map(|name| read::clip(&name, 128));
-    // `memory_info` is version 2 of the call; drivers before 510 have version 1 only, and then it stays unknown.
+    // `memory_info` is version 2 of the call; drivers before 510 only have version 1, and the memory stays unknown.
     let memory_bytes = device.memory_info().map_err(|error| keep("memory", &error)).ok().map(|memory| memory.total);
     let place = bus_id.as_deref().map(|id| pci::place(&roots.sysfs.join("bus/pci/devices").join(id)));
     let place = place.transpose().unwrap_or_else(|error| {
@@ -163,8 +163,8 @@ fn read_gpu(roots: &Roots, nodes: &[NumaNode], nvml: &Nvml, device: &Device<'_>,
     }
 }
 
-/// The first node near the GPU by the driver, which knows it even where firmware tells the kernel nothing. A set of all nodes
-/// says nothing.
+/// The first NUMA node near the GPU according to the driver, which knows it even if the firmware does not tell the
+/// kernel. A set of all nodes means nothing.
 fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
     let words = device.memory_affinity(NODE_SET_WORDS, SCOPE_NODE).ok()?;
     let near = |id: u32| words.get(id as usize / 64).is_some_and(|word| word >> (id % 64) & 1 == 1);
@@ -172,14 +172,14 @@ fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
     (nodes.len() == 1 || !nodes.iter().all(|node| near(node.id))).then_some(first)
 }
 
-/// The driver's word, and that of sysfs where it has none.
+/// The driver's values, or those of sysfs where it has none.
 fn pcie_link(device: &Device<'_>, place: &Place) -> Option<PcieLink> {
     let by_kernel = place.link.clone().unwrap_or_default();
     let max_generation = device.max_pcie_link_gen().ok().or(by_kernel.max_generation);
     let generation = device.current_pcie_link_gen().ok().or(by_kernel.generation);
     let is_busy = || matches!(device.performance_state(), Ok(PerformanceState::Zero));
     let link = PcieLink {
-        // An idle GPU lowers it to save power.
+        // An idle GPU lowers its link speed to save power.
         generation: generation.filter(|now| max_generation.is_some_and(|max| *now >= max) || is_busy()),
         max_generation,
         width: device.current_pcie_link_width().ok().or(by_kernel.width),
@@ -205,7 +205,7 @@ fn read_mig(device: &Device<'_>) -> Option<Mig> {
     }
 }
 
-/// Numbers have gaps: an instance that is gone leaves one.
+/// Numbers have gaps: a deleted instance leaves one.
 fn read_instances(device: &Device<'_>) -> Vec<MigInstance> {
     let most = device.mig_device_count().unwrap_or(0).min(16);
     let instance = |number| {
@@ -229,7 +229,7 @@ fn read_health(device: &Device<'_>) -> Option<GpuHealth> {
     Some(GpuHealth { recovery_action: recovery_action(code) })
 }
 
-/// The word for `nvmlDeviceGpuRecoveryAction_t`; newer drivers add codes.
+/// The name for a `nvmlDeviceGpuRecoveryAction_t`; newer drivers add codes.
 pub fn recovery_action(code: u64) -> String {
     match code {
         0 => "None".to_owned(),

@@ -6,10 +6,10 @@ use crate::read::{self, Notes};
 use std::path::Path;
 use switchyard_crds::gpu_topology::{CharDevice, DmaBuf, DriverModule, Host, HostIdentity, ModuleState};
 
-/// Magic number of tmpfs, see statfs(2): a `/dev/shm` that is none says nothing about shared memory.
+/// Magic number of tmpfs, see statfs(2): a `/dev/shm` of another type says nothing about shared memory.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// A soft limit from `/proc/self/limits`, by the kernel's name of it (`Max locked memory`): `Unlimited` or a number.
+/// A soft limit from `/proc/self/limits`, by its name in that file (`Max locked memory`): `Unlimited` or a number.
 ///
 /// # Errors
 /// The file has no such line.
@@ -22,7 +22,7 @@ pub fn parse_limit(limits: &str, name: &str) -> Result<String, String> {
     }
 }
 
-/// The number of the file `/dev/nvidiaN` of a GPU, from `/proc/driver/nvidia/gpus/BDF/information`.
+/// The number of a GPU's file `/dev/nvidiaN`, from `/proc/driver/nvidia/gpus/BDF/information`.
 pub fn parse_minor(text: &str) -> Option<u32> {
     read::number(text.lines().find_map(|line| line.strip_prefix("Device Minor:"))?)
 }
@@ -58,18 +58,18 @@ pub fn parse_default_route_v6(text: &str) -> Option<String> {
 /// Kind of the NVIDIA module from `/proc/driver/nvidia/version`.
 pub fn parse_driver_module(text: &str) -> Option<DriverModule> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
-    // Since driver 515 the one with public source says so.
+    // Since driver 515 the open-source module names itself.
     Some(if line.contains("Open Kernel Module") { DriverModule::Open } else { DriverModule::Proprietary })
 }
 
-/// Whether DMA-BUF between GPU and NIC can be expected, from the two things it needs.
+/// Whether DMA-BUF between GPU and NIC can be expected, from its two requirements.
 pub fn dma_buf(module: DriverModule, kernel: &str) -> Option<DmaBuf> {
     let mut numbers = kernel.split(|letter: char| !letter.is_ascii_digit()).map(str::parse::<u32>);
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     Some(if module == DriverModule::Open && version >= (5, 12) { DmaBuf::Likely } else { DmaBuf::Unlikely })
 }
 
-/// The interface of the default route; `None` when there is none, as in a network namespace of its own.
+/// The interface of the default route; `None` without one, as in a separate network namespace.
 pub(crate) fn read_default_route(roots: &Roots) -> Option<String> {
     let file = |name: &str| read::text(&roots.procfs.join("net").join(name)).ok();
     file("route")
@@ -112,8 +112,8 @@ pub(crate) fn read_host(roots: &Roots, default_route: Option<String>, notes: &mu
     }
 }
 
-/// The files that CUDA opens: the driver's own, unified memory, and one for each GPU that the driver knows. What MIG and IMEX add comes with
-/// their own facts.
+/// The files that CUDA opens: the driver's own, unified memory, and one per GPU that the driver knows. The files for
+/// MIG and IMEX come with their own facts.
 fn device_files(roots: &Roots) -> Vec<CharDevice> {
     let gpus = read::entries(&roots.procfs.join("driver/nvidia/gpus")).unwrap_or_default();
     let mut minors: Vec<u32> =
@@ -127,7 +127,7 @@ fn device_files(roots: &Roots) -> Vec<CharDevice> {
         .collect()
 }
 
-/// The module of the driver, or the older one that NIC vendors shipped.
+/// State of the driver's module, or of the older one that NIC vendors shipped.
 fn peermem(roots: &Roots) -> Option<ModuleState> {
     let modules = roots.sysfs.join("module");
     let loaded = ["nvidia_peermem", "nv_peer_mem"].iter().any(|name| modules.join(name).exists());
@@ -143,10 +143,10 @@ fn imex_channels(roots: &Roots) -> Vec<u32> {
     channels
 }
 
-/// Size of the tmpfs that is mounted at `path`, bytes.
+/// Size in bytes of the tmpfs mounted at `path`.
 ///
 /// # Errors
-/// There is none: one sentence.
+/// There is none; the error is one sentence.
 pub fn shared_memory(path: &Path) -> Result<u64, String> {
     let size = rustix::fs::statfs(path).map_err(|error| error.to_string()).and_then(|stat| {
         let is_tmpfs = u64::try_from(stat.f_type).is_ok_and(|magic| magic == TMPFS_MAGIC);

@@ -9,13 +9,14 @@
 //!                                    describe ── GPUTopology
 //! ```
 //!
-//! Every parser is a pure function of the text of one file; the readers around them only open files. A fact that
-//! cannot be read is left out and named in `status.sources`, and never takes another fact with it. Nothing is started,
-//! written or changed, no root rights are needed, and one description takes milliseconds.
+//! Every parser is a pure function of the text of one file; the readers around them only open files. A fact that cannot
+//! be read is left out and named in `status.sources`, and does not affect other facts. Nothing is started, written or
+//! changed, no root rights are needed, and one description takes milliseconds.
 //!
-//! Beside the description, [`events`] waits for what GPUs report by themselves, and [`counters`] reads what changes all the time.
+//! Besides the description, [`events`] waits for reports from GPUs, and [`counters`] reads values that change all the
+//! time.
 //!
-//! Not here: the program around it, which writes to a cluster (`node-agent/daemon`).
+//! Not here: the program that writes to a cluster (`node-agent/daemon`).
 #![deny(unsafe_code)]
 
 pub mod acs;

@@ -1,4 +1,4 @@
-//! Speeds that somebody measured on this machine, from a file beside the agent.
+//! Speeds measured on this machine, from a file provided to the agent.
 //!
 //! ```yaml
 //! - {link: NVLink, megabytesPerSecond: 19800, source: "nvbandwidth 0.6, 2026-08-01"}
@@ -11,14 +11,14 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use std::path::Path;
 use switchyard_crds::gpu_topology::{Measured, MeasuredLink};
 
-/// Above this it is no speed of a link but a mistake of the unit; a link of today has less than a hundredth.
+/// Anything above this is not the speed of a link but a wrong unit; today's links have less than a hundredth of it.
 const MOST: f64 = 1e9;
 
-/// Reads a YAML or JSON list of `{link, megabytesPerSecond, source}`. A wrong entry is left out and named among the faults; the
-/// first of two for one link counts. Sorted by link; the speed is rounded to whole megabytes.
+/// Parses a YAML or JSON list of `{link, megabytesPerSecond, source}`. A wrong entry is skipped and listed among the
+/// faults; of two entries for one link the first counts. Sorted by link; the speed is rounded to whole megabytes.
 ///
 /// # Errors
-/// The text is no list.
+/// The text is not a list.
 pub fn parse(text: &str) -> Result<(Vec<Measured>, Vec<String>), String> {
     // Infinity and NaN are faults of their entry, not of the file.
     let options = serde_saphyr::options! { non_finite_float_policy: NonFiniteFloatPolicy::AsString };

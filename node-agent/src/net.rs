@@ -1,4 +1,4 @@
-//! Network devices: interfaces with hardware behind them, the one of the default route, and RDMA ports.
+//! Network devices: interfaces with hardware behind them, the interface of the default route, and RDMA ports.
 
 use crate::Roots;
 use crate::pci::{self, Place};
@@ -7,16 +7,16 @@ use crate::read::{self, Notes};
 use std::path::Path;
 use switchyard_crds::gpu_topology::{Nic, NicKind, VirtualFunctions};
 
-/// As many network devices as a description holds.
+/// Most network devices in a description.
 const MOST_NICS: usize = 256;
 
-/// Parses an interface's speed: megabits per second. -1 is the kernel's word for unknown; 0 and 4294967295 are those of
-/// some drivers.
+/// Parses an interface's speed: megabits per second. The kernel reports an unknown speed as -1, some drivers as 0 or
+/// 4294967295.
 pub fn parse_speed(text: &str) -> Option<u64> {
     read::number::<u64>(text).filter(|speed| *speed > 0 && *speed < u64::from(u32::MAX))
 }
 
-/// Devices in ascending order of their name. `None`: the kernel's list cannot be read.
+/// Devices in ascending order of their names. `None`: the kernel's list cannot be read.
 pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut Notes) -> Option<Vec<Nic>> {
     let directory = roots.sysfs.join("class/net");
     let interfaces = match read::entries(&directory) {
@@ -29,14 +29,14 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
     let mut ports = rdma::read_ports(roots, notes);
     let mut nics = Vec::new();
     for (name, path) in interfaces {
-        // The link is there for a device with hardware (or a hypervisor's idea of it) and for nothing else.
+        // This link exists exactly for devices with hardware, real or emulated by a hypervisor.
         let kind = if path.join("device").exists() { NicKind::Physical } else { NicKind::Virtual };
         if kind == NicKind::Virtual && default_route != Some(name.as_str()) {
             continue;
         }
         nics.push(read_interface(&name, &path, kind, &mut ports, notes));
     }
-    // What is left has no interface: InfiniBand without IP over InfiniBand.
+    // The remaining ports have no interface: InfiniBand without IP over InfiniBand.
     nics.extend(ports.into_iter().map(|port| {
         let suffix = if port.port == 1 { String::new() } else { format!("/{}", port.port) };
         let mut nic = Nic { name: read::clip(&format!("{}{suffix}", port.device), 32), ..Nic::default() };
@@ -51,7 +51,7 @@ pub(crate) fn read_nics(roots: &Roots, default_route: Option<&str>, notes: &mut 
     Some(nics)
 }
 
-/// What the PCI device is part of, and what is part of it.
+/// Sets the PCI function of a device, its parent and its virtual functions.
 fn read_functions(roots: &Roots, nic: &mut Nic) {
     let Some(device) = nic.bus_id.as_ref().map(|id| roots.sysfs.join("bus/pci/devices").join(id)) else { return };
     let parent = std::fs::read_link(device.join("physfn")).ok();
@@ -75,7 +75,7 @@ fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPo
         name: read::clip(name, 32),
         kind,
         bus_id: place.bus_id,
-        // An interface that is down answers EINVAL or its last speed.
+        // An interface that is down returns EINVAL or its last speed.
         rate_megabits_per_second: (state.as_deref() != Some("Down"))
             .then(|| parse_speed(&read::text(&path.join("speed")).ok()?))
             .flatten(),
@@ -86,7 +86,7 @@ fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPo
         mtu_bytes: read::number_in(&path.join("mtu")),
         ..Nic::default()
     };
-    // `dev_port` counts the interfaces of one PCI function from 0, RDMA ports count from 1.
+    // `dev_port` counts the interfaces of one PCI function from 0, RDMA ports are counted from 1.
     let number = read::number_in::<u32>(&path.join("dev_port")).unwrap_or(0) + 1;
     let same = |port: &RdmaPort| nic.bus_id.is_some() && port.place.bus_id == nic.bus_id && port.port == number;
     if let Some(index) = ports.iter().position(same) {
@@ -95,7 +95,7 @@ fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPo
     nic
 }
 
-/// The RDMA side of a device is the one that training uses: its figures replace the interface's.
+/// Training uses the RDMA side of a device: its figures replace the interface's.
 fn adopt(nic: &mut Nic, port: RdmaPort) {
     nic.kind = NicKind::Physical;
     nic.rdma_device = Some(read::clip(&port.device, 64));
@@ -117,7 +117,7 @@ fn adopt(nic: &mut Nic, port: RdmaPort) {
     }
 }
 
-/// Physical functions first, when there are more devices than a description holds.
+/// Keeps physical functions first if there are more devices than a description holds.
 fn limit(nics: &mut Vec<Nic>, notes: &mut Notes) {
     if nics.len() > MOST_NICS {
         notes.add(format!("{} network devices: only {MOST_NICS} are described", nics.len()));

@@ -25,7 +25,7 @@ pub fn parse_total_memory(text: &str) -> Result<u64, &'static str> {
         .ok_or("no line `MemTotal: NUMBER kB`")
 }
 
-/// Nodes in ascending order. `None`: the kernel shows no NUMA nodes here, which containers and small kernels do not.
+/// Nodes in ascending order. `None`: the kernel shows no NUMA nodes, as in containers and with small kernels.
 pub(crate) fn read_nodes(roots: &Roots, notes: &mut Notes) -> Option<Vec<NumaNode>> {
     let directory = roots.sysfs.join("devices/system/node");
     let entries = match read::entries(&directory) {
@@ -50,7 +50,8 @@ pub(crate) fn read_nodes(roots: &Roots, notes: &mut Notes) -> Option<Vec<NumaNod
     nodes.sort_by_key(|node| node.id);
     let count = nodes.len();
     for node in &mut nodes {
-        // The kernel prints one number per online node; with any other count it is not known which node a number means.
+        // The kernel prints one number per online node; with any other count, the nodes that the numbers belong to are
+        // unknown.
         if !node.distances.is_empty() && node.distances.len() != count {
             notes.add(format!("node {}: {} distances for {count} nodes", node.id, node.distances.len()));
             node.distances.clear();
@@ -63,7 +64,7 @@ pub(crate) fn read_nodes(roots: &Roots, notes: &mut Notes) -> Option<Vec<NumaNod
     Some(nodes)
 }
 
-/// Total memory of the machine, bytes.
+/// Total memory of the machine in bytes.
 pub(crate) fn read_total_memory(roots: &Roots, notes: &mut Notes) -> Option<u64> {
     notes.parsed(&roots.procfs.join("meminfo"), parse_total_memory)
 }

@@ -1,4 +1,4 @@
-//! NVLinks of GPUs, and what connects two GPUs.
+//! NVLinks of GPUs, and the connection between two GPUs.
 
 use crate::nvml::reason;
 use crate::nvml_raw::{self, Remote};
@@ -10,17 +10,17 @@ use nvml_wrapper::{Device, Nvml};
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::{Gpu, Link, LinkKind, LinkVia, NvLinks, PathClass};
 
-/// No GPU has more NVLinks; the driver's own limit.
+/// Most NVLinks of a GPU: the driver's own limit.
 pub(crate) const MAX_LINKS: u32 = 18;
 
 /// NVLinks of one GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
-    /// All of them. `None`: the GPU has none.
+    /// All links of the GPU; `None` if it has none.
     pub links: Option<NvLinks>,
-    /// Those that are up, to other GPUs by PCI address: count, speed of all in MB/s.
+    /// Active links to other GPUs, by PCI address: count, and total speed in MB/s.
     gpus: BTreeMap<String, (u32, Option<u64>)>,
-    /// Those that are up, to switches.
+    /// Active links to switches, in the same form.
     pub switches: Option<(u32, Option<u64>)>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn read_ports(nvml: &Nvml, index: u32, device: &Device<'_>, notes: &m
                 ports.links.get_or_insert_default().down.push(number);
                 continue;
             }
-            // The first link a GPU does not have, and GPUs without NVLink.
+            // The first link that a GPU does not have; also for GPUs without NVLink.
             Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
             Err(error @ NvmlError::GpuLost) => {
                 notes.add(format!("GPU{index} NVLinks from {number}: {}", reason(&error)));
@@ -68,7 +68,7 @@ pub(crate) fn read_ports(nvml: &Nvml, index: u32, device: &Device<'_>, notes: &m
     ports
 }
 
-/// One entry for the NVLinks and one for the PCIe side of every pair. All three lists are in the same order.
+/// One entry for the NVLinks and one for the PCIe path of every pair. All three lists are in the same order.
 pub(crate) fn read_links(
     nvml: &Nvml,
     gpus: &[Gpu],

@@ -1,32 +1,30 @@
-//! The NVML calls that nvml-wrapper 0.13 gets wrong or lacks, made directly. The only unsafe code of this crate.
+//! Direct calls of NVML functions that nvml-wrapper 0.13 lacks or gets wrong. The only unsafe code of this crate.
 //!
-//! * `NvLink::remote_device_type` hands NVML a temporary and returns `Unknown` whatever the answer is.
-//! * `Device::field_values_for` cannot set `scopeId`, so it asks for link 0 always.
-//! * Fabric and remapped rows are not in it.
+//! * `NvLink::remote_device_type` passes NVML a temporary and returns `Unknown` whatever the result.
+//! * `Device::field_values_for` cannot set `scopeId`, so it always asks for link 0.
+//! * It lacks fabric and remapped rows.
 
 use crate::fabric::FabricInfo;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlGpuFabricInfo_v3_t};
 use switchyard_crds::gpu_topology::RowRemapping;
 
-/// What is at the other end of an NVLink.
+/// The other end of an NVLink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Remote {
-    /// Another GPU.
     Gpu,
-    /// An NVSwitch.
     Switch,
     /// A processor, or something newer.
     Other,
 }
 
-/// `NVML_FI_DEV_NVLINK_GET_SPEED`: speed of the link in `scopeId`, MB/s. Outside of the range that drivers renumber.
+/// `NVML_FI_DEV_NVLINK_GET_SPEED`: speed of the link in `scopeId`, MB/s. Outside the range that drivers renumber.
 const FIELD_NVLINK_SPEED: u32 = 164;
-/// The size of `nvmlGpuFabricInfo_v2_t`, which is a beginning of version 3, and the version number above it.
+/// The size of `nvmlGpuFabricInfo_v2_t`, which is a prefix of version 3, with the version number above it.
 const FABRIC_VERSION_2: u32 = 36 | 2 << 24;
 const FABRIC_VERSION_3: u32 = 40 | 3 << 24;
 
-/// What is at the other end of a link. `None`: the driver does not tell.
+/// The other end of a link. `None`: the driver does not report it.
 pub(crate) fn remote_device_type(nvml: &Nvml, device: &Device<'_>, link: u32) -> Option<Remote> {
     let call = nvml.lib().nvmlDeviceGetNvLinkRemoteDeviceType.as_ref().ok()?;
     let mut kind = u32::MAX;
@@ -41,11 +39,11 @@ pub(crate) fn remote_device_type(nvml: &Nvml, device: &Device<'_>, link: u32) ->
     })
 }
 
-/// Speed of one link in one direction, MB/s. `None`: the driver does not tell.
+/// Speed of one link in one direction in MB/s. `None`: the driver does not report it.
 pub(crate) fn link_speed(nvml: &Nvml, device: &Device<'_>, link: u32) -> Option<u64> {
     let call = nvml.lib().nvmlDeviceGetFieldValues.as_ref().ok()?;
-    // SAFETY: the structure consists of integers, a C enum kept as integer, and a union of numbers: all zero is a value
-    // of each of them.
+    // SAFETY: the structure consists of integers, a C enum kept as integer, and a union of numbers: all zeros is a
+    // value of each of them.
     let mut value: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
     value.fieldId = FIELD_NVLINK_SPEED;
     value.scopeId = link;
@@ -55,7 +53,7 @@ pub(crate) fn link_speed(nvml: &Nvml, device: &Device<'_>, link: u32) -> Option<
         return None;
     }
     // SAFETY: every member of the union is a plain number and the whole union was initialised, so every view of it is
-    // valid; which one holds the answer is said by `valueType`.
+    // valid; `valueType` says which one holds the result.
     let speed = unsafe {
         match value.valueType {
             1 => u64::from(value.value.uiVal),
@@ -67,10 +65,10 @@ pub(crate) fn link_speed(nvml: &Nvml, device: &Device<'_>, link: u32) -> Option<
     (speed > 0).then_some(speed)
 }
 
-/// Place in the fabric. `None`: the driver does not tell.
+/// Position in the fabric. `None`: the driver does not report it.
 pub(crate) fn fabric_info(nvml: &Nvml, device: &Device<'_>) -> Option<FabricInfo> {
     let call = nvml.lib().nvmlDeviceGetGpuFabricInfoV.as_ref().ok()?;
-    // Drivers before 560 know version 2 only.
+    // Drivers before 560 only know version 2.
     [FABRIC_VERSION_3, FABRIC_VERSION_2].into_iter().find_map(|version| {
         let mut info = nvmlGpuFabricInfo_v3_t {
             version,
@@ -94,7 +92,7 @@ pub(crate) fn fabric_info(nvml: &Nvml, device: &Device<'_>) -> Option<FabricInfo
     })
 }
 
-/// State of the replacement of bad rows. `None`: the model has none, or the driver does not tell.
+/// State of the remapping of bad rows. `None`: the model has none, or the driver does not report it.
 pub(crate) fn row_remapping(nvml: &Nvml, device: &Device<'_>) -> Option<RowRemapping> {
     let call = nvml.lib().nvmlDeviceGetRemappedRows.as_ref().ok()?;
     let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);

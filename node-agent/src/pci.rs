@@ -1,11 +1,11 @@
-//! PCI addresses, the way from the root complex to a device, and NVIDIA devices on the bus.
+//! PCI addresses, the path from the root complex to a device, and NVIDIA devices on the bus.
 
 use crate::read;
 use std::io;
 use std::path::Path;
 use switchyard_crds::gpu_topology::PcieLink;
 
-/// A PCI address as sysfs writes it (`0000:1b:00.0`), from any of the forms in use: NVML has a domain of eight
+/// A PCI address in the format of sysfs (`0000:1b:00.0`), from any of the formats in use: NVML's has a domain of eight
 /// upper-case digits. Domains may need more than four digits (VMD). `None` for anything else.
 pub fn bus_id(text: &str) -> Option<String> {
     let text = text.trim();
@@ -21,8 +21,8 @@ pub fn bus_id(text: &str) -> Option<String> {
     Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
 }
 
-/// The way to a PCI device from the canonical path of its directory, or of a directory below it:
-/// `pci0000:17`, the bridges, the device. `None` when there is no PCI device on the path.
+/// The path to a PCI device, from the canonical path of its directory or of a directory below it: `pci0000:17`, the
+/// bridges, the device. `None` if there is no PCI device on the path.
 pub fn path_of(canonical: &str) -> Option<Vec<String>> {
     let mut names = canonical.split('/').skip_while(|name| !is_root_complex(name));
     let mut path = vec![names.next()?.to_owned()];
@@ -36,20 +36,20 @@ fn is_root_complex(name: &str) -> bool {
         .is_some_and(|(domain, bus)| u32::from_str_radix(domain, 16).is_ok() && u8::from_str_radix(bus, 16).is_ok())
 }
 
-/// Where a device sits.
+/// Position of a device on the PCI bus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
-    /// PCI address.
     pub bus_id: Option<String>,
-    /// The way from the root complex, the device last.
+    /// The path from the root complex; the device is last.
     pub path: Vec<String>,
-    /// NUMA node; `None` when the kernel does not know.
+    /// `None` if the kernel does not know it.
     pub numa_node: Option<u32>,
-    /// The link to the next bridge; `None` when the kernel does not know.
+    /// The link to the next bridge; `None` if the kernel does not know it.
     pub link: Option<PcieLink>,
 }
 
-/// The place of the PCI device that `link` points to or lies below (a virtio device lies below its PCI function).
+/// The position of the PCI device that `link` points to, directly or above it (a virtio device is below its PCI
+/// function).
 pub(crate) fn place(link: &Path) -> io::Result<Place> {
     let canonical = link.canonicalize()?;
     let Some(path) = canonical.to_str().and_then(path_of) else {
@@ -67,10 +67,10 @@ pub(crate) fn place(link: &Path) -> io::Result<Place> {
     })
 }
 
-/// The link above a device. What is possible is the lower of both ends, as a card of 16 lanes in a slot of 8 has 8.
+/// The link above a device. Its maximum is the lower of both ends: a card of 16 lanes in a slot of 8 has 8.
 fn read_link(directory: &Path) -> Option<PcieLink> {
     let generation = |directory: &Path, file: &str| generation(&read::text(&directory.join(file)).ok()?);
-    // The kernel writes 0 or 255 for a link that it does not know.
+    // The kernel writes 0 or 255 for an unknown link.
     let width =
         |directory: &Path, file| read::number_in(&directory.join(file)).filter(|lanes| (1..=32).contains(lanes));
     let port = directory.parent();
@@ -87,14 +87,14 @@ fn read_link(directory: &Path) -> Option<PcieLink> {
     (link != PcieLink::default()).then_some(link)
 }
 
-/// Generation of PCIe by the rate of a lane, as sysfs writes it (`32.0 GT/s PCIe`).
+/// PCIe generation from the rate of a lane in the format of sysfs (`32.0 GT/s PCIe`).
 pub fn generation(speed: &str) -> Option<u32> {
     let rates = ["2.5", "5.0", "8.0", "16.0", "32.0", "64.0"];
     let rate = speed.trim().split_once(" GT/s")?.0;
     rates.iter().position(|known| known.trim_end_matches(".0") == rate.trim_end_matches(".0")).map(|at| at as u32 + 1)
 }
 
-/// A PCI function by its files.
+/// A PCI function, read from its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Function {
     bus_id: String,
@@ -102,7 +102,7 @@ pub(crate) struct Function {
     class: String,
 }
 
-/// All functions on the PCI bus, whether or not a driver is loaded. A kernel without PCI has none.
+/// All functions on the PCI bus, whether or not a driver is loaded. Empty for a kernel without PCI.
 pub(crate) fn functions(sysfs: &Path) -> io::Result<Vec<Function>> {
     let devices = match read::entries(&sysfs.join("bus/pci/devices")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && sysfs.join("bus").is_dir() => return Ok(Vec::new()),
@@ -111,7 +111,7 @@ pub(crate) fn functions(sysfs: &Path) -> io::Result<Vec<Function>> {
     let file = |path: &Path, name: &str| read::text(&path.join(name)).unwrap_or_default().to_ascii_lowercase();
     let function = |(bus_id, path): (String, std::path::PathBuf)| {
         let vendor = file(&path, "vendor");
-        // Only one vendor is looked for: half of the files need not be opened.
+        // Only one vendor matters, so half of the files need not be opened.
         let class = if vendor.starts_with(NVIDIA) { file(&path, "class") } else { String::new() };
         Function { bus_id, vendor, class }
     };
@@ -126,8 +126,7 @@ fn of_class(functions: &[Function], class: &str) -> Vec<String> {
     functions.iter().filter(wanted).map(|function| function.bus_id.clone()).collect()
 }
 
-/// How many NVIDIA display controllers are on the PCI bus, whether or not a driver is loaded. A kernel without PCI has
-/// none.
+/// Number of NVIDIA display controllers on the PCI bus, whether or not a driver is loaded. 0 for a kernel without PCI.
 ///
 /// # Errors
 /// The bus cannot be listed.
@@ -140,7 +139,7 @@ pub(crate) fn nvidia_gpus(functions: &[Function]) -> Vec<String> {
     of_class(functions, "0x03")
 }
 
-/// How many NVSwitches there are: bridges of class "other".
+/// Number of NVSwitches: bridges of class "other".
 pub(crate) fn nvswitches(functions: &[Function]) -> usize {
     of_class(functions, "0x0680").len()
 }

@@ -13,7 +13,7 @@ use switchyard_crds::gpu_topology::{CharDevice, FileState, GidFamily, GidGroup, 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RdmaPort {
     pub device: String,
-    /// From 1.
+    /// Counted from 1.
     pub port: u32,
     pub place: Place,
     pub link_layer: Option<String>,
@@ -43,7 +43,7 @@ pub fn parse_rdma_state(text: &str) -> Option<String> {
     Some(read::capitalized(text.split_once(':')?.1))
 }
 
-/// Type and family of an address, from the two files of it. `None` for an empty place of the table.
+/// Type and family of an address, from its two files. `None` for an empty entry of the table.
 pub fn parse_gid(gid: &str, kind: &str, link_layer: Option<&str>) -> Option<(GidType, Option<GidFamily>)> {
     let address: Ipv6Addr = gid.trim().parse().ok()?;
     if address.is_unspecified() {
@@ -108,7 +108,7 @@ pub(crate) fn read_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
     ports
 }
 
-/// A place of the table that is empty, or belongs to another network namespace, cannot be read: it does not count.
+/// Entries that are empty, or belong to another network namespace, cannot be read and do not count.
 fn read_gids(port: &Path, link_layer: Option<&str>) -> Vec<GidGroup> {
     let mut places: Vec<u32> = read::entries(&port.join("gids"))
         .unwrap_or_default()
@@ -119,7 +119,7 @@ fn read_gids(port: &Path, link_layer: Option<&str>) -> Vec<GidGroup> {
     let mut groups: BTreeMap<(GidType, Option<GidFamily>), (u32, u32)> = BTreeMap::new();
     for place in places {
         let gid = read::text(&port.join(format!("gids/{place}"))).ok();
-        // Most places of the table are empty: their type need not be read.
+        // Most entries of the table are empty: their type need not be read.
         let gid = gid.filter(|gid| gid.bytes().any(|digit| digit != b'0' && digit != b':'));
         let kind = gid.as_ref().and_then(|_| read::text(&port.join(format!("gid_attrs/types/{place}"))).ok());
         if let Some(key) = gid.zip(kind).and_then(|(gid, kind)| parse_gid(&gid, &kind, link_layer)) {
@@ -132,14 +132,14 @@ fn read_gids(port: &Path, link_layer: Option<&str>) -> Vec<GidGroup> {
         .collect()
 }
 
-/// The name of the character device by the name of the RDMA device.
+/// Names of character devices by the name of the RDMA device.
 fn verbs_devices(roots: &Roots) -> BTreeMap<String, String> {
     let all = read::entries(&roots.sysfs.join("class/infiniband_verbs")).unwrap_or_default();
     let of = |(name, path): (String, std::path::PathBuf)| Some((read::text(&path.join("ibdev")).ok()?, name));
     all.into_iter().filter(|(name, _)| name.starts_with("uverbs")).filter_map(of).collect()
 }
 
-/// A character device below `/dev`.
+/// A character device in `/dev`.
 pub(crate) fn char_device(roots: &Roots, path: &str) -> CharDevice {
     let state = if roots.dev.join(path).exists() { FileState::Present } else { FileState::Missing };
     CharDevice { path: read::clip(path, 64), state }

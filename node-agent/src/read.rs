@@ -5,29 +5,28 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{FactSource, Facts, SourceState};
 
-/// More than any file read here has; a fixture or a broken driver must not fill the memory.
+/// More than any file read here; a fixture or a broken driver must not fill the memory.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 /// `maxLength` of a source's message.
 const MAX_MESSAGE: usize = 1024;
 
-/// The text of a file without white space at both ends.
+/// The text of a file, trimmed.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes(path)?).trim().to_owned())
 }
 
-/// The content of a file.
 pub(crate) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A decimal number that is not negative. The kernel writes -1 for "unknown", which is `None` like anything else.
+/// A non-negative decimal number. The kernel writes -1 for "unknown", which becomes `None` like anything else.
 pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.trim().parse().ok()
 }
 
-/// The number in a file; `None` when it is missing or holds none.
+/// The number in a file; `None` if the file is missing or holds no number.
 pub(crate) fn number_in<T: std::str::FromStr>(path: &Path) -> Option<T> {
     number(&text(path).ok()?)
 }
@@ -58,12 +57,11 @@ pub(crate) fn capitalized(text: &str) -> String {
     })
 }
 
-/// Sentences that go into one message, such as what could not be read while a group of facts was collected.
+/// Notes that form one message, such as what could not be read while a group of facts was collected.
 #[derive(Debug, Default)]
 pub struct Notes(Vec<String>);
 
 impl Notes {
-    /// Adds one sentence.
     pub fn add(&mut self, note: impl Into<String>) {
         self.0.push(note.into());
     }
@@ -73,12 +71,12 @@ impl Notes {
         self.0.is_empty()
     }
 
-    /// The text of a file; when it cannot be read, a note and `None`.
+    /// The text of a file; if it cannot be read, a note and `None`.
     pub(crate) fn text(&mut self, path: &Path) -> Option<String> {
         text(path).map_err(|error| self.add(format!("{}: {error}", path.display()))).ok()
     }
 
-    /// What `parse` makes of a file; when it cannot be read or parsed, a note and `None`.
+    /// The parsed text of a file; if it cannot be read or parsed, a note and `None`.
     pub(crate) fn parsed<T, E: std::fmt::Display>(
         &mut self,
         path: &Path,
@@ -98,7 +96,7 @@ impl Notes {
         FactSource { facts, source: clip(source, 128), state, message: self.message() }
     }
 
-    /// All notes in one text, or how many there are beyond what fits.
+    /// All notes in one text, with the number of those that do not fit.
     pub fn message(self) -> Option<String> {
         let mut message = String::new();
         for (index, note) in self.0.iter().enumerate() {

@@ -31,7 +31,7 @@ fn two_sockets_with_two_threads_per_core() {
     assert_eq!(cpus.siblings, ["0,4", "1,5", "2,6", "3,7"]);
     assert_eq!(cpus.model.as_deref(), Some("Xeon 8480+"));
     assert_eq!(cpus.architecture.as_deref(), Some("x86_64"));
-    // CPUs 8 to 11 are allowed but not there.
+    // CPUs 8 to 11 are allowed but do not exist.
     assert_eq!(cpus.usable.as_deref(), Some("0-3"));
     assert_eq!(cpus.quota_millicores, Some(3500), "the limit of the group above counts too");
     let caches: Vec<_> =
@@ -96,7 +96,7 @@ fn no_gpu_and_no_driver_are_two_things() {
     assert_eq!(source(&without, Facts::GPUs).state, SourceState::Complete);
 
     tree.pci("pci0000:17/0000:17:05.0/0000:1b:00.0", "0x10de", "0x030200", "0");
-    // A switch of the same vendor is no GPU.
+    // A switch of the same vendor is not a GPU.
     tree.pci("pci0000:17/0000:17:06.0/0000:1c:00.0", "0x10de", "0x068000", "0");
     let without_driver = status(&roots(&tree));
     assert_eq!(without_driver.gpu_count, None);
@@ -196,7 +196,7 @@ fn describes_the_machine_it_runs_on() {
     if let (Some(online), Some(usable)) = (online, usable) {
         assert!(!usable.is_empty());
         assert_eq!(usable.intersection(&online), usable);
-        // A quota lowers what the standard library says, never raises it.
+        // A quota lowers what the standard library reports and never raises it.
         assert!(std::thread::available_parallelism().is_ok_and(|count| count.get() <= usable.len()));
         let nodes: Vec<u32> = status
             .numa_nodes
@@ -208,7 +208,7 @@ fn describes_the_machine_it_runs_on() {
     }
     assert!(status.memory_bytes.is_some_and(|bytes| bytes > 64 << 20));
     assert!(elapsed.as_millis() < 1000, "a description took {elapsed:?}");
-    // The same machine, described again, is the same but for the time.
+    // Described again, the machine differs only in the time.
     let again = describe(&Roots::local("here"), Timestamp::UNIX_EPOCH).expect("a description");
     assert_eq!(topology, again);
     println!("{elapsed:?}: {topology:#?}");

@@ -1,4 +1,4 @@
-//! What GPUs count and report by themselves, from a mock of NVML that is compiled for the test.
+//! Counters and events of GPUs, from a mock of NVML that is compiled for the test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 use switchyard_node_agent::counters::{self, GpuCounters};
 use switchyard_node_agent::events;
 
-/// Compiles the mock. `None`, with a note, where there is no compiler (a test binary copied to another machine).
+/// Compiles the mock. `None`, with a note, if there is no compiler (a test binary copied to another machine).
 fn mock(directory: &Path) -> Option<PathBuf> {
     let library = directory.join("libnvidia-ml-reports.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nvml_reports/library.rs");

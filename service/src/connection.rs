@@ -1,4 +1,5 @@
-//! The connection to the API server: no throttle of our own (the server has priority and fairness), and every request counted.
+//! The connection to the API server, without client-side throttling (the server has priority and fairness), and with
+//! every request counted.
 
 use http::header::{HeaderValue, USER_AGENT};
 use http::{Method, Request, Response};
@@ -9,19 +10,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tower::{Layer, Service};
 
-/// Where the API server is and who we are there.
+/// How to reach the API server.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
-    /// A kubeconfig; `None`: the one of the pod, or of the environment.
+    /// A kubeconfig; `None`: that of the pod, or of the environment.
     pub kubeconfig: Option<PathBuf>,
     /// Its context; `None`: the current one.
     pub context: Option<String>,
 }
 
-/// Reads the configuration. Nothing is connected yet.
+/// Reads the configuration, without connecting.
 ///
 /// # Errors
-/// No configuration was found, or it cannot be read: one sentence.
+/// No configuration was found, or it cannot be read; the error is one sentence.
 pub async fn connect(connection: &Connection) -> Result<Config, String> {
     let options = KubeConfigOptions { context: connection.context.clone(), ..KubeConfigOptions::default() };
     if let Some(path) = &connection.kubeconfig {
@@ -38,10 +39,11 @@ pub async fn connect(connection: &Connection) -> Result<Config, String> {
     })
 }
 
-/// Is told of every request that has ended: verb, resource with subresource, and status, which is `None` without an answer.
+/// Called for every request that has ended: verb, resource with subresource, and status, which is `None` without a
+/// response.
 pub type Answered = Arc<dyn Fn(&'static str, String, Option<u16>) + Send + Sync>;
 
-/// Makes the client of a program, which calls itself `program` and the version of this workspace.
+/// Builds the client of a program, which identifies itself as `program` with the version of this workspace.
 ///
 /// # Errors
 /// The configuration has a certificate or key that cannot be used.
@@ -52,9 +54,9 @@ pub fn client(mut config: Config, program: &str, answered: Answered) -> Result<C
     Ok(builder.with_layer(&Counted(answered)).build())
 }
 
-/// What a request does, in the words of rights: verb, and resource with subresource.
+/// The request in terms of RBAC: verb, and resource with subresource.
 fn verb_and_resource(method: &Method, path: &str, query: &str) -> (&'static str, String) {
-    // /api/v1 or /apis/GROUP/VERSION, then perhaps namespaces/NAME, then RESOURCE[/NAME[/SUBRESOURCE]].
+    // /api/v1 or /apis/GROUP/VERSION, optionally namespaces/NAME, then RESOURCE[/NAME[/SUBRESOURCE]].
     let mut parts = path.trim_matches('/').split('/');
     let prefix = match parts.next() {
         Some("api") => 1,
@@ -96,7 +98,7 @@ impl<S> Layer<S> for Counted {
     }
 }
 
-/// A service whose requests are counted.
+/// A service that counts its requests.
 struct Counting<S> {
     inner: S,
     answered: Answered,
@@ -157,7 +159,7 @@ mod tests {
         }
     }
 
-    /// The layer counts what the API server answered, and that it did not answer.
+    /// The layer counts responses of the API server, and requests without one.
     #[tokio::test]
     async fn answers_and_failures_are_counted() {
         let seen = Arc::new(Mutex::new(Vec::new()));

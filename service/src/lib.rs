@@ -1,6 +1,6 @@
-//! What the programs in a cluster share: the connection to the API server, its requests counted, and the log.
+//! What the programs in a cluster share: the connection to the API server with its requests counted, and the log.
 //!
-//! Not here: what they count and log, and what they do.
+//! Not here: what they count, log and do.
 #![forbid(unsafe_code)]
 
 mod connection;

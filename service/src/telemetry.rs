@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Form of the log.
+/// Format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -13,8 +13,8 @@ pub enum Format {
     Json,
 }
 
-/// The client logs every answer that is no success, also those that are expected, such as a name that is taken. Whoever made the
-/// call tells what follows from it, once; whoever wants to see them names `kube_client` in `--log-level`.
+/// The client logs every unsuccessful response, including expected ones, such as a name that is taken. The caller
+/// reports what follows from it, once; to see them all, name `kube_client` in `--log-level`.
 const QUIET: &str = "kube_client::client::builder=off";
 
 fn filter(level: &str) -> Result<EnvFilter, String> {
@@ -23,8 +23,8 @@ fn filter(level: &str) -> Result<EnvFilter, String> {
             "--log-level: got `{level}`; expected a level such as info, or a filter such as info,switchyard=debug: {error}"
         )
     };
-    // The library takes a word that is no level for the name of a part of the program, and then logs nothing else; and no level
-    // at all for `error`.
+    // The library takes a word that is not a level for the name of a module and then logs nothing else, and it takes an
+    // empty level for `error`.
     let plain = level.split(',').filter(|part| !part.contains('['));
     for word in plain.map(|part| part.rsplit('=').next().unwrap_or_default().trim()) {
         if word.is_empty() || word.parse::<LevelFilter>().is_err() {
@@ -41,10 +41,10 @@ fn filter(level: &str) -> Result<EnvFilter, String> {
 /// Starts logging, with times in UTC.
 ///
 /// # Errors
-/// The level is no filter of `tracing`.
+/// The level is not a valid filter of `tracing`.
 pub fn start(format: Format, level: &str) -> Result<(), String> {
     let log = tracing_subscriber::fmt().with_env_filter(filter(level)?).with_writer(std::io::stderr).with_target(false);
-    // A second start in one process (tests) keeps the first.
+    // A second start in one process (tests) keeps the first one.
     let _ = match format {
         Format::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).try_init(),
         Format::Json => log.json().flatten_event(true).try_init(),

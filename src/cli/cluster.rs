@@ -4,7 +4,7 @@ use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs}
 use super::controller::levels;
 use super::run::{CLI_VERSION, json_line};
 use super::{fabric, live, manifest, print, print_yaml, refuse, topo, verdict};
-use crate::cli::snapshot;
+use crate::snapshot;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

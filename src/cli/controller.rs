@@ -2,8 +2,8 @@
 
 use super::args::{ControllerArgs, Toggle};
 use super::{fabric, refuse};
-use crate::controller::{self, Settings, Timing};
 use std::time::Duration;
+use switchyard_controller::{self as controller, Settings, Timing};
 use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use switchyard_plan::objects::Defaults;
 use switchyard_service::{Connection, connect, telemetry};

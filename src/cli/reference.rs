@@ -1,6 +1,6 @@
 //! What is committed of the program's own words and drawings: `docs/cli.md`, made from the arguments, and the picture of README.md.
 //!
-//! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib reference`, and commit the file.
+//! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard-cli reference`, and commit the file.
 #![allow(clippy::unwrap_used)]
 
 use super::args::Cli;
@@ -155,7 +155,7 @@ fn cell(text: &str) -> String {
 
 /// Compares a committed file, or writes it where snapshots are written.
 fn held(path: &str, text: &str) {
-    let full = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let full = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {
         std::fs::create_dir_all(full.parent().unwrap()).unwrap();
         std::fs::write(&full, text).unwrap();
@@ -188,7 +188,7 @@ fn every_command_has_an_example_that_it_takes() {
 /// `switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json --svg`.
 #[test]
 fn the_picture_is_what_the_program_draws() {
-    let at = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/clusters").join(name);
+    let at = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/clusters").join(name);
     let file = cluster::read_file(&at("two-racks.json")).unwrap();
     let mut seen = cluster::cluster(&file).unwrap();
     let job = cluster::in_namespace(manifest::read(&at("gpt-rack.yaml")).unwrap(), &seen);

@@ -8,6 +8,7 @@
 //!
 //! Two executors carry a plan out: `local` starts its processes on this machine, and the controller's `apply` will create pods.
 //! Neither decides anything.
+#![forbid(unsafe_code)]
 
 pub mod cluster;
 pub mod eligible;

@@ -1,6 +1,5 @@
 //! The commands that the documents show: those that need no real nodes run here, as they stand on the page, and those that take minutes are
 //! commands of cargo that exist. `e2e.rs` runs the rest; `tidy.rs` finds blocks of which nobody said where they run.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
 use std::fs;

@@ -1,5 +1,4 @@
 //! What is in the images that `cargo xtask images` has written, and that they hold all that their programs need.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;

@@ -1,5 +1,4 @@
 //! Placement of GPUs against brute force: random machines and clusters, and the machines of the fixtures.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use switchyard_core::devices::Devices;
 use switchyard_core::model::NodeOrd;

@@ -4,8 +4,8 @@
 //! EngineConfig -> data (samples) -> model (static plan, arena) -> comm (buckets) -> train (step loop) -> events
 //! ```
 //!
-//! `pod` starts and watches the ranks of one node; everything else is one rank. Nothing here knows Kubernetes; the engine is told who it is by environment variables
-//! (see `switchyard_worker_contract::env`) and what to do by one JSON file.
+//! `pod` starts and watches the ranks of one node; everything else is one rank. Nothing here knows Kubernetes:
+//! environment variables say who a rank is (see `switchyard_worker_contract::env`), and one JSON file says what to do.
 #![deny(unsafe_code)]
 
 pub mod amp;

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 use switchyard_worker::model::Registry;
 
-/// What `--version` tells. `cargo xtask` says which commit is built; only this file is compiled anew for another one.
+/// Text of `--version`. `cargo xtask` passes the commit; only this file is compiled again for another one.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

@@ -13,14 +13,14 @@ use switchyard_worker_contract::{CpuList, env};
 /// Pins this process to the CPUs of `SWITCHYARD_CPUS`. Threads started later inherit it.
 ///
 /// # Errors
-/// The variable is no CPU list, or the kernel refuses it.
+/// The variable is not a CPU list, or the kernel refuses it.
 pub fn pin() -> Result<(), String> {
     let Some(text) = variable(env::CPUS) else { return Ok(()) };
     let list: CpuList = text.parse().map_err(|error| format!("{}: {error}", env::CPUS))?;
     run_on(&list).map_err(|error| format!("{}: {error}", env::CPUS))
 }
 
-/// Pins this thread to some CPUs; an empty list leaves it where it is. Threads started later inherit it.
+/// Pins this thread to some CPUs; an empty list changes nothing. Threads started later inherit it.
 ///
 /// # Errors
 /// The kernel refuses them.
@@ -39,16 +39,16 @@ pub fn run_on(list: &CpuList) -> Result<(), String> {
     sched_setaffinity(None, &set).map_err(|error| format!("cannot run on CPUs {list}: {error}"))
 }
 
-/// The CPUs this process may run on; empty where the kernel does not tell.
+/// The CPUs that this process may run on; empty if the kernel does not say.
 pub fn allowed() -> CpuList {
     let set = sched_getaffinity(None).unwrap_or_default();
     CpuList::new((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32))
 }
 
-/// Compute threads: what the configuration says; if that is 0, what whoever started this rank says; if nobody does, all CPUs.
+/// Compute threads: the number in the configuration; if that is 0, the number from the launcher; otherwise all CPUs.
 ///
 /// # Errors
-/// The variable is no number.
+/// The variable is not a number.
 pub fn threads(configured: u32) -> Result<u32, String> {
     if configured > 0 {
         return Ok(configured);
@@ -58,26 +58,26 @@ pub fn threads(configured: u32) -> Result<u32, String> {
     number.ok_or_else(|| format!("{}: got `{text}`; expected a number from 1 up", env::CPU_THREADS))
 }
 
-/// Ends this process with its launcher: the kernel does, and it is checked once that the launcher was still there.
+/// Makes the kernel end this process together with its launcher, and checks once that the launcher still exists.
 ///
 /// # Errors
-/// The launcher is gone already.
+/// The launcher is already gone.
 pub fn follow_parent() -> Result<(), String> {
     let Some(text) = variable(env::PARENT_PID) else { return Ok(()) };
     let parent = text.parse::<i32>().ok().and_then(Pid::from_raw);
     let Some(parent) = parent else {
         return Err(format!("{}: got `{text}`; expected a process id", env::PARENT_PID));
     };
-    // SIGKILL: with the launcher gone there is nobody left to report to.
+    // SIGKILL: without the launcher there is nobody to report to.
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| format!("cannot follow the launcher: {error}"))?;
     if getppid() == Some(parent) { Ok(()) } else { Err(format!("the launcher (pid {text}) is gone")) }
 }
 
-/// What this process has been told by signals.
+/// Signals that this process has received.
 #[derive(Default)]
 pub struct Stopping {
-    /// Any rank of this process: one ends the group.
+    /// Of any rank of this process: one ends the group.
     aborter: OnceLock<Aborter>,
     signal: AtomicI32,
 }
@@ -88,17 +88,17 @@ impl Stopping {
         let _ = self.aborter.set(aborter);
     }
 
-    /// The signal that said to stop, or 0.
+    /// The signal that asked to stop, or 0.
     pub fn signal(&self) -> &AtomicI32 {
         &self.signal
     }
 }
 
-/// Ends the group when this process is told to stop; before the group exists, ends the process. `saves`: the first signal is only kept,
-/// so that the ranks save and stop by themselves.
+/// Ends the group when this process is asked to stop; before the group exists, ends the process. `saves`: the first
+/// signal is only recorded, so that the ranks save and stop by themselves.
 ///
 /// # Errors
-/// Signals cannot be listened to.
+/// Signals cannot be handled.
 pub fn stop_on_signal(rank: u32, saves: bool) -> std::io::Result<Arc<Stopping>> {
     let stopping: Arc<Stopping> = Arc::default();
     let shared = Arc::clone(&stopping);

@@ -161,7 +161,7 @@ fn a_damaged_checkpoint_is_named_in_the_log() {
     fs::write(&file, bytes).unwrap();
     assert_eq!(job.run(&[(env::ATTEMPT, "2")]), [0], "{}", job.read("err-0"));
     let log = job.read("err-0");
-    assert!(log.contains("step 12, attempt 1 is passed over") && log.contains("damaged: chunk 0"), "{log}");
+    assert!(log.contains("step 12, attempt 1 is skipped") && log.contains("damaged: chunk 0"), "{log}");
     assert_eq!(resumed(&job), Some(8));
     assert_eq!(finished(&job.read("out-0")).unwrap().weights_digest, undisturbed(2, 12));
 }

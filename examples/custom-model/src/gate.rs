@@ -1,12 +1,12 @@
-//! A layer of our own: each channel of an image is let through by as much as a gate says.
+//! A layer of your own: a gate decides how much of each channel of an image passes.
 //!
 //! ```text
 //! forward    s = sigmoid(g + bias)                 y = s x
 //! backward   dx = s dy     dz = s (1 - s) sum over pixels of x dy     dg = dz     dbias = sum over images of dz
 //! ```
 //!
-//! Images `x` and `y` are `[batch, height, width, channels]`, gates `g` and `s` `[batch, channels]`. The excitation of Hu, Shen and Sun
-//! (2018, "Squeeze-and-Excitation Networks", equations 3 and 4).
+//! Images `x` and `y` are `[batch, height, width, channels]`, gates `g` and `s` `[batch, channels]`. This is the
+//! excitation of Hu, Shen and Sun (2018, "Squeeze-and-Excitation Networks", equations 3 and 4).
 
 use switchyard_worker::cpu::math::exp;
 use switchyard_worker::cpu::ops::{in_pieces, rows};
@@ -18,15 +18,15 @@ use switchyard_worker::nn::{
 /// Scales the channels of images by the sigmoid of a gate and a bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Gate {
-    /// Bias before training: 2 opens all gates to 0.88.
+    /// Initial bias: 2 opens all gates to 0.88.
     pub open: f32,
 }
 
 impl Gate {
-    /// Appends it as `NAME.bias`, for images `x` and gates `g`.
+    /// Appends the layer as `NAME.bias`, for images `x` and gates `g`.
     ///
     /// # Errors
-    /// `x` is no image, or `g` has not one number for each image and channel.
+    /// `x` is not an image, or `g` does not have one number per image and channel.
     pub fn add(self, graph: &mut Graph, name: &str, x: Tensor, g: Tensor) -> Result<Tensor, ModelError> {
         let &[batch, height, width, channels] = graph.shape(x) else {
             return Err(graph.mismatch(name, x, "[batch, height, width, channels]"));
@@ -54,11 +54,11 @@ impl Layer for Scale {
     fn needs(&self, _: &Cpu) -> Needs {
         let gates = self.batch * self.channels;
         Needs {
-            // Of `g` nothing is needed once `s` is known: it is what is saved.
+            // `g` is not needed once `s` is known, and `s` is saved.
             inputs: [true, false, false],
             saved: gates,
             backward_scratch: gates,
-            // Others read `x` too, so its gradient may have to be added; `g` is made for this layer.
+            // Other layers read `x` too, so its gradient may have to be added; `g` is made for this layer only.
             flow: [Flow::Accumulate, Flow::Write, Flow::Write],
             ..Needs::default()
         }
@@ -143,7 +143,7 @@ fn image_gradient<E: Element>(dy: &[E], s: &[f32], dx: &mut [E], add: bool) {
 }
 
 fn write_gate<E: Element>(dg: &mut InputGradient<'_>, dz: &[f32]) {
-    // `Flow::Write`: nobody asks to add.
+    // `Flow::Write`: the gradient is never added.
     if let Some((mut dg, _)) = dg.target() {
         for (dg, dz) in dg.of::<E>().iter_mut().zip(dz) {
             *dg = E::of(*dz);

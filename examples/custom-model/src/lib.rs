@@ -1,11 +1,13 @@
-//! A network of your own in Switchyard's engine: what you write, and what you get.
+//! Your own network in Switchyard's engine: what you write, and what you get.
 //!
 //! | file | what it shows |
 //! |---|---|
 //! | `gate.rs` | a [`Layer`](switchyard_worker::nn::Layer): forward, a hand-written backward, a parameter, any number format |
-//! | `model.rs` | a [`Model`](switchyard_worker::model::Model): layers of Switchyard and this one, settings from the manifest |
-//! | `main.rs` | the program: all of `switchyard-worker`, with this network besides |
-//! | `../tests/model.rs` | the checks that every new layer deserves: its gradient against differences of the loss, and a few steps |
+//! | `model.rs` | a [`Model`](switchyard_worker::model::Model): layers of Switchyard and this one, settings from the
+//! manifest |
+//! | `main.rs` | the program: all of `switchyard-worker`, plus this network |
+//! | `../tests/model.rs` | the checks that every new layer needs: its gradient against finite differences of the loss,
+//! and a few steps |
 //!
 //! The rest comes from the engine: memory planned before the first step, mixed precision, overlapped reductions, readers,
 //! checkpoints, profiles and reports. In the repository:
@@ -14,7 +16,7 @@
 //! cargo xtask run --worker switchyard-example-custom-model examples/custom-model.yaml
 //! ```
 //!
-//! In a cluster the program goes into an image of your own: `trainer.image`.
+//! In a cluster the program goes into your own image: `trainer.image`.
 #![forbid(unsafe_code)]
 
 mod gate;
@@ -25,7 +27,7 @@ pub use model::SqueezeExcite;
 
 use switchyard_worker::model::Registry;
 
-/// The networks of Switchyard and `squeeze-excite`, the name in `engine.model.custom.name`.
+/// The networks of Switchyard and `squeeze-excite`, the name for `engine.model.custom.name`.
 pub fn registry() -> Registry {
     Registry::new().with("squeeze-excite", |parameters| Ok(Box::new(SqueezeExcite::new(parameters)?)))
 }

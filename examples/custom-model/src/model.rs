@@ -1,8 +1,9 @@
-//! A small convolutional network whose channels are weighed by what is in the whole picture.
+//! A small convolutional network whose channels are weighted by the content of the whole image.
 //!
 //! ```text
 //! stage      relu(norm(3x3)) -> gate(x, linear(relu(linear(mean over pixels of x))))
-//! network    stages, each but the first with half the pixels and twice the channels -> mean over pixels -> linear -> cross entropy
+//! network    stages, each but the first with half the pixels and twice the channels -> mean over pixels -> linear ->
+//! cross entropy
 //! ```
 
 use crate::gate::Gate;
@@ -21,7 +22,7 @@ pub struct SqueezeExcite {
     /// Channels of the first stage.
     width: usize,
     stages: usize,
-    /// A gate sees the channels through so many times fewer numbers.
+    /// Factor by which a gate reduces the number of channels internally.
     reduction: usize,
 }
 
@@ -29,7 +30,7 @@ impl SqueezeExcite {
     /// From `engine.model.custom.parameters`: `width` (channels of the first stage, 16), `stages` (2), `reduction` (4).
     ///
     /// # Errors
-    /// A parameter that there is not, or that is no number in its range.
+    /// A parameter is unknown, or is not a number in its range.
     pub fn new(parameters: &BTreeMap<String, String>) -> Result<SqueezeExcite, ModelError> {
         const KNOWN: [&str; 3] = ["width", "stages", "reduction"];
         if let Some((name, got)) = parameters.iter().find(|(name, _)| !KNOWN.contains(&name.as_str())) {
@@ -80,7 +81,7 @@ impl Model for SqueezeExcite {
     }
 }
 
-/// PyTorch's initial weights of a linear layer lie between this and its negative.
+/// PyTorch's initial weights of a linear layer are between this number and its negative.
 fn bound(inputs: usize) -> f32 {
     1.0 / (inputs as f32).sqrt()
 }

@@ -1,5 +1,5 @@
-//! What a network of one's own deserves: its gradient against differences of the loss in every number format, a few steps that teach it
-//! something, and errors that name what is wrong in the manifest.
+//! What a network of your own needs: its gradient against finite differences of the loss in every number format, a few
+//! steps of training that lower the loss, and errors that name what is wrong in the manifest.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../worker/tests/flat_gradients/mod.rs"]
@@ -58,7 +58,7 @@ fn the_loss_changes_along_each_parameter_as_its_gradient_says() {
             }
             trial.forward().loss
         };
-        // Far enough for single precision, near enough for the loss to be straight: the best of some steps.
+        // Far enough apart for single precision, close enough for the loss to be linear: the best of several steps.
         let ratio = |step: f64| (loss_at(step) - loss_at(-step)) / (2.0 * step * norm);
         let errors = [0.1, 0.03, 0.01, 0.003, 0.001, 0.0003].map(ratio).map(|ratio| (ratio - 1.0).abs());
         let best = errors.into_iter().fold(f64::INFINITY, f64::min);

@@ -1,4 +1,4 @@
-//! The loops: one looks at the machine, one asks the kubelet, one makes the API server say what they found.
+//! The loops: one scans the machine, one asks the kubelet, one keeps the object on the API server up to date.
 //!
 //! ```text
 //! period, GPU events ─> scan (thread) ─> Machine ─┐
@@ -6,7 +6,7 @@
 //! period ───────────> kubelet (socket) ─> Kubelet ┘
 //! ```
 //!
-//! Each keeps its last state only, so whatever was slow or away, the newest facts are what is written next.
+//! Each keeps only its last state, so the newest facts are written next, whatever was slow or unreachable.
 
 use crate::metrics::Metrics;
 use crate::pages::Health;
@@ -25,16 +25,15 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use tracing::{info, warn};
 
-/// A GPU that reports one error after the other does not make us look more often than this.
+/// A GPU that reports one error after another does not cause more scans than this.
 const AFTER_EVENT: Duration = Duration::from_secs(2);
-/// Pause before NVML's events are waited for again: without NVML, and while a driver restarts.
+/// Pause before waiting for NVML's events again: without NVML, and while a driver restarts.
 const EVENTS_AGAIN: Duration = Duration::from_secs(60);
 
-/// What all loops share.
 pub(crate) struct Agent {
-    /// Time between two looks.
+    /// Time between two scans.
     pub period: Duration,
-    /// Time after which a look hangs.
+    /// Time after which a scan counts as hung.
     pub patience: Duration,
     pub place: Place,
     /// `None`: the kubelet is not asked.
@@ -47,7 +46,7 @@ impl Agent {
     /// Reports until it is dropped.
     ///
     /// # Errors
-    /// The thread that looks at the machine cannot be started, or is gone.
+    /// The thread that scans the machine cannot be started, or is gone.
     pub async fn run(&self, writer: Writer, gpu_events: bool) -> Result<(), String> {
         let place = self.place.clone();
         let scanner =
@@ -61,11 +60,11 @@ impl Agent {
         tokio::select! {
             () = self.write(writer, machines, kubelets) => Err("the loops ended".into()),
             () = self.ask(&kubelet) => Err("the loops ended".into()),
-            () = self.look(scanner, &machine, &event) => Err("the thread that looks at the machine is gone".into()),
+            () = self.look(scanner, &machine, &event) => Err("the thread that scans the machine is gone".into()),
         }
     }
 
-    /// One look and one question, without a cluster.
+    /// One scan and one query of the kubelet, without a cluster.
     ///
     /// # Errors
     /// The machine cannot be described.
@@ -75,13 +74,15 @@ impl Agent {
             Scanner::start(move || place.look()).map_err(|error| format!("cannot start a thread: {error}"))?;
         let scan = scanner.scan(self.patience).await.map_err(|fault| match fault {
             ScanFault::Failed(why) => why,
-            ScanFault::Hangs(patience) => format!("the machine has not answered for {} s", patience.as_secs()),
-            ScanFault::Gone => "the thread that looks at the machine is gone".into(),
+            ScanFault::Hangs(patience) => {
+                format!("the scan of the machine has not ended after {} s", patience.as_secs())
+            }
+            ScanFault::Gone => "the thread that scans the machine is gone".into(),
         })?;
         Ok((Machine { last: Some(Arc::new(scan)), fault: None }, self.kubelet().await))
     }
 
-    /// Wakes the loop that looks when a GPU reports something. The thread may hang in the driver, and ends with the process.
+    /// Triggers a scan when a GPU reports something. The thread may hang in the driver, and ends with the process.
     fn watch_gpus(&self, event: Arc<Notify>) -> std::io::Result<()> {
         let library = self.place.roots.nvml_library.clone();
         let metrics = Arc::clone(&self.metrics);
@@ -93,8 +94,8 @@ impl Agent {
                     info!(xid, "a GPU reported an event");
                     event.notify_one();
                 });
-                tracing::debug!(why, "no events of GPUs");
-                // A driver that went away is news too; one that has not been there is none.
+                tracing::debug!(why, "no events from GPUs");
+                // A driver that disappeared is news as well; one that was never there is not.
                 if begin.elapsed() > AFTER_EVENT {
                     event.notify_one();
                 }
@@ -130,7 +131,7 @@ impl Agent {
                     if first {
                         warn!(?fault, "the machine cannot be described");
                     }
-                    self.health.scanned(hangs.then(|| "a look at the machine hangs".to_owned()));
+                    self.health.scanned(hangs.then(|| "a scan of the machine hangs".to_owned()));
                     machine.send_modify(|machine| machine.fault = Some(fault));
                 }
             }
@@ -153,7 +154,7 @@ impl Agent {
             period.tick().await;
             let known = self.kubelet().await;
             if let (Kubelet::Unknown(why), Some(Kubelet::Known(_)) | None) = (&known, &*kubelet.borrow()) {
-                warn!(why, "the kubelet does not tell who uses devices");
+                warn!(why, "the kubelet does not report who uses devices");
             }
             kubelet.send_replace(Some(known));
         }
@@ -165,7 +166,7 @@ impl Agent {
         mut machines: watch::Receiver<Machine>,
         mut kubelets: watch::Receiver<Option<Kubelet>>,
     ) {
-        // The first report is whole: both are waited for, and neither can take longer than its own deadline.
+        // The first report is complete: it waits for both, and neither can take longer than its own deadline.
         let known = |machine: &Machine| machine.last.is_some() || machine.fault.is_some();
         if machines.wait_for(known).await.is_err() || kubelets.wait_for(Option::is_some).await.is_err() {
             return;

@@ -6,19 +6,19 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use switchyard_service::telemetry;
 
-/// Keeps the GPUTopology of its node true: describes the machine, and writes what has changed.
+/// Keeps the GPUTopology of its node up to date: describes the machine, and writes what has changed.
 #[derive(Debug, Parser)]
 #[command(name = "switchyard-node-agent", version, about, max_term_width = 100)]
 pub(crate) struct Args {
-    /// Name of the node, which the GPUTopology gets too. With --once the host name, where none is given.
+    /// Name of the node and of the GPUTopology. Default with --once: the host name.
     #[arg(long, env = "NODE_NAME", value_name = "NAME", required_unless_present = "once")]
     pub node_name: Option<String>,
 
-    /// Print the GPUTopology as YAML and end. Needs no cluster.
+    /// Print the GPUTopology as YAML and exit. Needs no cluster.
     #[arg(long)]
     pub once: bool,
 
-    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config, else the pod's service account.
+    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config, otherwise the pod's service account.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub context: Option<String>,
 
-    /// NVML's library. Default: libnvidia-ml.so.1 where the dynamic linker finds it.
+    /// NVML's library. Default: libnvidia-ml.so.1, found by the dynamic linker.
     #[arg(long, value_name = "FILE")]
     pub nvml_lib: Option<PathBuf>,
 
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "/dev")]
     pub dev_root: PathBuf,
 
-    /// A file with speeds that were measured on this machine (YAML); placement takes them instead of the usual ones.
+    /// A file with speeds measured on this machine (YAML); placement uses them instead of the usual ones.
     #[arg(long, value_name = "FILE")]
     pub measured: Option<PathBuf>,
 
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub read_acs: bool,
 
-    /// The kubelet's socket that tells who uses which device. Empty: it is not asked.
+    /// The kubelet's socket that reports which container uses which device. Empty: the kubelet is not asked.
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources: OsString,
 
@@ -58,19 +58,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub kubelet_config: Option<PathBuf>,
 
-    /// Seconds between two looks at the machine.
+    /// Seconds between two scans of the machine.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub period_seconds: u16,
 
-    /// Seconds after which a look at the machine counts as one that hangs.
+    /// Seconds after which a scan of the machine counts as hung.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub scan_timeout_seconds: u16,
 
-    /// Seconds after which a report without a change is renewed. Readers take one of half an hour ago as nobody's.
+    /// Seconds after which an unchanged report is renewed. Readers consider a report of half an hour ago as abandoned.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u16).range(2..=600))]
     pub renew_seconds: u16,
 
-    /// Whether to look at once when a GPU reports an error. Keeps the driver's module in use.
+    /// Whether to scan immediately when a GPU reports an error. Keeps the driver's module in use.
     #[arg(long, value_enum, default_value_t = Toggle::Enabled)]
     pub gpu_events: Toggle,
 
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9410")]
     pub listen: SocketAddr,
 
-    /// Form of the log on standard error.
+    /// Format of the log on standard error.
     #[arg(long, value_enum, default_value_t = telemetry::Format::Text)]
     pub log_format: telemetry::Format,
 
@@ -88,19 +88,17 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The arguments of this process; ends it where they are none of ours, or ask for help.
+    /// Parses the arguments of this process; exits if they are invalid or ask for help.
     pub fn parse_as(version: &'static str) -> Args {
         let matches = Args::command().version(version).get_matches();
         Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 }
 
-/// A switch, with the words of the API.
+/// A switch, in the words of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub(crate) enum Toggle {
-    /// On.
     Enabled,
-    /// Off.
     Disabled,
 }

@@ -1,5 +1,5 @@
-//! Whether the facts agree with each other. Pure: what disagrees is named with what was got and what was expected, and nothing is
-//! put right here.
+//! Whether the facts agree with each other. Pure: a contradiction is reported with both values, and nothing is
+//! corrected here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
@@ -8,11 +8,11 @@ use switchyard_node_agent::counters::GpuCounters;
 /// Two facts that cannot both be true.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Contradiction {
-    /// Path of the field below `status`.
+    /// Path of the field in `status`.
     pub field: String,
-    /// What it says.
+    /// Its value.
     pub got: String,
-    /// What another source says.
+    /// The value from another source.
     pub expected: String,
 }
 
@@ -22,18 +22,18 @@ impl std::fmt::Display for Contradiction {
     }
 }
 
-/// What other sources say about the devices of a machine.
+/// Facts about the devices of a machine from other sources.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Others<'a> {
-    /// NVIDIA GPUs on the PCI bus; `None` when the bus cannot be read.
+    /// NVIDIA GPUs on the PCI bus; `None` if the bus cannot be read.
     pub pci_gpus: Option<u32>,
     /// Counters of the GPUs, with their NVLinks from both ends.
     pub counters: &'a [GpuCounters],
-    /// Resource and device of everything that the kubelet can give to containers; `None` when it could not be asked.
+    /// Resource and device of everything that the kubelet can allocate to containers; `None` if it could not be asked.
     pub allocatable: Option<&'a BTreeSet<(String, String)>>,
 }
 
-/// Everything that disagrees, in the order of the fields.
+/// All contradictions, in the order of the fields.
 pub(crate) fn contradictions(facts: &GPUTopologyStatus, others: Others<'_>) -> Vec<Contradiction> {
     let mut found = Vec::new();
     let mut add = |field: String, got: String, expected: String| found.push(Contradiction { field, got, expected });
@@ -105,7 +105,7 @@ fn link_ends(facts: &GPUTopologyStatus, add: &mut Add<'_>) {
     }
 }
 
-/// NVLinks between two GPUs, as each of the two counts them.
+/// NVLinks between two GPUs, as counted by each of the two.
 fn asymmetric(counters: &[GpuCounters], add: &mut Add<'_>) {
     for (index, one) in counters.iter().enumerate() {
         for other in &counters[index + 1..] {
@@ -119,9 +119,9 @@ fn asymmetric(counters: &[GpuCounters], add: &mut Add<'_>) {
     }
 }
 
-/// GPUs as a device plugin names them, by UUID. Instances and claims have other names, and then nothing is compared.
+/// Compares GPUs that a device plugin names by UUID. Instances and claims have other names and are not compared.
 fn kubelet(facts: &GPUTopologyStatus, allocatable: &BTreeSet<(String, String)>, add: &mut Add<'_>) {
-    // A plugin that shares GPUs gives out `UUID::0`, `UUID::1`, …
+    // A plugin that shares GPUs allocates `UUID::0`, `UUID::1`, …
     let plain = |id: &'_ str| id.split("::").next().unwrap_or_default().to_owned();
     let given: BTreeSet<String> =
         allocatable.iter().map(|(_, id)| plain(id)).filter(|id| id.starts_with("GPU-")).collect();

@@ -1,7 +1,7 @@
-//! Policies of the kubelet, from its configuration file.
+//! The kubelet's policies, from its configuration file.
 //!
-//! Not from `/configz`: for that an agent would need the right `nodes/proxy`, by which it could run commands in every pod. A policy
-//! that a flag of the kubelet sets, or a drop-in file, is not seen.
+//! Not from `/configz`: that would require the right `nodes/proxy`, with which an agent could run commands in every
+//! pod. A policy set by a flag of the kubelet, or by a drop-in file, is not seen.
 
 use serde::Deserialize;
 use std::path::Path;
@@ -9,7 +9,7 @@ use switchyard_crds::device_use::KubeletPolicies;
 use switchyard_crds::gpu_topology::{Facts, GPUTopologyStatus, SourceState};
 use switchyard_node_agent::Notes;
 
-/// More than any configuration has.
+/// More than any configuration needs.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -42,7 +42,7 @@ fn read(path: &Path) -> Result<KubeletPolicies, String> {
     parse(&text)
 }
 
-/// Puts the policies into the facts, or why they are not known into the source of `host`.
+/// Adds the policies to the facts, or the reason why they are unknown to the source of `host`.
 pub(crate) fn add_policies(facts: &mut GPUTopologyStatus, path: &Path) {
     match read(path) {
         Ok(policies) => facts.host.get_or_insert_default().kubelet = Some(policies),

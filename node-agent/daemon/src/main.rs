@@ -1,4 +1,4 @@
-//! The node agent: describes its machine again and again, and keeps the `GPUTopology` of its node true.
+//! The node agent: describes its machine periodically, and keeps the `GPUTopology` of its node up to date.
 //!
 //! ```text
 //! scan (thread: sysfs, procfs, NVML) ─┐
@@ -36,7 +36,7 @@ use switchyard_worker_contract::exit::Exit;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What `--version` tells. `cargo xtask` says which commit is built; only this file is compiled anew for another one.
+/// Text of `--version`. `cargo xtask` passes the commit; only this file is compiled again for another one.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
@@ -47,13 +47,13 @@ fn main() -> ExitCode {
     if let Err(message) = telemetry::start(args.log_format, &args.log_level) {
         return refuse(&message, Exit::Usage);
     }
-    // One thread is enough for a few calls a minute, and has no memory of its own.
+    // One thread is enough for a few calls a minute, and needs no memory pools per thread.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return refuse(&format!("cannot start: {error}"), Exit::Unexpected),
     };
     let code = runtime.block_on(async { if args.once { once(&args).await } else { serve(&args).await } });
-    // A name that is being looked up does not hold the end.
+    // A name lookup in progress does not delay the exit.
     runtime.shutdown_background();
     code
 }
@@ -90,11 +90,11 @@ async fn once(args: &Args) -> ExitCode {
     topology.status = Some(report::draft(&machine, &kubelet).status(None, jiff::Timestamp::now()));
     match serde_saphyr::to_string(&topology) {
         Ok(text) => print(&text),
-        Err(error) => refuse(&format!("the GPUTopology is no YAML: {error}"), Exit::Unexpected),
+        Err(error) => refuse(&format!("the GPUTopology cannot be written as YAML: {error}"), Exit::Unexpected),
     }
 }
 
-/// Prints a result. A reader that has gone (`| head`) has seen enough; a disk that is full is told.
+/// Prints a result. A reader that is gone (`| head`) has seen enough; a full disk is reported.
 fn print(text: &str) -> ExitCode {
     use std::io::Write;
     match std::io::stdout().write_all(text.as_bytes()) {
@@ -109,18 +109,18 @@ async fn serve(args: &Args) -> ExitCode {
     let (mut interrupt, mut terminate) = match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
         (Ok(interrupt), Ok(terminate)) => (interrupt, terminate),
         (Err(error), _) | (_, Err(error)) => {
-            return refuse(&format!("cannot listen to signals: {error}"), Exit::Unexpected);
+            return refuse(&format!("cannot handle signals: {error}"), Exit::Unexpected);
         }
     };
     tokio::select! {
         message = report(args) => refuse(&message, Exit::Usage),
         _ = interrupt.recv() => ExitCode::from(Exit::Interrupted.code()),
-        // A pod that is stopped has done what it was asked to do. What is not written yet, the next agent writes.
+        // A pod that is stopped has done its work. The next agent writes what is not written yet.
         _ = terminate.recv() => ExitCode::SUCCESS,
     }
 }
 
-/// Reports until something ends it, and answers what.
+/// Reports until something ends it, and returns the reason.
 async fn report(args: &Args) -> String {
     let Some(name) = &args.node_name else { return "--node-name: got nothing; expected the name of this node".into() };
     let agent = agent(args, name);
@@ -144,12 +144,12 @@ async fn report(args: &Args) -> String {
     let pages = Pages { health: Arc::clone(&agent.health), metrics: Arc::clone(&agent.metrics) };
     let writer = write::Writer::new(client, name, Duration::from_secs(args.renew_seconds.into()));
     tokio::select! {
-        () = pages::serve(listener, pages) => "health and metrics are not served any more".into(),
+        () = pages::serve(listener, pages) => "health and metrics are no longer served".into(),
         ended = agent.run(writer, args.gpu_events == Toggle::Enabled) => ended.err().unwrap_or_default(),
     }
 }
 
-/// Prints an error to standard error and answers its exit code.
+/// Prints an error to standard error and returns its exit code.
 fn refuse(message: &str, exit: Exit) -> ExitCode {
     eprintln!("error: {message}");
     ExitCode::from(exit.code())

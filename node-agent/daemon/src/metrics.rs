@@ -1,4 +1,4 @@
-//! Metrics for Prometheus. Labels are words of short lists, and PCI addresses of GPUs, of which a machine has few.
+//! Metrics for Prometheus. Labels are words from short lists, and PCI addresses of GPUs, of which a machine has few.
 
 use crate::scan::Scan;
 use jiff::Timestamp;
@@ -18,7 +18,6 @@ use switchyard_node_agent::counters::GpuCounters;
 
 type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
 
-/// Everything that is counted.
 pub(crate) struct Metrics {
     registry: Registry,
     scans: Family<Labels, Counter>,
@@ -57,10 +56,10 @@ impl Metrics {
 
     fn register(&mut self) {
         let registry = &mut self.registry;
-        registry.register("scans", "Looks at the machine by outcome", self.scans.clone());
-        registry.register_with_unit("scan", "One look at the machine", Unit::Seconds, self.scan.clone());
-        registry.register("gpu_events", "Events that GPUs reported by themselves", self.gpu_events.clone());
-        registry.register("writes", "Writes of the report by what was new", self.writes.clone());
+        registry.register("scans", "Scans of the machine by outcome", self.scans.clone());
+        registry.register_with_unit("scan", "Duration of a scan of the machine", Unit::Seconds, self.scan.clone());
+        registry.register("gpu_events", "Events reported by GPUs", self.gpu_events.clone());
+        registry.register("writes", "Writes of the report by what had changed", self.writes.clone());
         registry.register(
             "write_failures",
             "Reports that could not be written, by reason",
@@ -68,30 +67,26 @@ impl Metrics {
         );
         registry.register(
             "api_requests",
-            "Requests to the API server by verb, resource and status code; the code is `none` without an answer",
+            "Requests to the API server by verb, resource and status code; the code is `none` without a response",
             self.requests.clone(),
         );
-        registry.register(
-            "pod_resources_failures",
-            "Questions to the kubelet that failed",
-            self.pod_resources_failures.clone(),
-        );
+        registry.register("pod_resources_failures", "Failed calls to the kubelet", self.pod_resources_failures.clone());
         registry.register("devices", "Devices in the report by kind", self.devices.clone());
         registry.register(
             "unhealthy_devices",
-            "GPUs that are lost or want an action, and RDMA ports that are not active",
+            "GPUs that are lost or need an action, and RDMA ports that are not active",
             self.unhealthy.clone(),
         );
         registry.register_with_unit(
             "report_age",
-            "Age of the facts that the API server has",
+            "Age of the facts on the API server",
             Unit::Seconds,
             self.report_age.clone(),
         );
         registry.register_collector(Box::new(Arc::clone(&self.counters)));
     }
 
-    /// A look at the machine ended; no scan: it did not succeed.
+    /// A scan ended; `None`: it failed.
     pub fn scanned(&self, outcome: &'static str, scan: Option<&Scan>) {
         self.scans.get_or_create(&[("outcome", outcome.into())]).inc();
         let Some(scan) = scan else { return };
@@ -103,38 +98,35 @@ impl Metrics {
         }
     }
 
-    /// A GPU reported something.
     pub fn gpu_event(&self) {
         self.gpu_events.inc();
     }
 
-    /// A report was written.
     pub fn wrote(&self, what: &'static str) {
         self.writes.get_or_create(&[("what", what.into())]).inc();
     }
 
-    /// A report could not be written.
     pub fn write_failed(&self, reason: &'static str) {
         self.write_failures.get_or_create(&[("reason", reason.into())]).inc();
     }
 
-    /// A request was answered; no status: it was not.
+    /// A request ended; `None`: without a response.
     pub fn request(&self, verb: &'static str, resource: String, status: Option<u16>) {
         let code = status.map_or(Cow::Borrowed("none"), |status| status.to_string().into());
         self.requests.get_or_create(&[("verb", verb.into()), ("resource", resource.into()), ("code", code)]).inc();
     }
 
-    /// The kubelet did not answer.
+    /// The kubelet did not respond.
     pub fn pod_resources_failed(&self) {
         self.pod_resources_failures.inc();
     }
 
-    /// All metrics in Prometheus' text format. `observed`: when the facts that the server has were read.
+    /// All metrics in Prometheus' text format. `observed`: when the facts on the server were read.
     pub fn text(&self, observed: Option<Timestamp>) -> String {
         let age = observed.map_or(f64::NAN, |time| Timestamp::now().duration_since(time).as_secs_f64().max(0.0));
         self.report_age.set(age);
         let mut text = String::new();
-        // Writing into a string does not fail.
+        // Writing into a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
     }
@@ -161,7 +153,7 @@ fn health(facts: &GPUTopologyStatus) -> [DeviceHealth; 2] {
     ]
 }
 
-/// What GPUs count by themselves, as it was read last.
+/// Counters of GPUs, as last read.
 #[derive(Debug, Default)]
 struct GpuErrors(Mutex<Vec<GpuCounters>>);
 

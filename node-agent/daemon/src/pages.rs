@@ -10,21 +10,20 @@ use jiff::Timestamp;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
 
-/// What the pages tell.
+/// What the pages report.
 #[derive(Debug)]
 pub(crate) struct Health(Mutex<Told>);
 
 #[derive(Debug)]
 struct Told {
-    /// Why the last look at the machine has not ended.
+    /// Why the last scan has not ended.
     hangs: Option<String>,
-    /// Why the server does not have the facts.
+    /// Why the server does not have the current facts.
     missing: Option<String>,
     observed: Option<Timestamp>,
 }
 
 impl Health {
-    /// Nothing is reported yet.
     pub fn new() -> Health {
         let missing = Some("the machine has not been described yet".into());
         Health(Mutex::new(Told { hangs: None, missing, observed: None }))
@@ -34,12 +33,12 @@ impl Health {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A look at the machine ended, or hangs.
+    /// A scan ended, or hangs.
     pub fn scanned(&self, hangs: Option<String>) {
         self.state().hangs = hangs;
     }
 
-    /// The server has the facts as they were read at a time.
+    /// The server has the facts that were read at this time.
     pub fn in_sync(&self, observed: Option<Timestamp>) {
         let mut state = self.state();
         (state.missing, state.observed) = (None, observed);
@@ -51,14 +50,13 @@ impl Health {
     }
 }
 
-/// Where the pages get what they tell.
+/// Where the pages get their content.
 #[derive(Clone)]
 pub(crate) struct Pages {
     pub health: Arc<Health>,
     pub metrics: Arc<Metrics>,
 }
 
-/// Serves the pages.
 pub(crate) async fn serve(listener: TcpListener, pages: Pages) {
     let router = Router::new()
         .route("/healthz", get(healthz))
@@ -66,7 +64,7 @@ pub(crate) async fn serve(listener: TcpListener, pages: Pages) {
         .route("/metrics", get(metrics))
         .with_state(pages);
     if let Err(error) = axum::serve(listener, router).await {
-        tracing::warn!(%error, "health and metrics are not served any more");
+        tracing::warn!(%error, "health and metrics are no longer served");
     }
 }
 

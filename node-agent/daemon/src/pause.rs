@@ -1,13 +1,12 @@
-//! Pauses with a random part, so that the agents of a large cluster do not all come at once.
+//! Pauses with a random part, so that the agents of a large cluster do not all act at once.
 
 use std::time::Duration;
 
 /// First pause after a failure; each further one is twice as long.
 const FIRST: Duration = Duration::from_secs(1);
-/// Longest pause: facts are at most this much later at the server after an outage.
+/// Longest pause: after an outage, facts reach the server at most this much later.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Growing pauses after failures.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     failures: u32,
@@ -21,16 +20,15 @@ impl Backoff {
         spread(whole, 0.5)
     }
 
-    /// It worked.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 }
 
-/// Between `least` of a time and all of it, evenly.
+/// A uniformly random time between the share `least` of `whole` and all of it.
 pub(crate) fn spread(whole: Duration, least: f64) -> Duration {
     let mut random = [0; 4];
-    // Without random bytes all of it.
+    // Without random bytes, all of it.
     let share =
         getrandom::fill(&mut random).map_or(1.0, |()| f64::from(u32::from_ne_bytes(random)) / f64::from(u32::MAX));
     whole.mul_f64(least + (1.0 - least) * share)

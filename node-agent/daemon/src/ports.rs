@@ -1,5 +1,5 @@
-//! Watches RDMA ports: a link that is up now and went down a while ago, and errors that grow. What is reported is when a counter moved, not
-//! what it says, so that a port on which nothing happens changes nothing. Pure.
+//! Watches RDMA ports: links that are up now and went down a while ago, and growing error counters. The report says
+//! when a counter moved rather than its value, so that a quiet port changes nothing. Pure.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, PortWatch};
 use switchyard_node_agent::counters::PortCounters;
 
-/// While errors grow all the time, their time is renewed this often.
+/// While errors keep growing, their time is updated this often.
 const RENEWAL: SignedDuration = SignedDuration::from_mins(30);
 
-/// All ports that were seen.
+/// All ports seen so far.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     known: BTreeMap<(String, u32), Port>,
@@ -26,7 +26,8 @@ struct Port {
 }
 
 impl Ports {
-    /// Compares with what was seen before. A port that is new, or counts anew since its driver was loaded again, has moved nothing.
+    /// Compares with the previous counters. A port that is new, or whose counters restarted because its driver was
+    /// reloaded, counts as unchanged.
     pub fn see(&mut self, counters: Vec<PortCounters>, now: Timestamp) {
         for counters in counters {
             let key = (counters.device.clone(), counters.port);
@@ -52,7 +53,7 @@ impl Ports {
         }
     }
 
-    /// Adds to a description what was seen.
+    /// Adds the observations to a description.
     pub fn tell(&self, facts: &mut GPUTopologyStatus) {
         let time = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
         for nic in &mut facts.nics {
@@ -67,7 +68,7 @@ impl Ports {
     }
 }
 
-/// Keeps what an agent before this one has seen, and what another one of the same node sees: the later time counts.
+/// Keeps what a previous agent, or another one on the same node, has observed: the later time wins.
 pub(crate) fn keep(status: &mut GPUTopologyStatus, before: &GPUTopologyStatus) {
     for nic in &mut status.nics {
         let Some(watch) = &mut nic.port_watch else { continue };
@@ -123,7 +124,7 @@ mod tests {
         ports.see(count(4, 12), at(5));
         ports.see(count(4, 12), at(6));
         assert_eq!(told(&ports).last_link_down, Some(Time(at(5))));
-        // The driver was loaded again: it counts from 0.
+        // The driver was reloaded: its counters start from 0.
         ports.see(count(0, 0), at(9));
         assert_eq!((told(&ports).last_link_down, told(&ports).last_error), (Some(Time(at(5))), None));
         ports.see(count(1, 0), at(10));

@@ -1,4 +1,4 @@
-//! From what is known to the status that should be on the server, and whether two statuses say the same. Pure.
+//! Turns what is known into the status that should be on the server, and compares two statuses. Pure.
 
 use crate::consistent::{Others, contradictions};
 use crate::pod_resources::Resources;
@@ -11,30 +11,30 @@ use switchyard_crds::conditions::topology::{CONSISTENT, FRESH, REPORTED};
 use switchyard_crds::gpu_topology::{FactSource, Facts, GPUTopologyStatus, SourceState};
 use switchyard_node_agent::Notes;
 
-/// What is known of the machine.
+/// What is known about the machine.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
-    /// The last look that succeeded.
+    /// The last successful scan.
     pub last: Option<Arc<Scan>>,
-    /// Why the last look did not.
+    /// Why the last scan failed.
     pub fault: Option<ScanFault>,
 }
 
 /// What is known from the kubelet.
 #[derive(Debug, Clone)]
 pub(crate) enum Kubelet {
-    /// It is not asked.
+    /// The kubelet is not asked.
     Disabled,
-    /// It answered.
+    /// Its response.
     Known(Arc<Resources>),
-    /// It did not, and why.
+    /// It did not respond; the reason.
     Unknown(String),
 }
 
-/// The status that should be, without times of transitions: those need the status that is.
+/// The desired status, without transition times: those depend on the current status.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Draft {
-    /// `None`: nothing is known yet, and what is on the server stays.
+    /// `None`: nothing is known yet, and the object on the server stays as it is.
     facts: Option<GPUTopologyStatus>,
     verdicts: [Verdict; 3],
 }
@@ -47,7 +47,6 @@ struct Verdict {
     message: String,
 }
 
-/// Makes the draft.
 pub(crate) fn draft(machine: &Machine, kubelet: &Kubelet) -> Draft {
     let Some(scan) = &machine.last else {
         let unknown = Verdict {
@@ -86,7 +85,7 @@ pub(crate) fn draft(machine: &Machine, kubelet: &Kubelet) -> Draft {
     Draft { facts: Some(facts), verdicts }
 }
 
-/// The reason and the message of a look that failed.
+/// The reason and the message of a failed scan.
 fn fault_of(machine: &Machine) -> Option<(&'static str, String)> {
     Some(match machine.fault.as_ref()? {
         ScanFault::Failed(why) => ("ScanFailed", why.clone()),
@@ -102,7 +101,7 @@ fn reported(machine: &Machine, sources: &[FactSource]) -> Verdict {
     if let Some((reason, message)) = fault_of(machine) {
         return verdict("False", reason, message);
     }
-    // Without the kubelet's answer nothing about the machine is missing.
+    // Without the kubelet's response nothing about the machine is missing.
     let of_machine = sources.iter().filter(|source| source.facts != Facts::InUse);
     let told = |state| {
         let mut notes = Notes::default();
@@ -157,7 +156,7 @@ impl Verdict {
     }
 }
 
-/// A status without what may differ between two that say the same: times, and the order of lists that have keys.
+/// A status without what may differ between equal reports: times, and the order of lists with keys.
 fn canonical(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     let mut status = status.clone();
     status.observed_time = None;
@@ -175,7 +174,7 @@ fn canonical(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     status
 }
 
-/// The top-level fields in which two statuses differ, times aside; empty: they say the same.
+/// The top-level fields in which two statuses differ, ignoring times; empty if they are equal.
 pub(crate) fn differing(a: &GPUTopologyStatus, b: &GPUTopologyStatus) -> Vec<String> {
     let fields = |status: &GPUTopologyStatus| match serde_json::to_value(canonical(status)) {
         Ok(serde_json::Value::Object(fields)) => fields,

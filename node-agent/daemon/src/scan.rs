@@ -1,4 +1,4 @@
-//! Looks at the machine on a thread of its own: a call of the driver may hang for ever, and nothing can end it from outside.
+//! Scans the machine on a thread of its own: a driver call may hang forever, and nothing can end it from outside.
 
 use crate::kubelet;
 use std::path::{Path, PathBuf};
@@ -11,40 +11,39 @@ use tokio::sync::mpsc;
 /// Where every container has its own devices and shared memory.
 const DEV: &str = "/dev";
 
-/// What one look found.
+/// Result of a scan.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scan {
-    /// The facts of the machine, without conditions and uses.
+    /// The facts about the machine, without conditions and uses.
     pub facts: GPUTopologyStatus,
-    /// What grows all the time.
+    /// Counters of GPUs, which grow all the time.
     pub counters: Vec<GpuCounters>,
-    /// Of RDMA ports.
+    /// Counters of RDMA ports.
     pub ports: Vec<PortCounters>,
-    /// NVIDIA GPUs on the PCI bus; `None` when it cannot be read.
+    /// NVIDIA GPUs on the PCI bus; `None` if the bus cannot be read.
     pub pci_gpus: Option<u32>,
-    /// How long it took.
     pub took: Duration,
 }
 
-/// Where to look.
+/// What to scan.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub roots: Roots,
-    /// The kubelet's configuration file; `None`: its policies are not looked for.
+    /// The kubelet's configuration file; `None`: its policies are not read.
     pub kubelet_config: Option<PathBuf>,
 }
 
 impl Place {
-    /// Looks once.
+    /// Scans once.
     ///
     /// # Errors
-    /// The machine cannot be described at all: one sentence.
+    /// The machine cannot be described at all; the error is one sentence.
     pub fn look(&self) -> Result<Scan, String> {
         let start = Instant::now();
         let topology = describe(&self.roots, jiff::Timestamp::now()).map_err(|error| error.to_string())?;
         let mut facts = topology.status.unwrap_or_default();
-        // In a pod the host's /dev is somewhere else, with the shared memory of the host in it. What a container gets by default is
-        // what we got.
+        // In a pod the host's /dev is mounted elsewhere, with the shared memory of the host in it. The shared memory
+        // that a container gets by default is our own.
         if self.roots.dev != Path::new(DEV)
             && let Some(host) = &mut facts.host
         {
@@ -60,31 +59,30 @@ impl Place {
     }
 }
 
-/// Why there is no scan of now.
+/// Why there is no current scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ScanFault {
-    /// It ended with an error.
     Failed(String),
-    /// It has not ended in this time.
+    /// It did not end within this time.
     Hangs(Duration),
-    /// There is no thread any more: a bug, and a reason to start anew.
+    /// The thread is gone: a bug, and a reason to restart.
     Gone,
 }
 
-/// The thread. It ends when this value is dropped, or at the end of the process if it hangs.
+/// The scanning thread. It ends when this value is dropped, or with the process if it hangs.
 #[derive(Debug)]
 pub(crate) struct Scanner {
     orders: std::sync::mpsc::Sender<()>,
     results: mpsc::UnboundedReceiver<Result<Scan, String>>,
-    /// An order has no result yet.
+    /// A scan was requested and has no result yet.
     busy: bool,
 }
 
 impl Scanner {
-    /// Starts the thread, which calls `look` once per order.
+    /// Starts the thread, which calls `look` once per request.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The thread cannot be started.
     pub fn start(look: impl Fn() -> Result<Scan, String> + Send + 'static) -> std::io::Result<Scanner> {
         let (orders, received) = std::sync::mpsc::channel();
         let (done, results) = mpsc::unbounded_channel();
@@ -94,10 +92,10 @@ impl Scanner {
         Ok(Scanner { orders, results, busy: false })
     }
 
-    /// A look that is not older than this call, or the one that still runs: no second one begins beside it.
+    /// A scan that is not older than this call, or the one in progress: there are never two at a time.
     ///
     /// # Errors
-    /// There is none within `patience`.
+    /// There is no result within `patience`.
     pub async fn scan(&mut self, patience: Duration) -> Result<Scan, ScanFault> {
         if !self.busy {
             self.orders.send(()).map_err(|_| ScanFault::Gone)?;

@@ -1,7 +1,7 @@
-//! The only part that talks to the API server: one GPUTopology, written when it has to say something else than it does.
+//! The only part that talks to the API server: one GPUTopology, written when it must change.
 //!
-//! The object as such and its status are applied separately, both by server-side apply under one name: a second agent of the same
-//! node applies the same and changes nothing.
+//! The object and its status are applied separately, both by server-side apply under one name: a second agent on the
+//! same node applies the same and changes nothing.
 
 use crate::pause::spread;
 use crate::report::{Draft, differing};
@@ -19,19 +19,17 @@ use tokio::time::Instant;
 const MANAGER: &str = "switchyard-agent";
 /// Longest time for all calls of one write.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// A report is renewed after this share of the time at the earliest.
+/// A report is renewed after this share of the period at the earliest.
 const EARLIEST: f64 = 0.8;
 
-/// Why the server does not say what it should.
+/// Why the object on the server is not up to date.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
-    /// The object would belong to nobody.
+    /// The Node that should own the object does not exist.
     #[error("there is no Node {0}")]
     NoNode(String),
-    /// A call failed.
     #[error("{}", told(.0))]
     Api(Box<kube::Error>),
-    /// The server does not answer.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Timeout,
 }
@@ -43,7 +41,7 @@ impl From<kube::Error> for WriteError {
 }
 
 impl WriteError {
-    /// One word, of a few, for metrics.
+    /// One of a few words, for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             WriteError::NoNode(_) => "no_node",
@@ -64,7 +62,7 @@ impl WriteError {
     }
 }
 
-/// The server's own sentence, or why there is none: the outer errors name layers of the client only.
+/// The server's own message, or why there is none: the outer errors only name layers of the client.
 fn told(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return status.message.clone();
@@ -76,26 +74,25 @@ fn told(error: &kube::Error) -> String {
     format!("the API server cannot be reached: {inner}")
 }
 
-/// What a [`Writer::sync`] did.
+/// Result of [`Writer::sync`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Written {
-    /// The server says what it should.
+    /// The object was up to date.
     Nothing,
-    /// These fields of the status changed.
+    /// These fields of the status were changed.
     Facts(Vec<String>),
-    /// Nothing changed, and the report was old.
+    /// Nothing changed, but the report was old.
     Renewal,
 }
 
-/// What the server said when we last looked.
+/// The object on the server when it was last read.
 #[derive(Debug)]
 struct Seen {
     status: GPUTopologyStatus,
-    /// When to look again, and to renew.
+    /// When to check it again, and to renew the report.
     renew_at: Instant,
 }
 
-/// Writes one GPUTopology.
 #[derive(Debug)]
 pub(crate) struct Writer {
     topologies: Api<GPUTopology>,
@@ -112,21 +109,21 @@ impl Writer {
         Writer { topologies, nodes, node: node.into(), renew, seen: None }
     }
 
-    /// When the report has to be renewed; `None`: it was never seen.
+    /// When the report has to be renewed; `None` if it was never read.
     pub fn renew_at(&self) -> Option<Instant> {
         self.seen.as_ref().map(|seen| seen.renew_at)
     }
 
-    /// When the facts that the server has were read.
+    /// When the facts on the server were read.
     pub fn observed(&self) -> Option<Timestamp> {
         self.seen.as_ref()?.status.observed_time.as_ref().map(|time| time.0)
     }
 
-    /// Makes the server say what the draft says. Without a difference to what it said last, and before the report is old, there is
-    /// no call at all.
+    /// Updates the object on the server to the draft. If the draft has not changed and the report is not old, no call
+    /// is made.
     ///
     /// # Errors
-    /// A call failed; the next `sync` looks at the server again.
+    /// A call failed; the next `sync` reads the object again.
     pub async fn sync(&mut self, draft: &Draft) -> Result<Written, WriteError> {
         let now = Timestamp::now();
         if let Some(seen) = &self.seen {
@@ -144,13 +141,14 @@ impl Writer {
         let before = before.status.unwrap_or_default();
         let status = draft.status(Some(&before), now);
         let changed = differing(&status, &before);
-        // Another agent of this node may have renewed it; and facts that were not read again are not newer for being written again.
+        // Another agent on this node may have renewed it; and facts that were not read again do not become newer by
+        // being written again.
         let is_newer = status.observed_time > before.observed_time;
         let is_old = before.observed_time.as_ref().is_none_or(|time| age(time, now) >= self.renew.mul_f64(EARLIEST));
         if changed.is_empty() && !(is_newer && is_old) {
             let age = before.observed_time.as_ref().map_or(Duration::ZERO, |time| age(time, now));
             let rest = spread(self.renew, EARLIEST).saturating_sub(age);
-            // Facts that are old and cannot be renewed are looked at as rarely as others.
+            // Old facts that cannot be renewed are checked no more often than others.
             let rest = if rest.is_zero() { spread(self.renew, EARLIEST) } else { rest };
             self.seen = Some(Seen { status: before, renew_at: Instant::now() + rest });
             return Ok(Written::Nothing);
@@ -161,7 +159,7 @@ impl Writer {
         Ok(if changed.is_empty() { Written::Renewal } else { Written::Facts(changed) })
     }
 
-    /// The object, made if it is missing, and owned by the Node as it is now: it goes with it.
+    /// Reads the object, or creates it, owned by the current Node so that it is deleted with the Node.
     async fn own(&self) -> Result<GPUTopology, WriteError> {
         let node = self.nodes.get_opt(&self.node).await?;
         let uid = node.and_then(|node| node.uid()).ok_or_else(|| WriteError::NoNode(self.node.clone()))?;
@@ -184,12 +182,12 @@ impl Writer {
     }
 }
 
-/// All fields of the report are ours: what somebody else wrote into one is taken back.
+/// All fields of the report belong to the agent: changes by others are reverted.
 fn apply() -> PatchParams {
     PatchParams::apply(MANAGER).force()
 }
 
-/// Zero for a time to come: clocks differ.
+/// Zero for a time in the future: clocks differ.
 fn age(time: &Time, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(time.0)).unwrap_or(Duration::ZERO)
 }

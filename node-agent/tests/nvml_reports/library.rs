@@ -1,7 +1,7 @@
 //! A tiny NVML whose GPUs count errors and report events, compiled by the tests into a shared library.
 //!
-//! GPU 0 has two NVLinks to GPU 1, which has one back. Both count what their number says; GPU 1 has no ECC. Events: XID 79 of
-//! GPU 0, a recovery action of GPU 1, nothing for a while, and then the driver is gone.
+//! GPU 0 has two NVLinks to GPU 1, which has one back. The value of each counter is derived from its number; GPU 1 has
+//! no ECC. Events: XID 79 of GPU 0, a recovery action of GPU 1, nothing for a while, and then the driver is gone.
 #![crate_type = "cdylib"]
 #![allow(non_snake_case)]
 
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn nvmlDeviceGetSupportedEventTypes(device: usize, types: 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceRegisterEvents(device: usize, types: c_ulonglong, _set: usize) -> c_uint {
-    // Exactly those that are wanted and supported.
+    // Exactly the events that are wanted and supported.
     if types == if device == 1 { XID } else { XID | RECOVERY } { SUCCESS } else { INVALID }
 }
 

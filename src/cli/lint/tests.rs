@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use switchyard_fabric::lint::RULES;
 
 fn at(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
 fn linted(path: &str) -> File {

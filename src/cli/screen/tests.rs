@@ -1,10 +1,10 @@
 //! Screens as they are printed.
 
 use super::*;
-use crate::cli::examples::machine;
-use crate::local::{Interval, RankLog};
+use crate::examples::machine;
 use jiff::Timestamp;
 use serde_json::json;
+use switchyard_local::{Interval, RankLog};
 use switchyard_plan::status::Figures;
 use switchyard_plan::{Plan, Snapshot, plan};
 use switchyard_worker_contract::config::Transport;

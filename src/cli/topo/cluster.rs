@@ -8,10 +8,10 @@ mod tests;
 mod users;
 
 use super::devices::GANG;
-use crate::cli::args::{Cli, Output, TopoArgs};
-use crate::cli::cluster::{self, SnapshotFile};
-use crate::cli::run::json_line;
-use crate::cli::{print, print_yaml, refuse};
+use crate::args::{Cli, Output, TopoArgs};
+use crate::cluster::{self, SnapshotFile};
+use crate::run::json_line;
+use crate::{print, print_yaml, refuse};
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ struct ClusterTopology {
 }
 
 /// Shows the cluster.
-pub(in crate::cli) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
+pub(crate) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
     let read = || {
         let file = cluster::read(&args.place)?;
         let cluster = cluster::cluster(&file).map_err(|error| (error, Exit::Usage))?;
@@ -107,7 +107,7 @@ pub(in crate::cli) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
 }
 
 /// A job where it would go, as a picture of the cluster (SVG).
-pub(in crate::cli) fn drawing(file: &SnapshotFile, cluster: &Cluster, job: &str, place: &PlacementStatus) -> String {
+pub(crate) fn drawing(file: &SnapshotFile, cluster: &Cluster, job: &str, place: &PlacementStatus) -> String {
     let numbers = |node: &str, uuids: &[String]| {
         let machine = cluster.nodes().get(node).and_then(|view| view.described());
         let gpus = machine.into_iter().flat_map(|machine| &machine.gpus);

@@ -3,7 +3,7 @@
 use super::health::{self, Health};
 use super::text::{Screen, Table, plain};
 use super::{cpus_of_node, nic_name};
-use crate::cli::units::three_digits;
+use crate::units::three_digits;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::path::PathClass;
 use switchyard_core::placement::gpus::{Level, MOST_GPUS, Shape};

@@ -2,7 +2,7 @@
 
 use super::text::{Screen, Table, plain};
 use super::{health, nic_name};
-use crate::cli::units::{counted, speed};
+use crate::units::{counted, speed};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, GidGroup, Nic};
 use switchyard_topology::cells;
 

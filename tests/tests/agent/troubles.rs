@@ -50,7 +50,7 @@ async fn a_look_that_hangs_is_reported_and_the_facts_stay() -> Result<()> {
     assert_eq!(condition(&told, "Fresh"), "Fresh=False ScanHangs");
     assert_eq!(facts(&told), facts(&good), "the last facts stay");
     let health = agent.page("/healthz");
-    assert!(health.starts_with("HTTP/1.1 500") && health.ends_with("a look at the machine hangs\n"), "{health}");
+    assert!(health.starts_with("HTTP/1.1 500") && health.ends_with("a scan of the machine hangs\n"), "{health}");
     let writes = scene.writes().await;
     tokio::time::sleep(QUIET).await;
     assert_eq!(scene.writes().await, writes, "that it still hangs is nothing new");

@@ -1,7 +1,7 @@
 //! Exact GPUs by claims, from `kubectl apply` to the environment of the container.
 
-use crate::gpu_nodes::GpuCluster;
-use crate::{JOBS, TEAM, message, predicted, stage};
+use crate::e2e::gpu_nodes::GpuCluster;
+use crate::e2e::{JOBS, TEAM, message, predicted, stage};
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! The dependency table by crate.
 
-use crate::{cargo, caught, members, metadata, none, output_of};
+use crate::tidy::{cargo, caught, members, metadata, none, output_of};
 use serde_json::{Value, json};
 
 /// What one package of the workspace may depend on, not counting its tests.
@@ -104,14 +104,32 @@ const TABLE: &[Row] = &[
     Row { package: LEDGER, workspace: &[CORE, PLAN, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
     Row { package: TOOLS, workspace: &[CORE, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
     Row {
-        package: "switchyard",
-        workspace: &[CORE, CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE],
+        package: CONTROLLER,
+        workspace: &[LEDGER, PLAN, FABRIC, CRDS, CONTRACT, SERVICE],
+        only: None,
+        never: &[WORKER, AGENT, CLI, LOCAL],
+    },
+    Row {
+        package: LOCAL,
+        workspace: &[CORE, TOPOLOGY, PLAN, CRDS, CONTRACT, AGENT],
+        only: None,
+        never: &[WORKER, "kube-client", LEDGER, CLI],
+    },
+    Row {
+        package: CLI,
+        workspace: &[
+            CORE, TOPOLOGY, FABRIC, PLAN, LEDGER, CONTROLLER, LOCAL, TOOLS, CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE,
+        ],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],
     },
+    Row { package: "switchyard", workspace: &[CLI], only: Some(&[]), never: &[WORKER, DAEMON, "switchyard-tests"] },
     Row {
         package: "switchyard-tests",
-        workspace: &["switchyard", CORE, CRDS, CONTRACT, AGENT, DAEMON, WORKER, SCENES],
+        workspace: &[
+            CORE, TOPOLOGY, FABRIC, PLAN, LEDGER, CONTROLLER, LOCAL, TOOLS, CLI, CRDS, CONTRACT, AGENT, DAEMON, WORKER,
+            SCENES,
+        ],
         only: None,
         never: &[],
     },

@@ -1,6 +1,6 @@
 //! Paths that the documents name exist.
 
-use crate::{caught, none, read, repository_files};
+use crate::tidy::{caught, none, read, repository_files};
 use switchyard_tests::documents::{SHELLS, blocks_in, documents};
 use switchyard_tests::root;
 

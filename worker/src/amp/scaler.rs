@@ -1,11 +1,11 @@
-//! The factor of the loss.
+//! The loss scale.
 
 use serde::{Deserialize, Serialize};
 use switchyard_worker_contract::config::LossScaling;
 
-/// Least factor: the smallest normal f16. The gradient of the loss starts at the scale (times a share of the batch), so
-/// that below it gradients lose bits from the start; and gradients that overflow at 2^-14 would be above 2^29 without the
-/// scale, which no smaller scale mends. PyTorch has no floor: there the scale falls to 0, and gradients to 0/0.
+/// Smallest scale: the smallest normal f16. The gradient of the loss starts at the scale (times a share of the batch),
+/// so below it gradients lose bits from the start; and gradients that overflow at 2^-14 would be above 2^29 without the
+/// scale, which no smaller scale can fix. PyTorch has no floor: there the scale falls to 0, and gradients to 0/0.
 const FLOOR: f32 = f32::from_bits((127 - 14) << 23);
 
 /// Why a loss scale cannot be used.
@@ -13,20 +13,15 @@ const FLOOR: f32 = f32::from_bits((127 - 14) << 23);
 pub enum ScalerError {
     /// No smaller scale is left to try.
     #[error("gradients are not finite even with a loss scale of {scale}, after {steps} skipped steps in a row")]
-    Exhausted {
-        /// The scale.
-        scale: f32,
-        /// Steps skipped in a row.
-        steps: u64,
-    },
-    /// What was saved is no scale.
+    Exhausted { scale: f32, steps: u64 },
+    /// The saved scale is not a finite positive number.
     #[error("saved loss scale {0}, expected a finite number above 0")]
     Saved(f32),
 }
 
 /// Static or dynamic loss scaling; the dynamic one moves as PyTorch's `GradScaler` does, in f32 as there.
 ///
-/// A pure function of the outcomes it is told: ranks that see the same reduced gradients have the same scale.
+/// A pure function of the outcomes passed to it: ranks that see the same reduced gradients have the same scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LossScaler {
     config: LossScaling,
@@ -37,18 +32,16 @@ pub struct LossScaler {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScalerState {
-    /// Factor of the next step's loss.
     pub scale: f32,
-    /// Steps without overflow since the last one with it or the last growth.
+    /// Steps without overflow since the last overflow or the last growth.
     pub good_steps: u64,
-    /// Steps that were skipped, of all.
+    /// All skipped steps.
     pub skipped_steps: u64,
-    /// Steps that were skipped since the last one that was not.
+    /// Skipped steps since the last one that was not skipped.
     pub skipped_in_a_row: u64,
 }
 
 impl LossScaler {
-    /// The scaler before the first step.
     pub fn new(config: LossScaling) -> LossScaler {
         let scale = match config {
             LossScaling::Static { scale } => scale,
@@ -58,10 +51,10 @@ impl LossScaler {
         LossScaler { config, state }
     }
 
-    /// The scaler as it was saved.
+    /// Restores a saved scaler.
     ///
     /// # Errors
-    /// The saved scale is none.
+    /// The saved scale is not a finite positive number.
     pub fn restore(config: LossScaling, state: ScalerState) -> Result<LossScaler, ScalerError> {
         if state.scale.is_finite() && state.scale > 0.0 {
             Ok(LossScaler { config, state })
@@ -70,21 +63,20 @@ impl LossScaler {
         }
     }
 
-    /// What a checkpoint keeps.
     pub fn state(&self) -> ScalerState {
         self.state
     }
 
-    /// Factor of the loss in this step, in all its micro-batches.
+    /// Factor of the loss in this step, for all its micro-batches.
     pub fn scale(&self) -> f32 {
         self.state.scale
     }
 
-    /// Ends a step: `overflowed` where a reduced gradient was not finite, so that the step was skipped.
+    /// Ends a step. `overflowed`: a reduced gradient was not finite, and the step was skipped.
     ///
     /// # Errors
-    /// A dynamic scale overflowed at its floor: the gradients are not finite for another reason than the scale, and no later
-    /// step would do better. A static scale has nothing to try: see [`ScalerState::skipped_in_a_row`].
+    /// A dynamic scale overflowed at its floor: the gradients are not finite for a reason other than the scale, and no
+    /// later step would do better. A static scale has nothing to try: see [`ScalerState::skipped_in_a_row`].
     pub fn update(&mut self, overflowed: bool) -> Result<(), ScalerError> {
         let state = &mut self.state;
         state.skipped_steps += u64::from(overflowed);
@@ -165,7 +157,7 @@ mod tests {
             scaler.update(true).unwrap();
         }
         assert_eq!(scaler.scale(), 2f32.powi(-14));
-        // The floor itself is tried, and one good step is enough to go on.
+        // The floor itself is tried, and one good step is enough to continue.
         scaler.update(false).unwrap();
         let error = scaler.update(true).unwrap_err();
         assert_eq!(error, ScalerError::Exhausted { scale: FLOOR, steps: 1 });
@@ -222,7 +214,7 @@ mod tests {
             after in prop::collection::vec(prop::bool::weighted(0.1), 0..100),
         ) {
             let mut scaler = LossScaler::new(config);
-            // An exhausted scale is as good as any here.
+            // An exhausted scale is as good as any other here.
             for overflowed in before {
                 let _ = scaler.update(overflowed);
             }

@@ -24,7 +24,7 @@ fn optimizer(rule: Rule) -> (Optimizer, Vec<f32>) {
     (Optimizer::new(&layout, &config, Isa::Portable), (0..LEN).map(|i| i as f32 * 0.1 - 2.0).collect())
 }
 
-/// Steps where the reduced gradients, which have `scale` in them, are finite; answers whether it did.
+/// Runs the optimizer if the reduced gradients, which have `scale` in them, are finite; returns whether it did.
 fn step(optimizer: &mut Optimizer, weights: &mut [f32], reduced: &[f32], scale: f32) -> bool {
     let squares = sum_of_squares(reduced);
     if squares.is_finite() {

@@ -1,4 +1,4 @@
-//! Copies of the weights in 16 bits.
+//! 16-bit copies of the weights.
 #![allow(unsafe_code)]
 
 use crate::cpu::isa::per_isa;
@@ -6,14 +6,13 @@ use crate::cpu::pool::Shared;
 use crate::cpu::{Element, Isa, Pool, bf16, f16};
 use std::ops::Range;
 
-/// Floats in one task.
+/// Floats per task.
 const PIECE: usize = 16 * 1024;
 
 /// Memory for the weights in 16 bits, in the flat layout.
 pub enum HalfWeights<'a> {
-    /// In bf16.
     Bf16(&'a mut [bf16]),
-    /// In f16; weights beyond 65,504 become infinite.
+    /// Weights beyond 65,504 become infinite.
     F16(&'a mut [f16]),
 }
 
@@ -28,7 +27,6 @@ per_isa! { fn round_bf16 = round_body(from: &[f32], to: &mut [bf16]) }
 per_isa! { fn round_f16 = round_body(from: &[f32], to: &mut [f16]) }
 
 impl<'a> HalfWeights<'a> {
-    /// Length of the layout.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         match self {
@@ -37,7 +35,7 @@ impl<'a> HalfWeights<'a> {
         }
     }
 
-    /// Rounds all `weights`: before the first step and after they are restored. Later the optimizer does it.
+    /// Rounds all `weights`. Called before the first step and after a restore; in between the optimizer does it.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -51,7 +49,7 @@ impl<'a> HalfWeights<'a> {
         });
     }
 
-    /// For tasks that write disjoint ranges.
+    /// A view for tasks that write disjoint ranges.
     pub(crate) fn share(self) -> SharedHalf<'a> {
         match self {
             HalfWeights::Bf16(half) => SharedHalf::Bf16(Shared::new(half)),
@@ -73,9 +71,9 @@ impl SharedHalf<'_> {
     /// No two ranges written at the same time may overlap.
     pub(crate) unsafe fn round(&self, isa: Isa, range: Range<usize>, weights: &[f32]) {
         match self {
-            // SAFETY: by the caller's promise.
+            // SAFETY: as promised by the caller.
             SharedHalf::Bf16(half) => round_bf16(isa, weights, unsafe { half.piece(range) }),
-            // SAFETY: by the caller's promise.
+            // SAFETY: as promised by the caller.
             SharedHalf::F16(half) => round_f16(isa, weights, unsafe { half.piece(range) }),
         }
     }

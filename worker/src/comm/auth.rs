@@ -7,11 +7,11 @@
 //! acceptor  -> connector Verdict    code, HMAC(key, "acceptor", claims, both nonces, code, text), text
 //! ```
 //!
-//! The key comes by HKDF-SHA256 from the token, the name of the job and the attempt: a process of an older attempt has another
-//! key, even where the token is one for all attempts. Whoever cannot prove the key learns nothing but "refused".
-//! A peer that can, but does not belong here (another purpose, a rank that is already present), is told why.
-//! Every frame carries the attempt of its sender, so that two attempts that meet can say so; nobody is admitted for it.
-//! The handshake authenticates connections; what follows is neither encrypted nor signed.
+//! The key is derived by HKDF-SHA256 from the token, the name of the job and the attempt: a process of an older attempt
+//! has another key, even if one token serves all attempts. A peer that cannot prove the key learns nothing but
+//! "refused". A peer that can, but does not belong here (another purpose, a rank that is already present), learns the
+//! reason. Every frame carries the attempt of its sender, so that two attempts that meet can say so; this admits
+//! nobody. The handshake authenticates connections; what follows is neither encrypted nor signed.
 
 use super::{
     config::Token,
@@ -26,9 +26,9 @@ use std::{
 };
 use subtle::ConstantTimeEq;
 
-/// Longest time a stranger may take to prove itself.
+/// Longest time a stranger may take to prove that it has the key.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Most strangers at a time; a further one displaces the oldest.
+/// Most strangers at a time; another one displaces the oldest.
 pub(super) const MAX_STRANGERS: usize = 64;
 
 pub(super) type Nonce = [u8; 32];
@@ -70,7 +70,7 @@ impl Key {
     }
 }
 
-/// What a connector says about itself.
+/// What a connector claims to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Claims {
     pub purpose: Purpose,
@@ -113,16 +113,15 @@ impl Claims {
 const ADMITTED: u8 = 0;
 const REFUSED: u8 = 1;
 
-/// Why a handshake ended without admission, as the connector sees it.
+/// Why a handshake did not end in admission, as the connector sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The other side says that it is of an older attempt: worth another try, that group is about to end.
+    /// The other side says that it belongs to an older attempt. Worth a retry: that group is about to end.
     StaleAcceptor,
-    /// For this reason.
     Because(String),
 }
 
-/// The connector's side.
+/// The side that connects.
 pub(super) struct Connector {
     key: Key,
     claims: Claims,
@@ -130,7 +129,6 @@ pub(super) struct Connector {
     theirs: Option<Nonce>,
 }
 
-/// What the connector does next.
 pub(super) enum ConnectorStep {
     Send(Vec<u8>),
     Admitted,
@@ -149,7 +147,7 @@ impl Connector {
     pub fn frame(&mut self, header: Header, payload: &[u8]) -> ConnectorStep {
         let because = |text: &str| ConnectorStep::Refused(Refusal::Because(text.to_owned()));
         match (header.kind, self.theirs) {
-            // Not proven, but neither side could prove its key to the other.
+            // Unproven, but neither side could prove its key to the other anyway.
             (Kind::Challenge, None) if header.attempt < self.claims.attempt => {
                 ConnectorStep::Refused(Refusal::StaleAcceptor)
             }
@@ -181,7 +179,7 @@ impl Connector {
     }
 }
 
-/// Whom an acceptor lets in.
+/// Whom an acceptor admits.
 #[derive(Debug, Clone)]
 pub(super) struct Doorkeeper {
     pub purpose: Purpose,
@@ -209,19 +207,19 @@ pub(super) struct Peer {
     pub lane: u32,
 }
 
-/// What the acceptor does next with one connection.
+/// What the acceptor does next with a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum GateStep {
     Send(Vec<u8>),
-    /// Send this; the connection belongs to that peer now.
+    /// Send these bytes; the connection now belongs to this peer.
     Admit(Vec<u8>, Peer),
-    /// Send this and close. The text is for this side's own diagnostics.
+    /// Send these bytes and close. The text is for this side's own diagnostics.
     Refuse(Vec<u8>, String),
-    /// Close without an answer.
+    /// Close without a reply.
     Drop(String),
 }
 
-/// The acceptor's side for many connections at once: at most [`MAX_STRANGERS`], each for at most [`HANDSHAKE_TIME`].
+/// The side that accepts, for many connections at once: at most [`MAX_STRANGERS`], each for at most [`HANDSHAKE_TIME`].
 pub(super) struct Gate {
     key: Key,
     door: Doorkeeper,
@@ -249,7 +247,7 @@ impl Gate {
         self.strangers.remove(&conn);
     }
 
-    /// Connections whose time is over; they are forgotten here and must be closed.
+    /// Connections that have run out of time; they are forgotten here, and the caller must close them.
     pub fn expired(&mut self, now: Instant) -> Vec<u64> {
         let late: Vec<u64> = self
             .strangers
@@ -271,7 +269,7 @@ impl Gate {
         match (header.kind, stranger.stage) {
             (Kind::Hello, Stage::Hello) if payload.len() == HELLO => {
                 let Some(claims) = Claims::decode(&payload[32..]) else {
-                    return GateStep::Drop("hello without sense".to_owned());
+                    return GateStep::Drop("malformed hello".to_owned());
                 };
                 let mut theirs = [0; 32];
                 theirs.copy_from_slice(&payload[..32]);
@@ -283,7 +281,7 @@ impl Gate {
                 let nonces = (&theirs, &stranger.nonce);
                 let expected = self.key.mac("connector", &claims, nonces, &[]);
                 if !bool::from(expected.ct_eq(payload)) {
-                    // No word more than "refused" for someone without the key, and no MAC it could learn from.
+                    // Nothing beyond "refused" for a peer without the key, and no MAC it could learn from.
                     let mut blank = vec![0; 33];
                     blank[0] = REFUSED;
                     let why = if claims.attempt == self.door.attempt {

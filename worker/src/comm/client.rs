@@ -1,4 +1,4 @@
-//! The way to rank 0 for all other ranks: connect with patience, then a control thread.
+//! The connection of every other rank to rank 0: connects with retries, then runs a control thread.
 
 use super::{
     auth::{Claims, Key, Refusal},
@@ -33,8 +33,8 @@ pub(super) fn resolve(rendezvous: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// A connection to `address`; never one of a socket with itself, which the kernel makes when nobody listens on a port
-/// from the range it also gives to clients.
+/// Connects to `address`, but never a socket to itself, which the kernel does when nobody listens on a port from the
+/// range it also gives to clients.
 pub(super) fn dial(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, limit.max(Duration::from_millis(1)))?;
     if stream.local_addr()? == stream.peer_addr()? {
@@ -45,7 +45,7 @@ pub(super) fn dial(address: SocketAddr, limit: Duration) -> io::Result<TcpStream
     Ok(stream)
 }
 
-/// Connects to rank 0 and proves the token; tries again with growing pauses until the deadline.
+/// Connects to rank 0 and proves the token; retries with growing pauses until the deadline.
 pub(super) fn reach_rank_zero(
     rendezvous: &str,
     key: &Key,
@@ -72,7 +72,7 @@ pub(super) fn reach_rank_zero(
             match introduce(stream.as_fd(), key, claims.clone(), Instant::now() + super::auth::HANDSHAKE_TIME) {
                 Ok(()) => return Ok(stream),
                 Err(Denied::Io(error)) => last = format!("{address}: {error} during the handshake"),
-                // The group of the attempt before is about to end and will free the address.
+                // The group of the previous attempt is about to end and will free the address.
                 Err(Denied::Refused(Refusal::StaleAcceptor)) => {
                     last = format!("{address}: an older attempt is still there");
                 }
@@ -137,7 +137,7 @@ impl Client {
                 self.tick();
             }
             if self.open && self.flush().is_err() {
-                // What rank 0 said last may still be there to read.
+                // The last words of rank 0 may still be unread.
                 self.read();
                 self.closed();
             }
@@ -209,7 +209,7 @@ impl Client {
         match header.kind {
             Kind::Roster => match serde_json::from_slice::<Roster>(payload) {
                 Ok(roster) if roster.members.len() == self.shared.world as usize => self.formed(roster),
-                _ => self.fail(Cause::failed(0, "sent a roster without sense")),
+                _ => self.fail(Cause::failed(0, "sent a malformed roster")),
             },
             Kind::Failed => {
                 let cause = serde_json::from_slice(payload)
@@ -243,7 +243,7 @@ impl Client {
     fn ask_clock(&mut self) {
         let number = self.clock.ask(Moment::now());
         self.send(Kind::Clock, number, &[]);
-        // An error shows up again with the next turn.
+        // An error shows up again in the next turn.
         let _ = self.flush();
     }
 
@@ -253,7 +253,7 @@ impl Client {
         match theirs.and_then(|theirs| self.clock.answered(number, theirs, now)) {
             Some(Next::Ask) => self.ask_clock(),
             Some(Next::Done(micros)) => self.shared.set_clock_offset(micros),
-            None => self.fail(Cause::failed(0, "sent a time nobody asked for")),
+            None => self.fail(Cause::failed(0, "sent a time that nobody asked for")),
         }
     }
 
@@ -263,7 +263,8 @@ impl Client {
         if beat.was_asleep {
             self.last_seen = now;
         }
-        // After a failure there is nothing to say; a heartbeat in flight could reset the connection rank 0 closes.
+        // After a failure there is nothing to say, and a heartbeat in flight could reset the connection that rank 0
+        // closes.
         if beat.send && !self.shared.failed() {
             self.send(Kind::Heartbeat, 0, &[]);
         }
@@ -297,7 +298,7 @@ impl Client {
         }
     }
 
-    /// Rank 0 cannot be told, so every rank finds out by itself and says the same.
+    /// Rank 0 cannot be informed, so every rank notices by itself and reports the same cause.
     fn fail(&mut self, mut cause: Cause) {
         cause.during = self.shared.activity();
         self.shared.fail(cause);

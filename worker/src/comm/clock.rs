@@ -1,12 +1,12 @@
-//! How far this rank's wall clock is from rank 0's, from round trips over the control connection.
+//! How far this rank's wall clock is from rank 0's, measured by round trips over the control connection.
 //!
-//! With a question at `t0` and its answer, stamped `t1` by rank 0, at `t3`, the offset is `t1 - (t0 + t3) / 2`: the formula of
-//! the Network Time Protocol (RFC 5905, section 8), where the answer leaves as soon as the question has come. It is wrong by at
-//! most half the round trip, so that the fastest of several counts.
+//! For a question sent at `t0` and an answer that rank 0 stamped `t1` and that arrived at `t3`, the offset is `t1 - (t0
+//! + t3) / 2`: the formula of the Network Time Protocol (RFC 5905, section 8) for an answer that leaves as soon as the
+//! question arrives. Its error is at most half the round trip, so the fastest of several trips is used.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Round trips that are made.
+/// Number of round trips.
 pub(super) const TRIPS: u32 = 16;
 
 /// Nanoseconds of this host's wall clock since 1970.
@@ -14,7 +14,7 @@ pub(super) fn wall_nanos() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i64)
 }
 
-/// One moment by both clocks: round trips are measured by the one that nobody sets.
+/// One moment by both clocks: round trips are measured with the one that nobody sets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub instant: Instant,
@@ -27,7 +27,7 @@ impl Moment {
     }
 }
 
-/// The asking side. Numbers of questions begin with 1.
+/// The asking side. Questions are numbered from 1.
 #[derive(Default)]
 pub(super) struct ClockSync {
     asked: Option<(u32, Moment)>,
@@ -39,7 +39,7 @@ pub(super) struct ClockSync {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Ask,
-    /// The offset in microseconds: to be added to this clock to get rank 0's.
+    /// Microseconds to add to this clock to get rank 0's.
     Done(i64),
 }
 
@@ -51,7 +51,7 @@ impl ClockSync {
         number
     }
 
-    /// The answer to question `number`, with rank 0's clock, has come. `None`: that was not the question.
+    /// Rank 0's clock, in answer to question `number`. `None`: that question is not open.
     pub fn answered(&mut self, number: u32, theirs: i64, now: Instant) -> Option<Next> {
         let (asked, sent) = self.asked.filter(|(asked, _)| *asked == number)?;
         let trip = now.saturating_duration_since(sent.instant);
@@ -67,7 +67,7 @@ impl ClockSync {
 mod tests {
     use super::*;
 
-    /// Trips with these delays there and back in microseconds, to a clock that is 1,234,567 us ahead.
+    /// Round trips with these delays there and back in microseconds, to a clock that is 1,234,567 us ahead.
     fn measure(delays: impl Fn(u32) -> (u64, u64)) -> i64 {
         let (mut sync, mut now) =
             (ClockSync::default(), Moment { instant: Instant::now(), wall: 1_700_000_000_000_000 });
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn even_trips_give_the_offset_and_the_fastest_of_uneven_ones_counts() {
         assert_eq!(measure(|_| (300, 300)), 1_234_567);
-        // All but one are delayed on one way only.
+        // All trips but one are delayed in one direction only.
         assert_eq!(measure(|n| if n == 5 { (50, 50) } else { (50, 5000) }), 1_234_567);
         assert_eq!(measure(|n| if n == TRIPS { (50, 60) } else { (9000, 50) }), 1_234_562);
     }

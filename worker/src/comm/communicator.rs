@@ -1,4 +1,4 @@
-//! The one type the step loop sees.
+//! The one type that the step loop sees.
 #![allow(unsafe_code)]
 
 use super::{
@@ -19,10 +19,10 @@ use switchyard_worker_contract::{config::Transport, event::Link};
 
 /// Most bytes that `agree` compares.
 const MAX_AGREE: usize = 4096;
-/// Buckets start at multiples of so many floats (128 bytes).
+/// Buckets start at multiples of this many floats (128 bytes).
 const BUCKET_ALIGN: usize = 32;
 
-/// This rank's membership in its group.
+/// A rank's membership in its group.
 pub struct Communicator {
     // Fields are dropped in this order: first the threads that use the rest.
     threads: Threads,
@@ -31,9 +31,9 @@ pub struct Communicator {
     memory: Arc<Memory>,
     shared: Arc<Shared>,
     buckets: Vec<(usize, usize)>,
-    /// Ticket and start of the reduction in flight, per bucket.
+    /// Ticket and start of the reduction in flight, by bucket.
     in_flight: Vec<Option<(u32, Instant)>>,
-    /// Of the last reduction that was waited for, per bucket.
+    /// Times of the last completed reduction, by bucket.
     timings: Vec<Option<Timing>>,
     clock_offset: i64,
     transport: Transport,
@@ -44,17 +44,17 @@ pub struct Communicator {
     agreements: u32,
 }
 
-/// Lets another thread (signals, panic hook) end the group.
+/// Ends the group from another thread (signals, panic hook).
 #[derive(Clone)]
 pub struct Aborter(Arc<Shared>);
 
 impl Aborter {
-    /// As [`Communicator::abort`].
+    /// See [`Communicator::abort`].
     pub fn abort(&self, cause: Cause) {
         self.0.abort(cause);
     }
 
-    /// As [`Communicator::failure`].
+    /// See [`Communicator::failure`].
     pub fn failure(&self) -> Option<Cause> {
         self.0.failure()
     }
@@ -72,7 +72,7 @@ struct Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         if !self.left && self.control.is_some() {
-            // Returns at once if the group has failed already.
+            // Returns at once if the group has already failed.
             let word = if std::thread::panicking() { "panicked" } else { "gave up without a word" };
             self.shared.abort(Cause::failed(self.shared.rank, word));
         }
@@ -83,7 +83,7 @@ impl Drop for Threads {
             self.shared.request(Request::Stop);
         }
         for thread in self.workers.drain(..).chain(self.control.take()) {
-            // A panic there was reported by its own means.
+            // A panic in that thread was reported there.
             let _ = thread.join();
         }
         self.shared.forget_wakers();
@@ -91,7 +91,7 @@ impl Drop for Threads {
 }
 
 impl Communicator {
-    /// Joins the group: returns when all ranks are connected, or with an error that says what is missing.
+    /// Joins the group. Returns when all ranks are connected, or with an error that says what is missing.
     ///
     /// `bucket_lens` are the lengths of the gradient buckets in numbers; they and the options must be equal on all ranks.
     pub fn connect(config: &GroupConfig, bucket_lens: &[usize], options: &Options) -> Result<Communicator, CommError> {
@@ -114,7 +114,7 @@ impl Communicator {
         let result = join(config, &plan, &shared, &mut threads.control);
         match result.and_then(|parts| Communicator::finish(threads, parts, buckets)) {
             Ok(communicator) => Ok(communicator),
-            // The root cause is worth more than what this rank saw of it.
+            // The root cause says more than what this rank saw of it.
             Err(error @ (CommError::Failed(_) | CommError::Missing { .. })) => Err(error),
             Err(error) => {
                 Err(shared.failure().filter(|c| c.origin_rank != shared.rank).map_or(error, CommError::Failed))
@@ -168,12 +168,11 @@ impl Communicator {
         })
     }
 
-    /// Global rank of this process.
+    /// Rank of this process among all ranks.
     pub fn rank(&self) -> u32 {
         self.shared.rank
     }
 
-    /// Number of ranks.
     pub fn world(&self) -> u32 {
         self.shared.world
     }
@@ -188,7 +187,8 @@ impl Communicator {
         &self.links
     }
 
-    /// The rate of the connection from the rank before this one in the ring; `None`: not measured, or this rank is not in the ring.
+    /// Rate of the connection from the previous rank in the ring; `None` if it was not measured, or this rank is not in
+    /// the ring.
     pub fn probed(&self) -> Option<Probed> {
         self.probed
     }
@@ -198,17 +198,16 @@ impl Communicator {
         &self.local_address
     }
 
-    /// Name of this host.
+    /// Host name of this process.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Number of buckets.
     pub fn buckets(&self) -> usize {
         self.buckets.len()
     }
 
-    /// All-reduces that can be under way at a time: as many as asked for, but not more than buckets.
+    /// All-reduces that can be in flight at a time: as many as asked for, but at most one per bucket.
     pub fn lanes(&self) -> usize {
         self.lanes.len()
     }
@@ -217,12 +216,13 @@ impl Communicator {
         &self.lanes[bucket % self.lanes.len()]
     }
 
-    /// Bytes that this rank has sent to other hosts in completed reductions, headers included; those within a host are none.
+    /// Bytes that this rank has sent to other hosts in completed reductions, including headers. Traffic within a host
+    /// does not count.
     pub fn bytes_sent(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.bytes_sent()).sum()
     }
 
-    /// The times of the bucket's last reduction that was waited for.
+    /// The times of the bucket's last completed reduction.
     ///
     /// # Panics
     /// If there is no such bucket.
@@ -230,8 +230,9 @@ impl Communicator {
         self.timings[bucket]
     }
 
-    /// Microseconds to be added to this host's wall clock to get that of rank 0's host, as estimated when the group formed; 0
-    /// on that host itself. Off by at most half of the fastest round trip, and by what the clocks have drifted since.
+    /// Microseconds to add to this host's wall clock to get that of rank 0's host, estimated when the group formed; 0
+    /// on that host itself. The error is at most half of the fastest round trip, plus the drift of the clocks since
+    /// then.
     pub fn clock_offset(&self) -> i64 {
         self.clock_offset
     }
@@ -246,20 +247,20 @@ impl Communicator {
         unsafe { self.memory.slice(start, len) }
     }
 
-    /// A bucket, to be filled.
+    /// A bucket, for writing.
     ///
     /// # Panics
-    /// As [`Communicator::bucket`].
+    /// See [`Communicator::bucket`].
     pub fn bucket_mut(&mut self, bucket: usize) -> &mut [f32] {
         let (start, len) = self.at_rest(bucket);
         // SAFETY: as in `bucket`, and `&mut self` excludes other references.
         unsafe { self.memory.slice_mut(start, len) }
     }
 
-    /// Two different buckets, to be filled at the same time.
+    /// Two different buckets, for writing at the same time.
     ///
     /// # Panics
-    /// As [`Communicator::bucket`], or if both are the same.
+    /// See [`Communicator::bucket`]; also if both are the same.
     pub fn buckets_mut(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]) {
         assert_ne!(a, b, "two different buckets");
         let ((a_start, a_len), (b_start, b_len)) = (self.at_rest(a), self.at_rest(b));
@@ -272,16 +273,16 @@ impl Communicator {
         self.buckets[bucket]
     }
 
-    /// Begins the in-place sum of a bucket over all ranks and returns at once.
+    /// Starts the in-place sum of a bucket over all ranks and returns at once.
     ///
     /// # Panics
-    /// If the bucket is in flight already, or if there is no such bucket.
+    /// If the bucket is already in flight, or if there is no such bucket.
     pub fn start(&mut self, bucket: usize) {
         self.push(bucket, true);
     }
 
-    /// Waits until a started reduction is complete; for a bucket that is not in flight, returns at once.
-    /// If the group fails, every rank gets the same root cause, and the bucket stays in flight.
+    /// Waits until a started reduction is complete; returns at once for a bucket that is not in flight. If the group
+    /// fails, every rank gets the same root cause, and the bucket stays in flight.
     pub fn wait(&mut self, bucket: usize) -> Result<(), CommError> {
         let Some((ticket, started)) = self.in_flight[bucket] else { return Ok(()) };
         if self.lane(bucket).wait(ticket) {
@@ -292,7 +293,7 @@ impl Communicator {
         Err(self.root_cause())
     }
 
-    /// `start` and `wait` in one, on this thread: the shortest way when there is nothing to overlap.
+    /// `start` and `wait` in one, on this thread: the fastest way if there is nothing to overlap.
     pub fn all_reduce(&mut self, bucket: usize) -> Result<(), CommError> {
         self.push(bucket, false);
         self.wait(bucket)
@@ -343,7 +344,7 @@ impl Communicator {
         self.shared.abort(cause);
     }
 
-    /// A handle to do so from another thread.
+    /// A handle for another thread.
     pub fn aborter(&self) -> Aborter {
         Aborter(Arc::clone(&self.shared))
     }
@@ -353,18 +354,18 @@ impl Communicator {
         self.shared.failure()
     }
 
-    /// What this rank's communication is doing, for people.
+    /// What this rank's communication is doing, as text for people.
     pub fn activity(&self) -> String {
         self.shared.activity()
     }
 
-    /// Connections that rank 0 refused, with the reason; at most 32.
+    /// Connections that rank 0 refused, with reasons; at most 32.
     pub fn refusals(&self) -> Vec<String> {
         self.shared.refusals()
     }
 
-    /// The orderly end: waits for reductions in flight, then for all ranks to leave. Until then the failure of any rank
-    /// is an error here; afterwards nothing is.
+    /// Leaves in good order: waits for reductions in flight, then for all ranks to leave. Until then the failure of any
+    /// rank is an error here; afterwards nothing is.
     pub fn leave(mut self) -> Result<(), CommError> {
         for bucket in 0..self.buckets.len() {
             self.wait(bucket)?;

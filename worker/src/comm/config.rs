@@ -1,4 +1,4 @@
-//! Who this rank is, where it meets the others, and the secret they share.
+//! Who this rank is, where it meets the others, and the secret that they share.
 
 use super::error::CommError;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -13,7 +13,6 @@ impl Token {
     /// Length of a token in bytes.
     pub const LEN: usize = 32;
 
-    /// A token from its bytes.
     pub fn new(bytes: [u8; 32]) -> Token {
         Token(bytes)
     }
@@ -24,8 +23,8 @@ impl Token {
 
     /// Reads a token file: a regular file of exactly 32 bytes that nobody else can read.
     ///
-    /// A group may read a file that belongs to another user: so it is in a Secret volume of Kubernetes, where the files are
-    /// the superuser's and the group is this pod's. Links are followed, since such a volume consists of them.
+    /// The group may have read access to a file of another user, as in a Secret volume of Kubernetes, where the files
+    /// belong to root and the group is that of the pod. Links are followed, because such a volume consists of links.
     pub fn from_file(path: &Path) -> Result<Token, CommError> {
         let fault = |got: String, expected: &'static str| CommError::KeyFile {
             path: path.display().to_string(),
@@ -35,7 +34,7 @@ impl Token {
         const READABLE: &str = "a readable regular file of 32 bytes with mode 0600";
         let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
             .map_err(|errno| fault(errno.to_string(), READABLE))?;
-        // The mode is asked of the open file, so that it cannot be exchanged in between.
+        // The mode comes from the open file, so that the file cannot be swapped in between.
         let stat = rustix::fs::fstat(&fd).map_err(|errno| fault(errno.to_string(), READABLE))?;
         if !FileType::from_raw_mode(stat.st_mode).is_file() {
             return Err(fault("no regular file".to_owned(), READABLE));
@@ -43,7 +42,7 @@ impl Token {
         let mode = Mode::from_raw_mode(stat.st_mode).bits() & 0o777;
         let user = rustix::process::geteuid();
         let own = stat.st_uid == user.as_raw();
-        // A kubelet writes Secret volumes as root, for a group: so a pod that runs as root owns them.
+        // A kubelet writes Secret volumes as root, for a group; a pod that runs as root therefore owns them.
         admissible(mode, own && !user.is_root()).map_err(|expected| {
             let owner = if own { "this user".to_owned() } else { format!("user {}", stat.st_uid) };
             fault(format!("mode {mode:04o}, owned by {owner}"), expected)
@@ -68,7 +67,8 @@ impl Token {
     }
 }
 
-/// Whether a token in a file with these permissions is a secret; if not, what is expected. `own`: an ordinary user's own file.
+/// Whether a file with these permissions keeps a token secret; if not, what is expected. `own`: an ordinary user's own
+/// file.
 fn admissible(mode: u32, own: bool) -> Result<(), &'static str> {
     if mode & 0o007 != 0 {
         return Err("no access for others (mode 0600, 0400, or 0440 in a Secret volume)");
@@ -87,20 +87,20 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Which transport may be used.
+/// Which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Force {
-    /// Chosen by where the ranks are.
+    /// Chosen by where the ranks run.
     #[default]
     Auto,
-    /// Shared memory only; an error when the ranks are on several hosts.
+    /// Shared memory only; an error if the ranks are on several hosts.
     Shm,
     /// A TCP ring over all ranks, wherever they are.
     Tcp,
 }
 
 impl Force {
-    /// The word in the environment.
+    /// Its name in the environment.
     pub fn word(self) -> &'static str {
         match self {
             Force::Auto => "auto",
@@ -110,32 +110,28 @@ impl Force {
     }
 }
 
-/// Everything a rank must know to join its group.
+/// Everything that a rank must know to join its group.
 #[derive(Debug, Clone)]
 pub struct GroupConfig {
-    /// Name of the job.
     pub job: String,
-    /// Attempt, from 1; a process of another attempt is refused.
+    /// Counted from 1; a process of another attempt is refused.
     pub attempt: u32,
-    /// Rank of the node, from 0.
+    /// Counted from 0.
     pub node_rank: u32,
-    /// Nodes of the job.
     pub num_nodes: u32,
-    /// Processes on each node.
     pub procs_per_node: u32,
-    /// Rank of the process on its node, from 0.
+    /// Rank of the process on its node, counted from 0.
     pub local_rank: u32,
-    /// `ADDRESS:PORT` or `HOST:PORT` where rank 0 listens. Names are resolved again with every try.
+    /// `ADDRESS:PORT` or `HOST:PORT` where rank 0 listens. Names are resolved again on every try.
     pub rendezvous: String,
-    /// The secret of the job.
     pub key: Token,
-    /// Which transport may be used; must be the same on all ranks.
+    /// Must be the same on all ranks.
     pub transport: Force,
-    /// Ranks with the same identity share memory. Empty: found out from the system.
+    /// Ranks with the same identity share memory. Empty: taken from the system.
     pub host_id: String,
     /// Silence after which a peer counts as failed.
     pub peer_timeout: Duration,
-    /// Time within which the group must be complete.
+    /// Time by which the group must be complete.
     pub connect_timeout: Duration,
 }
 
@@ -145,23 +141,24 @@ impl GroupConfig {
     /// Default of [`GroupConfig::peer_timeout`].
     pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Reads the configuration from the environment the launcher sets. Errors name the variable.
+    /// Reads the configuration from the environment that the launcher sets. Errors name the variable.
     pub fn from_env() -> Result<GroupConfig, CommError> {
         GroupConfig::from_lookup(&from_environment)
     }
 
-    /// Checks what a user may set, before there is a group: the launcher asks this once, and no rank starts when it is wrong.
+    /// Checks the settings of the user before there is a group. The launcher calls this once, so that no rank starts
+    /// with a wrong one.
     ///
     /// # Errors
-    /// The name of the variable, what was got and what was expected.
+    /// The name of the variable, its value and what was expected.
     pub fn check_settings() -> Result<(), CommError> {
         settings(&from_environment).map(drop)
     }
 
-    /// As [`GroupConfig::from_env`], from any source of variables.
+    /// [`GroupConfig::from_env`] for any source of variables.
     ///
     /// # Errors
-    /// The name of the variable, what was got and what was expected.
+    /// The name of the variable, its value and what was expected.
     pub fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<GroupConfig, CommError> {
         let num_nodes: u32 = number(lookup, names::NUM_NODES, "a number from 1 up", None)?;
         let procs_per_node: u32 = number(lookup, names::PROCS_PER_NODE, "a number from 1 up", None)?;
@@ -190,12 +187,11 @@ impl GroupConfig {
         Ok(config)
     }
 
-    /// Global rank of this process.
+    /// Rank of this process among all ranks.
     pub fn rank(&self) -> u32 {
         self.node_rank * self.procs_per_node + self.local_rank
     }
 
-    /// Number of ranks.
     pub fn world(&self) -> u32 {
         self.num_nodes.saturating_mul(self.procs_per_node)
     }
@@ -222,7 +218,7 @@ impl GroupConfig {
     }
 }
 
-/// Largest group. Bounds the size of the roster.
+/// Largest group; bounds the size of the roster.
 pub(super) const MAX_WORLD: u32 = 4096;
 
 fn variable(name: &'static str, got: &str, expected: &str) -> CommError {
@@ -234,7 +230,7 @@ fn from_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// What a user may set.
+/// Settings of the user.
 struct Settings {
     transport: Force,
     peer_timeout: Duration,

@@ -1,11 +1,12 @@
-//! One lane: executes started all-reduces in order, on its communication thread or on the caller's own thread.
+//! One lane: runs the all-reduces that were started, in order, on its communication thread or on the caller's own
+//! thread.
 //!
-//! `start` only appends to a queue. Whoever holds the lock of the [`Engine`] runs the next operation: normally the
-//! communication thread, beside the computing caller; a caller that waits while the lock is free runs it itself,
-//! which saves two thread switches and never has two threads of one rank compete for a CPU.
+//! `start` only appends to a queue. The holder of the [`Engine`]'s lock runs the next operation. Normally that is the
+//! communication thread, in parallel with the computing caller. A caller that waits while the lock is free runs the
+//! operation itself, which saves two thread switches and never lets two threads of one rank compete for a CPU.
 //!
-//! The queue is a ring of as many cells as there are buckets (a bucket can be in flight once). `started` and `finished`
-//! count operations; bucket memory belongs to the engine from `start` until `finished` has passed its number, and that
+//! The queue is a ring with one cell per bucket (a bucket can be in flight once). `started` and `finished` count
+//! operations; the memory of a bucket belongs to the engine from `start` until `finished` has passed its number. That
 //! hand-over is a release store and an acquire load of the counters.
 #![allow(unsafe_code)]
 
@@ -34,11 +35,11 @@ pub(super) enum Broken {
     Elsewhere,
     /// A data connection ended. Most likely its peer died, and rank 0 will say so.
     Lane(Cause),
-    /// This rank knows why.
+    /// This rank knows the cause.
     Because(Cause),
 }
 
-/// What an operation needs to know of its surroundings.
+/// What an operation needs to know about its surroundings.
 pub(super) struct Turn<'a> {
     pub shared: &'a Shared,
     pub progress: &'a Progress,
@@ -47,13 +48,13 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Nothing else of this rank could use the CPU now, or only its other lanes.
+    /// No other thread of this rank could use the CPU now, except its other lanes.
     pub fn in_front(&self) -> bool {
         !self.background || self.caller_parked.load(Ordering::Relaxed)
     }
 }
 
-/// The ways data takes.
+/// The paths that data takes.
 pub(super) struct Engine {
     pub local: Option<LocalGroup>,
     pub ring: Option<Ring>,
@@ -84,7 +85,7 @@ impl Engine {
     }
 }
 
-/// The queue between caller and communication thread, and everything both need.
+/// The queue between the caller and the communication thread, and what both need.
 pub(super) struct Queue {
     engine: Mutex<Engine>,
     memory: Arc<Memory>,
@@ -113,7 +114,7 @@ impl Queue {
         buckets: Vec<(usize, usize)>,
         shared: Arc<Shared>,
     ) -> Queue {
-        // A power of two, so that positions stay right when the counters wrap around.
+        // A power of two, so that positions stay right when the counters wrap.
         let cells = buckets.len().max(1).next_power_of_two();
         Queue {
             engine: Mutex::new(engine),
@@ -133,7 +134,7 @@ impl Queue {
         }
     }
 
-    /// Appends a bucket; returns its ticket. `wake`: let the communication thread begin now.
+    /// Appends a bucket; returns its ticket. `wake`: the communication thread may start now.
     pub fn push(&self, bucket: u32, wake: bool) -> u32 {
         let number = self.started.load(Ordering::Relaxed);
         self.cells[number as usize % self.cells.len()].store(bucket, Ordering::Relaxed);
@@ -150,7 +151,7 @@ impl Queue {
         self.bytes_sent.load(Ordering::Relaxed)
     }
 
-    /// Times of a bucket's operation whose ticket has been waited for.
+    /// Times of a bucket's operation whose ticket was waited for.
     pub fn timing(&self, bucket: usize, started: Instant) -> Timing {
         self.records[bucket].timing(self.epoch, started, self.buckets[bucket].1 as u64 * 4)
     }
@@ -159,7 +160,7 @@ impl Queue {
         self.finished.load(Ordering::Acquire).wrapping_sub(ticket) as i32 >= 0
     }
 
-    /// Waits for a ticket; `false` if the group failed before.
+    /// Waits for a ticket; `false` if the group failed first.
     pub fn wait(&self, ticket: u32) -> bool {
         loop {
             if self.done(ticket) {
@@ -181,7 +182,7 @@ impl Queue {
                 }
                 return true;
             }
-            // The communication thread is at it. It may use this CPU while this thread sleeps.
+            // The communication thread is running the operation. It may use this CPU while this thread sleeps.
             self.caller_parked.store(true, Ordering::SeqCst);
             let finished = self.finished.load(Ordering::SeqCst);
             if !self.done(ticket) && !self.shared.failed() {
@@ -204,7 +205,7 @@ impl Queue {
         let sent = match engine.all_reduce(op, &self.memory, &turn) {
             Ok(sent) => sent,
             Err(Broken::Elsewhere) => {
-                self.shared.suspect(Cause::failed(self.shared.rank, "a rank of this host failed without a word"));
+                self.shared.suspect(Cause::failed(self.shared.rank, "a rank of this host failed without saying why"));
                 return false;
             }
             Err(Broken::Lane(cause)) => {
@@ -230,7 +231,7 @@ impl Queue {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Body of the communication thread of this lane.
+    /// Main loop of this lane's communication thread.
     pub fn run(&self) {
         let _guard = PanicGuard(&self.shared);
         while !self.stop.load(Ordering::SeqCst) {
@@ -258,7 +259,7 @@ impl Queue {
         let _ = futex::wake(&self.started, Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// Wakes the caller to look at the failure.
+    /// Wakes the caller to check for the failure.
     pub fn wake_caller(&self) {
         let _ = futex::wake(&self.finished, Flags::PRIVATE, i32::MAX as u32);
     }

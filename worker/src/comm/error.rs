@@ -1,13 +1,12 @@
-//! What can go wrong in this room, and the root cause that a whole group reports.
+//! What can go wrong in a group, and the root cause that all its ranks report.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Whether a rank failed or was told to stop.
+/// Whether a rank failed or was asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CauseKind {
-    /// Something went wrong.
     Failed,
     /// A signal asked this rank to stop; the number of the signal.
     Stopped(i32),
@@ -17,22 +16,19 @@ pub enum CauseKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cause {
-    /// The rank that failed.
     pub origin_rank: u32,
-    /// Host name of that rank; filled in by the group when empty.
+    /// Host name of that rank; the group fills it in if it is empty.
     #[serde(default)]
     pub host: String,
-    /// Failure or stop.
     pub kind: CauseKind,
-    /// What happened there.
     pub text: String,
-    /// What the rank that noticed it was doing; filled in by the group when empty.
+    /// What the rank that noticed it was doing; the group fills it in if it is empty.
     #[serde(default)]
     pub during: String,
 }
 
 impl Cause {
-    /// A failure of `origin_rank`; host and operation are filled in by [`super::Communicator::abort`].
+    /// A failure of `origin_rank`; [`super::Communicator::abort`] fills in host and operation.
     pub fn failed(origin_rank: u32, text: impl Into<String>) -> Cause {
         Cause { origin_rank, host: String::new(), kind: CauseKind::Failed, text: text.into(), during: String::new() }
     }
@@ -58,91 +54,44 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Any failure of this room. Texts are lowercase and name what was expected and what was found.
+/// Any failure in this module. Texts are lowercase and name what was expected and what was found.
 #[derive(Debug, thiserror::Error)]
 pub enum CommError {
-    /// A variable of the environment is missing or has no meaning.
+    /// A variable of the environment is missing or meaningless.
     #[error("{name}: got {got}, expected {expected}")]
     Variable {
-        /// Name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// Its value.
         got: String,
-        /// What it should hold.
         expected: String,
     },
-    /// The key file cannot be used.
     #[error("key file {path}: got {got}, expected {expected}")]
-    KeyFile {
-        /// Path of the file.
-        path: String,
-        /// What was found.
-        got: String,
-        /// What was expected.
-        expected: &'static str,
-    },
+    KeyFile { path: String, got: String, expected: &'static str },
     /// A group that cannot exist.
     #[error("group of ranks: got {got}, expected {expected}")]
-    Group {
-        /// What was asked for.
-        got: String,
-        /// What is possible.
-        expected: String,
-    },
-    /// Rank 0 could not be reached in time.
+    Group { got: String, expected: String },
     #[error("no connection to rank 0 at {address} within {seconds:.0} s; last error: {last}")]
-    Unreachable {
-        /// The rendezvous address.
-        address: String,
-        /// Seconds tried.
-        seconds: f64,
-        /// Last error.
-        last: String,
-    },
-    /// The other side of a handshake said no.
+    Unreachable { address: String, seconds: f64, last: String },
+    /// The other side of a handshake refused.
     #[error("refused by {by}: {reason}")]
-    Refused {
-        /// Who refused.
-        by: String,
-        /// Why.
-        reason: String,
-    },
-    /// Some ranks never came.
+    Refused { by: String, reason: String },
     #[error("{} of {world} ranks did not arrive within {seconds:.0} s: {}", missing.len(), ranks_text(missing))]
-    Missing {
-        /// The absent ranks.
-        missing: Vec<u32>,
-        /// Size of the group.
-        world: u32,
-        /// Seconds waited.
-        seconds: f64,
-    },
-    /// The asked transport does not fit where the ranks are.
+    Missing { missing: Vec<u32>, world: u32, seconds: f64 },
+    /// The transport asked for is not possible with these hosts.
     #[error("transport {got} is not possible: {why}")]
-    Transport {
-        /// What was asked for.
-        got: String,
-        /// Why it cannot be.
-        why: String,
-    },
+    Transport { got: String, why: String },
     /// A system call failed while the group was set up.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The action, as in "cannot ...".
         what: String,
-        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// Another program answered, or the bytes were damaged.
+    /// Another program is on the other side, or the bytes were damaged.
     #[error("protocol error with {with}: {text}")]
-    Protocol {
-        /// The other side.
-        with: String,
-        /// What was wrong.
-        text: String,
-    },
-    /// [`super::Communicator::agree`] found different values. Every rank gets this same text.
+    Protocol { with: String, text: String },
+    /// [`super::Communicator::agree`] found different values. Every rank gets this text.
     #[error("{0}")]
     Disagreement(String),
     /// The group is broken; this is the root cause.

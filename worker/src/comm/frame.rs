@@ -5,13 +5,13 @@
 //! 20 length u64 | 28 checksum of the first 28 bytes u32        (little endian)
 //! ```
 //!
-//! The checksum guards against another protocol on the port, not against an attacker; that is the handshake's work.
+//! The checksum guards against another protocol on the port, not against an attacker; the handshake does that.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Length of a header.
 pub(super) const HEADER: usize = 32;
-/// Version of the protocol. Both sides must have the same.
+/// Version of the protocol; equal on both sides.
 pub(super) const VERSION: u8 = 2;
 /// Largest payload before authentication.
 pub(super) const LIMIT_STRANGER: u64 = 256;
@@ -75,7 +75,7 @@ pub(super) struct Header {
     pub length: u64,
 }
 
-/// Why bytes are no frame.
+/// Why bytes are not a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
     #[error("not a frame of this protocol")]
@@ -141,7 +141,7 @@ pub(super) fn le32(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Collects the bytes of one connection into frames. It never asks for bytes beyond the frame it is at, so that a
+/// Collects the bytes of one connection into frames. It never asks for bytes beyond the current frame, so that a
 /// connection can change its protocol after the handshake.
 #[derive(Debug)]
 pub(super) struct FrameReader {
@@ -155,12 +155,12 @@ impl FrameReader {
         FrameReader { buffer: Vec::new(), header: None, limit }
     }
 
-    /// Changes the largest payload from the next frame on.
+    /// Sets the largest payload from the next frame on.
     pub fn set_limit(&mut self, limit: u64) {
         self.limit = limit;
     }
 
-    /// Bytes still missing to the next header or the end of the frame; never 0.
+    /// Bytes missing to the next header or the end of the frame; never 0.
     pub fn wanted(&self) -> usize {
         match self.header {
             None => HEADER - self.buffer.len(),

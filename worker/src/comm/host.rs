@@ -1,4 +1,4 @@
-//! What this process can find out about its host: identity, name, CPUs.
+//! What this process can learn about its host: identity, name, CPUs.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 pub(super) fn identity() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let netns = fs::read_link("/proc/self/ns/net").map(|p| p.display().to_string());
-    // Where the kernel does not tell, nobody is known to be near.
+    // If the kernel does not say, no other rank counts as local.
     let netns = netns.unwrap_or_else(|_| format!("process {}", std::process::id()));
     let uid = rustix::process::getuid().as_raw();
     format!("{}/{netns}/{uid}", boot.trim())

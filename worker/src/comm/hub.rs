@@ -4,7 +4,7 @@
 //! ```text
 //! Gathering --all joined--> Running --all left--> Done
 //!     |  a rank is missing,    |  lost, silent or aborting rank
-//!     +------------------------+------------------------------> Failed (first cause only, told to all)
+//!     +------------------------+------------------------------> Failed (first cause only, sent to all)
 //! ```
 
 use super::{
@@ -22,9 +22,9 @@ pub(super) enum Event<'a> {
     Opened(u64, Nonce),
     /// A whole frame came.
     Frame(u64, Header, &'a [u8]),
-    /// The connection ended or its bytes are no frames.
+    /// The connection ended, or its bytes are not frames.
     Closed(u64),
-    /// Time passed; after all frames that were there to read.
+    /// Time passed. Comes after all frames that could be read.
     Tick,
     /// Rank 0 itself calls `agree`.
     Agree(Ballot),
@@ -38,11 +38,11 @@ pub(super) enum Event<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Output {
     Send(u64, Vec<u8>),
-    /// Close after what was sent is read.
+    /// Close once the peer has read what was sent.
     Close(u64),
     /// Close at once.
     Drop(u64),
-    /// From now on longer frames are allowed.
+    /// Allow longer frames from now on.
     Trust(u64),
     Formed(Roster),
     Missing(Vec<u32>),
@@ -64,7 +64,7 @@ enum Phase {
 /// What a rank wants all ranks to agree on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ballot {
-    /// Number of the call of `agree`, counted by each rank.
+    /// Number of the call to `agree`, counted by each rank.
     pub sequence: u32,
     /// What the value is, in words.
     pub subject: String,
@@ -113,11 +113,11 @@ pub(super) struct JoinTime {
 
 /// The process of rank 0, as the hub sees it.
 pub(super) struct RankZero {
-    /// What rank 0 tells the others about itself.
+    /// What rank 0 says about itself.
     pub member: Member,
-    /// What it is doing; called only when a cause is made.
+    /// What rank 0 is doing; called only when a failure is reported.
     pub activity: Box<dyn Fn() -> String + Send>,
-    /// Its wall clock in nanoseconds.
+    /// Wall clock in nanoseconds.
     pub wall: fn() -> i64,
 }
 
@@ -248,7 +248,7 @@ impl Hub {
 
     fn join(&mut self, rank: u32, member: Member) {
         self.seats[rank as usize].member = Some(member);
-        // Only when all are there: a rank that comes late would find nobody left to tell it what is wrong.
+        // Checked only when all ranks have joined: one that comes late would find nobody left to say what is wrong.
         let members: Option<Vec<Member>> = self.seats.iter().map(|seat| seat.member.clone()).collect();
         let Some(members) = members else { return };
         let conflict = members.iter().zip(0..).find_map(|(member, rank)| Some((rank, member.conflict(&members[0])?)));

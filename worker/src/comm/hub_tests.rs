@@ -67,7 +67,7 @@ impl World {
         self.step(Event::Frame(conn, header, payload))
     }
 
-    /// Lets rank `rank` in on a connection of the same number.
+    /// Admits rank `rank` on a connection of the same number.
     fn admit(&mut self, rank: u32) {
         let claims = Claims { purpose: Purpose::Control, from: rank, to: 0, world: WORLD, attempt: 1, lane: 0 };
         let conn = u64::from(rank);

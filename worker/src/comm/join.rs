@@ -1,4 +1,4 @@
-//! From a configuration to a connected rank: find rank 0, tell who this is, learn who the others are, connect to them.
+//! From a configuration to a connected rank: find rank 0, introduce this rank, learn about the others, connect to them.
 
 use super::{
     auth::{Key, Purpose},
@@ -53,13 +53,13 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Lanes that have a bucket, at least one: the others of those asked for would idle.
+    /// Lanes that have a bucket, at least one; the others would idle.
     pub fn lanes(&self) -> u32 {
         self.options.lanes.min(self.bucket_lens.len().max(1) as u32)
     }
 }
 
-/// Joins the group; `control` is filled as soon as there is a control thread to end.
+/// Joins the group; `control` is set as soon as there is a control thread to end.
 pub(super) fn join(
     config: &GroupConfig,
     plan: &Plan<'_>,
@@ -81,7 +81,7 @@ pub(super) fn join(
     let (local, zero) = (lobby.local, lobby.zero);
     *control = Some(lobby.start(&identity, member, join_time, pulse, shared)?);
     let set_up = || -> Result<Parts, CommError> {
-        // Rank 0 decides when it is too late, and its heartbeats say that it still lives.
+        // Rank 0 decides when it is too late, and its heartbeats prove that it is still alive.
         let roster = shared.wait_formed(deadline + config.connect_timeout + Duration::from_secs(5))?;
         let paths = roster.paths(identity.rank, plan.lanes(), config.transport)?;
         let transport = paths.transport;
@@ -163,7 +163,7 @@ impl Lobby {
     }
 }
 
-/// A panic of the control thread is a bug, but nobody may wait for it for ever. Its sockets close, so peers notice.
+/// A panic of the control thread is a bug, but no thread may wait for it forever. Its sockets close, so peers notice.
 struct FailOnPanic(Arc<Shared>);
 
 impl Drop for FailOnPanic {
@@ -174,7 +174,7 @@ impl Drop for FailOnPanic {
     }
 }
 
-/// Listeners that exist before their addresses are told, so that whoever connects finds them.
+/// Listeners exist before their addresses are announced, so that every connection finds them.
 struct Listeners {
     ring: Option<TcpListener>,
     unix: Option<OwnedFd>,
@@ -207,7 +207,7 @@ fn introduce_myself(
     Ok((member, Listeners { ring: ring.map(|(listener, _)| listener), unix: unix.map(|(fd, _)| fd) }))
 }
 
-/// The ways to the other ranks.
+/// The connections to the other ranks.
 struct Connected {
     memory: Arc<Memory>,
     engines: Vec<Engine>,
@@ -256,7 +256,7 @@ fn connect_paths(
             .ring
             .ok_or_else(|| CommError::protocol(format!("rank {right}"), "no address for data"))?;
         if address.ip().is_unspecified() {
-            // Rank 0 listens everywhere; where this rank has reached it is as good as any.
+            // Rank 0 listens on all addresses; the one under which this rank reached it is as good as any.
             address.set_ip(zero);
         }
         let pairs = connect_ring(identity, (ranks, lanes), listener, address, deadline, shared)?;

@@ -1,5 +1,5 @@
-//! Sums of `f32` arrays in shared memory. Every instruction set adds the same numbers in the same order, without fused multiply-add,
-//! so results agree bit for bit.
+//! Sums of `f32` arrays in shared memory. Every instruction set adds the same numbers in the same order, without fused
+//! multiply-add, so results agree bit for bit.
 #![allow(unsafe_code)]
 
 use crate::cpu::Isa;
@@ -13,7 +13,7 @@ pub(super) fn detect() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
         let asked = std::env::var(switchyard_worker_contract::env::KERNEL).ok();
-        // A word that means nothing is reported where the engine is set up; sums are the same with every set.
+        // An unknown word is reported when the engine is set up; the sums are the same with every instruction set.
         Isa::detect(asked.as_deref()).unwrap_or(Isa::Portable)
     })
 }
@@ -22,17 +22,17 @@ pub(super) fn detect() -> Isa {
 /// `start..start + len`.
 ///
 /// # Safety
-/// All pointers are valid for `start + len` floats, and nobody else touches `start..start + len` of any of them during
-/// the call. Sources and destinations may be the same arrays; two arrays that are not the same must not overlap.
+/// All pointers are valid for `start + len` floats, and nothing else touches `start..start + len` of any of them during
+/// the call. Sources and destinations may be the same arrays; different arrays must not overlap.
 pub(super) unsafe fn reduce(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { reduce_with(detect(), sources, destinations, start, len) }
 }
 
 /// # Safety
 /// As [`reduce`]; the CPU has `isa`.
 unsafe fn reduce_with(isa: Isa, sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -48,7 +48,7 @@ unsafe fn reduce_with(isa: Isa, sources: &[*mut f32], destinations: &[*mut f32],
 /// As [`reduce`].
 #[inline(always)]
 unsafe fn reduce_body(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
-    // SAFETY: all indices are below `start + len`, for which the caller vouches. Whole blocks are read before they are
+    // SAFETY: all indices are below `start + len`, as promised by the caller. Whole blocks are read before they are
     // written, and blocks of one array do not overlap.
     unsafe {
         let whole = len / BLOCK * BLOCK;
@@ -81,7 +81,7 @@ unsafe fn reduce_body(sources: &[*mut f32], destinations: &[*mut f32], start: us
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn reduce_avx2(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { reduce_body(sources, destinations, start, len) }
 }
 
@@ -90,7 +90,7 @@ unsafe fn reduce_avx2(sources: &[*mut f32], destinations: &[*mut f32], start: us
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn reduce_avx512(sources: &[*mut f32], destinations: &[*mut f32], start: usize, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { reduce_body(sources, destinations, start, len) }
 }
 

@@ -1,16 +1,16 @@
-//! What carries data from a rank to others, in words for whoever compares it with what was foretold.
+//! What carries data from a rank to others, in words that can be compared with the prediction.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use switchyard_worker_contract::{cpu_list::CpuList, event::Link};
 
-/// Memory shared with the other ranks of this host; `None`: there are no others.
+/// The memory shared with the other ranks of this host; `None` if there are no others.
 pub(super) fn shared_memory(local: &[u32], me: u32) -> Option<Link> {
     let others: Vec<u32> = local.iter().copied().filter(|rank| *rank != me).collect();
     (!others.is_empty()).then(|| Link::SharedMemory { ranks: CpuList::new(others).to_string() })
 }
 
-/// A connection for data to this rank; `None`: the socket has no addresses any more.
+/// A data connection to this rank; `None` if the socket no longer has addresses.
 pub(super) fn tcp(rank: u32, socket: &OwnedFd) -> Option<Link> {
     let local = SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()?;
     let remote = SocketAddr::try_from(rustix::net::getpeername(socket).ok()??).ok()?;
@@ -18,7 +18,7 @@ pub(super) fn tcp(rank: u32, socket: &OwnedFd) -> Option<Link> {
     Some(Link::Tcp { rank, local: local.to_string(), remote: remote.to_string(), interface })
 }
 
-/// The interface by which the kernel sends to an address.
+/// The interface through which the kernel sends to an address.
 fn interface(local: IpAddr, remote: IpAddr) -> Option<String> {
     if remote.is_loopback() || local == remote {
         return Some("lo".to_owned());
@@ -27,8 +27,8 @@ fn interface(local: IpAddr, remote: IpAddr) -> Option<String> {
     route(&std::fs::read_to_string("/proc/net/route").ok()?, remote.into())
 }
 
-/// The interface of the longest prefix that holds an address, in the text of `/proc/net/route` (addresses in the byte order of the network,
-/// read as a number of this machine).
+/// The interface of the longest prefix that contains an address, from the text of `/proc/net/route`. That file has
+/// addresses in network byte order, read as a number of this machine.
 fn route(table: &str, address: u32) -> Option<String> {
     let number = |text: &str| u32::from_str_radix(text, 16).ok().map(|raw| u32::from_be_bytes(raw.to_ne_bytes()));
     let row = |line: &str| {

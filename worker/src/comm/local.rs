@@ -1,4 +1,4 @@
-//! All-reduce among the ranks of one host, in place, in their shared arenas; each lane by itself.
+//! All-reduce among the ranks of one host, in place, in their shared arenas; each lane works by itself.
 //!
 //! ```text
 //! small (<= 1 KiB)   copy to my slot, Entered(s); wait for all Entered(s); sum all slots in rank order
@@ -8,9 +8,9 @@
 //!                    others: wait for Result(s), copy the bucket, Copied(s)
 //! ```
 //!
-//! Why it is free of races: between all Entered(s) and all Reduced(s), slice `i` of every arena belongs to rank `i`.
+//! There are no races because between all Entered(s) and all Reduced(s), slice `i` of every arena belongs to rank `i`.
 //! Slots and signatures exist twice and are used in turn: a rank that enters `s + 2` has seen all others enter `s + 1`,
-//! which they do only when they are done with `s`. A rank without a final barrier (small, or not a leader) can be one
+//! which they do only after they are done with `s`. A rank without a final barrier (small, or not a leader) can be one
 //! operation ahead; nobody then reads or writes its arena for `s`.
 #![allow(unsafe_code)]
 
@@ -27,13 +27,13 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-/// Floats between two looks at the progress figure and the failure flag.
+/// Floats between two updates of the progress figure and checks of the failure flag.
 const STRIDE: usize = 256 << 10;
 
 /// Pointers to the same place in every arena; kept to avoid an allocation per operation.
 struct Pointers(Vec<*mut f32>);
 
-// SAFETY: the pointers are only a buffer; they are filled anew and used within one operation.
+// SAFETY: the pointers are only a buffer, refilled and used within one operation.
 unsafe impl Send for Pointers {}
 
 pub(super) struct LocalGroup {
@@ -47,7 +47,7 @@ pub(super) struct LocalGroup {
     pointers: Pointers,
 }
 
-/// One operation: number within its lane, bucket, place of the bucket in the arena.
+/// An operation: number within its lane, bucket, place of the bucket in the arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operation {
     pub sequence: u32,
@@ -78,7 +78,7 @@ impl LocalGroup {
         self.me == 0
     }
 
-    /// The whole all-reduce when all ranks are here.
+    /// The whole all-reduce, if all ranks are on this host.
     pub fn all_reduce(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
         let bucket = self.bucket_pointer(self.me, op);
         let small = op.len <= SLOT_FLOATS;
@@ -103,7 +103,7 @@ impl LocalGroup {
         self.wait_all(Flag::Reduced, op.sequence, turn)
     }
 
-    /// First half with other hosts: afterwards the leader's arena holds the sum of this host.
+    /// First half, if there are other hosts: leaves the sum of this host in the leader's arena.
     pub fn reduce_to_leader(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
         self.enter(op, turn)?;
         self.reduce_slice(op, turn, true);
@@ -111,7 +111,7 @@ impl LocalGroup {
         if self.leads() { self.wait_all(Flag::Reduced, op.sequence, turn) } else { Ok(()) }
     }
 
-    /// Second half with other hosts: everyone takes the leader's bucket.
+    /// Second half, if there are other hosts: every rank copies the leader's bucket.
     pub fn spread_from_leader(&mut self, op: Operation, turn: &Turn<'_>) -> Result<(), Broken> {
         if self.leads() {
             self.publish(Flag::Result, op.sequence);
@@ -195,7 +195,7 @@ impl LocalGroup {
             let value = word.load(Ordering::SeqCst);
             if !reached(value) {
                 let flags = rustix::thread::futex::Flags::empty();
-                // Woken, too late, timed out or interrupted: the flag is looked at again in any case.
+                // Woken, too late, timed out or interrupted: the flag is checked again in any case.
                 let _ = rustix::thread::futex::wait(word, flags, value, Some(&timespec(NAP)));
             }
             sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -206,7 +206,7 @@ impl LocalGroup {
     }
 }
 
-/// Part `i` of `n` of a bucket: multiples of 16 floats (a cache line), the rest in the last parts.
+/// Part `i` of `n` of a bucket, a multiple of 16 floats (a cache line); the last parts take the rest.
 pub(super) fn share(len: usize, n: usize, i: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(16);
     (each * i).min(len)..(each * (i + 1)).min(len)

@@ -1,4 +1,4 @@
-//! Communication between the ranks of a job: who is there, in-place sum all-reduce of gradient buckets, agreement on
+//! Communication between the ranks of a job: membership, in-place sum all-reduce of gradient buckets, agreement on
 //! values, and one root cause when something fails.
 //!
 //! ```text
@@ -7,11 +7,11 @@
 //!             -> Communicator: bucket -> start -> wait (engine), agree, barrier, abort, leave
 //! ```
 //!
-//! A group has one or more lanes: all-reduces of buckets in different lanes are under way at the same time.
+//! A group has one or more lanes: all-reduces of buckets in different lanes run at the same time.
 //!
 //! Deliberately absent: encryption (connections are authenticated, their bytes are neither encrypted nor signed),
-//! other collectives than the sum all-reduce, and a change of members (a group that fails ends; the launcher starts
-//! the next attempt).
+//! collectives other than the sum all-reduce, and a change of members (a group that fails ends; the launcher starts the
+//! next attempt).
 //!
 //! All ranks must start the same buckets in the same order; otherwise the group fails and names the ranks. Results are
 //! bit-identical on all ranks, and from run to run with the same ranks on the same hosts.

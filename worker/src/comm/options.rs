@@ -1,17 +1,17 @@
-//! What a job may choose of its all-reduces; equal on all ranks.
+//! What a job may choose for its all-reduces; equal on all ranks.
 
 use super::{error::CommError, wire::Wire};
 
-/// Options of a group. All ranks must have the same ones.
+/// Options of a group, equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// All-reduces that may be under way at a time, 1 to [`Options::MAX_LANES`]. Each lane has its own queue, thread, flags in
-    /// shared memory and connections. Bucket `b` belongs to lane `b % lanes`; the operations of one lane run in the order of
-    /// their start. Results do not depend on it.
+    /// All-reduces that may run at a time, 1 to [`Options::MAX_LANES`]. Each lane has its own queue, thread, flags in
+    /// shared memory and connections. Bucket `b` belongs to lane `b % lanes`; the operations of one lane run in the
+    /// order in which they were started. Results do not depend on the number of lanes.
     pub lanes: u32,
     /// Format of gradients between hosts. In shared memory they are always f32.
     pub wire: Wire,
-    /// Buckets from this index on travel in 4 bytes always: what is counted in them must not be rounded.
+    /// Buckets from this index on always travel in 4 bytes, because what is counted in them must not be rounded.
     pub exact_from: u32,
     /// Measure each connection of the ring before it is used.
     pub probe: bool,
@@ -24,7 +24,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Most lanes of a group. More would only compete for CPUs.
+    /// Most lanes of a group; more would only compete for CPUs.
     pub const MAX_LANES: u32 = 8;
 
     /// Format of a bucket between hosts.

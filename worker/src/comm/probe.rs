@@ -1,5 +1,6 @@
-//! What one connection of the ring carries by itself, measured before it is used: all members send to the right at once, as they do in an
-//! all-reduce, but nobody waits for what comes from the left. So each connection shows its own rate and not that of the slowest.
+//! The rate of a single connection of the ring, measured before it is used. All members send to the right at once, as
+//! in an all-reduce, but nobody waits for data from the left, so each connection shows its own rate and not that of the
+//! slowest.
 
 use super::error::CommError;
 use super::setup::Pair;
@@ -10,25 +11,24 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// What is sent at a time; the first byte of a block says whether another one follows.
+/// Bytes sent at a time; the first byte of a block says whether another one follows.
 const BLOCK: usize = 64 << 10;
-/// Blocks at least: enough to leave the slow start of TCP behind.
+/// Minimum number of blocks: enough to leave the slow start of TCP behind.
 const LEAST: usize = 16;
-/// A sender begins no block after this time.
+/// A sender starts no block after this time.
 const TIME: Duration = Duration::from_millis(300);
-/// Time between two looks whether the group has failed.
+/// Time between two checks whether the group has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The rate of a connection from a rank to this one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Probed {
-    /// The rank that sent.
     pub from: u32,
     /// Bytes per second.
     pub rate: f64,
 }
 
-/// Sends to the right and receives from the left, both until the sender has had its time.
+/// Sends to the right and receives from the left until the time of the sender is up.
 pub(super) fn probe((outgoing, incoming): &Pair, left: u32, shared: &Shared) -> Result<Probed, CommError> {
     let lost = |error: io::Error| CommError::system(format!("measure the connection from rank {left}"), error);
     let received = std::thread::scope(|scope| {
@@ -64,7 +64,7 @@ fn send(to: &OwnedFd, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes, and the time from the first of them to the last.
+/// Bytes received, and the time from the first to the last of them.
 fn receive(from: &OwnedFd, shared: &Shared) -> io::Result<(usize, Duration)> {
     let mut block = vec![0; BLOCK];
     let (mut bytes, mut start) = (0, None);

@@ -1,4 +1,4 @@
-//! When to send a heartbeat, and when silence means death. Pure; both sides of a control connection use it.
+//! When to send a heartbeat, and when silence means failure. Pure; both sides of a control connection use it.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ pub(super) struct Pulse {
 pub(super) struct Beat {
     /// Send a heartbeat now.
     pub send: bool,
-    /// This process was not running for a while (stopped, suspended, starved), so peers may have spoken unheard.
+    /// This process did not run for a while (stopped, suspended, starved), so messages of peers may be waiting unread.
     pub was_asleep: bool,
 }
 
 impl Pulse {
-    /// Beats each second, or five times per timeout if that is shorter.
+    /// Beats once a second, or five times per timeout if that is shorter.
     pub fn new(timeout: Duration, now: Instant) -> Pulse {
         let interval = (timeout / 5).clamp(Duration::from_millis(10), Duration::from_secs(1));
         Pulse { interval, timeout, last_tick: now, next_beat: now + interval }
@@ -42,7 +42,7 @@ impl Pulse {
         Beat { send, was_asleep }
     }
 
-    /// The text of a death by silence; the same on every rank.
+    /// The text of a failure by silence; the same on every rank.
     pub fn silence(&self) -> String {
         format!("no sign of life for {:.1} s", self.timeout.as_secs_f64())
     }

@@ -1,18 +1,19 @@
 //! All-reduce around a ring of TCP connections: reduce-scatter, then all-gather, as two byte streams.
 //!
 //! Member `p` of `m` sends segment `p - t` and receives segment `p - t - 1` (modulo `m`) in step `t` of `2(m - 1)`.
-//! What is received in step `t` is what is sent in step `t + 1`, so bytes may leave as soon as they are reduced; there
-//! are no rounds and no barriers. In the first `m - 1` steps received numbers are added to this member's, afterwards
-//! they replace them: each segment is summed along the ring in a fixed order and its final bits travel unchanged, so
-//! all members end with identical bits.
+//! What a member receives in step `t` it sends in step `t + 1`, so bytes may leave as soon as they are reduced; there
+//! are no rounds and no barriers. In the first `m - 1` steps received numbers are added to this member's own,
+//! afterwards they replace them: each segment is summed along the ring in a fixed order and its final bits travel
+//! unchanged, so all members end with identical bits.
 //!
-//! An in-place all-gather is safe: the final value of a number contains this member's addend, which therefore has left
-//! this member's buffer before.
+//! An in-place all-gather is safe: the final value of a number contains this member's addend, which therefore left this
+//! member's buffer earlier.
 //!
-//! With a wire format of 2 bytes, numbers are converted chunk by chunk. Sums are made in f32, but what travels is rounded: a
-//! partial sum once for each member it passes, and the final sum once more by the last member that adds to it (the owner of
-//! the segment), in its own buffer too. So a sum of `m` members is rounded `m` times, each time by at most half a unit in the
-//! last place of the format. Rounded numbers convert back and forth without change: all members hold the owner's bits.
+//! With a wire format of 2 bytes, numbers are converted chunk by chunk. Sums are computed in f32, but numbers are
+//! rounded to travel: a partial sum once for each member that it passes, and the final sum once more, in its own buffer
+//! too, by the last member that adds to it (the owner of the segment). So a sum of `m` members is rounded `m` times,
+//! each time by at most half a unit in the last place of the format. Rounded numbers convert back and forth unchanged,
+//! so all members hold the owner's bits.
 
 use super::{
     engine::{Broken, Turn},
@@ -28,9 +29,9 @@ use super::{
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::{io, ops::Range, os::fd::OwnedFd, sync::Arc};
 
-/// Numbers received at most before they are reduced, and converted at once: 256 KiB stay in the cache.
+/// Most numbers received before they are reduced, and converted at once: 256 KiB stay in the cache.
 const CHUNK: usize = 64 << 10;
-/// Bytes worth a system call while more are on their way.
+/// Fewest bytes worth a system call while more are on their way.
 const WORTH_SENDING: usize = 64 << 10;
 
 pub(super) struct Ring {
@@ -40,15 +41,15 @@ pub(super) struct Ring {
     rx: Arc<OwnedFd>,
     circle: Circle,
     options: Options,
-    /// Format of the operation under way.
+    /// Format of the current operation.
     wire: Wire,
     scratch: Box<[f32]>,
-    /// Converted numbers on their way out; empty where nothing is converted.
+    /// Converted numbers on their way out; empty if nothing is converted.
     staging: Box<[u16]>,
     waiter: Waiter,
 }
 
-/// The members of a ring, and which of them this rank is.
+/// The members of a ring, and this rank's position among them.
 pub(super) struct Circle {
     /// Global ranks in ring order.
     pub ranks: Vec<u32>,
@@ -56,16 +57,16 @@ pub(super) struct Circle {
     pub attempt: u32,
 }
 
-/// The place of one of the two streams.
+/// The position of one of the two streams.
 #[derive(Default)]
 struct Place {
     header: usize,
     step: usize,
-    /// Bytes on the wire of this step's segment that are through (sent; or received and reduced).
+    /// Bytes on the wire of this step's segment that are done (sent; or received and reduced).
     offset: usize,
 }
 
-/// The bytes of the current step's segment that lie in the staging area.
+/// The bytes of the current step's segment that are in the staging area.
 type Staged = Range<usize>;
 
 impl Ring {
@@ -125,7 +126,7 @@ impl Ring {
                 return Ok(bytes_sent + HEADER as u64);
             }
             if matches!(out, Flow::Moved(_)) || matches!(inn, Flow::Moved(_)) {
-                // Every segment arrives twice, but the bucket once: a figure for people.
+                // Every segment arrives twice, but the bucket once. This figure is for people.
                 turn.progress.reached((got.step * op.len * 4 / steps) as u64);
                 continue;
             }
@@ -133,7 +134,7 @@ impl Ring {
         }
     }
 
-    /// Sends what may leave: in step 0 my own segment, later what step `t - 1` has brought.
+    /// Sends what may leave: in step 0 this member's own segment, later what arrived in step `t - 1`.
     fn send(
         &mut self,
         sent: &mut Place,
@@ -201,8 +202,9 @@ impl Ring {
             }
             n => got.header += n,
         }
-        let header = Header::decode(raw)
-            .map_err(|error| Broken::Because(Cause::failed(self.left(), format!("sent no operation: {error}"))))?;
+        let header = Header::decode(raw).map_err(|error| {
+            Broken::Because(Cause::failed(self.left(), format!("sent something other than an operation: {error}")))
+        })?;
         if (header.kind, header.attempt) != (Kind::Operation, self.circle.attempt) {
             let text = format!("sent {:?} of attempt {} where an operation was due", header.kind, header.attempt);
             return Err(Broken::Because(Cause::failed(self.left(), text)));
@@ -221,7 +223,7 @@ impl Ring {
             if got.step == 2 * (m - 1) {
                 return Ok(Flow::Idle);
             }
-            // What I receive is what my left neighbour sends.
+            // This member receives what its left neighbour sends.
             let segment = self.segment(data.len(), self.circle.position + m - 1, got.step);
             let missing = segment.len() * size - got.offset;
             if missing == 0 {
@@ -264,7 +266,7 @@ impl Ring {
         }
     }
 
-    /// Bytes read; 0 if there are none now.
+    /// Returns the bytes read; 0 if none are available now.
     fn read(&self, buffer: &mut [u8]) -> Result<usize, Broken> {
         match try_recv(&*self.rx, buffer) {
             Ok(None) => Ok(0),
@@ -304,7 +306,7 @@ impl Ring {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
-    /// So many bytes.
+    /// This many bytes were moved.
     Moved(usize),
     /// Nothing to do in this direction until the other one moves, or nothing has arrived.
     Idle,

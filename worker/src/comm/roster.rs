@@ -1,11 +1,11 @@
-//! Who is in the group and, from that, who talks to whom how: pure functions of the roster, equal on all ranks.
+//! Who is in the group, and hence who talks to whom and how: pure functions of the roster, equal on all ranks.
 
 use super::{config::Force, error::CommError, error::ranks_text};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, net::SocketAddr};
 use switchyard_worker_contract::config::Transport;
 
-/// What a rank tells the group about itself.
+/// What a rank says about itself to the group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Member {
     /// Host name, for people.
@@ -29,12 +29,12 @@ pub(super) struct Member {
     pub plan: u64,
     /// Lanes asked for.
     pub lanes: u32,
-    /// Word of the format on the wire.
+    /// Name of the wire format.
     pub wire: String,
 }
 
 impl Member {
-    /// Why this rank cannot work with rank 0, if so.
+    /// Why this rank cannot work with rank 0; `None` if it can.
     pub fn conflict(&self, zero: &Member) -> Option<String> {
         if self.force != zero.force {
             return Some(format!("asks for transport {}, rank 0 for {}", self.force, zero.force));
@@ -67,16 +67,16 @@ pub(super) struct Paths {
     pub transport: Transport,
     /// Ranks that share memory with this one, itself included, in rank order; the first one leads.
     pub local: Vec<u32>,
-    /// Ranks of the TCP ring in ring order, if this rank is one of them.
+    /// Ranks of the TCP ring in ring order; `None` if this rank is not one of them.
     pub ring: Option<Vec<u32>>,
-    /// Every local rank can have a CPU of its own, so a short spin does not keep another rank from working.
+    /// Every local rank can have a CPU to itself, so a short spin does not keep another rank from working.
     pub own_cpu: bool,
-    /// There are CPUs for the communication threads of each local rank as well.
+    /// There are also CPUs for the communication threads of each local rank.
     pub spare_cpu: bool,
 }
 
 impl Roster {
-    /// The role of rank `me` in a group with so many lanes.
+    /// The role of rank `me` in a group with that many lanes.
     pub fn paths(&self, me: u32, lanes: u32, force: Force) -> Result<Paths, CommError> {
         let world = self.members.len() as u32;
         let mut hosts: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
@@ -118,7 +118,7 @@ impl Roster {
         Ok(Paths { transport, local, ring, own_cpu, spare_cpu })
     }
 
-    /// Whether the CPUs of these ranks of one host suffice for one, and for `threads` busy threads per rank.
+    /// Whether these ranks of one host have enough CPUs for one, and for `threads`, busy threads per rank.
     fn cpus_suffice(&self, local: &[u32], threads: u32) -> (bool, bool) {
         let mut union: Vec<u64> = Vec::new();
         for rank in local {

@@ -23,20 +23,20 @@ use std::{
 
 /// Largest frame a member may send to rank 0.
 const LIMIT_TO_HUB: u64 = 64 << 10;
-/// Most connections taken from the listener before others get their turn.
+/// Most connections accepted before others get their turn.
 const ACCEPTS_PER_TURN: usize = 16;
 
 struct Conn {
     fd: OwnedFd,
     reader: FrameReader,
     out: VecDeque<u8>,
-    /// Set when the connection is to end: flush, end of stream, wait for the other side, at most until then.
+    /// Set when the connection is to end: flush, shut down, then wait for the other side until this time at most.
     closing: Option<Instant>,
     shut: bool,
 }
 
 impl Conn {
-    /// Writes what can be written; an error ends the connection.
+    /// Writes as much as possible; an error ends the connection.
     fn flush(&mut self) -> io::Result<()> {
         while !self.out.is_empty() {
             let n = try_send(&self.fd, self.out.as_slices().0)?;
@@ -46,7 +46,7 @@ impl Conn {
             self.out.drain(..n);
         }
         if self.closing.is_some() && !self.shut {
-            // Not `close`: unread bytes of the peer would turn it into a reset, which can overtake the last words.
+            // Not `close`: unread bytes from the peer would turn it into a reset, which can overtake the last words.
             self.shut = true;
             rustix::net::shutdown(&self.fd, Shutdown::Write)?;
         }
@@ -106,7 +106,7 @@ impl Server {
         let limit = if self.stop.is_some() { Duration::from_millis(10) } else { self.tick };
         match rustix::event::poll(&mut fds, Some(&timespec(limit))) {
             Ok(_) | Err(Errno::INTR) => {}
-            // Out of kernel memory: the next turn may fare better.
+            // Out of kernel memory: the next turn may do better.
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
         let conns = ids.into_iter().zip(&fds[2..]).filter(|(_, fd)| !fd.revents().is_empty()).map(|(id, _)| id);
@@ -126,7 +126,7 @@ impl Server {
 
     fn read(&mut self, id: u64) {
         let mut buffer = [0; 16 << 10];
-        // A bound on the frames of one turn, so that no peer can keep the thread to itself.
+        // Bounds the frames of one turn, so that no peer can keep the thread to itself.
         for _ in 0..256 {
             let Some(conn) = self.conns.get_mut(&id) else { return };
             if conn.closing.is_some() {
@@ -174,7 +174,7 @@ impl Server {
                 Output::Send(id, bytes) => {
                     if let Some(conn) = self.conns.get_mut(&id) {
                         conn.out.extend(bytes);
-                        // Errors show up as end of stream with the next read.
+                        // Errors show up as end of stream on the next read.
                         let _ = conn.flush();
                     }
                 }
@@ -242,11 +242,11 @@ struct Ready {
     conns: Vec<u64>,
 }
 
-/// A foreign process that holds the port will not go away; the one of the attempt before may need so long to end.
+/// Another program that holds the port will not go away; the process of the previous attempt may need this long to end.
 const PATIENCE_WITH_PORT: Duration = Duration::from_secs(10);
 
-/// The listener of rank 0: standard input if it already listens on that address, otherwise a new one on that address.
-/// The name of a pod may be unknown, or an old one, for a while after the pod has started: it is asked again until the deadline.
+/// The listener of rank 0: standard input if it already listens on that address, otherwise a new one. The name of a pod
+/// may be unknown or outdated for a while after the pod has started, so it is resolved again until the deadline.
 pub(super) fn listen(rendezvous: &str, deadline: Instant) -> Result<(OwnedFd, SocketAddr), CommError> {
     let start = Instant::now();
     let mut pause = Duration::from_millis(50);
@@ -272,7 +272,7 @@ fn listen_once(rendezvous: &str) -> io::Result<(OwnedFd, SocketAddr)> {
         return Ok(inherited);
     }
     let listener = TcpListener::bind(addresses.as_slice())?;
-    // With a blocking listener, a connection that vanishes between `poll` and `accept` would stop the thread.
+    // With a blocking listener, a connection that vanishes between `poll` and `accept` would block the thread.
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     Ok((listener.into(), address))

@@ -27,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who this rank is in every handshake.
+/// Who this rank is, in every handshake.
 #[derive(Clone)]
 pub(super) struct Identity {
     pub key: Key,
@@ -89,7 +89,7 @@ pub(super) fn connect_ring(
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        // In order of lanes, as the outgoing ones.
+        // In order of lanes, like the outgoing ones.
         let pairs = outgoing?.into_iter().zip(incoming?.into_values()).map(|(outgoing, incoming)| {
             tune_tcp(&incoming).map_err(|e| CommError::system("set up a data connection", e))?;
             Ok((Arc::new(outgoing), Arc::new(incoming)))
@@ -98,8 +98,8 @@ pub(super) fn connect_ring(
     })
 }
 
-/// Connects and introduces itself until the deadline. The listener exists before its address is known, so a second try
-/// is needed only if the handshake was displaced by strangers.
+/// Connects and introduces itself until the deadline. The listener exists before its address is known, so a retry is
+/// needed only if strangers displaced the handshake.
 fn reach(
     identity: &Identity,
     purpose: Purpose,
@@ -122,7 +122,7 @@ fn reach(
                     Err(Denied::Io(error)) => error,
                     Err(Denied::Refused(refusal)) => {
                         let reason = match refusal {
-                            Refusal::StaleAcceptor => "an older attempt answered".to_owned(),
+                            Refusal::StaleAcceptor => "an older attempt still runs there".to_owned(),
                             Refusal::Because(reason) => reason,
                         };
                         return Err(CommError::Refused { by: format!("rank {}", peer.rank), reason });
@@ -138,7 +138,7 @@ fn reach(
     }
 }
 
-/// Listener in the abstract namespace with a name nobody can guess; nothing of it stays in any file system.
+/// A listener in the abstract namespace with a name that nobody can guess; it leaves nothing in any file system.
 pub(super) fn unix_listener() -> Result<(OwnedFd, String), CommError> {
     let name: String = nonce()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let name = format!("switchyard-{name}");
@@ -157,12 +157,12 @@ fn unix_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// The other side is a process of the same user.
+/// Whether the other side is a process of the same user.
 fn same_user(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_peercred(fd).is_ok_and(|cred| cred.uid == rustix::process::getuid())
 }
 
-/// Makes (leader) or receives (others) the segment of this host, and maps it. `arena` is in bytes.
+/// Creates (leader) or receives (others) the segment of this host, and maps it. `arena` is in bytes.
 pub(super) fn share_memory(
     identity: &Identity,
     (local, roster): (&[u32], &Roster),
@@ -233,7 +233,7 @@ fn receive_file(socket: BorrowedFd<'_>, deadline: Instant) -> std::io::Result<Ow
     }
     match Header::decode(&raw) {
         Ok(Header { kind: Kind::Descriptor, .. }) => {}
-        other => return Err(std::io::Error::other(format!("{other:?} where the shared memory was due"))),
+        other => return Err(std::io::Error::other(format!("{other:?} instead of the shared memory"))),
     }
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(files) = message

@@ -1,14 +1,14 @@
-//! Memory of this room: mappings, and the segment that the ranks of one host share.
+//! Shared and private memory: mappings, and the segment that the ranks of one host share.
 //!
-//! A segment is one sealed memfd: flags and small slots of each lane and rank first, then one arena per local rank with all
-//! its buckets.
+//! A segment is one sealed memfd: first the flags and small slots of each lane and rank, then one arena per local rank
+//! with all its buckets.
 //!
 //! Who may touch what:
 //! * Flags, signatures and the poison word are atomics; each has one writer (poison: anyone, only ever to 1).
 //! * A rank's arena belongs to that rank, except for a bucket whose reduction is in flight. Then the protocol in
 //!   [`super::local`] assigns every part of every arena to exactly one rank at a time; ownership passes with a
 //!   release store to a flag and an acquire load that sees it.
-//! * No reference into an arena lives across such a passage; parts of other ranks are touched by raw pointer only.
+//! * References into an arena do not outlive such a hand-over; parts of other ranks are touched by raw pointer only.
 #![allow(unsafe_code)]
 
 use super::error::CommError;
@@ -54,7 +54,7 @@ impl Mapping {
     }
 
     fn shared(fd: impl AsFd, len: usize) -> Result<Mapping, CommError> {
-        // SAFETY: as above. The file is sealed against shrinking, so access within `len` cannot fault for its size.
+        // SAFETY: as above. The file is sealed against shrinking, so no access within `len` can fault.
         let base = unsafe {
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)
@@ -66,7 +66,8 @@ impl Mapping {
         let fault = |errno| CommError::system(format!("map {} MiB for gradient buckets", len.div_ceil(1 << 20)), errno);
         let base = base.map_err(fault)?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| fault(Errno::NOMEM))?;
-        // SAFETY: the range was just mapped; the advice changes no contents. Where it is not allowed, it is not needed.
+        // SAFETY: the range was just mapped, and the advice changes no contents. If it is not allowed, it is not
+        // needed.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         Ok(Mapping { base, len })
     }
@@ -98,12 +99,12 @@ impl Drop for Mapping {
     }
 }
 
-/// What a flag says about an operation: its number, once the rank has ...
+/// What a flag says about an operation: the flag holds its number once the rank has ...
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flag {
     /// ... entered it; its bucket is ready to be read.
     Entered = 0,
-    /// ... reduced its slice; it reads no other arena's slice of this operation any more.
+    /// ... reduced its slice; it no longer reads the slices of other arenas in this operation.
     Reduced = 1,
     /// ... (leader) put the result of all hosts into its arena.
     Result = 2,
@@ -112,7 +113,7 @@ pub(super) enum Flag {
 }
 
 const FLAGS: usize = 4;
-/// Per lane and rank: flag and sleeper count for each flag, signatures of two operations, two slots.
+/// Per lane and rank: value and sleeper count of each flag, signatures of two operations, two slots.
 const PER_RANK: usize = (2 * FLAGS + 1) * LINE + 2 * SLOT_FLOATS * 4;
 
 /// What a segment holds.
@@ -142,7 +143,7 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// A new sealed file for the segment.
+    /// Creates the sealed file of a segment.
     pub fn create_file(shape: Shape) -> Result<OwnedFd, CommError> {
         let size = shape
             .size()
@@ -158,7 +159,7 @@ impl Segment {
         Ok(fd)
     }
 
-    /// Maps the file and takes the memory of arena `me` (from this rank's NUMA node), so that a lack of memory is an
+    /// Maps the file and allocates the memory of arena `me` (on this rank's NUMA node), so that a lack of memory is an
     /// error here and not a signal later.
     pub fn open(fd: &OwnedFd, shape: Shape, me: usize) -> Result<Segment, CommError> {
         let size = shape.size().unwrap_or(0);
@@ -199,14 +200,14 @@ impl Segment {
         self.mapping.word(0)
     }
 
-    /// A flag and the number of those who sleep on it.
+    /// A flag and the number of its sleepers.
     pub fn flag(&self, flag: Flag, lane: usize, rank: usize) -> (&AtomicU32, &AtomicU32) {
         let at = self.rank_offset(lane, rank) + 2 * LINE * flag as usize;
         (self.mapping.word(at), self.mapping.word(at + LINE))
     }
 
-    /// Bucket and length a rank announced for an operation. Two operations of a lane can be under way at once: a rank is at
-    /// most one ahead.
+    /// Bucket and length that a rank announced for an operation. Two operations of a lane can be in flight at once: a
+    /// rank is at most one ahead.
     pub fn signature(&self, lane: usize, rank: usize, sequence: u32) -> (&AtomicU64, &AtomicU64) {
         let at = self.rank_offset(lane, rank) + 2 * LINE * FLAGS + 16 * (sequence as usize & 1);
         (self.mapping.long(at), self.mapping.long(at + 8))
@@ -251,7 +252,7 @@ pub(super) fn wake(word: &AtomicU32) {
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// The arena of this rank, private or part of a segment, with the place of every bucket.
+/// The arena of this rank, private or part of a segment.
 pub(super) enum Memory {
     Private(Mapping),
     Shared(std::sync::Arc<Segment>, usize),
@@ -268,7 +269,7 @@ impl Memory {
     /// # Safety
     /// The range lies in the arena, and nobody writes to it while the reference lives.
     pub unsafe fn slice(&self, start: usize, len: usize) -> &[f32] {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { std::slice::from_raw_parts(self.base().add(start), len) }
     }
 
@@ -276,7 +277,7 @@ impl Memory {
     /// The range lies in the arena, and nobody else touches it while the reference lives.
     #[allow(clippy::mut_from_ref, reason = "the memory is interior to a mapping; exclusivity is the caller's promise")]
     pub unsafe fn slice_mut(&self, start: usize, len: usize) -> &mut [f32] {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.base().add(start), len) }
     }
 }
@@ -287,7 +288,7 @@ pub(super) fn bytes(floats: &[f32]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
 }
 
-/// The bytes of floats, to be overwritten.
+/// The bytes of floats, for writing.
 pub(super) fn bytes_mut(floats: &mut [f32]) -> &mut [u8] {
     // SAFETY: every pattern of four bytes is a valid float.
     unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), size_of_val(floats)) }

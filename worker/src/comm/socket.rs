@@ -22,7 +22,7 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// 32 bytes that nobody can guess.
+/// 32 random bytes that nobody can guess.
 pub(super) fn nonce() -> Result<Nonce, CommError> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| CommError::system("get random bytes", io::Error::other(e.to_string())))?;
@@ -41,7 +41,7 @@ pub(super) fn try_recv(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<us
     }
 }
 
-/// Bytes written now; 0 when the socket is full.
+/// Returns the bytes written; 0 if the socket is full.
 pub(super) fn try_send(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     loop {
         match rustix::net::send(fd.as_fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -53,7 +53,7 @@ pub(super) fn try_send(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Waits until the socket is ready or the time is over; both end with `Ok`.
+/// Waits until the socket is ready or the time is up; both return `Ok`.
 pub(super) fn poll_one(fd: BorrowedFd<'_>, flags: PollFlags, limit: Duration) -> io::Result<()> {
     let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
     match rustix::event::poll(&mut fds, Some(&timespec(limit))) {
@@ -77,7 +77,7 @@ pub(super) fn send_all(fd: BorrowedFd<'_>, mut bytes: &[u8], deadline: Instant) 
     Ok(())
 }
 
-/// Reads one frame; an error for the end of the stream, the deadline or bytes that are no frame.
+/// Reads one frame; an error at the end of the stream, at the deadline, or for bytes that are not a frame.
 pub(super) fn recv_frame(
     fd: BorrowedFd<'_>,
     reader: &mut FrameReader,
@@ -98,14 +98,14 @@ pub(super) fn recv_frame(
     }
 }
 
-/// Why a connector was not let in.
+/// Why a connector was not admitted.
 pub(super) enum Denied {
-    /// Worth another try.
+    /// Worth a retry.
     Io(io::Error),
     Refused(Refusal),
 }
 
-/// The connector's handshake on a fresh connection.
+/// The connector's handshake on a new connection.
 pub(super) fn introduce(fd: BorrowedFd<'_>, key: &Key, claims: Claims, deadline: Instant) -> Result<(), Denied> {
     let nonce = nonce().map_err(|e| Denied::Io(io::Error::other(e.to_string())))?;
     let (mut connector, mut bytes) = Connector::new(key.clone(), claims, nonce);
@@ -121,8 +121,8 @@ pub(super) fn introduce(fd: BorrowedFd<'_>, key: &Key, claims: Claims, deadline:
     }
 }
 
-/// Accepts until everyone of `wanted` has come through the gate. Strangers that fail are dropped without harm.
-/// `vet` looks at a socket before its first byte is read (peer credentials).
+/// Accepts until all of `wanted` have been admitted. Strangers that fail are dropped without harm. `vet` checks a
+/// socket before its first byte is read (peer credentials).
 pub(super) fn collect_peers(
     listener: BorrowedFd<'_>,
     mut gate: Gate,
@@ -182,7 +182,8 @@ pub(super) fn collect_peers(
                 }
             };
             match step {
-                // A handshake message always fits into an empty socket buffer; if not, the peer is no peer.
+                // A handshake message always fits into an empty socket buffer; if it does not, the peer is not one of
+                // ours.
                 GateStep::Send(bytes) if matches!(try_send(&*fd, &bytes), Ok(n) if n == bytes.len()) => {}
                 GateStep::Admit(bytes, peer) => {
                     let sent = try_send(&*fd, &bytes);
@@ -219,8 +220,8 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(listener, flags)?)
 }
 
-/// Options of every TCP connection of the group. There is deliberately no `TCP_USER_TIMEOUT`: it would also end the lane
-/// to a rank that computes for long and does not read meanwhile. Heartbeats on the control connection decide.
+/// Options of every TCP connection of the group. `TCP_USER_TIMEOUT` is deliberately not set: it would also end the lane
+/// to a rank that computes for long without reading. Heartbeats on the control connection decide.
 pub(super) fn tune_tcp(fd: impl AsFd) -> io::Result<()> {
     use rustix::net::sockopt;
     let fd = fd.as_fd();

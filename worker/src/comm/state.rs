@@ -1,5 +1,5 @@
-//! What the threads of one rank share: the first failure, the answers of rank 0, requests to the control thread
-//! and what the rank is doing right now.
+//! What the threads of one rank share: the first failure, the replies of rank 0, requests to the control thread, and
+//! what the rank is doing right now.
 
 use super::{
     error::{Cause, CommError},
@@ -27,7 +27,7 @@ pub(super) enum Request {
 #[derive(Default)]
 struct Status {
     failure: Option<Cause>,
-    /// Every peer that can be told has been told of the failure.
+    /// Every peer that can be reached has been told of the failure.
     delivered: bool,
     formed: Option<Roster>,
     missing: Option<Vec<u32>>,
@@ -57,7 +57,8 @@ pub(super) struct Shared {
     progress: Box<[Progress]>,
 }
 
-/// Longest time a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its last words to be read.
+/// Longest time that a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its last words to be
+/// read.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl Shared {
@@ -132,7 +133,7 @@ impl Shared {
         cause
     }
 
-    /// Runs `waker` when the group fails, or now if it has failed already.
+    /// Calls `waker` when the group fails, or now if it has already failed.
     pub fn on_failure(&self, waker: Waker) {
         let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
         if self.failed() {
@@ -146,7 +147,7 @@ impl Shared {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Tells the group of a failure and returns when its root cause is known here (at most [`LAST_WORDS`] later).
+    /// Reports a failure to the group and returns when its root cause is known here (at most [`LAST_WORDS`] later).
     pub fn abort(&self, mut cause: Cause) {
         if self.failed() {
             return;
@@ -164,7 +165,7 @@ impl Shared {
         self.fail(cause);
     }
 
-    /// A data lane broke. Usually its peer died and the control connection says so within milliseconds; only if it
+    /// A data lane broke. Usually its peer died and the control connection reports that within milliseconds; only if it
     /// does not, the lane itself is the cause. This keeps survivors from blaming each other in a circle.
     pub fn suspect(&self, cause: Cause) {
         self.wait_until(Instant::now() + LAST_WORDS, |status| status.failure.is_some().then_some(()));
@@ -179,7 +180,7 @@ impl Shared {
         }
     }
 
-    /// Takes the requests and silences the bell.
+    /// Takes the requests and resets the bell.
     pub fn take_requests(&self) -> Vec<Request> {
         if let Some(bell) = &self.bell {
             let _ = rustix::io::read(bell, &mut [0u8; 8]);
@@ -304,7 +305,7 @@ impl Shared {
         status.doing.push_str(text);
     }
 
-    /// One phrase for people.
+    /// A phrase for people.
     pub fn activity(&self) -> String {
         let doing = self.status().doing.clone();
         if !doing.is_empty() {
@@ -315,7 +316,7 @@ impl Shared {
     }
 }
 
-/// The all-reduce at work in one lane, readable from any thread.
+/// The all-reduce running in one lane, readable from any thread.
 pub(super) struct Progress {
     bucket: AtomicU32,
     done: AtomicU64,

@@ -1,4 +1,4 @@
-//! When an all-reduce was asked for, worked on and done.
+//! When an all-reduce was asked for, started and completed.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -10,17 +10,17 @@ use std::{
 pub struct Timing {
     /// The caller started it.
     pub started: Instant,
-    /// Its lane took it up, after the earlier ones of that lane. From here on it may also wait for other ranks.
+    /// Its lane took it up, after earlier ones in that lane. From here on it may also wait for other ranks.
     pub began: Instant,
     /// The bucket was final.
     pub ended: Instant,
     /// Size of the bucket: 4 bytes a number.
     pub bytes: u64,
-    /// Bytes that this rank sent to other hosts for it, headers included; 0 within a host.
+    /// Bytes that this rank sent to other hosts for it, including headers; 0 within a host.
     pub sent: u64,
 }
 
-/// What the lane notes of the last operation of a bucket. The hand-over of the bucket publishes it.
+/// What the lane records about the last operation of a bucket. The hand-over of the bucket publishes it.
 #[derive(Default)]
 pub(super) struct Record {
     /// Nanoseconds since the epoch of the queue.

@@ -1,13 +1,13 @@
-//! How long to wait and how: spin a little, yield a bounded number of times, then let the kernel park the thread.
+//! How to wait: spin briefly, yield a bounded number of times, then let the kernel park the thread.
 //!
-//! Spinning pays only on a CPU that nobody else could use meanwhile. A wait is "in front" when this rank has nothing
-//! else to do: its compute thread itself waits, or stands parked behind the communication thread. In the background,
-//! beside a computing thread, spinning would steal that thread's time (both may be pinned to one CPU), so there the
-//! communication thread spins only if the CPUs suffice for two threads per rank.
+//! Spinning pays only on a CPU that nothing else could use meanwhile. A wait is "in front" when this rank has nothing
+//! else to do: its compute thread is the one that waits, or is parked behind the communication thread. In the
+//! background, in parallel with a computing thread, spinning would steal that thread's time (both may be pinned to one
+//! CPU), so the communication thread spins there only if the CPUs suffice for two threads per rank.
 
 use std::time::{Duration, Instant};
 
-/// Longest sleep without a look at the state of the group.
+/// Longest sleep between two checks of the group's state.
 pub(super) const NAP: Duration = Duration::from_millis(100);
 const LONGEST_SPIN: Duration = Duration::from_micros(20);
 const SHORTEST_SPIN: Duration = Duration::from_nanos(500);
@@ -20,11 +20,11 @@ const YIELDS_IN_BACKGROUND: u32 = 4;
 pub(super) struct SpinPolicy {
     /// A CPU for each local rank.
     pub own_cpu: bool,
-    /// Two for each.
+    /// Two CPUs for each local rank.
     pub spare_cpu: bool,
 }
 
-/// The memory of one waiter: spins that led to nothing make the next ones shorter.
+/// State of one waiter: spins that led to nothing make the next ones shorter.
 #[derive(Debug)]
 pub(super) struct Waiter {
     policy: SpinPolicy,
@@ -36,7 +36,7 @@ impl Waiter {
         Waiter { policy, budget: LONGEST_SPIN }
     }
 
-    /// Asks `ready` for a short while; `false` means: park now.
+    /// Polls `ready` for a short while; `false` means: park now.
     pub fn linger(&mut self, in_front: bool, mut ready: impl FnMut() -> bool) -> bool {
         if ready() {
             return true;
@@ -60,7 +60,8 @@ impl Waiter {
         for _ in 0..yields {
             rustix::thread::sched_yield();
             if ready() {
-                // A longer spin would have been enough. Without this, what yields cost would keep spins short for ever.
+                // A longer spin would have been enough. Without this, the cost of yielding would keep spins short
+                // forever.
                 if start.elapsed() < LONGEST_SPIN {
                     self.lengthen();
                 }
@@ -99,7 +100,7 @@ mod tests {
     #[test]
     fn a_wait_that_ends_soon_after_the_spin_makes_the_next_spin_longer() {
         let mut waiter = Waiter::new(SpinPolicy { own_cpu: true, spare_cpu: false });
-        // On a busy machine one try may be interrupted for longer than a spin.
+        // On a busy machine a single try may be interrupted for longer than a spin.
         let learned = (0..100).any(|_| {
             waiter.budget = SHORTEST_SPIN;
             let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Number formats of gradients between hosts. Sums are made in f32; a format of 2 bytes halves what travels.
+//! Number formats of gradients between hosts. Sums are computed in f32; a format of 2 bytes halves the traffic.
 
 use super::kernels::detect;
 use crate::cpu::element::{Element, bf16, f16};
@@ -17,7 +17,7 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// The word in messages.
+    /// Its name in messages.
     pub fn word(self) -> &'static str {
         match self {
             Wire::F32 => "f32",
@@ -34,7 +34,8 @@ impl Wire {
         }
     }
 
-    /// `to[i]` becomes `from[i]` in this format, rounded to nearest, to even where two are as near. F32 has no need of it.
+    /// `to[i]` becomes `from[i]` in this format, rounded to nearest, ties to even. Not for F32, which needs no
+    /// conversion.
     pub(super) fn encode(self, from: &[f32], to: &mut [u16]) {
         match self {
             Wire::F32 => {}
@@ -43,7 +44,7 @@ impl Wire {
         }
     }
 
-    /// Takes numbers as they came from the wire, as many as `to` has.
+    /// Applies numbers as they came from the wire, as many as `to` has.
     pub(super) fn absorb(self, from: &[u8], to: &mut [f32], how: Absorb) {
         match self {
             Wire::F32 => absorb_f32(detect(), bytemuck::cast_slice(from), to, how),
@@ -53,14 +54,14 @@ impl Wire {
     }
 }
 
-/// What becomes of a number that has arrived.
+/// What happens to a number that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absorb {
-    /// It is added to this rank's.
+    /// It is added to this rank's number.
     Add,
-    /// It is added to this rank's, and the sum rounded to the format of the wire: nobody else adds to it.
+    /// It is added to this rank's number, and the sum rounded to the wire format: no other rank adds to it.
     AddRounded,
-    /// It replaces this rank's.
+    /// It replaces this rank's number.
     Replace,
 }
 
@@ -92,14 +93,14 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
 
-    /// Numbers of every exponent and both signs, infinity, not a number and denormal ones among them.
+    /// Numbers of every exponent and both signs, with infinities, NaNs and denormals among them.
     fn numbers(seed: u32) -> Vec<f32> {
         let all = (0..4099u32).map(|i| f32::from_bits((i << 20) ^ (i.wrapping_mul(2_654_435_761) >> 12) ^ seed));
         all.chain([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::from_bits(1), 65_519.9, 65_520.0]).collect()
     }
 
     fn bits<'a>(values: impl IntoIterator<Item = &'a f32>) -> Vec<u32> {
-        // Which of two that are not numbers survives an addition is not defined.
+        // Which of two NaNs survives an addition is undefined.
         values.into_iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
     }
 
@@ -132,7 +133,7 @@ mod tests {
                     .collect();
                 assert_eq!(bits(&got), bits(&want), "{isa:?} {how:?}");
                 if how != Absorb::Add {
-                    // What was rounded travels on as it is, not a number included.
+                    // Rounded numbers travel on unchanged, including NaNs.
                     let mut again = encoded.clone();
                     encode(isa, &got, &mut again);
                     let mut back = vec![0.0; got.len()];

@@ -1,27 +1,27 @@
-//! Zeroed f32 memory on cache-line borders.
+//! Zeroed f32 memory on cache-line boundaries.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 
-/// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LANES]);
 
 const LANES: usize = 16;
-/// Bytes of a large page on x86-64 and, mostly, on ARM.
+/// Bytes of a huge page on x86-64 and, usually, on ARM.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A fixed number of f32, zeroed, starting on a 64-byte border. It never grows.
+/// A fixed number of f32, zeroed, starting on a 64-byte boundary. It never grows.
 pub struct AlignedBuffer {
     lines: Vec<Line>,
     len: usize,
 }
 
 impl AlignedBuffer {
-    /// `len` zeros. The system gives a page when it is first written to, in the NUMA node of the thread that does.
+    /// `len` zeros. The system allocates a page when it is first written to, on the NUMA node of the thread that
+    /// writes.
     pub fn zeroed(len: usize) -> AlignedBuffer {
         AlignedBuffer::try_zeroed(len).unwrap_or_else(|layout| handle_alloc_error(layout))
     }
@@ -29,7 +29,7 @@ impl AlignedBuffer {
     /// `len` zeros.
     ///
     /// # Errors
-    /// There is not that much memory; the answer is what was asked for.
+    /// There is not enough memory; the error is the layout that was asked for.
     pub fn try_zeroed(len: usize) -> Result<AlignedBuffer, Layout> {
         let count = len.div_ceil(LANES);
         if count == 0 {
@@ -41,15 +41,15 @@ impl AlignedBuffer {
         if lines.is_null() {
             return Err(layout);
         }
-        // SAFETY: the global allocator gave `lines` for exactly this layout, and zero bytes are valid f32.
+        // SAFETY: the global allocator returned `lines` for exactly this layout, and zero bytes are valid f32.
         let lines = unsafe { Vec::from_raw_parts(lines, count, count) };
         let mut buffer = AlignedBuffer { lines, len };
         buffer.prefer_huge_pages();
         Ok(buffer)
     }
 
-    /// Asks for pages of 2 MiB: kernels that walk down columns touch a page at each step, and the processor remembers the addresses of
-    /// some thousands of pages only. A wish; a system that refuses gives pages of 4 KiB.
+    /// Asks for pages of 2 MiB: kernels that walk down columns touch a page at each step, and the processor remembers
+    /// the addresses of only a few thousand pages. A hint; a system that declines uses pages of 4 KiB.
     fn prefer_huge_pages(&mut self) {
         #[cfg(target_os = "linux")]
         if self.len * size_of::<f32>() >= 2 * HUGE_PAGE {

@@ -1,8 +1,9 @@
 //! Self-attention, one head of one sequence per task. Numbers of any format; arithmetic is in f32.
 //!
-//! Scores are made for a tile of queries at a time and, if causal, only for the keys up to the tile's last query. Forward keeps two
-//! numbers per query (largest score, one over the sum of exponentials); backward makes the probabilities again from them,
-//! so that memory grows with the context and not with its square (Dao and others 2022, without the tiling over keys).
+//! Scores are computed for a tile of queries at a time and, if causal, only for the keys up to the tile's last query.
+//! Forward keeps two numbers per query (largest score, one over the sum of exponentials). Backward recomputes the
+//! probabilities from them, so that memory grows with the context and not with its square (Dao and others 2022, without
+//! the tiling over keys).
 #![allow(unsafe_code)]
 
 use super::gemm::{ProductSize, SMALL_SCRATCH, View, small};
@@ -16,15 +17,13 @@ use super::{Cpu, Element, Isa};
 /// Shape of an attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// Sequences.
     pub batch: usize,
     /// Tokens of a sequence.
     pub context: usize,
-    /// Heads.
     pub heads: usize,
     /// Width of one head.
     pub head_size: usize,
-    /// Whether a token sees only itself and those before it; otherwise all of its sequence.
+    /// Whether a token sees only itself and earlier ones; otherwise it sees the whole sequence.
     pub causal: bool,
 }
 
@@ -34,12 +33,12 @@ impl AttentionShape {
         self.heads * self.head_size
     }
 
-    /// Floats that forward keeps for backward beside its inputs and outputs.
+    /// Floats that forward keeps for backward besides its inputs and outputs.
     pub fn saved_len(&self) -> usize {
         2 * self.batch * self.heads * self.context
     }
 
-    /// Floats of scratch memory for each thread.
+    /// Floats of scratch memory per thread.
     pub fn scratch_len(&self) -> usize {
         let tiles = self.tile() * (2 * self.context + self.head_size);
         SMALL_SCRATCH + tiles + 2 * self.context * self.head_size
@@ -60,7 +59,8 @@ impl AttentionShape {
     }
 }
 
-/// The keys that the queries of a tile see: `seen` for the first one, and for each one after it one more if `causal`.
+/// The keys that the queries of a tile see: `seen` for the first one, and one more for each following query if
+/// `causal`.
 #[derive(Clone, Copy)]
 struct Seen {
     first: usize,
@@ -99,7 +99,7 @@ struct BackwardTile<'a> {
     seen: Seen,
     scale: f32,
     saved: &'a [f32],
-    /// Of each query the output times its gradient, summed.
+    /// For each query, the sum of the output times its gradient.
     means: &'a [f32],
 }
 
@@ -124,12 +124,12 @@ per_isa! {
     fn backward_tile = backward_tile_body(scores: &mut [f32], d_scores: &mut [f32], tile: BackwardTile<'_>)
 }
 
-/// Sums on their way to rows of a tensor.
+/// Sums to be stored in rows of a tensor.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     sums: &'a [f32],
     width: usize,
-    /// If there are any, the second one of each pair multiplies a row.
+    /// If set, the second number of each pair multiplies a row.
     pairs: Option<&'a [f32]>,
 }
 
@@ -164,7 +164,8 @@ fn means_body<T: Element>(out: &[T], d_out: &[T], stride: usize, buffer: &mut [f
 }
 
 per_isa! {
-    /// Of each query the output times its gradient, summed; rows `stride` apart, `buffer` has room for two of them.
+    /// For each query, the sum of the output times its gradient; rows are `stride` apart, `buffer` has room for two of
+    /// them.
     fn means<T: Element> = means_body(out: &[T], d_out: &[T], stride: usize, buffer: &mut [f32], means: &mut [f32])
 }
 
@@ -211,7 +212,7 @@ fn transposed(view: View) -> View {
 /// [`AttentionShape::saved_len`] floats, `scratch` [`AttentionShape::scratch_len`] per thread.
 ///
 /// # Panics
-/// If a length is not what the shape says.
+/// If a length does not match the shape.
 pub fn attention<T: Element>(
     cpu: &Cpu,
     shape: &AttentionShape,
@@ -264,14 +265,14 @@ pub struct AttentionForward<'a, T> {
     pub qkv: &'a [T],
     /// The result.
     pub out: &'a [T],
-    /// What forward kept.
+    /// The pairs that forward kept.
     pub saved: &'a [f32],
 }
 
 /// `d_qkv` = gradient of `qkv` from `d_out`, the gradient of `out`. Scratch as in [`attention`].
 ///
 /// # Panics
-/// If a length is not what the shape says.
+/// If a length does not match the shape.
 pub fn attention_backward<T: Element>(
     cpu: &Cpu,
     shape: &AttentionShape,
@@ -300,7 +301,7 @@ pub fn attention_backward<T: Element>(
         let store = |sums: &[f32], start: usize| {
             store_rows(isa, Rows { sums, width: head_size, pairs: None }, &d_qkv, start, stride);
         };
-        // The last tile reaches all keys: it overwrites the gradients of keys and values, the others add.
+        // The last tile reaches all keys: it overwrites the gradients of keys and values, and the others add.
         for first in (0..context).step_by(shape.tile()).rev() {
             let count = shape.tile().min(context - first);
             let columns = shape.keys(first + count);
@@ -316,7 +317,7 @@ pub fn attention_backward<T: Element>(
                 small(isa, shape_s, d_tile, transposed(value), d_scores.as_mut_ptr(), context, false, packing);
             }
             let mut sums = [0.0; TILE];
-            // The gradients of the queries come last: until then there is room for two rows.
+            // The gradients of the queries come last, so until then there is room for two rows.
             means(isa, &out[from..], &d_out[from..], hidden, &mut d_query[..2 * head_size], &mut sums[..count]);
             let tile = BackwardTile {
                 stride: context,

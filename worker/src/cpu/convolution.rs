@@ -1,4 +1,4 @@
-//! Convolution of NHWC images as matrix products whose packers gather the windows: no buffer of patches is made.
+//! Convolution of NHWC images as matrix products whose packers gather the windows: no buffer of patches is needed.
 //!
 //! ```text
 //! y  [pixels of y] x [outputs]  =  windows of x  *  weights^T
@@ -6,10 +6,10 @@
 //! dw [outputs] x [taps x channels] = dy^T * windows of x
 //! ```
 //!
-//! With a stride s the pixels of dx fall into s x s classes by their place modulo s; each class meets the same taps, every
-//! s-th one, and is a product of its own, so that no zeros are multiplied.
+//! With a stride s the pixels of dx fall into s x s classes by their position modulo s. The pixels of a class use the
+//! same taps, every s-th one, and each class is a separate product, so that no zeros are multiplied.
 //!
-//! 3 x 3 convolutions of stride 1 are filtered in tiles where that is faster (`gemm::winograd`).
+//! 3 x 3 convolutions of stride 1 use minimal filtering if that is faster (`gemm::winograd`).
 #![allow(unsafe_code)]
 
 use super::Cpu;
@@ -21,7 +21,6 @@ use super::values::{Values, ValuesMut};
 /// Shape of a convolution. Images are `[batch][height][width][channels]`, weights `[outputs][kernel][kernel][channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConvolutionShape {
-    /// Images.
     pub batch: usize,
     /// Height of the input in pixels.
     pub height: usize,
@@ -54,17 +53,17 @@ impl ConvolutionShape {
         (side + 2 * self.padding).checked_sub(self.kernel).map_or(0, |rest| rest / self.stride + 1)
     }
 
-    /// Numbers of the input.
+    /// Numbers in the input.
     pub fn input_len(&self) -> usize {
         self.batch * self.height * self.width * self.channels
     }
 
-    /// Numbers of the output.
+    /// Numbers in the output.
     pub fn output_len(&self) -> usize {
         self.output_pixels() * self.outputs
     }
 
-    /// Numbers of the weights.
+    /// Numbers in the weights.
     pub fn weights_len(&self) -> usize {
         self.outputs * self.window_len()
     }
@@ -78,19 +77,19 @@ impl ConvolutionShape {
         self.kernel * self.kernel * self.channels
     }
 
-    /// Whether it is the product of a matrix of pixels with the weights.
+    /// Whether it is just the product of a matrix of pixels with the weights.
     fn is_product(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.padding == 0
     }
 
-    /// The filter that gives the output, where filtering pays.
+    /// The filter that computes the output, if filtering pays.
     fn filter(&self) -> Option<Filter> {
         let ConvolutionShape { batch, height, width, channels, outputs, kernel, stride, padding } = *self;
         let filter = Filter { batch, height, width, channels, outputs, padding };
         (kernel == 3 && stride == 1 && filter.pays()).then_some(filter)
     }
 
-    /// The one that gives the gradient of the input from that of the output.
+    /// The filter that computes the gradient of the input from that of the output.
     fn turned(&self) -> Option<Filter> {
         let Filter { batch, channels, outputs, padding, .. } = self.filter()?;
         let (height, width) = (self.output_height(), self.output_width());
@@ -133,14 +132,14 @@ impl ConvolutionShape {
     }
 }
 
-/// In one direction: the pixels of dx at `place` modulo the stride, and the taps that they meet.
+/// In one direction: the pixels of dx at `place` modulo the stride, and the taps that they use.
 #[derive(Clone, Copy)]
 struct Class {
     place: usize,
     pixels: usize,
     first_tap: usize,
     taps: usize,
-    /// Pixel of dy that the class's first pixel meets with its last tap.
+    /// Pixel of dy that the first pixel of the class uses with its last tap.
     start: isize,
 }
 
@@ -159,7 +158,7 @@ impl Gemm {
     /// `y` = convolution of `x` with the weights `w`, any formats. `scratch` has [`ConvolutionShape::scratch_len`] floats.
     ///
     /// # Panics
-    /// If a length is not what the shape says, or its stride or kernel is 0.
+    /// If a length does not match the shape, or its stride or kernel is 0.
     pub fn convolution<'a, 'y>(
         &mut self,
         shape: &ConvolutionShape,
@@ -195,7 +194,7 @@ impl Gemm {
     /// [`ConvolutionShape::backward_scratch_len`] floats.
     ///
     /// # Panics
-    /// As [`Gemm::convolution`].
+    /// See [`Gemm::convolution`].
     pub fn convolution_input_gradient<'a, 'x>(
         &mut self,
         shape: &ConvolutionShape,
@@ -259,7 +258,7 @@ impl Gemm {
     /// [`ConvolutionShape::backward_scratch_len`] floats.
     ///
     /// # Panics
-    /// As [`Gemm::convolution`].
+    /// See [`Gemm::convolution`].
     pub fn convolution_weight_gradient<'a>(
         &mut self,
         shape: &ConvolutionShape,

@@ -7,11 +7,10 @@ pub use half::{bf16, f16};
 /// A number format of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// 32 bits.
     F32,
-    /// 16 bits, 8 of them exponent, 7 fraction.
+    /// 16 bits: 8 for the exponent, 7 for the fraction.
     Bf16,
-    /// 16 bits, 5 of them exponent, 10 fraction.
+    /// 16 bits: 5 for the exponent, 10 for the fraction.
     F16,
 }
 
@@ -25,14 +24,13 @@ impl Format {
     }
 }
 
-/// A number as it lies in memory. Conversions are branch-free, so that loops over them become vector code, and give the same bits on
-/// every CPU.
+/// A number as it is stored. Conversions are branch-free, so that loops over them become vector code, and give the same
+/// bits on every CPU.
 pub trait Element: Pod + Send + Sync {
-    /// Which format this is.
     const FORMAT: Format;
-    /// The same number, exactly.
+    /// The same value, exactly.
     fn get(self) -> f32;
-    /// The nearest number of the format, to even where two are; infinity beyond its range, not a number stays so.
+    /// The nearest number of the format, ties to even; infinity beyond its range; NaN stays NaN.
     fn of(value: f32) -> Self;
 }
 

@@ -1,5 +1,5 @@
-//! How products of bf16 with bf16 are computed: chosen by trying, because the instructions made for it are slower than f32
-//! arithmetic on some CPUs.
+//! How products of bf16 with bf16 are computed: chosen by measurement, because on some CPUs the instructions made for
+//! it are slower than f32 arithmetic.
 
 use super::gemm::{Epilogue, Gemm, Matrix, amx};
 use super::isa::IsaError;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A way to multiply bf16 by bf16. The sums are f32 in each of them.
+/// A way to multiply bf16 by bf16. All of them sum in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HalfKernel {
@@ -20,27 +20,25 @@ pub enum HalfKernel {
     F32,
 }
 
-/// What [`HalfKernel::probe`] found out about one way.
+/// What [`HalfKernel::probe`] found about one kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Probed {
-    /// The way.
     pub kernel: HalfKernel,
-    /// Whether it computes what f32 arithmetic does. One that does not is not used.
+    /// Whether it computes the same as f32 arithmetic. A kernel that does not is not used.
     pub correct: bool,
-    /// Speed in 10^9 floating-point operations a second on one thread.
+    /// Speed on one thread in 10^9 floating-point operations per second.
     pub gigaflops: f64,
 }
 
-/// Shape of the product that is timed: 8.4 million multiplications, some tenths of a millisecond.
+/// Shape of the product that is timed: 8.4 million multiplications, a few tenths of a millisecond.
 const SIZE: (usize, usize, usize) = (128, 128, 512);
-/// Products timed of each way.
+/// Products timed per kernel.
 const ROUNDS: usize = 5;
 
 impl HalfKernel {
-    /// All ways.
     pub const ALL: [HalfKernel; 3] = [HalfKernel::Amx, HalfKernel::Dpbf16, HalfKernel::F32];
 
-    /// The word of `SWITCHYARD_KERNEL` that forces it; f32 arithmetic is forced by the name of any [`Isa`].
+    /// The word of `SWITCHYARD_KERNEL` that selects it; the name of any [`Isa`] selects f32 arithmetic.
     pub fn name(self) -> &'static str {
         match self {
             HalfKernel::Amx => "amx",
@@ -49,7 +47,7 @@ impl HalfKernel {
         }
     }
 
-    /// Whether this CPU has the instructions and the system allows them. Cheap: the answer is cached.
+    /// Whether this CPU has the instructions and the system allows them. Cheap: the result is cached.
     pub fn available(self) -> bool {
         match self {
             HalfKernel::Amx => Isa::Avx512.available() && amx::available(),
@@ -61,7 +59,7 @@ impl HalfKernel {
         }
     }
 
-    /// The way to use. `force` is a word of `SWITCHYARD_KERNEL` as in [`Isa::detect`]; `None` is `auto`.
+    /// The kernel to use. `force` is a word of `SWITCHYARD_KERNEL` as in [`Isa::detect`]; `None` is `auto`.
     ///
     /// # Errors
     /// The word is unknown, or the CPU lacks the instructions or computes wrongly with them.
@@ -78,14 +76,14 @@ impl HalfKernel {
         }
     }
 
-    /// The fastest way that computes correctly. Tried once in a process, in a few milliseconds.
+    /// The fastest kernel that computes correctly. Measured once per process, in a few milliseconds.
     pub fn probe() -> HalfKernel {
         let correct = HalfKernel::report().iter().filter(|probed| probed.correct);
         let fastest = correct.max_by(|a, b| a.gigaflops.total_cmp(&b.gigaflops));
         fastest.map_or(HalfKernel::F32, |probed| probed.kernel)
     }
 
-    /// Every way that this CPU has, as [`HalfKernel::probe`] found it.
+    /// All kernels of this CPU, as [`HalfKernel::probe`] measured them.
     pub fn report() -> &'static [Probed] {
         static REPORT: OnceLock<Vec<Probed>> = OnceLock::new();
         REPORT.get_or_init(try_all)
@@ -94,7 +92,7 @@ impl HalfKernel {
 
 fn try_all() -> Vec<Probed> {
     let (m, n, k) = SIZE;
-    // Sums stay near the square root of k, where an error shows.
+    // Sums stay near the square root of k, so that an error is visible.
     let noise = |len: usize, step: usize| -> Vec<bf16> {
         (0..len).map(|i| bf16::from_f32((i * step % 251) as f32 / 125.0 - 1.0)).collect()
     };

@@ -2,9 +2,9 @@
 
 use super::HalfKernel;
 
-/// A family of vector instructions with kernels of its own.
+/// A family of vector instructions with its own kernels.
 ///
-/// Kernels check [`Isa::available`] before they enter code compiled for it and fall back to [`Isa::Portable`], so that a
+/// Kernels check [`Isa::available`] before they enter code compiled for it and fall back to [`Isa::Portable`], so a
 /// value made by hand is harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Isa {
@@ -19,7 +19,7 @@ pub enum Isa {
 /// Why a kernel cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
-    /// The word is none of ours.
+    /// The word is unknown.
     #[error("unknown CPU kernel `{0}`, expected auto, amx, avx512bf16, avx512, avx2 or portable")]
     Unknown(String),
     /// The CPU lacks the instructions.
@@ -28,11 +28,12 @@ pub enum IsaError {
 }
 
 impl Isa {
-    /// All kernels, fastest first.
+    /// All instruction sets, fastest first.
     pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
 
-    /// The kernels to use. `force` is `auto`, `amx`, `avx512bf16`, `avx512`, `avx2` or `portable`; `None` is `auto`: the
-    /// fastest the CPU has. The first two also say how bf16 is multiplied ([`HalfKernel::detect`]).
+    /// The instruction set to use. `force` is `auto`, `amx`, `avx512bf16`, `avx512`, `avx2` or `portable`; `None` is
+    /// `auto`: the fastest that the CPU has. `amx` and `avx512bf16` also say how bf16 is multiplied
+    /// ([`HalfKernel::detect`]).
     ///
     /// # Errors
     /// The word is unknown or the CPU lacks the instructions.
@@ -51,12 +52,12 @@ impl Isa {
         if isa.available() { Ok(isa) } else { Err(IsaError::Missing(isa.name())) }
     }
 
-    /// The fastest kernels this CPU has.
+    /// The fastest instruction set of this CPU.
     pub fn fastest() -> Isa {
         Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable)
     }
 
-    /// The word of `SWITCHYARD_KERNEL` and of the `ready` event.
+    /// Its name in `SWITCHYARD_KERNEL` and in the `ready` event.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Avx512 => "avx512",
@@ -65,7 +66,7 @@ impl Isa {
         }
     }
 
-    /// Whether this CPU (and operating system) can run the kernels. Cheap: the answer is cached by the standard library.
+    /// Whether this CPU (and operating system) can run the kernels. Cheap: the standard library caches the result.
     #[cfg(target_arch = "x86_64")]
     pub fn available(self) -> bool {
         match self {
@@ -88,9 +89,9 @@ impl Isa {
     }
 }
 
-/// Defines `fn NAME(isa, arguments)`: the `#[inline(always)]` function BODY compiled once per [`Isa`]. Both may be generic
-/// over types that the arguments name: `fn NAME<E: Element> = BODY(x: &[E])`. What BODY calls must be inlined, too: a
-/// closure called in two places may become a function of its own, compiled for the baseline and many times slower.
+/// Defines `fn NAME(isa, arguments)`: the `#[inline(always)]` function BODY compiled once per [`Isa`]. Both may be
+/// generic over types that the arguments name: `fn NAME<E: Element> = BODY(x: &[E])`. What BODY calls must be inlined,
+/// too: a closure called in two places may become a separate function, compiled for the baseline and many times slower.
 macro_rules! per_isa {
     (
         $(#[$meta:meta])*

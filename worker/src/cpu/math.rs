@@ -2,13 +2,13 @@
 //!
 //! Multiplications and additions are never fused: the results are the same on every CPU.
 
-/// Values of [`exp`] below `exp(LOWEST)` are 0: they would only make denormal numbers, which some CPUs handle slowly.
+/// Values of [`exp`] below `exp(LOWEST)` are 0: they would only become denormals, which some CPUs handle slowly.
 pub const LOWEST: f32 = -60.0;
 
-/// e to the power `x`, relative error below 3e-7; 0 below [`LOWEST`], infinity above 88.3; not a number stays so.
+/// e to the power `x`, relative error below 3e-7; 0 below [`LOWEST`], infinity above 88.3; NaN stays NaN.
 ///
 /// Cody and Waite's reduction by multiples of ln 2, then a polynomial of degree 6 (Taylor coefficients adjusted for the
-/// interval of half a ln 2 each way).
+/// interval of half a ln 2 in each direction).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     /// Adding it rounds to an integer in the low bits.
@@ -32,24 +32,24 @@ pub fn exp(x: f32) -> f32 {
     if x > 88.3 { f32::INFINITY } else { y }
 }
 
-/// Hyperbolic tangent by way of [`exp`]; absolute error below 3e-7.
+/// Hyperbolic tangent, computed from [`exp`]; absolute error below 3e-7.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     2.0 / (1.0 + exp(-2.0 * x)) - 1.0
 }
 
-/// Bits of the bf16 nearest to `x`, to even where two are; not a number stays so.
+/// Bits of the bf16 nearest to `x`, ties to even; NaN stays NaN.
 #[inline(always)]
 pub fn bf16_from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // Rounding could carry a not-a-number into infinity or zero.
+    // Rounding could carry a NaN into infinity or zero.
     (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
-/// Bits of the f16 nearest to `x`, to even where two are; infinity beyond 65,520, not a number stays so.
+/// Bits of the f16 nearest to `x`, ties to even; infinity beyond 65,520; NaN stays NaN.
 ///
-/// Adding a number of a suitable exponent makes the adder round at the last bit that f16 has, denormal ones included.
+/// Adding a number of a suitable exponent makes the adder round at the last bit of f16, for denormals as well.
 #[inline(always)]
 pub fn f16_from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -59,19 +59,20 @@ pub fn f16_from_f32(x: f32) -> u16 {
     let exponent = if magnitude < 0x3880_0000 { 0x3880_0000 } else { magnitude & 0x7f80_0000 };
     let unit = f32::from_bits(exponent.wrapping_add(13 << 23));
     let rounded = (f32::from_bits(magnitude) + unit).to_bits().wrapping_sub(unit.to_bits());
-    // `rounded` counts units of the last place, with the hidden bit of normal numbers in it.
+    // `rounded` counts units of the last place, including the hidden bit of normal numbers.
     let normal = ((exponent >> 23).wrapping_sub(113) << 10).wrapping_add(rounded);
     let finite = if magnitude >= 0x477f_f000 { 0x7c00 } else { normal };
     sign | (if magnitude > 0x7f80_0000 { 0x7e00 } else { finite }) as u16
 }
 
-/// The number of an f16's bits, exactly.
+/// The value of an f16, exactly.
 #[inline(always)]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff);
-    // Moved to f32's places the exponent is too small by 112. A denormal number gets f32's exponent of the smallest normal
-    // f16, which is then taken off as the hidden bit it is not: no operation meets a denormal f32, which CPUs handle slowly.
+    // In f32's position the exponent is too small by 112. A denormal gets the f32 exponent of the smallest normal f16,
+    // which is then subtracted as the hidden bit that it does not have: no operation meets a denormal f32, which CPUs
+    // handle slowly.
     const SMALLEST: u32 = (112 + 1) << 23;
     let normal = (magnitude << 13) + (112 << 23);
     let denormal = (f32::from_bits((magnitude << 13) + SMALLEST) - f32::from_bits(SMALLEST)).to_bits();
@@ -80,10 +81,10 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(sign | if magnitude >= 0x7c00 { special } else { finite })
 }
 
-/// Cosine of pi times `x` for `x` in 0..=1, by the same additions and multiplications on every machine
-/// (the system's `cos` may differ in the last bit between CPUs, and ranks must agree on the learning rate).
+/// Cosine of pi times `x` for `x` in 0..=1, with the same additions and multiplications on every machine. (The system's
+/// `cos` may differ in the last bit between CPUs, and ranks must agree on the learning rate.)
 pub fn cos_pi(x: f64) -> f64 {
-    // cos(pi x) = -cos(pi (1 - x)): the series is used up to a quarter turn only.
+    // cos(pi x) = -cos(pi (1 - x)): the series is only used up to a quarter turn.
     let (x, sign) = if x > 0.5 { (1.0 - x, -1.0) } else { (x, 1.0) };
     let squared = (std::f64::consts::PI * x) * (std::f64::consts::PI * x);
     let mut sum = 0.0;
@@ -94,7 +95,7 @@ pub fn cos_pi(x: f64) -> f64 {
     sign * (1.0 + sum)
 }
 
-/// Natural logarithm of a positive normal number, by the same operations on every machine; relative error below 1e-15
+/// Natural logarithm of a positive normal number, with the same operations on every machine; relative error below 1e-15
 /// away from 1.
 pub fn ln(x: f64) -> f64 {
     let bits = x.to_bits();

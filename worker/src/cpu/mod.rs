@@ -1,4 +1,4 @@
-//! CPU kernels: what the models are computed with.
+//! CPU kernels with which the models are computed.
 //!
 //! ```text
 //! pool (threads) + isa (which instructions) + half (how bf16 is multiplied)  ->  Cpu
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Every kernel gives the same bits for any number of threads on the same [`Isa`]: work is cut into pieces whose size
-//! depends on the shape alone, and sums over pieces run in a fixed order. The kernels of [`ops`] use no fused
-//! multiply-add and give the same bits on every [`Isa`] too; [`gemm`] does not promise that.
-//! Nothing here allocates after construction.
+//! depends only on the shape, and sums over pieces run in a fixed order. The kernels of [`ops`] use no fused
+//! multiply-add and also give the same bits on every [`Isa`]; [`gemm`] does not promise that. Nothing here allocates
+//! after construction.
 
 mod aligned;
 pub mod attention;
@@ -33,10 +33,9 @@ pub use values::{Values, ValuesMut, with_format};
 
 use std::sync::Arc;
 
-/// Threads and instruction set, handed to every kernel.
+/// Threads and instruction set, passed to every kernel.
 #[derive(Clone)]
 pub struct Cpu {
-    /// The compute threads.
     pub pool: Arc<Pool>,
     /// The instructions the kernels may use.
     pub isa: Isa,

@@ -1,7 +1,7 @@
 //! Persistent compute threads.
 //!
 //! ```text
-//! caller: publish job -> open -> take tasks -> close -> wait for those who joined
+//! caller: publish job -> open -> take tasks -> close -> wait for the workers that joined
 //! worker: spin, then park ... join an open job -> take tasks -> leave
 //! ```
 //!
@@ -19,14 +19,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Rounds of the pause instruction before a worker parks: a few tens of microseconds.
+/// Pause instructions before a worker parks: a few tens of microseconds.
 const SPINS: u32 = 4_000;
 
 /// Low bits of `state`: workers inside the open job.
 const JOINED: u64 = 0xffff;
-/// The job may be joined.
+/// Set while the job may be joined.
 const OPEN: u64 = 1 << 16;
-/// One job later.
+/// Increment per job.
 const GENERATION: u64 = 1 << 32;
 
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -44,7 +44,7 @@ struct State {
     job: UnsafeCell<Option<Job>>,
     next: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// Workers note when they were busy.
+    /// Workers record when they are busy.
     recording: AtomicBool,
     spans: Mutex<Vec<Span>>,
     shutdown: AtomicBool,
@@ -57,16 +57,16 @@ struct State {
     left: Condvar,
 }
 
-// SAFETY: `job` is written only by the caller while the job is closed and nobody is joined, and read only by workers that
-// joined after the open bit was set (acquire/release through `word`). The pointer in it is to a `Sync` closure.
+// SAFETY: `job` is written only by the caller while the job is closed and nobody is joined, and read only by workers
+// that joined after the open bit was set (acquire/release through `word`). The pointer in it is to a `Sync` closure.
 unsafe impl Sync for State {}
 // SAFETY: as above; the raw pointer is the only field that is not `Send`.
 unsafe impl Send for State {}
 
-/// A time in which a compute thread worked on one job.
+/// A period in which a compute thread worked on one job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Which thread, from 1.
+    /// Index of the thread, counted from 1.
     pub thread: usize,
     /// When it joined the job.
     pub start: Instant,
@@ -78,7 +78,7 @@ pub struct Span {
 pub struct Pool {
     state: Arc<State>,
     workers: Vec<JoinHandle<()>>,
-    /// Held for the length of a job: jobs of several callers run one after another.
+    /// Held for the length of a job: the jobs of several callers run one after another.
     turn: Mutex<()>,
 }
 
@@ -87,12 +87,12 @@ thread_local! {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic of a task never happens under one of these locks, and the data are valid at every step.
+    // No task panics while one of these locks is held, and the data are valid at every step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {
-    /// A pool of `threads` (at least 1), the caller included.
+    /// A pool of `threads` (at least 1), including the caller.
     ///
     /// # Panics
     /// If the operating system refuses to start a thread.
@@ -120,14 +120,14 @@ impl Pool {
         Pool { state, workers, turn: Mutex::new(()) }
     }
 
-    /// From now on the workers note when they are busy, or no longer; what they noted before is answered. Thread 0 is the caller, which
-    /// knows for itself.
+    /// Turns the recording of busy times of the workers on or off, and returns what was recorded so far. Thread 0 is
+    /// the caller, which knows its own.
     pub fn record(&self, on: bool) -> Vec<Span> {
         self.state.recording.store(on, Ordering::Relaxed);
         std::mem::take(&mut *lock(&self.state.spans))
     }
 
-    /// Threads that may run tasks, the caller included.
+    /// Threads that may run tasks, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
@@ -136,7 +136,7 @@ impl Pool {
     /// `thread < self.threads()`; two tasks that run at the same time see different values.
     ///
     /// # Panics
-    /// With the payload of a task that panicked (other tasks may then be left out), or when called from inside a task.
+    /// With the payload of a task that panicked (other tasks may then be skipped), or if called from within a task.
     pub fn run(&self, tasks: usize, task: &Task<'_>) {
         if self.workers.is_empty() || tasks <= 1 {
             for i in 0..tasks {
@@ -150,7 +150,7 @@ impl Pool {
         // SAFETY: only the lifetime is changed. The pointer is used by workers that joined, and this function returns only
         // after the job is closed and all of them have left.
         let task: &Task<'static> = unsafe { std::mem::transmute::<&Task<'_>, &Task<'static>>(task) };
-        // SAFETY: the job is closed and nobody is joined (end of the last `run`), so nobody else looks at `job`.
+        // SAFETY: the job is closed and nobody is joined (end of the last `run`), so nothing else accesses `job`.
         unsafe { *state.job.get() = Some(Job { task, tasks }) };
         state.next.store(0, Ordering::Relaxed);
         state.word.fetch_add(GENERATION | OPEN, Ordering::SeqCst);
@@ -184,7 +184,7 @@ impl Drop for Pool {
 fn take_tasks(state: &State, job: Job, thread: usize) {
     IN_TASK.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the caller keeps the closure alive until everyone who joined has left.
+        // SAFETY: the caller keeps the closure alive until every worker that joined has left.
         let task = unsafe { &*job.task };
         loop {
             let i = state.next.fetch_add(1, Ordering::Relaxed);
@@ -196,7 +196,7 @@ fn take_tasks(state: &State, job: Job, thread: usize) {
     }));
     IN_TASK.set(false);
     if let Err(payload) = outcome {
-        // Nobody needs to start another task. Half the range leaves room for the increments of the others.
+        // No further task has to start. Half the range leaves room for the increments of the others.
         state.next.store(usize::MAX / 2, Ordering::Relaxed);
         lock(&state.panic).get_or_insert(payload);
     }
@@ -279,12 +279,12 @@ pub struct Shared<'a, T> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Shared` gives out `&mut [T]` pieces to several threads, which is sending `T`; the caller of `piece` keeps
-// them disjoint.
+// SAFETY: a `Shared` gives out `&mut [T]` pieces to several threads, which amounts to sending `T`; the caller of
+// `piece` keeps them disjoint.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
-    /// Takes the slice for as long as pieces are given out.
+    /// Borrows the slice for as long as pieces are given out.
     pub fn new(slice: &'a mut [T]) -> Shared<'a, T> {
         Shared { start: slice.as_mut_ptr(), len: slice.len(), owner: PhantomData }
     }
@@ -299,11 +299,11 @@ impl<'a, T> Shared<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn piece(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "piece {range:?} of {}", self.len);
-        // SAFETY: in bounds of the slice borrowed in `new`; disjoint by the caller's promise.
+        // SAFETY: in bounds of the slice borrowed in `new`; disjoint, as promised by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
-    /// Start of the slice, for kernels that address it by strides. Each use answers for bounds and disjointness.
+    /// Start of the slice, for kernels that address it by strides. Every use must justify bounds and disjointness.
     pub(crate) fn pointer(&self) -> *mut T {
         self.start
     }

@@ -1,30 +1,28 @@
-//! Tensors whose format is known at run time only.
+//! Tensors whose format is known only at run time.
 
 use super::element::{Element, Format, bf16, f16};
 
 /// Numbers of one of the formats.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
-    /// 32 bits each.
     F32(&'a [f32]),
-    /// 16 bits each, exponent as wide as f32's.
+    /// 16 bits, with an exponent as wide as that of f32.
     Bf16(&'a [bf16]),
-    /// 16 bits each, IEEE.
+    /// 16 bits, IEEE.
     F16(&'a [f16]),
 }
 
-/// Numbers of one of the formats, to be written.
+/// Numbers of one of the formats, for writing.
 #[derive(Debug)]
 pub enum ValuesMut<'a> {
-    /// 32 bits each.
     F32(&'a mut [f32]),
-    /// 16 bits each, exponent as wide as f32's.
+    /// 16 bits, with an exponent as wide as that of f32.
     Bf16(&'a mut [bf16]),
-    /// 16 bits each, IEEE.
+    /// 16 bits, IEEE.
     F16(&'a mut [f16]),
 }
 
-/// Runs an expression with `$type` as the element type that `$format` ([`Format`]) names.
+/// Evaluates an expression with `$type` as the element type of `$format` ([`Format`]).
 #[macro_export]
 macro_rules! with_format {
     ($format:expr, $type:ident => $body:expr) => {
@@ -47,10 +45,10 @@ macro_rules! with_format {
 pub use with_format;
 
 impl<'a> Values<'a> {
-    /// The numbers, as of the type that the format names.
+    /// The numbers as a slice of the given type.
     ///
     /// # Panics
-    /// If that is another type.
+    /// If the format is another one.
     pub fn of<E: Element>(self) -> &'a [E] {
         assert_eq!(self.format(), E::FORMAT, "format of a tensor");
         match self {
@@ -60,7 +58,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Some of them.
+    /// A part of the numbers.
     pub fn part(self, range: std::ops::Range<usize>) -> Values<'a> {
         match self {
             Values::F32(x) => Values::F32(&x[range]),
@@ -69,7 +67,6 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// How many numbers there are.
     pub fn len(&self) -> usize {
         match self {
             Values::F32(x) => x.len(),
@@ -78,12 +75,10 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Their format.
     pub fn format(&self) -> Format {
         match self {
             Values::F32(_) => Format::F32,
@@ -104,10 +99,10 @@ impl<'a> Values<'a> {
 }
 
 impl ValuesMut<'_> {
-    /// The numbers, as of the type that the format names.
+    /// The numbers as a slice of the given type.
     ///
     /// # Panics
-    /// If that is another type.
+    /// If the format is another one.
     pub fn of<E: Element>(&mut self) -> &mut [E] {
         assert_eq!(self.format(), E::FORMAT, "format of a tensor");
         match self {
@@ -117,7 +112,7 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// The same for a shorter time.
+    /// The same with a shorter lifetime.
     pub fn reborrow(&mut self) -> ValuesMut<'_> {
         match self {
             ValuesMut::F32(x) => ValuesMut::F32(x),
@@ -135,7 +130,6 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// How many numbers there are.
     pub fn len(&self) -> usize {
         match self {
             ValuesMut::F32(x) => x.len(),
@@ -144,12 +138,10 @@ impl ValuesMut<'_> {
         }
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Their format.
     pub fn format(&self) -> Format {
         match self {
             ValuesMut::F32(_) => Format::F32,
@@ -200,7 +192,7 @@ macro_rules! from_slices {
 }
 from_slices!(F32: f32, Bf16: bf16, F16: f16);
 
-/// Where numbers start and what their format is, for kernels whose callers check bounds once and then go by strides.
+/// Start and format of numbers, for kernels whose callers check bounds once and that then use strides.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pointer {
     start: *mut u8,
@@ -208,23 +200,23 @@ pub(crate) struct Pointer {
 }
 
 impl Pointer {
-    /// Of numbers of a known type. What came from a `*const` may only be read.
+    /// A pointer that came from a `*const` may only be read.
     pub fn new<T: Element>(start: *const T) -> Pointer {
         Pointer { start: start.cast_mut().cast(), format: T::FORMAT }
     }
 
-    /// `index` numbers further.
+    /// The pointer `index` numbers further on.
     pub fn at(self, index: usize) -> Pointer {
         Pointer { start: self.start.wrapping_add(index * self.format.size()), ..self }
     }
 
-    /// The address as one of its format's type.
+    /// The address with the type of its format.
     pub fn cast<T: Element>(self) -> *mut T {
         debug_assert_eq!(T::FORMAT, self.format);
         self.start.cast()
     }
 }
 
-// SAFETY: an address; every use of it answers for itself.
+// SAFETY: an address; every use of it has its own justification.
 #[allow(unsafe_code)]
 unsafe impl Sync for Pointer {}

@@ -57,7 +57,7 @@ impl Type {
         })
     }
 
-    /// All names, for messages.
+    /// All names for messages.
     pub(super) fn names(name: impl Fn(Type) -> &'static str) -> String {
         Type::ALL.map(name).join(", ")
     }
@@ -92,7 +92,7 @@ impl<'a> Array<'a> {
         }
     }
 
-    /// The whole numbers of an array.
+    /// The integers of an array.
     fn integers(&self) -> Box<dyn Iterator<Item = i128> + 'a> {
         macro_rules! numbers {
             ($type:ty) => {
@@ -113,10 +113,10 @@ impl<'a> Array<'a> {
     }
 }
 
-/// The arrays of a format by name, and the file each is in.
+/// Arrays of a format by name, with the file of each.
 type Arrays<'a> = BTreeMap<String, (PathBuf, Array<'a>)>;
 
-/// Names that are looked for; with and without this before them.
+/// Prefix of the names of validation arrays.
 const VALIDATION: &str = "validation_";
 const NAMES: [&str; 3] = ["images", "features", "labels"];
 

@@ -49,19 +49,17 @@ impl Lengths {
     }
 }
 
-/// The work of a reader's thread on a batch.
+/// The work of one reader thread on a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Making {
-    /// Which thread of the reader, from 0.
+    /// Index of the reader thread.
     pub thread: u32,
-    /// When it began.
     pub start: Instant,
     /// When the batch was full.
     pub end: Instant,
 }
 
 impl Making {
-    /// How long it took.
     pub fn took(&self) -> Duration {
         self.end - self.start
     }
@@ -70,27 +68,27 @@ impl Making {
 /// One micro-batch of one rank. Vectors that a kind of sample does not use are empty; lengths never change in a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
-    /// The optimizer step it is for, from 0.
+    /// The optimizer step that it belongs to, counted from 0.
     pub step: u64,
-    /// Which one of that step, below `merge`.
+    /// Its index within that step, below `merge`.
     pub micro_batch: u32,
     /// `[samples, context]`
     pub tokens: Vec<u32>,
-    /// 0 or 1 for each token: which segment it belongs to. `[samples, context]`
+    /// Segment of each token, 0 or 1. `[samples, context]`
     pub segments: Vec<u8>,
-    /// Rows that are predicted, `sample * context + place`, ascending. `[samples, predictions]`
+    /// Rows to predict, `sample * context + place`, ascending. `[samples, predictions]`
     pub positions: Vec<u32>,
     /// Bytes of images, `[samples, height, width, channels]`.
     pub pixels: Vec<u8>,
     /// Features, `[samples, width]`; or normalised images, `[samples, height, width, channels]`.
     pub values: Vec<f32>,
-    /// For each predicted row the token that follows or was hidden; for each sample its class.
+    /// For each predicted row the next or masked token; for each sample its class.
     pub targets: Vec<u32>,
-    /// 1 where the second segment follows the first in the text, else 0. `[samples]`
+    /// 1 if the second segment follows the first in the text, otherwise 0. `[samples]`
     pub next_sentence: Vec<u32>,
-    /// Who made it, and when; `None`: it was not made by a reader.
+    /// Which thread filled the batch, and when; `None` if no reader did.
     pub making: Option<Making>,
-    /// Samples that were to be in it and cannot be read.
+    /// Samples of this batch that cannot be read.
     pub(super) bad: Vec<Bad>,
 }
 

@@ -1,4 +1,4 @@
-//! Lines of numbers separated by commas, the class last.
+//! Lines of numbers separated by commas; the last one is the class.
 
 use super::bad::{Bad, BadSamples, Side};
 use super::error::DataError;
@@ -9,7 +9,7 @@ use super::rows::{MAX_CLASSES, Rows};
 use std::path::Path;
 use switchyard_worker_contract::config::Csv;
 
-/// Reads the file. A line that is no sample is left out and counted, up to `max_bad`; empty lines do not count.
+/// Reads the file. A line that is not a sample is skipped and counted, up to `max_bad`; empty lines do not count.
 pub(super) fn load(csv: &Csv, max_bad: u64, limit: u64) -> Result<Loaded, DataError> {
     let path = files::absolute(Path::new(&csv.path));
     if let Some(shape) = &csv.image {
@@ -72,16 +72,16 @@ fn number(field: &[u8]) -> Option<f64> {
 }
 
 struct Parser {
-    /// Numbers of a sample; that of the first line when nothing else says.
+    /// Numbers of a sample; without a configured shape, those of the first line.
     width: Option<usize>,
-    /// With images: the largest number.
+    /// For images: the largest value.
     largest: Option<f64>,
-    /// Those of the last line.
+    /// Numbers of the last line.
     numbers: Vec<f32>,
 }
 
 impl Parser {
-    /// Reads a line into `numbers`; answers the class, or what is wrong.
+    /// Reads a line into `numbers`; returns the class, or what is wrong.
     fn sample(&mut self, line: &[u8]) -> Result<u32, String> {
         self.numbers.clear();
         let mut class = None;
@@ -94,7 +94,7 @@ impl Parser {
                     String::from_utf8_lossy(&field[..field.len().min(20)])
                 )
             })?;
-            // The last one is the class, and which one that is shows only after it.
+            // The last number is the class, and only the end of the line shows which one that is.
             if let Some(before) = class.replace(value) {
                 if self.largest.is_some_and(|largest| !(0.0..=largest).contains(&before)) {
                     let largest = self.largest.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The data of a run, opened and checked: what every format has in common.
+//! The data of a run, opened and checked: everything that the formats have in common.
 
 use super::bad::{Bad, BadSamples};
 use super::batch::{Batch, Lengths};
@@ -10,45 +10,43 @@ use super::task::{Kind, Task};
 use switchyard_worker_contract::config::{Data, Reader};
 use switchyard_worker_contract::event::Item;
 
-/// What there is to tell about the data.
+/// Facts about the data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
-    /// What throughput counts.
+    /// The unit of throughput.
     pub item: Item,
-    /// Samples for training: windows, images or rows.
+    /// Windows, images or rows.
     pub train_samples: u64,
-    /// Samples for validation.
     pub validation_samples: u64,
-    /// Items for training: tokens, images or rows.
+    /// Tokens, images or rows.
     pub train_items: u64,
-    /// Items for validation.
     pub validation_items: u64,
-    /// Files read, without the empty ones.
+    /// Files read, without empty ones.
     pub files: u64,
-    /// Files left out because they are empty.
+    /// Files skipped because they are empty.
     pub empty_files: u64,
-    /// Samples left out when the data were opened because they cannot be read.
+    /// Samples skipped while the data were opened because they cannot be read.
     pub bad_samples: u64,
     /// Bytes of all files.
     pub bytes: u64,
-    /// Digest of both parts, 32 hexadecimal digits: two ranks with the same one have the same samples.
+    /// Digest of both parts, 32 hexadecimal digits: two ranks with the same digest have the same samples.
     pub digest: String,
     /// Bytes of memory that the data take, without batches.
     pub memory_bytes: u64,
-    /// A sample in words, such as `128 tokens`.
+    /// Description of a sample, such as `128 tokens`.
     pub sample: String,
 }
 
-/// Entropies of the tokens, nats: yardsticks for the loss of a model that predicts the next one.
+/// Entropies of the tokens in nats, as reference values for the loss of a model that predicts the next token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Entropies {
-    /// Of a token: no model without context scores lower.
+    /// Of a token: no model without context can do better.
     pub unigram: f64,
-    /// Of a token given the one before it; `None` with a large vocabulary.
+    /// Of a token given the previous one; `None` for a large vocabulary.
     pub bigram: Option<f64>,
 }
 
-/// The data of a run. Threads share it; nothing in it changes.
+/// The data of a run, shared by threads and immutable.
 #[derive(Debug)]
 pub struct Dataset {
     kind: Kind,
@@ -61,11 +59,11 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens the source, checks what can be seen before the first step, and divides training from validation. `seed` is
-    /// for made-up samples.
+    /// Opens the source, checks everything that can be checked before the first step, and divides training from
+    /// validation. `seed` is for synthetic samples.
     ///
     /// # Errors
-    /// See [`DataError`]. Whether the samples suffice for a step is said by [`super::Order::new`].
+    /// See [`DataError`]. [`super::Order::new`] checks whether there are enough samples for a step.
     pub fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Dataset, DataError> {
         let opened = open(data, reader, task, seed)?;
         let samples = |part: &dyn Part| part.spread().samples;
@@ -91,7 +89,7 @@ impl Dataset {
             lengths: Lengths::new(&opened.kind, reader.sample_type),
             kind: opened.kind,
             train: opened.train,
-            // A part with fewer tokens than a window is none.
+            // A part with fewer tokens than a window is no part.
             validation: opened.validation.filter(|part| samples(&**part) > 0),
             normalisation: opened.normalisation,
             facts,
@@ -104,51 +102,49 @@ impl Dataset {
         self.kind
     }
 
-    /// What there is to tell.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// For images: what makes floats of their bytes. With `sampleType: Float32` the reader has done it.
+    /// For images: how bytes become floats. With `sampleType: Float32` the reader has already converted them.
     pub fn normalisation(&self) -> Option<&Normalisation> {
         self.normalisation.as_ref()
     }
 
-    /// Of the validation tokens; of the training tokens where there are none. `None` where the model does not predict
-    /// the next token, or the vocabulary is above 65,536. Reads them all.
+    /// Entropies of the validation tokens, or of the training tokens if there are none. `None` if the model does not
+    /// predict the next token, or the vocabulary is above 65,536. Reads all tokens.
     ///
     /// # Errors
-    /// They cannot be read any more.
+    /// The data can no longer be read.
     pub fn entropies(&self) -> Result<Option<Entropies>, DataError> {
         self.validation.as_ref().unwrap_or(&self.train).entropies()
     }
 
-    /// A count for the bad samples of one rank's run.
+    /// A counter for the bad samples of one rank's run.
     pub fn bad_samples(&self) -> BadSamples {
         BadSamples::new(self.max_bad_samples, self.facts.bad_samples)
     }
 
-    /// Bytes of memory of a batch of so many samples.
+    /// Bytes of memory of a batch of that many samples.
     pub fn batch_bytes(&self, samples: u32) -> u64 {
         u64::from(samples) * self.lengths.bytes()
     }
 
-    /// Room for so many samples.
+    /// An empty batch for that many samples.
     pub(super) fn batch(&self, samples: u32) -> Batch {
         Batch::new(samples, &self.lengths)
     }
 
-    /// How many training samples there are.
+    /// Number of training samples, with the slack of their windows.
     pub(super) fn spread(&self) -> Spread {
         self.train.spread()
     }
 
-    /// How many validation samples there are.
     pub(super) fn validation_samples(&self) -> u64 {
         self.facts.validation_samples
     }
 
-    /// The error of a run whose step needs more training samples.
+    /// The error of a run whose steps need more training samples.
     pub(super) fn too_few(&self, samples: u64) -> DataError {
         let got = self.facts.train_items;
         match self.train.windows() {
@@ -160,7 +156,7 @@ impl Dataset {
         }
     }
 
-    /// Fills a batch with the training samples at these positions of an order of all samples, which `draw` tells.
+    /// Fills a batch with the training samples at these positions of the order that `draw` gives.
     pub(super) fn fill_training(
         &self,
         batch: &mut Batch,
@@ -183,13 +179,13 @@ impl Dataset {
         scratch: &mut Scratch,
     ) -> Result<(), DataError> {
         let Some(part) = &self.validation else { panic!("invariant: a set exists only with a validation part") };
-        // The same chance at every evaluation: which tokens are hidden.
+        // The same random numbers at every evaluation: they decide which tokens are masked.
         let draw = |sample| Draw { sample, offset: 0, key: super::random::mix(sample), augment: false };
         self.fill(&**part, batch, positions, draw, scratch, || false)
     }
 
-    /// A sample that cannot be read is replaced by the one at the next position that can, as often as it is met. When a
-    /// batch alone meets more bad samples than are allowed it stays unfinished: who counts them will refuse it.
+    /// A sample that cannot be read is replaced by the next one that can. If one batch alone meets more bad samples
+    /// than are allowed, it stays incomplete: the thread that counts them will refuse it.
     fn fill(
         &self,
         part: &dyn Part,

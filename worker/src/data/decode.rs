@@ -9,10 +9,8 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-/// Most pixels of a side.
 const MAX_SIDE: usize = loaded::MAX_SIDE as usize;
-/// Most pixels of an image: 64 Mi, which is 192 MiB of RGB. Said by the file's header, and checked before memory is
-/// taken.
+/// Most pixels of an image: 64 Mi, which is 192 MiB of RGB. Checked from the file's header, before memory is allocated.
 const MAX_PIXELS: usize = 1 << 26;
 /// Bytes of a pixel of every decoded image.
 pub(super) const CHANNELS: usize = 3;
@@ -27,8 +25,8 @@ pub(super) struct Decoded {
 }
 
 /// Decodes a file by its first bytes, whatever its name. Grey becomes equal red, green and blue; transparency is
-/// dropped, 16 bits become 8, a palette its colours; of an animation the first picture is taken. An orientation noted
-/// in the file is not applied, as the usual loaders do not apply it.
+/// dropped, 16 bits become 8, a palette becomes its colours, and of an animation the first picture is taken. An
+/// orientation in the file's metadata is not applied, as in the usual loaders.
 ///
 /// # Errors
 /// What is wrong with the file, in words.
@@ -39,7 +37,7 @@ pub(super) fn decode(file: &[u8]) -> Result<Decoded, String> {
         [0x89, b'P', b'N', b'G', ..] => png(file),
         _ => Err("is neither JPEG nor PNG: wrong first bytes".to_owned()),
     };
-    // A decoder that stumbles over a file must not end the training; it holds nothing that could be left half changed.
+    // A decoder that panics on a file must not end the training; it holds nothing that could be left half changed.
     catch_unwind(AssertUnwindSafe(by_content)).unwrap_or_else(|_| Err("made the decoder panic".to_owned()))
 }
 
@@ -67,7 +65,7 @@ fn jpeg(file: &[u8]) -> Result<Decoded, String> {
     if info.components > 3 {
         return Err(format!("is a JPEG of {} colours (CMYK): expected grey or RGB", info.components));
     }
-    // The decoder fills in what is missing.
+    // The decoder fills in what is missing, so the end is checked here.
     if !reaches_its_end(file) {
         return Err("is a JPEG that is cut off".to_owned());
     }
@@ -75,8 +73,8 @@ fn jpeg(file: &[u8]) -> Result<Decoded, String> {
     exact(Decoded { height, width, pixels })
 }
 
-/// Whether a JPEG's picture is followed by the marker of its end. Inside of it the marker cannot occur; before it, it
-/// can: a preview is a JPEG of its own.
+/// Whether the picture of a JPEG is followed by the end marker. The marker cannot occur inside the picture, but it can
+/// before it: a preview is a JPEG of its own.
 fn reaches_its_end(file: &[u8]) -> bool {
     let mut at = 2;
     while let Some(&[0xff, marker]) = file.get(at..at + 2) {
@@ -115,7 +113,7 @@ fn png(file: &[u8]) -> Result<Decoded, String> {
     exact(Decoded { height: frame.height as usize, width: frame.width as usize, pixels })
 }
 
-/// A decoder that gives another number of bytes than it announced is wrong about the size.
+/// A decoder that returns another number of bytes than it announced is wrong about the size.
 fn exact(image: Decoded) -> Result<Decoded, String> {
     match image.height * image.width * CHANNELS {
         expected if expected == image.pixels.len() && expected > 0 => Ok(image),

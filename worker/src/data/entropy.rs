@@ -1,4 +1,4 @@
-//! Yardsticks for a loss: what the best model without, or with one token of, context could reach.
+//! Reference values for a loss: what the best model without context, or with one token of context, can reach.
 
 use super::dataset::Entropies;
 use super::error::DataError;
@@ -11,8 +11,8 @@ const MAX_PAIRS: u32 = 1 << 10;
 /// Tokens read at a time.
 const PIECE: usize = 1 << 16;
 
-/// Entropies of a run of tokens below `vocabulary`, nats per token: the mean loss of the best model that knows only how
-/// often each token occurs, or how often it follows each other token. 0 where there is nothing to count.
+/// Entropies of a run of tokens below `vocabulary`, in nats per token: the mean loss of the best model that knows only
+/// how often each token occurs, or how often it follows each other token. 0 if there is nothing to count.
 pub(super) fn of(tokens: &Tokens, vocabulary: u32) -> Result<Option<Entropies>, DataError> {
     if vocabulary > MAX_VOCABULARY {
         return Ok(None);
@@ -79,7 +79,7 @@ mod tests {
         for text in [b"".as_slice(), b"x", b"xxxxxxx"] {
             assert_close(text, 0.0, 0.0);
         }
-        // Longer than a piece, so that a pair lies across two.
+        // Longer than a piece, so that one pair spans two pieces.
         let uniform: Vec<u8> = (0..=255).cycle().take(2 * PIECE).collect();
         assert_close(&uniform, 256.0_f64.ln(), 0.0);
         let large = |vocabulary| of(&Tokens::Text(b"ab".to_vec()), vocabulary).expect("in memory");

@@ -9,147 +9,95 @@ pub enum DataError {
     /// There is nothing at the path.
     #[error("spec.engine.data.path: nothing at {}: expected a file or a directory", path.display())]
     Missing {
-        /// The path as an absolute one.
+        /// The absolute path.
         path: PathBuf,
     },
-    /// A file that the format consists of is not there.
+    /// A file that the format requires does not exist.
     #[error("spec.engine.data.path: {} is missing: expected this file", path.display())]
-    MissingFile {
-        /// The path.
-        path: PathBuf,
-    },
-    /// A device, pipe, socket or link to nothing where a file is expected.
+    MissingFile { path: PathBuf },
+    /// A device, pipe, socket or dangling link where a file is expected.
     #[error("{field}: {} is {found}: expected {expected}", path.display())]
     NotAFile {
-        /// The field that led there.
+        /// The field that leads to the file.
         field: &'static str,
-        /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file found.
         found: &'static str,
-        /// What was expected.
         expected: &'static str,
     },
     /// A file or directory that cannot be read.
     #[error("spec.engine.data.path: cannot read {} ({error}): expected a readable {kind}", path.display())]
     Unreadable {
-        /// The path.
         path: PathBuf,
         /// `file` or `directory`.
         kind: &'static str,
-        /// What the system says.
         error: io::Error,
     },
-    /// A glob pattern that is none.
+    /// An invalid glob pattern.
     #[error("{field}: pattern `{pattern}`: {reason}: expected for example `src/**/*.rs`")]
     Pattern {
-        /// The field with the position in the list.
+        /// The field with the index in the list.
         field: String,
-        /// The pattern.
         pattern: String,
-        /// What is wrong.
         reason: String,
     },
-    /// Patterns beside a path to a single file.
+    /// Patterns for a path that is a single file.
     #[error("{field}: got patterns, but the path {} is a file: expected none, or a directory", path.display())]
-    PatternsForFile {
-        /// The field.
-        field: &'static str,
-        /// The file.
-        path: PathBuf,
-    },
-    /// No file is left after the patterns.
+    PatternsForFile { field: &'static str, path: PathBuf },
+    /// The patterns leave no file.
     #[error(
         "spec.engine.data.include: none of the {seen} files in {} is matched by {include} and not by exclude \
          {exclude}: expected at least one", path.display()
     )]
     NothingMatches {
-        /// The directory.
         path: PathBuf,
-        /// Files before the patterns.
+        /// Files before the patterns were applied.
         seen: u64,
-        /// The patterns.
         include: String,
-        /// The patterns.
         exclude: String,
     },
     /// Every file is empty.
     #[error("spec.engine.data.path: all {files} files of {} are empty: expected text", path.display())]
-    AllEmpty {
-        /// The path.
-        path: PathBuf,
-        /// How many.
-        files: u64,
-    },
-    /// More than is kept in memory.
+    AllEmpty { path: PathBuf, files: u64 },
+    /// More data than is kept in memory.
     #[error("spec.engine.data.path: {} holds {got} bytes: expected at most {limit}", path.display())]
     TooLarge {
-        /// The path.
         path: PathBuf,
-        /// Bytes found; the search ends when the limit is passed.
+        /// Bytes found; the search stops once the limit is exceeded.
         got: u64,
-        /// The limit.
         limit: u64,
     },
-    /// The share for validation is none.
+    /// The share for validation is out of range.
     #[error("spec.engine.data.validationFraction: got {got}: expected 0 to 0.5")]
-    Fraction {
-        /// The value.
-        got: f64,
-    },
+    Fraction { got: f64 },
     /// A size of zero.
     #[error("{field}: got 0: expected at least 1")]
-    Zero {
-        /// The field.
-        field: &'static str,
-    },
+    Zero { field: &'static str },
     /// A value that cannot be used.
     #[error("{field}: got {got}: expected {expected}")]
-    Value {
-        /// The field.
-        field: &'static str,
-        /// The value.
-        got: String,
-        /// What was expected.
-        expected: String,
-    },
+    Value { field: &'static str, got: String, expected: String },
     /// The data are not what the model learns from.
     #[error("spec.engine.data.format: {format} holds {holds}: the model learns from {wants}: expected {expected}")]
     Mismatch {
-        /// The format.
         format: &'static str,
-        /// What it holds.
         holds: &'static str,
-        /// What the model takes.
         wants: &'static str,
-        /// Formats that would do.
+        /// Formats that the model can use.
         expected: &'static str,
     },
-    /// A file that does not hold what its format says.
+    /// A file whose content does not match its format.
     #[error("spec.engine.data.path: {}: {found}: expected {expected}", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// What was found.
-        found: String,
-        /// What was expected.
-        expected: String,
-    },
-    /// A file that is not what it was when the run started.
+    Format { path: PathBuf, found: String, expected: String },
+    /// A file that has changed since the run started.
     #[error("spec.engine.data.path: {} has changed since the start ({what}): expected it to stay as it is", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-        /// In what.
-        what: String,
-    },
+    Changed { path: PathBuf, what: String },
     /// More samples than allowed cannot be read.
     #[error(
         "spec.engine.reader.maxBadSamples: {count} samples cannot be read, the last of them {last}: expected at most \
          {limit}"
     )]
     BadSamples {
-        /// Samples that cannot be read so far.
+        /// Unreadable samples so far.
         count: u64,
         /// How many are allowed.
         limit: u64,
@@ -162,11 +110,11 @@ pub enum DataError {
          tokens): expected more text, or a smaller batch, fewer processes or a shorter context"
     )]
     TooShort {
-        /// Tokens there are.
+        /// Tokens available.
         got: u64,
         /// Tokens needed.
         needed: u64,
-        /// Windows of one step over all ranks.
+        /// Windows of one step on all ranks.
         windows: u64,
         /// Tokens from one window to the next.
         stride: u64,
@@ -177,20 +125,20 @@ pub enum DataError {
          batch or fewer processes"
     )]
     TooFew {
-        /// Samples there are.
+        /// Samples available.
         got: u64,
-        /// Samples of one step over all ranks.
+        /// Samples of one step on all ranks.
         needed: u64,
     },
-    /// Not enough for a sample of training and one of validation.
+    /// Not enough for one training and one validation sample.
     #[error(
         "spec.engine.data.validationFraction: {got} {item} cannot be split so that training and validation get \
          {sample} each: expected more data, or a fraction of 0"
     )]
     NoRoomForValidation {
-        /// Tokens or samples there are.
+        /// Tokens or samples available.
         got: u64,
-        /// What they are.
+        /// What is counted: tokens or samples.
         item: &'static str,
         /// What each side needs.
         sample: String,
@@ -198,7 +146,7 @@ pub enum DataError {
     /// A thread of the reader could not be started.
     #[error("cannot start a thread of the reader: {0}")]
     Thread(io::Error),
-    /// A thread of the reader ended by itself, which is a bug.
+    /// A thread of the reader ended on its own, which is a bug.
     #[error("a thread of the reader ended unexpectedly ({0}): expected it to run as long as the training")]
     ReaderEnded(String),
 }
@@ -209,12 +157,11 @@ impl DataError {
         DataError::Value { field, got: got.to_string(), expected: expected.into() }
     }
 
-    /// A file that does not hold what its format says.
+    /// A file whose content does not match its format.
     pub(super) fn format(path: &Path, found: impl Into<String>, expected: impl Into<String>) -> DataError {
         DataError::Format { path: path.to_owned(), found: found.into(), expected: expected.into() }
     }
 
-    /// A file that cannot be read.
     pub(super) fn unreadable(path: &Path, error: io::Error) -> DataError {
         match error.kind() {
             io::ErrorKind::NotFound => DataError::MissingFile { path: path.to_owned() },

@@ -1,4 +1,4 @@
-//! Which files are read, and reading them.
+//! Selects the files to read, and reads them.
 
 use super::error::DataError;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
@@ -15,25 +15,25 @@ use walkdir::{DirEntry, WalkDir};
 const PATH: &str = "spec.engine.data.path";
 const INCLUDE: &str = "spec.engine.data.include";
 const EXCLUDE: &str = "spec.engine.data.exclude";
-/// First bytes of a file `CACHEDIR.TAG` that marks its directory as one that can be made again
+/// First bytes of a file `CACHEDIR.TAG` that marks its directory as one that can be regenerated
 /// (<https://bford.info/cachedir/>), such as cargo's `target`.
 const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
 
-/// All bytes of all files that are to be read.
+/// All bytes of all selected files.
 #[derive(Debug)]
 pub(super) struct Text {
-    /// The files' bytes one after the other.
+    /// The files, one after the other.
     pub bytes: Vec<u8>,
-    /// Where in `bytes` each file that is not empty ends.
+    /// Where each non-empty file ends in `bytes`.
     pub ends: Vec<usize>,
-    /// Files left out because they are empty.
+    /// Files skipped because they are empty.
     pub empty_files: u64,
 }
 
-/// Reads the file, or all files below the directory that the patterns choose, in the order of their path's bytes.
+/// Reads the file, or all files of the directory that the patterns select, in the order of the bytes of their paths.
 ///
-/// Left out are hidden files and directories (a name that starts with `.`) and directories with a valid
-/// `CACHEDIR.TAG`; not so the path itself. Links to files are read; links to directories are not followed.
+/// Hidden files and directories (names that start with `.`) and directories with a valid `CACHEDIR.TAG` are skipped,
+/// except for the path itself. Links to files are read; links to directories are not followed.
 pub(super) fn read(data: &Files, limit: u64) -> Result<Text, DataError> {
     let root = absolute(Path::new(&data.path));
     let files = if kind(&root)?.is_file() {
@@ -49,7 +49,7 @@ pub(super) fn read(data: &Files, limit: u64) -> Result<Text, DataError> {
     read_all(&root, &files, limit)
 }
 
-/// A file or a directory; anything else is an error.
+/// Whether the path is a file or a directory; anything else is an error.
 pub(super) fn kind(root: &Path) -> Result<FileType, DataError> {
     let path = || root.to_owned();
     match fs::metadata(root).map(|metadata| metadata.file_type()) {
@@ -63,7 +63,7 @@ pub(super) fn kind(root: &Path) -> Result<FileType, DataError> {
     }
 }
 
-/// A file that is read as a whole.
+/// Reads a whole file.
 pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     let file = open(path).map_err(|error| DataError::unreadable(path, error))?;
     let stamp = Stamp::of(path, &file)?;
@@ -72,7 +72,7 @@ pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
         return Err(too_large(stamp.len));
     }
     let mut bytes = Vec::new();
-    // The length is only what it was a moment ago, so it is no promise, and a failed reservation no error yet.
+    // The length may have changed since, so it is only a hint, and a failed reservation is not an error yet.
     let _ = bytes.try_reserve_exact(stamp.len as usize);
     (&file).take(limit + 1).read_to_end(&mut bytes).map_err(|error| DataError::unreadable(path, error))?;
     stamp.check(path, &file)?;
@@ -82,7 +82,7 @@ pub(super) fn read_file(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     Ok(bytes)
 }
 
-/// What shows that a file was written to: its length and when it was last changed.
+/// What shows that a file was written to: its length and modification time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub len: u64,
@@ -90,7 +90,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// The stamp of an open file. An error if it is no regular file.
+    /// The stamp of an open file; an error if it is not a regular file.
     pub(super) fn of(path: &Path, file: &File) -> Result<Stamp, DataError> {
         Stamp::new(path, file.metadata())
     }
@@ -109,7 +109,7 @@ impl Stamp {
         Ok(Stamp { len: metadata.len(), modified: metadata.modified().ok() })
     }
 
-    /// An error if the open file has another stamp by now.
+    /// An error if the open file now has another stamp.
     pub(super) fn check(&self, path: &Path, file: &File) -> Result<(), DataError> {
         let now = Stamp::of(path, file)?;
         let what = match () {
@@ -121,12 +121,12 @@ impl Stamp {
     }
 }
 
-/// For messages: where a relative path leads depends on the directory of the process.
+/// For messages: where a relative path leads depends on the working directory.
 pub(super) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// What kind of thing that is not a file.
+/// Name of the kind of something that is not a file.
 fn name_of(kind: FileType) -> &'static str {
     match kind {
         kind if kind.is_dir() => "a directory",
@@ -145,7 +145,7 @@ struct Patterns {
     /// `None`: every file.
     include: Option<GlobSet>,
     exclude: GlobSet,
-    /// Directories of which everything is excluded: they are not even opened.
+    /// Directories whose whole content is excluded: they are not even opened.
     pruned: GlobSet,
 }
 
@@ -190,7 +190,7 @@ fn compile(field: &str, patterns: &[String]) -> Result<GlobSet, DataError> {
     })
 }
 
-/// The chosen files below a directory, in the order of their path's bytes.
+/// The selected files of a directory, in the order of the bytes of their paths.
 pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError> {
     let patterns = Patterns::new(data)?;
     let relative = |path: &Path| path.strip_prefix(root).unwrap_or(path).to_owned();
@@ -211,7 +211,7 @@ pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError>
         if entry.file_type().is_dir() {
             continue;
         }
-        // Of a link, what it leads to; a link to nothing stays a link.
+        // For a link, the kind of its target; a dangling link stays a link.
         let kind = fs::metadata(entry.path()).map_or(entry.file_type(), |metadata| metadata.file_type());
         if kind.is_dir() {
             continue;
@@ -243,7 +243,7 @@ pub(super) fn find(root: &Path, data: &Files) -> Result<Vec<PathBuf>, DataError>
     Ok(files)
 }
 
-/// Whether a directory says of itself that it holds a cache.
+/// Whether a directory is marked as a cache.
 fn is_cache(directory: &Path) -> bool {
     let mut start = [0; CACHE_SIGNATURE.len()];
     open(&directory.join("CACHEDIR.TAG"))
@@ -251,7 +251,7 @@ fn is_cache(directory: &Path) -> bool {
         .is_ok_and(|()| start == CACHE_SIGNATURE)
 }
 
-/// Opens for reading without waiting: what was a file a moment ago could be a pipe by now.
+/// Opens for reading without blocking: what was a file a moment ago may be a pipe by now.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     fs::OpenOptions::new().read(true).custom_flags(flags).open(path)
@@ -268,7 +268,7 @@ fn read_all(root: &Path, files: &[PathBuf], limit: u64) -> Result<Text, DataErro
         }
     }
     let mut text = Text { bytes: Vec::new(), ends: Vec::new(), empty_files: 0 };
-    // The length is only what it was a moment ago, so it is no promise, and a failed reservation no error yet.
+    // The length may have changed since, so it is only a hint, and a failed reservation is not an error yet.
     let _ = text.bytes.try_reserve_exact(usize::try_from(expected).unwrap_or(0));
     for path in files {
         let start = text.bytes.len();

@@ -1,4 +1,4 @@
-//! A directory with one directory of JPEG and PNG files for each class, decoded when they are needed.
+//! A directory with one directory of JPEG and PNG files per class, decoded when they are needed.
 
 use super::decode::{CHANNELS, decode};
 use super::error::DataError;
@@ -14,16 +14,15 @@ use std::sync::Arc;
 use switchyard_worker_contract::config::Files;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Bytes of a file whose hash says on which side it is.
+/// Leading bytes of a file that are hashed to choose its side.
 const HEAD: u64 = 64 << 10;
-/// Most bytes of a file.
 const MAX_FILE: u64 = 256 << 20;
 const EXTENSIONS: [&str; 3] = ["jpg", "jpeg", "png"];
 
-/// An image's file.
+/// The file of an image.
 #[derive(Debug, Clone)]
 struct File {
-    /// Below the directory.
+    /// Relative to the directory.
     path: Box<Path>,
     class: u32,
     stamp: Stamp,
@@ -37,7 +36,7 @@ pub(super) struct Folder {
     files: Vec<File>,
 }
 
-/// What is in the directory.
+/// Content of the directory.
 pub(super) struct Opened {
     pub train: Folder,
     pub validation: Option<Folder>,
@@ -48,8 +47,8 @@ pub(super) struct Opened {
     pub digest: Xxh3,
 }
 
-/// Lists the directory. The classes are the names of its directories in order, or of those of `train` where there is
-/// one; `val` is for validation then. Only files with the extension of a JPEG or PNG count. Nothing is decoded yet.
+/// Lists the directory. The classes are the names of its directories in order, or those in `train` if that exists;
+/// `val` is then for validation. Only files with the extension of a JPEG or PNG count. Nothing is decoded yet.
 pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, DataError> {
     let root = files::absolute(Path::new(&data.path));
     if !files::kind(&root)?.is_dir() {
@@ -71,7 +70,7 @@ pub(super) fn open(data: &Files, side: u32, fraction: f64) -> Result<Opened, Dat
         match part.as_deref() {
             None | Some("train") => paths.push((relative, class)),
             Some("val") => validation.push((relative, class)),
-            // Another part, such as `test`, is not asked for.
+            // Other parts, such as `test`, are not used.
             Some(_) => {}
         }
     }
@@ -109,10 +108,10 @@ fn place(relative: &Path, parted: bool) -> Option<(Option<String>, String)> {
     Some((part, names.next()?))
 }
 
-/// What is collected while the files are looked at.
+/// What is collected while the files are listed.
 struct Listing {
     root: Arc<Path>,
-    /// Of the classes, in order.
+    /// Class names, in order.
     names: Vec<String>,
     empty: u64,
     bytes: u64,
@@ -135,7 +134,8 @@ impl Listing {
                 continue;
             }
             self.bytes += stamp.len;
-            // Reading all the images would take as long as an epoch; another copy of the data differs in the lengths.
+            // Reading all images would take as long as an epoch, so the digest covers names and lengths only: another
+            // copy of the data differs in its lengths.
             self.digest.update(path.as_os_str().as_encoded_bytes());
             self.digest.update(&stamp.len.to_le_bytes());
             files.push(File { path: path.into_boxed_path(), class: class as u32, stamp });
@@ -143,7 +143,7 @@ impl Listing {
         Ok(files)
     }
 
-    /// Divides by the hash of how the files begin and of their length.
+    /// Divides the files by a hash of their first bytes and their length.
     fn divide(&mut self, files: Vec<File>, fraction: f64) -> Result<(Vec<File>, Vec<File>), DataError> {
         let mut blocks = Vec::with_capacity(files.len());
         let mut head = Vec::new();
@@ -172,7 +172,7 @@ impl Listing {
 }
 
 impl Folder {
-    /// The bytes of a file, into `bytes`.
+    /// Reads a file into `bytes`.
     fn read(&self, path: &Path, stamp: &Stamp, bytes: &mut Vec<u8>) -> Result<(), Fault> {
         if stamp.len > MAX_FILE {
             return Err(Fault::Bad(format!("has {} bytes: expected at most {MAX_FILE}", stamp.len)));

@@ -11,7 +11,7 @@ use switchyard_worker_contract::config::ImageShape;
 const IMAGES: u32 = 0x0803;
 const LABELS: u32 = 0x0801;
 
-/// Reads the images and labels of `train`, and those of `t10k` if they are there.
+/// Reads the images and labels of `train`, and those of `t10k` if they exist.
 pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
     let mut bytes = 0;
     let mut part = |name: &str| -> Result<(ImageShape, Rows<u8>), DataError> {

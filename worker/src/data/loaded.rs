@@ -1,41 +1,41 @@
-//! What a file of arrays holds, before it becomes samples.
+//! Content of array files, before it becomes samples.
 
 use super::error::DataError;
 use super::rows::{MAX_CLASSES, Rows};
 use std::path::Path;
 use switchyard_worker_contract::config::ImageShape;
 
-/// Most pixels of a side of an image.
+/// Largest side of an image in pixels.
 pub(super) const MAX_SIDE: u32 = 1 << 14;
 
-/// Samples with a part of their own for validation, or without.
+/// Samples, with or without a separate validation part.
 #[derive(Debug, PartialEq)]
 pub(super) struct Pair<T> {
     pub train: Rows<T>,
     pub validation: Option<Rows<T>>,
 }
 
-/// What the files hold.
+/// Content of the files.
 #[derive(Debug, PartialEq)]
 pub(super) enum Content {
     Images(ImageShape, Pair<u8>),
     Features(Pair<f32>),
 }
 
-/// All that was read.
+/// Everything that was read.
 #[derive(Debug, PartialEq)]
 pub(super) struct Loaded {
     pub content: Content,
-    /// Where the format says it; else one more than the largest class.
+    /// The number that the format states; otherwise one more than the largest class.
     pub classes: Option<u32>,
     pub files: u64,
-    /// Of the files.
+    /// Bytes of the files.
     pub bytes: u64,
-    /// Samples left out because they cannot be read.
+    /// Samples skipped because they cannot be read.
     pub bad: u64,
 }
 
-/// A label that can be a class.
+/// Checks that a label can be a class.
 pub(super) fn label(path: &Path, sample: usize, label: i128, classes: u32) -> Result<u32, DataError> {
     u32::try_from(label).ok().filter(|label| *label < classes).ok_or_else(|| {
         let expected = format!("classes 0 to {}", classes - 1);
@@ -43,12 +43,12 @@ pub(super) fn label(path: &Path, sample: usize, label: i128, classes: u32) -> Re
     })
 }
 
-/// A label of a format that does not say how many classes there are.
+/// A label of a format that does not state the number of classes.
 pub(super) fn any_label(path: &Path, sample: usize, number: i128) -> Result<u32, DataError> {
     label(path, sample, number, MAX_CLASSES)
 }
 
-/// The shape of images whose sides a model can have.
+/// The shape of an image whose sides are within the limits.
 pub(super) fn image_shape(height: usize, width: usize, channels: usize) -> Option<ImageShape> {
     let fits = |side: usize| u32::try_from(side).ok().filter(|side| (1..=MAX_SIDE).contains(side));
     Some(ImageShape { height: fits(height)?, width: fits(width)?, channels: channels as u32 })

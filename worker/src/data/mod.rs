@@ -1,14 +1,14 @@
 //! Samples: files in, micro-batches out.
 //!
 //! ```text
-//! open: a format's files -> Dataset: a part for training and one for validation, by content
-//!          Order: (seed, step, rank, micro-batch) -> which samples, and what chance does to each
+//! open: the files of a format -> Dataset: one part for training and one for validation, by content
+//!          Order: (seed, step, rank, micro-batch) -> which samples, and their random numbers
 //!          Prefetcher: threads that fill the next micro-batches while the current one is in use
 //! ```
 //!
 //! Everything is a function of the files, the configuration and the step: two ranks, or two runs, that read the same
-//! files see the same samples, however many threads read, and a run continues at any step without a state to restore.
-//! There is no cache on disk and no tokenizer here.
+//! files see the same samples, however many threads read, and a run resumes at any step without state to restore. There
+//! is no cache on disk and no tokenizer here.
 #![forbid(unsafe_code)]
 
 mod arrays;

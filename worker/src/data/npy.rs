@@ -4,7 +4,7 @@ use super::arrays::{Array, Type};
 use super::error::DataError;
 use std::path::Path;
 
-/// Reads an array of a file's bytes.
+/// Parses the bytes of a file.
 pub(super) fn parse<'a>(path: &Path, file: &'a [u8]) -> Result<Array<'a>, DataError> {
     let wrong = |found: &str| DataError::format(path, found, "an array as numpy.save writes it");
     let [b'\x93', b'N', b'U', b'M', b'P', b'Y', major, _, rest @ ..] = file else {

@@ -16,25 +16,25 @@ use switchyard_worker_contract::config::{self, Data, ImageShape, Reader, Source,
 use xxhash_rust::xxh3::Xxh3;
 
 /// Most bytes of data that are kept in memory: 4 GiB. Every rank keeps all of them. Token files and image folders are
-/// read as they are needed.
+/// read on demand instead.
 pub const MAX_BYTES: u64 = 4 << 30;
-/// Most samples that are made up.
+/// Most synthetic samples.
 const MAX_SYNTHETIC: u64 = 1 << 40;
-/// Validation samples are made up from another seed than training samples.
+/// Changes the seed, so that synthetic validation samples differ from training samples.
 const VALIDATION: u64 = 0x5851_f42d_4c95_7f2d;
-/// Different bytes.
+/// Number of byte values.
 const BYTES: u32 = 256;
 
-/// What a source gives.
+/// What a source provides.
 pub(super) struct Opened {
     pub kind: Kind,
     pub train: Box<dyn Part>,
     pub validation: Option<Box<dyn Part>>,
-    /// Items of training and validation, where they are not the samples.
+    /// Training and validation items, if they are not the samples.
     pub items: Option<(u64, u64)>,
     pub files: u64,
     pub empty_files: u64,
-    /// Samples left out because they cannot be read.
+    /// Samples skipped because they cannot be read.
     pub bad: u64,
     pub bytes: u64,
     pub digest: Xxh3,
@@ -59,7 +59,7 @@ pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Resu
     }
 }
 
-/// The error of a source that holds something else than the model wants.
+/// The error of a source that does not hold what the model wants.
 fn mismatch(source: &Source, task: &Task) -> DataError {
     let (format, holds) = match source {
         Source::Text(_) => ("Text", "tokens"),
@@ -140,7 +140,7 @@ fn tokens(data: &Data, shape: Shape, vocabulary: u32, task: &Task, seed: u64) ->
     })
 }
 
-/// Training and validation samples that are made up.
+/// Synthetic training and validation tokens.
 fn synthetic(made: &Synthetic, data: &Data, seed: u64, digest: &mut Xxh3) -> Result<(u64, u64), DataError> {
     if made.samples == 0 || made.samples > MAX_SYNTHETIC {
         let expected = format!("1 to {MAX_SYNTHETIC}");
@@ -152,7 +152,7 @@ fn synthetic(made: &Synthetic, data: &Data, seed: u64, digest: &mut Xxh3) -> Res
 
 fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opened, DataError> {
     let path = |path: &str| -> PathBuf { files::absolute(Path::new(path)) };
-    // Formats that are a directory say so themselves: the first of its files is missing otherwise.
+    // For formats that are a directory this is not needed: the error names the first missing file.
     let there = |path: PathBuf| files::kind(&path).map(|_| path);
     let loaded = match &data.source {
         Source::Cifar10(files) => cifar::load(&there(path(&files.path))?, MAX_BYTES)?,
@@ -184,7 +184,7 @@ fn classes(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Result<Opene
     in_memory(loaded, data, reader)
 }
 
-/// Samples of files that were read as a whole.
+/// Samples of files that were read completely.
 fn in_memory(loaded: Loaded, data: &Data, reader: &Reader) -> Result<Opened, DataError> {
     let Loaded { content, classes, files, bytes, bad } = loaded;
     let mut digest = Xxh3::new();
@@ -233,7 +233,6 @@ fn sides<T: bytemuck::Pod>(
     Ok((train, validation))
 }
 
-/// One more than the largest class.
 fn classes_of<T>(pair: &Pair<T>) -> u32 {
     let labels = pair.train.labels.iter().chain(pair.validation.iter().flat_map(|rows| &rows.labels));
     labels.max().map_or(1, |largest| largest + 1)
@@ -243,7 +242,7 @@ fn image_kind(shape: &ImageShape, classes: u32) -> Kind {
     Kind::Images { height: shape.height, width: shape.width, channels: shape.channels, classes }
 }
 
-/// Sizes that the source says, and the one that the images are scaled to (0: none).
+/// Checks the sizes of the source, and the size that the images are scaled to (0: none).
 pub(super) fn check_shape(shape: &ImageShape, size: u32) -> Result<(), DataError> {
     if size > MAX_SIDE {
         return Err(DataError::value("spec.engine.data.images.size", size, format!("at most {MAX_SIDE}")));
@@ -266,7 +265,7 @@ fn images(
     Ok(Box::new(Pictures::new(Box::new(images), shape, &data.images, reader.sample_type)?))
 }
 
-/// Images or features that are made up.
+/// Synthetic images or features.
 fn made_up(made: &Synthetic, data: &Data, reader: &Reader, seed: u64) -> Result<Opened, DataError> {
     if made.classes == 0 || made.classes > MAX_CLASSES {
         let expected = format!("1 to {MAX_CLASSES}");
@@ -280,7 +279,7 @@ fn made_up(made: &Synthetic, data: &Data, reader: &Reader, seed: u64) -> Result<
         0 => shape,
         side => ImageShape { height: side, width: side, ..shape },
     });
-    // They are what they are: chance has made them already, and they are to cost nothing.
+    // No augmentation: they are random already, and must cost nothing.
     let plain = config::Images { crop_padding: 0, flip: false, ..data.images.clone() };
     let plain = Data { images: plain, ..data.clone() };
     let make = |seed, samples| -> Result<Box<dyn Part>, DataError> {

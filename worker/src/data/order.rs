@@ -1,6 +1,6 @@
 //! Which samples a rank trains on at a step: a pure function.
 //!
-//! An epoch puts the `N` samples in an order of its own:
+//! An epoch puts the `N` samples in its own order:
 //!
 //! ```text
 //! samples in order   s0 s1 s2 s3 s4 s5 s6 s7 | s8 ...          G = world x batch x merge = 8
@@ -9,9 +9,9 @@
 //! micro-batch        `-0-' `-1-' `-0-' `-1-'                   batch = 2 each
 //! ```
 //!
-//! So the samples of a step depend on `G` only, not on how it is divided: two ranks with batch 2 and merge 2, one rank
-//! with batch 8, and eight ranks with batch 1 see the same. What is left at the end of an epoch, less than a step, is
-//! left out; which samples these are changes from epoch to epoch. The samples of a text are windows; in each epoch all
+//! So the samples of a step depend only on `G`, not on how it is divided: two ranks with batch 2 and merge 2, one rank
+//! with batch 8, and eight ranks with batch 1 see the same samples. The remainder of an epoch, less than a step, is
+//! skipped; which samples these are changes from epoch to epoch. The samples of a text are windows; in each epoch all
 //! of them start a few tokens later than in another one.
 
 use super::dataset::Dataset;
@@ -28,7 +28,6 @@ pub struct Shape {
     pub batch_size: u32,
     /// Micro-batches per step of one rank.
     pub merge: u32,
-    /// Ranks.
     pub world: u32,
 }
 
@@ -41,8 +40,8 @@ pub struct Order {
     origin: Origin,
 }
 
-/// A step whose place among the samples is known; those after it take the next samples. A run that goes on with another number of ranks
-/// has one that is not a multiple of its steps.
+/// A step whose position among the samples is known; the steps after it take the next samples. A run that resumes with
+/// another number of ranks has an origin that is not a multiple of its steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Origin {
     step: u64,
@@ -77,7 +76,6 @@ impl Order {
         Ok(Order { shape, seed, spread, origin: Origin::default() })
     }
 
-    /// How a step is divided.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -87,7 +85,7 @@ impl Order {
         self.spread.samples
     }
 
-    /// Samples of a step over all ranks, `G`.
+    /// Samples of a step on all ranks, `G`.
     pub fn samples_per_step(&self) -> u64 {
         let Shape { batch_size, merge, world } = self.shape;
         u64::from(batch_size).saturating_mul(merge.into()).saturating_mul(world.into())
@@ -98,12 +96,14 @@ impl Order {
         self.spread.samples / self.samples_per_step()
     }
 
-    /// The same samples from a step on that has this place in this epoch, as [`Order::position`] of another division told.
+    /// Continues with the same samples: the given step starts at this position of this epoch, as [`Order::position`]
+    /// returned it for another division.
     pub fn from_position(self, step: u64, epoch: u64, position: u64) -> Order {
         Order { origin: Origin { step, epoch, position }, ..self }
     }
 
-    /// Where a step, not before the first one, begins: its epoch, from 0, and samples of that which are done.
+    /// Where a step starts: its epoch, counted from 0, and the samples of that epoch that are done. The step must not
+    /// precede the first one.
     pub fn position(&self, step: u64) -> (u64, u64) {
         let Origin { step: first, epoch, position } = self.origin;
         let steps = step.saturating_sub(first);
@@ -117,7 +117,7 @@ impl Order {
         }
     }
 
-    /// The epoch a step belongs to, from 0.
+    /// The epoch of a step, counted from 0.
     pub fn epoch(&self, step: u64) -> u64 {
         self.position(step).0
     }
@@ -128,7 +128,7 @@ impl Order {
         step + (self.spread.samples - position.min(self.spread.samples)) / self.samples_per_step()
     }
 
-    /// Steps until so many epochs are done, those before the first one included.
+    /// Steps until that many epochs are done, including those before the first step.
     pub fn steps_of(&self, epochs: u64) -> u64 {
         let Origin { step, epoch, position } = self.origin;
         let left = self.spread.samples.saturating_sub(position) / self.samples_per_step();
@@ -151,7 +151,7 @@ impl Order {
         first..first + u64::from(batch_size)
     }
 
-    /// What stands at each position of an epoch.
+    /// The sample at each position of an epoch.
     pub(super) fn epoch_order(&self, epoch: u64) -> Epoch {
         let key = mix(self.seed ^ mix(epoch));
         let order = Permutation::new(self.spread.samples, key);
@@ -168,7 +168,7 @@ pub(super) struct Epoch {
 }
 
 impl Epoch {
-    /// The sample at a position below the number of samples. What chance does to it depends on seed, epoch and sample.
+    /// The sample at a position below the number of samples. Its random numbers depend on seed, epoch and sample.
     pub(super) fn draw(&self, position: u64) -> Draw {
         let sample = self.order.at(position);
         Draw { sample, offset: self.offset, key: mix(self.key ^ mix(!sample)), augment: true }
@@ -181,7 +181,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// The order over windows of `context` tokens, each with the token after it; `None` when there are too few for a
+    /// The order over windows of `context` tokens, each with the token after it; `None` if there are too few for a
     /// step.
     fn order(tokens: u64, context: u32, (batch_size, merge, world): (u32, u32, u32), seed: u64) -> Option<Order> {
         let (samples, slack) = ((tokens - 1) / u64::from(context), (tokens - 1) % u64::from(context));
@@ -238,7 +238,7 @@ mod tests {
         fn a_step_does_not_depend_on_its_division(
             tokens in 2_000u64..6_000, context in 1u32..40, seed in any::<u64>(), number in 0u64..300,
         ) {
-            // 12 windows per step, divided in every way.
+            // 12 windows per step, divided in every possible way.
             let mut all = BTreeSet::new();
             for world in [1, 2, 3, 4, 6, 12] {
                 for merge in (1..=12).filter(|merge| 12 / world % merge == 0) {

@@ -1,38 +1,39 @@
-//! What every source of samples does.
+//! What every source of samples provides.
 
 use super::batch::Row;
 use super::dataset::Entropies;
 use super::error::DataError;
 use super::windows::Shape;
 
-/// Which sample, and what chance does to it.
+/// Which sample, and its random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Draw {
-    /// Below the number of samples.
+    /// Index below the number of samples.
     pub sample: u64,
-    /// Tokens by which all windows of this epoch are moved, at most the slack.
+    /// Tokens by which all windows of this epoch are shifted, at most the slack.
     pub offset: u64,
-    /// The random numbers of this sample in this epoch.
+    /// Seed for the random numbers of this sample in this epoch.
     pub key: u64,
-    /// Whether the sample is changed by chance (images only).
+    /// Whether the sample is augmented (images only).
     pub augment: bool,
 }
 
-/// How many samples a pass takes from the data.
+/// How many samples a pass over the data takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spread {
     /// Samples of an epoch.
     pub samples: u64,
-    /// Tokens that no window needs: an epoch's first window starts at any of 0 to `slack`. 0 for what is not a text.
+    /// Tokens that no window needs: the first window of an epoch starts at any of 0 to `slack`. 0 for data that are not
+    /// text.
     pub slack: u64,
 }
 
 /// Why there is no sample.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// Only this one cannot be read: which it is and what is wrong with it.
+    /// Only this sample cannot be read: which one it is, and what is wrong with it.
     Bad(String),
-    /// Nothing more can be read.
+    /// The data can no longer be read.
     Data(DataError),
 }
 
@@ -49,7 +50,7 @@ pub(super) struct Scratch {
     pub bytes: Vec<u8>,
     /// A window of tokens.
     pub tokens: Vec<u32>,
-    /// An image of the size that the model sees.
+    /// An image of the size that the model takes.
     pub pixels: Vec<u8>,
     /// Rows of an image that is being scaled.
     pub rows: Vec<f32>,
@@ -57,18 +58,16 @@ pub(super) struct Scratch {
 
 /// The samples for training, or those for validation.
 pub(super) trait Part: std::fmt::Debug + Send + Sync {
-    /// How many samples there are.
     fn spread(&self) -> Spread;
 
-    /// Writes a sample.
     fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), Fault>;
 
-    /// Whether the files are what they were; asked once for each micro-batch.
+    /// Checks that the files have not changed; called once per micro-batch.
     fn check(&self) -> Result<(), DataError> {
         Ok(())
     }
 
-    /// The windows of tokens that samples are made of; `None` where they are made of something else.
+    /// The token windows that the samples consist of; `None` for other samples.
     fn windows(&self) -> Option<Shape> {
         None
     }
@@ -78,6 +77,5 @@ pub(super) trait Part: std::fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Bytes of memory it takes.
     fn memory_bytes(&self) -> u64;
 }

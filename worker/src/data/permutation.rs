@@ -2,13 +2,13 @@
 
 use super::random::mix;
 
-/// Rounds of the network. Four make it a good mix for large sizes; more are needed where a half has a few bits only.
+/// Rounds of the network. Four mix well for large sizes; more are needed if a half has only a few bits.
 const ROUNDS: u64 = 8;
 
 /// A pseudo-random permutation of `0..len`, determined by a key: position to value in constant time and memory.
 ///
-/// A balanced Feistel network permutes the smallest power of 4 that is not below `len`; a value outside of the range is
-/// permuted again until it lies inside (cycle walking), on average less than four times.
+/// A balanced Feistel network permutes the smallest power of 4 that is not below `len`; a value out of range is
+/// permuted again until it is in range (cycle walking), on average less than four times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permutation {
     len: u64,
@@ -27,7 +27,7 @@ impl Permutation {
         Self { len, half_bits: bits.div_ceil(2), key }
     }
 
-    /// What stands at `position`.
+    /// The value at `position`.
     ///
     /// # Panics
     /// `position` is not below the length.
@@ -74,7 +74,7 @@ mod tests {
         assert_ne!(a, b);
         let fixed = a.iter().zip(0..).filter(|(value, position)| **value == *position).count();
         assert!(fixed < 10, "{fixed} values stay where they are");
-        // Neighbours are spread: their mean distance in a random order is a third of the length.
+        // Neighbours are spread: in a random order their mean distance is a third of the length.
         let distance: u64 = a.windows(2).map(|pair| pair[0].abs_diff(pair[1])).sum::<u64>() / 999;
         assert!((280..390).contains(&distance), "{distance}");
     }

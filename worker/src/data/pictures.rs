@@ -1,4 +1,4 @@
-//! Images on their way into a batch: changed by chance for training, as bytes or as normalised floats.
+//! Images on their way into a batch: augmented for training, as bytes or as normalised floats.
 
 use super::batch::Row;
 use super::error::DataError;
@@ -9,23 +9,21 @@ use switchyard_worker_contract::config::{self, ImageShape, SampleType};
 /// Most zero pixels that may be added on each side.
 const MAX_PADDING: u32 = 1024;
 
-/// Where images come from, all of the same size: rows of pixels, the bytes of a pixel beside each other.
+/// Source of images, all of the same size: rows of pixels, the bytes of a pixel next to each other.
 pub(super) trait Images: std::fmt::Debug + Send + Sync {
     fn len(&self) -> u64;
 
-    /// An image and its class.
     fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), Fault>;
 
-    /// Bytes of memory it takes.
     fn memory_bytes(&self) -> u64;
 }
 
 /// Mean and deviation of each channel of x / 255.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Normalisation {
-    /// Subtracted; one for each channel.
+    /// Subtracted; one number per channel.
     pub mean: Vec<f32>,
-    /// Divided by; one for each channel.
+    /// Divided by; one number per channel.
     pub deviation: Vec<f32>,
 }
 
@@ -54,21 +52,21 @@ impl Normalisation {
         })
     }
 
-    /// The float for each byte: 256 for each channel.
+    /// The float for each byte: 256 per channel.
     fn table(&self) -> Vec<[f32; 256]> {
         let channels = self.mean.iter().zip(&self.deviation);
         channels.map(|(mean, deviation)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / deviation)).collect()
     }
 }
 
-/// Images with what is done to them.
+/// Images and their augmentation.
 #[derive(Debug)]
 pub(super) struct Pictures {
     images: Box<dyn Images>,
     shape: ImageShape,
     padding: usize,
     flip: bool,
-    /// With finished floats: the float for each byte of each channel.
+    /// For normalised floats: the float for each byte of each channel.
     table: Option<Vec<[f32; 256]>>,
 }
 
@@ -123,12 +121,12 @@ impl Part for Pictures {
     }
 }
 
-/// Which piece of an image with zero pixels around it is taken.
+/// Which crop of an image with zero pixels around it is taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Place {
-    /// Rows that the piece lies lower than the image; below 0: higher.
+    /// Rows by which the crop lies below the image; negative: above.
     down: isize,
-    /// Pixels that it lies further right.
+    /// Pixels by which it lies further right.
     right: isize,
     mirrored: bool,
 }
@@ -140,7 +138,8 @@ impl Place {
         Place { down, right, mirrored: flip && random.below(2) == 1 }
     }
 
-    /// Writes the piece, pixel by pixel of `[T; C]`. `convert` gets the bytes of one; outside of the image they are 0.
+    /// Writes the crop, pixel by pixel of `[T; C]`. `convert` gets the bytes of a pixel; outside of the image they are
+    /// 0.
     fn cut<T, const C: usize>(&self, image: &[u8], width: usize, to: &mut [T], convert: impl Fn([u8; C]) -> [T; C]) {
         let (image, to) = (image.as_chunks::<C>().0, to.as_chunks_mut::<C>().0);
         let height = to.len() / width;

@@ -1,14 +1,14 @@
-//! The next micro-batch is ready when the current one is done: threads fill the next ones meanwhile.
+//! The next micro-batch is ready when the current one is done: threads fill the next ones in the meantime.
 //!
 //! ```text
 //!   reader's threads:  free buffer + next number -> fill -> ready
 //!   training thread:   ready, by number -> use -> free buffer
 //! ```
 //!
-//! A thread makes a whole micro-batch, so that the threads need nothing of each other; the numbers are given out in
-//! order and delivered in order, and what is in a batch depends on its number only. There is a buffer for each thread
-//! and one that is in use. Whoever has nothing to do waits in a condition variable. After the start the training thread
-//! allocates no memory.
+//! A thread fills a whole micro-batch, so the threads do not depend on each other. Numbers are given out in order and
+//! delivered in order, and the content of a batch depends only on its number. There is one buffer per thread and one in
+//! use. A thread with nothing to do waits on a condition variable. After the start the training thread allocates no
+//! memory.
 
 use super::bad::{BadSamples, Side};
 use super::batch::{Batch, Making};
@@ -29,15 +29,15 @@ type Filled = Result<Batch, DataError>;
 #[derive(Debug)]
 struct Queues {
     free: Vec<Batch>,
-    /// Not in order; each with its number.
+    /// Filled batches with their numbers, in any order.
     ready: Vec<(u64, Filled)>,
-    /// The number that is given out next: micro-batches from the first one of step 0.
+    /// The number that is given out next: micro-batches counted from the first one of step 0.
     next: u64,
-    /// No number from here on is given out yet.
+    /// Numbers from here on are not given out yet.
     end: u64,
-    /// The threads are to end.
+    /// The threads must end.
     stop: bool,
-    /// A thread has ended by itself: its last words.
+    /// The panic message of a thread that ended on its own.
     ended: Option<String>,
 }
 
@@ -46,11 +46,11 @@ struct Shared {
     queues: Mutex<Queues>,
     /// Something in `queues` changed.
     changed: Condvar,
-    /// As `stop` in `queues`, for a thread that is in the middle of a batch.
+    /// Same as `stop` in `queues`, for a thread that is filling a batch.
     stop: AtomicBool,
-    /// Time that the threads worked, ns.
+    /// Nanoseconds that the threads have worked.
     busy: AtomicU64,
-    /// Samples they made in it.
+    /// Samples that they have made in that time.
     made: AtomicU64,
     dataset: Arc<Dataset>,
     order: Order,
@@ -59,7 +59,7 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        // Nothing in the critical sections can leave the queues half changed.
+        // No critical section can leave the queues half changed.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,13 +68,13 @@ impl Shared {
     }
 }
 
-/// A rank's stream of micro-batches, without an end: after the last step of an epoch comes the first of the next one.
+/// A rank's endless stream of micro-batches: the last step of an epoch is followed by the first one of the next.
 #[derive(Debug)]
 pub struct Prefetcher {
     shared: Arc<Shared>,
-    /// The one that the caller may be using.
+    /// The batch that the caller may be using.
     current: Option<Batch>,
-    /// The number of the one that is asked for next.
+    /// The number of the batch that is delivered next.
     next: u64,
     /// The threads do not wait at the end of an epoch.
     infinite: bool,
@@ -82,13 +82,13 @@ pub struct Prefetcher {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Buffers of a reader: without a double buffer a batch is made when the one before is given back.
+/// Number of buffers of a reader: without double buffering a batch is filled once the previous one is returned.
 fn buffers(reader: &Reader) -> u32 {
     if reader.double_buffer { reader.workers.max(1).saturating_add(1) } else { 1 }
 }
 
 impl Prefetcher {
-    /// Starts the reader of one rank at the first micro-batch of `first_step`, from 0. Any step can be the first.
+    /// Starts the reader of one rank at the first micro-batch of `first_step` (counted from 0), which can be any step.
     ///
     /// # Errors
     /// A thread cannot be started.
@@ -139,10 +139,10 @@ impl Prefetcher {
         u64::from(buffers(reader)) * dataset.batch_bytes(batch_size)
     }
 
-    /// The next micro-batch; waits until it is filled. The one before is given back and filled anew.
+    /// Returns the next micro-batch once it is filled. The previous one is reused.
     ///
     /// # Errors
-    /// The data cannot be read any more, more samples than are allowed cannot be, or a thread ended, which is a bug.
+    /// The data can no longer be read, more samples are unreadable than allowed, or a thread ended, which is a bug.
     #[allow(clippy::should_implement_trait)] // An iterator could not lend what it returns.
     pub fn next(&mut self) -> Result<&Batch, DataError> {
         let number = self.next;
@@ -164,7 +164,7 @@ impl Prefetcher {
                 Ok(self.current.insert(batch))
             }
             Err(error) => {
-                // This number is not given out again: who asks once more must not wait for it.
+                // This number is not given out again, so a second call must not wait for it.
                 self.shared.lock().ended = Some(error.to_string());
                 Err(error)
             }
@@ -177,26 +177,27 @@ impl Prefetcher {
         Ok(batch)
     }
 
-    /// Samples per second that the threads can make together when they never wait for the training; `None` before the
-    /// first batch. It counts on a core for each thread.
+    /// Samples per second that the threads can make together if they never wait for the training, each on its own core;
+    /// `None` before the first batch.
     pub fn capacity(&self) -> Option<f64> {
         let busy = Duration::from_nanos(self.shared.busy.load(Ordering::Relaxed)).as_secs_f64();
         let made = self.samples_made();
         (made > 0 && busy > 0.0).then(|| made as f64 / busy * self.threads.len() as f64)
     }
 
-    /// Samples made so far, those of batches that were not asked for yet included.
+    /// Samples made so far, including those of batches that are not yet delivered.
     pub fn samples_made(&self) -> u64 {
         self.shared.made.load(Ordering::Relaxed)
     }
 
-    /// The count of samples that cannot be read, which the validation set shares.
+    /// The counter of unreadable samples, which the validation set shares.
     pub fn bad_samples(&self) -> &BadSamples {
         &self.bad
     }
 }
 
-/// The first number that may not be given out while `number` is asked for: with an end of epochs, the first one of the next.
+/// The first number that may not be given out while `number` is waited for: unless the stream is infinite, the first
+/// one of the next epoch.
 fn end(order: &Order, infinite: bool, number: u64) -> u64 {
     let merge = u64::from(order.shape().merge);
     if infinite { u64::MAX } else { order.end_of_epoch(number / merge) * merge }
@@ -208,19 +209,19 @@ impl Drop for Prefetcher {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // Its panics were caught and told.
+            // Its panics were caught and reported.
             let _ = thread.join();
         }
     }
 }
 
-/// The threads' side.
+/// The side of the threads.
 impl Shared {
     fn work(&self, thread: u32) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.fill_until_stopped(thread))) {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
-            // Who waits for a batch must not wait for ever.
+            // A call that waits for a batch must not wait forever.
             self.lock().ended = Some(text.to_owned());
             self.changed.notify_all();
         }

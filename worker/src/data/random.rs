@@ -1,6 +1,6 @@
-//! Random numbers that are a function of what they are for, so that no state has to be kept, shared or restored.
+//! Random numbers as functions of their purpose, so that no state has to be kept, shared or restored.
 
-/// A bijection of 64 bits in which every bit of the input moves about half of the output: Stafford's thirteenth variant
+/// A bijection of 64 bits in which every input bit flips about half of the output bits: Stafford's thirteenth variant
 /// of the finalizer of MurmurHash3, as in SplitMix64.
 pub(super) fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(GAMMA);
@@ -12,14 +12,14 @@ pub(super) fn mix(value: u64) -> u64 {
 /// The odd number nearest to 2^64 divided by the golden ratio.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The numbers that belong to a key, one after the other: SplitMix64 (Steele, Lea and Flood 2014).
+/// The random numbers of a key, in sequence: SplitMix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Random {
     state: u64,
 }
 
 impl Random {
-    /// The numbers of `key`. Keys are used as they are: make them with [`mix`].
+    /// Keys are used unchanged: make them with [`mix`].
     pub(super) fn new(key: u64) -> Self {
         Random { state: key }
     }

@@ -1,4 +1,4 @@
-//! Samples that are kept in memory: images (bytes) or features (floats) with their classes.
+//! Samples in memory: images (bytes) or features (floats) with their classes.
 
 use super::batch::Row;
 use super::error::DataError;
@@ -10,10 +10,10 @@ use bytemuck::Pod;
 use switchyard_worker_contract::config::ImageShape;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Classes are below it: a label in a file can be any number, and each class is a row of the model's last layer.
+/// Classes are below this number: a label in a file can be any number, and each class is a row of the model's last
+/// layer.
 pub(super) const MAX_CLASSES: u32 = 1 << 16;
 
-/// Samples and their classes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Rows<T> {
     /// Elements of a sample.
@@ -33,8 +33,8 @@ impl<T: Pod> Rows<T> {
         &self.data[sample as usize * self.each..][..self.each]
     }
 
-    /// Divides by the hash of the content, whatever the class: a sample that occurs twice is on one side only. Nothing
-    /// is taken away where the fraction is 0.
+    /// Divides by a hash of the content, whatever the class: a sample that occurs twice is on one side only. With a
+    /// fraction of 0 nothing is removed.
     pub(super) fn divide(mut self, fraction: f64) -> Result<(Rows<T>, Option<Rows<T>>), DataError> {
         if fraction <= 0.0 {
             return Ok((self, None));
@@ -75,14 +75,13 @@ impl<T: Pod> Rows<T> {
         hash.update(bytemuck::cast_slice(&self.labels));
     }
 
-    /// Bytes of memory it takes.
     fn memory(&self) -> u64 {
         (size_of::<T>() * self.data.capacity() + 4 * self.labels.capacity()) as u64
     }
 }
 
 impl Rows<u8> {
-    /// All images of this shape scaled to squares of `side`; 0: as they are.
+    /// Scales all images of this shape to squares of `side`; 0 leaves them unchanged.
     pub(super) fn scaled(self, shape: ImageShape, side: u32) -> (Rows<u8>, ImageShape) {
         if side == 0 || (shape.height, shape.width) == (side, side) {
             return (self, shape);

@@ -1,5 +1,5 @@
 //! Scaling images: each pixel of the result is a weighted mean of the pixels around the same place, with weights that
-//! fall linearly to zero. Where the image gets smaller the weights reach further, so that no pixel is left out
+//! fall linearly to zero. If the image becomes smaller the weights reach further, so that no pixel is lost
 //! (antialiasing).
 
 /// Size of an image.
@@ -15,7 +15,7 @@ pub(super) struct Size {
 /// `rows` is scratch memory.
 ///
 /// # Panics
-/// `image` is not of its size, `to` not of `side`, a size is 0, or there are not 1 or 3 bytes in a pixel.
+/// `image` does not match its size, `to` does not match `side`, a size is 0, or a pixel does not have 1 or 3 bytes.
 pub(super) fn to_square(image: &[u8], size: Size, side: usize, rows: &mut Vec<f32>, to: &mut [u8]) {
     let Size { height, width, channels } = size;
     assert_eq!(image.len(), height * width * channels, "bytes of the image");
@@ -48,7 +48,7 @@ pub(super) fn to_square(image: &[u8], size: Size, side: usize, rows: &mut Vec<f3
     }
 }
 
-/// Scales rows of `width` pixels of C channels in the direction of the row.
+/// Scales rows of `width` pixels of C channels along the row.
 fn narrow<const C: usize>(image: &[u8], width: usize, across: &Taps, rows: &mut [f32]) {
     let rows = rows.as_chunks_mut::<C>().0.chunks_exact_mut(across.starts.len());
     for (row, image) in rows.zip(image.as_chunks::<C>().0.chunks_exact(width)) {
@@ -64,22 +64,22 @@ fn narrow<const C: usize>(image: &[u8], width: usize, across: &Taps, rows: &mut 
     }
 }
 
-/// One direction: which pixels of the source count for each of the result, and how much.
+/// One direction: which pixels of the source count for each pixel of the result, and how much.
 struct Taps {
-    /// Where the pixels that count begin, ascending.
+    /// First pixel that counts, for each pixel of the result; ascending.
     starts: Vec<usize>,
-    /// How many there are for each.
+    /// How many pixels count for each.
     each: usize,
     /// Their weights, which sum to 1 for each pixel.
     weights: Vec<f32>,
 }
 
 impl Taps {
-    /// The middle `side` pixels of `length` pixels that are scaled as `shorter` are to `side`.
+    /// The middle `side` pixels, if `length` pixels are scaled by the factor that takes `shorter` to `side`.
     fn new(length: usize, shorter: usize, side: usize) -> Taps {
         let scaled = ((length as f64 * side as f64 / shorter as f64).round() as usize).max(side);
         let skip = (scaled - side) / 2;
-        // Not the scale of the shorter side: this one was rounded to whole pixels.
+        // Not the scale of the shorter side: this size was rounded to whole pixels.
         let step = length as f64 / scaled as f64;
         let reach = step.max(1.0);
         let each = ((2.0 * reach).ceil() as usize + 1).min(length);

@@ -1,8 +1,8 @@
-//! Which part of the data is for training and which for validation.
+//! Decides which part of the data is for training and which for validation.
 //!
-//! The data are cut into blocks (pieces of a text, images, rows), and the hash of a block's content says where it goes.
-//! So a block that occurs twice (a copied file, a licence) is on one side only, the split does not depend on names or
-//! order, and adding a file moves no block of another one as long as the block size stays.
+//! The data are cut into blocks (pieces of a text, images, rows), and a hash of a block's content decides its side. So
+//! a block that occurs twice (a copied file, a licence) is on one side only, the split does not depend on names or
+//! order, and adding a file moves no block of another file as long as the block size stays.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,26 +10,26 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Usual size of a block, bytes.
 const BLOCK: usize = 8 << 10;
-/// Smallest size of a block, bytes: less would tear sentences apart.
+/// Smallest size of a block in bytes: less would tear sentences apart.
 const SMALLEST_BLOCK: usize = 512;
-/// A text is cut into at least so many blocks, as far as [`SMALLEST_BLOCK`] allows: else a short one could not be
-/// split at all.
+/// A text is cut into at least this many blocks, as far as [`SMALLEST_BLOCK`] allows: otherwise a short one could not
+/// be split at all.
 const BLOCKS: usize = 64;
 
 /// A piece of the data that is on one side as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Which bytes, tokens or rows.
+    /// Range of bytes, tokens or rows.
     pub range: Range<usize>,
-    /// Of the content.
+    /// Hash of the content.
     pub hash: u64,
-    /// The side it is on.
+    /// Whether it is for validation.
     pub validation: bool,
 }
 
-/// Puts every block on the side that its hash says.
+/// Puts every block on the side that its hash selects.
 pub(super) fn choose(blocks: &mut [Block], fraction: f64) {
-    // Of 2^64 hashes, those below the fraction. The cast saturates.
+    // The fraction as a threshold among 2^64 hashes. The cast saturates.
     let threshold = (fraction * 2.0_f64.powi(64)) as u64;
     for block in blocks {
         block.validation = block.hash < threshold;
@@ -37,8 +37,8 @@ pub(super) fn choose(blocks: &mut [Block], fraction: f64) {
 }
 
 /// Divides the text: training first, validation second, both in the order of the text. `ends`: where the files end.
-/// `None`: there is to be validation, and the text is too short for a window on both sides. `needed`: bytes of a
-/// window, with the byte that follows it.
+/// `needed`: bytes of a window, with the byte that follows it. `None`: validation was asked for, but the text is too
+/// short for a window on both sides.
 pub(super) fn divide(bytes: Vec<u8>, ends: &[usize], fraction: f64, needed: usize) -> Option<(Vec<u8>, Vec<u8>)> {
     if fraction <= 0.0 {
         return Some((bytes, Vec::new()));
@@ -49,7 +49,7 @@ pub(super) fn divide(bytes: Vec<u8>, ends: &[usize], fraction: f64, needed: usiz
     Some(separate(bytes, &blocks))
 }
 
-/// The blocks of a text, not yet on their sides.
+/// The blocks of a text, before they have sides.
 fn blocks(bytes: &[u8], ends: &[usize]) -> Vec<Block> {
     let size = (bytes.len() / BLOCKS).clamp(SMALLEST_BLOCK, BLOCK);
     let mut blocks = Vec::with_capacity(bytes.len() / size + ends.len());
@@ -65,7 +65,7 @@ fn blocks(bytes: &[u8], ends: &[usize]) -> Vec<Block> {
     blocks
 }
 
-/// Where the block that starts at `start` ends: after the last newline of its last quarter, if there is one there.
+/// Where the block that starts at `start` ends: after the last newline in its last quarter, if there is one.
 fn cut(file: &[u8], start: usize, size: usize) -> usize {
     let end = start + size;
     if end >= file.len() {
@@ -76,7 +76,7 @@ fn cut(file: &[u8], start: usize, size: usize) -> usize {
 }
 
 /// Moves the blocks with the lowest hashes to validation, or those with the highest to training, until both sides have
-/// `needed` bytes (tokens, rows). Equal blocks move together. `None`: not possible.
+/// `needed` bytes (tokens, rows). Equal blocks move together. `None`: impossible.
 pub(super) fn balance(blocks: &mut [Block], needed: usize) -> Option<()> {
     let size = |blocks: &[Block], validation: bool| -> usize {
         blocks.iter().filter(|block| block.validation == validation).map(|block| block.range.len()).sum()
@@ -107,8 +107,8 @@ pub(super) fn balance(blocks: &mut [Block], needed: usize) -> Option<()> {
     (size(blocks, true) >= needed && size(blocks, false) >= needed).then_some(())
 }
 
-/// Takes the validation blocks out. Training stays where it is and moves together, so that the peak of memory is the
-/// text and the validation split.
+/// Takes the validation blocks out. Training is compacted in place, so the peak of memory is the text plus the
+/// validation split.
 fn separate(mut bytes: Vec<u8>, blocks: &[Block]) -> (Vec<u8>, Vec<u8>) {
     let length = blocks.iter().filter(|block| block.validation).map(|block| block.range.len()).sum();
     let mut validation = Vec::with_capacity(length);
@@ -180,7 +180,7 @@ mod tests {
         assert!(train.len() >= 100 && validation.len() >= 100, "{} {}", train.len(), validation.len());
         assert_eq!(divide(b"one block".to_vec(), &[9], 0.5, 4), None);
         assert_eq!(divide(b"one block".to_vec(), &[9], 0.0, 4), Some((b"one block".to_vec(), vec![])));
-        // The same block again and again cannot be on both sides.
+        // A repeated block cannot be on both sides.
         let same = vec![b'x'; 4096];
         assert_eq!(divide(same, &[4096], 0.5, 10), None);
     }

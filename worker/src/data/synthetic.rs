@@ -1,5 +1,5 @@
-//! Samples made up from the seed. They cost next to nothing, so that the speed of training on them is what it would be
-//! if input cost nothing; and they can be learned, so that the loss of such a run falls.
+//! Samples generated from the seed. They cost almost nothing, so training on them runs as fast as if input were free;
+//! and they can be learned, so the loss of such a run falls.
 
 use super::batch::Row;
 use super::part::{Draw, Fault, Part, Scratch, Spread};
@@ -11,14 +11,14 @@ use switchyard_worker_contract::config::ImageShape;
 const PHRASE: u64 = 8;
 /// Different phrases.
 const PHRASES: u64 = 64;
-/// Numbers of a made-up sample that is no image.
+/// Numbers of a synthetic sample that is not an image.
 pub(super) const FEATURES: u32 = 16;
 /// Bands of an image.
 const BANDS: usize = 64;
-/// Noise is cut out of a sheet with so many bytes more than an image.
+/// Noise is cut out of a sheet with this many bytes more than an image.
 const NOISE: usize = 4096;
 
-/// A text of phrases in random order: after the first token or two of a phrase the rest can be known.
+/// A text of phrases in random order: after the first token or two of a phrase the rest is predictable.
 #[derive(Debug)]
 pub(super) struct MadeTokens {
     seed: u64,
@@ -38,7 +38,7 @@ impl MadeTokens {
     pub(super) fn read(&self, start: u64, to: &mut [u32]) {
         for (place, token) in (start..).zip(to) {
             let phrase = mix(self.seed ^ (place / PHRASE)) % PHRASES;
-            // The phrases are the same in training and validation, whose seeds differ.
+            // The phrases are the same in training and validation, although the seeds differ.
             *token = (mix(phrase * PHRASE + place % PHRASE) % self.vocabulary) as u32;
         }
     }
@@ -50,14 +50,14 @@ fn class(seed: u64, sample: u64, classes: u32) -> (u32, Random) {
     (random.below(classes.into()) as u32, random)
 }
 
-/// Images: each class has bands of its own brightness, on which noise lies.
+/// Images: each class has bands of its own brightness, with noise on top.
 #[derive(Debug)]
 pub(super) struct MadeImages {
     seed: u64,
     samples: u64,
     classes: u32,
     size: usize,
-    /// Values 0 to 127, [`BANDS`] for each class: the same for training and validation.
+    /// Values 0 to 127, [`BANDS`] per class: the same for training and validation.
     bands: Vec<u8>,
     /// Values 0 to 127.
     noise: Vec<u8>,
@@ -99,7 +99,7 @@ impl Images for MadeImages {
     }
 }
 
-/// Features: each class has a mean of its own.
+/// Features: each class has its own mean.
 #[derive(Debug)]
 pub(super) struct MadeFeatures {
     pub seed: u64,
@@ -114,10 +114,10 @@ impl Part for MadeFeatures {
 
     fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), Fault> {
         let (class, mut random) = class(mix(self.seed), draw.sample, self.classes);
-        // Uniform in -1 to 1, as many steps as an f32 has.
+        // Uniform in -1 to 1, in as many steps as an f32 has.
         let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;
         for (feature, value) in (0..).zip(&mut *row.values) {
-            // The means do not depend on the seed: validation has those of training.
+            // The means do not depend on the seed, so validation has those of training.
             *value = unit(mix(u64::from(class) << 32 | feature)) + unit(random.bits());
         }
         row.targets[0] = class;

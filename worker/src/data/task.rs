@@ -1,36 +1,34 @@
-//! What a model wants of the data, and what a sample is.
+//! What a model wants from the data, and what a sample is.
 
 use switchyard_worker_contract::config::{Bert, Model};
 use switchyard_worker_contract::event::Item;
 
-/// What a model wants of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// The token that follows each token of a window.
+    /// The next token after each token of a window.
     NextToken {
-        /// Tokens of a window.
         context: u32,
-        /// Tokens are below it.
+        /// Tokens are below this number.
         vocabulary: u32,
     },
-    /// Tokens that were hidden.
+    /// Masked tokens.
     Masked(Masking),
-    /// One class for each sample.
+    /// One class per sample.
     Classify,
 }
 
 /// How samples for masked-language modelling are made (Devlin and others 2019, section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Masking {
-    /// Tokens of a sequence, special ones included.
+    /// Tokens of a sequence, including special ones.
     pub context: u32,
     /// Tokens predicted in each sequence.
     pub predictions: u32,
-    /// Tokens of the data are below it.
+    /// Tokens of the data are below this number.
     pub vocabulary: u32,
     /// Two segments, and whether the second follows the first.
     pub next_sentence: bool,
-    /// What stands for a hidden token.
+    /// Replaces a masked token.
     pub mask: u32,
     /// First token of a sequence.
     pub cls: u32,
@@ -51,7 +49,7 @@ impl Masking {
 }
 
 impl Task {
-    /// What a model of this configuration learns.
+    /// What a model with this configuration learns.
     pub fn of(model: &Model) -> Task {
         match model {
             Model::Gpt(gpt) => Task::NextToken { context: gpt.context_length, vocabulary: gpt.vocabulary_size },
@@ -68,7 +66,7 @@ impl Task {
         }
     }
 
-    /// In words, for messages.
+    /// A description for messages.
     pub(super) fn wants(&self) -> &'static str {
         match self {
             Task::NextToken { .. } | Task::Masked(_) => "tokens",
@@ -76,7 +74,7 @@ impl Task {
         }
     }
 
-    /// The formats that hold what it wants.
+    /// Formats with suitable data.
     pub(super) fn formats(&self) -> &'static str {
         match self {
             Task::NextToken { .. } | Task::Masked(_) => "Text, Tokens or Synthetic",
@@ -85,40 +83,36 @@ impl Task {
     }
 }
 
-/// What a sample is; the input and output of the model follow from it.
+/// What a sample is; input and output of the model follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A window of tokens and the token that follows each of them.
+    /// A window of tokens, and the token that follows each of them.
     Tokens {
-        /// Tokens of a window.
         context: u32,
-        /// Tokens are below it.
+        /// Tokens are below this number.
         vocabulary: u32,
     },
-    /// A sequence with hidden tokens.
+    /// A sequence with masked tokens.
     Masked(Masking),
     /// An image and its class.
     Images {
-        /// Rows of pixels.
         height: u32,
-        /// Pixels of a row.
         width: u32,
-        /// Bytes of a pixel: 1 or 3.
+        /// 1 or 3 bytes per pixel.
         channels: u32,
-        /// Classes are below it.
+        /// Classes are below this number.
         classes: u32,
     },
     /// Numbers and their class.
     Features {
-        /// How many numbers.
         width: u32,
-        /// Classes are below it.
+        /// Classes are below this number.
         classes: u32,
     },
 }
 
 impl Kind {
-    /// What throughput counts.
+    /// The unit of throughput.
     pub fn item(&self) -> Item {
         match self {
             Kind::Tokens { .. } | Kind::Masked(_) => Item::Tokens,
@@ -135,7 +129,7 @@ impl Kind {
         }
     }
 
-    /// A sample in words, such as `128 tokens` or `32x32x3 pixels in 10 classes`.
+    /// Description of a sample, such as `128 tokens` or `32x32x3 pixels in 10 classes`.
     pub fn words(&self) -> String {
         match self {
             Kind::Tokens { context, .. } => format!("{context} tokens"),

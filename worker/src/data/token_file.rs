@@ -1,8 +1,8 @@
-//! Files of token numbers, as tools that prepare text write them.
+//! Files of token numbers, as written by tools that prepare text.
 //!
-//! They are read piece by piece and not mapped into memory: a file that is cut off while it is mapped ends the process
-//! with SIGBUS, whatever was checked before, while a read past the new end is an error that can be told. A window is a
-//! few KiB that lie in the page cache, and copying them is what widening them to 32 bits does anyway.
+//! They are read piece by piece and not mapped into memory: if a file is truncated while it is mapped, the process ends
+//! with SIGBUS, whatever was checked before, while a read past the new end is an error that can be reported. A window
+//! is a few KiB in the page cache, and widening the tokens to 32 bits copies them anyway.
 
 use super::error::DataError;
 use super::files::Stamp;
@@ -17,9 +17,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Most tokens of a block that goes to training or validation as a whole.
 const BLOCK: usize = 64 << 10;
-/// Fewest.
+/// Fewest tokens of a block.
 const SMALLEST_BLOCK: usize = 512;
-/// A file is cut into at least so many blocks, as far as [`SMALLEST_BLOCK`] allows.
+/// A file is cut into at least this many blocks, as far as [`SMALLEST_BLOCK`] allows.
 const BLOCKS: u64 = 64;
 
 /// An open file of little-endian token numbers, all of them below the vocabulary when it was opened.
@@ -41,8 +41,8 @@ pub(super) struct Opened {
     pub digest: Xxh3,
 }
 
-/// Opens a file, or `train.bin` and `val.bin` of a directory. All tokens are read once: they are checked, and the hash
-/// of each block says where it goes. `needed`: tokens of a window.
+/// Opens a file, or `train.bin` and `val.bin` of a directory. All tokens are read once, to check them and to hash each
+/// block, which decides its side. `needed`: tokens of a window.
 pub(super) fn open(
     path: &str,
     token_type: TokenType,
@@ -83,7 +83,7 @@ pub(super) fn open(
             sample: format!("a window of {needed} tokens"),
         })?;
         opened.validation = Some(pieces(&train, &blocks, true));
-        // Two ranks with another fraction must not take their data for the same.
+        // The data of two ranks with different fractions must not get the same digest.
         opened.digest.update(&opened.validation.as_ref().map_or(0, Tokens::len).to_le_bytes());
     }
     opened.train = pieces(&train, &blocks, false);
@@ -115,7 +115,7 @@ impl TokenFile {
         Ok((Arc::new(file), blocks))
     }
 
-    /// Reads all tokens: the blocks with their hashes.
+    /// Reads all tokens; returns the blocks with their hashes.
     fn scan(&self, digest: &mut Xxh3) -> Result<Vec<Block>, DataError> {
         let total = self.stamp.len / self.width;
         let size = ((total / BLOCKS) as usize).clamp(SMALLEST_BLOCK, BLOCK);
@@ -135,7 +135,7 @@ impl TokenFile {
         Ok(blocks)
     }
 
-    /// The tokens from `start` on. `bytes` becomes those of the file.
+    /// The tokens from `start` on. `bytes` is a buffer for the bytes of the file.
     pub(super) fn read(&self, start: u64, to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
         bytes.resize(to.len() * self.width as usize, 0);
         self.file.read_exact_at(bytes, start * self.width).map_err(|error| match error.kind() {
@@ -153,7 +153,7 @@ impl TokenFile {
                 *token = u32::from_le_bytes(*bytes);
             }
         }
-        // Also after the first pass: a write between two checks must not become an index out of range in the model.
+        // Checked on every read: a write between two checks must not become an index out of range in the model.
         match to.iter().position(|token| *token >= self.vocabulary) {
             None => Ok(()),
             Some(place) => {
@@ -164,7 +164,7 @@ impl TokenFile {
         }
     }
 
-    /// Whether the file is as it was.
+    /// Whether the file is unchanged.
     pub(super) fn check(&self) -> Result<(), DataError> {
         self.stamp.check(&self.path, &self.file)
     }

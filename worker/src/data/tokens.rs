@@ -1,4 +1,4 @@
-//! A run of tokens, wherever it is kept.
+//! A run of tokens, wherever it is stored.
 
 use super::error::DataError;
 use super::synthetic::MadeTokens;
@@ -6,14 +6,13 @@ use super::token_file::TokenFile;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A run of tokens.
 #[derive(Debug)]
 pub(super) enum Tokens {
-    /// Bytes of text, in memory; one is a token.
+    /// Text in memory; a byte is a token.
     Text(Vec<u8>),
     /// Pieces of a file.
     File(Pieces),
-    /// Made up.
+    /// Synthetic tokens.
     Made(MadeTokens),
 }
 
@@ -21,7 +20,7 @@ pub(super) enum Tokens {
 #[derive(Debug)]
 pub(super) struct Pieces {
     file: Arc<TokenFile>,
-    /// Where each piece starts, here and in the file. Ascending, neighbours joined.
+    /// Start of each piece in this run and in the file. Ascending, with neighbours merged.
     starts: Vec<(u64, u64)>,
     len: u64,
 }
@@ -66,7 +65,7 @@ impl Tokens {
         }
     }
 
-    /// Whether they are not made up.
+    /// Whether they are not synthetic.
     pub(super) fn is_real(&self) -> bool {
         !matches!(self, Tokens::Made(_))
     }
@@ -74,7 +73,7 @@ impl Tokens {
     /// The tokens from `start` on. `bytes` is scratch memory.
     ///
     /// # Panics
-    /// They are not inside of the run.
+    /// The range is not within the run.
     pub(super) fn read(&self, start: u64, to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
         let end = start + to.len() as u64;
         assert!(end <= self.len(), "tokens {start} to {end} of {}", self.len());

@@ -1,4 +1,4 @@
-//! The samples a model is judged by: the same at every evaluation, in every run and for every number of ranks.
+//! The samples on which a model is evaluated: the same at every evaluation, in every run and for every number of ranks.
 
 use super::bad::{BadSamples, Side};
 use super::batch::Batch;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 /// Samples evenly spaced over the validation part, divided over ranks and batches.
 ///
-/// The samples depend on `batches x batch_size x world` only: the same number divided in another way is the same set.
-/// When that number is larger than the number of samples there are, samples occur repeatedly, and as nearly equally
-/// often as it can be; every batch is full, and the mean over all batches and ranks is the mean over the set.
+/// The samples depend only on `batches x batch_size x world`: the same number divided in another way is the same set.
+/// If that number exceeds the number of samples available, samples are repeated, as evenly as possible. Every batch is
+/// full, and the mean over all batches and ranks is the mean over the set.
 #[derive(Debug)]
 pub struct ValidationSet {
     dataset: Arc<Dataset>,
@@ -22,8 +22,8 @@ pub struct ValidationSet {
 }
 
 impl ValidationSet {
-    /// `batches` batches of `batch_size` samples for each of `world` ranks. Samples that cannot be read are counted by
-    /// `bad`. `None`: there is no sample for validation, or a size is 0.
+    /// `batches` batches of `batch_size` samples for each of `world` ranks. `bad` counts samples that cannot be read.
+    /// `None`: there is no sample for validation, or a size is 0.
     pub fn new(dataset: &Arc<Dataset>, batch_size: u32, batches: u32, world: u32, bad: BadSamples) -> Option<Self> {
         let places = Places::new(dataset.validation_samples(), batch_size, batches, world)?;
         let (batch, scratch) = (dataset.batch(batch_size), Scratch::default());
@@ -35,11 +35,11 @@ impl ValidationSet {
         self.places.batches
     }
 
-    /// One rank's batch: images are cut to the middle and not changed by chance, and the hidden tokens are always the
+    /// One batch of a rank. Images are cropped to the middle and not augmented, and the masked tokens are always the
     /// same.
     ///
     /// # Errors
-    /// The data cannot be read any more, or more samples than are allowed cannot be.
+    /// The data can no longer be read, or more samples are unreadable than allowed.
     ///
     /// # Panics
     /// `rank` or `index` is not below the number of ranks or batches.
@@ -53,10 +53,10 @@ impl ValidationSet {
     }
 }
 
-/// Which samples.
+/// Which samples are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Places {
-    /// Samples there are.
+    /// Samples available.
     samples: u64,
     batch_size: u32,
     batches: u32,
@@ -79,7 +79,7 @@ impl Places {
         let first = u128::from(index) * per_round + u128::from(rank) * u128::from(set.batch_size);
         (0..set.batch_size).map(move |row| {
             let position = first + u128::from(row);
-            // Below the number of samples, since `position` is below `total`.
+            // Below the number of samples, because `position` is below `total`.
             (position * u128::from(set.samples) / total) as u64
         })
     }

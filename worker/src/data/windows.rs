@@ -1,4 +1,4 @@
-//! Samples of a run of tokens: windows for the next token, and sequences with hidden tokens.
+//! Samples of a run of tokens: windows for the next token, and sequences with masked tokens.
 
 use super::batch::Row;
 use super::dataset::Entropies;
@@ -10,12 +10,12 @@ use super::random::Random;
 use super::task::Masking;
 use super::tokens::Tokens;
 
-/// What is made of a window.
+/// What a window is used for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Shape {
-    /// Tokens, and those that follow each of them.
+    /// Tokens, and the token that follows each of them.
     NextToken { context: u32, vocabulary: u32 },
-    /// A sequence with hidden tokens.
+    /// A sequence with masked tokens.
     Masked(Masking),
 }
 
@@ -28,7 +28,7 @@ impl Shape {
         }
     }
 
-    /// Tokens that `windows` of them need: the last target of the last one comes after it.
+    /// Tokens that `windows` windows need: the last target comes after the last window.
     pub(super) fn needed(&self, windows: u64) -> u64 {
         let last = u64::from(matches!(self, Shape::NextToken { .. }));
         windows.saturating_mul(self.stride()).saturating_add(last)
@@ -88,7 +88,7 @@ impl Part for Windows {
 }
 
 impl Windows {
-    /// `CLS text SEP`, or `CLS a SEP b SEP` where b follows a half of the time and comes from elsewhere otherwise.
+    /// `CLS text SEP`, or `CLS a SEP b SEP`, where b follows a half of the time and otherwise comes from elsewhere.
     fn segments(
         &self,
         masking: &Masking,
@@ -110,7 +110,7 @@ impl Windows {
             let follows = random.below(2);
             let mut from = start + first as u64;
             if follows == 0 {
-                // Any place but the true one.
+                // Any place except the true one.
                 let places = self.tokens.len() - second.len() as u64;
                 let other = random.below(places);
                 from = other + u64::from(other >= from);
@@ -123,8 +123,8 @@ impl Windows {
     }
 }
 
-/// Chooses the tokens to predict among those that are not special, and hides them: of ten, eight become MASK, one a
-/// random token, and one stays (Devlin and others 2019, appendix A.1).
+/// Chooses the tokens to predict among those that are not special, and masks them: of ten, eight become MASK, one
+/// becomes a random token, and one stays (Devlin and others 2019, appendix A.1).
 fn hide(masking: &Masking, random: &mut Random, row: &mut Row<'_>) {
     let order = Permutation::new(masking.window().into(), random.bits());
     for (choice, position) in row.positions.iter_mut().enumerate() {
@@ -132,7 +132,7 @@ fn hide(masking: &Masking, random: &mut Random, row: &mut Row<'_>) {
     }
     row.positions.sort_unstable();
     for (position, target) in row.positions.iter_mut().zip(&mut *row.targets) {
-        // After CLS, and for the second segment after the SEP between them.
+        // After CLS, and for the second segment also after the SEP between them.
         *position += 1 + u32::from(*position >= masking.first_segment());
         let token = &mut row.tokens[*position as usize];
         *target = *token;

@@ -3,11 +3,11 @@
 //! ```text
 //! x = norm(tokens + positions + segments)
 //! block:  m = norm(x + proj(attention(qkv(x))));  x = norm(m + proj(gelu(fc(m))))
-//! masked: logits = decoder(norm(gelu(dense(x at the hidden places))))      the decoder shares the token embedding
+//! masked: logits = decoder(norm(gelu(dense(x at the masked positions))))   the decoder shares the token embedding
 //! next sentence: logits = classifier(tanh(pooler(x of the first token)))
 //! ```
 //!
-//! Only hidden places are decoded, a fixed number in each sequence: an eighth of the work that decoding all would be.
+//! Only masked positions are decoded, a fixed number in each sequence: an eighth of the work of decoding all of them.
 
 use super::Model;
 use super::transformer::{DEVIATION, Sizes};
@@ -16,7 +16,6 @@ use crate::nn::layers::{Activation, Attention, CrossEntropy, Embedding, LayerNor
 use crate::nn::{Graph, Initial, ModelError, Parameter, Tensor};
 use switchyard_worker_contract::config;
 
-/// A BERT.
 #[derive(Debug, Clone)]
 pub struct Bert {
     config: config::Bert,

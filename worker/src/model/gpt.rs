@@ -6,7 +6,7 @@
 //! logits = head(norm(x))
 //! ```
 //!
-//! The names of the parameters are those of GPT-2. Linear weights are `[outputs, inputs]`.
+//! Parameters have the names of GPT-2. Linear weights are `[outputs, inputs]`.
 
 use super::Model;
 use super::transformer::{DEVIATION, Sizes};
@@ -15,7 +15,6 @@ use crate::nn::layers::{Activation, Attention, CrossEntropy, Embedding, LayerNor
 use crate::nn::{Graph, Initial, ModelError};
 use switchyard_worker_contract::config;
 
-/// A GPT.
 #[derive(Debug, Clone)]
 pub struct Gpt {
     config: config::Gpt,

@@ -1,13 +1,13 @@
 //! Initial weights from a counter-based generator.
 //!
-//! A number depends on the seed, the parameter's name and its index only: no order of drawing, no state. The arithmetic is
-//! free of library functions, so that all ranks get the same bits.
+//! A number depends only on the seed, the parameter's name and its index: there is no order of drawing and no state.
+//! The arithmetic uses no library functions, so all ranks get the same bits.
 
 use crate::cpu::math::ln;
 use crate::nn::{Initial, Layout};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Fills `weights` (the layout's length); gaps become 0.
+/// Fills `weights` (as long as the layout says); gaps become 0.
 pub fn initialise(layout: &Layout, seed: u64, weights: &mut [f32]) {
     assert_eq!(weights.len(), layout.len, "length of the weights");
     weights.fill(0.0);

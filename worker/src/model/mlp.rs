@@ -6,7 +6,7 @@ use crate::nn::layers::{Activation, CrossEntropy, Linear, Target, features, pixe
 use crate::nn::{Graph, Initial, ModelError};
 use switchyard_worker_contract::config;
 
-/// A multi-layer perceptron. Parameters are `layers.0.weight` and so on.
+/// Parameters are `layers.0.weight` and so on.
 #[derive(Debug, Clone)]
 pub struct Mlp {
     config: config::Mlp,

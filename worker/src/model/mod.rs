@@ -21,17 +21,17 @@ use crate::nn::{Graph, ModelError};
 
 /// A network to train.
 pub trait Model: Send + Sync {
-    /// It in a few words, such as `GPT 4x128`.
+    /// A short description, such as `GPT 4x128`.
     fn words(&self) -> String;
 
-    /// Appends its layers and losses to an empty graph, for the samples that the graph names.
+    /// Appends the layers and losses of the model to an empty graph, for the samples that the graph describes.
     ///
     /// # Errors
     /// Sizes that do not fit together, or data of the wrong kind.
     fn build(&self, graph: &mut Graph) -> Result<(), ModelError>;
 }
 
-/// Sizes of a model, by name, that must be positive.
+/// Checks sizes, given by name, that must be positive.
 fn check_sizes(sizes: &[(&'static str, u32)]) -> Result<(), ModelError> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((name, _)) => Err(ModelError::Zero(name)),

@@ -1,26 +1,26 @@
-//! Which networks a program knows.
+//! The networks that a program knows.
 
 use super::{Bert, Gpt, Mlp, Model, ResNet};
 use crate::nn::ModelError;
 use std::collections::BTreeMap;
 use switchyard_worker_contract::config;
 
-/// Makes a model from the parameters of its manifest (`engine.model.custom.parameters`).
+/// Builds a model from the parameters in its manifest (`engine.model.custom.parameters`).
 pub type Build = fn(&BTreeMap<String, String>) -> Result<Box<dyn Model>, ModelError>;
 
-/// The networks of a program: those of Switchyard, and its own by name.
+/// Networks of Switchyard, and those of the program by name.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
     custom: BTreeMap<String, Build>,
 }
 
 impl Registry {
-    /// Those of Switchyard.
+    /// The networks of Switchyard.
     pub fn new() -> Registry {
         Registry::default()
     }
 
-    /// The same with one more, for manifests with `model: {type: Custom, custom: {name: NAME}}`.
+    /// Adds a network for manifests with `model: {type: Custom, custom: {name: NAME}}`.
     pub fn with(mut self, name: &str, build: Build) -> Registry {
         self.custom.insert(name.to_owned(), build);
         self
@@ -29,7 +29,7 @@ impl Registry {
     /// The model of a configuration.
     ///
     /// # Errors
-    /// Sizes that cannot be, or a name that is not known.
+    /// A size is not possible, or the name is not known.
     pub fn model(&self, config: &config::Model) -> Result<Box<dyn Model>, ModelError> {
         Ok(match config {
             config::Model::Gpt(gpt) => Box::new(Gpt::new(gpt)?),
@@ -45,7 +45,7 @@ impl Registry {
 
     fn names(&self) -> String {
         if self.custom.is_empty() {
-            return "none: start a program of your own, by `switchyard run --worker FILE` or in a cluster by trainer.image".into();
+            return "none: start your own program, with `switchyard run --worker FILE` or in a cluster with trainer.image".into();
         }
         self.custom.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
     }

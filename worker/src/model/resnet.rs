@@ -1,11 +1,12 @@
-//! Residual networks (He and others 2016), version 1.5 as torchvision's: the stride of a bottleneck is in its 3 x 3 convolution.
+//! Residual networks (He and others 2016), version 1.5 as in torchvision: the stride of a bottleneck is in its 3 x 3
+//! convolution.
 //!
 //! ```text
 //! basic block       relu(norm(3x3) ) -> norm(3x3) + x -> relu
 //! bottleneck        relu(norm(1x1)) -> relu(norm(3x3)) -> norm(1x1 to 4 times as many) + x -> relu
 //! ```
 //!
-//! Where sizes change, `x` goes through a 1 x 1 convolution and a norm. Names of parameters are torchvision's.
+//! Where sizes change, `x` goes through a 1 x 1 convolution and a norm. Parameters have the names of torchvision.
 
 use super::Model;
 use crate::data::Kind;
@@ -13,7 +14,6 @@ use crate::nn::layers::{BatchNorm, Convolution, CrossEntropy, Linear, Target, av
 use crate::nn::{Graph, Initial, ModelError, Tensor};
 use switchyard_worker_contract::config::{self, ResNetDepth, Stem};
 
-/// A ResNet.
 #[derive(Debug, Clone, Copy)]
 pub struct ResNet {
     config: config::ResNet,

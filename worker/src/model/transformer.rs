@@ -6,7 +6,6 @@ use crate::nn::ModelError;
 /// Standard deviation of initial weights.
 pub(super) const DEVIATION: f32 = 0.02;
 
-/// Sizes of a transformer.
 pub(super) struct Sizes {
     pub layers: u32,
     pub hidden: u32,

@@ -3,12 +3,11 @@
 
 use crate::cpu::{AlignedBuffer, Format, Values, ValuesMut, bf16, f16};
 
-/// A buffer's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     /// First byte, a multiple of a cache line.
     pub offset: usize,
-    /// Numbers.
+    /// Length in numbers.
     pub len: usize,
     pub format: Format,
 }
@@ -28,7 +27,8 @@ impl Place {
     }
 }
 
-/// Whether each place of `written` is apart from all others of both lists, and all end within `bytes`: what [`Arena::write`] asks for.
+/// Whether the places of `written` are disjoint from all other places of both lists, and all end within `bytes`: what
+/// [`Arena::write`] requires.
 pub(super) fn disjoint(bytes: usize, read: &[Place], written: &[Place]) -> bool {
     let inside = |place: &Place| place.len == 0 || place.offset + place.bytes() <= bytes;
     read.iter().chain(written).all(inside)
@@ -38,17 +38,17 @@ pub(super) fn disjoint(bytes: usize, read: &[Place], written: &[Place]) -> bool 
 }
 
 pub(super) struct Arena {
-    /// Owns the memory at `base`; never touched otherwise.
+    /// Owns the memory at `base`; accessed only through it.
     _memory: AlignedBuffer,
     base: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: the arena owns the memory, and hands out slices by `unsafe` functions only.
+// SAFETY: the arena owns the memory, and hands out slices only through `unsafe` functions.
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// `None`: the machine does not have the memory.
+    /// `None`: the machine does not have enough memory.
     pub fn new(bytes: usize) -> Option<Arena> {
         let mut memory = AlignedBuffer::try_zeroed(bytes.div_ceil(4)).ok()?;
         let base = memory.as_mut_ptr().cast::<u8>();
@@ -65,10 +65,11 @@ impl Arena {
     }
 
     /// # Safety
-    /// The place lies in the arena, and nobody writes to it while the slice lives.
+    /// The place lies in the arena, and nothing writes to it while the slice lives.
     pub unsafe fn read<'a>(&self, place: &Place) -> Values<'a> {
         let (start, len) = (self.start(place), place.len);
-        // SAFETY: places are aligned to cache lines and hold `len` numbers; all bits are valid numbers; the rest is the caller's promise.
+        // SAFETY: places are aligned to cache lines and hold `len` numbers; all bits are valid numbers; the rest is
+        // promised by the caller.
         unsafe {
             match place.format {
                 Format::F32 => Values::F32(std::slice::from_raw_parts(start.cast::<f32>(), len)),
@@ -79,7 +80,7 @@ impl Arena {
     }
 
     /// # Safety
-    /// The place lies in the arena, and nobody else reads or writes it while the slice lives.
+    /// The place lies in the arena, and nothing else reads or writes it while the slice lives.
     pub unsafe fn write<'a>(&self, place: &Place) -> ValuesMut<'a> {
         let (start, len) = (self.start(place), place.len);
         // SAFETY: as in `read`.
@@ -95,7 +96,7 @@ impl Arena {
     /// # Safety
     /// As [`Arena::write`]; the place holds f32.
     pub unsafe fn floats<'a>(&self, place: &Place) -> &'a mut [f32] {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         match unsafe { self.write(place) } {
             ValuesMut::F32(floats) => floats,
             _ => &mut [],

@@ -1,6 +1,4 @@
-//! Why a network cannot be built.
-
-/// Why a model cannot be built.
+/// Why a network cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
     /// A size that must be positive is 0.
@@ -8,98 +6,56 @@ pub enum ModelError {
     Zero(&'static str),
     /// Heads do not divide the width.
     #[error("hidden size {hidden} is not a multiple of {heads} heads")]
-    Heads {
-        /// Width of the residual stream.
-        hidden: usize,
-        /// Heads asked for.
-        heads: usize,
-    },
-    /// The data are of another kind.
+    Heads { hidden: usize, heads: usize },
+    /// The data are of the wrong kind.
     #[error("got {got} from the data, expected {expected}")]
     Data {
         /// What the model takes.
         expected: &'static str,
-        /// What there is.
         got: String,
     },
-    /// Means or deviations for another number of channels.
+    /// The number of means or deviations does not match the channels.
     #[error("got {got} means or deviations for images of {channels} channels, expected 1 or {channels}")]
     Channels {
-        /// Numbers given.
         got: usize,
         /// Channels of the images.
         channels: u32,
     },
     /// A tensor does not fit a layer.
     #[error("layer {layer}: got a tensor of shape {got:?}, expected {expected}")]
-    Shape {
-        /// The layer.
-        layer: String,
-        /// Shape of the tensor.
-        got: Vec<usize>,
-        /// What it takes.
-        expected: String,
-    },
-    /// A layer makes a tensor without numbers.
+    Shape { layer: String, got: Vec<usize>, expected: String },
+    /// The output of a layer has no numbers.
     #[error("layer {layer}: its output is empty, expected sizes of at least 1")]
-    Empty {
-        /// The layer.
-        layer: String,
-    },
+    Empty { layer: String },
     /// A layer has too many inputs.
     #[error("layer {layer}: got {got} inputs, expected at most {}", super::INPUTS)]
-    Inputs {
-        /// The layer.
-        layer: String,
-        /// Inputs.
-        got: usize,
-    },
-    /// Nobody reads what a layer computes.
+    Inputs { layer: String, got: usize },
+    /// No loss depends on the output of a layer.
     #[error("layer {layer}: its output leads to no loss")]
-    Loose {
-        /// The layer.
-        layer: String,
-    },
-    /// A layer that uses its input's memory shares the input with others.
+    Loose { layer: String },
+    /// A layer that works in the memory of its input shares that input with others.
     #[error("layer {layer}: its input is read by other layers too, expected it to be the only one")]
-    Shared {
-        /// The layer.
-        layer: String,
-    },
+    Shared { layer: String },
     /// A parameter that no layer uses.
     #[error("parameter {parameter} is not used by any layer")]
-    Unused {
-        /// The parameter.
-        parameter: String,
-    },
-    /// Two parameters of one name.
+    Unused { parameter: String },
+    /// Two parameters have the same name.
     #[error("two parameters have the name {parameter}")]
-    Twice {
-        /// The name.
-        parameter: String,
-    },
+    Twice { parameter: String },
     /// A custom model that this program does not have.
     #[error("custom.name: got `{got}`; this worker has {has}")]
     Unknown {
-        /// The name asked for.
         got: String,
-        /// The names there are.
+        /// The names that are known.
         has: String,
     },
-    /// A parameter of a custom model that it cannot use.
+    /// A parameter of a custom model has a value that cannot be used.
     #[error("custom.parameters.{name}: got `{got}`, expected {expected}")]
-    Parameter {
-        /// Its name.
-        name: String,
-        /// Its value.
-        got: String,
-        /// What it should be.
-        expected: String,
-    },
+    Parameter { name: String, got: String, expected: String },
     /// The plan's size overflows.
     #[error("the model does not fit into an address space")]
     TooLarge,
-    /// The machine does not have the memory.
+    /// The machine does not have enough memory; the number is in MiB.
     #[error(
         "not placeable: cannot get {0} MiB for the activations; smallest change that fits: a smaller model or batchSizePerProcess"
     )]

@@ -14,7 +14,7 @@ pub struct Tensor(pub(super) usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameter(pub(super) usize);
 
-/// Running numbers of a layer that no gradient moves, such as the mean of a batch norm.
+/// Running values of a layer that no gradient moves, such as the mean of a batch norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistic(pub(super) usize);
 
@@ -51,7 +51,7 @@ pub(super) struct Node {
     pub name: String,
     pub layer: Box<dyn Layer>,
     pub inputs: Vec<usize>,
-    /// `None`: a loss.
+    /// `None` for a loss.
     pub output: Option<usize>,
     pub parameters: Vec<usize>,
     pub statistics: Vec<usize>,
@@ -86,12 +86,13 @@ impl Graph {
         }
     }
 
-    /// The same with losses that spread this share of a target's probability over all classes.
+    /// The same graph with losses that spread this share of a target's probability over all classes.
     pub fn with_label_smoothing(self, label_smoothing: f32) -> Graph {
         Graph { label_smoothing, ..self }
     }
 
-    /// The same with images that become `(x / 255 - mean) / deviation`, by one number for all channels or one for each.
+    /// The same graph with images normalised to `(x / 255 - mean) / deviation`, with one number for all channels or one
+    /// for each.
     pub fn with_normalisation(self, mean: &[f64], deviation: &[f64]) -> Graph {
         Graph { normalisation: (mean.to_vec(), deviation.to_vec()), ..self }
     }
@@ -111,7 +112,6 @@ impl Graph {
         &self.kind
     }
 
-    /// Format of tensors.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -121,12 +121,11 @@ impl Graph {
         self.label_smoothing
     }
 
-    /// Shape of a tensor.
     pub fn shape(&self, tensor: Tensor) -> &[usize] {
         &self.tensors[tensor.0].shape
     }
 
-    /// Numbers of a tensor.
+    /// Numbers in a tensor.
     pub fn len(&self, tensor: Tensor) -> usize {
         self.tensors[tensor.0].len()
     }
@@ -136,7 +135,8 @@ impl Graph {
         self.shape(tensor).last().copied().unwrap_or(1)
     }
 
-    /// A trainable tensor. Its name is the one in checkpoints; those of PyTorch's models are best, since others can then read them.
+    /// Adds a trainable tensor. Checkpoints use its name; the names of PyTorch's models are best, because other
+    /// programs can then read them.
     pub fn parameter(&mut self, name: &str, shape: &[usize], role: Role, initial: Initial) -> Parameter {
         self.parameters.push(ParameterInfo {
             name: name.to_owned(),
@@ -149,18 +149,19 @@ impl Graph {
         Parameter(self.parameters.len() - 1)
     }
 
-    /// Says in which order other frameworks have the axes of a parameter.
+    /// Sets the order in which other frameworks have the axes of a parameter.
     pub fn export_axes(&mut self, parameter: Parameter, axes: &[usize]) {
         self.parameters[parameter.0].export_axes = Some(axes.to_vec());
     }
 
-    /// Running numbers: the mean over all ranks and micro-batches of what forward writes moves them by a tenth in each step.
+    /// Adds running values. Each step moves them by a tenth towards the mean over all ranks and micro-batches of what
+    /// forward writes.
     pub fn statistic(&mut self, name: &str, len: usize, initial: f32) -> Statistic {
         self.statistics.push(StatisticInfo { name: name.to_owned(), len, initial });
         Statistic(self.statistics.len() - 1)
     }
 
-    /// Appends a layer; answers its output.
+    /// Appends a layer; returns its output.
     ///
     /// # Errors
     /// It has more than [`INPUTS`] inputs, or the output is empty or too large.
@@ -189,7 +190,7 @@ impl Graph {
     /// Appends a layer that adds to the loss and has no output.
     ///
     /// # Errors
-    /// As [`Graph::add`].
+    /// See [`Graph::add`].
     pub fn add_loss(&mut self, name: &str, layer: impl Layer + 'static, inputs: &[Tensor]) -> Result<(), ModelError> {
         self.push(name, Box::new(layer), inputs, &[], &[], None)?;
         Ok(())

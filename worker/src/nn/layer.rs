@@ -1,4 +1,4 @@
-//! What a layer is, and what it sees when it runs.
+//! What a layer is, and what it gets when it runs.
 
 use super::layout::{GradientSink, Layout};
 use crate::cpu::{Cpu, Gemm, Values, ValuesMut};
@@ -10,52 +10,53 @@ pub const INPUTS: usize = 3;
 
 /// One operation of a network with its gradient.
 ///
-/// A layer is told everything by its context: it keeps no tensors itself, and allocates nothing when it runs. The memory it asks for by
-/// [`Layer::needs`] is part of the network's plan.
+/// A layer gets everything from its context: it keeps no tensors, and allocates nothing when it runs. The memory that
+/// it asks for in [`Layer::needs`] is part of the network's plan.
 pub trait Layer: Send {
     /// Kind of operation, for profiles: `Linear`, `LayerNorm`.
     fn kind(&self) -> &'static str;
 
-    /// Memory and inputs that it needs. `cpu` is what it will run on.
+    /// Memory and inputs that the layer needs. `cpu` is what it will run on.
     fn needs(&self, cpu: &Cpu) -> Needs;
 
     /// Computes the output from the inputs.
     fn forward(&mut self, cx: &mut Forward<'_>);
 
-    /// Computes the gradients of inputs and parameters from that of the output. Called once after each forward of a training step.
+    /// Computes the gradients of inputs and parameters from that of the output. Called once after each forward pass of
+    /// a training step.
     fn backward(&mut self, cx: &mut Backward<'_>);
 }
 
-/// How a layer gives the gradient of an input.
+/// How a layer delivers the gradient of an input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flow {
-    /// It writes it to memory of its own.
+    /// Writes it to its own memory.
     #[default]
     Write,
-    /// It writes it to memory of its own, or adds it to what other layers have given.
+    /// Writes it to its own memory, or adds it to what other layers have delivered.
     Accumulate,
-    /// It turns the gradient of the output into it, where it lies (or leaves it: a sum passes its gradient on).
+    /// Turns the gradient of the output into it in place (or leaves it as it is: a sum passes its gradient on).
     InPlace,
-    /// It turns the input itself into it, where it lies. The input must not be used by another layer.
+    /// Overwrites the input with it. No other layer may use the input.
     OverInput,
 }
 
-/// What a layer needs. Sizes are numbers, not bytes.
+/// What a layer needs. Sizes are in numbers, not bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Needs {
     /// Inputs whose values backward reads.
     pub inputs: [bool; INPUTS],
-    /// Backward reads the output's values.
+    /// Backward reads the values of the output.
     pub output: bool,
-    /// f32 that are kept from forward to backward.
+    /// f32 numbers kept from forward to backward.
     pub saved: usize,
-    /// Numbers of the network's format that are kept from forward to backward.
+    /// Numbers of the network's format kept from forward to backward.
     pub kept: usize,
-    /// f32 of scratch memory in forward.
+    /// f32 numbers of scratch memory in forward.
     pub scratch: usize,
-    /// f32 of scratch memory in backward.
+    /// f32 numbers of scratch memory in backward.
     pub backward_scratch: usize,
-    /// How the gradient of each input is given.
+    /// How the gradient of each input is delivered.
     pub flow: [Flow; INPUTS],
 }
 
@@ -64,13 +65,12 @@ pub struct Needs {
 pub struct Weights<'a> {
     /// All parameters, in the order of the [`Layout`].
     pub master: &'a [f32],
-    /// The same rounded to 16 bits, in mixed precision.
+    /// The same values rounded to 16 bits, in mixed precision.
     pub half: Option<Values<'a>>,
     /// Running statistics, for evaluation.
     pub statistics: &'a [f32],
 }
 
-/// Threads and kernels.
 pub struct Kernels {
     /// Threads and instruction set.
     pub cpu: Cpu,
@@ -78,18 +78,17 @@ pub struct Kernels {
     pub gemm: Gemm,
 }
 
-/// What a loss layer adds up.
+/// Sums over the losses of a network.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Outcome {
-    /// Mean cross entropy of a micro-batch, nats; the sum where a model has several losses.
+    /// Mean cross entropy of a micro-batch in nats; the sum if a model has several losses.
     pub loss: f64,
-    /// Predictions that are right, of `predicted`; both 0 where nobody counts.
+    /// Right predictions among `predicted`; both are 0 if no loss counts them.
     pub correct: u64,
-    /// Predictions.
     pub predicted: u64,
 }
 
-/// Values of a layer's parameters, by the order in which the layer named them.
+/// Values of a layer's parameters, in the order in which the layer named them.
 #[derive(Clone, Copy)]
 pub struct Parameters<'a> {
     pub(super) layout: &'a Layout,
@@ -107,7 +106,7 @@ impl<'a> Parameters<'a> {
         &self.weights.master[self.range(index)]
     }
 
-    /// A parameter in the format of computation.
+    /// A parameter in the format that is computed with.
     pub fn compute(&self, index: usize) -> Values<'a> {
         match self.weights.half {
             Some(half) => half.part(self.range(index)),
@@ -119,30 +118,30 @@ impl<'a> Parameters<'a> {
 /// Where the gradients of a layer's parameters go.
 pub struct Gradients<'a> {
     pub(super) ordinals: &'a [usize],
-    /// Parameters that a later layer wrote before in this pass.
+    /// Whether a later layer has already written the gradient in this pass.
     pub(super) written: &'a [bool],
     pub(super) sink: &'a mut dyn GradientSink,
 }
 
 impl Gradients<'_> {
-    /// Memory for the gradient of a parameter, and whether to add to what is there.
+    /// Memory for the gradient of a parameter, and whether to add to its contents.
     pub fn of(&mut self, index: usize) -> (&mut [f32], bool) {
         let accumulate = self.sink.accumulate() || self.written[index];
         (self.sink.gradient(self.ordinals[index]), accumulate)
     }
 
-    /// The same for a parameter and the one that was named after it.
+    /// The same for a parameter and the next one.
     pub fn pair(&mut self, first: usize) -> ((&mut [f32], &mut [f32]), bool) {
         let accumulate = self.sink.accumulate() || self.written[first];
         (self.sink.gradients2(self.ordinals[first], self.ordinals[first + 1]), accumulate)
     }
 }
 
-/// What forward sees.
+/// What a layer gets in forward.
 pub struct Forward<'a> {
-    /// Inputs in the order in which they were named; those that do not exist are empty.
+    /// Inputs in the order in which they were named; missing ones are empty.
     pub inputs: [Values<'a>; INPUTS],
-    /// The output, to be written in full.
+    /// The layer must write all of it.
     pub output: ValuesMut<'a>,
     /// Kept for backward.
     pub saved: &'a mut [f32],
@@ -150,21 +149,17 @@ pub struct Forward<'a> {
     pub kept: ValuesMut<'a>,
     /// Undefined when the layer starts.
     pub scratch: &'a mut [f32],
-    /// The micro-batch.
     pub batch: &'a Batch,
-    /// Threads and kernels.
     pub kernels: &'a mut Kernels,
-    /// Statistics of this batch, to be written in training; the running ones in evaluation.
+    /// Statistics of this batch, to be written, in training; the running ones in evaluation.
     pub statistics: Statistics<'a>,
     /// Sums of the losses.
     pub outcome: &'a mut Outcome,
-    /// Values of its parameters.
     pub parameters: Parameters<'a>,
 }
 
-/// Statistics of a layer's batches.
 pub enum Statistics<'a> {
-    /// In training: what this batch has, to be written.
+    /// In training: the statistics of this batch, to be written.
     Batch(&'a mut [f32]),
     /// In evaluation: the running ones.
     Running(&'a [f32]),
@@ -180,15 +175,15 @@ impl Forward<'_> {
 /// Where the gradient of an input goes.
 #[derive(Debug)]
 pub enum InputGradient<'a> {
-    /// Nobody wants it.
+    /// Not needed.
     None,
     /// Write it.
     Write(ValuesMut<'a>),
-    /// Add to what is there.
+    /// Add to the contents.
     Add(ValuesMut<'a>),
-    /// It is where the gradient of the output is ([`Flow::InPlace`]).
+    /// In the memory of the output's gradient ([`Flow::InPlace`]).
     InPlace,
-    /// It takes the place of the input, whose values are there ([`Flow::OverInput`]).
+    /// In the memory of the input, which still holds its values ([`Flow::OverInput`]).
     OverInput(ValuesMut<'a>),
 }
 
@@ -202,21 +197,20 @@ impl InputGradient<'_> {
         }
     }
 
-    /// Whether anybody wants it.
+    /// Whether the gradient is needed at all.
     pub fn wanted(&self) -> bool {
         !matches!(self, InputGradient::None)
     }
 }
 
-/// What backward sees.
+/// What a layer gets in backward.
 pub struct Backward<'a> {
-    /// The inputs that were asked for.
+    /// The inputs that the layer asked for.
     pub inputs: [Values<'a>; INPUTS],
-    /// The output, if it was asked for.
+    /// The output, if the layer asked for it.
     pub output: Values<'a>,
-    /// Gradient of the output. It may be overwritten, unless an input's gradient lies in the same place.
+    /// Gradient of the output. It may be overwritten, unless the gradient of an input is in the same memory.
     pub d_output: ValuesMut<'a>,
-    /// Gradients of the inputs.
     pub d_inputs: [InputGradient<'a>; INPUTS],
     /// What forward kept.
     pub saved: &'a mut [f32],
@@ -224,14 +218,10 @@ pub struct Backward<'a> {
     pub kept: ValuesMut<'a>,
     /// Undefined when the layer starts.
     pub scratch: &'a mut [f32],
-    /// The micro-batch.
     pub batch: &'a Batch,
-    /// Threads and kernels.
     pub kernels: &'a mut Kernels,
-    /// Factor of the loss: loss scale and share of this micro-batch in the step. For loss layers.
+    /// Factor of the loss for loss layers: loss scale times the share of this micro-batch in the step.
     pub scale: f32,
-    /// Values of its parameters.
     pub parameters: Parameters<'a>,
-    /// Gradients of its parameters.
     pub gradients: Gradients<'a>,
 }

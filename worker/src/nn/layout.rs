@@ -4,26 +4,26 @@
 
 use std::ops::Range;
 
-/// Floats that offsets are a multiple of: a cache line.
+/// Offsets are multiples of this many floats: a cache line.
 const ALIGNMENT: usize = 16;
 
-/// What a parameter is before training.
+/// Value of a parameter before training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Initial {
     /// Normally distributed around 0 with this standard deviation.
     Normal(f32),
-    /// Evenly distributed between minus this number and this number.
+    /// Uniformly distributed between minus this number and this number.
     Uniform(f32),
     /// The same number everywhere.
     Constant(f32),
 }
 
-/// What a parameter does; weight decay goes by it.
+/// What a parameter is used for; weight decay depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Weights of a product: linear layers and convolutions.
     Matrix,
-    /// A table of which single rows are used.
+    /// A table that is read row by row.
     Embedding,
     /// Biases, scales and shifts of norms.
     Vector,
@@ -32,24 +32,21 @@ pub enum Role {
 /// A trainable tensor and its place in the flat arrays.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterSlot {
-    /// Name in checkpoints; that of PyTorch's model where there is one.
+    /// Name in checkpoints: that of PyTorch's model, if there is one.
     pub name: String,
     /// Row-major shape; linear layers are `[outputs, inputs]` as in PyTorch.
     pub shape: Vec<usize>,
     /// Index of its first float in the flat arrays.
     pub offset: usize,
-    /// Number of floats.
     pub len: usize,
-    /// What it does.
     pub role: Role,
-    /// Value before training.
     pub initial: Initial,
-    /// Order of the axes in other frameworks, where it is another one: `[0, 3, 1, 2]` for convolutions.
+    /// Order of the axes in other frameworks, if it differs: `[0, 3, 1, 2]` for convolutions.
     pub export_axes: Option<Vec<usize>>,
 }
 
 impl ParameterSlot {
-    /// Its place in the flat arrays.
+    /// Range in the flat arrays.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len
     }
@@ -59,7 +56,7 @@ impl ParameterSlot {
 /// gaps between parameters hold zeros.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Layout {
-    /// The parameters; a parameter's ordinal is its index here.
+    /// A parameter's ordinal is its index here.
     pub parameters: Vec<ParameterSlot>,
     /// Length of the flat arrays.
     pub len: usize,
@@ -87,7 +84,7 @@ impl Layout {
         &flat[self.parameters[ordinal].range()]
     }
 
-    /// Trainable numbers, without the gaps.
+    /// Trainable numbers, without gaps.
     pub fn trainable(&self) -> usize {
         self.parameters.iter().map(|p| p.len).sum()
     }
@@ -96,16 +93,16 @@ impl Layout {
 /// A range of the flat gradient array that is reduced at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// Floats, gaps included; the ranges of all buckets together are the whole array.
+    /// Floats, including gaps; together the buckets cover the whole array.
     pub range: Range<usize>,
     /// Ordinal of its first parameter.
     pub first: usize,
-    /// Ordinal of its last parameter: the bucket is complete when this one's gradient is final.
+    /// Ordinal of its last parameter: the bucket is complete once this gradient is final.
     pub last: usize,
 }
 
-/// Cuts the layout into contiguous buckets of at most `bucket_bytes`. A parameter is never split: one that is larger gets a
-/// bucket of its own.
+/// Cuts the layout into contiguous buckets of at most `bucket_bytes`. A parameter is never split: a larger one gets its
+/// own bucket.
 pub fn fuse(layout: &Layout, bucket_bytes: usize) -> Vec<Bucket> {
     let limit = bucket_bytes / size_of::<f32>();
     let mut buckets: Vec<Bucket> = Vec::new();
@@ -124,11 +121,11 @@ pub fn fuse(layout: &Layout, bucket_bytes: usize) -> Vec<Bucket> {
 
 /// Where backward puts gradients.
 pub trait GradientSink {
-    /// True: add to what is there (a later micro-batch of a merged batch). False: overwrite.
+    /// True: add to the contents (a later micro-batch of a merged batch). False: overwrite them.
     fn accumulate(&self) -> bool;
     /// Memory for the gradient of a parameter, exactly `len` floats.
     fn gradient(&mut self, ordinal: usize) -> &mut [f32];
-    /// The same for two parameters at once, `a` before `b`.
+    /// The same for two parameters at once; `a` comes before `b`.
     fn gradients2(&mut self, a: usize, b: usize) -> (&mut [f32], &mut [f32]);
     /// The gradient of this parameter is final for this micro-batch. Called exactly once per parameter and backward pass,
     /// in the order of the layout.

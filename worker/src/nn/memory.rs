@@ -1,9 +1,9 @@
-//! Where buffers with known life times lie in one arena.
+//! Assigns places in one arena to buffers with known lifetimes.
 
-/// Bytes that offsets are a multiple of: a cache line.
+/// Offsets are multiples of this many bytes: a cache line.
 const ALIGNMENT: usize = 64;
 
-/// A buffer that is needed from one point of time to another, both included.
+/// A buffer that is needed from one point in time to another, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub bytes: usize,
@@ -17,10 +17,11 @@ impl Span {
     }
 }
 
-/// Offsets such that no two buffers share memory at a time, and bytes in all. `None`: more than an address space.
+/// Offsets at which no two buffers share memory at the same time, and the total bytes. `None`: more than an address
+/// space.
 ///
-/// Largest first, each into the lowest gap that fits: within a few percent of the lower bound for the graphs of layers that we have (the
-/// largest sum of buffers alive at a time; `tests` compare).
+/// Largest first, each into the lowest gap that fits. For our graphs of layers this is within a few percent of the
+/// lower bound (the largest sum of buffers alive at a time; `tests` compare).
 pub(super) fn place(spans: &[Span]) -> Option<(Vec<usize>, usize)> {
     let mut order: Vec<usize> = (0..spans.len()).filter(|&i| spans[i].bytes > 0).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(spans[i].bytes), spans[i].from, i));
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The largest sum of what is alive at a time.
+    /// The largest sum of buffers alive at a time.
     fn lower_bound(spans: &[Span]) -> usize {
         let sum = |time: usize| spans.iter().filter(|s| s.from <= time && time <= s.to).map(|s| s.bytes).sum();
         (0..=spans.iter().map(|s| s.to).max().unwrap_or(0)).map(sum).max().unwrap_or(0)

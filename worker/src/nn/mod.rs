@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! Model::build(&mut Graph)   layers, tensors, parameters
-//!   └─> Plan                 order of parameters, who reads and writes what, offsets in one arena
+//!   └─> Plan                 order of parameters, readers and writers, offsets in one arena
 //!         └─> Network        forward(weights, batch) -> loss      backward(weights, batch) -> GradientSink
 //! ```
 //!
-//! A layer is an object with a forward and a hand-written backward ([`Layer`]). Everything that depends on the order of layers is the
-//! plan's: when a tensor's memory is free again, which gradient is written first and which is added, when the gradient of a parameter is
-//! final. A back end for another device takes the same graph and the same plan.
+//! A layer is an object with a forward and a hand-written backward ([`Layer`]). Everything that depends on the order of
+//! layers belongs to the plan: when a tensor's memory is free again, which gradient is written first and which is
+//! added, when the gradient of a parameter is final. A back end for another device takes the same graph and the same
+//! plan.
 
 mod arena;
 mod error;

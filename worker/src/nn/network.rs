@@ -21,13 +21,11 @@ pub struct Operation {
     pub node: u32,
     /// Backward or forward.
     pub backward: bool,
-    /// When it started.
     pub start: Instant,
-    /// When it ended.
     pub end: Instant,
 }
 
-/// A network with its memory.
+/// A network and its memory.
 pub struct Network {
     nodes: Vec<Node>,
     plan: Plan,
@@ -41,10 +39,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Plans the memory of a graph and takes it.
+    /// Plans the memory of a graph and allocates it.
     ///
     /// # Errors
-    /// The graph is no network, or the machine lacks the memory.
+    /// The graph is not a valid network, or the machine lacks the memory.
     pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
         let plan = Plan::new(&graph, &cpu)?;
         let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
@@ -63,7 +61,6 @@ impl Network {
         })
     }
 
-    /// The parameters.
     pub fn layout(&self) -> &Layout {
         &self.plan.layout
     }
@@ -73,7 +70,7 @@ impl Network {
         self.statistics.iter().map(|statistic| (statistic.name.as_str(), statistic.len))
     }
 
-    /// Values of the running statistics before training.
+    /// Initial values of the running statistics.
     pub fn initial_statistics(&self) -> Vec<f32> {
         self.statistics.iter().flat_map(|s| std::iter::repeat_n(s.initial, s.len)).collect()
     }
@@ -83,7 +80,7 @@ impl Network {
         &self.batch_statistics
     }
 
-    /// Layers.
+    /// Number of layers.
     pub fn layers(&self) -> usize {
         self.nodes.len()
     }
@@ -103,7 +100,7 @@ impl Network {
         self.plan.bytes_f32 + self.kernels.gemm.memory_bytes()
     }
 
-    /// From now on the times of all layers are kept until the next forward, or no longer.
+    /// Turns the recording of layer times on or off.
     pub fn record(&mut self, on: bool) {
         self.recording = on;
         self.operations.clear();
@@ -117,15 +114,15 @@ impl Network {
     /// Forward pass of a training step.
     ///
     /// # Panics
-    /// If the batch is not of the graph's kind and size, or the weights not of the layout's.
+    /// If the batch does not match the graph, or the weights do not match the layout.
     pub fn forward(&mut self, weights: Weights<'_>, batch: &Batch) -> Outcome {
         self.run_forward(weights, batch, true)
     }
 
-    /// Forward pass alone; no backward may follow.
+    /// Forward pass alone; must not be followed by backward.
     ///
     /// # Panics
-    /// As [`Network::forward`].
+    /// See [`Network::forward`].
     pub fn evaluate(&mut self, weights: Weights<'_>, batch: &Batch) -> Outcome {
         self.run_forward(weights, batch, false)
     }
@@ -142,7 +139,8 @@ impl Network {
             } else {
                 Statistics::Running(&weights.statistics[places.statistics.clone()])
             };
-            // SAFETY: `Plan::check` showed that what is written is apart from all else, and one layer runs at a time.
+            // SAFETY: `Plan::check` showed that written places are disjoint from all others, and one layer runs at a
+            // time.
             let (inputs, output, saved, kept, scratch) = unsafe {
                 (
                     read(arena, &places.inputs),
@@ -178,7 +176,7 @@ impl Network {
                 continue;
             }
             let start = recording.then(Instant::now);
-            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not handed out beside it.
+            // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not handed out.
             let (inputs, output, d_output, d_inputs, saved, kept, scratch) = unsafe {
                 (
                     read(arena, &places.backward_inputs),
@@ -221,7 +219,7 @@ fn note(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, b
 /// # Safety
 /// As [`Arena::read`].
 unsafe fn read<'a>(arena: &Arena, places: &[Place; INPUTS]) -> [Values<'a>; INPUTS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     std::array::from_fn(|k| unsafe { arena.read(&places[k]) })
 }
 
@@ -229,7 +227,7 @@ unsafe fn read<'a>(arena: &Arena, places: &[Place; INPUTS]) -> [Values<'a>; INPU
 /// As [`Arena::write`].
 unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>; INPUTS] {
     std::array::from_fn(|k| {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         let memory = || unsafe { arena.write(&places.d_inputs[k]) };
         match places.modes[k] {
             Mode::None => InputGradient::None,
@@ -244,7 +242,7 @@ unsafe fn gradients<'a>(arena: &Arena, places: &NodePlan) -> [InputGradient<'a>;
 /// Adds or copies gradients to where they belong.
 fn pass_on(arena: &Arena, places: &NodePlan, cpu: &Cpu) {
     for pass in &places.passes {
-        // SAFETY: the layer is done with its slices, and `Plan::check` showed that the two places are apart.
+        // SAFETY: the layer is done with its slices, and `Plan::check` showed that the two places are disjoint.
         let (from, mut to) = unsafe { (arena.read(&pass.from), arena.write(&pass.to)) };
         with_format!(pass.to.format, E => {
             if pass.add {

@@ -1,4 +1,4 @@
-//! From a graph to a plan: the order of parameters, what each layer reads and writes, and where it lies.
+//! From a graph to a plan: the order of parameters, what each layer reads and writes, and where.
 //!
 //! ```text
 //! time      0 .. n-1 forward, n .. 2n-1 backward (layer i at 2n-1-i)
@@ -6,7 +6,7 @@
 //! gradients from the first layer that writes them (the last one that reads the tensor) to the layer that computed the tensor
 //! ```
 //!
-//! A gradient that a layer turns into another one in place shares its memory.
+//! A gradient that a layer transforms in place shares the memory of the original.
 
 use super::arena::{Place, disjoint};
 use super::error::ModelError;
@@ -16,30 +16,29 @@ use super::layout::Layout;
 use super::memory::{self, Span};
 use crate::cpu::{Cpu, Format};
 
-/// How a node gives the gradient of an input.
+/// How a node delivers the gradient of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     None,
     Write,
     Add,
-    /// Made where the gradient of the output is.
+    /// Computed in the memory of the output's gradient.
     InPlace,
     OverInput,
 }
 
-/// A gradient that a layer cannot put where it belongs: it is taken there afterwards.
+/// A gradient that a layer cannot deliver where it belongs, and that is moved there afterwards.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pass<P> {
     pub from: P,
     pub to: P,
-    /// Or copied.
+    /// Add instead of copy.
     pub add: bool,
 }
 
-/// The places of one node.
 pub(super) struct NodePlan {
     pub inputs: [Place; INPUTS],
-    /// Those of `inputs` that backward reads; the others are empty.
+    /// The `inputs` that backward reads; the others are empty.
     pub backward_inputs: [Place; INPUTS],
     pub output: Place,
     pub backward_output: Place,
@@ -55,11 +54,11 @@ pub(super) struct NodePlan {
     pub backward: bool,
     /// Parameters in the order of the layer, by ordinal.
     pub ordinals: Vec<usize>,
-    /// For each of them: a later layer wrote its gradient before.
+    /// For each of them: whether a later layer has already written its gradient.
     pub written: Vec<bool>,
     /// Ordinals that are final after this node, ascending.
     pub finished: Vec<usize>,
-    /// Where its statistics lie.
+    /// Range of its statistics.
     pub statistics: std::ops::Range<usize>,
 }
 
@@ -71,7 +70,7 @@ pub(super) struct Plan {
     pub bytes_f32: usize,
 }
 
-/// Buffers by index, until they have places.
+/// Buffers by index, before they have places.
 #[derive(Default)]
 struct Buffers {
     sizes: Vec<(usize, Format)>,
@@ -104,7 +103,8 @@ impl Buffers {
     }
 }
 
-/// Parameters in the order in which backward finishes them: the reverse of the first layer that uses them, within a layer as it names them.
+/// Parameters in the order in which backward finishes them: the reverse of the first layer that uses them; within a
+/// layer, in its own order.
 fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
     let mut first = vec![usize::MAX; graph.parameters.len()];
     for (index, node) in graph.nodes.iter().enumerate().rev() {
@@ -132,7 +132,7 @@ fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
     Ok((layout, ordinals))
 }
 
-/// What is decided about a node before places are known: buffers by index.
+/// A node before places are known: buffers by index.
 struct Draft {
     needs: Needs,
     saved: usize,
@@ -151,7 +151,7 @@ impl Plan {
         let (layout, ordinals) = lay_out(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
-        // Tensors: alive from their producer to their last reader in forward.
+        // Tensors are alive from their producer to their last reader in forward.
         let values: Vec<usize> =
             graph.tensors.iter().map(|tensor| buffers.new_at(tensor.len(), graph.format(), tensor.producer)).collect();
         let mut readers = vec![0usize; graph.tensors.len()];
@@ -203,7 +203,7 @@ impl Plan {
             }
             for pass in &node.passes {
                 assert!(disjoint(self.bytes, &[pass.from], &[pass.to]), "invariant: a pass goes elsewhere");
-                // What is added to must survive the layer.
+                // The memory that is added to must survive the layer.
                 let own: Vec<Place> = written.iter().filter(|place| **place != pass.to).copied().collect();
                 assert!(disjoint(self.bytes, &own, &[pass.to]), "invariant: the layer leaves the sum alone");
             }
@@ -352,7 +352,7 @@ fn node_plan(
     }
 }
 
-/// Places of each node's statistics in one array; those of a node are neighbours.
+/// Range of each node's statistics in one array.
 fn statistics_ranges(graph: &Graph) -> Vec<std::ops::Range<usize>> {
     let mut at = 0;
     let len = |node: &Node| -> usize { node.statistics.iter().map(|&index| graph.statistics[index].len).sum() };

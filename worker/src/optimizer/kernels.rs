@@ -1,14 +1,15 @@
 //! The arithmetic of the rules on one piece of memory.
 //!
-//! Compiled for each instruction set without fused multiply-add: all of them give the same bits.
+//! Compiled for each instruction set without fused multiply-add: all give the same bits.
 
 use super::norm::squares_body;
 use crate::cpu::isa::per_isa;
 
-/// Floats between an elementwise loop and the sum over its results: they stay in the first cache.
+/// Floats between an elementwise loop and the sum over its results; they stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// State below this becomes 0. That of weights without gradient would shrink into denormal numbers, which are slow.
+/// State below this becomes 0. The state of weights without gradient would otherwise shrink to denormals, which are
+/// slow.
 const TINY: f32 = 1e-30;
 
 #[inline(always)]
@@ -16,7 +17,7 @@ fn flush(x: f32) -> f32 {
     if x.abs() < TINY { 0.0 } else { x }
 }
 
-/// Numbers of a step of gradient descent.
+/// Settings of a step of gradient descent.
 #[derive(Clone, Copy)]
 pub(super) struct Descent {
     pub gradient_scale: f32,
@@ -54,7 +55,7 @@ per_isa! {
     pub(super) fn roll = roll_body(w: &mut [f32], g: &[f32], momentum: &mut [f32], n: Descent)
 }
 
-/// Numbers of a step of the Adam family.
+/// Settings of a step of the Adam family.
 #[derive(Clone, Copy)]
 pub(super) struct Moments {
     pub gradient_scale: f32,
@@ -137,6 +138,6 @@ fn lamb_step_body(w: &mut [f32], m: &[f32], v: &[f32], n: Moments, rate: f32) {
 }
 
 per_isa! {
-    /// LAMB's second pass: it makes the direction again, which costs less than memory to keep it.
+    /// LAMB's second pass. It computes the direction again, which costs less than the memory to keep it.
     pub(super) fn lamb_step = lamb_step_body(w: &mut [f32], m: &[f32], v: &[f32], n: Moments, rate: f32)
 }

@@ -4,10 +4,10 @@
 //! reduced gradients -> sum_of_squares -> gradient_scale -> Optimizer::begin_step -> Optimizer::apply, bucket by bucket
 //! ```
 //!
-//! Both give the same bits on every CPU and for any number of threads: ranks on different machines hold the same weights
-//! without exchanging them. Nor does the division into buckets change a bit.
+//! Both give the same bits on every CPU and for any number of threads: ranks on different machines hold the same
+//! weights without exchanging them. The division into buckets does not change a bit either.
 //!
-//! A step is one pass over memory, two for the layer-wise rules, whose norms must be known first.
+//! A step is one pass over memory, or two for the layer-wise rules, which need the norms first.
 
 mod kernels;
 mod norm;

@@ -1,4 +1,4 @@
-//! Norm of the gradients, and what follows from it.
+//! Norm of the gradients, and the factor that follows from it.
 
 use crate::cpu::Isa;
 use crate::cpu::isa::per_isa;
@@ -26,8 +26,8 @@ per_isa! { fn squares = squares_body(x: &[f32], lanes: &mut [f64; 16]) }
 
 /// Sum of the squares of gradients, in 16 lanes of double precision.
 ///
-/// It is finite exactly when all gradients are: no sum of squares of finite f32 leaves the range of f64 (3.4e38² times
-/// their number is far below 1.8e308), and a square is never negative, so that infinities do not cancel.
+/// It is finite exactly when all gradients are: no sum of squares of finite f32 numbers leaves the range of f64 (3.4e38²
+/// times their number is far below 1.8e308), and squares are never negative, so infinities do not cancel.
 pub fn sum_of_squares(gradients: &[f32]) -> f64 {
     let isa = Isa::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Isa::Portable);
     squares_with(isa, gradients)
@@ -44,9 +44,8 @@ pub fn gradient_norm(gradients: &[f32]) -> f64 {
     sum_of_squares(gradients).sqrt()
 }
 
-/// Factor of the gradients for [`Optimizer::begin_step`](super::Optimizer::begin_step): it takes `loss_scale` (1 without
-/// loss scaling) out of them and clips them to the norm `most`. `norm` is that of the gradients without the scale: their
-/// [`gradient_norm`] divided by it.
+/// Factor of the gradients for [`Optimizer::begin_step`](super::Optimizer::begin_step): removes `loss_scale` (1 without
+/// loss scaling) and clips to the norm `most`. `norm` is the norm without the scale: [`gradient_norm`] divided by it.
 pub fn gradient_scale(norm: f64, most: Option<f64>, loss_scale: f64) -> f32 {
     let clip = most.map_or(1.0, |most| (most / (norm + CLIP_EPSILON)).min(1.0));
     (clip / loss_scale) as f32

@@ -1,4 +1,4 @@
-//! One type for all rules.
+//! One type for all optimizer rules.
 
 use super::kernels::{Descent, Moments, adam, descend, lamb_moments, lamb_step, roll};
 use super::norm::squares_with;
@@ -9,18 +9,18 @@ use crate::nn::Layout;
 use std::ops::Range;
 use switchyard_worker_contract::config::{self, Lars, Momentum, Rule};
 
-/// The rule with its state in the flat layout.
+/// A rule with its state in the flat layout.
 ///
-/// - **Sgd**, **Adam**, **AdamW**: as `torch.optim` has them (SGD with `dampening=0`), in the same order of operations.
+/// - **Sgd**, **Adam**, **AdamW**: like `torch.optim` (SGD with `dampening=0`), in the same order of operations.
 /// - **Lamb**: algorithm 2 of You and others 2020 (arXiv 1904.00962) with phi the identity, so that the trust ratio
 ///   ‖w‖ / ‖r + λw‖ is not clipped, and with the bias correction of the paper. Variants elsewhere: phi clipped to 0..=10
 ///   (the paper's own code for BERT), gradients divided by their global norm first (NVIDIA's LAMB, which is clipping here).
-/// - **Lars**: You, Gitman and Ginsburg 2017 (arXiv 1708.03888), algorithm 1. The velocity takes in the learning rate, and
-///   the weight decay is part of the local rate η‖w‖ / (‖g‖ + β‖w‖).
+/// - **Lars**: You, Gitman and Ginsburg 2017 (arXiv 1708.03888), algorithm 1. The velocity includes the learning rate,
+///   and the weight decay is part of the local rate η‖w‖ / (‖g‖ + β‖w‖).
 ///
-/// In both layer-wise rules parameters that weight decay does not apply to have no ratio of their own, as in the authors'
-/// code and in NVIDIA's apex: LAMB takes the ratio 1 for them, LARS the plain step of SGD with momentum. So do layers whose
-/// weights or steps are all 0, which would never move otherwise.
+/// In both layer-wise rules, parameters without weight decay have no ratio of their own, as in the authors' code and in
+/// NVIDIA's apex: LAMB uses the ratio 1 for them, LARS the plain step of SGD with momentum. The same holds for layers
+/// whose weights or steps are all 0, which would otherwise never move.
 pub struct Optimizer {
     rule: Rule,
     weight_decay: f64,
@@ -45,7 +45,7 @@ fn arrays(rule: &Rule) -> &'static [&'static str] {
 }
 
 impl Optimizer {
-    /// State of all zeros for the parameters of `layout`, stepped with the kernels of `isa`, which all give the same bits.
+    /// State of zeros for the parameters of `layout`. The kernels of every `isa` give the same bits.
     pub fn new(layout: &Layout, config: &config::Optimizer, isa: Isa) -> Optimizer {
         let layer_wise = matches!(config.rule, Rule::Lamb(_) | Rule::Lars(_));
         let state = State::new(layout, config.decay_exclusions, arrays(&config.rule).len(), layer_wise);
@@ -62,7 +62,7 @@ impl Optimizer {
         }
     }
 
-    /// Begins a step that [`Optimizer::apply`] carries out range by range, each range once. The weights move against
+    /// Starts a step, which [`Optimizer::apply`] carries out range by range, each range once. The weights move against
     /// `gradient_scale` times the gradients.
     pub fn begin_step(&mut self, learning_rate: f64, gradient_scale: f32) {
         (self.learning_rate, self.gradient_scale) = (learning_rate, gradient_scale);
@@ -77,8 +77,8 @@ impl Optimizer {
         }
     }
 
-    /// The part of a step for one range of the layout that begins and ends at parameters. `weights` is the whole layout,
-    /// `gradients` the range. The range of `half`, which is a whole layout too, gets the new weights rounded.
+    /// The part of a step for one range of whole parameters. `weights` is the whole layout, `gradients` the range.
+    /// `half`, a whole layout too, gets the new weights of the range, rounded.
     ///
     /// # Panics
     /// If lengths differ or the range cuts a parameter.
@@ -202,7 +202,7 @@ impl Optimizer {
         arrays(&self.rule).iter().copied().zip(self.state.arrays.iter().map(|array| &**array))
     }
 
-    /// The same, to be restored. [`Optimizer::restore`] belongs to it.
+    /// The same for restoring; followed by [`Optimizer::restore`].
     pub fn state_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut [f32])> {
         arrays(&self.rule).iter().copied().zip(self.state.arrays.iter_mut().map(|array| &mut **array))
     }
@@ -212,8 +212,8 @@ impl Optimizer {
         self.steps
     }
 
-    /// Goes on as after `steps` steps. With the arrays this is the whole state: the powers of the betas follow from it, by
-    /// the same multiplications as in training.
+    /// Continues as after `steps` steps. With the arrays this is the whole state: the powers of the betas follow from
+    /// it, by the same multiplications as in training.
     pub fn restore(&mut self, steps: u64) {
         (self.steps, self.powers) = (steps, (1.0, 1.0));
         for _ in 0..steps {
@@ -231,7 +231,7 @@ impl Optimizer {
     }
 }
 
-/// A step of gradient descent, with momentum where there is memory for it.
+/// A step of gradient descent, with momentum if the rule has memory for it.
 fn descent(isa: Isa, part: super::state::Part<'_>, numbers: Descent) {
     let [momentum, _] = part.state;
     if momentum.is_empty() {

@@ -7,11 +7,12 @@ use switchyard_worker_contract::config;
 pub struct Schedule;
 
 impl Schedule {
-    /// Learning rate of step `step` (from 0) of `total`.
+    /// Learning rate of step `step` (counted from 0) of `total`.
     ///
-    /// Warm-up step i uses `peak * (i + 1) / warmup_steps`. A cosine or line then starts at the peak and reaches the final
-    /// rate exactly at the last step (`total - 1`). A run no longer than the warm-up ends on the way up; one of a single step
-    /// without warm-up has the final rate. After the warm-up these are PyTorch's `CosineAnnealingLR`, `LinearLR` and `StepLR`.
+    /// Step i of the warm-up uses `peak * (i + 1) / warmup_steps`. A cosine or line then starts at the peak and reaches
+    /// the final rate exactly in the last step (`total - 1`). A run no longer than the warm-up ends while the rate
+    /// still rises; a run of a single step without warm-up has the final rate. After the warm-up these are PyTorch's
+    /// `CosineAnnealingLR`, `LinearLR` and `StepLR`.
     pub fn learning_rate(schedule: &config::Schedule, peak: f64, step: u64, total: u64) -> f64 {
         let warmup = schedule.warmup_steps;
         if step < warmup {
@@ -21,7 +22,7 @@ impl Schedule {
             config::ScheduleKind::Constant => peak,
             config::ScheduleKind::Step { every, factor } => {
                 let rate = peak * power(factor, (step - warmup) / every.max(1));
-                // A final rate above the peak does not lift it.
+                // A final rate above the peak does not raise it.
                 rate.max(schedule.final_learning_rate.min(peak))
             }
             config::ScheduleKind::Linear => {
@@ -112,7 +113,7 @@ mod tests {
             if let (Some(first), Some(last)) = (down.first(), down.last()) {
                 let falls = matches!(kind, ScheduleKind::Cosine | ScheduleKind::Linear);
                 prop_assert!(!falls || *last == final_learning_rate);
-                // A single step after the warm-up is the last one already.
+                // A single step after the warm-up is already the last one.
                 prop_assert!(*first >= peak * (1.0 - 1e-15) || falls && down.len() == 1);
             }
         }

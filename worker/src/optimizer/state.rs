@@ -8,7 +8,7 @@ use crate::nn::{Layout, Role};
 use std::ops::Range;
 use switchyard_worker_contract::config::DecayExclusions;
 
-/// Floats in one task.
+/// Floats per task.
 const PIECE: usize = 16 * 1024;
 
 /// Whether weight decay applies to a parameter.
@@ -20,24 +20,20 @@ fn decays(role: Role, exclusions: DecayExclusions) -> bool {
     }
 }
 
-/// A range of the layout inside one parameter.
+/// A range of the layout within one parameter.
 pub(super) struct Piece {
     pub range: Range<usize>,
-    /// Ordinal of the parameter.
     pub parameter: usize,
-    /// Whether weight decay applies to the parameter.
     pub decays: bool,
 }
 
-/// The memory of a piece.
 pub(super) struct Part<'a> {
     pub weights: &'a mut [f32],
     pub gradients: &'a [f32],
-    /// Of each array of the state; empty where the rule has none.
+    /// One slice per array of the state; empty if the rule has none.
     pub state: [&'a mut [f32]; 2],
 }
 
-/// What one step works on.
 pub(super) struct Bucket<'a> {
     pub range: Range<usize>,
     /// The whole layout.
@@ -48,19 +44,17 @@ pub(super) struct Bucket<'a> {
 
 /// Norms of one parameter, from the sums of squares that a pass has written.
 pub(super) struct Norms {
-    /// Ordinal of the parameter.
     pub parameter: usize,
-    /// Whether weight decay applies to it.
     pub decays: bool,
     pub norms: [f64; 2],
 }
 
-/// Arrays in the flat layout, and the pieces of the layout.
+/// Arrays in the flat layout, and the pieces that the layout is cut into.
 pub(super) struct State {
-    /// Those that the rule does not use are empty.
+    /// Arrays that the rule does not use are empty.
     pub arrays: [AlignedBuffer; 2],
     pieces: Vec<Piece>,
-    /// Two sums of squares of each piece; empty where the rule needs none.
+    /// Two sums of squares per piece; empty if the rule needs none.
     squares: Vec<[f64; 2]>,
     len: usize,
 }
@@ -70,7 +64,7 @@ impl State {
     pub fn new(layout: &Layout, exclusions: DecayExclusions, arrays: usize, sums: bool) -> State {
         let mut pieces = Vec::new();
         for (ordinal, parameter) in layout.parameters.iter().enumerate() {
-            // The gap after a parameter holds zeros and stays so.
+            // The gap after a parameter holds zeros and keeps them.
             let end = layout.parameters.get(ordinal + 1).map_or(layout.len, |next| next.offset);
             let decays = decays(parameter.role, exclusions);
             for start in (parameter.offset..end).step_by(PIECE) {
@@ -93,7 +87,7 @@ impl State {
         pieces
     }
 
-    /// Calls `task` for each piece of the bucket. What it leaves in the sums is kept, and `half` gets the rounded weights.
+    /// Calls `task` for each piece of the bucket. The sums that it sets are kept, and `half` gets the rounded weights.
     pub fn pass(
         &mut self,
         bucket: &mut Bucket<'_>,

@@ -1,4 +1,4 @@
-//! Every rule against its formula in double precision, and the bits it promises.
+//! Every rule against its formula in double precision, and for equal bits.
 
 use super::*;
 use crate::amp::HalfWeights;
@@ -19,7 +19,7 @@ fn layout(lens: &[usize]) -> Layout {
     layout
 }
 
-/// Numbers in -1..1, zeros in the gaps of the layout.
+/// Numbers in -1..1, with zeros in the gaps of the layout.
 fn noise(layout: &Layout, salt: u32) -> Vec<f32> {
     let mut flat = vec![0.0; layout.len];
     for parameter in &layout.parameters {
@@ -56,7 +56,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What a rule says, parameter by parameter, in double precision.
+/// The formula of a rule, parameter by parameter, in double precision.
 struct Naive {
     config: config::Optimizer,
     /// Momentum, or first and second moments.
@@ -146,7 +146,7 @@ proptest! {
     #[test]
     fn every_rule_is_its_formula(
         rule in prop::sample::select(rules().to_vec()),
-        // Sums over several pieces too.
+        // Sums over several pieces as well.
         lens in prop::collection::vec(prop_oneof![15 => 1usize..200, 1 => Just(20_000usize)], 1..7),
         weight_decay in prop::sample::select(vec![0.0, 0.01, 0.3]),
         exclusions in exclusions(),

@@ -1,38 +1,39 @@
-//! The CPUs of a pod divided among its ranks: pure, but for the reading.
+//! Divides the CPUs of a pod among its ranks: pure, except for reading the CPUs.
 //!
-//! Shares are contiguous runs of cores in the order of the kernel's numbers. That keeps a rank inside a NUMA node wherever the
-//! ranks of a node divide its cores evenly, and is no more than that: which node a pod comes to is the controller's choice.
+//! Shares are contiguous runs of cores in the order of the kernel's numbers. That keeps a rank within a NUMA node
+//! whenever the ranks of a node divide its cores evenly, and does no more than that: the controller chooses the node of
+//! a pod.
 
 use std::collections::BTreeMap;
 use std::fs;
 use switchyard_worker_contract::CpuList;
 
-/// What one rank gets.
+/// The share of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Share {
-    /// CPUs to pin to; absent: not pinned.
+    /// CPUs to pin to; `None`: not pinned.
     pub cpus: Option<CpuList>,
-    /// Compute threads, where the configuration leaves it open.
+    /// Compute threads, if the configuration leaves the number open.
     pub threads: u32,
 }
 
-/// The cores among the CPUs that this process may use; each with its hardware threads.
+/// The cores with CPUs that this process may use, each with its hardware threads.
 pub(super) fn cores() -> Vec<Vec<u32>> {
     let allowed = crate::process::allowed();
     let mut cores: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for cpu in allowed.iter() {
         let siblings = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
         let siblings = fs::read_to_string(siblings).ok().and_then(|text| text.trim().parse::<CpuList>().ok());
-        // Where the kernel does not tell, a CPU is a core.
+        // If the kernel does not say, a CPU counts as a core.
         cores.entry(siblings.and_then(|list| list.first()).unwrap_or(cpu)).or_default().push(cpu);
     }
     cores.into_values().collect()
 }
 
-/// Divides cores among ranks. `quota` is the CPU time limit in CPUs, 0 without one.
+/// Divides cores among ranks. `quota` is the CPU limit in CPUs; 0 without one.
 ///
-/// With a limit below the CPUs that may be used, or with fewer cores than ranks, nobody is pinned: the CPUs are then shared
-/// with other pods (each of which would take the same first ones) or among the ranks, and the scheduler knows better.
+/// With a limit below the usable CPUs, or with fewer cores than ranks, no rank is pinned: the CPUs are then shared with
+/// other pods (each of which would take the same first ones) or among the ranks, and the scheduler knows better.
 pub(super) fn shares(cores: &[Vec<u32>], quota: u32, ranks: u32) -> Vec<Share> {
     let cpus: usize = cores.iter().map(Vec::len).sum();
     let limited = quota > 0 && (quota as usize) < cpus;

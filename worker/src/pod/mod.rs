@@ -6,12 +6,12 @@
 //!                termination message <- verdict (pure) <- supervise <- output (events, text, summaries)
 //! ```
 //!
-//! What `switchyard run` is on one machine, the controller and these supervisors are in a cluster. A supervisor decides nothing
-//! about the job: it starts its ranks, hands on what they say, ends them, and leaves a message of why. It knows no Kubernetes:
-//! the termination message is a file.
+//! What `switchyard run` is on one machine, the controller and these supervisors are in a cluster. A supervisor decides
+//! nothing about the job: it starts its ranks, passes on what they print, ends them, and leaves a message that says why.
+//! It does not know Kubernetes: the termination message is a file.
 //!
-//! As process 1 it is the parent of every orphan and reaps it. Where it is not (a process namespace shared with other containers,
-//! or a test), it asks the kernel for the same.
+//! As process 1 it is the parent of every orphan and reaps them. If it is not process 1 (a process namespace shared with
+//! other containers, or a test), it asks the kernel for the same role.
 
 mod cores;
 mod output;
@@ -28,7 +28,7 @@ use switchyard_worker_contract::event::Failure;
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::termination::Termination;
 
-/// Where a container's termination message is expected, unless its specification says otherwise.
+/// Default path of a container's termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 /// `switchyard-worker pod`: the exit code of the pod.
@@ -44,7 +44,7 @@ pub fn run() -> u8 {
     termination.exit_code
 }
 
-/// The end of a pod whose ranks were not started, or not watched.
+/// The termination message of a pod whose ranks were not started, or not watched.
 fn refuse(exit: Exit, cause: String) -> Termination {
     eprintln!("error: {cause}");
     let rank = Settings::first_rank_of_env();
@@ -52,10 +52,9 @@ fn refuse(exit: Exit, cause: String) -> Termination {
     Termination { exit_code: exit.code(), summary: None, failure: Some(failure) }
 }
 
-/// Writes the termination message.
 fn leave(termination: &Termination) -> Result<(), String> {
     let named = crate::process::variable(env::TERMINATION_LOG).map(PathBuf::from);
-    // A pod finds the default file made for it; elsewhere none is wanted.
+    // In a pod the default file already exists; elsewhere it is not wanted.
     let (path, create) = match &named {
         Some(path) => (path.as_path(), true),
         None => (Path::new(TERMINATION_LOG), false),
@@ -63,7 +62,7 @@ fn leave(termination: &Termination) -> Result<(), String> {
     if !create && !path.exists() {
         return Ok(());
     }
-    // In place: the file is a mount, and cannot be replaced.
+    // In place: the file is a mount and cannot be replaced.
     let open = std::fs::OpenOptions::new().write(true).truncate(true).create(create).open(path);
     open.and_then(|mut file| file.write_all(termination.message().as_bytes()))
         .map_err(|error| format!("{}: {error}", path.display()))

@@ -1,7 +1,7 @@
-//! What the ranks of a pod print becomes the log of the pod: little, and complete at its end.
+//! Turns what the ranks of a pod print into the log of the pod: short, and complete at its end.
 //!
-//! A cluster keeps only so much of a log, and the controller reads only its last lines. So rank 0 is heard in full, other ranks
-//! when they begin or fail, and the pod of rank 0 says again and again where the job is.
+//! A cluster keeps only part of a log, and the controller reads only its last lines. So rank 0 is printed in full,
+//! other ranks when they start or fail, and the pod of rank 0 repeats a summary of the job.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use switchyard_worker_contract::fold::Fold;
 /// Time between two summaries.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// A summary comes after so many lines at the latest; less than what is read of a log, for lines that are under way meanwhile.
+/// Most lines between two summaries: fewer than what is read of a log, to leave room for lines printed meanwhile.
 const LINES: usize = Summary::TAIL_LINES - 14;
 
 /// The two streams of the pod.
 pub(super) struct Output<O, E> {
     out: O,
     err: E,
-    /// Where the job is; only in the pod of rank 0.
+    /// State of the job; only in the pod of rank 0.
     journal: Option<Journal>,
 }
 
-/// What is known of the job, and what of it was printed.
+/// What is known about the job, and what of it was printed.
 struct Journal {
     fold: Fold,
     summary: Option<Summary>,
@@ -32,7 +32,7 @@ struct Journal {
 }
 
 impl<O: Write, E: Write> Output<O, E> {
-    /// `ranks_of_leader`: how many ranks are here, if rank 0 is one of them.
+    /// `ranks_of_leader`: number of ranks in this pod, if rank 0 is one of them.
     pub fn new(out: O, err: E, ranks_of_leader: Option<u32>) -> Self {
         let journal = ranks_of_leader.map(|ranks| Journal {
             fold: Fold::new(ranks),
@@ -44,8 +44,8 @@ impl<O: Write, E: Write> Output<O, E> {
         Output { out, err, journal }
     }
 
-    /// A line from the standard output of a process with this rank first; answers with the failure that it tells. An event may be of
-    /// another rank of the process.
+    /// A line from the standard output of a process whose first rank is `rank`. Returns the failure that it reports, if
+    /// any. An event may belong to another rank of the process.
     pub fn stdout(&mut self, rank: u32, line: &str, now: Instant) -> Option<Failure> {
         let Ok(event) = serde_json::from_str::<Event>(line) else {
             self.print(&format!("[rank {rank}] {line}"), now);
@@ -90,7 +90,7 @@ impl<O: Write, E: Write> Output<O, E> {
         self.count(now);
     }
 
-    /// The end: the last summary, printed if it is news.
+    /// Called at the end: returns the last summary, and prints it if it is news.
     pub fn finish(&mut self, now: Instant) -> Option<Summary> {
         let journal = self.journal.as_mut()?;
         if let (Some(summary), Some(finished)) = (&mut journal.summary, journal.finished.take()) {
@@ -113,7 +113,7 @@ impl<O: Write, E: Write> Output<O, E> {
         self.count(now);
     }
 
-    /// Another line is in the log.
+    /// Counts a line of the log.
     fn count(&mut self, now: Instant) {
         let Some(journal) = &mut self.journal else { return };
         journal.lines += 1;
@@ -122,7 +122,7 @@ impl<O: Write, E: Write> Output<O, E> {
         }
     }
 
-    /// Prints the summary if it must be, or if it is time.
+    /// Prints the summary if it must, or if it is time.
     fn summarise(&mut self, now: Instant, must: bool) {
         let Some(journal) = &mut self.journal else { return };
         let Some(summary) = journal.summary else { return };

@@ -1,4 +1,4 @@
-//! Processes, each with one rank or several: started, listened to, reaped, ended.
+//! Processes, each with one or more ranks: started, read, reaped, ended.
 
 use super::cores::Share;
 use super::output::Output;
@@ -17,23 +17,23 @@ use switchyard_worker_contract::event::Failure;
 /// Longest line taken from a rank; the rest of a longer one is cut.
 const LONGEST_LINE: u64 = 64 * 1024;
 
-/// What is left at the end is given so long to be gone.
+/// Time for the remaining processes to disappear at the end.
 const SWEEP: Duration = Duration::from_secs(2);
 
 /// Something that happened to this pod.
 pub(super) enum Message {
     /// A signal came.
     Signal(i32),
-    /// A rank of the process with this index told of a failure.
+    /// A rank of the process with this index reported a failure.
     Failed(usize, Failure),
-    /// A stream of a rank has come to its end.
+    /// A stream of a rank ended.
     Closed,
 }
 
-/// The streams of the pod, shared by those who read the ranks.
+/// The streams of the pod, shared by the threads that read the ranks.
 pub(super) type Log = Arc<Mutex<Output<io::Stdout, io::Stderr>>>;
 
-/// A process and what was seen of each of its ranks, which end together.
+/// A process, and the state of each of its ranks, which end together.
 pub(super) struct Process {
     pid: Pid,
     ended: Option<ExitStatus>,
@@ -41,7 +41,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a process; what it prints goes to `log`, and the failures of its ranks become messages.
+    /// Starts a process. What it prints goes to `log`, and the failures of its ranks become messages.
     pub fn start(
         settings: &Settings,
         index: u32,
@@ -67,7 +67,7 @@ impl Process {
                 command.env(env::KEY_FILE, path);
             }
         }
-        // A group of its own, so that whatever it starts can be ended with it.
+        // A process group of its own, so that everything that it starts can be ended with it.
         command.process_group(0).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -76,7 +76,7 @@ impl Process {
             let (log, told) = (Arc::clone(log), sender.clone());
             listen(format!("out-{rank}"), stdout, sender.clone(), move |line| {
                 let failure = lock(&log).stdout(rank, line, Instant::now());
-                // Nobody receives only when the supervisor is about to end.
+                // There is no receiver only when the supervisor is about to end.
                 failure.into_iter().for_each(|failure| drop(told.send(Message::Failed(index as usize, failure))));
             })?;
         }
@@ -86,18 +86,18 @@ impl Process {
                 lock(&log).stderr(rank, line, Instant::now());
             })?;
         }
-        // It is reaped with all others, by its number.
+        // It is reaped with all others, by its process id.
         drop(child);
         let seen = (rank..rank + settings.devices).map(|rank| Seen { rank, ..Seen::default() }).collect();
         Ok(Process { pid, ended: None, seen })
     }
 
-    /// Whether it has not ended.
+    /// Whether it is still running.
     pub fn runs(&self) -> bool {
         self.ended.is_none()
     }
 
-    /// Notes how it ended: so did all its ranks.
+    /// Records how it ended, for all its ranks.
     fn end(&mut self, status: ExitStatus) {
         self.ended = Some(status);
         self.seen.iter_mut().for_each(|seen| seen.ended = Some(status));
@@ -108,13 +108,13 @@ impl Process {
         self.ended.is_some_and(|status| !status.success())
     }
 
-    /// Notes what one of its ranks said.
+    /// Records a failure that one of its ranks reported.
     pub fn told(&mut self, failure: Failure) {
         let own = self.seen.iter().position(|seen| seen.rank == failure.rank).unwrap_or(0);
         self.seen[own].failure = Some(failure);
     }
 
-    /// The rank that failed, if the process did by itself: the one that says so of itself, else the first.
+    /// The rank that failed, if the process failed by itself: the one that says so, otherwise the first.
     pub fn failed_rank(&self) -> u32 {
         let own = |seen: &&Seen| seen.failure.as_ref().is_some_and(|failure| failure.origin_rank == seen.rank);
         self.seen.iter().find(own).unwrap_or(&self.seen[0]).rank
@@ -128,7 +128,7 @@ impl Process {
         }
     }
 
-    /// Ends it and what it has started, unless it has ended.
+    /// Ends it and everything that it has started, unless it has ended.
     pub fn kill(&mut self) {
         if self.runs() {
             self.seen.iter_mut().for_each(|seen| seen.killed = true);
@@ -137,7 +137,7 @@ impl Process {
     }
 }
 
-/// A lock that a panicking reader does not take away from the others.
+/// Locks even if a reader panicked while it held the lock.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -170,7 +170,8 @@ fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> 
     Ok(kept > 0)
 }
 
-/// Reaps every child that has ended, ours and orphans; notes how ours ended and answers with their indices.
+/// Reaps every child that has ended, including orphans. Records how the pod's own processes ended, and returns their
+/// indices.
 pub(super) fn reap(processes: &mut [Process]) -> Vec<usize> {
     let mut ended = Vec::new();
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
@@ -182,7 +183,7 @@ pub(super) fn reap(processes: &mut [Process]) -> Vec<usize> {
     ended
 }
 
-/// Ends and reaps what is left of all that was started here, however far it had gone from its parent.
+/// Ends and reaps whatever is left of what was started here, however far it has detached from its parent.
 pub(super) fn sweep(processes: &mut [Process]) {
     let deadline = Instant::now() + SWEEP;
     loop {
@@ -198,7 +199,7 @@ pub(super) fn sweep(processes: &mut [Process]) {
     }
 }
 
-/// The children of this process; those of ours that nobody reaped are among them.
+/// The children of this process, including processes of ours that were not reaped.
 fn children() -> Vec<Pid> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());

@@ -1,4 +1,5 @@
-//! What the environment of a pod says, checked before any rank is started: one clear refusal instead of one from every rank.
+//! Reads the environment of a pod and checks it before any rank starts: one clear refusal instead of one from every
+//! rank.
 
 use crate::comm::{GroupConfig, Token};
 use crate::process::variable;
@@ -10,23 +11,22 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use switchyard_worker_contract::env;
 
-/// What is the same for all ranks of a pod.
+/// Settings shared by all ranks of a pod.
 pub(super) struct Settings {
-    /// The place of the first rank of this pod.
+    /// Settings of the first rank of this pod.
     pub group: GroupConfig,
-    /// Ranks that one process computes.
+    /// Ranks per process.
     pub devices: u32,
-    /// Only with one node: what its ranks need and nobody else can know.
+    /// Set for a job with one node: what only this supervisor can provide to its ranks.
     pub alone: Option<Alone>,
 }
 
-/// The meeting place and the token of a job with one node.
+/// Rendezvous and token of a job with one node.
 pub(super) struct Alone {
-    /// Where rank 0 listens; it is given this socket as its standard input.
+    /// Where rank 0 listens; rank 0 gets this socket as its standard input.
     pub listener: Option<TcpListener>,
-    /// Its address.
     pub rendezvous: String,
-    /// A token in memory that has no name. Ranks inherit it; absent when a key file was given.
+    /// A token in unnamed memory, which ranks inherit; `None` if a key file was given.
     pub token: Option<OwnedFd>,
 }
 
@@ -41,13 +41,13 @@ impl Alone {
         Ok(Alone { listener: Some(listener), rendezvous, token })
     }
 
-    /// The path under which a rank opens the token that it inherited.
+    /// Path under which a rank opens the inherited token.
     pub fn key_path(&self) -> Option<String> {
         self.token.as_ref().map(|token| format!("/proc/self/fd/{}", token.as_raw_fd()))
     }
 }
 
-/// A file without a name that children inherit.
+/// An unnamed file that children inherit.
 fn make_token() -> std::io::Result<OwnedFd> {
     let mut token = [0; Token::LEN];
     getrandom::fill(&mut token).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -63,7 +63,7 @@ impl Settings {
     /// Reads and checks everything that does not need the data.
     ///
     /// # Errors
-    /// The name of the variable or file, what was got and what was expected.
+    /// The name of the variable or file, its value and what was expected.
     pub fn from_env() -> Result<Settings, TrainError> {
         let alone = (variable(env::NUM_NODES).as_deref() == Some("1"))
             .then(|| Alone::new(variable(env::KEY_FILE).is_some()))
@@ -88,28 +88,27 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The lowest global rank of this pod, as far as an environment tells that may be refused.
+    /// The lowest rank of this pod, from an environment that may yet be refused.
     pub fn first_rank_of_env() -> u32 {
         let number = |name| variable(name).and_then(|text| text.parse::<u32>().ok()).unwrap_or_default();
         number(env::NODE_RANK).saturating_mul(number(env::PROCS_PER_NODE))
     }
 
-    /// The lowest global rank of this pod.
+    /// The lowest rank of this pod.
     pub fn first_rank(&self) -> u32 {
         self.group.rank()
     }
 
-    /// Processes of this pod.
     pub fn processes(&self) -> u32 {
         self.group.procs_per_node / self.devices
     }
 
-    /// Whether rank 0 is here.
+    /// Whether rank 0 is in this pod.
     pub fn leads(&self) -> bool {
         self.group.node_rank == 0
     }
 
-    /// Rank 0 writes the trained model when all is done: too late to learn that it cannot.
+    /// Rank 0 writes the trained model at the very end, which is too late to learn that it cannot.
     fn check_run_dir(&self) -> Result<(), TrainError> {
         let expected = "expected a directory that can be written to";
         let path = variable(env::RUN_DIR)

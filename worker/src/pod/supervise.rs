@@ -1,4 +1,4 @@
-//! The life of the processes of a pod: start, watch, end.
+//! The life of a pod's processes: start, watch, end.
 
 use super::cores;
 use super::output::Output;
@@ -17,19 +17,19 @@ use std::time::{Duration, Instant};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::termination::Termination;
 
-/// After the first failure the other ranks have this long to stop by themselves, with the root cause in the log.
+/// Time for the other ranks to stop by themselves after the first failure, with the root cause in the log.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
-/// After a stop was asked for the ranks have this long. Kubernetes waits 30 s by default before it kills the pod.
+/// Time for the ranks after a stop was requested. Kubernetes waits 30 s by default before it kills the pod.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(25);
 
-/// After the last rank has ended its pipes have this long to run dry.
+/// Time for the pipes to drain after the last rank has ended.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
-/// Starts the processes and stays until all have ended and nothing of them is left.
+/// Starts the processes, and returns when all have ended and nothing of them is left.
 ///
 /// # Errors
-/// Signals cannot be listened to, or a process cannot be started; then none is left running.
+/// Signals cannot be handled, or a process cannot be started; in that case none is left running.
 pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     set_child_subreaper(Some(getpid()))?;
     let (sender, receiver) = channel();
@@ -53,7 +53,7 @@ pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     pod.open = 2 * pod.processes.len();
     pod.watch(&receiver);
     sweep(&mut pod.processes);
-    // A reader that cannot write its line holds the log for ever: the pod ends all the same.
+    // A reader that cannot write its line holds the log forever: the pod ends regardless.
     let summary = log.try_lock().ok().and_then(|mut log| log.finish(Instant::now()));
     let seen: Vec<Seen> = pod.processes.into_iter().flat_map(|process| process.seen).collect();
     let first = pod.first.and_then(|rank| seen.iter().position(|seen| seen.rank == rank));
@@ -73,27 +73,27 @@ fn listen_to_signals(sender: Sender<Message>) -> io::Result<()> {
     std::thread::Builder::new().name("signals".into()).spawn(forward).map(drop)
 }
 
-/// The processes and what happened so far.
+/// The processes and what has happened so far.
 struct Pod {
     processes: Vec<Process>,
-    /// Streams of processes that are still open.
+    /// Open streams of processes.
     open: usize,
-    /// The rank whose failure was heard of first.
+    /// The rank whose failure was reported first.
     first: Option<u32>,
-    /// What this pod was asked for before any failure.
+    /// The stop that was requested before any failure.
     stopped: Option<Exit>,
-    /// When patience with what still runs, or with pipes that stay open, ends.
+    /// When to kill what still runs, or give up on pipes that stay open.
     kill_at: Option<Instant>,
 }
 
 impl Pod {
-    /// Stays until every process has ended and everything they printed is read.
+    /// Returns when every process has ended and everything that they printed is read.
     fn watch(&mut self, messages: &Receiver<Message>) {
-        // Of what ended before signals were listened to, no signal tells.
+        // For processes that ended before signals were handled there is no signal.
         self.on_exits();
         while self.running() > 0 || self.open > 0 {
             let patience = self.kill_at.map(|at| at.saturating_duration_since(Instant::now()));
-            // Without a deadline, a long one: the signal thread keeps the channel open.
+            // Without a deadline, a long timeout: the signal thread keeps the channel open.
             match messages.recv_timeout(patience.unwrap_or(Duration::from_secs(3600))) {
                 Ok(Message::Signal(SIGCHLD)) => self.on_exits(),
                 Ok(Message::Signal(signal)) => self.on_signal(signal),
@@ -118,7 +118,7 @@ impl Pod {
     fn on_exits(&mut self) {
         let ended = reap(&mut self.processes);
         if !ended.is_empty() && self.running() == 0 {
-            // A stray process that keeps a pipe open does not hold us.
+            // A stray process that keeps a pipe open does not hold up the pod.
             self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
         }
         for index in ended {
@@ -137,7 +137,7 @@ impl Pod {
         if self.stopped.is_some() {
             return self.kill_all();
         }
-        // After a failure the ranks are ending already; its cause is worth more than that the rest was stopped as well.
+        // After a failure the ranks are already ending; its cause says more than that the rest was stopped as well.
         if self.first.is_none() {
             self.stopped = Some(if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated });
             self.kill_at = Some(Instant::now() + GRACE_AFTER_STOP);

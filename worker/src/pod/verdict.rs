@@ -1,19 +1,18 @@
-//! How a pod ended, from what was seen of its ranks: pure.
+//! How a pod ended, derived from its ranks: pure.
 
 use std::process::ExitStatus;
 use switchyard_worker_contract::event::Failure;
 use switchyard_worker_contract::exit::{Exit, describe};
 
-/// What was seen of a rank.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
-    /// Global rank.
+    /// Rank among all ranks.
     pub rank: u32,
     /// How it ended; `None` while it runs.
     pub ended: Option<ExitStatus>,
     /// Ended by the supervisor: not a cause.
     pub killed: bool,
-    /// What it said about a failure.
+    /// The failure that it reported.
     pub failure: Option<Failure>,
 }
 
@@ -29,8 +28,8 @@ impl Seen {
     }
 }
 
-/// The first failure as this pod knows it, or `None` when all ranks are done. `first` is the index of the rank whose failure was
-/// heard of first, `stopped` what this pod was asked for before any.
+/// The first failure as this pod knows it, or `None` if all ranks are done. `first` is the index of the rank whose
+/// failure was reported first, `stopped` the stop that was requested before any failure.
 pub(super) fn verdict(ranks: &[Seen], first: Option<usize>, stopped: Option<Exit>) -> Option<Failure> {
     if ranks.iter().all(Seen::done) {
         return None;
@@ -46,12 +45,12 @@ pub(super) fn verdict(ranks: &[Seen], first: Option<usize>, stopped: Option<Exit
         .unwrap_or_else(|| ranks[first.unwrap_or_default()].rank);
     match ranks.iter().find(|seen| seen.rank == origin) {
         Some(seen) => Some(here(seen, told())),
-        // Only the words of a rank name one that is not here.
+        // Only a report names a rank that is not in this pod.
         None => told().cloned(),
     }
 }
 
-/// The ranks were told to stop, and the group may have words for it.
+/// The ranks were asked to stop; a rank may have reported more about it.
 fn stop(ranks: &[Seen], exit: Exit) -> Failure {
     let said = ranks.iter().filter_map(|seen| seen.failure.as_ref()).find(|said| said.exit_code == exit.code());
     let rank = ranks.first().map_or(0, |seen| seen.rank);
@@ -65,13 +64,13 @@ fn stop(ranks: &[Seen], exit: Exit) -> Failure {
     said.cloned().unwrap_or_else(silent)
 }
 
-/// The first failure was that of this rank of ours.
+/// The first failure was that of this rank of the pod.
 fn here(seen: &Seen, told: Option<&Failure>) -> Failure {
     let (code, ended) = match seen.ended {
         Some(status) if !seen.killed => (status.code(), describe(status)),
         _ => (None, "did not answer and was ended".to_string()),
     };
-    // A signal, a panic, or an end that the group did not expect: this rank's own fault in any case.
+    // A signal, a panic, or an end that the group did not expect: in any case the fault of this rank.
     let exit = code.and_then(Exit::from_code).filter(|exit| *exit != Exit::Done).unwrap_or(Exit::OwnFailure);
     let words = seen.failure.as_ref().or(told);
     Failure {
@@ -127,7 +126,7 @@ mod tests {
         let silent = Seen { killed: true, ..ended(1, 9) };
         let cause = "connection closed (did not answer and was ended)".to_string();
         assert_eq!(found(&[saying(0, 1, 4), silent.clone()], 0), (1, 1, 5, cause));
-        // It was only slow to stop: the failure is elsewhere.
+        // It was only slow to stop; the failure is elsewhere.
         assert_eq!(found(&[saying(0, 7, 4), silent], 0), (0, 7, 4, "connection closed".into()));
     }
 

@@ -1,6 +1,7 @@
-//! What a rank writes down while it trains; see [`switchyard_worker_contract::record`] for the files.
+//! What a rank records while it trains; see [`switchyard_worker_contract::record`] for the files.
 //!
-//! Always on: one line per step, kept in memory and written with the progress reports. On request: every operation of some steps.
+//! Always on: one line per step, kept in memory and written with the progress reports. On request: every operation of
+//! selected steps.
 
 mod steps;
 mod tensorboard;

@@ -5,24 +5,24 @@ use std::io::{self, Write};
 use std::path::Path;
 use switchyard_worker_contract::record::{self, StepRecord};
 
-/// Bytes that are kept before they are written: some hundred steps. The memory is taken once.
+/// Bytes that are kept before they are written: some hundred steps. The memory is allocated once.
 const BUFFER: usize = 256 << 10;
 /// Longest line.
 const LINE: usize = 1 << 10;
 
-/// The file of a rank's steps.
+/// The step file of a rank.
 pub struct StepFile {
     file: File,
     buffer: Vec<u8>,
-    /// The first write that failed; nothing is written after it, and the training goes on.
+    /// The first write that failed. Nothing is written after it, and the training continues.
     failed: Option<io::Error>,
 }
 
 impl StepFile {
-    /// Opens the rank's file below the run directory, after what earlier attempts wrote.
+    /// Opens the rank's file in the run directory, after what earlier attempts wrote.
     ///
     /// # Errors
-    /// The directory or the file cannot be made.
+    /// The directory or the file cannot be created.
     pub fn open(run_dir: &Path, rank: u32) -> io::Result<StepFile> {
         let folder = run_dir.join(record::DIR);
         DirBuilder::new().recursive(true).create(&folder)?;
@@ -30,18 +30,18 @@ impl StepFile {
         Ok(StepFile { file, buffer: Vec::with_capacity(BUFFER), failed: None })
     }
 
-    /// Keeps a step; allocates nothing.
+    /// Keeps a step; does not allocate.
     pub fn push(&mut self, step: &StepRecord) {
         if self.buffer.len() + LINE > BUFFER {
             self.flush();
         }
-        // Writing numbers to memory does not fail.
+        // Writing numbers to memory cannot fail.
         if serde_json::to_writer(&mut self.buffer, step).is_ok() {
             self.buffer.push(b'\n');
         }
     }
 
-    /// Writes what is kept.
+    /// Writes the kept steps.
     pub fn flush(&mut self) {
         if self.failed.is_none()
             && let Err(error) = self.file.write_all(&self.buffer)
@@ -51,7 +51,7 @@ impl StepFile {
         self.buffer.clear();
     }
 
-    /// Why steps are no longer written; told once.
+    /// Why steps are no longer written; returned once.
     pub fn failure(&mut self) -> Option<io::Error> {
         let failed = self.failed.take()?;
         self.failed = Some(io::Error::from(failed.kind()));

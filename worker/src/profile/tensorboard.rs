@@ -1,7 +1,7 @@
 //! TensorBoard's event files: scalars of rank 0.
 //!
-//! A file is a run of TFRecords (length, checksum, bytes, checksum; `tensorflow/core/lib/io/record_writer.h`), each an `Event` message
-//! (`tensorflow/core/util/event.proto`) of which only what scalars need is declared here.
+//! A file is a sequence of TFRecords (length, checksum, bytes, checksum; `tensorflow/core/lib/io/record_writer.h`),
+//! each an `Event` message (`tensorflow/core/util/event.proto`), of which only the parts for scalars are declared here.
 
 use prost::Message;
 use std::fs::{DirBuilder, File};
@@ -43,10 +43,10 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Makes a new file below the run directory; TensorBoard reads all of a directory in the order of their names.
+    /// Creates a new file in the run directory. TensorBoard reads all files of a directory in the order of their names.
     ///
     /// # Errors
-    /// The directory or the file cannot be made.
+    /// The directory or the file cannot be created.
     pub fn create(run_dir: &Path, attempt: u32) -> io::Result<EventFile> {
         let folder = run_dir.join(TENSORBOARD_DIR);
         DirBuilder::new().recursive(true).create(&folder)?;
@@ -57,7 +57,7 @@ impl EventFile {
         Ok(file)
     }
 
-    /// Appends scalars of a step; those that are not numbers are written as they are.
+    /// Appends scalars of a step; infinities and NaNs are written as they are.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -88,7 +88,7 @@ fn record(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// CRC-32C, masked so that a record may hold records.
+/// CRC-32C, masked so that a record may contain records.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

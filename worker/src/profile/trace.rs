@@ -1,6 +1,7 @@
 //! A Chrome trace (`chrome://tracing`, Perfetto) of some steps of a rank.
 //!
-//! A rank is a process of the trace, a thread a row. Times are those of rank 0's clock, so that the files of all ranks can be joined.
+//! A rank is a process of the trace, a thread is a row. Times are those of rank 0's clock, so that the files of all
+//! ranks can be merged.
 
 use serde_json::{Value, json};
 use std::fs::{self, DirBuilder};
@@ -16,7 +17,7 @@ pub enum Row {
     Step,
     /// Layers, on the thread that trains.
     Compute,
-    /// A compute thread beside it, from 1.
+    /// Another compute thread, counted from 1.
     Thread(u32),
     /// All-reduces of one communicator.
     Communicator(u32),
@@ -49,7 +50,7 @@ impl Row {
 /// Operations of a rank.
 pub struct Trace {
     rank: u32,
-    /// One point of time by both clocks, the second in microseconds since 1970 on rank 0.
+    /// One point in time by both clocks, the second in microseconds since 1970 on rank 0.
     origin: (Instant, f64),
     rows: std::collections::BTreeSet<Row>,
     events: Vec<Value>,
@@ -58,7 +59,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// An empty trace. `clock_offset_us`: to be added to this host's wall clock to get rank 0's.
+    /// `clock_offset_us`: to be added to this host's wall clock to get rank 0's.
     pub fn new(rank: u32, clock_offset_us: i64) -> Trace {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64() * 1e6);
         let origin = (Instant::now(), wall + clock_offset_us as f64);
@@ -79,7 +80,7 @@ impl Trace {
         self.overhead += begin.elapsed().as_secs_f64();
     }
 
-    /// Writes the file of this rank below the run directory.
+    /// Writes the file of this rank to the run directory.
     ///
     /// # Errors
     /// The file cannot be written.

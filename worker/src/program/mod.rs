@@ -1,4 +1,4 @@
-//! The `switchyard-worker` program, as a library: a program of your own calls [`main`] with networks of its own.
+//! The `switchyard-worker` program as a library: your own program calls [`main`] with its own networks.
 
 mod rank;
 
@@ -33,12 +33,13 @@ enum Command {
     Inspect,
 }
 
-/// All of the program: reads the arguments, does what they say, answers with the exit code. `registry` has the networks it knows.
+/// The whole program: parses the arguments, runs the command, returns the exit code. `registry` has the networks that
+/// it knows.
 pub fn main(registry: &Registry) -> ExitCode {
     main_as(env!("CARGO_PKG_VERSION"), registry)
 }
 
-/// [`main`] of a program that has a version of its own, which `--version` tells.
+/// [`main`] for a program with its own version, which `--version` prints.
 pub fn main_as(version: &'static str, registry: &Registry) -> ExitCode {
     let matches = Cli::command().version(version).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());

@@ -1,7 +1,7 @@
 //! `switchyard-worker train`: one rank, or several as threads of one process.
 //!
-//! With several each is a device: it has an equal share of the process's CPUs, a place of its own in the group, and a network and weights
-//! of its own. They share the data.
+//! With several ranks each is a device with an equal share of the process's CPUs, its own place in the group, and its
+//! own network and weights. They share the data.
 
 use crate::comm::{Aborter, CommError, GroupConfig};
 use crate::data::Dataset;
@@ -18,7 +18,7 @@ use switchyard_worker_contract::event::{Event, Failure};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::{CpuList, env};
 
-/// What the ranks of this process have in common.
+/// What the ranks of this process share.
 struct Process<'a> {
     config: EngineConfig,
     run_dir: PathBuf,
@@ -64,7 +64,7 @@ pub(super) fn train(registry: &Registry) -> Exit {
 }
 
 impl Process<'_> {
-    /// Each device on a thread of its own.
+    /// Runs each device on its own thread.
     fn train_devices(&self, group: &GroupConfig, devices: u32) -> Exit {
         let dataset = match train::open(&self.config) {
             Ok(dataset) => dataset,
@@ -93,7 +93,7 @@ impl Process<'_> {
                 })
                 .collect()
         });
-        // The device that failed by itself speaks for the process.
+        // The device that failed by itself decides the exit code of the process.
         let worst = |exit: &&Exit| match exit {
             Exit::Done => 0,
             Exit::PeerFailure => 1,
@@ -102,7 +102,7 @@ impl Process<'_> {
         exits.iter().max_by_key(worst).copied().unwrap_or(Exit::Unexpected)
     }
 
-    /// Runs a rank; what ends it early is printed as an event and becomes the exit code.
+    /// Runs a rank. An error that ends it early is printed as an event and becomes the exit code.
     fn guarded(
         &self,
         group: &GroupConfig,
@@ -145,7 +145,7 @@ impl Process<'_> {
     }
 }
 
-/// An equal share of the CPUs; where there are fewer than devices, some share one.
+/// An equal share of the CPUs; if there are fewer than devices, some devices share one.
 fn share(cpus: &CpuList, device: u32, devices: u32) -> CpuList {
     let all: Vec<u32> = cpus.iter().collect();
     let bound = |i: u32| (u64::from(i) * all.len() as u64 / u64::from(devices)) as usize;
@@ -157,7 +157,7 @@ fn share(cpus: &CpuList, device: u32, devices: u32) -> CpuList {
 
 fn describe(error: &TrainError, rank: u32) -> (Failure, Exit) {
     let exit = error.exit(rank);
-    // Whoever did not come is the origin, as far as this rank knows.
+    // As far as this rank knows, the failure began with the rank that did not arrive.
     let origin = match error {
         TrainError::Comm(CommError::Failed(cause)) => {
             let told = failure(rank, cause.origin_rank, cause.text.clone(), cause.during.clone(), exit);

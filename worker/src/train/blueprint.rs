@@ -1,4 +1,5 @@
-//! Everything about a run that follows from its configuration, its data and the number of ranks, before anything is started.
+//! Everything about a run that follows from its configuration, its data and the number of ranks, before anything
+//! starts.
 
 use super::TrainError;
 use super::memory;
@@ -12,26 +13,19 @@ use std::sync::Arc;
 use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
-/// Bytes in a MiB.
 const MIB: usize = 1 << 20;
 
 /// The static plan of a rank.
 pub struct Blueprint {
-    /// The configuration it was made from.
     pub config: EngineConfig,
-    /// Number of ranks.
     pub world: u32,
-    /// Threads and kernels.
     pub cpu: Cpu,
-    /// The samples.
     pub dataset: Arc<Dataset>,
-    /// Which samples a step takes.
+    /// Which samples each step takes.
     pub order: Order,
-    /// The network with its arena.
     pub network: Network,
     /// The fused gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
-    /// Optimizer steps of the run.
     pub total_steps: u64,
     model: Arc<dyn Model>,
 }
@@ -39,16 +33,16 @@ pub struct Blueprint {
 /// Opens the data of a configuration; the ranks of one process share them.
 ///
 /// # Errors
-/// Data that cannot be used.
+/// The data cannot be used.
 pub fn open(config: &EngineConfig) -> Result<Arc<Dataset>, TrainError> {
     Ok(Arc::new(Dataset::open(&config.data, &config.reader, &Task::of(&config.model), config.seed)?))
 }
 
 impl Blueprint {
-    /// Lays everything out.
+    /// Plans a rank.
     ///
     /// # Errors
-    /// Model or kernels that cannot be used, too little data for a step, too little memory.
+    /// The model or the kernels cannot be used, there is too little data for one step, or too little memory.
     pub fn new(
         config: &EngineConfig,
         dataset: Arc<Dataset>,
@@ -73,10 +67,10 @@ impl Blueprint {
         Ok(blueprint)
     }
 
-    /// The same with other kernels for products of 16 bits.
+    /// The same plan with other kernels for 16-bit products.
     ///
     /// # Errors
-    /// The memory is no longer there.
+    /// The memory is no longer available.
     pub(super) fn with_half_kernel(mut self, half: HalfKernel) -> Result<Blueprint, TrainError> {
         if self.cpu.half != half {
             self.cpu.half = half;
@@ -85,7 +79,7 @@ impl Blueprint {
         Ok(self)
     }
 
-    /// Goes on where a checkpoint was, in the samples as in the steps.
+    /// Continues where a checkpoint ended, in samples and in steps.
     pub(super) fn go_on_from(&mut self, progress: &Progress) {
         self.order = self.order.from_position(progress.step, progress.epoch, progress.position);
         if let Length::Epochs(epochs) = self.config.length {
@@ -93,12 +87,11 @@ impl Blueprint {
         }
     }
 
-    /// Items of one optimizer step over all ranks.
+    /// Items of one optimizer step on all ranks.
     pub fn items_per_step(&self) -> u64 {
         self.order.samples_per_step() * self.dataset.kind().items_per_sample()
     }
 
-    /// Memory of one rank.
     pub fn memory(&self) -> MemoryUse {
         let layout = self.network.layout();
         let flat = 4 * layout.len as u64;
@@ -114,13 +107,13 @@ impl Blueprint {
         }
     }
 
-    /// Bytes of all that a checkpoint holds.
+    /// Bytes of everything that a checkpoint holds.
     fn state_bytes(&self) -> u64 {
         let layout = self.network.layout();
         4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.config.optimizer.rule) as u64
     }
 
-    /// Memory of one rank if all numbers had 32 bits; `None` where they have.
+    /// Memory of one rank if all numbers had 32 bits; `None` if they have.
     fn memory_fp32(&self) -> Option<u64> {
         self.half_type()?;
         let now = self.memory();
@@ -128,12 +121,11 @@ impl Blueprint {
         Some(MemoryUse { weights: flat, activations: self.network.memory_bytes_f32() as u64, ..now }.total())
     }
 
-    /// The 16-bit format of mixed precision.
     pub fn half_type(&self) -> Option<HalfType> {
         half_type(&self.config)
     }
 
-    /// The word for the kernels in use.
+    /// Name of the kernels in use.
     pub fn kernel(&self) -> String {
         match (self.half_type(), self.cpu.half) {
             (Some(HalfType::Bf16), half) if half != HalfKernel::F32 => {
@@ -146,7 +138,7 @@ impl Blueprint {
     /// What the launcher shows before the start.
     ///
     /// # Errors
-    /// The data cannot be read any more.
+    /// The data can no longer be read.
     pub fn inspection(&self) -> Result<Inspection, TrainError> {
         let layout = self.network.layout();
         let facts = self.dataset.facts();

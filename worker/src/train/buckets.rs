@@ -1,22 +1,23 @@
-//! The buckets of a group: gradients, and beside them what else the ranks tell each other in a step.
+//! The buckets of a group: gradients, and what else the ranks exchange in a step.
 //!
 //! ```text
 //! gradients 0 .. n-1     in the order in which backward completes them
-//! metrics                loss, flags and batch statistics; in 4 bytes always, whatever the wire type
-//! exchange               some bytes of each rank, for what happens rarely
-//! check                  numbers without a meaning, where the job asks for a measurement before the first step
+//! metrics                loss, flags and batch statistics; always 4 bytes per number, whatever the wire type
+//! exchange               a few bytes from each rank, for rare events
+//! check                  meaningless numbers, if the job asks for a measurement before the first step
 //! ```
 //!
-//! Where gradients travel in 4 bytes, the metrics of a step ride in the last gradient bucket, so that they cost no message of their own.
+//! If gradients travel in 4 bytes, the metrics of a step ride in the last gradient bucket and cost no message of their
+//! own.
 
 use super::blueprint::Blueprint;
 use super::check;
 use crate::comm::{CommError, Communicator, Options, Wire};
 use switchyard_worker_contract::config::WireType;
 
-/// Numbers before the statistics. One cache line, so that nothing shares it.
+/// Numbers before the statistics: one cache line, shared with nothing else.
 const FLAGS: usize = 16;
-/// Numbers that hold the length of a rank's bytes.
+/// Numbers that hold the byte count of a rank.
 const LENGTH: usize = 4;
 
 /// What a rank adds to the sums of a step.
@@ -24,37 +25,36 @@ const LENGTH: usize = 4;
 pub(super) struct Flags {
     /// Share of this rank and micro-batch in the mean loss.
     pub loss: f32,
-    /// 1: this rank was told to stop.
+    /// 1: this rank was asked to stop.
     pub stop: f32,
     /// 1: a checkpoint is due by the clock of rank 0.
     pub due: f32,
-    /// 1: this rank's shard of the checkpoint under way is written.
+    /// 1: this rank has written its shard of the current checkpoint.
     pub written: f32,
-    /// 1: it could not be written.
+    /// 1: the shard could not be written.
     pub failed: f32,
 }
 
-/// Where everything is.
 #[derive(Debug, Clone)]
 pub(super) struct Buckets {
     /// Numbers of each bucket, as the communicator registers them.
     pub lens: Vec<usize>,
     /// How the communicator carries them.
     pub options: Options,
-    /// Gradient buckets.
+    /// Number of gradient buckets.
     pub gradients: usize,
-    /// Bucket of a step's metrics, and where in it they begin.
+    /// Bucket of a step's metrics, and where they begin in it.
     metrics: (usize, usize),
     statistics: usize,
-    /// Numbers of each rank in the exchange.
+    /// Numbers per rank in the exchange.
     slot: usize,
     world: usize,
-    /// Bucket of the measured check, where there is one.
+    /// Bucket of the measured check, if there is one.
     pub check: Option<usize>,
 }
 
 impl Buckets {
-    /// `slot`: most bytes that a rank will exchange.
+    /// `slot`: the most bytes that a rank will exchange.
     pub fn new(blueprint: &Blueprint, slot: usize) -> Buckets {
         let overlap = &blueprint.config.overlap;
         let wire = match overlap.wire_type {
@@ -100,14 +100,14 @@ impl Buckets {
         all[FLAGS..FLAGS + self.statistics].copy_from_slice(statistics);
     }
 
-    /// The sums over all ranks, after the bucket's reduction.
+    /// The sums over all ranks, once the bucket is reduced.
     pub fn told<'a>(&self, communicator: &'a Communicator) -> (Flags, &'a [f32]) {
         let all = &communicator.bucket(self.metrics.0)[self.metrics.1..];
         let flags = Flags { loss: all[0], stop: all[1], due: all[2], written: all[3], failed: all[4] };
         (flags, &all[FLAGS..FLAGS + self.statistics])
     }
 
-    /// The sums of some numbers over all ranks; at most 16.
+    /// Sums a few numbers (at most 16) over all ranks.
     pub fn sum<const N: usize>(&self, communicator: &mut Communicator, own: [f32; N]) -> Result<[f32; N], CommError> {
         const { assert!(N <= FLAGS) };
         let bucket = self.spare();
@@ -116,9 +116,10 @@ impl Buckets {
         Ok(std::array::from_fn(|i| communicator.bucket(bucket)[i]))
     }
 
-    /// The bytes of every rank, on every rank. Longer ones than were announced are cut; nobody makes such.
+    /// Gathers the bytes of every rank on every rank. Bytes beyond the announced slot are cut; no caller sends that
+    /// many.
     ///
-    /// Each byte travels as a number beside the zeros of all others.
+    /// Each byte travels as a number next to the zeros of all other ranks.
     pub fn gather(&self, communicator: &mut Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let (bucket, rank) = (self.gradients + 1, communicator.rank() as usize);
         let room = self.slot - LENGTH;

@@ -1,7 +1,8 @@
-//! The measured check before the first step: what an all-reduce over all ranks achieves, and what each connection of its ring.
+//! The measured check before the first step: the bandwidth of an all-reduce over all ranks, and of each connection of
+//! its ring.
 //!
-//! It goes the way that the training goes: shared memory within a host, the ring of TCP connections between hosts. Of other ways, such as
-//! RDMA, it says nothing.
+//! It takes the same path as the training: shared memory within a host, the ring of TCP connections between hosts. It
+//! says nothing about other paths, such as RDMA.
 
 use super::{TrainError, Trainer};
 use std::time::Instant;
@@ -10,15 +11,15 @@ use switchyard_worker_contract::event::{Measured, MeasuredLink};
 
 /// Numbers of the all-reduce: 16 MiB.
 pub(super) const NUMBERS: usize = 4 << 20;
-/// All-reduces that are timed, at most.
+/// Most all-reduces that are timed.
 const ROUNDS: f64 = 4.0;
-/// Time for them, as far as the first one tells.
+/// Time budget for them, estimated from the first one.
 const SECONDS: f64 = 5.0;
-/// Bytes that each rank tells the others.
+/// Bytes that each rank sends to the others.
 const TOLD: usize = 20;
 
 impl Trainer {
-    /// Measures, if the job asks for it. The answer is the same on every rank.
+    /// Measures, if the job asks for it. The result is the same on every rank.
     ///
     /// # Errors
     /// The group failed, or the bandwidth is below what the job needs and the check is enforced.
@@ -28,7 +29,7 @@ impl Trainer {
         };
         self.communicator.bucket_mut(bucket).fill(1.0);
         let first = self.timed(bucket, 1)?;
-        // All must make the same number of rounds.
+        // All ranks must run the same number of rounds.
         let world = self.communicator.world();
         let [sum] = self.buckets.sum(&mut self.communicator, [first as f32])?;
         let rounds = (SECONDS / (f64::from(sum) / f64::from(world)).max(1e-6)).clamp(1.0, ROUNDS) as u32;
@@ -45,7 +46,7 @@ impl Trainer {
         }
     }
 
-    /// So many all-reduces, seconds in all.
+    /// Runs that many all-reduces; returns the seconds of all.
     fn timed(&mut self, bucket: usize, rounds: u32) -> Result<f64, TrainError> {
         self.communicator.barrier()?;
         let start = Instant::now();
@@ -56,7 +57,7 @@ impl Trainer {
     }
 }
 
-/// Puts together what all ranks tell: the slowest one's time is that of the all-reduce.
+/// Combines the reports of all ranks: the time of the slowest rank is that of the all-reduce.
 fn measured(check: BandwidthCheck, all: &[Vec<u8>]) -> Measured {
     let number = |bytes: &[u8]| bytes.try_into().map_or(0.0, f64::from_le_bytes);
     let whole = || (0_u32..).zip(all).filter(|(_, told)| told.len() == TOLD);

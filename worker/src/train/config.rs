@@ -5,10 +5,10 @@ use crate::process::{threads, variable};
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
 
-/// Reads a configuration from text that came from `source`, and settles what it leaves open to each rank.
+/// Parses a configuration that came from `source`, and settles what it leaves to each rank.
 ///
 /// # Errors
-/// Where the text is no configuration, and why.
+/// The text is not a valid configuration; the error names the source and the reason.
 pub fn parse(text: &str, source: &str) -> Result<EngineConfig, TrainError> {
     let mut config: EngineConfig = serde_json::from_str(text)
         .map_err(|error| TrainError::Usage(format!("engine configuration from {source}: {error}")))?;
@@ -19,7 +19,7 @@ pub fn parse(text: &str, source: &str) -> Result<EngineConfig, TrainError> {
 /// Reads the file that `SWITCHYARD_CONFIG` names.
 ///
 /// # Errors
-/// The variable or the file, and what is wrong with it.
+/// The variable is not set, or the file cannot be read or parsed.
 pub fn from_env() -> Result<EngineConfig, TrainError> {
     let path =
         variable(env::CONFIG).ok_or_else(|| TrainError::Usage(format!("{}: not set; expected a path", env::CONFIG)))?;

@@ -1,4 +1,4 @@
-//! What ends training early.
+//! Why training ends early.
 
 use crate::comm::{CauseKind, CommError};
 use crate::cpu::IsaError;
@@ -7,83 +7,64 @@ use crate::nn::ModelError;
 use switchyard_worker_contract::event::Measured;
 use switchyard_worker_contract::exit::Exit;
 
-/// What ends training early.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// The data cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The model cannot be built.
     #[error("spec.engine.model: {0}")]
     Model(#[from] ModelError),
-    /// The CPU kernels asked for are not there.
+    /// The CPU kernels that were asked for are not available.
     #[error("SWITCHYARD_KERNEL: {0}")]
     Kernel(#[from] IsaError),
-    /// The group failed, or could not form.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The plan takes more memory than it may.
     #[error(
         "not placeable: a rank needs {need} MiB of memory ({activations} MiB for activations), and may take {limit} MiB (spec.engine.memory.fraction {fraction} of its share of the node); smallest change that fits: {help}"
     )]
     Memory {
-        /// MiB in all.
+        /// MiB in total.
         need: u64,
         /// MiB that grow with the batch.
         activations: u64,
-        /// MiB allowed.
         limit: u64,
-        /// Share of what is available.
+        /// Share of the memory available to this rank.
         fraction: f64,
-        /// What would fit.
+        /// The smallest change that would fit.
         help: String,
     },
-    /// The checkpoint to go on from cannot be used.
+    /// The checkpoint to resume from cannot be used.
     #[error("spec.checkpoint.path: cannot resume: {0}")]
     Resume(String),
-    /// All ranks stopped because one was told to, after saving.
+    /// One rank was asked to stop, and all stopped after saving.
     #[error("stopped by a signal after step {step}{}", if *saved { ", which is saved" } else { "" })]
     Stopped {
-        /// Steps done.
         step: u64,
-        /// Whether a checkpoint holds them.
+        /// Whether a checkpoint holds these steps.
         saved: bool,
-        /// SIGINT, not SIGTERM, on this rank or an unknown one.
+        /// SIGINT rather than SIGTERM; on this rank or on an unknown one.
         interrupted: bool,
     },
-    /// The links between ranks achieve less than the job needs.
+    /// The links between ranks are slower than the job needs.
     #[error("{1}")]
     Preflight(Box<Measured>, String),
-    /// Too many steps in a row overflowed.
     #[error("{0}; lower optimizer.learningRate, or set precision.computeType: BF16")]
     Overflow(String),
-    /// The numbers have left the range of f32.
     #[error(
         "the loss of step {step} is {loss} and the norm of its gradients {norm}: expected a finite number; lower optimizer.learningRate or set optimizer.gradientClipNorm"
     )]
-    NotFinite {
-        /// The step.
-        step: u64,
-        /// Its loss.
-        loss: f64,
-        /// Norm of its gradients.
-        norm: f64,
-    },
-    /// The trained model cannot be written.
+    NotFinite { step: u64, loss: f64, norm: f64 },
     #[error("{cause}")]
     Save {
-        /// The file.
         file: String,
-        /// What happened, with its name.
+        /// The reason, with the name of the file.
         cause: String,
     },
-    /// The worker was called wrongly.
     #[error("{0}")]
     Usage(String),
 }
 
 impl TrainError {
-    /// The exit code that fits, on the rank with this number.
+    /// The exit code for this error on the given rank.
     pub fn exit(&self, rank: u32) -> Exit {
         match self {
             TrainError::Data(_) => Exit::Data,

@@ -8,31 +8,32 @@ use crate::comm::CommError;
 /// Loss and accuracy on the validation set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Judgement {
-    /// Mean loss, nats.
+    /// Mean loss in nats.
     pub loss: f64,
-    /// Share of right predictions; `None` where the model does not count them.
+    /// Share of right predictions; `None` if the model does not count them.
     pub accuracy: Option<f64>,
 }
 
 impl Trainer {
-    /// Mean over the validation set of all ranks; `None` without a validation split.
+    /// Evaluates the validation set of all ranks; `None` without a validation split.
     ///
     /// # Errors
-    /// The group failed, or data cannot be read any more.
+    /// The group failed, or data can no longer be read.
     pub fn evaluate(&mut self) -> Result<Option<Judgement>, TrainError> {
         self.evaluate_unless(&mut Wishes::default).map(|(judgement, _)| judgement)
     }
 
-    /// The same, broken off after a batch when a rank wishes to stop; without a judgement then. `wishes` is asked for each batch.
+    /// The same, but stops after a batch as soon as a rank wants to stop, and then returns no result. `wishes` is
+    /// called for each batch.
     ///
     /// # Errors
-    /// The group failed, or data cannot be read any more.
+    /// The group failed, or data can no longer be read.
     pub fn evaluate_unless(
         &mut self,
         wishes: &mut dyn FnMut() -> Wishes,
     ) -> Result<(Option<Judgement>, Agreed), TrainError> {
         let Some(set) = &mut self.validation else { return Ok((None, Agreed::default())) };
-        // Elsewhere a stop ends the group.
+        // Without checkpoints a stop ends the group.
         let saves_first = self.blueprint.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
         let (mut sum, mut correct, mut predicted) = (0.0, 0, 0);
         for index in 0..set.batches() {
@@ -41,7 +42,7 @@ impl Trainer {
             sum += outcome.loss;
             correct += outcome.correct;
             predicted += outcome.predicted;
-            // A rank that is told to stop must not finish a long evaluation first.
+            // A rank that is asked to stop must not finish a long evaluation first.
             if let Some(cause) = self.communicator.failure() {
                 return Err(CommError::Failed(cause).into());
             }

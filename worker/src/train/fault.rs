@@ -1,22 +1,20 @@
-//! Faults a rank does to itself, for tests of recovery: `SWITCHYARD_FAULT=kill:20@1#1`.
+//! Faults that a rank inflicts on itself, for tests of recovery: `SWITCHYARD_FAULT=kill:20@1#1`.
 
 use super::TrainError;
 use switchyard_worker_contract::env;
 
-/// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Ends with exit code 5.
+    /// Exit code 5.
     Exit,
     /// SIGKILL.
     Kill,
     /// SIGSTOP: alive, but silent.
     Hang,
-    /// A panic.
     Panic,
 }
 
-/// A fault and when it happens.
+/// A fault and when it strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     kind: Kind,
@@ -26,7 +24,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Reads `KIND:STEP[@RANK][#ATTEMPT]`.
+    /// Parses `KIND:STEP[@RANK][#ATTEMPT]`.
     ///
     /// # Errors
     /// The text has another form.
@@ -56,12 +54,11 @@ impl Fault {
         Ok(Fault { kind, step: step.parse().map_err(|_| wrong())?, rank, attempt })
     }
 
-    /// Whether it happens now, before `step` (from 1).
+    /// Whether it strikes now, before `step` (counted from 1).
     pub fn due(&self, step: u64, rank: u32, attempt: u32) -> bool {
         self.step == step && self.rank.is_none_or(|own| own == rank) && self.attempt.is_none_or(|own| own == attempt)
     }
 
-    /// Does it.
     pub fn strike(&self) {
         use rustix::process::{Signal, getpid, kill_process};
         match self.kind {

@@ -1,4 +1,4 @@
-//! Whether a rank's memory suffices, before the first step.
+//! Whether a rank has enough memory, checked before the first step.
 
 use super::TrainError;
 use super::blueprint::Blueprint;
@@ -9,7 +9,7 @@ use switchyard_worker_contract::env;
 /// Refuses a plan that takes more than its share of the memory.
 ///
 /// # Errors
-/// It does; what fits is said.
+/// The plan is too large; the error says what would fit.
 pub(super) fn check(blueprint: &Blueprint) -> Result<(), TrainError> {
     let Some(capacity) = capacity() else { return Ok(()) };
     let ranks = variable(env::PROCS_PER_NODE).and_then(|text| text.parse().ok()).unwrap_or(1u64).max(1);
@@ -23,7 +23,7 @@ fn judge(blueprint: &Blueprint, share: u64) -> Result<(), TrainError> {
     if need.total() <= limit {
         return Ok(());
     }
-    // Activations grow with the batch, the rest does not.
+    // Activations grow with the batch, everything else stays the same.
     let fixed = need.total() - need.activations;
     let batch = u64::from(blueprint.config.batch_size_per_process);
     let fits = limit.saturating_sub(fixed).saturating_mul(batch) / need.activations.max(1);
@@ -41,8 +41,8 @@ fn judge(blueprint: &Blueprint, share: u64) -> Result<(), TrainError> {
     })
 }
 
-/// Memory of this machine, or of the container where that is less, bytes. What is in use is not taken off: it may be what the other ranks
-/// of the node have taken already.
+/// Memory in bytes of this machine, or of the container if that is less. Memory in use is not subtracted: the other
+/// ranks of the node may already have taken it.
 fn capacity() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_in);
     let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse::<u64>().ok());
@@ -57,7 +57,7 @@ fn total_in(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Gives memory that the allocator keeps for later back to the system.
+/// Returns memory that the allocator keeps to the system.
 #[allow(unsafe_code)]
 pub(super) fn release() {
     #[cfg(target_env = "gnu")]
@@ -65,7 +65,7 @@ pub(super) fn release() {
         unsafe extern "C" {
             fn malloc_trim(pad: usize) -> i32;
         }
-        // SAFETY: the function takes a number and touches the allocator's own memory only.
+        // SAFETY: the function takes a number and touches only the allocator's own memory.
         unsafe { malloc_trim(0) };
     }
 }

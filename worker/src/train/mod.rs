@@ -7,8 +7,8 @@
 //! run: Trainer step by step, events, evaluation, the trained model
 //! ```
 //!
-//! Why every rank holds the same bits: initial weights come from the seed, reduced gradients are bit-identical on all ranks, and
-//! norm and optimizer give the same bits on every CPU. Nothing else ever touches the weights.
+//! Every rank holds the same bits because the initial weights come from the seed, reduced gradients are bit-identical
+//! on all ranks, and norm and optimizer give the same bits on every CPU. Nothing else ever touches the weights.
 
 mod blueprint;
 mod buckets;

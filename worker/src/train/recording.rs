@@ -1,6 +1,6 @@
-//! What is written down of a run: a line per step, scalars for TensorBoard, a trace of the profiled steps.
+//! What a run records: a line per step, scalars for TensorBoard, a trace of the profiled steps.
 //!
-//! None of it may end a training: what cannot be written is said once and left out.
+//! A failure here never ends a training: what cannot be written is reported once and dropped.
 
 use super::trainer::{StepReport, Trainer};
 use crate::comm::Timing;
@@ -20,13 +20,13 @@ pub(super) struct Recording {
     scalars: Option<EventFile>,
     profile: Option<Profile>,
     trace: Option<Trace>,
-    /// End of the step before.
+    /// End of the previous step.
     last: Instant,
     clock_offset_us: i64,
 }
 
 impl Recording {
-    /// Opens the files below the run directory.
+    /// Opens the files in the run directory.
     pub fn start(trainer: &Trainer, run_dir: &Path, attempt: u32) -> Recording {
         let rank = trainer.communicator().rank();
         let steps = told("the record of steps", StepFile::open(run_dir, rank));
@@ -43,7 +43,7 @@ impl Recording {
         }
     }
 
-    /// Before a step: whether it is profiled.
+    /// Called before a step; decides whether it is profiled.
     pub fn before(&mut self, trainer: &mut Trainer) {
         let Some(profile) = self.profile else { return };
         let step = trainer.steps_done() + 1;
@@ -54,7 +54,7 @@ impl Recording {
         trainer.record_operations(on);
     }
 
-    /// After a step.
+    /// Called after a step.
     pub fn after(&mut self, trainer: &mut Trainer, report: &StepReport) {
         let now = Instant::now();
         let total = now - self.last;
@@ -128,7 +128,7 @@ impl Recording {
         }
     }
 
-    /// With a progress report: writes what was kept.
+    /// Called with a progress report: writes what was kept.
     pub fn progress(&mut self, progress: &Progress) {
         if let Some(steps) = &mut self.steps {
             steps.flush();

@@ -1,4 +1,4 @@
-//! Finding the checkpoint to go on from, together, and reading it.
+//! Finding the checkpoint to resume from, on all ranks together, and reading it.
 
 use super::TrainError;
 use super::blueprint::Blueprint;
@@ -12,31 +12,31 @@ use switchyard_checkpoint::store::{Latest, State as Stored};
 use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store, TensorSink};
 use switchyard_worker_contract::config::Rule;
 
-/// What rank 0 tells the others.
+/// What rank 0 sends to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Found {
-    /// Attempt and step of the checkpoint; `None`: begin.
+    /// Attempt and step of the checkpoint; `None`: start from the beginning.
     id: Option<(u32, u64)>,
-    /// Attempt under which the run writes.
+    /// Attempt under which this run writes.
     attempt: u32,
-    /// Why there is no answer.
+    /// Why rank 0 found no answer.
     error: Option<String>,
 }
 
-/// Most bytes of what rank 0 tells.
+/// Most bytes that rank 0 sends.
 pub(super) const ROOM: usize = 1024;
 
-/// The answer, the same on all ranks.
+/// Where to start; the same on all ranks.
 pub(super) struct Start {
     pub checkpoint: Option<(Checkpoint, Progress)>,
-    /// Attempt under which the run writes.
+    /// Attempt under which this run writes.
     pub attempt: u32,
 }
 
-/// Looks for the newest checkpoint of the job.
+/// Finds the newest checkpoint of the job.
 ///
 /// # Errors
-/// The directory cannot be read; the group failed.
+/// The directory cannot be read, or the group failed.
 pub(super) fn find(
     communicator: &mut Communicator,
     buckets: &Buckets,
@@ -70,7 +70,7 @@ fn look(store: &Store<'_>, job: &str, launched: u32) -> Found {
     match answer.and_then(|(latest, attempt)| Ok((usable(latest)?, attempt))) {
         Ok((latest, attempt)) => {
             for (id, error) in &latest.passed {
-                eprintln!("warning: the checkpoint {id} is passed over: {error}");
+                eprintln!("warning: the checkpoint {id} is skipped: {error}");
             }
             let id = latest.checkpoint.map(|checkpoint| checkpoint.manifest().about().id);
             Found { id: id.map(|id| (id.attempt, id.step)), attempt, error: None }
@@ -82,25 +82,25 @@ fn look(store: &Store<'_>, job: &str, launched: u32) -> Found {
     }
 }
 
-/// One directory belongs to one job: a run that begins among the checkpoints of another one would be taken for it.
+/// A directory belongs to one job: a run that starts among another job's checkpoints would be mistaken for that job.
 fn foreign(store: &Store<'_>, job: &str) -> Result<(), String> {
     for found in store.list().map_err(|error| error.to_string())? {
         if let Stored::Complete(checkpoint) = found.state
             && checkpoint.manifest().about().job != job
         {
             let (at, other) = (checkpoint.directory().display(), &checkpoint.manifest().about().job);
-            return Err(format!("{at}: job: got `{other}`; expected `{job}`: each job has a directory of its own"));
+            return Err(format!("{at}: job: got `{other}`; expected `{job}`: each job has its own directory"));
         }
     }
     Ok(())
 }
 
-/// Where all that was complete is damaged, nobody but a person may decide to begin again.
+/// If every complete checkpoint is damaged, only a person may decide to start over.
 fn usable(latest: Latest) -> Result<Latest, String> {
     let damaged = latest.passed.iter().find(|(_, error)| !matches!(error, CheckpointError::Incomplete { .. }));
     match (&latest.checkpoint, damaged) {
         (None, Some((_, error))) => {
-            Err(format!("no checkpoint can be used; remove them to begin anew; the newest: {error}"))
+            Err(format!("no checkpoint can be used; remove them to start over; the newest: {error}"))
         }
         _ => Ok(latest),
     }
@@ -109,7 +109,7 @@ fn usable(latest: Latest) -> Result<Latest, String> {
 /// Reads a checkpoint into the state.
 ///
 /// # Errors
-/// It is of another model or optimizer, or damaged.
+/// The checkpoint is damaged, or belongs to another model or optimizer.
 pub(super) fn restore(
     state: &mut State,
     blueprint: &Blueprint,
@@ -128,7 +128,7 @@ pub(super) fn restore(
     if got != expected {
         return Err(refused(format!("spec.engine.optimizer: got {got}; expected {expected}, as the checkpoint has")));
     }
-    // Where in the epoch it goes on means nothing among other samples.
+    // A position in an epoch means nothing for other samples.
     let own = Fingerprint::of(blueprint.dataset.facts());
     if let Some(Difference { field, got, expected }) = progress.data.as_ref().and_then(|data| own.difference(data)) {
         return Err(refused(format!(

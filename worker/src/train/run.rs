@@ -1,4 +1,4 @@
-//! A whole run of one rank: join, train, evaluate, save, leave; and what it tells its launcher.
+//! A whole run of one rank: join, train, evaluate, save, leave; and what it reports to its launcher.
 
 use super::fault::Fault;
 use super::memory;
@@ -18,12 +18,11 @@ pub struct Reporter<W> {
 }
 
 impl<W: Write> Reporter<W> {
-    /// Prints to `out`.
     pub fn new(out: W) -> Self {
         Reporter { out }
     }
 
-    /// Prints one event. A launcher that no longer listens is no reason to stop: it ends this process when it means to.
+    /// Prints one event. A launcher that no longer listens is no reason to stop: it ends this process when it wants to.
     pub fn event(&mut self, event: &Event) {
         if let Ok(mut line) = serde_json::to_string(event) {
             line.push('\n');
@@ -32,20 +31,20 @@ impl<W: Write> Reporter<W> {
     }
 }
 
-/// What the world outside of the run may do to it.
+/// What affects a run from outside.
 pub struct Outside<'a> {
-    /// Where everything of this run goes.
+    /// Where all files of this run go.
     pub run_dir: &'a Path,
-    /// A fault for tests.
+    /// A fault, for tests.
     pub fault: Option<Fault>,
-    /// The signal that told this process to stop, or 0. Only looked at where a checkpoint is to be saved first.
+    /// The signal that asked this process to stop, or 0. Read only if a checkpoint is to be saved first.
     pub stop: &'a AtomicI32,
 }
 
-/// Trains to the end. `joined` gets the handle by which a signal can end the group.
+/// Trains to the end. `joined` gets the handle through which a signal can end the group.
 ///
 /// # Errors
-/// Anything that ends training early; the group has been told.
+/// Anything that ends training early. The group has been informed by then.
 pub fn run<W: Write>(
     blueprint: Blueprint,
     group: &GroupConfig,
@@ -58,7 +57,7 @@ pub fn run<W: Write>(
     let mut run = Run { trainer: &mut trainer, attempt: group.attempt, outside, reporter };
     let finished = match run.train_all() {
         Ok(finished) => finished,
-        // All ranks know it at once, and none failed.
+        // All ranks learn of it at the same time, and none failed.
         Err(error @ (TrainError::Stopped { .. } | TrainError::Preflight(..))) => {
             trainer.leave()?;
             return Err(error);
@@ -68,13 +67,14 @@ pub fn run<W: Write>(
             return Err(first_cause(error, trainer.communicator()));
         }
     };
-    // A rank is finished only when all are: a failure while another one saves is a failure of the job.
+    // A rank is finished only when all are: a failure while another rank saves is a failure of the job.
     trainer.leave()?;
     reporter.event(&Event::Finished(finished));
     Ok(())
 }
 
-/// Of two ranks that fail at once, one was first for the whole group: the other one says so too, and its own error is in its log.
+/// If two ranks fail at once, one of them was first for the whole group. The other one reports that cause too; its own
+/// error is in its log.
 fn first_cause(error: TrainError, communicator: &Communicator) -> TrainError {
     match communicator.failure() {
         Some(cause) if cause.origin_rank != communicator.rank() && !matches!(error, TrainError::Comm(_)) => {
@@ -93,7 +93,7 @@ struct Run<'a, W> {
 }
 
 impl<W: Write> Run<'_, W> {
-    /// Rank 0 tells what was measured, also where that ends the run.
+    /// Rank 0 reports what was measured, even if that ends the run.
     fn check(&mut self) -> Result<(), TrainError> {
         let checked = self.trainer.check_bandwidth();
         let measured = match &checked {
@@ -233,7 +233,7 @@ impl<W: Write> Run<'_, W> {
         }
     }
 
-    /// Saves, since a rank was told to stop; answers the error that says so.
+    /// Saves, because a rank was asked to stop; returns the error that says so.
     fn stop(&mut self) -> Result<TrainError, TrainError> {
         self.trainer.save_checkpoint()?;
         let saved = self.trainer.finish_checkpoint()?;
@@ -244,7 +244,6 @@ impl<W: Write> Run<'_, W> {
     }
 }
 
-/// Nearest-rank percentile of sorted values.
 fn percentile(sorted: &[f32], percent: usize) -> f64 {
     let position = (sorted.len() * percent).div_ceil(100).max(1) - 1;
     sorted.get(position).map_or(0.0, |value| f64::from(*value))
@@ -254,12 +253,12 @@ fn percentile(sorted: &[f32], percent: usize) -> f64 {
 #[derive(Debug, Default)]
 struct Interval {
     steps: u64,
-    /// Sum of the losses that are numbers, and how many are: with mixed precision a skipped step's may be none.
+    /// Sum and count of the finite losses: in mixed precision the loss of a skipped step may not be finite.
     loss: f64,
     losses: u64,
     longest: Duration,
     sum: StepReport,
-    /// Last norm of a step that was not skipped.
+    /// Norm of the last step that was not skipped.
     gradient_norm: f64,
 }
 
@@ -280,7 +279,7 @@ impl Interval {
         self.sum.optimizer += report.optimizer;
     }
 
-    /// Mean loss; `None` when no step had one.
+    /// Mean loss; `None` if no step had a finite one.
     fn loss(&self) -> Option<f64> {
         (self.losses > 0).then(|| self.loss / self.losses as f64)
     }

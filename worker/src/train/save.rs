@@ -1,4 +1,4 @@
-//! The trained model as safetensors: PyTorch, Hugging Face and the like read it as it is.
+//! The trained model as safetensors, which PyTorch, Hugging Face and others read as it is.
 
 use super::TrainError;
 use super::blueprint::Blueprint;
@@ -9,7 +9,7 @@ use switchyard_checkpoint::disk::Disk;
 use switchyard_checkpoint::export::write_model;
 use switchyard_checkpoint::{Role, TensorSpec};
 
-/// Writes all parameters and statistics by name. The file appears complete, under its name, or not at all.
+/// Writes all parameters and statistics by name. The file appears under its name when it is complete, or not at all.
 pub(super) fn model(file: &Path, blueprint: &Blueprint, state: &State) -> Result<(), TrainError> {
     let names = Names::new(state, blueprint);
     let tensors: Vec<TensorSpec> =

@@ -1,13 +1,15 @@
-//! Checkpoints while the training goes on: each rank copies its share of the state, a thread writes it.
+//! Checkpoints while the training continues: each rank copies its share of the state, and a thread writes it.
 //!
 //! ```text
-//! due        every rank copies its pieces and goes on; its thread writes them (format and guarantees: docs/checkpoints.md)
-//! later      the flags of a step say how many ranks have written; when all have, they exchange digests
+//! due        every rank copies its pieces and continues; its thread writes them (format and guarantees:
+//! docs/checkpoints.md)
+//! later      the flags of a step say how many ranks have written; once all have, they exchange digests
 //! published  the thread of rank 0 writes the manifest and removes old checkpoints
 //! ```
 //!
-//! At most one checkpoint is under way. When the next one is due before it is complete, the training waits: that is a stall, and it
-//! is in the figures. A checkpoint that cannot be written is told, given up, and tried again when the next one is due.
+//! At most one checkpoint is in progress. If the next one is due before it is complete, the training waits: that is a
+//! stall, and the figures show it. A checkpoint that cannot be written is reported and abandoned; the next one that is
+//! due is a new attempt.
 
 use super::state::{Names, Progress, State};
 use std::collections::HashMap;
@@ -21,20 +23,18 @@ use switchyard_checkpoint::disk::Disk;
 use switchyard_checkpoint::format::About;
 use switchyard_checkpoint::{CheckpointId, Manifest, Plan, ShardDigest, Store, TensorSource};
 
-/// What a run's checkpoints have in common.
+/// What the checkpoints of a run have in common.
 pub(super) struct Site {
     pub directory: PathBuf,
     pub job: String,
-    /// Digest of the configuration.
     pub config: String,
-    /// Complete ones that are kept.
+    /// Complete checkpoints that are kept.
     pub keep: usize,
     pub rank: usize,
     /// Attempt under which this run writes.
     pub attempt: u32,
 }
 
-/// A rank's copy of its pieces.
 struct Copied {
     numbers: Vec<f32>,
     places: HashMap<(String, usize), Range<usize>>,
@@ -50,7 +50,7 @@ impl TensorSource for Copied {
 enum Work {
     Write(CheckpointId, Copied),
     Publish(CheckpointId, Progress, Vec<ShardDigest>),
-    /// Removes what was written of it.
+    /// Remove what was written of this checkpoint.
     Discard(CheckpointId),
 }
 
@@ -60,24 +60,24 @@ enum Done {
     Discarded,
 }
 
-/// A checkpoint that is complete, or was given up.
+/// A checkpoint that is complete, or was abandoned.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Saved {
     pub step: u64,
-    /// Bytes of all shards, or why there is none.
+    /// Bytes of all shards, or why the checkpoint was abandoned.
     pub outcome: Result<u64, String>,
-    /// From the copy to the end.
+    /// Seconds from the copy to the end.
     pub seconds: f64,
 }
 
-/// How far the checkpoint under way is.
+/// Progress of the current checkpoint.
 enum Stage {
     Writing,
-    /// This rank's part; waiting for the others.
+    /// This rank's part is done; waiting for the others.
     Written(Result<ShardDigest, String>),
     /// Rank 0 only.
     Publishing,
-    /// Rank 0 only; why, where it knows.
+    /// Rank 0 only; the reason, if rank 0 knows it.
     Discarding(Option<String>),
 }
 
@@ -88,22 +88,22 @@ struct Pending {
     stage: Stage,
 }
 
-/// The thread that writes, and what it has in hand.
+/// The thread that writes, and the checkpoint in progress.
 pub(super) struct Saver {
     site: Arc<Site>,
     plan: Arc<Plan>,
     work: Option<Sender<Work>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
-    /// Taken while the thread writes it.
+    /// `None` while the thread writes it.
     copied: Option<Copied>,
     pending: Option<Pending>,
-    /// Step of the newest one that is complete; rank 0 goes by it.
+    /// Step of the newest complete checkpoint; rank 0 decides by it.
     complete: Option<u64>,
 }
 
 impl Saver {
-    /// Starts the thread. The copy's memory is taken now. `resumed`: the step that the run goes on from.
+    /// Starts the thread and allocates the memory of the copy. `resumed`: the step that the run resumes from.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -128,23 +128,23 @@ impl Saver {
         Ok(Saver { site, plan, work: Some(work), done, thread: Some(thread), copied, pending: None, complete: resumed })
     }
 
-    /// Most bytes that a rank tells the others about its shard.
+    /// Most bytes that a rank sends to the others about its shard.
     pub fn digest_room(bytes_of_state: u64) -> usize {
-        // A digest and its quotes and comma, for every 4 MiB of the largest shard, with room for the rest of the JSON.
+        // A digest with quotes and comma for every 4 MiB of the largest shard, and room for the rest of the JSON.
         128 + 40 * (bytes_of_state as usize).div_ceil(4 << 20)
     }
 
-    /// Whether a complete checkpoint holds these steps, as far as this rank knows: rank 0 does.
+    /// Whether a complete checkpoint holds these steps, as far as this rank knows. Rank 0 always knows.
     pub fn holds(&self, step: u64) -> bool {
         self.site.rank == 0 && self.complete == Some(step)
     }
 
-    /// Whether a checkpoint is under way.
+    /// Whether a checkpoint is in progress.
     pub fn busy(&self) -> bool {
         self.pending.is_some()
     }
 
-    /// Copies this rank's pieces and begins to write them. Nothing may be under way.
+    /// Copies this rank's pieces and starts to write them. No other checkpoint may be in progress.
     pub fn begin(&mut self, state: &State, names: &Names, progress: Progress) {
         let id = CheckpointId { attempt: self.site.attempt, step: progress.step };
         let Some(mut copied) = self.copied.take() else { return };
@@ -161,12 +161,13 @@ impl Saver {
 
     fn order(&mut self, work: Work) {
         if let Some(sender) = &self.work {
-            // The thread ends only with this object.
+            // The thread outlives every sender but this one.
             let _ = sender.send(work);
         }
     }
 
-    /// Takes note of what the thread has done; `wait`: until it has. Answers a checkpoint that rank 0 has published, or could not.
+    /// Handles what the thread has done; with `wait`, waits for it first. Returns a checkpoint that rank 0 has
+    /// published or failed to publish.
     pub fn poll(&mut self, wait: bool) -> Option<Saved> {
         let working = matches!(&self.pending, Some(pending) if !matches!(pending.stage, Stage::Written(_)));
         if !working {
@@ -212,7 +213,7 @@ impl Saver {
         Some(Saved { step: pending.id.step, outcome, seconds: pending.since.elapsed().as_secs_f64() })
     }
 
-    /// What this rank's part of the checkpoint under way has come to: nothing yet, written, or failed.
+    /// Result of this rank's part of the current checkpoint: pending, written, or failed.
     pub fn written(&self) -> Option<Result<&ShardDigest, &str>> {
         match &self.pending.as_ref()?.stage {
             Stage::Written(digest) => Some(digest.as_ref().map_err(String::as_str)),
@@ -220,7 +221,8 @@ impl Saver {
         }
     }
 
-    /// All ranks have written; these are their digests. Rank 0 goes on to publish, for the others it is over.
+    /// All ranks have written, and these are their digests. Rank 0 publishes next; for the others the checkpoint is
+    /// over.
     pub fn publish(&mut self, digests: Vec<ShardDigest>) {
         let Some(pending) = &mut self.pending else { return };
         if self.site.rank == 0 {
@@ -232,8 +234,8 @@ impl Saver {
         }
     }
 
-    /// A rank could not write: gives up. Answers why, on the rank that knows. Rank 0 goes on to remove what was written, so that a full
-    /// disk is not fuller for it.
+    /// A rank could not write: abandons the checkpoint, and returns the reason on the rank that knows it. Rank 0 then
+    /// removes what was written, so that a full disk does not stay full because of it.
     pub fn give_up(&mut self) -> Option<Saved> {
         let cause = self.written().and_then(Result::err).map(str::to_owned);
         if self.site.rank > 0 {
@@ -283,7 +285,7 @@ fn write(site: &Site, plan: &Plan, orders: &Receiver<Work>, report: &Sender<Done
     }
 }
 
-/// That it cannot be removed is no news where it could not be written.
+/// If the checkpoint could not be written, a failure to remove it is no news.
 fn discard(store: &Store<'_>, id: CheckpointId) {
     let _ = store.discard(id);
 }

@@ -1,13 +1,12 @@
-//! Gradients straight into registered buckets; a bucket's all-reduce starts with its last gradient.
+//! Writes gradients straight into registered buckets; a bucket's all-reduce starts with its last gradient.
 
 use super::buckets::{Buckets, Flags};
 use crate::comm::{CommError, Communicator};
 use crate::nn::{Bucket, GradientSink, Layout};
 use std::ops::Range;
 
-/// Where each gradient lives.
 pub(super) struct Places {
-    /// Bucket and floats within it, by ordinal.
+    /// Bucket, and range of floats within it, by ordinal.
     places: Vec<(usize, Range<usize>)>,
     /// Ordinal of the last parameter of each bucket.
     last: Vec<usize>,
@@ -29,11 +28,11 @@ impl Places {
 /// When buckets are reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
-    /// Not in this pass: more micro-batches follow, or all start after it.
+    /// Not in this pass: more micro-batches follow, or all buckets start after it.
     Later,
-    /// Each as soon as it is complete.
+    /// Each bucket as soon as it is complete.
     AtOnce,
-    /// The same, and backward waits for it.
+    /// The same, and backward waits for the result.
     AndWait,
 }
 
@@ -42,7 +41,6 @@ pub(super) enum Start {
 pub(super) struct Metrics<'a> {
     pub buckets: &'a Buckets,
     pub flags: Flags,
-    /// Batch statistics.
     pub statistics: &'a [f32],
 }
 
@@ -55,12 +53,12 @@ pub(super) struct BucketSink<'a> {
     pub start: Start,
     /// Written into their bucket before it starts.
     pub metrics: Metrics<'a>,
-    /// The first failure of a reduction that was waited for.
+    /// The first failure of a reduction that backward waited for.
     pub failed: Option<CommError>,
 }
 
 impl BucketSink<'_> {
-    /// Starts a bucket; that of the metrics with them.
+    /// Starts a bucket. The bucket of the metrics takes them along.
     pub fn begin(&mut self, bucket: usize) {
         let Metrics { buckets, flags, statistics } = self.metrics;
         if bucket == buckets.of_metrics() {

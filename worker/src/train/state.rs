@@ -1,4 +1,4 @@
-//! All that training changes, and its way into checkpoints and back.
+//! Everything that training changes, and how it is written to and read from checkpoints.
 
 use super::TrainError;
 use super::blueprint::Blueprint;
@@ -13,7 +13,7 @@ use std::ops::Range;
 use switchyard_checkpoint::{Role, TensorSpec};
 use switchyard_worker_contract::config::{HalfType, Precision, Rule};
 
-/// Part of a batch's statistics that goes into the running ones, as PyTorch's default.
+/// Weight of a batch's statistics in the running ones; PyTorch's default.
 const MOMENTUM: f32 = 0.1;
 
 /// Working copies of the weights.
@@ -23,9 +23,9 @@ enum Half {
     F16(Vec<f16>),
 }
 
-/// A rank's training state; the same bits on every rank.
+/// The training state of a rank; the same bits on every rank.
 pub(super) struct State {
-    /// Optimizer steps done, skipped ones included.
+    /// Optimizer steps done, including skipped ones.
     pub step: u64,
     pub weights: AlignedBuffer,
     half: Half,
@@ -35,7 +35,7 @@ pub(super) struct State {
     pub scaler: Option<LossScaler>,
 }
 
-/// By what data are told from other data.
+/// What tells one data set from another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Fingerprint {
@@ -43,9 +43,9 @@ pub(super) struct Fingerprint {
     pub sample: String,
     pub train_samples: u64,
     pub validation_samples: u64,
-    /// Of all files.
+    /// Bytes of all files.
     pub bytes: u64,
-    /// Of both parts.
+    /// Digest of both parts.
     pub digest: String,
 }
 
@@ -63,7 +63,7 @@ impl Fingerprint {
         Fingerprint { sample, train_samples, validation_samples, bytes, digest }
     }
 
-    /// The first field in which these data are not the expected ones.
+    /// The first field that differs from the expected data.
     pub fn difference(&self, expected: &Fingerprint) -> Option<Difference> {
         let number = |number: u64| number.to_string();
         let fields = [
@@ -78,25 +78,25 @@ impl Fingerprint {
     }
 }
 
-/// What a checkpoint holds beside tensors.
+/// What a checkpoint holds besides tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Progress {
     pub step: u64,
-    /// Steps of the optimizer, skipped ones not.
+    /// Optimizer steps, without skipped ones.
     pub optimizer_steps: u64,
     pub scaler: Option<ScalerState>,
-    /// Samples of a step over all ranks.
+    /// Samples of a step on all ranks.
     pub samples_per_step: u64,
-    /// Where the reader is: epoch, and samples of it that are done.
+    /// Position of the reader: epoch, and samples of it that are done.
     pub epoch: u64,
     pub position: u64,
     pub seed: u64,
-    /// The optimizer's rule: those with arrays of the same names mean other things by them.
+    /// The optimizer's rule: arrays of the same name mean different things under different rules.
     pub rule: Rule,
-    /// Kernels for products of 16 bits: others round in another order.
+    /// Kernels for 16-bit products: others round in another order.
     pub half_kernel: HalfKernel,
-    /// The data; absent in checkpoints of older versions.
+    /// The data set; absent in checkpoints of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Fingerprint>,
 }
@@ -128,7 +128,7 @@ impl State {
         state
     }
 
-    /// Makes the working copies from the weights.
+    /// Refreshes the working copies from the weights.
     pub fn round(&mut self, blueprint: &Blueprint) {
         let half = half_weights(&mut self.half);
         if let Some(half) = half {
@@ -136,7 +136,6 @@ impl State {
         }
     }
 
-    /// What the network reads.
     pub fn weights(&self) -> Weights<'_> {
         let half = match &self.half {
             Half::None => None,
@@ -146,12 +145,11 @@ impl State {
         Weights { master: &self.weights, half, statistics: &self.statistics }
     }
 
-    /// Factor of the loss.
     pub fn loss_scale(&self) -> f32 {
         self.scaler.as_ref().map_or(1.0, LossScaler::scale)
     }
 
-    /// The optimizer's step for one bucket.
+    /// Runs the optimizer on one bucket.
     pub fn apply(&mut self, range: Range<usize>, gradients: &[f32], blueprint: &Blueprint) {
         let half = half_weights(&mut self.half);
         self.optimizer.apply(range, &mut self.weights, gradients, half, &blueprint.cpu.pool);
@@ -164,7 +162,7 @@ impl State {
         }
     }
 
-    /// What a checkpoint holds beside tensors.
+    /// What a checkpoint holds besides tensors.
     pub fn progress(&self, blueprint: &Blueprint) -> Progress {
         let (epoch, position) = blueprint.order.position(self.step);
         Progress {
@@ -181,10 +179,10 @@ impl State {
         }
     }
 
-    /// Takes up what a checkpoint holds beside tensors, after them.
+    /// Applies what a checkpoint holds besides tensors; called after the tensors are restored.
     ///
     /// # Errors
-    /// It does not fit the configuration.
+    /// It does not match the configuration.
     pub fn resume(&mut self, progress: &Progress, blueprint: &Blueprint) -> Result<(), TrainError> {
         self.step = progress.step;
         self.optimizer.restore(progress.optimizer_steps);
@@ -220,7 +218,7 @@ impl State {
         tensors
     }
 
-    /// The numbers of a tensor by its name. `places`: where parameters and statistics are.
+    /// The numbers of a tensor, by name. `places`: where parameters and statistics are.
     pub fn tensor(&self, places: &Names, name: &str) -> Option<&[f32]> {
         let (array, range) = places.find(name)?;
         Some(match array {
@@ -230,7 +228,7 @@ impl State {
         })
     }
 
-    /// The same, to be written.
+    /// The same for writing.
     pub fn tensor_mut(&mut self, places: &Names, name: &str) -> Option<&mut [f32]> {
         let (array, range) = places.find(name)?;
         Some(match array {
@@ -249,7 +247,7 @@ fn half_weights(half: &mut Half) -> Option<HalfWeights<'_>> {
     }
 }
 
-/// What stands before a parameter's name for an array of the optimizer.
+/// Prefix of a parameter's name for an array of the optimizer.
 fn prefix(array: &str) -> String {
     format!("optimizer.{array}.")
 }
@@ -258,7 +256,7 @@ fn prefix(array: &str) -> String {
 enum Array {
     Weights,
     Statistics,
-    /// By its index.
+    /// By index.
     Optimizer(usize),
 }
 

@@ -1,8 +1,9 @@
 //! The step: micro-batches through the network, gradients through the buckets, weights through the optimizer.
 //!
 //! ```text
-//! micro-batches   read -> forward -> backward (scaled loss); with the last one each bucket starts when it is complete
-//! buckets         wait -> sum of squares           nothing to clip, no mixed precision: and its optimizer step at once
+//! micro-batches   read -> forward -> backward (scaled loss); in the last one each bucket starts as soon as it is
+//! complete
+//! buckets         wait -> sum of squares           without clipping and mixed precision: its optimizer step right away
 //! all             overflow? skip : unscale, clip, optimizer step        running statistics        checkpoint, if due
 //! ```
 
@@ -13,20 +14,20 @@ use super::trainer::{StepReport, Trainer};
 use crate::optimizer::{Schedule, gradient_scale, sum_of_squares};
 use std::time::{Duration, Instant};
 
-/// Steps that may be skipped in a row with a static loss scale before the run gives up.
+/// With a static loss scale, steps that may be skipped in a row before the run gives up.
 const MOST_SKIPPED: u64 = 100;
 
-/// What a rank asks for at a step.
+/// What a rank asks for in a step.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wishes {
-    /// It was told to stop.
+    /// The rank was asked to stop.
     pub stop: bool,
 }
 
-/// What the ranks have agreed on with a step.
+/// What the ranks have agreed on in a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Agreed {
-    /// A rank was told to stop: this step is the last one.
+    /// A rank was asked to stop: this step is the last one.
     pub stop: bool,
 }
 
@@ -63,11 +64,11 @@ impl Trainer {
         Ok((report, Agreed { stop: flags.stop > 0.0 }))
     }
 
-    /// All micro-batches, and the start of all reductions.
+    /// Runs all micro-batches and starts all reductions.
     fn compute(&mut self, scale: f32, mut flags: Flags, report: &mut StepReport) -> Result<(), TrainError> {
         let config = &self.blueprint.config;
         let merge = config.batch_merge;
-        // Gradients of the mean over the whole global batch: each micro-batch of each rank weighs the same.
+        // Gradients are those of the mean over the global batch: every micro-batch of every rank has the same weight.
         let share = 1.0 / (merge as f32 * self.blueprint.world as f32);
         let when = match (config.overlap.enabled, config.overlap.sync_all_reduce) {
             (false, _) => Start::Later,
@@ -126,7 +127,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Whether the optimizer may step a bucket before the others have arrived: nothing depends on all of them.
+    /// Whether the optimizer may update a bucket before the others have arrived, because nothing depends on all of
+    /// them.
     fn steps_at_once(&self) -> bool {
         self.blueprint.config.optimizer.gradient_clip_norm.is_none() && self.state.scaler.is_none()
     }
@@ -137,7 +139,7 @@ impl Trainer {
         Schedule::learning_rate(&config.schedule, peak, self.state.step, self.blueprint.total_steps)
     }
 
-    /// Waits for all buckets; answers the sum of squares of the reduced gradients, the loss scale in them.
+    /// Waits for all buckets. Returns the sum of squares of the reduced gradients, which still contain the loss scale.
     fn collect(&mut self, scale: f32, report: &mut StepReport) -> Result<f64, TrainError> {
         let at_once = self.steps_at_once();
         if at_once {
@@ -211,14 +213,14 @@ impl Trainer {
         self.communicator.rank() == 0 && !period.is_zero() && checkpoints.last.elapsed() >= period
     }
 
-    /// Goes on with the checkpoint under way, and begins one that is due; answers whether it did.
+    /// Advances the current checkpoint, or starts one that is due; returns whether it did.
     fn care_for_checkpoints(&mut self, flags: Flags) -> Result<bool, TrainError> {
         let Some(every) = self.blueprint.config.checkpoint.as_ref().map(|config| config.every_steps) else {
             return Ok(false);
         };
         self.advance_checkpoint(flags.written, flags.failed)?;
         let due = flags.due > 0.0 || every > 0 && self.state.step.is_multiple_of(every);
-        // The end of the run saves by itself.
+        // The end of the run saves anyway.
         let begins = due && self.state.step < self.blueprint.total_steps;
         if begins {
             self.save_checkpoint()?;
@@ -228,11 +230,11 @@ impl Trainer {
         Ok(begins)
     }
 
-    /// Time in which at least one of the step's reductions was under way, by their begins and ends.
+    /// Time in which at least one of the step's reductions was running.
     fn time_of_reductions(&self) -> Duration {
         let mut total = Duration::ZERO;
         let mut reached: Option<Instant> = None;
-        // Buckets begin nearly in their order; one that began before its predecessor ended adds what is beyond.
+        // Buckets start almost in order; one that started before its predecessor ended adds only what lies beyond.
         for timing in (0..self.buckets.gradients).filter_map(|bucket| self.communicator.timing(bucket)) {
             let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
             total += timing.ended.saturating_duration_since(from);

@@ -18,50 +18,46 @@ use switchyard_checkpoint::Plan;
 use switchyard_worker_contract::config::EngineConfig;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Figures of one step.
+/// Measurements of one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepReport {
-    /// Optimizer steps done, this one included.
+    /// Optimizer steps done, including this one.
     pub step: u64,
-    /// Mean loss over all ranks, nats.
+    /// Mean loss over all ranks in nats.
     pub loss: f64,
-    /// Learning rate of this step.
     pub learning_rate: f64,
-    /// Global gradient norm before clipping; `None` when the step was skipped because of an overflow.
+    /// Norm of the global gradient before clipping; `None` if the step was skipped because of an overflow.
     pub gradient_norm: Option<f64>,
-    /// Factor of the loss in this step.
     pub loss_scale: f64,
-    /// Wall time of the step.
+    /// Wall-clock time.
     pub total: Duration,
-    /// Forward passes.
     pub forward: Duration,
-    /// Backward passes, with what they start.
+    /// Backward passes, including the reductions that they start.
     pub backward: Duration,
-    /// Waiting for reductions after backward: the exposed communication.
+    /// Waiting for reductions after backward: exposed communication.
     pub communication_wait: Duration,
     /// Waiting for the reader.
     pub input_wait: Duration,
     /// Norm, clipping, optimizer.
     pub optimizer: Duration,
-    /// Copying for a checkpoint, or waiting for the one before.
+    /// Copying for a checkpoint, or waiting for the previous one.
     pub checkpoint: Duration,
-    /// Time in which at least one reduction was under way.
+    /// Time in which at least one reduction was running.
     pub reduce: Duration,
     /// Work of the reader's threads for this step.
     pub read: Duration,
 }
 
-/// Checkpoints of this run.
 pub(super) struct Checkpoints {
     pub saver: Saver,
     pub names: Names,
-    /// When the last one began; rank 0 goes by it.
+    /// When the last checkpoint started; rank 0 decides by it.
     pub last: Instant,
-    /// Those that rank 0 completed or gave up, to be told.
+    /// Checkpoints that rank 0 has completed or abandoned and not yet reported.
     pub saved: Vec<Saved>,
 }
 
-/// One rank's training state.
+/// A rank in training.
 pub struct Trainer {
     pub(super) blueprint: Blueprint,
     pub(super) communicator: Communicator,
@@ -70,7 +66,7 @@ pub struct Trainer {
     pub(super) buckets: Buckets,
     pub(super) state: State,
     pub(super) checkpoints: Option<Checkpoints>,
-    /// Sums of batch statistics over the micro-batches of a step, as this rank's part of the mean.
+    /// This rank's part of the mean of the batch statistics, summed over the micro-batches of a step.
     pub(super) statistics: Vec<f32>,
     /// How the reader made the micro-batches of the last step.
     pub(super) makings: Vec<Making>,
@@ -79,8 +75,8 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Joins the group, and sets the initial weights or those of the newest checkpoint. All ranks must have read the same data with the
-    /// same configuration.
+    /// Joins the group, and sets the initial weights or those of the newest checkpoint. All ranks must have read the
+    /// same data with the same configuration.
     ///
     /// # Errors
     /// The group cannot form, its ranks differ, or the checkpoint cannot be used.
@@ -91,7 +87,7 @@ impl Trainer {
         let slot = Saver::digest_room(bytes).max(resume::ROOM);
         let buckets = Buckets::new(&blueprint, slot);
         let mut communicator = Communicator::connect(group, &buckets.lens, &buckets.options)?;
-        // Threads may differ between nodes: they do not change a bit of the results.
+        // The number of threads may differ between nodes: it does not change a bit of the results.
         let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
         let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());
         communicator.agree("the engine configuration", configuration.as_bytes())?;
@@ -156,38 +152,35 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// What it trains.
     pub fn blueprint(&self) -> &Blueprint {
         &self.blueprint
     }
 
-    /// Its membership in the group.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
     }
 
-    /// Optimizer steps done.
     pub fn steps_done(&self) -> u64 {
         self.state.step
     }
 
-    /// Steps that the checkpoint had from which it went on.
+    /// Steps in the checkpoint that this run resumed from.
     pub fn resumed_step(&self) -> Option<u64> {
         self.resumed
     }
 
-    /// Steps skipped so far, with mixed precision.
+    /// Steps skipped so far in mixed precision.
     pub fn skipped_steps(&self) -> Option<u64> {
         self.state.scaler.as_ref().map(|scaler| scaler.state().skipped_steps)
     }
 
-    /// From now on the times of all layers are kept for [`Trainer::operations`], or no longer.
+    /// Turns the recording of layer times for [`Trainer::operations`] on or off.
     pub(super) fn record_operations(&mut self, on: bool) {
         self.blueprint.network.record(on);
         self.blueprint.cpu.pool.record(on);
     }
 
-    /// When the compute threads beside this one were busy in the last step.
+    /// When the other compute threads were busy in the last step.
     pub(super) fn spans(&self) -> Vec<Span> {
         self.blueprint.cpu.pool.record(true)
     }
@@ -213,13 +206,13 @@ impl Trainer {
         if self.communicator.world() == 1 { 0 } else { 4 * numbers as u64 }
     }
 
-    /// Samples per second that the reader can make; see [`Prefetcher::capacity`].
+    /// Samples per second that the reader can produce; see [`Prefetcher::capacity`].
     pub fn reader_capacity(&self) -> Option<f64> {
         self.reader.capacity()
     }
 
-    /// Time of one all-reduce of all gradient buckets, ms: the best of three after a first one. All ranks call it together, before the
-    /// first step.
+    /// Milliseconds of one all-reduce of all gradient buckets: the best of three after a warm-up. All ranks call it
+    /// together, before the first step.
     ///
     /// # Errors
     /// The group failed.
@@ -240,8 +233,8 @@ impl Trainer {
         Ok(best)
     }
 
-    /// Begins a checkpoint of the steps done, after the one under way, if there is one; none where a complete one holds them. All ranks
-    /// call it together.
+    /// Starts a checkpoint of the steps done, once the current one is finished; skipped if a complete checkpoint
+    /// already holds these steps. All ranks call it together.
     ///
     /// # Errors
     /// The group failed.
@@ -256,8 +249,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Waits for the checkpoint under way, if there is one. Answers on all ranks whether a complete one holds the steps done. All ranks
-    /// call it together.
+    /// Waits for the current checkpoint, if any. Returns on all ranks whether a complete checkpoint holds the steps
+    /// done. All ranks call it together.
     ///
     /// # Errors
     /// The group failed.
@@ -265,7 +258,7 @@ impl Trainer {
         loop {
             let Some(checkpoints) = &mut self.checkpoints else { return Ok(false) };
             checkpoints.saved.extend(checkpoints.saver.poll(true));
-            // Others may have nothing under way: rank 0 alone publishes.
+            // Other ranks may have nothing in progress: only rank 0 publishes.
             let [busy, held] = [checkpoints.saver.busy(), checkpoints.saver.holds(self.state.step)];
             let flags = self.checkpoint_flags();
             let own = [f32::from(u8::from(busy)), flags.written, flags.failed, f32::from(u8::from(held))];
@@ -277,7 +270,7 @@ impl Trainer {
         }
     }
 
-    /// What this rank tells of the checkpoint under way.
+    /// The state of this rank's part of the current checkpoint.
     pub(super) fn checkpoint_flags(&self) -> Flags {
         let written = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.saver.written());
         Flags {
@@ -287,7 +280,7 @@ impl Trainer {
         }
     }
 
-    /// Goes on with the checkpoint under way when all ranks have written, or one cannot.
+    /// Advances the current checkpoint once all ranks have written or one has failed.
     pub(super) fn advance_checkpoint(&mut self, written: f32, failed: f32) -> Result<(), TrainError> {
         let world = self.blueprint.world as f32;
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
@@ -308,29 +301,29 @@ impl Trainer {
         Ok(())
     }
 
-    /// Checkpoints that were completed or given up since the last call; each is told by one rank.
+    /// Checkpoints that were completed or abandoned since the last call; each is reported by one rank.
     pub(super) fn take_saved(&mut self) -> Vec<Saved> {
         let Some(checkpoints) = &mut self.checkpoints else { return Vec::new() };
         checkpoints.saved.extend(checkpoints.saver.poll(false));
         std::mem::take(&mut checkpoints.saved)
     }
 
-    /// Digest of all weights, 32 hexadecimal digits.
+    /// Digest of all weights: 32 hexadecimal digits.
     pub fn weights_digest(&self) -> String {
         digest(bytemuck::cast_slice(&self.state.weights))
     }
 
-    /// Every rank compares its digest with the others'.
+    /// Compares the digest of the weights over all ranks.
     ///
     /// # Errors
-    /// They differ, or the group failed.
+    /// The digests differ, or the group failed.
     pub fn agree_on_weights(&mut self) -> Result<String, TrainError> {
         let digest = self.weights_digest();
         self.communicator.agree("the weights", digest.as_bytes())?;
         Ok(digest)
     }
 
-    /// Writes the weights to a safetensors file, as a whole or not at all.
+    /// Writes the weights to a safetensors file, completely or not at all.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -338,7 +331,7 @@ impl Trainer {
         save::model(file, &self.blueprint, &self.state)
     }
 
-    /// Tells the other ranks why this one gives up. Where the group knows a cause already, that one stays.
+    /// Informs the other ranks why this one gives up. If the group already knows a cause, that one stays.
     pub fn tell(&self, error: &TrainError) {
         tell(&self.communicator, error);
     }
@@ -358,7 +351,7 @@ fn tell(communicator: &Communicator, error: &TrainError) {
     }
 }
 
-/// 32 hexadecimal digits that differ when the bytes do.
+/// 32 hexadecimal digits of a digest of these bytes.
 fn digest(bytes: &[u8]) -> String {
     format!("{:032x}", xxh3_128(bytes))
 }

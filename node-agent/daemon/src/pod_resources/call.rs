@@ -7,30 +7,29 @@ use std::io;
 use std::path::Path;
 use tokio::net::UnixStream;
 
-/// Longest answer, bytes: the limit of the kubelet's own clients.
+/// Longest response in bytes: the limit of the kubelet's own clients.
 const MAX_ANSWER: usize = 16 << 20;
 /// A flag and the length.
 const FRAME_HEADER: usize = 5;
 
-/// Why a call has no answer.
+/// Why a call has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// Nobody listens at the socket.
+    /// Nothing listens at the socket.
     #[error("{0}")]
     Connect(#[from] io::Error),
-    /// The connection broke, or it is no HTTP/2.
+    /// The connection broke, or is not HTTP/2.
     #[error("connection: {0}")]
     Http(#[from] h2::Error),
-    /// Something else than gRPC answers.
+    /// The other side is not a gRPC server.
     #[error("HTTP status {0}; expected 200")]
     Status(StatusCode),
     /// The server refused.
     #[error("gRPC status {code}: {message}")]
     Refused { code: String, message: String },
-    /// The answer is too long.
     #[error("the answer is longer than {MAX_ANSWER} bytes")]
     TooLong,
-    /// The answer is not one framed message.
+    /// The response is not one framed message.
     #[error("the answer is malformed: {0}")]
     Malformed(String),
 }
@@ -40,7 +39,7 @@ pub(super) async fn call<Answer: Message + Default>(socket: &Path, method: &str)
     let stream = UnixStream::connect(socket).await?;
     let (requests, connection) = h2::client::handshake(stream).await?;
     let mut answer = std::pin::pin!(exchange(requests, method));
-    // The connection has to be polled for the call to move. A server that closes it may have answered before.
+    // The connection has to be polled for the call to make progress. A server that closes it may have responded before.
     tokio::select! {
         answer = &mut answer => return answer,
         ended = connection => ended?,
@@ -128,7 +127,7 @@ mod tests {
         assert!(fault(&[0, 0]).contains("2 bytes; expected at least 5"));
         assert!(fault(&[1, 0, 0, 0, 0]).contains("compression flag 1"));
         assert!(fault(&[0, 0, 0, 0, 3, 1]).contains("1 bytes; expected the 3"));
-        // Field 1 as a message of 5 bytes, of which one is there.
+        // Field 1 as a message of 5 bytes, of which only one follows.
         assert!(fault(&frame(&[0x0a, 5, 0])).contains("malformed"));
         assert_eq!(unframe::<ListResponse>(&frame(&[])).unwrap(), ListResponse::default());
     }

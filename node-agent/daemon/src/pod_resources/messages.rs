@@ -1,14 +1,14 @@
-//! The messages of the kubelet's PodResources API, version v1: the part that is read here, with the numbers of its `api.proto`.
-//! Fields that are left out are skipped when a message is decoded.
+//! The messages of the kubelet's PodResources API, version v1: only the parts that are read here, with the numbers of
+//! its `api.proto`. Fields that are not declared are skipped when a message is decoded.
 
-/// Answer to `List`.
+/// Response to `List`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ListResponse {
     #[prost(message, repeated, tag = "1")]
     pub pods: Vec<Pod>,
 }
 
-/// Answer to `GetAllocatableResources`.
+/// Response to `GetAllocatableResources`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct AllocatableResponse {
     #[prost(message, repeated, tag = "1")]

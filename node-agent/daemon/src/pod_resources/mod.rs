@@ -12,27 +12,27 @@ use switchyard_crds::device_use::{DeviceClaim, DeviceUse, DeviceUseSource};
 
 const LIST: &str = "/v1.PodResourcesLister/List";
 const ALLOCATABLE: &str = "/v1.PodResourcesLister/GetAllocatableResources";
-/// Longest answer to one call: the kubelet answers from memory.
+/// Time limit of a call: the kubelet responds from memory.
 const CALL: Duration = Duration::from_secs(5);
-/// Pauses before further tries: a kubelet that restarts is back within seconds.
+/// Pauses before retries: a kubelet that restarts is back within seconds.
 const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 /// `maxItems` of `status.inUse`.
 const MAX_USES: usize = 1024;
 /// `maxItems` of the CDI devices of a claim.
 const MAX_CDI: usize = 32;
 
-/// What the kubelet tells.
+/// What the kubelet reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
     /// Devices of containers, by key.
     pub in_use: Vec<DeviceUse>,
-    /// Devices of plugins that can be given to containers: resource and device.
+    /// Devices of plugins that can be allocated to containers: resource and device.
     pub allocatable: BTreeSet<(String, String)>,
-    /// What did not fit.
+    /// What was cut off.
     pub note: Option<String>,
 }
 
-/// Asks the kubelet, a few times if need be; `failed` is told of every try that failed.
+/// Asks the kubelet, with retries; calls `failed` for every failed attempt.
 ///
 /// # Errors
 /// The last failure, as one sentence.
@@ -45,7 +45,7 @@ pub(crate) async fn ask(socket: &Path, failed: impl Fn()) -> Result<Resources, S
             Err(_) => CallError::Malformed(format!("no answer within {} s", CALL.as_secs())),
         };
         failed();
-        // Without the socket there is no kubelet, or it has no such API: not worth waiting for.
+        // Without the socket there is no kubelet, or it lacks this API: not worth waiting for.
         let absent = matches!(&error, CallError::Connect(error) if error.kind() == std::io::ErrorKind::NotFound);
         match pauses.next().filter(|_| !absent) {
             Some(pause) => tokio::time::sleep(pause).await,
@@ -75,7 +75,7 @@ fn resources(list: ListResponse, allocatable: AllocatableResponse) -> Resources 
     in_use.dedup_by_key(|entry| key(entry));
     let count = in_use.len();
     in_use.truncate(MAX_USES);
-    let note = (count > MAX_USES).then(|| format!("{count} devices in use, of which {MAX_USES} are told"));
+    let note = (count > MAX_USES).then(|| format!("{count} devices in use, of which {MAX_USES} are listed"));
     let devices = allocatable.devices.into_iter();
     let allocatable =
         devices.flat_map(|group| group.ids.into_iter().map(move |id| (group.resource.clone(), id))).collect();

@@ -4,7 +4,7 @@ use super::super::NARROWEST;
 use super::super::devices::gigabytes;
 use super::super::text::{Screen, Table, cut, length, plain};
 use super::{ClusterTopology, LevelRow, NodeRow, Use};
-use crate::cli::units::{counted, three_digits};
+use crate::units::{counted, three_digits};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_plan::cluster::Excluded;
 

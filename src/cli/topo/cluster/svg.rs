@@ -3,11 +3,11 @@
 use super::super::devices::gigabytes;
 use super::super::text::{cut, length};
 use super::{ClusterTopology, NodeRow, Use};
-use crate::cli::units::counted;
-use crate::report::escaped;
+use crate::units::counted;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::PlacementStatus;
 use switchyard_plan::resources::gigabytes_per_second;
+use switchyard_tools::report::escaped;
 
 /// Nodes above which only the domains of the gang are drawn.
 const MOST_NODES: usize = 40;

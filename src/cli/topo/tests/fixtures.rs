@@ -6,7 +6,7 @@ use std::path::Path;
 use switchyard_topology::import::{self, NicRate, Options};
 use switchyard_topology::matrix;
 
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/topo");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/topo");
 
 /// Model of the GPUs of each, and the rate of its NICs in Gbit/s.
 const MACHINES: [(&str, &str, u64); 14] = [

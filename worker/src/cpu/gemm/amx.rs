@@ -1,19 +1,19 @@
-//! Products of 32 x 32 tiles by the matrix unit of Intel CPUs (AMX), and the same in plain code.
+//! Products of 32 x 32 tiles with the matrix unit of Intel CPUs (AMX), and the same in plain code.
 //!
 //! ```text
 //! A panel: 32 rows, ROW lanes apart        B panel: for each lane of k 32 columns
 //! each step of 16 lanes (32 values of k):    4 accumulators of 16 x 16 f32 += 2 tiles of A x 2 tiles of B
 //! ```
 //!
-//! The intrinsics are not stable yet (Rust 1.95), hence assembly. Instructions and their rounding: Intel Architecture
-//! Instruction Set Extensions Programming Reference, chapter 3.
+//! The intrinsics are not stable yet (Rust 1.95), hence the assembly. Instructions and their rounding: Intel
+//! Architecture Instruction Set Extensions Programming Reference, chapter 3.
 #![allow(unsafe_code)]
 
 use super::kernel::{ROW, Sums};
 
 /// Rows and columns of a tile of C.
 pub(super) const SIDE: usize = 32;
-/// Lanes that the tiles take at once.
+/// Lanes that the tiles process at once.
 pub(super) const STEP: usize = 16;
 
 /// Which code computes tiles.
@@ -21,12 +21,12 @@ pub(super) const STEP: usize = 16;
 pub(super) enum Tiles {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     Hardware,
-    /// Plain code of the same panels and the same result up to the order of sums.
+    /// Plain code for the same panels, with the same result up to the order of sums.
     #[cfg(test)]
     Emulated,
 }
 
-/// The thread's tiles are set up; they are given back on drop.
+/// Proof that the thread's tiles are set up; released on drop.
 pub(super) struct Configured {
     _private: (),
 }
@@ -60,10 +60,10 @@ impl Tiles {
     /// `a` points to 31 x [`ROW`] + 16 x `steps` lanes, `b` to 16 x `steps` x 32; the thread's tiles are set up.
     pub unsafe fn run(self, steps: usize, a: *const f32, b: *const f32, sums: &mut Sums) {
         match self {
-            // SAFETY: the caller's promise; only `hardware` makes the variant.
+            // SAFETY: as promised by the caller; only `hardware` makes the variant.
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Tiles::Hardware => unsafe { hardware::run(steps, a, b, sums) },
-            // SAFETY: the caller's promise.
+            // SAFETY: as promised by the caller.
             #[cfg(test)]
             Tiles::Emulated => unsafe { emulated(steps, a, b, sums) },
         }
@@ -77,7 +77,7 @@ impl Drop for Configured {
     }
 }
 
-/// Whether the CPU has the unit and the system has let this process use it.
+/// Whether the CPU has the unit and the system lets this process use it.
 pub(in crate::cpu) fn available() -> bool {
     Tiles::hardware().is_some()
 }
@@ -89,7 +89,7 @@ mod hardware {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
     use std::sync::OnceLock;
 
-    /// Layout of `ldtilecfg`'s operand: palette 1, and for each of 8 tiles bytes of a row and rows.
+    /// Layout of `ldtilecfg`'s operand: palette 1, then for each of 8 tiles the bytes of a row and the number of rows.
     #[repr(C, align(64))]
     struct Configuration {
         palette: u8,
@@ -107,7 +107,7 @@ mod hardware {
         rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
     };
 
-    /// Asked of the system once: its permission holds for all threads of the process.
+    /// Asked once: the system's permission holds for all threads of the process.
     pub(super) fn available() -> bool {
         static ANSWER: OnceLock<bool> = OnceLock::new();
         *ANSWER.get_or_init(|| cpu_has_tiles() && permitted())
@@ -131,7 +131,7 @@ mod hardware {
         __cpuid_count(7, 0).edx & TILE_AND_BF16 == TILE_AND_BF16 && state & TILE_STATE == TILE_STATE
     }
 
-    /// Linux gives a process the 8 KiB of tile registers only when it asks (Documentation/arch/x86/xstate.rst).
+    /// Linux gives a process the 8 KiB of tile registers only on request (Documentation/arch/x86/xstate.rst).
     fn permitted() -> bool {
         const ARCH_PRCTL: usize = 158;
         const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
@@ -153,7 +153,7 @@ mod hardware {
     }
 
     pub(super) fn configure() {
-        // SAFETY: `Tiles::Hardware` is made only where the unit may be used; the operand has its 64 bytes.
+        // SAFETY: `Tiles::Hardware` exists only if the unit may be used; the operand has its 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) }
     }
 
@@ -166,8 +166,8 @@ mod hardware {
     /// See [`super::Tiles::run`].
     pub(super) unsafe fn run(steps: usize, a: *const f32, b: *const f32, sums: &mut Sums) {
         let c = sums.0.as_mut_ptr();
-        // SAFETY: tiles 0-3 are sums, 4-5 rows of A, 6-7 columns of B. Reads stay in the panels by the caller's promise,
-        // writes in the 32 x 32 sums.
+        // SAFETY: tiles 0-3 are sums, 4-5 rows of A, 6-7 columns of B. Reads stay within the panels, as promised by the
+        // caller, and writes within the 32 x 32 sums.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -227,10 +227,10 @@ unsafe fn emulated(steps: usize, a: *const f32, b: *const f32, sums: &mut Sums) 
     sums.0.fill(0.0);
     for lane in 0..steps * STEP {
         for i in 0..SIDE {
-            // SAFETY: the caller's promise.
+            // SAFETY: as promised by the caller.
             let x = pair(unsafe { *a.add(i * ROW + lane) });
             for j in 0..SIDE {
-                // SAFETY: the caller's promise.
+                // SAFETY: as promised by the caller.
                 let y = pair(unsafe { *b.add(lane * SIDE + j) });
                 sums.0[i * SIDE + j] += x[0] * y[0] + x[1] * y[1];
             }
@@ -258,7 +258,7 @@ mod tests {
         let (a, b) = (lanes(SIDE * ROW, 1), lanes(SIDE * LANES, 2));
         for steps in 0..=LANES / STEP {
             let (mut got, mut want) = (Sums([f32::NAN; _]), Sums([0.0; _]));
-            // SAFETY: the panels have the largest size there is.
+            // SAFETY: the panels have the largest possible size.
             unsafe {
                 emulated(steps, a.as_ptr(), b.as_ptr(), &mut want);
                 let _configured = Tiles::Hardware.configure();

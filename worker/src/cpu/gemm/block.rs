@@ -17,7 +17,7 @@ pub(super) struct Block {
     pub columns: usize,
     pub depth: usize,
     pub depths: usize,
-    /// Whether it is the first and the last one of K.
+    /// Whether it is the first, or the last, block of K.
     pub first: bool,
     pub last: bool,
 }
@@ -35,13 +35,13 @@ pub(super) struct Part {
 pub(in crate::cpu) struct Target {
     pub c: Pointer,
     pub lines: Lines,
-    /// One number for each column, or null.
+    /// One number per column, or null.
     pub bias: *const f32,
-    /// Lies like C, and may be it.
+    /// Stored like C; may be C itself.
     pub addend: Option<Pointer>,
 }
 
-// SAFETY: bias and addend are only read; of C each task touches its own tiles.
+// SAFETY: bias and addend are only read; each task touches only its own tiles of C.
 unsafe impl Sync for Target {}
 
 impl Target {
@@ -64,7 +64,7 @@ pub(super) struct Address(pub *mut f32);
 unsafe impl Sync for Address {}
 
 impl Partial {
-    /// The tile at (`row`, `column`) of C. Staged sums get bias and addend with the last block, those in C with the first.
+    /// The tile at (`row`, `column`) of C. Staged sums get bias and addend in the last block, sums in C in the first.
     fn tile(&self, c: &Target, row: usize, column: usize, rows: usize, columns: usize) -> Tile {
         let (block, staged) = (self.block, !self.staged.0.is_null());
         let mut tile = Tile {
@@ -92,7 +92,7 @@ impl Partial {
         } else if let (Lines::Even(stride), Some(addend)) = (c.lines, tile.addend)
             && addend.format == Format::F32
         {
-            // What is added lies like sums do: the short way.
+            // The addend is stored like the sums, so it can be used in their place: the shortcut.
             add(addend.at(row * stride).cast::<f32>(), stride);
             tile.addend = None;
         }
@@ -106,7 +106,7 @@ impl Partial {
 /// One task: some rows of A times some panels of the packed B.
 ///
 /// # Safety
-/// The rows and depths named lie inside A; nobody else writes this part of C.
+/// The rows and depths named are within A; nothing else writes this part of C.
 pub(super) unsafe fn multiply_part(
     kernel: Kernel,
     a: &Operand,
@@ -150,8 +150,8 @@ pub(crate) struct ProductSize {
 /// A product on the calling thread, for use inside tasks: C (`m` x `n` of f32, row stride `c_stride`) = or += A B.
 ///
 /// # Safety
-/// `a` (m x k), `b` (k x n) and `c` are valid for their shapes and strides, and nobody else touches `c` meanwhile.
-/// `scratch` has [`SMALL_SCRATCH`] floats.
+/// `a` (m x k), `b` (k x n) and `c` are valid for their shapes and strides, and nothing else touches `c` during the
+/// call. `scratch` has [`SMALL_SCRATCH`] floats.
 #[allow(clippy::too_many_arguments)]
 pub(crate) unsafe fn small(
     isa: Isa,
@@ -195,7 +195,7 @@ pub(crate) unsafe fn small(
             let partial = Partial { staged: Address(std::ptr::null_mut()), block };
             for row in (0..m).step_by(rows) {
                 let part = Part { row, rows: rows.min(m - row), column: 0, columns };
-                // SAFETY: the caller's promise.
+                // SAFETY: as promised by the caller.
                 unsafe { multiply_part(kernel, &a, part, &partial, packed_b, packed_a, &target) };
             }
         }

@@ -1,9 +1,9 @@
 //! Micro-kernels: one tile of C from one packed panel of A and one of B.
 //!
-//! A panel is made of 32-bit lanes, each one f32 or a pair of bf16 neighbours in k. A panel of B holds, for each lane of k,
-//! `nr` columns side by side. A panel of A holds `mr` rows [`ROW`] lanes apart, or is like one of B with `mr` rows side by
-//! side. Every kernel sums over k in ascending order into one accumulator per element of C, so that an element's bits do not
-//! depend on where in a tile it lies.
+//! A panel consists of 32-bit lanes, each one f32 or a pair of bf16 neighbours in k. A panel of B holds, for each lane
+//! of k, `nr` columns next to each other. A panel of A holds `mr` rows [`ROW`] lanes apart, or is like a panel of B
+//! with `mr` rows next to each other. Every kernel sums over k in ascending order into one accumulator per element of
+//! C, so that an element's bits do not depend on its position in a tile.
 #![allow(unsafe_code)]
 
 use super::amx;
@@ -13,9 +13,9 @@ use crate::cpu::{Element, Format, HalfKernel, Isa};
 
 /// Deepest panel: 256 lanes x 32 columns of B fill 32 KiB, about one L1 cache.
 pub(super) const LANES: usize = 256;
-/// Lanes from one row of a panel of A to the next: an odd number of cache lines, so that rows share no sets of the cache.
+/// Lanes from one row of a panel of A to the next: an odd number of cache lines, so that rows do not share cache sets.
 pub(super) const ROW: usize = LANES + 16;
-/// The tallest and the widest tile of any kernel.
+/// The tallest tile of any kernel.
 pub(super) const MAX_MR: usize = 32;
 /// The widest tile of any kernel.
 pub(super) const MAX_NR: usize = 32;
@@ -24,19 +24,19 @@ pub(super) const MAX_NR: usize = 32;
 #[repr(align(64))]
 pub(super) struct Sums(pub [f32; MAX_MR * MAX_NR]);
 
-/// How a panel of A lies in memory.
+/// How a panel of A is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
     /// Row after row, [`ROW`] lanes apart.
     Rows,
-    /// For each lane of k `mr` rows side by side.
+    /// `mr` rows next to each other for each lane of k.
     Columns,
 }
 
-/// Where the rows of C lie.
+/// How the rows of C are stored.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) enum Lines {
-    /// So many elements apart.
+    /// This many elements apart.
     Even(usize),
     /// Every `step`-th pixel in both directions of `rows` x `columns` of them in each image.
     Grid { rows: usize, columns: usize, step: usize, line: usize, image: usize },
@@ -73,7 +73,7 @@ impl Lines {
     }
 }
 
-/// Where a tile goes and what is added to it.
+/// Where a tile is stored, and what is added to it.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// First row of C, at the tile's first column.
@@ -81,21 +81,21 @@ pub(super) struct Tile {
     pub lines: Lines,
     /// First row of the tile in C.
     pub row: usize,
-    /// Rows of the tile that exist (at most `mr`).
+    /// Rows of the tile within C (at most `mr`).
     pub rows: usize,
-    /// Columns of the tile that exist (at most `nr`).
+    /// Columns of the tile within C (at most `nr`).
     pub columns: usize,
     /// `columns` values added to each row, or null.
     pub bias: *const f32,
-    /// Sums of smaller k for this tile, or null, and elements between their rows. They may be C itself.
+    /// Sums of smaller k for this tile, or null, and the elements between their rows. They may be in C itself.
     pub partial: *const f32,
     pub partial_stride: usize,
-    /// A matrix that lies like C and is added to it. It may be C itself.
+    /// A matrix that is stored like C and added to it. It may be C itself.
     pub addend: Option<Pointer>,
 }
 
 impl Tile {
-    /// The tile in C and the stride of its rows, if both C and all that is added are plain f32.
+    /// The tile in C and the stride of its rows, if C and everything that is added are plain f32.
     pub fn plain(&self) -> Option<(*mut f32, usize)> {
         match self.lines {
             Lines::Even(stride) if self.c.format == Format::F32 && self.addend.is_none() => {
@@ -129,13 +129,13 @@ pub(super) struct Kernel {
     pub nr: usize,
     /// Whether lanes are pairs of bf16.
     pub pairs: bool,
-    /// Panels are filled with zeros up to a multiple of so many lanes.
+    /// Panels are filled with zeros up to a multiple of this many lanes.
     pub step: usize,
     run: Loop,
 }
 
 impl Kernel {
-    /// The kernel of f32 lanes for an instruction set; portable if the CPU lacks it.
+    /// The kernel of f32 lanes for an instruction set; the portable one if the CPU lacks it.
     pub fn of(isa: Isa) -> Kernel {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -146,7 +146,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel of bf16 pairs, where one is wanted and the CPU has it.
+    /// The kernel of bf16 pairs, if one is wanted and the CPU has it.
     pub fn half(isa: Isa, half: HalfKernel) -> Option<Kernel> {
         if isa != Isa::Avx512 || !half.available() {
             return None;
@@ -169,12 +169,12 @@ impl Kernel {
         if self.pairs { 2 } else { 1 }
     }
 
-    /// Lanes that hold `k` values, zeros at the end included.
+    /// Lanes that hold `k` values, including zeros at the end.
     pub fn lanes(self, k: usize) -> usize {
         k.div_ceil(self.per_lane()).next_multiple_of(self.step)
     }
 
-    /// To be called by each thread before it runs the kernel, and kept until it has done so for the last time.
+    /// Every thread calls this before it runs the kernel, and keeps the result until after the last run.
     pub fn enter(self) -> Option<amx::Configured> {
         match self.run {
             Loop::Tiles(tiles) => tiles.configure(),
@@ -182,28 +182,29 @@ impl Kernel {
         }
     }
 
-    /// Computes `tile = A panel * B panel (+ partial sums) (+ bias) (+ addend)`. Portable and tile kernels take A in
-    /// [`Layout::Rows`] or, the portable ones, either.
+    /// Computes `tile = A panel * B panel (+ partial sums) (+ bias) (+ addend)`. Tile kernels take A in
+    /// [`Layout::Rows`]; portable ones take either layout.
     ///
     /// # Safety
-    /// `a` points to a panel of `lanes` lanes in `layout` (tile kernels: rows), `b` to one of B; the tile's pointers are valid
-    /// for its rows, columns and strides, and nobody else writes the tile meanwhile. The thread is inside [`Kernel::enter`].
+    /// `a` points to a panel of `lanes` lanes in `layout` (tile kernels: rows), `b` to one of B; the tile's pointers
+    /// are valid for its rows, columns and strides, and nothing else writes the tile during the call. The thread is
+    /// inside [`Kernel::enter`].
     #[inline]
     pub unsafe fn run(self, layout: Layout, lanes: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
         match self.run {
-            // SAFETY: `of` checked the CPU; the pointers are the caller's promise.
+            // SAFETY: `of` checked the CPU; the pointers are promised by the caller.
             #[cfg(target_arch = "x86_64")]
             Loop::Avx512 => unsafe { super::kernel_x86::avx512_12x32(layout, lanes, a, b, tile, sums) },
-            // SAFETY: `half` checked the CPU; the pointers are the caller's promise.
+            // SAFETY: `half` checked the CPU; the pointers are promised by the caller.
             #[cfg(target_arch = "x86_64")]
             Loop::Dpbf16 => unsafe { super::kernel_x86::dpbf16_12x32(lanes, a, b, tile, sums) },
             // SAFETY: as for AVX-512.
             #[cfg(target_arch = "x86_64")]
             Loop::Avx2 => unsafe { super::kernel_x86::avx2_6x16(layout, lanes, a, b, tile, sums) },
-            // SAFETY: the pointers are the caller's promise.
+            // SAFETY: the pointers are promised by the caller.
             Loop::Portable => unsafe { portable_8x8(layout, lanes, a, b, tile, sums) },
             Loop::Tiles(tiles) => {
-                // SAFETY: the caller's promise; `sums` has the size of a tile.
+                // SAFETY: as promised by the caller; `sums` has the size of a tile.
                 unsafe { tiles.run(lanes / amx::STEP, a, b, sums) };
                 finish(self.isa, tile, self.nr, sums);
             }
@@ -215,7 +216,7 @@ impl Kernel {
 /// See [`Kernel::run`].
 unsafe fn portable_8x8(layout: Layout, k: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
     let (along, depth) = if layout == Layout::Rows { (ROW, 1) } else { (1, 8) };
-    // Half of the rows at a time: the sums of a half fit into 8 registers of 4 lanes.
+    // Half of the rows at a time: their sums fit into 8 registers of 4 lanes.
     for half in 0..2 {
         let mut local = [[0.0f32; 8]; 4];
         for p in 0..k {
@@ -243,7 +244,7 @@ fn finish_body(tile: &Tile, width: usize, sums: &mut Sums) {
         let row = &mut row[..tile.columns];
         if !tile.partial.is_null() {
             let from = tile.partial.wrapping_add(i * tile.partial_stride);
-            // SAFETY: the tile's promise ([`Kernel::run`]).
+            // SAFETY: the promise about the tile ([`Kernel::run`]).
             let from = unsafe { std::slice::from_raw_parts(from, tile.columns) };
             row.iter_mut().zip(from).for_each(|(x, &y)| *x += y);
         }
@@ -268,7 +269,7 @@ fn finish_body(tile: &Tile, width: usize, sums: &mut Sums) {
 }
 
 per_isa! {
-    /// Adds what is to be added to the sums of a tile (rows of `width`) and stores them: any format, edges too.
-    /// The tile's pointers are as [`Kernel::run`] wants them.
+    /// Adds what has to be added to the sums of a tile (rows of `width`) and stores them, in any format and at edges.
+    /// The tile's pointers are those that [`Kernel::run`] requires.
     pub(super) fn finish = finish_body(tile: &Tile, width: usize, sums: &mut Sums)
 }

@@ -1,6 +1,7 @@
 //! The micro-kernels of x86-64.
 //!
-//! Functions that are always inlined take on the instructions of the kernel they are in, and the sums stay in registers.
+//! Functions that are always inlined use the instructions of the kernel that calls them, and the sums stay in
+//! registers.
 #![allow(unsafe_code)]
 
 use super::kernel::{Layout, ROW, Sums, Tile, finish};
@@ -19,8 +20,8 @@ pub(super) unsafe fn avx512_12x32(
     sums: &mut Sums,
 ) {
     prefetch(tile);
-    // SAFETY: the caller's promise. The strides are constants so that they become parts of addresses, the rows so that the
-    // last tile of a column computes few that do not exist.
+    // SAFETY: as promised by the caller. The strides are constants so that they become parts of addresses, and so are
+    // the rows, so that the last tile of a column computes few rows that do not exist.
     unsafe {
         match (layout, tile.rows.div_ceil(4)) {
             (Layout::Rows, 1) => store(multiply_f32::<4, ROW, 1>(k, a, b), tile, sums),
@@ -41,10 +42,10 @@ unsafe fn multiply_f32<const ROWS: usize, const ALONG: usize, const DEPTH: usize
     mut a: *const f32,
     mut b: *const f32,
 ) -> [[__m512; 2]; ROWS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     let mut sums = unsafe { [[_mm512_setzero_ps(); 2]; ROWS] };
     for _ in 0..k {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             let low = _mm512_loadu_ps(b);
             let high = _mm512_loadu_ps(b.add(16));
@@ -65,7 +66,7 @@ unsafe fn multiply_f32<const ROWS: usize, const ALONG: usize, const DEPTH: usize
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn dpbf16_12x32(lanes: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
     prefetch(tile);
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe {
         match tile.rows.div_ceil(4) {
             1 => store(multiply_pairs::<4>(lanes, a, b), tile, sums),
@@ -81,7 +82,7 @@ pub(super) unsafe fn dpbf16_12x32(lanes: usize, a: *const f32, b: *const f32, ti
 unsafe fn multiply_pairs<const ROWS: usize>(lanes: usize, mut a: *const f32, mut b: *const f32) -> [[__m512; 2]; ROWS] {
     // SAFETY: both types are 512 bits of anything.
     let halves = |lanes: __m512i| unsafe { std::mem::transmute::<__m512i, __m512bh>(lanes) };
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
         for _ in 0..lanes {
@@ -113,7 +114,7 @@ fn prefetch(tile: &Tile) {
     }
 }
 
-/// Plain tiles go straight from registers to C, others by way of `sums`.
+/// Plain tiles are stored straight from registers to C, others through `sums`.
 ///
 /// # Safety
 /// See [`super::kernel::Kernel::run`]; the CPU has AVX-512 F.
@@ -138,7 +139,7 @@ unsafe fn store<const ROWS: usize>(result: [[__m512; 2]; ROWS], tile: &Tile, sum
             continue;
         }
         let skip = 16 * half;
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         let mut bias = unsafe { _mm512_setzero_ps() };
         if !tile.bias.is_null() {
             // SAFETY: masked to the columns that exist.
@@ -167,7 +168,7 @@ unsafe fn store<const ROWS: usize>(result: [[__m512; 2]; ROWS], tile: &Tile, sum
 /// See [`super::kernel::Kernel::run`].
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn avx2_6x16(layout: Layout, k: usize, a: *const f32, b: *const f32, tile: &Tile, sums: &mut Sums) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     let result = unsafe {
         match layout {
             Layout::Rows => f32_6x16::<ROW, 1>(k, a, b),
@@ -214,7 +215,7 @@ unsafe fn f32_6x16<const ALONG: usize, const DEPTH: usize>(
 ) -> [[__m256; 2]; 6] {
     let mut sums = [[_mm256_setzero_ps(); 2]; 6];
     for _ in 0..k {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             let low = _mm256_loadu_ps(b);
             let high = _mm256_loadu_ps(b.add(8));

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! for each block of N, for each block of K:  pack B once, shared by all threads
-//!     for each block of M (in parallel):     pack A (own buffer), micro-kernel tiles
+//!     for each block of M (in parallel):     pack A (per-thread buffer), micro-kernel tiles
 //! ```
 //!
-//! Packing converts to f32; where both sides are bf16 and [`Cpu::half`] says that it is faster, bf16 pairs are multiplied as
-//! they are. The order in which k is summed is fixed (blocks ascending, k ascending inside), and only M and N are split
-//! between threads: the result has the same bits for any number of threads. Sums are rounded once, when they are stored.
+//! Packing converts to f32. If both sides are bf16 and [`Cpu::half`] says that it is faster, bf16 pairs are multiplied
+//! as they are. The order of sums over k is fixed (blocks ascending, k ascending within a block), and only M and N are
+//! split between threads: the result has the same bits for any number of threads. Sums are rounded once, when they are
+//! stored.
 #![allow(unsafe_code)]
 
 pub(super) mod amx;
@@ -41,7 +42,7 @@ use pack::{Piece, pack_b};
 const NC: usize = 512;
 /// Most rows of A packed at once: 240 x 272 lanes, a part of the L2 cache.
 const MC: usize = 240;
-/// Rows of C whose sums are kept in f32 between blocks of K where C itself cannot hold them: with NC columns 2 MiB.
+/// Rows of C whose sums are kept in f32 between blocks of K if C itself cannot hold them: 2 MiB with NC columns.
 const STAGED: usize = 1024;
 /// Width of B packed at once by a product that runs on one thread inside a task.
 const NC_SMALL: usize = 256;
@@ -67,7 +68,7 @@ impl<'a> Matrix<'a> {
         Matrix::strided(data, rows, columns, columns)
     }
 
-    /// `rows` x `columns` with `stride` numbers from one row to the next.
+    /// `rows` x `columns`, with `stride` numbers from one row to the next.
     ///
     /// # Panics
     /// If the slice is too short or the stride less than the number of columns.
@@ -78,7 +79,7 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, columns, stride, transposed: false }
     }
 
-    /// The transpose; nothing is copied.
+    /// The transpose, without a copy.
     pub fn t(self) -> Matrix<'a> {
         Matrix { rows: self.columns, columns: self.rows, transposed: !self.transposed, ..self }
     }
@@ -130,7 +131,7 @@ pub enum Epilogue<'a> {
 pub struct Gemm {
     pub(super) cpu: Cpu,
     kernel: Kernel,
-    /// For products of bf16 with bf16, if not `kernel`.
+    /// For products of bf16 with bf16, if other than `kernel`.
     half: Option<Kernel>,
     packed_b: AlignedBuffer,
     /// One part per thread.
@@ -147,13 +148,13 @@ pub(super) struct Size {
     pub k: usize,
 }
 
-/// The largest even part of `whole` that is at most `most`, a multiple of `step` unless all of it.
+/// The largest part of at most `most` that divides `whole` evenly, a multiple of `step` unless it is all of `whole`.
 fn even_part(whole: usize, most: usize, step: usize) -> usize {
     whole.div_ceil(whole.div_ceil(most).max(1)).next_multiple_of(step).clamp(step, most)
 }
 
 impl Gemm {
-    /// Buffers for products of any shape: 2.5 MiB, and 255 KiB per thread.
+    /// Buffers for products of any shape: 2.5 MiB, plus 255 KiB per thread.
     pub fn new(cpu: Cpu) -> Gemm {
         let packed_a = AlignedBuffer::zeroed(cpu.pool.threads() * MC * ROW);
         Gemm {
@@ -166,7 +167,7 @@ impl Gemm {
         }
     }
 
-    /// Memory of the packing buffers.
+    /// Bytes of the packing buffers.
     pub fn memory_bytes(&self) -> usize {
         4 * (self.packed_a.len() + self.packed_b.len() + self.staged.len())
     }
@@ -202,7 +203,7 @@ impl Gemm {
     /// The product of two operands.
     ///
     /// # Safety
-    /// They are valid for `size`, and so is the target, which nobody else uses meanwhile.
+    /// The operands are valid for `size`, and so is the target, which nothing else uses during the call.
     pub(super) unsafe fn product(&mut self, a: &Operand, b: &Operand, size: Size, c: &Target) {
         let formats = (a.start().format, b.start().format);
         let kernel = match self.half {
@@ -216,7 +217,7 @@ impl Gemm {
         let rows = if staged { STAGED } else { size.m.max(1) };
         for column in (0..size.n).step_by(columns) {
             for row in (0..size.m).step_by(rows) {
-                // One block without depth, if there is none, stores zeros and what is added to them.
+                // If there is no depth, a single block stores zeros and what is added to them.
                 for depth in (0..size.k.max(1)).step_by(depths) {
                     let block = Block {
                         row,
@@ -228,7 +229,7 @@ impl Gemm {
                         first: depth == 0,
                         last: depth + depths >= size.k,
                     };
-                    // SAFETY: the caller's promise.
+                    // SAFETY: as promised by the caller.
                     unsafe {
                         self.pack_b(kernel, b, block);
                         self.block(kernel, a, block, staged, c);
@@ -272,7 +273,7 @@ impl Gemm {
         let threads = self.cpu.pool.threads();
         let threads = if block.rows * block.columns * block.depths < PARALLEL_FROM { 1 } else { threads };
         let most = MC / kernel.mr * kernel.mr;
-        // About four tasks a thread even out what other work on the machine takes away.
+        // About four tasks per thread even out the time that other work on the machine takes away.
         let (rows, columns) = if threads == 1 {
             (most, NC)
         } else {

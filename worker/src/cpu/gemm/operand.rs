@@ -1,6 +1,6 @@
 //! What a product reads: matrices in memory, patches of images, taps of a convolution's weights.
 //!
-//! An operand is seen as lines (rows of A or columns of B) of steps (values of k).
+//! An operand consists of lines (rows of A or columns of B) of steps (values of k).
 
 use crate::cpu::Element;
 use crate::cpu::values::Pointer;
@@ -10,13 +10,13 @@ use crate::cpu::values::Pointer;
 pub(crate) enum Operand {
     /// Element (line, step) at `start + line * along + step * depth`; one of the strides is 1.
     Strided { start: Pointer, along: usize, depth: usize },
-    /// As A the lines are pixels and the steps the values of their patches; as B the other way round.
+    /// For A, lines are pixels and steps are the values of their patches; for B the other way round.
     Patches(Patches),
-    /// As B: lines are channels.
+    /// For B: lines are channels.
     Taps(Taps),
 }
 
-// SAFETY: an operand is only read through, and lives no longer than the borrows it was made from.
+// SAFETY: an operand is only read through, and lives no longer than the borrows from which it was made.
 #[allow(unsafe_code)]
 unsafe impl Sync for Operand {}
 
@@ -30,7 +30,7 @@ impl Operand {
     }
 }
 
-/// Some of the elements of a row in memory: those in `from..to` exist, the others are zeros.
+/// A part of a row in memory: the elements in `from..to` exist, the others are zeros.
 pub(super) struct Run<T> {
     /// Where element 0 would be.
     pub start: *const T,
@@ -41,7 +41,7 @@ pub(super) struct Run<T> {
 impl<T> Run<T> {
     pub const EMPTY: Run<T> = Run { start: std::ptr::null(), from: 0, to: 0 };
 
-    /// Elements `first..end` as a run of their own.
+    /// Elements `first..end` as a separate run.
     #[inline(always)]
     pub fn part(&self, first: usize, end: usize) -> Run<T> {
         let from = self.from.clamp(first, end) - first;
@@ -49,8 +49,8 @@ impl<T> Run<T> {
     }
 }
 
-/// Windows of NHWC images, one for each pixel of a grid. A window's values in the order (tap y, tap x, channel); those
-/// outside the image are zeros.
+/// Windows of NHWC images, one for each pixel of a grid. The values of a window are in the order (tap y, tap x,
+/// channel); those outside the image are zeros.
 #[derive(Clone, Copy)]
 pub(crate) struct Patches {
     pub start: Pointer,
@@ -63,7 +63,7 @@ pub(crate) struct Patches {
     pub columns: usize,
     /// Image pixels from one grid pixel to the next.
     pub stride: usize,
-    /// Place in the image of the first grid pixel's first tap.
+    /// Position in the image of the first tap of the first grid pixel.
     pub top: isize,
     pub left: isize,
     /// Width of a window.
@@ -79,7 +79,7 @@ pub(super) struct Pixel {
 }
 
 impl Patches {
-    /// Consecutive values of a window that lie side by side in memory: those of one row of taps.
+    /// Number of consecutive values of a window that are adjacent in memory: those of one row of taps.
     pub(super) fn run_length(&self) -> usize {
         self.taps_x * self.channels
     }
@@ -89,7 +89,8 @@ impl Patches {
         Pixel { image: line / self.rows, y: line % self.rows, x }
     }
 
-    /// The columns of the grid for which elements `first..first + len` of a window's row all lie inside the image's width.
+    /// The columns of the grid for which elements `first..first + len` of a window's row are all within the image's
+    /// width.
     pub(super) fn inside(&self, first: usize, len: usize) -> std::ops::Range<usize> {
         let at = |element: usize| (element / self.channels) as isize + self.left;
         let before = (-at(first)).max(0) as usize;
@@ -98,7 +99,7 @@ impl Patches {
         before.div_ceil(self.stride)..end.min(self.columns)
     }
 
-    /// The next pixel; whether it begins another line of the grid.
+    /// Moves to the next pixel; returns whether it starts another line of the grid.
     #[inline(always)]
     pub(super) fn advance(&self, pixel: &mut Pixel) -> bool {
         pixel.x += 1;
@@ -114,7 +115,7 @@ impl Patches {
         true
     }
 
-    /// The row of the image that lies under a row of taps, for all pixels of a line of the grid; none outside the image.
+    /// The row of the image under a row of taps, for all pixels of a line of the grid; `None` outside the image.
     pub(super) fn row<T: Element>(&self, pixel: Pixel, tap_y: usize) -> Option<*const T> {
         let y = (pixel.y * self.stride + tap_y) as isize + self.top;
         if y < 0 || y >= self.height as isize {
@@ -139,8 +140,8 @@ impl Patches {
     }
 }
 
-/// Some taps of a convolution's weights `[outputs][kernel y][kernel x][channels]` from the last to the first, as the steps
-/// (tap y, tap x, output) of the product that gives the input's gradient.
+/// Some taps of a convolution's weights `[outputs][kernel y][kernel x][channels]` from last to first, as the steps (tap
+/// y, tap x, output) of the product that computes the gradient of the input.
 #[derive(Clone, Copy)]
 pub(crate) struct Taps {
     pub start: Pointer,
@@ -150,7 +151,7 @@ pub(crate) struct Taps {
     pub kernel_x: usize,
     /// Weights of one output.
     pub each: usize,
-    /// The kernel's taps that are used: every `stride`-th one from `first` on, so many of them.
+    /// The taps of the kernel that are used: every `stride`-th one, starting at `first`, in this number.
     pub first_y: usize,
     pub first_x: usize,
     pub stride: usize,
@@ -159,7 +160,7 @@ pub(crate) struct Taps {
 }
 
 impl Taps {
-    /// Where channel 0 of steps `step..` starts, one after another.
+    /// Start of channel 0 of the steps `step..`, one after another.
     pub(super) fn walk<T: Element>(&self, step: usize) -> impl FnMut() -> *const T {
         let taps = *self;
         let (mut tap, mut output) = (step / taps.outputs, step % taps.outputs);

@@ -1,4 +1,4 @@
-//! Packers: operands into the panels that the micro-kernels read (see [`super::kernel`]), converting on the way.
+//! Packs operands into the panels that the micro-kernels read (see [`super::kernel`]), converting on the way.
 //!
 //! Missing lines and steps are zeros.
 #![allow(unsafe_code)]
@@ -29,10 +29,10 @@ pub(super) fn layout(kernel: Kernel, a: &Operand) -> Layout {
 /// Packs a panel of A in the [`layout`] of the operand.
 ///
 /// # Safety
-/// The piece lies inside the operand; the panel has `mr` x [`ROW`] floats that nobody else uses.
+/// The piece is within the operand; the panel has `mr` x [`ROW`] floats that nothing else uses.
 pub(super) unsafe fn pack_a(kernel: Kernel, a: &Operand, piece: Piece, panel: *mut f32) {
     with_format!(a.start().format, T => {
-        // SAFETY: the caller's promise. Pairs are only made of bf16 (`Gemm::product`).
+        // SAFETY: as promised by the caller. Pairs are only made of bf16 (`Gemm::product`).
         unsafe {
             if kernel.pairs {
                 debug_assert_eq!(T::FORMAT, bf16::FORMAT);
@@ -47,7 +47,8 @@ pub(super) unsafe fn pack_a(kernel: Kernel, a: &Operand, piece: Piece, panel: *m
 /// Packs a panel of B.
 ///
 /// # Safety
-/// The piece lies inside the operand; the panel has room for `kernel.lanes(steps)` times `nr` lanes and is nobody else's.
+/// The piece is within the operand; the panel has room for `kernel.lanes(steps)` times `nr` lanes that nothing else
+/// uses.
 pub(super) unsafe fn pack_b(kernel: Kernel, b: &Operand, piece: Piece, panel: *mut f32) {
     with_format!(b.start().format, T => {
         // SAFETY: as in `pack_a`.
@@ -68,7 +69,7 @@ unsafe fn pack_a_as<T: Element, const PAIRS: bool>(kernel: Kernel, a: &Operand, 
     let Piece { line, lines, step, steps } = piece;
     let row = |i: usize| panel.wrapping_add(i * ROW);
     let end = kernel.lanes(steps) * kernel.per_lane();
-    // SAFETY: all branches: the caller's promise.
+    // SAFETY: all branches: as promised by the caller.
     unsafe {
         match a {
             Operand::Strided { start, along, depth: 1 } => {
@@ -108,7 +109,7 @@ unsafe fn pack_a_as<T: Element, const PAIRS: bool>(kernel: Kernel, a: &Operand, 
             }
             Operand::Taps(_) => unreachable!("invariant: taps are a B"),
         }
-        // Numbers left behind could be denormal, which some CPUs multiply slowly.
+        // Numbers left over could be denormal, which some CPUs multiply slowly.
         (lines..kernel.mr).for_each(|i| zero_row::<PAIRS>(row(i), 0..end));
     }
 }
@@ -118,7 +119,7 @@ unsafe fn pack_a_as<T: Element, const PAIRS: bool>(kernel: Kernel, a: &Operand, 
 unsafe fn pack_b_as<T: Element, const PAIRS: bool>(kernel: Kernel, b: &Operand, piece: Piece, panel: *mut f32) {
     let Piece { line, lines, step, steps } = piece;
     let (isa, width) = (kernel.isa, kernel.nr);
-    // SAFETY: all branches: the caller's promise.
+    // SAFETY: all branches: as promised by the caller.
     unsafe {
         match b {
             Operand::Strided { start, along: 1, depth } => {
@@ -151,10 +152,10 @@ unsafe fn pack_b_as<T: Element, const PAIRS: bool>(kernel: Kernel, b: &Operand, 
     }
 }
 
-/// Where the value of `step` lies in a row of lanes.
+/// Position of the value of `step` in a row of lanes.
 #[inline(always)]
 fn store<T: Element, const PAIRS: bool>(value: T, lane: *mut f32, half: usize) {
-    // SAFETY: `lane` is one of a panel's, which the packers own.
+    // SAFETY: `lane` belongs to a panel that the packers own.
     unsafe {
         if PAIRS {
             *lane.cast::<bf16>().add(half) = <bf16 as Element>::of(value.get());
@@ -164,12 +165,12 @@ fn store<T: Element, const PAIRS: bool>(value: T, lane: *mut f32, half: usize) {
     }
 }
 
-/// Zeros at the steps `range` of a row of lanes.
+/// Writes zeros at the steps `range` of a row of lanes.
 ///
 /// # Safety
 /// The row has the lanes.
 unsafe fn zero_row<const PAIRS: bool>(row: *mut f32, range: std::ops::Range<usize>) {
-    // SAFETY: the caller's promise; zero bits are the number 0 in every format.
+    // SAFETY: as promised by the caller; zero bits are the number 0 in every format.
     unsafe {
         if PAIRS {
             std::ptr::write_bytes(row.cast::<bf16>().add(range.start), 0, range.len());
@@ -179,12 +180,12 @@ unsafe fn zero_row<const PAIRS: bool>(row: *mut f32, range: std::ops::Range<usiz
     }
 }
 
-/// Puts `len` steps that lie side by side at step `at` of a row of lanes.
+/// Writes `len` adjacent steps at step `at` of a row of lanes.
 ///
 /// # Safety
 /// Source and row have the elements.
 unsafe fn copy_row<T: Element, const PAIRS: bool>(isa: Isa, from: *const T, len: usize, row: *mut f32, at: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe {
         if PAIRS {
             std::ptr::copy_nonoverlapping(from.cast::<bf16>(), row.cast::<bf16>().add(at), len);
@@ -217,7 +218,7 @@ pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
 ) {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 {
-        // SAFETY: the caller's promise; kernels have an ISA that the CPU has.
+        // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
         unsafe { super::pack_avx512::columns::<T, PAIRS>(width, len, steps, next, panel) };
         return;
     }
@@ -230,13 +231,13 @@ pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
             store::<f32, PAIRS>(0.0, lane.wrapping_add(j), p % per_lane);
         }
         for j in run.from..run.to {
-            // SAFETY: the caller's promise.
+            // SAFETY: as promised by the caller.
             store::<T, PAIRS>(unsafe { *run.start.add(j) }, lane.wrapping_add(j), p % per_lane);
         }
     }
 }
 
-/// Packs a panel from lines that lie side by side at each step.
+/// Packs a panel from lines that are adjacent at each step.
 ///
 /// # Safety
 /// As [`transpose`].
@@ -251,7 +252,7 @@ unsafe fn strided<T: Element, const PAIRS: bool>(
 ) {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 {
-        // SAFETY: the caller's promise; kernels have an ISA that the CPU has.
+        // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
         unsafe { super::pack_avx512::strided::<T, PAIRS>(width, width, lines, steps, start, depth, panel) };
         return;
     }
@@ -261,11 +262,11 @@ unsafe fn strided<T: Element, const PAIRS: bool>(
         from = from.wrapping_add(depth);
         run
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { columns::<T, PAIRS>(isa, width, width, steps, next, panel) };
 }
 
-/// Packs a panel from lines whose steps lie side by side.
+/// Packs a panel from lines whose steps are adjacent.
 ///
 /// # Safety
 /// The source is valid for `lines` x `steps`, the panel for `steps` (or pairs of them) x `width` lanes.
@@ -279,7 +280,7 @@ pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
     panel: *mut f32,
 ) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: all branches: the caller's promise; kernels have an ISA that the CPU has.
+    // SAFETY: all branches: as promised by the caller; kernels have an ISA that the CPU has.
     unsafe {
         if isa == Isa::Avx512 {
             for first in (0..width).step_by(16) {
@@ -303,7 +304,7 @@ pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
         for p in 0..steps.next_multiple_of(per_lane) {
             let lane = panel.wrapping_add(p / per_lane * width + i);
             if i < lines && p < steps {
-                // SAFETY: the caller's promise.
+                // SAFETY: as promised by the caller.
                 store::<T, PAIRS>(unsafe { *start.add(i * along + p) }, lane, p % per_lane);
             } else {
                 store::<f32, PAIRS>(0.0, lane, p % per_lane);
@@ -312,7 +313,7 @@ pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
     }
 }
 
-/// Packs rows of pairs from lines that lie side by side at each step.
+/// Packs rows of pairs from lines that are adjacent at each step.
 ///
 /// # Safety
 /// The source is valid for `lines` x `steps`, the panel for `lines` rows of lanes.
@@ -328,7 +329,7 @@ unsafe fn transpose_rows<T: Element>(
     if isa == Isa::Avx512 {
         for first in (0..lines).step_by(16) {
             let (from, to) = (start.wrapping_add(first), panel.wrapping_add(first * ROW));
-            // SAFETY: the caller's promise; kernels have an ISA that the CPU has.
+            // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
             unsafe { super::pack_avx512::transpose_rows((lines - first).min(16), steps, from.cast(), depth, to) };
         }
         return;
@@ -336,7 +337,7 @@ unsafe fn transpose_rows<T: Element>(
     let _ = isa;
     for p in 0..steps {
         for i in 0..lines {
-            // SAFETY: the caller's promise.
+            // SAFETY: as promised by the caller.
             store::<T, true>(unsafe { *start.add(p * depth + i) }, panel.wrapping_add(i * ROW + p / 2), p % 2);
         }
     }

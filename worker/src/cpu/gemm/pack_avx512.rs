@@ -6,19 +6,19 @@ use super::operand::Run;
 use crate::cpu::{Element, Format, bf16};
 use std::arch::x86_64::*;
 
-/// The lowest `n` bits, all from 16 on.
+/// The lowest `n` bits; all of them from 16 on.
 fn mask(n: usize) -> u16 {
     if n >= 16 { u16::MAX } else { (1u16 << n) - 1 }
 }
 
-/// Up to 16 numbers side by side as f32.
+/// Up to 16 adjacent numbers as f32.
 ///
 /// # Safety
-/// Those of the mask exist.
+/// The numbers of the mask exist.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn numbers<T: Element>(mask: u16, from: *const T) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe {
         match T::FORMAT {
             Format::F32 => _mm512_maskz_loadu_epi32(mask, from.cast()),
@@ -35,7 +35,7 @@ unsafe fn numbers<T: Element>(mask: u16, from: *const T) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn pairs<T>(masks: [u16; 2], from: [*const T; 2]) -> __m512i {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe {
         let even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(masks[0], from[0].cast()));
         let odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(masks[1], from[1].cast()));
@@ -55,7 +55,7 @@ pub(super) unsafe fn copy_row<T: Element>(from: *const T, len: usize, to: *mut f
     }
     if p < len {
         let rest = mask(len - p);
-        // SAFETY: masked to what exists.
+        // SAFETY: masked to the elements that exist.
         unsafe { _mm512_mask_storeu_epi32(to.add(p).cast(), rest, numbers(rest, from.add(p))) };
     }
 }
@@ -84,7 +84,7 @@ pub(super) unsafe fn columns<T: Element, const PAIRS: bool>(
         while first < len {
             let masks = exist.map(|bits| (bits >> first) as u16);
             let from = [even.start.wrapping_add(first), odd.start.wrapping_add(first)];
-            // SAFETY: masked to what exists of the runs and to the columns asked for.
+            // SAFETY: masked to the elements of the runs that exist and to the columns asked for.
             unsafe {
                 let value = if PAIRS { pairs(masks, from) } else { numbers(masks[0], from[0]) };
                 _mm512_mask_storeu_epi32(to.add(first), mask(len - first), value);
@@ -178,7 +178,7 @@ pub(super) unsafe fn transpose<T: Element, const PAIRS: bool>(
     }
 }
 
-/// Transposes up to 16 lines, side by side at each step, into as many rows of pairs.
+/// Transposes up to 16 lines, adjacent at each step, into as many rows of pairs.
 ///
 /// # Safety
 /// See [`super::pack`]; `lines` at most 16.
@@ -207,7 +207,7 @@ pub(super) unsafe fn transpose_rows(lines: usize, steps: usize, start: *const bf
     }
 }
 
-/// Rows to columns: pairs, then quadruples inside 128-bit lanes, then the lanes themselves.
+/// Rows to columns: pairs, then quadruples within 128-bit lanes, then the lanes themselves.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn transposed_16x16(r: &[__m512i; 16]) -> [__m512i; 16] {

@@ -1,4 +1,4 @@
-//! The kernel of 32 x 32 tiles on every machine: packing, blocking and edges with the matrix unit emulated.
+//! The kernel of 32 x 32 tiles on every machine: packing, blocking and edges, with the matrix unit emulated.
 
 use super::amx::Tiles;
 use super::kernel::Kernel;
@@ -6,7 +6,7 @@ use super::{Epilogue, Gemm, Matrix};
 use crate::cpu::{ConvolutionShape, Cpu, Element, HalfKernel, Isa, Pool, bf16};
 use std::sync::Arc;
 
-/// One with f32 arithmetic, and for each instruction set that packs one with emulated tiles.
+/// One [`Gemm`] with f32 arithmetic, and one with emulated tiles for each instruction set that packs.
 fn gemms() -> (Gemm, Vec<Gemm>) {
     let gemm = |isa| Gemm::new(Cpu { pool: Arc::new(Pool::new(2)), isa, half: HalfKernel::F32 });
     let emulated = |isa| Gemm { half: Some(Kernel::tiles(isa, Tiles::Emulated)), ..gemm(isa) };

@@ -1,4 +1,4 @@
-//! Packs the windows of a convolution as columns of B: what the gradient of its weights multiplies.
+//! Packs the windows of a convolution as columns of B, for the gradient of its weights.
 #![allow(unsafe_code)]
 
 use super::operand::{Patches, Pixel, Run};
@@ -15,7 +15,7 @@ pub(super) struct Windows<'a> {
 }
 
 impl Windows<'_> {
-    /// Those of the pixels from `pixel` on.
+    /// The runs of the pixels from `pixel` on.
     fn walk<T: Element>(self, mut pixel: Pixel) -> impl FnMut() -> Run<T> {
         let Windows { patches, tap, first, len } = self;
         let patches = *patches;
@@ -46,7 +46,7 @@ pub(super) unsafe fn window_columns<T: Element, const PAIRS: bool>(
     let pixel = patches.pixel(step);
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Avx512 && !PAIRS {
-        // Line by line of the grid: where the columns lie inside the image they are a matrix.
+        // Line by line of the grid: within the image the columns are a matrix.
         let (mut pixel, mut done) = (pixel, 0);
         while done < steps {
             let end = patches.columns.min(pixel.x + steps - done);
@@ -60,7 +60,7 @@ pub(super) unsafe fn window_columns<T: Element, const PAIRS: bool>(
                 }
                 pixel.x = range.start;
                 let panel = panel.wrapping_add(done * width);
-                // SAFETY: the caller's promise; kernels have an ISA that the CPU has.
+                // SAFETY: as promised by the caller; kernels have an ISA that the CPU has.
                 unsafe {
                     if whole {
                         let start = patches.run(row, pixel).start.wrapping_add(first);
@@ -77,6 +77,6 @@ pub(super) unsafe fn window_columns<T: Element, const PAIRS: bool>(
         }
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { columns::<T, PAIRS>(isa, width, len, steps, windows.walk(pixel), panel) };
 }

@@ -1,5 +1,5 @@
-//! Activation functions. Backward works in place on the gradient and sums the gradient of the bias before the function
-//! in the same pass.
+//! Activation functions. Backward works in place on the gradient, and in the same pass sums the gradient of the bias
+//! before the function.
 
 use super::pieces::{in_pieces, per_task, rows};
 use super::sums::add_pieces;
@@ -11,11 +11,11 @@ use crate::cpu::{Cpu, Element};
 trait Activation: Copy + Sync {
     /// The function.
     fn value(self, x: f32) -> f32;
-    /// Gradient with respect to the input from that of the output and what forward kept: the input (GELU) or the output.
+    /// Gradient of the input, from that of the output and what forward kept: the input (GELU) or the output.
     fn gradient(self, kept: f32, dy: f32) -> f32;
 }
 
-/// GELU in the tanh form (Hendrycks and Gimpel 2016; the one GPT-2 uses).
+/// GELU in the tanh form (Hendrycks and Gimpel 2016; the one that GPT-2 uses).
 ///
 /// `0.5 x (1 + tanh u) = x sigmoid(2 u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`: one exponential and no cancellation.
 #[derive(Clone, Copy)]
@@ -51,13 +51,13 @@ impl Activation for Gelu {
 struct Relu;
 
 impl Activation for Relu {
-    /// What is not a number stays so.
+    /// NaN stays NaN.
     #[inline(always)]
     fn value(self, x: f32) -> f32 {
         if x < 0.0 { 0.0 } else { x }
     }
 
-    /// A choice and not a product: an infinite gradient of an idle unit is 0 and not "not a number".
+    /// A choice rather than a product: an infinite gradient of an inactive unit is 0, not NaN.
     #[inline(always)]
     fn gradient(self, y: f32, dy: f32) -> f32 {
         if y <= 0.0 { 0.0 } else { dy }
@@ -108,7 +108,7 @@ fn in_place<A: Activation, E: Element>(cpu: &Cpu, function: A, x: &mut [E]) {
     in_pieces(cpu, x.len(), ELEMENTS, rows(x, 1), |_, x| in_place_piece(cpu.isa, function, x));
 }
 
-/// Rectifier in place: the larger of `x` and 0; not a number stays so.
+/// Rectifier in place: the larger of `x` and 0; NaN stays NaN.
 pub fn relu<E: Element>(cpu: &Cpu, x: &mut [E]) {
     in_place(cpu, Relu, x);
 }
@@ -169,7 +169,7 @@ pub fn gelu_backward<E: Element>(
     backward(cpu, Gelu, x, dy, partials, bias, accumulate);
 }
 
-/// As [`gelu_backward`], from the output `y` of [`relu`].
+/// See [`gelu_backward`]; from the output `y` of [`relu`].
 pub fn relu_backward<E: Element>(
     cpu: &Cpu,
     y: &[E],
@@ -181,7 +181,7 @@ pub fn relu_backward<E: Element>(
     backward(cpu, Relu, y, dy, partials, bias, accumulate);
 }
 
-/// As [`gelu_backward`], from the output `y` of [`tanh`].
+/// See [`gelu_backward`]; from the output `y` of [`tanh`].
 pub fn tanh_backward<E: Element>(
     cpu: &Cpu,
     y: &[E],

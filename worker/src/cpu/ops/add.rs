@@ -1,4 +1,4 @@
-//! Sums of tensors: residual connections and the gradients that meet at them.
+//! Sums of tensors: residual connections, and the gradients that join there.
 
 use super::ELEMENTS;
 use super::pieces::{in_pieces, rows};

@@ -1,8 +1,9 @@
-//! Batch normalisation (Ioffe and Szegedy 2015) over rows of channels, with the residual addition and the rectifier that
-//! often follow; epsilon 1e-5 as in PyTorch.
+//! Batch normalisation (Ioffe and Szegedy 2015) over rows of channels, with the residual addition and the rectifier
+//! that often follow; epsilon 1e-5 as in PyTorch.
 //!
-//! The rows of an image batch are its pixels. Mean and variance are made around a mean of each piece and joined over the
-//! pieces in their order in f64 (Chan, Golub and LeVeque 1979), so that a large mean does not swallow a small variance.
+//! The rows of an image batch are its pixels. Mean and variance are computed around the mean of each piece and then
+//! combined over the pieces in order, in f64 (Chan, Golub and LeVeque 1979), so that a large mean does not swallow a
+//! small variance.
 
 use super::ROWS;
 use super::pieces::{in_pieces, per_task, rows};
@@ -10,10 +11,10 @@ use crate::cpu::isa::per_isa;
 use crate::cpu::{Cpu, Element};
 
 const EPSILON: f64 = 1e-5;
-/// Channels whose sums over pieces one task makes.
+/// Channels whose sums over pieces are computed by one task.
 const COLUMNS: usize = 64;
 
-/// Rows in one piece: few channels get more, so that sums stay small beside the tensor.
+/// Rows in one piece: more if there are few channels, so that sums stay small compared to the tensor.
 fn piece_rows(channels: usize) -> usize {
     (16_384 / channels).clamp(ROWS, 512)
 }
@@ -26,11 +27,11 @@ pub fn batch_norm_partials_len(rows: usize, channels: usize) -> usize {
 /// `y = rectifier((x - mean) / deviation * gamma + beta + residual)`.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchNorm<'a, E> {
-    /// Factor of each channel.
+    /// One factor per channel.
     pub gamma: &'a [f32],
-    /// Addend of each channel.
+    /// One addend per channel.
     pub beta: &'a [f32],
-    /// A tensor like `x`, if one is added.
+    /// A tensor of the shape of `x`, if one is added.
     pub residual: Option<&'a [E]>,
     /// Whether negative results become 0.
     pub relu: bool,
@@ -41,7 +42,7 @@ fn moments_body<E: Element>(x: &[E], moments: &mut [f32]) {
     let width = moments.len() / 2;
     let (mean, squares) = moments.split_at_mut(width);
     let count = (x.len() / width) as f32;
-    // Around the first row: exact for a constant channel, and small numbers for one far from 0.
+    // Around the first row: exact for a constant channel, and small numbers for a channel far from 0.
     let first = &x[..width];
     mean.fill(0.0);
     for row in x.chunks_exact(width) {
@@ -62,18 +63,18 @@ fn moments_body<E: Element>(x: &[E], moments: &mut [f32]) {
 }
 
 per_isa! {
-    /// Mean, then sum of squared differences from it, of each channel of a piece.
+    /// Mean of each channel of a piece, then the sum of squared differences from it.
     fn moments_piece<E: Element> = moments_body(x: &[E], moments: &mut [f32])
 }
 
-/// Moments of the channels from `channel` on, joined over all pieces.
+/// Moments of the channels from `channel` on, combined over all pieces.
 #[derive(Clone, Copy)]
 struct Pieces<'a> {
-    /// What [`moments_piece`] left, piece after piece.
+    /// Output of [`moments_piece`], piece after piece.
     moments: &'a [f32],
     channels: usize,
     channel: usize,
-    /// Rows in all.
+    /// Total number of rows.
     count: usize,
 }
 
@@ -162,12 +163,12 @@ fn apply<E: Element>(cpu: &Cpu, layer: BatchNorm<'_, E>, saved: &[f32], x: &[E],
     });
 }
 
-/// Training: `y` from the mean and the biased variance of the batch. `saved` gets the mean of each channel, then one over
-/// each standard deviation; `statistics` the mean of each channel, then each unbiased variance, for the running estimate.
-/// `partials` has at least [`batch_norm_partials_len`] floats.
+/// Training: `y` from the mean and the biased variance of the batch. `saved` gets the mean of each channel, then one
+/// over each standard deviation; `statistics` the mean of each channel, then each unbiased variance, for the running
+/// estimate. `partials` has at least [`batch_norm_partials_len`] floats.
 ///
-/// The unbiased variance of a single row does not exist: it is "not a number", and spoils a running estimate visibly.
-/// (PyTorch refuses such a batch; a model should, too.)
+/// A single row has no unbiased variance: it is NaN, and visibly spoils a running estimate. (PyTorch refuses such a
+/// batch; a model should, too.)
 pub fn batch_norm<E: Element>(
     cpu: &Cpu,
     layer: BatchNorm<'_, E>,
@@ -194,7 +195,8 @@ pub fn batch_norm<E: Element>(
     apply(cpu, layer, saved, x, y);
 }
 
-/// Evaluation: `y` from the `running` mean of each channel, then each variance. `saved` is scratch memory, as long.
+/// Evaluation: `y` from the `running` mean of each channel, then each variance. `saved` is scratch memory of the same
+/// length.
 pub fn batch_norm_evaluate<E: Element>(
     cpu: &Cpu,
     layer: BatchNorm<'_, E>,
@@ -285,9 +287,9 @@ per_isa! {
     )
 }
 
-/// Gradients of [`batch_norm`]: `dx` = (if `add`: +=) that of `x`, `d_gamma` and `d_beta` = (if `accumulate`: +=) those of
-/// the parameters. `y` is the output, if there was a rectifier: `dy` is then masked in place. What it holds afterwards is
-/// the gradient of the residual. `partials` has at least [`batch_norm_partials_len`] floats.
+/// Gradients of [`batch_norm`]: `dx` = (if `add`: +=) that of `x`, `d_gamma` and `d_beta` = (if `accumulate`: +=) those
+/// of the parameters. `y` is the output, if there was a rectifier: `dy` is then masked in place and becomes the
+/// gradient of the residual. `partials` has at least [`batch_norm_partials_len`] floats.
 #[allow(clippy::too_many_arguments)]
 pub fn batch_norm_backward<E: Element>(
     cpu: &Cpu,

@@ -1,4 +1,4 @@
-//! From one number format to another, and from the pixels of an image.
+//! Conversion between number formats, and from the pixels of an image.
 
 use super::ELEMENTS;
 use super::pieces::{in_pieces, rows};
@@ -21,7 +21,7 @@ pub fn convert<A: Element, B: Element>(cpu: &Cpu, x: &[A], y: &mut [B]) {
     in_pieces(cpu, len, ELEMENTS, rows(y, 1), |range, y| convert_piece(cpu.isa, &x[range], y));
 }
 
-/// What each of the 256 values of a channel becomes.
+/// The result for each of the 256 values of a channel.
 pub type PixelTable<E> = [E; 256];
 
 /// `(value / 255 - mean) / deviation`, by the f32 operations of torchvision's `ToTensor` and `Normalize`.
@@ -29,9 +29,9 @@ pub fn pixel_table<E: Element>(mean: f32, deviation: f32) -> PixelTable<E> {
     std::array::from_fn(|value| E::of((value as f32 / 255.0 - mean) / deviation))
 }
 
-/// `y` = normalised `pixels`, whose channels are interleaved; one table for each channel.
+/// `y` = normalised `pixels`, whose channels are interleaved; one table per channel.
 ///
-/// A look-up is as fast as memory here, and the same whatever the number of channels.
+/// A look-up is as fast as memory here, for any number of channels.
 pub fn normalise<E: Element>(cpu: &Cpu, pixels: &[u8], tables: &[PixelTable<E>], y: &mut [E]) {
     let channels = tables.len();
     let count = y.len() / channels;

@@ -23,11 +23,11 @@ per_isa! {
     )
 }
 
-/// `x[r]` = `tokens[inputs[r]]` + `positions[r % positions]`, rows of `width`; with `segments` (a number for each row, and
-/// their table) also + `table[number[r]]`.
+/// `x[r]` = `tokens[inputs[r]]` + `positions[r % positions]`, rows of `width`; with `segments` (a number per row, and
+/// their table) plus `table[number[r]]`.
 ///
 /// # Panics
-/// If an input is not below the number of token rows, or a segment not below that of its table.
+/// If an input is not below the number of token rows, or a segment not below the number of segment rows.
 pub fn embed<W: Element, E: Element>(
     cpu: &Cpu,
     inputs: &[u32],

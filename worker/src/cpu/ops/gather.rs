@@ -23,8 +23,8 @@ pub fn gather_rows<E: Element>(cpu: &Cpu, index: &[u32], x: &[E], width: usize, 
     });
 }
 
-/// Adds row `r` of `x` to row `index[r]` of `to`, in the order of `r`: the gradient of [`gather_rows`]. An index may come
-/// up more than once; `to` should then be f32, for it is rounded at each addition.
+/// Adds row `r` of `x` to row `index[r]` of `to`, in the order of `r`: the gradient of [`gather_rows`]. If an index
+/// occurs more than once, `to` should be f32, because it is rounded at each addition.
 ///
 /// # Panics
 /// If an index is not below the number of rows of `to`.

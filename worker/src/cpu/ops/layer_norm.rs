@@ -8,7 +8,7 @@ use crate::cpu::{Cpu, Element};
 
 const EPSILON: f32 = 1e-5;
 
-/// What backward needs of forward: `[mean, 1 / standard deviation]` of each row.
+/// What forward saves for backward: `[mean, 1 / standard deviation]` of each row.
 pub type LayerNormSaved = [f32; 2];
 
 #[inline(always)]
@@ -41,7 +41,7 @@ pub fn layer_norm<E: Element>(cpu: &Cpu, x: &[E], gamma: &[f32], beta: &[f32], y
     });
 }
 
-/// One row of backward's first pass.
+/// One row of the first pass of backward.
 struct Row<'a, E> {
     dy: &'a [E],
     x: &'a [E],

@@ -3,9 +3,9 @@
 //! Tensors may have any number format ([`Element`](super::Element)); arithmetic, parameters of normalisations, biases,
 //! gradients of parameters and what forward saves for backward are f32.
 //!
-//! Rows are handed out [`ROWS`] at a time, elements [`ELEMENTS`] at a time, whatever the number of threads. A sum over rows
-//! is first made inside each piece and then over the pieces in their order. All sums use 16 lanes and no fused
-//! multiply-add, so that the results are the same on every [`Isa`](super::Isa).
+//! Rows are processed [`ROWS`] at a time, elements [`ELEMENTS`] at a time, whatever the number of threads. A sum over
+//! rows is computed within each piece first and then over the pieces in order. All sums use 16 lanes and no fused
+//! multiply-add, so the results are the same on every [`Isa`](super::Isa).
 
 mod activation;
 mod add;

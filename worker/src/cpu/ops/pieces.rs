@@ -5,9 +5,8 @@ use crate::cpu::Cpu;
 use crate::cpu::pool::Shared;
 use std::ops::Range;
 
-/// What a task may write: of [`rows`], [`per_task`], or several of them.
+/// What a task may write: [`rows`], [`per_task`], or several of them.
 pub trait Pieces: Sync {
-    /// Piece of one task.
     type Piece;
 
     /// The part of task `task`, whose rows are `rows`.
@@ -17,7 +16,7 @@ pub trait Pieces: Sync {
     unsafe fn piece(&self, task: usize, rows: Range<usize>) -> Self::Piece;
 }
 
-/// Of a slice of rows, a task has its own rows.
+/// A slice of rows in which each task has its own rows.
 pub struct Rows<'a, T>(Shared<'a, T>, usize);
 
 /// `slice` as rows of `width`.
@@ -29,12 +28,13 @@ impl<'a, T: Send> Pieces for Rows<'a, T> {
     type Piece = &'a mut [T];
 
     unsafe fn piece(&self, _: usize, rows: Range<usize>) -> &'a mut [T] {
-        // SAFETY: rows of different tasks do not overlap, by the caller's promise; a product that is too large saturates, hence is out of bounds.
+        // SAFETY: rows of different tasks do not overlap, as promised by the caller; a product that is too large
+        // saturates and is out of bounds.
         unsafe { self.0.piece(rows.start.saturating_mul(self.1)..rows.end.saturating_mul(self.1)) }
     }
 }
 
-/// Of a slice of rows, a task has the one of its own number: memory for its sums.
+/// A slice of rows in which each task has one: memory for its sums.
 pub struct PerTask<'a, T>(Shared<'a, T>, usize);
 
 /// `slice` as one row of `width` for each task.
@@ -46,7 +46,7 @@ impl<'a, T: Send> Pieces for PerTask<'a, T> {
     type Piece = &'a mut [T];
 
     unsafe fn piece(&self, task: usize, _: Range<usize>) -> &'a mut [T] {
-        // SAFETY: a task's number is its own, by the caller's promise; as above.
+        // SAFETY: a task's number is its own, as promised by the caller; otherwise as above.
         unsafe { self.0.piece(task.saturating_mul(self.1)..(task + 1).saturating_mul(self.1)) }
     }
 }
@@ -57,7 +57,7 @@ macro_rules! tuples {
             type Piece = ($($name::Piece,)+);
 
             unsafe fn piece(&self, task: usize, rows: Range<usize>) -> Self::Piece {
-                // SAFETY: the caller's promise.
+                // SAFETY: as promised by the caller.
                 unsafe { ($(self.$place.piece(task, rows.clone()),)+) }
             }
         }
@@ -68,8 +68,8 @@ tuples!(A: 0, B: 1);
 tuples!(A: 0, B: 1, C: 2);
 tuples!(A: 0, B: 1, C: 2, D: 3);
 
-/// Calls `task(rows, piece)` for `size` rows at a time out of `count`, spread over the threads. With a `size` that depends on the shape
-/// alone, and sums inside a task only, the results do not depend on the number of threads.
+/// Calls `task(rows, piece)` for `size` rows at a time out of `count`, spread over the threads. If `size` depends only
+/// on the shape, and sums stay within a task, the results do not depend on the number of threads.
 ///
 /// # Panics
 /// If `size` is 0, or a slice has fewer rows than the tasks take.

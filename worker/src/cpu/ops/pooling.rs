@@ -6,46 +6,45 @@ use crate::cpu::isa::per_isa;
 use crate::cpu::{Cpu, Element};
 use std::ops::Range;
 
-/// Images and the square window that moves over them.
+/// Images, and the square window that moves over them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// Images.
     pub batch: usize,
     /// Rows of an image.
     pub height: usize,
     /// Pixels of a row.
     pub width: usize,
-    /// Numbers of a pixel.
+    /// Numbers per pixel.
     pub channels: usize,
-    /// Pixels of the window each way, at most 16.
+    /// Side of the window in pixels, at most 16.
     pub kernel: usize,
     /// Pixels from one window to the next.
     pub stride: usize,
-    /// Pixels by which windows may begin before and end after the image, at most half of `kernel`.
+    /// Pixels by which windows may start before the image and end after it, at most half of `kernel`.
     pub padding: usize,
 }
 
 impl Window {
-    /// Rows and pixels of a row of the result: 0 where the window does not fit.
+    /// Rows of the result, and pixels per row: 0 if the window does not fit.
     pub fn output(&self) -> (usize, usize) {
         let windows =
             |size: usize| (size + 2 * self.padding).checked_sub(self.kernel).map_or(0, |room| room / self.stride + 1);
         (windows(self.height), windows(self.width))
     }
 
-    /// Pixels of the image, of `size` along an axis, in window `i`.
+    /// Pixels of window `i` that are in the image, of `size` pixels along an axis.
     fn pixels(&self, i: usize, size: usize) -> Range<usize> {
         let start = i * self.stride;
         start.saturating_sub(self.padding)..(start + self.kernel - self.padding).min(size)
     }
 
-    /// Windows, of `count` along an axis, that pixel `i` is in.
+    /// Windows, of `count` along an axis, that contain pixel `i`.
     fn windows(&self, i: usize, count: usize) -> Range<usize> {
         let last = i + self.padding;
         (last + 1).saturating_sub(self.kernel).div_ceil(self.stride)..(last / self.stride + 1).min(count)
     }
 
-    /// Number of a pixel within a window.
+    /// Index of a pixel within a window.
     fn place(&self, pixel: (usize, usize), window: (usize, usize)) -> usize {
         let offset = |pixel: usize, window: usize| pixel + self.padding - window * self.stride;
         offset(pixel.0, window.0) * self.kernel + offset(pixel.1, window.1)
@@ -60,7 +59,7 @@ impl Window {
     }
 }
 
-/// Largest of a window for `y.len()` channels from `channel` on; at most [`LANES`].
+/// Maximum of a window for `y.len()` channels from `channel` on; at most [`LANES`].
 #[inline(always)]
 fn max_block<E: Element>(
     shape: &Window,
@@ -110,8 +109,8 @@ per_isa! {
     fn max_line<E: Element> = max_body(shape: Window, image: &[E], line: usize, y: &mut [E], places: &mut [u8])
 }
 
-/// `y` = largest of each window and channel, and `places` where in the window (`line * kernel + column`) it was: the first
-/// of several; what is not a number counts as largest. Outside the image there is nothing.
+/// `y` = maximum of each window and channel, and `places` its position in the window (`line * kernel + column`): the
+/// first one if there are several; NaN counts as largest. Pixels outside the image do not take part.
 pub fn max_pool<E: Element>(cpu: &Cpu, shape: &Window, x: &[E], y: &mut [E], places: &mut [u8]) {
     let (inputs, outputs) = shape.lens();
     assert_eq!((x.len(), y.len(), places.len()), (inputs, outputs, outputs), "length of x, y and places");
@@ -151,7 +150,7 @@ fn max_backward_block<E: Element>(
             let start = (line * windows.width + column) * shape.channels + channel;
             let (dy, places) = (&dy[start..][..n], &places[start..][..n]);
             for i in 0..n {
-                // By its bits: a choice between numbers stays scalar code here.
+                // By its bits: a choice between numbers would stay scalar code here.
                 let mask = u32::from(places[i] == place).wrapping_neg();
                 sums[i] += f32::from_bits(dy[i].get().to_bits() & mask);
             }
@@ -168,7 +167,7 @@ fn max_backward_body<E: Element>(shape: Window, dy: &[E], places: &[u8], line: u
     let lines = shape.windows(line, height);
     let whole = shape.channels / LANES * LANES;
     for (column, dx) in dx.chunks_exact_mut(shape.channels).enumerate() {
-        // Divisions cost more than the sums: once for a pixel, not for each block.
+        // Divisions cost more than the sums: once per pixel, not per block.
         let windows = PixelWindows { lines: lines.clone(), columns: shape.windows(column, width), width };
         for c in (0..whole).step_by(LANES) {
             let to = &mut dx[c..c + LANES];
@@ -186,7 +185,7 @@ per_isa! {
     )
 }
 
-/// `dx` = gradient of [`max_pool`]'s input from that of its output and `places`.
+/// `dx` = gradient of [`max_pool`]'s input, from that of its output and `places`.
 pub fn max_pool_backward<E: Element>(cpu: &Cpu, shape: &Window, dy: &[E], places: &[u8], dx: &mut [E]) {
     let (inputs, outputs) = shape.lens();
     assert_eq!((dx.len(), dy.len(), places.len()), (inputs, outputs, outputs), "length of dx, dy and places");
@@ -248,7 +247,7 @@ fn average_backward_body<E: Element>(dy: &[E], dx: &mut [E]) {
 
 per_isa! { fn average_backward_image<E: Element> = average_backward_body(dy: &[E], dx: &mut [E]) }
 
-/// `dx` = gradient of [`average_pool`]'s input from that of its output.
+/// `dx` = gradient of [`average_pool`]'s input, from that of its output.
 pub fn average_pool_backward<E: Element>(cpu: &Cpu, dy: &[E], channels: usize, dx: &mut [E]) {
     let batch = dy.len() / channels;
     let each = dx.len() / batch.max(1);

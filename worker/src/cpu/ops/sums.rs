@@ -1,4 +1,4 @@
-//! Sums, softmax and what they are made of.
+//! Sums, softmax and their building blocks.
 
 use super::pieces::{in_pieces, per_task, rows};
 use super::{ROWS, partials_len};
@@ -59,7 +59,7 @@ pub(crate) fn sum_of_products<A: Element, B: Element>(x: &[A], y: &[B]) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// Largest element; minus infinity if there is none. (One that is not a number may be passed over.)
+/// Largest element; minus infinity if there is none. (NaNs may be ignored.)
 #[inline(always)]
 pub(crate) fn largest<E: Element>(x: &[E]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -76,7 +76,7 @@ pub(crate) fn largest<E: Element>(x: &[E]) -> f32 {
     fold(lanes, larger)
 }
 
-/// In place `x = exp(scale (x - max))`; returns (max, 1 / sum). Multiply by the latter for the softmax.
+/// In place `x = exp(scale (x - max))`; returns (max, 1 / sum). Multiplying by the latter gives the softmax.
 #[inline(always)]
 pub(crate) fn softmax_row(x: &mut [f32], scale: f32) -> (f32, f32) {
     let max = largest(x);
@@ -90,7 +90,7 @@ pub(crate) fn softmax_row(x: &mut [f32], scale: f32) -> (f32, f32) {
 fn softmax_piece_body<E: Element>(x: &mut [E], width: usize) {
     for row in x.chunks_exact_mut(width) {
         let max = largest(row);
-        // Exponentials are made twice: kept in a short format they would be rounded twice.
+        // Exponentials are computed twice: if they were kept in a short format they would be rounded twice.
         let inverse = 1.0 / sum_by(row, |x| exp(x - max));
         for x in row {
             *x = E::of(exp(x.get() - max) * inverse);
@@ -121,8 +121,8 @@ pub(super) fn add_rows<E: Element, T: Element>(isa: Isa, x: &[E], to: &mut [T]) 
     add_rows_piece(isa, x, to);
 }
 
-/// `to` = (or +=) sum of the pieces' sums in their order; `to` has the width of a piece, or is shorter and starts at
-/// column `skip` of it.
+/// `to` = (or +=) sum of the pieces' sums in order; `to` has the width of a piece, or is shorter and starts at its
+/// column `skip`.
 pub(super) fn add_pieces(isa: Isa, partials: &[f32], width: usize, skip: usize, to: &mut [f32], accumulate: bool) {
     if !accumulate {
         to.fill(0.0);

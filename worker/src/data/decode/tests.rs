@@ -43,7 +43,7 @@ fn every_kind_of_png() {
     check(&png_of(ColorType::Rgba, eight, None, &with_alpha), &without);
     let sixteen: Vec<u8> = greys.iter().flat_map(|grey| [*grey, 99]).collect();
     check(&png_of(ColorType::Grayscale, BitDepth::Sixteen, None, &sixteen), &rgb);
-    // Two colours; one bit for each pixel, a byte for each row.
+    // Two colours; one bit per pixel, one byte per row.
     let colours = [[9, 8, 7], [1, 2, 3]];
     let palette_file = png_of(ColorType::Indexed, BitDepth::One, Some(&colours.concat()), &[0b0100_0000, 0b1110_0000]);
     check(&palette_file, &[0, 1, 0, 1, 1, 1].map(|index| colours[index]).concat());

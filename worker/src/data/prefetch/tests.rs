@@ -10,7 +10,7 @@ const READER: Reader = Reader {
     max_bad_samples: 0,
 };
 
-/// 100 samples; what happens at one of them.
+/// 100 samples, with an action at one of them.
 #[derive(Debug)]
 struct Trap {
     at: u64,

@@ -63,7 +63,7 @@ fn a_single_file() {
 fn a_directory_in_the_order_of_its_paths() {
     let directory = tree(&[("b.txt", "B"), ("a/z.txt", "Z"), ("a.txt", "A"), ("a/y/x.txt", "X"), ("empty.txt", "")]);
     let corpus = Corpus::load(&data(directory.path()), 0.0, 2, LIMIT).expect("a corpus");
-    // `a.txt` comes before `a/…` since `.` comes before `/`.
+    // `a.txt` comes before `a/…` because `.` comes before `/`.
     assert_eq!(corpus.train, b"AXZB");
     assert_eq!((corpus.files, corpus.empty_files), (4, 1));
 }
@@ -82,7 +82,7 @@ fn hidden_and_cache_directories_are_left_out() {
     ]);
     let files = patterns(directory.path(), &["**/*.txt", ".*"], &[]);
     assert_eq!(text(&files), "AC");
-    // Asked for by name, a cache directory is read.
+    // A cache directory is read if the path names it.
     assert_eq!(text(&patterns(&directory.path().join("target"), &["*.txt"], &[])), "T");
 }
 

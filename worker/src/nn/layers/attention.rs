@@ -1,4 +1,4 @@
-//! Self-attention over queries, keys and values that lie side by side.
+//! Self-attention over queries, keys and values that are stored next to each other.
 
 use crate::cpu::Cpu;
 use crate::cpu::attention::{self, AttentionForward, AttentionShape};
@@ -8,14 +8,14 @@ use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
 /// Scaled dot-product attention: `[batch, context, 3 hidden]` to `[batch, context, hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
-    /// Heads, a divisor of the hidden size.
+    /// Must divide the hidden size.
     pub heads: usize,
-    /// Whether a token sees only itself and those before it.
+    /// A token sees only itself and earlier ones.
     pub causal: bool,
 }
 
 impl Attention {
-    /// Appends it.
+    /// Appends the layer.
     ///
     /// # Errors
     /// The input is not three times as wide as a multiple of the heads.
@@ -64,7 +64,7 @@ impl Layer for Heads {
     }
 
     fn backward(&mut self, cx: &mut Backward<'_>) {
-        // Its input comes from a layer with parameters and has no other reader: the gradient is written.
+        // Its input comes from a layer with parameters and has no other reader, so the gradient is written.
         let Some((mut d_qkv, _)) = cx.d_inputs[0].target() else { return };
         let cpu = &cx.kernels.cpu;
         with_format!(d_qkv.format(), E => {

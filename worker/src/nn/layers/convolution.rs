@@ -9,7 +9,7 @@ use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Initial, Layer, ModelErr
 pub struct Convolution {
     /// Channels of the result.
     pub outputs: usize,
-    /// Pixels of the window each way.
+    /// Side of the window in pixels.
     pub kernel: usize,
     /// Pixels from one window to the next.
     pub stride: usize,
@@ -18,10 +18,11 @@ pub struct Convolution {
 }
 
 impl Convolution {
-    /// Appends it as `NAME.weight`. Weights start normally distributed with variance 2 / (outputs x kernel area) (He and others 2015, fan out).
+    /// Appends the layer as `NAME.weight`. Weights start normally distributed with variance 2 / (outputs x kernel area)
+    /// (He and others 2015, fan out).
     ///
     /// # Errors
-    /// The input is no image, or smaller than the window.
+    /// The input is not an image, or smaller than the window.
     pub fn add(self, graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
         let &[batch, height, width, channels] = graph.shape(x) else {
             return Err(graph.mismatch(name, x, "[batch, height, width, channels]"));

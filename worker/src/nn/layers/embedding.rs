@@ -8,25 +8,24 @@ use crate::nn::{Backward, Forward, Graph, Initial, Layer, ModelError, Needs, Par
 /// Sum of learned vectors of each token, of its position, and of its segment.
 #[derive(Debug, Clone, Copy)]
 pub struct Embedding<'a> {
-    /// Tokens of a sample.
     pub context: usize,
-    /// Width of the vectors.
     pub width: usize,
-    /// Name and rows of the table of tokens.
+    /// Name and rows of the token table.
     pub tokens: (&'a str, usize),
-    /// Name of the table of positions.
+    /// Name of the position table.
     pub positions: &'a str,
-    /// Name and rows of the table of segments.
+    /// Name and rows of the segment table.
     pub segments: Option<(&'a str, usize)>,
-    /// Deviation of the initial values.
+    /// Standard deviation of the initial values.
     pub deviation: f32,
 }
 
 impl Embedding<'_> {
-    /// Appends it; answers the vectors `[batch, context, width]` and the table of tokens, for an output layer that shares it.
+    /// Appends the layer. Returns the vectors `[batch, context, width]` and the token table, for an output layer that
+    /// shares it.
     ///
     /// # Errors
-    /// None of its own.
+    /// Those of [`Graph::add`].
     pub fn add(self, graph: &mut Graph, name: &str) -> Result<(Tensor, Parameter), ModelError> {
         let initial = Initial::Normal(self.deviation);
         let mut table = |name: &str, rows: usize| graph.parameter(name, &[rows, self.width], Role::Embedding, initial);
@@ -50,7 +49,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Index of the table of tokens among the parameters.
+    /// Index of the token table among the parameters.
     fn tokens(&self) -> usize {
         1 + usize::from(self.segments.is_some())
     }

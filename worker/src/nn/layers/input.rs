@@ -1,4 +1,4 @@
-//! What the reader hands over, as tensors.
+//! The samples of the reader as tensors.
 
 use crate::cpu::ops::{self, PixelTable};
 use crate::cpu::values::with_format;
@@ -6,11 +6,11 @@ use crate::cpu::{Cpu, Format, bf16, f16};
 use crate::data::Kind;
 use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
-/// Images as `[batch, height, width, channels]` (`flat`: `[batch, height * width * channels]`), normalised here as
-/// [`Graph::normalisation`] says. Where the reader has normalised already its floats are taken.
+/// Images as `[batch, height, width, channels]` (`flat`: `[batch, height * width * channels]`), normalised here by
+/// [`Graph::normalisation`]. If the reader has already normalised them, its floats are used.
 ///
 /// # Errors
-/// The data are no images, or the numbers of means and channels differ.
+/// The data are not images, or the numbers of means and channels differ.
 pub fn pixels(graph: &mut Graph, name: &str, flat: bool) -> Result<Tensor, ModelError> {
     let Kind::Images { height, width, channels, .. } = *graph.kind() else {
         return Err(ModelError::Data { expected: "images", got: graph.kind().words() });
@@ -42,7 +42,7 @@ pub fn pixels(graph: &mut Graph, name: &str, flat: bool) -> Result<Tensor, Model
 /// Features as `[batch, width]`.
 ///
 /// # Errors
-/// The data are no features.
+/// The data are not features.
 pub fn features(graph: &mut Graph, name: &str) -> Result<Tensor, ModelError> {
     let Kind::Features { width, .. } = *graph.kind() else {
         return Err(ModelError::Data { expected: "features", got: graph.kind().words() });
@@ -51,7 +51,7 @@ pub fn features(graph: &mut Graph, name: &str) -> Result<Tensor, ModelError> {
     graph.add(name, Features, &[], &[], &[], &shape)
 }
 
-/// What each value of each channel becomes.
+/// The result for each value of each channel.
 enum Tables {
     F32(Vec<PixelTable<f32>>),
     Bf16(Vec<PixelTable<bf16>>),

@@ -10,7 +10,7 @@ use crate::nn::{Backward, Flow, Forward, Graph, Initial, Layer, ModelError, Need
 pub enum Activation {
     /// max(x, 0)
     Relu,
-    /// Gaussian error linear unit, by the tanh formula.
+    /// Gaussian error linear unit, tanh approximation.
     Gelu,
     /// Hyperbolic tangent.
     Tanh,
@@ -29,7 +29,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// With bias, without activation; weights normally distributed with deviation 0.02, biases 0.
+    /// With bias and without activation. Weights are normally distributed with deviation 0.02, biases are 0.
     pub fn new(outputs: usize) -> Linear {
         Linear {
             outputs,
@@ -42,12 +42,10 @@ impl Linear {
         }
     }
 
-    /// Without bias.
     pub fn without_bias(self) -> Linear {
         Linear { bias: false, ..self }
     }
 
-    /// With an activation.
     pub fn activation(self, activation: Activation) -> Linear {
         Linear { activation: Some(activation), ..self }
     }
@@ -57,22 +55,22 @@ impl Linear {
         Linear { residual: Some(residual), ..self }
     }
 
-    /// Values of the weights before training.
+    /// Initial values of the weights.
     pub fn initial(self, initial: Initial) -> Linear {
         Linear { initial, ..self }
     }
 
-    /// Values of the biases before training.
+    /// Initial values of the biases.
     pub fn initial_bias(self, initial_bias: Initial) -> Linear {
         Linear { initial_bias, ..self }
     }
 
-    /// Uses a matrix that another layer has, `[outputs, inputs]`.
+    /// Uses a matrix of another layer, `[outputs, inputs]`.
     pub fn shared(self, weight: Parameter) -> Linear {
         Linear { shared: Some(weight), ..self }
     }
 
-    /// Appends it as `NAME.weight` and `NAME.bias`. The last axis of `x` becomes `outputs`.
+    /// Appends the layer as `NAME.weight` and `NAME.bias`. The last axis of `x` becomes `outputs`.
     ///
     /// # Errors
     /// The residual has another shape, or comes together with an activation.
@@ -131,7 +129,7 @@ impl Layer for Product {
     fn needs(&self, _: &Cpu) -> Needs {
         Needs {
             inputs: [true, false, false],
-            // Of GELU the argument is kept, of the others the output tells enough.
+            // GELU needs its argument; for the others the output is enough.
             output: matches!(self.activation, Some(Activation::Relu | Activation::Tanh)),
             kept: if self.activation == Some(Activation::Gelu) { self.rows * self.outputs } else { 0 },
             backward_scratch: partials_len(self.rows, self.outputs) + self.outputs,
@@ -164,7 +162,7 @@ impl Layer for Product {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let (rows, outputs) = (self.rows, self.outputs);
         let (partials, spare) = cx.scratch.split_at_mut(partials_len(rows, outputs));
-        // Without a bias its gradient is made for nothing: the activations' kernels give both in one pass.
+        // Without a bias this gradient is discarded: the kernels of the activations compute both in one pass.
         let (d_bias, accumulate) = if self.bias { cx.gradients.of(1) } else { (spare, false) };
         let cpu = &cx.kernels.cpu;
         with_format!(cx.d_output.format(), E => {

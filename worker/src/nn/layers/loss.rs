@@ -27,17 +27,17 @@ impl Target {
 /// Mean cross entropy over the rows of the logits, added to the loss.
 #[derive(Debug, Clone, Copy)]
 pub struct CrossEntropy {
-    /// What the logits should say.
+    /// What the logits predict.
     pub target: Target,
-    /// Count right predictions; of one loss of a model.
+    /// Count right predictions; set for one loss of a model.
     pub count: bool,
 }
 
 impl CrossEntropy {
-    /// Appends it. The logits must have no other reader: their memory is used for the gradient.
+    /// Appends the layer. The logits must have no other reader, because their memory is reused for the gradient.
     ///
     /// # Errors
-    /// None of its own.
+    /// Those of [`Graph::add_loss`].
     pub fn add(self, graph: &mut Graph, name: &str, logits: Tensor) -> Result<(), ModelError> {
         let columns = graph.width(logits);
         let layer = Loss { rows: graph.len(logits) / columns, smoothing: graph.label_smoothing(), options: self };
@@ -55,7 +55,8 @@ impl Loss {
     fn targets<'a>(&self, batch: &'a Batch, training: bool) -> Targets<'a> {
         let classes = self.options.target.of(batch);
         assert_eq!(classes.len(), self.rows, "targets of a micro-batch");
-        // Smoothing helps to learn; the loss that is judged by is that of the classes as they are, comparable between runs.
+        // Smoothing helps training. The loss in evaluation is that of the plain classes, so that it is comparable
+        // between runs.
         Targets { classes, smoothing: if training { self.smoothing } else { 0.0 } }
     }
 }

@@ -1,6 +1,6 @@
-//! The layers that networks are made of. Tensors are row-major; images are `[batch, height, width, channels]`.
+//! The layers of networks. Tensors are row-major; images are `[batch, height, width, channels]`.
 //!
-//! Each type has a method `add(graph, name, inputs)` that names its parameters as PyTorch does and answers its output.
+//! Each type has a method `add(graph, name, inputs)` that names its parameters as PyTorch does and returns its output.
 
 mod attention;
 mod convolution;

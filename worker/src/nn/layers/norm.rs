@@ -7,7 +7,7 @@ use crate::nn::{
     Backward, Flow, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Parameter, Role, Statistics, Tensor,
 };
 
-/// `NAME.weight` and `NAME.bias`, one number for each channel.
+/// `NAME.weight` and `NAME.bias`, with one number per channel.
 fn scale_and_shift(graph: &mut Graph, name: &str, channels: usize, scale: f32) -> [Parameter; 2] {
     let mut vector = |part: &str, value: f32| {
         graph.parameter(&format!("{name}.{part}"), &[channels], Role::Vector, Initial::Constant(value))
@@ -20,10 +20,10 @@ fn scale_and_shift(graph: &mut Graph, name: &str, channels: usize, scale: f32) -
 pub struct LayerNorm;
 
 impl LayerNorm {
-    /// Appends it as `NAME.weight` and `NAME.bias`.
+    /// Appends the layer as `NAME.weight` and `NAME.bias`.
     ///
     /// # Errors
-    /// None of its own.
+    /// Those of [`Graph::add`].
     pub fn add(self, graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
         let width = graph.width(x);
         let parameters = scale_and_shift(graph, name, width, 1.0);
@@ -65,7 +65,7 @@ impl Layer for RowNorm {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let gamma = cx.parameters.master(0);
         let (gradients, accumulate) = cx.gradients.pair(0);
-        // Parameters before this layer are the rule: somebody wants dx.
+        // Almost always there are parameters before this layer, so dx is needed.
         let Some((mut dx, add)) = cx.d_inputs[0].target() else { return };
         with_format!(cx.d_output.format(), E => {
             ops::layer_norm_backward::<E>(
@@ -105,20 +105,21 @@ impl BatchNorm {
         BatchNorm { residual: Some(residual), ..self }
     }
 
-    /// Makes negative results 0.
+    /// Sets negative results to 0.
     pub fn relu(self) -> BatchNorm {
         BatchNorm { relu: true, ..self }
     }
 
-    /// Initial factor of all channels; 0 makes a residual block begin as the identity (Goyal and others 2017, section 5.1).
+    /// Initial factor of all channels; with 0 a residual block starts as the identity (Goyal and others 2017, section
+    /// 5.1).
     pub fn initial(self, initial: f32) -> BatchNorm {
         BatchNorm { initial, ..self }
     }
 
-    /// Appends it as `NAME.weight`, `NAME.bias` and the statistics `NAME.running_mean`, `NAME.running_var`.
+    /// Appends the layer as `NAME.weight`, `NAME.bias` and the statistics `NAME.running_mean`, `NAME.running_var`.
     ///
     /// # Errors
-    /// There is a single row, whose variance does not exist, or the residual has another shape.
+    /// There is only one row, so there is no variance, or the residual has another shape.
     pub fn add(self, graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
         let channels = graph.width(x);
         let rows = graph.len(x) / channels;
@@ -183,7 +184,7 @@ impl Layer for ChannelNorm {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let gamma = cx.parameters.master(0);
         let (gradients, accumulate) = cx.gradients.pair(0);
-        // A convolution stands before every batch norm: somebody wants dx.
+        // There is a convolution before every batch norm, so dx is needed.
         let Some((mut dx, add)) = cx.d_inputs[0].target() else { return };
         with_format!(cx.d_output.format(), E => {
             ops::batch_norm_backward::<E>(

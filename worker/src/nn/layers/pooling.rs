@@ -8,7 +8,7 @@ use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
 /// The largest value of each window of `kernel` x `kernel` pixels and channel.
 ///
 /// # Errors
-/// The input is no image, or smaller than the window.
+/// The input is not an image, or smaller than the window.
 pub fn max_pool(
     graph: &mut Graph,
     name: &str,
@@ -47,7 +47,7 @@ impl Layer for MaxPool {
     }
 
     fn needs(&self, _: &Cpu) -> Needs {
-        // One byte for each result: where in its window it was.
+        // One byte per result: its position in the window.
         Needs { saved: self.outputs().div_ceil(4), ..Needs::default() }
     }
 
@@ -70,7 +70,7 @@ impl Layer for MaxPool {
 /// The mean over all pixels: `[batch, height, width, channels]` to `[batch, channels]`.
 ///
 /// # Errors
-/// The input is no image.
+/// The input is not an image.
 pub fn average_pool(graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
     let &[batch, _, _, channels] = graph.shape(x) else {
         return Err(graph.mismatch(name, x, "[batch, height, width, channels]"));

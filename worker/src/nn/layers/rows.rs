@@ -8,7 +8,7 @@ use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Layer, ModelError, Needs
 /// Which rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pick {
-    /// [`crate::data::Batch::positions`], as many in every sample: the tokens that are predicted.
+    /// [`crate::data::Batch::positions`], the same number in every sample: the tokens to predict.
     Positions(usize),
     /// The first of each sample.
     First,
@@ -17,7 +17,7 @@ pub enum Pick {
 /// `[batch, context, width]` to `[rows, width]`.
 ///
 /// # Errors
-/// The input has another number of axes.
+/// The input has the wrong number of axes.
 pub fn pick_rows(graph: &mut Graph, name: &str, x: Tensor, pick: Pick) -> Result<Tensor, ModelError> {
     let &[batch, context, width] = graph.shape(x) else {
         return Err(graph.mismatch(name, x, "[batch, context, width]"));
@@ -65,7 +65,7 @@ impl Layer for Rows {
             if !add {
                 dx.fill(bytemuck::Zeroable::zeroed());
             }
-            // Rows are distinct: nothing is rounded twice.
+            // Rows are distinct, so nothing is rounded twice.
             ops::scatter_add_rows::<E, E>(&cx.kernels.cpu, index, cx.d_output.of::<E>(), self.width, dx);
         });
     }

@@ -9,7 +9,7 @@ use crate::cpu::Cpu;
 use crate::cpu::pool::Shared;
 use crate::cpu::values::{Pointer, with_format};
 
-/// Tiles whose places are transformed before they are multiplied: one block of depth.
+/// Tiles that are transformed before they are multiplied: one block of depth.
 const DEPTH: usize = 64;
 /// Tiles that are transformed by one task.
 const TASK: usize = 16;
@@ -19,11 +19,11 @@ fn panel_len(width: usize) -> usize {
     DEPTH * width + GAP
 }
 
-/// Where things lie in the scratch memory.
+/// Lengths of the parts of the scratch memory.
 struct Lengths {
-    /// Transformed tiles of the input: for each place panels of `nr` channels, [`DEPTH`] steps each.
+    /// Transformed tiles of the input: for each place, panels of `nr` channels with [`DEPTH`] steps each.
     inputs: usize,
-    /// Those of the output's gradient, in panels of `mr` outputs.
+    /// Transformed tiles of the output's gradient, in panels of `mr` outputs.
     outputs: usize,
     /// For each place `[outputs][channels]` sums over all tiles.
     sums: usize,
@@ -54,7 +54,7 @@ impl Gemm {
     /// `dw` = (or +=) the gradient of the weights `[outputs][3][3][channels]` of `y`'s filter.
     ///
     /// # Safety
-    /// Images and weights are valid for the filter, which [`Filter::pays`]; nobody else uses `dw`.
+    /// Images and weights are valid for the filter, and [`Filter::pays`]; nothing else uses `dw`.
     ///
     /// # Panics
     /// If the scratch memory is too short.
@@ -100,7 +100,7 @@ impl Gemm {
                 }
             });
             let down = outputs.div_ceil(mr);
-            // A task is some rows of a place: enough of them for all threads.
+            // A task is some rows of a place, few enough to keep all threads busy.
             let groups = (4 * pool.threads()).div_ceil(PLACES).min(down);
             let each = down.div_ceil(groups);
             pool.run(PLACES * groups, &|task, _| {
@@ -127,10 +127,10 @@ impl Gemm {
     }
 }
 
-/// Some rows of the sums of a place.
+/// Computes some rows of the sums of a place.
 ///
 /// # Safety
-/// The panels `a` and `b` have `steps` steps, `c` is the place's sums, and nobody else uses these rows.
+/// The panels `a` and `b` have `steps` steps, `c` is the place's sums, and nothing else uses these rows.
 unsafe fn rows(
     kernel: Kernel,
     filter: &Filter,
@@ -154,7 +154,7 @@ unsafe fn rows(
             partial_stride: channels,
             addend: None,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { kernel.run(Layout::Columns, steps, a, b.add(column / nr * panel_len(nr)), &tile, &mut sums) };
     }
 }

@@ -1,4 +1,4 @@
-//! Some channels in a vector register. Arrays of numbers would do the same, but the compiler keeps those in memory.
+//! A vector register with some channels. Arrays of numbers would do the same, but the compiler keeps those in memory.
 #![allow(unsafe_code)]
 
 use crate::cpu::{Element, Format};
@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 /// A vector of f32.
 pub(super) trait Lanes: Copy {
-    /// Numbers in it.
+    /// Numbers per vector.
     const WIDE: usize;
 
     /// # Safety
@@ -15,7 +15,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn load<E: Element>(from: *const E) -> Self;
 
     /// # Safety
-    /// The CPU has the instructions; `to` points to [`Lanes::WIDE`] numbers that nobody else uses.
+    /// The CPU has the instructions; `to` points to [`Lanes::WIDE`] numbers that nothing else uses.
     unsafe fn store<E: Element>(self, to: *mut E);
 
     /// # Safety
@@ -43,13 +43,13 @@ impl Lanes for f32 {
 
     #[inline(always)]
     unsafe fn load<E: Element>(from: *const E) -> f32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { *from }.get()
     }
 
     #[inline(always)]
     unsafe fn store<E: Element>(self, to: *mut E) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { *to = E::of(self) };
     }
 
@@ -80,7 +80,7 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn load<E: Element>(from: *const E) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             match E::FORMAT {
                 Format::F32 => _mm512_loadu_ps(from.cast()),
@@ -95,7 +95,7 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn store<E: Element>(self, to: *mut E) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             if E::FORMAT == Format::F32 {
                 return _mm512_storeu_ps(to.cast(), self);
@@ -110,25 +110,25 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn add(self, other: __m512) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm512_add_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn sub(self, other: __m512) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm512_sub_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn half(self) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm512_mul_ps(self, _mm512_set1_ps(0.5)) }
     }
 
     #[inline(always)]
     unsafe fn zero() -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm512_setzero_ps() }
     }
 }
@@ -139,7 +139,7 @@ impl Lanes for __m256 {
 
     #[inline(always)]
     unsafe fn load<E: Element>(from: *const E) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             match E::FORMAT {
                 Format::F32 => _mm256_loadu_ps(from.cast()),
@@ -157,7 +157,7 @@ impl Lanes for __m256 {
 
     #[inline(always)]
     unsafe fn store<E: Element>(self, to: *mut E) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             if E::FORMAT == Format::F32 {
                 return _mm256_storeu_ps(to.cast(), self);
@@ -172,25 +172,25 @@ impl Lanes for __m256 {
 
     #[inline(always)]
     unsafe fn add(self, other: __m256) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm256_add_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn sub(self, other: __m256) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm256_sub_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn half(self) -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm256_mul_ps(self, _mm256_set1_ps(0.5)) }
     }
 
     #[inline(always)]
     unsafe fn zero() -> __m256 {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe { _mm256_setzero_ps() }
     }
 }

@@ -7,8 +7,8 @@
 //! dw = G^T [ (A dy A^T)^T (B^T x B) ] G   16 products [outputs] x [tiles] x [channels]
 //! ```
 //!
-//! Transforms read and write what the micro-kernel takes, so that a block of tiles never leaves the L2 cache. All is summed in f32
-//! and in an order that does not depend on threads or blocks.
+//! Transforms read and write the layout of the micro-kernel, so that a block of tiles never leaves the L2 cache. All
+//! sums are in f32 and in an order that does not depend on threads or blocks.
 #![allow(unsafe_code)]
 
 mod gradient;
@@ -23,15 +23,15 @@ use crate::cpu::values::{Pointer, with_format};
 use crate::cpu::{Cpu, Element, Format, HalfKernel};
 use transform::{Kind, PLACES, WIDE, pixels, transform};
 
-/// Most channels and outputs: a place's product has one block of depth. Where there are more, images are small and transforming the
-/// weights costs what the filtering saves.
+/// Most channels and outputs: the product of a place has one block of depth. With more channels, images are small, and
+/// transforming the weights costs what the filtering saves.
 const MOST: usize = LANES;
 /// Panels of rows in a block of tiles.
 const PANELS: usize = 4;
-/// Fewest tiles that are worth to transform the weights.
+/// Fewest tiles for which transforming the weights pays.
 const FEWEST: usize = 64;
 
-/// What pixels outside of an image are.
+/// Pixels outside of an image.
 static ZEROS: [f32; MOST] = [0.0; MOST];
 
 /// A 3 x 3 convolution of stride 1.
@@ -56,7 +56,7 @@ struct Images {
     channels: usize,
 }
 
-/// Where a tile begins.
+/// First pixel of a tile.
 #[derive(Clone, Copy)]
 struct Corner {
     image: usize,
@@ -65,7 +65,7 @@ struct Corner {
 }
 
 impl Filter {
-    /// Whether filtering pays.
+    /// Whether filtering is faster than the plain product.
     pub fn pays(&self) -> bool {
         let fits = |channels: usize| channels.is_multiple_of(WIDE) && (1..=MOST).contains(&channels);
         self.padding <= 2
@@ -76,7 +76,7 @@ impl Filter {
             && self.tiles() >= FEWEST
     }
 
-    /// Pixels of the output, down and across.
+    /// Pixels of the output, vertically and horizontally.
     fn output(&self) -> (usize, usize) {
         (self.height + 2 * self.padding - 2, self.width + 2 * self.padding - 2)
     }
@@ -117,7 +117,7 @@ impl Filter {
 }
 
 impl Images {
-    /// Addresses of the pixels of a square, row after row; null outside of the image.
+    /// Addresses of the pixels of a square, row after row; null outside the image.
     fn square<E: Element, const N: usize>(&self, corner: Corner, side: usize) -> [*mut E; N] {
         std::array::from_fn(|i| {
             let (y, x) = (corner.y + (i / side) as isize, corner.x + (i % side) as isize);
@@ -130,7 +130,7 @@ impl Images {
         })
     }
 
-    /// The same for reading: zeros outside of the image.
+    /// The same for reading: zeros outside the image.
     fn read<E: Element, const N: usize>(&self, corner: Corner, side: usize) -> [*const E; N] {
         let square = self.square::<E, N>(corner, side);
         square.map(|pixel| if pixel.is_null() { ZEROS.as_ptr().cast::<E>() } else { pixel.cast_const() })
@@ -152,7 +152,7 @@ fn block(kernel: Kernel) -> usize {
     PANELS * kernel.mr
 }
 
-/// A cache line between places, so that those of a tile share no sets of the cache.
+/// A cache line between places, so that the places of a tile do not share cache sets.
 const GAP: usize = 16;
 
 /// Floats from one place of a block of transformed tiles to the next.
@@ -160,12 +160,12 @@ fn place_len(kernel: Kernel) -> usize {
     block(kernel) * ROW + GAP
 }
 
-/// The same for their products with a panel.
+/// The same for the products with a panel.
 fn product_len(kernel: Kernel) -> usize {
     block(kernel) * kernel.nr + GAP
 }
 
-/// Floats of a thread: a block of tiles and of products.
+/// Floats per thread: a block of tiles and of products.
 fn buffer_len(kernel: Kernel) -> usize {
     PLACES * (place_len(kernel) + product_len(kernel))
 }
@@ -175,7 +175,7 @@ impl Gemm {
     /// first of `[channels][3][3][outputs]`.
     ///
     /// # Safety
-    /// Images and weights are valid for the filter, which [`Filter::pays`]; nobody else uses `y`.
+    /// Images and weights are valid for the filter, and [`Filter::pays`]; nothing else uses `y`.
     ///
     /// # Panics
     /// If the scratch memory is too short.
@@ -198,14 +198,14 @@ impl Gemm {
             let each = filter.channels.div_ceil(4 * pool.threads());
             pool.run(filter.channels.div_ceil(each), &|task, thread| {
                 let rows = task * each..filter.channels.min((task + 1) * each);
-                // SAFETY: the caller's promise; each task writes its own rows.
+                // SAFETY: as promised by the caller; each task writes its own rows.
                 with_format!(w.format, T => unsafe {
                     pack_turned::<T>(kernel, filter, w.cast(), rows, buffer(thread), weights.pointer());
                 });
             });
         } else {
             pool.run(filter.outputs.div_ceil(kernel.nr), &|panel, thread| {
-                // SAFETY: the caller's promise; each task writes its own panel.
+                // SAFETY: as promised by the caller; each task writes its own panel.
                 with_format!(w.format, T => unsafe {
                     pack_panel::<T>(kernel, filter, w.cast(), panel, buffer(thread), weights.pointer());
                 });
@@ -220,13 +220,14 @@ impl Gemm {
                 for (row, tile) in tiles.clone().enumerate() {
                     let from: [*const T; PLACES] = filter.images(x).read(filter.window(tile), 4);
                     let to = rows[row * ROW..].as_mut_ptr();
-                    // SAFETY: the images are the caller's promise; the buffer has the rows.
+                    // SAFETY: the images are promised by the caller; the buffer has the rows.
                     unsafe { transform(kernel.isa, Kind::Input, &from, filter.channels, to, place_len(kernel)) };
                 }
             });
             zero_rest(kernel, tiles.len(), rows);
             for panel in 0..filter.outputs.div_ceil(kernel.nr) {
-                // SAFETY: all slices have the lengths that the kernel reads; `y` is the caller's promise, and each task has its tiles.
+                // SAFETY: all slices have the lengths that the kernel reads; `y` is promised by the caller, and each
+                // task has its own tiles.
                 unsafe {
                     multiply(kernel, filter, panel, tiles.len(), rows, packed, products);
                     with_format!(y.format, T => finish::<T>(kernel, filter, panel, tiles.clone(), products, y, accumulate));
@@ -236,7 +237,7 @@ impl Gemm {
     }
 }
 
-/// Numbers left behind could be denormal, which some CPUs multiply slowly.
+/// Numbers left over could be denormal, which some CPUs multiply slowly.
 fn zero_rest(kernel: Kernel, tiles: usize, rows: &mut [f32]) {
     for place in 0..PLACES {
         let place = &mut rows[place * place_len(kernel)..];
@@ -281,10 +282,10 @@ unsafe fn multiply(
     }
 }
 
-/// The pixels of a block of tiles for a panel of outputs.
+/// Computes the pixels of a block of tiles for a panel of outputs.
 ///
 /// # Safety
-/// `y` is valid for the filter's output, and nobody else writes these tiles.
+/// `y` is valid for the filter's output, and nothing else writes these tiles.
 unsafe fn finish<E: Element>(
     kernel: Kernel,
     filter: &Filter,
@@ -299,7 +300,7 @@ unsafe fn finish<E: Element>(
     for (row, tile) in tiles.enumerate() {
         let to = filter.outputs(y).square::<E, 4>(filter.corner(tile), 2);
         let to = to.map(|to| if to.is_null() { to } else { to.wrapping_add(panel * nr) });
-        // SAFETY: the caller's promise; the products have the rows.
+        // SAFETY: as promised by the caller; the products have the rows.
         unsafe { pixels(kernel.isa, products[row * nr..].as_ptr(), product_len(kernel), columns, &to, accumulate) };
     }
 }
@@ -307,7 +308,7 @@ unsafe fn finish<E: Element>(
 /// Transforms the weights of a panel of outputs.
 ///
 /// # Safety
-/// `w` is valid for the filter, `packed` for its packed weights; nobody else writes this panel.
+/// `w` is valid for the filter, `packed` for its packed weights; nothing else writes this panel.
 unsafe fn pack_panel<E: Element>(
     kernel: Kernel,
     filter: &Filter,
@@ -321,12 +322,12 @@ unsafe fn pack_panel<E: Element>(
     let rows = &mut buffer[..PLACES * nr * depth];
     for (row, output) in outputs.clone().enumerate() {
         let taps: [*const E; 9] = std::array::from_fn(|tap| w.wrapping_add((output * 9 + tap) * depth).cast_const());
-        // SAFETY: the caller's promise; `rows` has the lines.
+        // SAFETY: as promised by the caller; `rows` has the lines.
         unsafe { transform(kernel.isa, Kind::Weights, &taps, depth, rows[row * depth..].as_mut_ptr(), nr * depth) };
     }
     for place in 0..PLACES {
         let from = rows[place * nr * depth..].as_ptr();
-        // SAFETY: the caller's promise; `rows` has the lines.
+        // SAFETY: as promised by the caller; `rows` has the lines.
         unsafe {
             let to = packed.add((panel * PLACES + place) * panel_len(kernel, depth));
             transpose::<f32, false>(kernel.isa, nr, outputs.len(), depth, from, depth, to);
@@ -334,10 +335,10 @@ unsafe fn pack_panel<E: Element>(
     }
 }
 
-/// Transforms some rows of the weights whose taps are turned around.
+/// Transforms some rows of the weights with their taps reversed.
 ///
 /// # Safety
-/// `w` is valid for the filter, `packed` for its packed weights; nobody else writes these rows.
+/// `w` is valid for the filter, `packed` for its packed weights; nothing else writes these rows.
 unsafe fn pack_turned<E: Element>(
     kernel: Kernel,
     filter: &Filter,
@@ -349,7 +350,7 @@ unsafe fn pack_turned<E: Element>(
     let (depth, outputs) = (filter.channels, filter.outputs);
     for row in rows {
         let taps: [*const E; 9] = std::array::from_fn(|tap| w.wrapping_add((row * 9 + 8 - tap) * outputs).cast_const());
-        // SAFETY: the caller's promise; the buffer has all places of a row.
+        // SAFETY: as promised by the caller; the buffer has all places of a row.
         unsafe {
             transform(kernel.isa, Kind::Weights, &taps, outputs, buffer.as_mut_ptr(), outputs);
             let place = panel_len(kernel, depth);
@@ -358,12 +359,13 @@ unsafe fn pack_turned<E: Element>(
     }
 }
 
-/// Puts places of `len` numbers each into panels of `width`, as their step `step`; the last one is filled with zeros.
+/// Writes places of `len` numbers each into panels of `width`, as their step `step`; the last panel is filled with
+/// zeros.
 ///
 /// # Safety
 /// `to` is valid for the panels, which are `panel` numbers apart, and the places of one, which are `place` apart.
 unsafe fn spread(width: usize, from: &[f32], len: usize, to: *mut f32, panel: usize, place: usize, step: usize) {
-    // SAFETY: the caller's promise. Copies of a known length are a few instructions.
+    // SAFETY: as promised by the caller. Copies of a known length are a few instructions.
     unsafe {
         match width {
             32 => spread_by::<32>(from, len, to, panel, place, step),
@@ -388,7 +390,7 @@ unsafe fn spread_by<const WIDTH: usize>(
 ) {
     for (number, from) in from[..PLACES * len].chunks_exact(len).enumerate() {
         let (whole, rest) = from.as_chunks::<WIDTH>();
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             let to = to.add(number * place + step * WIDTH);
             for (index, part) in whole.iter().enumerate() {
@@ -404,9 +406,9 @@ unsafe fn spread_by<const WIDTH: usize>(
 }
 
 impl Gemm {
-    /// Whether filtering, which multiplies in f32, is at least as fast as products of this format. `vdpbf16ps` does twice the products of f32
-    /// and filtering needs 2.25 times fewer: on a Zen 5 filtering is as fast forward and up to 1.45 times backward
-    /// (`cargo xtask bench kernels`). AMX does 16 times the products.
+    /// Whether filtering, which multiplies in f32, is at least as fast as products of this format. `vdpbf16ps` does
+    /// twice the products of f32, and filtering needs 2.25 times fewer: on a Zen 5 filtering is as fast forward and up
+    /// to 1.45 times as fast backward (`cargo xtask bench kernels`). AMX does 16 times the products.
     pub(in crate::cpu) fn filters(&self, format: Format) -> bool {
         format != Format::Bf16 || self.cpu.half != HalfKernel::Amx
     }

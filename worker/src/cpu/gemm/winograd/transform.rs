@@ -1,4 +1,4 @@
-//! The transforms of F(2 x 2, 3 x 3), for a vector of channels at a time.
+//! The transforms of F(2 x 2, 3 x 3), one vector of channels at a time.
 //!
 //! ```text
 //! B^T = 1  0 -1  0    G = 1    0   0     A^T = 1 1  1  0
@@ -13,7 +13,7 @@ use crate::cpu::{Element, Isa};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
 
-/// Channels come in multiples of so many: the widest vector.
+/// Channels come in multiples of this number: the widest vector.
 pub(super) const WIDE: usize = 16;
 /// Places of a transformed tile, 4 x 4.
 pub(super) const PLACES: usize = 16;
@@ -29,27 +29,27 @@ pub(super) enum Kind {
     OutputGradient,
 }
 
-/// B^T d in one direction.
+/// `B^T d` in one direction.
 ///
 /// # Safety
-/// The CPU has the instructions; so for all that follow.
+/// The CPU has the instructions. The same holds for all functions below.
 #[inline(always)]
 unsafe fn input<L: Lanes>(d: [L; 4]) -> [L; 4] {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { [d[0].sub(d[2]), d[1].add(d[2]), d[2].sub(d[1]), d[1].sub(d[3])] }
 }
 
 /// A^T m in one direction.
 #[inline(always)]
 unsafe fn output<L: Lanes>(m: [L; 4]) -> [L; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { [m[0].add(m[1].add(m[2])), m[1].sub(m[2]).sub(m[3])] }
 }
 
 /// G g in one direction.
 #[inline(always)]
 unsafe fn weights<L: Lanes>(g: [L; 3]) -> [L; 4] {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe {
         let (outer, middle) = (g[0].add(g[2]).half(), g[1].half());
         [g[0], outer.add(middle), outer.sub(middle), g[2]]
@@ -59,14 +59,14 @@ unsafe fn weights<L: Lanes>(g: [L; 3]) -> [L; 4] {
 /// A y in one direction: the transpose of [`output`].
 #[inline(always)]
 unsafe fn output_transposed<L: Lanes>(y: [L; 2]) -> [L; 4] {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { [y[0], y[0].add(y[1]), y[0].sub(y[1]), L::zero().sub(y[1])] }
 }
 
 /// G^T s in one direction: the transpose of [`weights`].
 #[inline(always)]
 unsafe fn weights_transposed<L: Lanes>(s: [L; 4]) -> [L; 3] {
-    // SAFETY: the caller's promise.
+    // SAFETY: as promised by the caller.
     unsafe { [s[0].add(s[1].add(s[2]).half()), s[1].sub(s[2]).half(), s[1].add(s[2]).half().add(s[3])] }
 }
 
@@ -104,24 +104,24 @@ macro_rules! per_lanes {
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
                 unsafe fn avx512$(<$generic: Element>)?($($arg: $type),*) {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: as promised by the caller.
                     unsafe { $body::<$($generic,)? __m512>($($arg),*) }
                 }
                 #[target_feature(enable = "avx2,fma")]
                 unsafe fn avx2$(<$generic: Element>)?($($arg: $type),*) {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: as promised by the caller.
                     unsafe { $body::<$($generic,)? __m256>($($arg),*) }
                 }
                 match isa {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: as promised by the caller.
                     Isa::Avx512 => return unsafe { avx512($($arg),*) },
-                    // SAFETY: the caller's promise.
+                    // SAFETY: as promised by the caller.
                     Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     Isa::Portable => {}
                 }
             }
             let _ = isa;
-            // SAFETY: the caller's promise.
+            // SAFETY: as promised by the caller.
             unsafe { $body::<$($generic,)? f32>($($arg),*) }
         }
     };
@@ -138,7 +138,7 @@ unsafe fn transform_body<E: Element, L: Lanes>(
     apart: usize,
 ) {
     for first in (0..channels).step_by(L::WIDE) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             let to = to.add(first);
             match kind {
@@ -158,11 +158,11 @@ unsafe fn transform_body<E: Element, L: Lanes>(
 }
 
 per_lanes! {
-    /// Transforms `channels` numbers (a multiple of [`WIDE`]) of a square whose elements lie at `from`, row after row. Place `p`
-    /// of the result goes to `to + p * apart`.
+    /// Transforms `channels` numbers (a multiple of [`WIDE`]) of a square whose elements are at `from`, row after row.
+    /// Place `p` of the result is written to `to + p * apart`.
     ///
     /// # Safety
-    /// The CPU has the instructions of `isa`; all addresses are valid, and those written are nobody else's.
+    /// The CPU has the instructions of `isa`; all addresses are valid, and nothing else uses those that are written.
     fn transform<E> = transform_body(kind: Kind, from: &[*const E], channels: usize, to: *mut f32, apart: usize)
 }
 
@@ -177,7 +177,7 @@ unsafe fn pixels_body<E: Element, L: Lanes>(
     accumulate: bool,
 ) {
     for first in (0..channels).step_by(L::WIDE) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             let from = from.add(first);
             both!(L, output, 4, 2, |i| L::load(from.add(i * apart)), |j, value| if !to[j].is_null() {
@@ -189,10 +189,11 @@ unsafe fn pixels_body<E: Element, L: Lanes>(
 }
 
 per_lanes! {
-    /// The 2 x 2 pixels of a tile from the products of its places, which lie `apart`; a pixel without an address is left out.
+    /// The 2 x 2 pixels of a tile from the products of its places, which are `apart`; a pixel without an address is
+    /// skipped.
     ///
     /// # Safety
-    /// As [`transform`].
+    /// See [`transform`].
     fn pixels<E> = pixels_body(from: *const f32, apart: usize, channels: usize, to: &[*mut E; 4], accumulate: bool)
 }
 
@@ -201,7 +202,7 @@ per_lanes! {
 #[inline(always)]
 unsafe fn gradient_body<L: Lanes>(from: *const f32, apart: usize, channels: usize, to: *mut f32, accumulate: bool) {
     for first in (0..channels).step_by(L::WIDE) {
-        // SAFETY: the caller's promise.
+        // SAFETY: as promised by the caller.
         unsafe {
             let from = from.add(first);
             both!(L, weights_transposed, 4, 3, |i| L::load(from.add(i * apart)), |j, value| {
@@ -213,10 +214,10 @@ unsafe fn gradient_body<L: Lanes>(from: *const f32, apart: usize, channels: usiz
 }
 
 per_lanes! {
-    /// The gradient of 3 x 3 taps of one output, `channels` numbers each, from the sums over all tiles of its places, which lie
-    /// `apart`.
+    /// The gradient of the 3 x 3 taps of one output, `channels` numbers each, from the sums over all tiles of its
+    /// places, which are `apart`.
     ///
     /// # Safety
-    /// As [`transform`].
+    /// See [`transform`].
     fn gradient = gradient_body(from: *const f32, apart: usize, channels: usize, to: *mut f32, accumulate: bool)
 }

@@ -363,7 +363,7 @@ fn doubt_about_the_result_comes_first_and_small_gains_are_folded() {
 /// The table of docs/report.md is made of the rules.
 #[test]
 fn the_documentation_lists_every_rule() {
-    let page = include_str!("../../../docs/report.md");
+    let page = include_str!("../../../../docs/report.md");
     let mut table = String::from("| rule | speaks when | gain | threshold from |\n|---|---|---|---|\n");
     for rule in &RULES {
         let (threshold, gain, source) = (rule.threshold, rule.gain, rule.source);

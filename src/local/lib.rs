@@ -6,8 +6,9 @@
 //!                                                        └── plan::restart ┘
 //! ```
 //!
-//! What to do is decided in [`switchyard_plan`]; here it is done. What a person sees is decided in [`crate::cli`], which is told by
+//! What to do is decided in [`switchyard_plan`]; here it is done. What a person sees is decided in [`switchyard_cli`], which is told by
 //! [`Update`]s.
+#![forbid(unsafe_code)]
 
 mod attempt;
 mod cause;

@@ -1,7 +1,7 @@
 //! Text in HTML and SVG.
 
 /// Text for HTML and XML 1.0, which has no control characters (but the end of a line) and no surrogates' neighbours U+FFFE and U+FFFF.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {

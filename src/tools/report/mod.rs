@@ -30,7 +30,7 @@ pub use advice::{Basis, Change, Chart, RULES, Rule};
 pub use documents::Document;
 pub use facts::Facts;
 pub use html::html;
-pub(crate) use markup::escaped;
+pub use markup::escaped;
 pub use model::{Item, Report};
 pub use record::Record;
 pub use sample::Part;

@@ -1,6 +1,7 @@
 //! The command line: arguments, subcommands, screens.
 //!
 //! Results go to standard output; progress, warnings and errors to standard error.
+#![forbid(unsafe_code)]
 
 mod args;
 mod checkpoint;

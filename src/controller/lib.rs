@@ -7,6 +7,7 @@
 //! ```
 //!
 //! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
+#![forbid(unsafe_code)]
 
 mod election;
 mod metrics;
@@ -18,6 +19,8 @@ mod queue;
 mod reconcile;
 mod watch;
 mod work;
+
+pub mod apply;
 
 pub use election::Timing;
 
