@@ -1,4 +1,4 @@
-//! What happens to files afterwards: bits that flip, files that are cut, lost, or exchanged.
+//! Damage after writing: bits that flip, files that are truncated, lost, or exchanged.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -143,7 +143,7 @@ fn a_foreign_shard_is_named_as_one() {
         let error = refused(&disk);
         assert_eq!(error, format!("{}: {expected}", own.display()));
     }
-    // The two other shards have another length: what they are is said before they are published.
+    // The two other shards have another length: that is reported before publishing.
     for (content, expected) in [
         (foreign(JOB, ID, 2, 3), "rank of the shard: got `2`; expected `1`"),
         (foreign(JOB, ID, 1, 4), "world of the shard: got `4`; expected `3`"),
@@ -175,7 +175,7 @@ fn the_manifest_of_another_checkpoint_is_refused() {
     );
 }
 
-/// Wants one tensor, all of whose numbers are alike.
+/// Takes one tensor, all of whose numbers are equal.
 struct One(String, Vec<f32>);
 
 impl TensorSink for One {

@@ -1,11 +1,11 @@
-//! Answers as people read them.
+//! Results as text for people.
 
 use crate::Answer;
 use crate::outcome::Outcome;
 use serde_json::Value;
 use std::fmt::Write;
 
-/// One answer: a line, and one more for every row of its tables.
+/// One result: a line, and another one for every row of its tables.
 pub(crate) fn answer(answer: &Answer) -> String {
     let mut text = String::new();
     let (status, line, rows) = match &answer.outcome {
@@ -30,7 +30,7 @@ pub(crate) fn answer(answer: &Answer) -> String {
     text
 }
 
-/// How many parts came to what.
+/// Counts of the outcomes.
 pub(crate) fn summary(answers: &[Answer]) -> String {
     let count = |fits: fn(&Outcome) -> bool| answers.iter().filter(|answer| fits(&answer.outcome)).count();
     let ok = count(|outcome| matches!(outcome, Outcome::Ok { .. }));
@@ -40,7 +40,7 @@ pub(crate) fn summary(answers: &[Answer]) -> String {
     format!("{machine}{ok} ok, {absent} absent, {} failed\n", answers.len() - ok - absent)
 }
 
-/// `name value` of all that is no list of objects.
+/// `name value` of everything but lists of objects.
 fn scalars(figures: &Value) -> String {
     let pairs = figures.as_object().into_iter().flatten().filter(|(_, value)| !is_table(value) && !value.is_null());
     pairs.map(|(name, value)| pair(name, value)).collect::<Vec<_>>().join("  ")
