@@ -59,7 +59,7 @@ fn parts_of_their_own() {
 #[test]
 fn divided_by_content() {
     let directory = classes(40);
-    // The same image under another name goes where the first one goes.
+    // The same image under another name is on the same side as the first one.
     for image in 0..40 {
         directory.write(&format!("cat/copy-{image}.jpg"), jpeg(20 + image, 16, image));
     }
@@ -95,7 +95,7 @@ fn bad_images_are_replaced_counted_and_at_last_an_error() {
     directory.write("cat/3.JPG", &cut[..cut.len() / 2]);
     let dataset = with_bad(&directory, 2);
     let mut prefetcher = start(&dataset, order(&dataset, 3, 1, 1), &READER);
-    // Three epochs: every sample is met three times, and each bad one is counted once.
+    // Three epochs: every sample is read three times, and each bad one is counted once.
     let batches = take(&mut prefetcher, 12);
     assert_eq!(prefetcher.bad_samples().count(), 2);
     let good: Vec<Vec<u32>> = {

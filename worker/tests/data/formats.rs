@@ -13,7 +13,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn cifar10() {
     let directory = cifar_directory();
-    // Red, green and blue of the first pixel lie apart in the file and together in the sample.
+    // Red, green and blue of the first pixel are apart in the file and adjacent in the sample.
     let mut records = cifar(&[(7, 0), (0, 0)]);
     (records[1], records[1 + 1024], records[1 + 2048]) = (11, 22, 33);
     directory.write("data_batch_1.bin", records);

@@ -1,4 +1,4 @@
-//! Small data of every format, and reading them.
+//! Small data of every format, and helpers to read them.
 
 use image::ImageEncoder;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ pub(crate) fn order(dataset: &Dataset, batch_size: u32, merge: u32, world: u32) 
     Order::new(dataset, Shape { batch_size, merge, world }, 7).unwrap()
 }
 
-/// The next so many batches, without the time they took.
+/// The next `count` batches, without the time they took.
 pub(crate) fn take(prefetcher: &mut Prefetcher, count: usize) -> Vec<Batch> {
     let next = |_| {
         let mut batch = prefetcher.next().unwrap().clone();

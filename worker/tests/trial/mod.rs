@@ -144,7 +144,7 @@ impl Trial {
         trial
     }
 
-    /// Larger weights and biases that are not 0: every path carries a gradient worth measuring.
+    /// Larger weights and non-zero biases, so that every path has a measurable gradient.
     pub fn excite(mut self) -> Trial {
         for parameter in &self.network.layout().parameters {
             for (i, w) in self.weights[parameter.range()].iter_mut().enumerate() {
@@ -159,7 +159,7 @@ impl Trial {
         self
     }
 
-    /// After the weights changed.
+    /// Called after the weights changed.
     pub fn round(&mut self) {
         match &mut self.half {
             Half::None => {}
