@@ -196,7 +196,7 @@ impl<'a> Graph<'a> {
     ///
     /// # Errors
     /// A call fails, or no engine accepts the graph.
-    pub fn plan(&self, operation: Operation) -> Result<Plan<'_, 'a>, Error> {
+    pub fn plan(&self, operation: Operation) -> Result<ExecutionPlan<'_, 'a>, Error> {
         let graph = self.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
         self.set(&graph, OPERATIONGRAPH_HANDLE, &Value::Library(self.cudnn.raw()?))?;
         self.set(&graph, OPERATIONGRAPH_OPS, &Value::Descriptors(&[operation.descriptor.raw]))?;
@@ -211,7 +211,7 @@ impl<'a> Graph<'a> {
             for engine in &engines {
                 match self.plan_with(engine) {
                     Ok((plan, workspace_bytes)) => {
-                        return Ok(Plan { graph: self, plan, tensors: operation.tensors, workspace_bytes });
+                        return Ok(ExecutionPlan { graph: self, plan, tensors: operation.tensors, workspace_bytes });
                     }
                     Err(error) => {
                         first.get_or_insert(error);
@@ -279,7 +279,7 @@ pub struct Operation {
 }
 
 /// A graph that is ready to run.
-pub struct Plan<'g, 'a> {
+pub struct ExecutionPlan<'g, 'a> {
     graph: &'g Graph<'a>,
     plan: Handle,
     /// See [`Operation`].
@@ -288,7 +288,7 @@ pub struct Plan<'g, 'a> {
     pub workspace_bytes: usize,
 }
 
-impl Plan<'_, '_> {
+impl ExecutionPlan<'_, '_> {
     /// Launches the graph: `buffers` are those of the tensors on the device in the order in which they were given, and
     /// `value` is the number for all tensors in host memory.
     ///

@@ -7,7 +7,7 @@ use super::{
     error::{Cause, CommError},
     host,
     hub::Ballot,
-    join::{Parts, Plan, join, spawn},
+    join::{BucketPlan, Parts, join, spawn},
     options::Options,
     probe::Probed,
     shm::{Mapping, Memory},
@@ -98,7 +98,7 @@ impl Communicator {
         config.check()?;
         options.check()?;
         let (buckets, arena) = place(bucket_lens)?;
-        let plan = Plan { bucket_lens, arena, options: *options };
+        let plan = BucketPlan { bucket_lens, arena, options: *options };
         let lanes = plan.lanes() as usize;
         let shared = Arc::new(Shared::new((config.rank(), config.world()), lanes, config.connect_timeout)?);
         let mut threads =

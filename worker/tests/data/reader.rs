@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_worker::data::{Batch, Dataset, Order, Prefetcher, Shape, Task, ValidationSet};
+use switchyard_worker::data::{Batch, Dataset, Order, Prefetcher, StepShape, Task, ValidationSet};
 use switchyard_worker_contract::config::{ImageShape, Reader, SampleType};
 
 const SHAPE: ImageShape = ImageShape { height: 8, width: 6, channels: 3 };
@@ -84,7 +84,7 @@ fn any_step_can_be_the_first() {
 #[test]
 fn another_number_of_ranks_sees_the_same_samples_in_each_step() {
     for dataset in every_kind() {
-        let step = |shape: Shape, step: u64| -> Vec<u32> {
+        let step = |shape: StepShape, step: u64| -> Vec<u32> {
             let order = Order::new(&dataset, shape, 7).unwrap();
             let batches = (0..shape.world).flat_map(|rank| {
                 let mut prefetcher = Prefetcher::start(Arc::clone(&dataset), order, rank, step, &READER).unwrap();
@@ -104,9 +104,9 @@ fn another_number_of_ranks_sees_the_same_samples_in_each_step() {
             inputs
         };
         for number in [0, 4, 9] {
-            let whole = step(Shape { batch_size: 12, merge: 1, world: 1 }, number);
+            let whole = step(StepShape { batch_size: 12, merge: 1, world: 1 }, number);
             for (batch_size, merge, world) in [(6, 1, 2), (3, 2, 2), (1, 3, 4), (2, 6, 1)] {
-                assert_eq!(step(Shape { batch_size, merge, world }, number), whole, "{batch_size}x{merge}x{world}");
+                assert_eq!(step(StepShape { batch_size, merge, world }, number), whole, "{batch_size}x{merge}x{world}");
             }
         }
     }
