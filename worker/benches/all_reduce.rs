@@ -227,7 +227,7 @@ fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
     let (best_ratio, ratio) = (reduction.best / copy.best, reduction.median / copy.median);
     if first {
         println!(
-            "# memcpy of 64 MiB by both ranks at once: best {:.0} us, median {:.0} us; all-reduce beside it: {:.0}, {:.0} us",
+            "# memcpy of 64 MiB by both ranks at once: best {:.0} us, median {:.0} us; all-reduce in turns with it: {:.0}, {:.0} us",
             copy.best, copy.median, reduction.best, reduction.median
         );
         let verdict = if ratio <= 4.0 { "met" } else { "MISSED" };

@@ -229,7 +229,7 @@ fn a_rank_that_gives_up_or_leaves_early_is_named() {
             Some(comm.all_reduce(0).unwrap_err().cause().unwrap().clone())
         },
     );
-    same(&causes.into_iter().flatten().collect::<Vec<_>>(), 1, "gave up without a word");
+    same(&causes.into_iter().flatten().collect::<Vec<_>>(), 1, "gave up without saying why");
     let causes = group(
         3,
         |_| {},

@@ -114,7 +114,7 @@ fn survives_kills(procs: u32, kills: u32, seed: u32) {
         let complete = (reached / EVERY).saturating_sub(1) * EVERY;
         assert!(resumed(&job).unwrap_or(0) >= complete, "attempt {attempt}: {:?} after {reached}", resumed(&job));
         reached = reached.max(told(&job));
-        assert!(attempt == 1 || reached < 2 * EVERY || resumed(&job).is_some(), "attempt {attempt} begins anew");
+        assert!(attempt == 1 || reached < 2 * EVERY || resumed(&job).is_some(), "attempt {attempt} starts over");
         if code == 0 {
             break;
         }

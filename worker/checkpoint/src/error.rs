@@ -23,7 +23,7 @@ pub enum CheckpointError {
     Refused { file: PathBuf, fault: Fault },
     /// Bytes have changed since they were written.
     #[error(
-        "{}: damaged: chunk {chunk}, bytes {} to {}, has another digest than its manifest says; it holds {}",
+        "{}: damaged: chunk {chunk}, bytes {} to {}, does not have the digest in its manifest; it holds {}",
         file.display(), bytes.start, bytes.end, tensors.join(", ")
     )]
     Damaged {
@@ -38,11 +38,11 @@ pub enum CheckpointError {
     #[error("{}: got no manifest; expected one: the checkpoint was not finished", directory.display())]
     Incomplete { directory: PathBuf },
     /// An existing checkpoint is never written again.
-    #[error("{}: got a checkpoint that exists already; expected a new one", directory.display())]
+    #[error("{}: got an existing checkpoint; expected a new one", directory.display())]
     Exists { directory: PathBuf },
     /// This process is left over from an earlier attempt and must not continue.
     #[error(
-        "{}: got attempt {own}; expected at least {newest}, which has written checkpoints since: this process is of an earlier attempt",
+        "{}: got attempt {own}; expected at least {newest}, which has written checkpoints since: this process belongs to an earlier attempt",
         directory.display()
     )]
     Superseded {

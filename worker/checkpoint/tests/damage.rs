@@ -238,7 +238,7 @@ fn damage_is_located_by_file_chunk_and_tensor() {
     assert_eq!(told, expected);
     assert_eq!(
         found[1].to_string(),
-        "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, has another digest \
-         than its manifest says; it holds second"
+        "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, does not have \
+         the digest in its manifest; it holds second"
     );
 }

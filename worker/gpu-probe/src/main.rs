@@ -46,7 +46,7 @@ struct Arguments {
 
 /// The result of one part.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct PartResult {
     part: &'static str,
     asks: &'static str,
     seconds: f64,
@@ -59,7 +59,7 @@ struct Answer {
 struct Report {
     benchmark: &'static str,
     cpu: Option<String>,
-    parts: Vec<Answer>,
+    parts: Vec<PartResult>,
 }
 
 fn main() -> ExitCode {
@@ -67,22 +67,22 @@ fn main() -> ExitCode {
     if let Some(name) = &arguments.part {
         return one(&arguments, name);
     }
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     for part in &PARTS {
         let start = Instant::now();
         let outcome = child::run(part.name, Duration::from_secs(part.limit));
-        let answer = Answer {
+        let result = PartResult {
             part: part.name,
             asks: part.asks,
             seconds: numbers::short(start.elapsed().as_secs_f64()),
             outcome,
         };
-        say(&show::answer(&answer));
-        answers.push(answer);
+        say(&show::part(&result));
+        results.push(result);
     }
-    say(&show::summary(&answers));
+    say(&show::summary(&results));
     let Some(file) = &arguments.json else { return ExitCode::SUCCESS };
-    let report = Report { benchmark: "gpu-probe", cpu: cpu(), parts: answers };
+    let report = Report { benchmark: "gpu-probe", cpu: cpu(), parts: results };
     let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string());
     match text.and_then(|text| std::fs::write(file, text + "\n").map_err(|error| error.to_string())) {
         Ok(()) => ExitCode::SUCCESS,

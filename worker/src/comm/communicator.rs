@@ -73,7 +73,7 @@ impl Drop for Threads {
     fn drop(&mut self) {
         if !self.left && self.control.is_some() {
             // Returns at once if the group has already failed.
-            let word = if std::thread::panicking() { "panicked" } else { "gave up without a word" };
+            let word = if std::thread::panicking() { "panicked" } else { "gave up without saying why" };
             self.shared.abort(Cause::failed(self.shared.rank, word));
         }
         for lane in &self.lanes {

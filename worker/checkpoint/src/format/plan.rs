@@ -230,7 +230,7 @@ fn check_tensors(tensors: &[TensorSpec]) -> Result<usize, Fault> {
     for tensor in tensors {
         tensor.check()?;
         if !names.insert(tensor.name.as_str()) {
-            return Err(Fault::new("name of a tensor", format!("`{}` twice", tensor.name), "a name of its own"));
+            return Err(Fault::new("name of a tensor", format!("`{}` twice", tensor.name), "a unique name"));
         }
         total += tensor.numbers();
         if total > NUMBERS_LIMIT {

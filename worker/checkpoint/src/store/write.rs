@@ -143,7 +143,7 @@ pub(crate) fn write_atomically<T>(
     let result = write(out.as_mut()).map_err(|error| failed("write it", error))?;
     out.sync().map_err(|error| failed("write it to the disk", error))?;
     drop(out);
-    vfs.rename(&temporary, file).map_err(|error| failed("give it its name", error))?;
+    vfs.rename(&temporary, file).map_err(|error| failed("rename it", error))?;
     sync_directory(vfs, parent_of(file))?;
     Ok(result)
 }
