@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
-use switchyard::cli::{self, Cli};
+use switchyard_cli::{self as cli, Cli};
 
 /// What `--version` tells. `cargo xtask` says which commit is built; only this file is compiled anew for another one.
 const VERSION: &str = match option_env!("SWITCHYARD_VERSION") {

@@ -5,14 +5,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Where and when the state of the training is saved. A run whose directory holds checkpoints of the same job goes on from the
-/// newest that is whole.
+/// newest complete one.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.volumeName) || self.path.startsWith('/')")
     .message("path must begin with / when volumeName is set: the volume is mounted there").field_path(".path"))]
 pub struct Checkpoint {
-    /// Name of a volume of the template, which is mounted at `path` in the trainer container; with several nodes one that all of
-    /// them can write. Default: no volume is mounted, and the template has to do it. In `switchyard run` it has no effect.
+    /// Name of a volume of the template, which is mounted at `path` in the trainer container; with several nodes, all of them
+    /// must be able to write to it. Default: no volume is mounted; the template must mount one. In `switchyard run` it has no
+    /// effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub volume_name: Option<String>,
@@ -32,13 +33,13 @@ pub struct Checkpoint {
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub every_steps: i64,
 
-    /// Complete checkpoints that are kept; older ones are deleted. Default 2: one more than is needed, in case the last is damaged.
+    /// Complete checkpoints to keep; older ones are deleted. Default 2: one more than is needed, in case the last is damaged.
     #[serde(default = "two")]
     #[schemars(range(min = 1, max = 1000))]
     pub keep: i32,
 
-    /// `Save` (default): a checkpoint is written when the job is suspended or stopped, within the grace period. `Discard`: what was
-    /// done since the last one is lost.
+    /// `Save` (default): a checkpoint is written when the job is suspended or stopped, within the grace period. `Discard`:
+    /// progress since the last one is lost.
     #[serde(default)]
     pub on_suspend: OnSuspend,
 }
@@ -46,10 +47,10 @@ pub struct Checkpoint {
 /// What happens to the steps since the last checkpoint when a job is suspended or stopped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnSuspend {
-    /// They are saved.
+    /// A last checkpoint saves them.
     #[default]
     Save,
-    /// They are lost.
+    /// Progress since the last checkpoint is lost.
     Discard,
 }
 

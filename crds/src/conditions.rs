@@ -31,9 +31,9 @@ pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
 pub const NO_ROOM: &str = "NoRoom";
 /// Reason of [`PLACED`] and [`FABRIC_READY`] while the job must not start over the fabric of the nodes that it could have.
 pub const FABRIC_NOT_READY: &str = "FabricNotReady";
-/// Reason of [`FABRIC_READY`] and [`FAILED`]: the ranks say that their data goes another way than was foretold.
+/// Reason of [`FABRIC_READY`] and [`FAILED`]: the ranks report another transport than predicted.
 pub const TRANSPORT_DIFFERS: &str = "TransportDiffers";
-/// Reason of [`FABRIC_READY`]: the ranks say that their data goes as was foretold.
+/// Reason of [`FABRIC_READY`]: the ranks report the predicted transport.
 pub const AS_FORECAST: &str = "AsForecast";
 /// Reason of [`FABRIC_READY`]: the ranks measured less bandwidth than the job asks for.
 pub const SLOW_FABRIC: &str = "SlowFabric";
@@ -43,7 +43,7 @@ pub const RESTARTING: &str = "Restarting";
 pub const PREEMPTED: &str = "Preempted";
 /// Reason of [`FAILED`]: the same thing would happen again.
 pub const PERMANENT_FAILURE: &str = "PermanentFailure";
-/// Reason of [`FAILED`]: a rule of the failure policy says so.
+/// Reason of [`FAILED`]: a rule of the failure policy matched.
 pub const FAILURE_POLICY: &str = "FailurePolicy";
 
 /// Stage of an unfinished job: the reason of [`SUCCEEDED`] while it is `Unknown`.
@@ -55,13 +55,13 @@ pub enum Stage {
     Placing,
     /// Processes start and find each other.
     Starting,
-    /// Steps are being done.
+    /// The job is training.
     Running,
     /// An attempt failed; the next one starts.
     Restarting,
-    /// Ended well.
+    /// The job succeeded.
     Complete,
-    /// Given up.
+    /// The job failed for good.
     Failed,
     /// Stopped on request before the end.
     Suspended,

@@ -6,14 +6,14 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What tells two entries of `inUse` apart: a device may be shared by containers, and a container may have many.
+/// What distinguishes two entries of `inUse`: a device may be shared by containers, and a container may have many.
 pub(crate) const IN_USE_KEYS: [&str; 5] = ["device", "resource", "namespace", "pod", "container"];
 
 /// A device that the kubelet gave to a container.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceUse {
-    /// The plugin's or driver's name of the device: of a GPU usually its UUID, of a NIC its PCI address.
+    /// The plugin's or driver's name of the device: usually the UUID of a GPU, the PCI address of a NIC.
     #[schemars(length(max = 256))]
     pub device: String,
     /// The resource it was given as, for example `nvidia.com/gpu`; for a claim, the name of the driver.
@@ -28,9 +28,9 @@ pub struct DeviceUse {
     /// Name of the container.
     #[schemars(length(max = 253))]
     pub container: String,
-    /// By which way it was given.
+    /// How the device was given.
     pub source: DeviceUseSource,
-    /// The claim it was given for. Absent for `DevicePlugin`.
+    /// The claim for which the device was given. Absent for `DevicePlugin`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<DeviceClaim>,
 }
@@ -54,7 +54,7 @@ pub struct DeviceClaim {
     /// The driver's pool that the device is in.
     #[schemars(length(max = 253))]
     pub pool: String,
-    /// Names by which the container runtime puts the device into the container.
+    /// Names by which the container runtime adds the device to the container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 256)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]

@@ -11,13 +11,15 @@ use serde::{Deserialize, Serialize};
 #[x_kube(validation = Rule::new("!has(self.onFallback) || self.onFallback == 'Report' || (has(self.mode) && self.mode == 'Required')")
     .message("onFallback: Fail needs mode: Required; the other modes take TCP where nothing better is there"))]
 pub struct FabricPolicy {
-    /// `Auto` (default): settings are derived from the nodes, and RDMA is used where it is. `Required`: data between nodes must not go
-    /// over TCP: the transport is pinned, and a job that would fall back waits with the reason. `Disabled`: TCP on purpose.
+    /// `Auto` (default): settings are derived from the nodes, and RDMA is used if available. `Required`: data between nodes must
+    /// not go over TCP: the transport is pinned, and a job that would fall back waits with the reason. `Disabled`: TCP on
+    /// purpose.
     #[serde(default)]
     pub mode: FabricMode,
 
-    /// What follows when the ranks say after their start that their data goes another way than `mode: Required` asks for. `Report`
-    /// (default): `FabricReady` becomes `False`, with the nodes and what was seen. `Fail`: the job is stopped as well.
+    /// What happens if the ranks report after their start that their data takes another transport than `mode: Required` demands.
+    /// `Report` (default): `FabricReady` becomes `False`, with the nodes and what was observed. `Fail`: the job is stopped as
+    /// well.
     #[serde(default)]
     pub on_fallback: FallbackAction,
 
@@ -26,10 +28,10 @@ pub struct FabricPolicy {
     pub preflight: PreflightPolicy,
 }
 
-/// What follows when data goes another way than the job asks for.
+/// What happens when data takes another transport than the job demands.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FallbackAction {
-    /// It is told.
+    /// `FabricReady` becomes `False`; the job goes on.
     #[default]
     Report,
     /// The job is stopped.
@@ -39,10 +41,10 @@ pub enum FallbackAction {
 /// What may carry data between nodes.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FabricMode {
-    /// RDMA where it is, else TCP.
+    /// RDMA if available, else TCP.
     #[default]
     Auto,
-    /// No TCP.
+    /// TCP between nodes is not allowed.
     Required,
     /// TCP.
     Disabled,
@@ -54,24 +56,25 @@ pub enum FabricMode {
 #[x_kube(validation = Rule::new("!has(self.minBusBandwidth) || !has(self.mode) || self.mode != 'None'")
     .message("minBusBandwidth is a check: mode must be Report or Enforce").field_path(".minBusBandwidth"))]
 pub struct PreflightPolicy {
-    /// `Report` (default): what is found is written to the status. `Enforce`: a finding that blocks keeps the job from starting.
+    /// `Report` (default): findings are written to the status. `Enforce`: a finding that blocks keeps the job from starting.
     /// `None`: nothing is checked.
     #[serde(default)]
     pub mode: PreflightMode,
 
-    /// Bandwidth that the ranks measure before the first step, bytes per second such as `40G`: what an all-reduce over all of them has to
-    /// achieve (bus bandwidth as NCCL's tests define it). With less the job is told, or with `Enforce` fails. Only with
-    /// `trainer.framework: Switchyard`, whose worker measures the way that the engine takes. Default: nothing is measured.
+    /// Bandwidth that the ranks measure before the first step, bytes per second such as `40G`: what an all-reduce over all of
+    /// them must achieve (bus bandwidth as NCCL's tests define it). If it is less, the status says so, or with `Enforce` the job
+    /// fails. Only with `trainer.framework: Switchyard`, whose worker measures the path that the engine uses. Default: nothing is
+    /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_bus_bandwidth: Option<Quantity>,
 }
 
-/// What findings of the preflight do.
+/// What happens with findings of the preflight.
 #[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PreflightMode {
     /// Nothing is checked.
     None,
-    /// They are told.
+    /// Findings are written to the status.
     #[default]
     Report,
     /// Those that block keep the job from starting.
@@ -82,7 +85,7 @@ pub enum PreflightMode {
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricStatus {
-    /// What carries data between the nodes; for one node what carries it between its GPUs. Absent: nothing is known of the nodes.
+    /// What carries data between the nodes; for one node what carries it between its GPUs. Absent: nothing is known about the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
 
@@ -91,11 +94,11 @@ pub struct FabricStatus {
     #[schemars(length(max = 1024))]
     pub summary: Option<String>,
 
-    /// Whether NICs are foretold to reach the memory of all GPUs themselves. Absent: no RDMA, or nothing tells.
+    /// Whether NICs are predicted to reach the memory of all GPUs directly. Absent: no RDMA, or unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_direct: Option<GpuDirect>,
 
-    /// What the ranks of this attempt said after their start, beside the forecast. Absent: not all have spoken yet.
+    /// What the ranks of this attempt reported after their start, compared with the forecast. Absent: not all have reported yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed: Option<FabricObservation>,
 
@@ -108,19 +111,19 @@ pub struct FabricStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<FabricMeasurement>,
 
-    /// Resources that each pod asks for so that it can reach the fabric, beside what the job asks for.
+    /// Resources that each pod requests to reach the fabric, in addition to what the job requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub resources: Vec<FabricResource>,
 
-    /// Every setting that was looked at: set, left alone, or the user's own.
+    /// Every setting that was considered: set, left alone, or the user's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub decisions: Vec<FabricDecision>,
 
-    /// What the checks of the chosen nodes found, what blocks first; checks that found nothing are counted only.
+    /// What the checks of the chosen nodes found, blocking findings first; checks that found nothing are only counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preflight: Option<PreflightStatus>,
 }
@@ -142,25 +145,25 @@ pub enum Transport {
     TCP,
 }
 
-/// Whether NICs reach the memory of GPUs themselves (GPUDirect RDMA).
+/// Whether NICs reach GPU memory directly (GPUDirect RDMA).
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GpuDirect {
-    /// For every rank.
+    /// NICs reach the memory of every rank's GPU.
     Yes,
-    /// Not for every rank.
+    /// Some rank goes through host memory.
     No,
 }
 
-/// The forecast beside what the ranks said after their start.
+/// The forecast compared with what the ranks reported after their start.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricObservation {
     /// How the two compare.
     pub verdict: ObservedVerdict,
-    /// What carries data between the nodes, or inside the one node, by the words of the ranks. Absent: they do not say.
+    /// What carries data between the nodes, or inside the one node, as the ranks report it. Absent: they do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
-    /// Forecast, and what was seen where; or why that cannot be judged, and how it could.
+    /// The forecast and what was observed where; or why it cannot be judged, and what would make that possible.
     #[schemars(length(max = 1024))]
     pub message: String,
 }
@@ -173,41 +176,41 @@ pub struct FabricMeasurement {
     pub verdict: MeasuredVerdict,
     /// Bus bandwidth of an all-reduce over all ranks, bytes per second.
     pub bus_bandwidth: Quantity,
-    /// The figures with what was asked for and what was predicted; slow links by node, GPU, NIC and address.
+    /// The figures, what was required and what was predicted; slow links by node, GPU, NIC and address.
     #[schemars(length(max = 1024))]
     pub message: String,
 }
 
-/// Whether what was measured is enough.
+/// Whether the measured bandwidth is enough.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MeasuredVerdict {
-    /// It is.
+    /// At least the bandwidth that was required.
     Passed,
-    /// It is not.
+    /// Less than the bandwidth that was required.
     Failed,
 }
 
 /// How forecast and observation compare.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ObservedVerdict {
-    /// As foretold, or better.
+    /// As predicted, or better.
     AsForecast,
-    /// The transport that was foretold, but through host memory somewhere.
+    /// The predicted transport, but through host memory somewhere.
     Slower,
-    /// A lesser transport than was foretold.
+    /// A lesser transport than predicted.
     OtherTransport,
-    /// The ranks do not say.
+    /// The ranks do not report it.
     Unknown,
 }
 
-/// A resource that pods ask for.
+/// A resource that pods request.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FabricResource {
     /// Name of the resource.
     #[schemars(length(max = 317))]
     pub name: String,
-    /// How much each pod asks for.
+    /// How much each pod requests.
     pub quantity: Quantity,
     /// Why the pods need it.
     #[schemars(length(max = 512))]
@@ -223,7 +226,7 @@ pub struct FabricDecision {
     pub name: String,
     /// Who decided.
     pub outcome: DecisionOutcome,
-    /// Its value, of `Set` and `User`.
+    /// The value, for `Set` and `User`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1023))]
     pub value: Option<String>,
@@ -232,10 +235,10 @@ pub struct FabricDecision {
     /// Why it is set, or left alone.
     #[schemars(length(max = 512))]
     pub reason: String,
-    /// The fact it stands on, and where that is from.
+    /// The fact behind the decision, and its source.
     #[schemars(length(max = 512))]
     pub evidence: String,
-    /// Node ranks that it is for, as a list such as `0-3,6`. Absent: all.
+    /// Node ranks to which it applies, as a list such as `0-3,6`. Absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub nodes: Option<String>,
@@ -243,7 +246,7 @@ pub struct FabricDecision {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub releases: Option<String>,
-    /// Where the vendor writes about it.
+    /// The vendor's documentation.
     #[schemars(length(max = 256))]
     pub link: String,
 }
@@ -285,7 +288,7 @@ pub struct PreflightStatus {
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub findings: Vec<PreflightFinding>,
-    /// The checks that do not apply, with the reason: also those whose facts nobody reports.
+    /// The checks that do not apply, with the reason, including those whose facts are not reported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
@@ -299,7 +302,7 @@ pub struct PreflightSkip {
     /// Number of the check.
     #[schemars(range(min = 1))]
     pub check: i32,
-    /// What the check looks at, in a few words.
+    /// What is checked, in a few words.
     #[schemars(length(max = 64))]
     pub title: String,
     /// Why it does not apply, or which fact is missing, on which nodes.
@@ -314,7 +317,7 @@ pub struct PreflightFinding {
     /// Number of the check.
     #[schemars(range(min = 1))]
     pub check: i32,
-    /// What the check looks at, in a few words.
+    /// What is checked, in a few words.
     #[schemars(length(max = 64))]
     pub title: String,
     /// How bad it is.
@@ -322,11 +325,11 @@ pub struct PreflightFinding {
     /// What is wrong, where.
     #[schemars(length(max = 1024))]
     pub message: String,
-    /// What comes of it.
+    /// The consequence.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 512))]
     pub effect: String,
-    /// The fact, and where it is from.
+    /// The fact, and its source.
     #[schemars(length(max = 1024))]
     pub evidence: String,
     /// What to do.

@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
-    /// How many times the whole group is started again after a failure of the application. Default 0. Wrong data or a wrong
-    /// manifest are not restarted: they would fail the same way.
+    /// How many times the whole group is restarted after a failure of the application. Default 0. There is no restart for wrong
+    /// data or a wrong manifest, which would fail again.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1000))]
     pub max_restarts: i32,
 
-    /// How many times it is started again after a failure of the infrastructure. Default 10. No effect in `switchyard run`.
+    /// How many times the group is restarted after a failure of the infrastructure. Default 10. No effect in `switchyard run`.
     #[serde(default = "ten")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_infrastructure_restarts: i32,
 
-    /// How many times it is started again after a preemption. Default 100. No effect in `switchyard run`.
+    /// How many times the group is restarted after a preemption. Default 100. No effect in `switchyard run`.
     #[serde(default = "one_hundred")]
     #[schemars(range(min = 0, max = 10000))]
     pub max_preemption_restarts: i32,
 
-    /// Rules that are asked before the budgets; the first that matches the pod that failed first decides. No effect in
+    /// Rules that are checked before the budgets; the first that matches the pod that failed first decides. No effect in
     /// `switchyard run`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
@@ -61,7 +61,7 @@ pub enum FailureAction {
 #[x_kube(validation = Rule::new("has(self.onExitCodes) != has(self.onPodCondition)")
     .message("set exactly one of onExitCodes and onPodCondition"))]
 pub struct FailureRule {
-    /// What is done when the rule matches.
+    /// What to do when the rule matches.
     pub action: FailureAction,
 
     /// Matches by the exit code of the trainer container.

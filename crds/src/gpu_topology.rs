@@ -1,7 +1,7 @@
 //! `GPUTopology`: what one machine is made of, as its node agent reads it.
 //!
 //! Cluster-scoped and named like the node. There is nothing to ask for, so `spec` is empty; everything is in
-//! [`GPUTopologyStatus`]. Three habits hold for every field:
+//! [`GPUTopologyStatus`]. Three rules hold for every field:
 //!
 //! * **Unknown is absent**, never 0: a NIC without `numaNode` is one whose NUMA node the kernel does not know.
 //! * **Facts only, no counters.** Nothing here changes while the machine runs undisturbed (free memory, temperatures
@@ -63,7 +63,7 @@ pub struct GPUTopologyStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub agent_version: Option<String>,
-    /// Which host this is. Two names for the same `bootID` are the same running kernel.
+    /// Which host this is. Two names with the same `bootID` are the same running kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_identity: Option<HostIdentity>,
     /// GPUs the driver counts; more than entries in `gpus` when one of them cannot be read. Absent when they could not
@@ -73,7 +73,7 @@ pub struct GPUTopologyStatus {
     /// Number of entries in `nics`. Absent when the network devices could not be listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic_count: Option<u32>,
-    /// Number of entries in `numaNodes`. Absent when the kernel does not tell.
+    /// Number of entries in `numaNodes`. Absent when the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node_count: Option<u32>,
     /// Total memory the kernel manages, bytes.
@@ -102,10 +102,10 @@ pub struct GPUTopologyStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     #[schemars(length(max = 256))]
     pub nics: Vec<Nic>,
-    /// NVSwitches of this machine. Absent when there is no sign of one.
+    /// NVSwitches of this machine. Absent when nothing indicates one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvswitch: Option<NvSwitch>,
-    /// Where the fabric manager has put this machine: what all GPUs say. Absent when they disagree or say nothing.
+    /// Where the fabric manager has put this machine, as all GPUs report it. Absent when they disagree or report nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
     /// Kernel, driver and limits.
@@ -116,12 +116,12 @@ pub struct GPUTopologyStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["link".into()]))]
     #[schemars(length(max = 8))]
     pub measured: Vec<Measured>,
-    /// Where each list of facts comes from, and what is missing there.
+    /// Where each list of facts comes from, and what is missing in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["facts".into()]))]
     #[schemars(length(max = 16))]
     pub sources: Vec<FactSource>,
-    /// Devices that the kubelet gave to containers, in the order of their keys. Absent when it could not be asked.
+    /// Devices that the kubelet gave to containers, in the order of their keys. Absent when the kubelet could not be asked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(IN_USE_KEYS.map(String::from).into()))]
     #[schemars(length(max = 1024))]
@@ -145,7 +145,7 @@ impl GPUTopologyStatus {
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct HostIdentity {
-    /// Random id the kernel draws at every boot. Shared by all containers of a host.
+    /// Random id that the kernel creates at every boot. Shared by all containers of a host.
     #[serde(default, rename = "bootID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub boot_id: Option<String>,
@@ -175,17 +175,17 @@ pub struct Gpu {
     /// Total memory, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// NUMA node of the PCI device: the kernel's word, else the first node of the driver's memory affinity.
+    /// NUMA node of the PCI device: from the kernel, else the first node of the driver's memory affinity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// NUMA node that is the GPU's own memory, on machines where that is one (Grace).
+    /// NUMA node of the GPU's own memory, on machines where that is a NUMA node (Grace).
     #[serde(default, rename = "memoryNUMANode", skip_serializing_if = "Option::is_none")]
     pub memory_numa_node: Option<u32>,
     /// Root complex, the first element of `pciePath`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub pcie_root: Option<String>,
-    /// The way from the root complex (`pci0000:17`) over all bridges to the device, the device last.
+    /// The path from the root complex (`pci0000:17`) over all bridges to the device, which comes last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 64)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -199,7 +199,7 @@ pub struct Gpu {
     /// Error correction of its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ecc: Option<Ecc>,
-    /// What the fabric manager told it. Absent where the driver knows no fabric.
+    /// What the fabric manager assigned to it. Absent if the driver knows no fabric.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
     /// Whether the GPU is split into instances.
@@ -214,8 +214,8 @@ pub struct Gpu {
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuHealth {
-    /// What the driver asks for: `None`, `GPUReset`, `NodeReboot`, `DrainP2P`, `DrainAndReset`, or `Code` and a number
-    /// of a newer driver.
+    /// What the driver asks for: `None`, `GPUReset`, `NodeReboot`, `DrainP2P`, `DrainAndReset`, or `Code` and a number that only
+    /// a newer driver defines.
     #[schemars(length(max = 32))]
     pub recovery_action: String,
 }
@@ -227,12 +227,12 @@ pub struct Link {
     /// UUID of the GPU with the lower index.
     #[schemars(length(max = 96))]
     pub a: String,
-    /// UUID of the other one.
+    /// UUID of the other GPU.
     #[schemars(length(max = 96))]
     pub b: String,
-    /// What connects them.
+    /// What connects the two GPUs.
     pub kind: LinkKind,
-    /// Active NVLinks between the two. Behind a switch: the lower of what each has to switches. Absent for `PCIe`.
+    /// Active NVLinks between the two. Behind a switch: the lower number of links that either has to switches. Absent for `PCIe`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
     /// Whether NVLinks go through a switch. Absent for `PCIe`.
@@ -241,7 +241,7 @@ pub struct Link {
     /// Speed of all active NVLinks together, one direction, megabytes (10^6) per second. Absent for `PCIe`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub megabytes_per_second: Option<u64>,
-    /// Where two GPUs meet on the PCIe side, in the words of `nvidia-smi topo`. Absent for `NVLink`.
+    /// Where two GPUs meet on the PCIe side, in the terms of `nvidia-smi topo`. Absent for `NVLink`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_class: Option<PathClass>,
 }
@@ -264,7 +264,7 @@ pub enum LinkVia {
     Switch,
 }
 
-/// Where two PCIe devices meet, in the words of `nvidia-smi topo`.
+/// Where two PCIe devices meet, in the terms of `nvidia-smi topo`.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathClass {
     /// On one board.
@@ -305,8 +305,8 @@ pub struct Nic {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub link_layer: Option<String>,
-    /// Speed of the link, one direction, megabits (10^6) per second: the RDMA port's rate if there is one, else the
-    /// interface's. Absent when the link is down or the driver does not tell, as for most virtual devices.
+    /// Speed of the link, one direction, megabits (10^6) per second: the RDMA port's rate if there is one, else the interface's.
+    /// Absent when the link is down or the driver does not report it, as for most virtual devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_megabits_per_second: Option<u64>,
     /// State of the RDMA port (`Active`, `Down`, …) if there is one, else of the interface (`Up`, `Down`, `Unknown`, …).
@@ -316,7 +316,7 @@ pub struct Nic {
     /// NUMA node of the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// The way from the root complex over all bridges to the device, the device last.
+    /// The path from the root complex over all bridges to the device, which comes last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 64)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -324,7 +324,7 @@ pub struct Nic {
     /// Its PCIe link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcie_link: Option<PcieLink>,
-    /// PCI address of the physical function, for a virtual function: one port seen twice, not a port more.
+    /// PCI address of the physical function, for a virtual function: it is the same port seen twice, not another port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub virtual_function_of: Option<String>,
@@ -347,10 +347,10 @@ pub struct Nic {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub firmware: Option<String>,
-    /// The character device by which programs reach the RDMA device. Absent when the kernel has made none.
+    /// The character device through which programs reach the RDMA device. Absent when the kernel has created none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub char_device: Option<CharDevice>,
-    /// What the agent has seen of the RDMA port. Absent where nobody watches it, or it has no counters.
+    /// What the agent has seen on the RDMA port. Absent when the port is not watched or has no counters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port_watch: Option<PortWatch>,
 }

@@ -1,6 +1,6 @@
 //! The API of Switchyard, group `training.switchyard.dev/v1alpha1`, and the validation an API server would do.
 //!
-//! - [`TrainJob`]: what a user asks for, and what became of it.
+//! - [`TrainJob`]: what a user asks for, and the state of it.
 //! - [`validate`]: the checks that the API server derives from the CRD (structure, then CEL rules), without an API server.
 //! - `crds/generated/*.yaml`: the CRDs, written by `cargo xtask gen`, never by hand.
 //!
@@ -17,6 +17,7 @@ mod failure_policy;
 pub mod generate;
 pub mod gpu_topology;
 pub mod labels;
+pub mod names;
 mod topology_policy;
 mod train_job;
 mod train_job_status;

@@ -27,32 +27,32 @@ pub enum NumaBinding {
     /// In one NUMA node where possible.
     #[default]
     Preferred,
-    /// NUMA nodes are not looked at.
+    /// NUMA nodes are ignored.
     None,
 }
 
-/// How strictly the structure of the nodes is respected when processes are placed.
+/// How strictly placement respects the structure of the nodes.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopologyPolicy {
-    /// `Required`: enough nodes and cores of its own for every process, or the job is not placeable. `Preferred` (default):
+    /// `Required`: enough nodes, and separate cores for every process, or the job is not placeable. `Preferred` (default):
     /// oversubscription is allowed with a warning. `Ignored`: processes are not pinned to cores.
     #[serde(default)]
     pub mode: TopologyMode,
 
-    /// What is asked of the inside of a node.
+    /// Requirements inside a node.
     #[serde(default)]
     pub node_topology: NodeTopology,
 
-    /// Domains of nodes that the job should stay inside, by the label that names them, small to large. Levels that the operator knows
-    /// are looked at in any case: the smallest domain that has the most bandwidth is taken.
+    /// Domains of nodes that the job should stay inside, by the label that names them, small to large. Levels that the operator
+    /// knows are always considered: the smallest domain with the most bandwidth is used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 7))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["key".into()]))]
     pub domains: Vec<TopologyDomain>,
 
-    /// Whether jobs of lower priority may be stopped for this one. `LowerPriority`: as few as possible, and only if it fits then.
-    /// Default `Never`.
+    /// Whether jobs of lower priority may be stopped for this one. `LowerPriority`: as few as possible, and only if it fits
+    /// afterwards. Default `Never`.
     #[serde(default)]
     pub preemption: Preemption,
 }
@@ -70,7 +70,7 @@ pub struct TopologyDomain {
     pub mode: DomainMode,
 }
 
-/// What is asked of the inside of a node.
+/// Requirements inside a node.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeTopology {
@@ -79,8 +79,8 @@ pub struct NodeTopology {
     pub numa_binding: NumaBinding,
 
     /// The slowest link that the ring between the GPUs of a node may contain, best first: `NVLink`, `PCIeSwitch` (inside PCIe
-    /// switches), `PCIeHost` (over a host bridge), `NUMA` (inside a NUMA node), `System` (default, any). With `mode: Preferred` it is
-    /// given up, with a warning, where nothing else is left.
+    /// switches), `PCIeHost` (over a host bridge), `NUMA` (inside a NUMA node), `System` (default, any). With `mode: Preferred`
+    /// it is dropped, with a warning, if nothing else is available.
     #[serde(default)]
     pub min_link: MinLink,
 }

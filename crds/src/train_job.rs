@@ -55,8 +55,8 @@ use std::collections::BTreeMap;
 #[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.checkpoint)")
     .message("checkpoint is for framework Switchyard: other frameworks save what they want where they want").field_path(".checkpoint"))]
 pub struct TrainJobSpec {
-    /// `true`: no pods; those of a running attempt are deleted, and their resources are free. `false` again starts a new
-    /// attempt, which counts as no restart. Default `false`. In `switchyard run` it must be `false`.
+    /// `true`: no pods; those of a running attempt are deleted, which frees their resources. `false` again starts a new attempt,
+    /// which does not count as a restart. Default `false`. In `switchyard run` it must be `false`.
     #[serde(default)]
     pub suspend: bool,
 
@@ -90,7 +90,7 @@ pub struct TrainJobSpec {
     #[serde(default)]
     pub gang_policy: GangPolicy,
 
-    /// How strictly the structure of the nodes is respected when processes are placed.
+    /// How strictly placement respects the structure of the nodes.
     #[serde(default)]
     pub topology_policy: TopologyPolicy,
 
@@ -149,8 +149,8 @@ pub enum Framework {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GangPolicy {
-    /// Seconds that the pods of an attempt may take to be scheduled, all of them, once they have a place. After that the
-    /// attempt is taken back, so that it does not hold part of its resources, and tried again. Default 300.
+    /// Seconds that the pods of an attempt may take to be scheduled, all of them, once they have a place. After that the attempt
+    /// is taken back, so that it does not hold part of its resources, and retried. Default 300.
     #[serde(default = "three_hundred")]
     #[schemars(range(min = 1, max = 86400))]
     pub schedule_timeout_seconds: i32,
@@ -213,8 +213,8 @@ pub struct Trainer {
     #[schemars(range(min = 1, max = MAX_PROC_PER_NODE))]
     pub num_proc_per_node: Option<i32>,
 
-    /// What runs in the trainer container, and so which rendezvous environment it gets; what `env` and the template set of it
-    /// wins. Default `Switchyard`.
+    /// What runs in the trainer container, and so which rendezvous environment it gets; values from `env` and the template win.
+    /// Default `Switchyard`.
     #[serde(default)]
     pub framework: Framework,
 
@@ -274,8 +274,8 @@ impl Default for Trainer {
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourcesPerNode {
-    /// Upper limits by resource name: `cpu` (cores) bounds the cores that processes of a node are placed on, `memory` (bytes)
-    /// is compared with what the engine will allocate before anything starts, `nvidia.com/gpu` is the number of GPUs. Framework
+    /// Limits by resource name: `cpu` (cores) bounds the cores that processes of a node are placed on, `memory` (bytes) is
+    /// compared with what the engine will allocate before anything starts, `nvidia.com/gpu` is the number of GPUs. Framework
     /// Switchyard takes cpu and memory only: its engine computes on CPUs in this version.
     #[serde(default)]
     #[schemars(extend("maxProperties" = 16))]

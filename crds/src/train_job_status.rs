@@ -7,7 +7,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What became of the job.
+/// The state of the job, written by the controller.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainJobStatus {
@@ -28,7 +28,7 @@ pub struct TrainJobStatus {
     #[schemars(range(min = 1))]
     pub attempt: Option<i32>,
 
-    /// When the current attempt started, or is to start: after a failure attempts wait longer and longer.
+    /// When the current attempt started, or will start: after a failure, attempts back off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt_time: Option<Time>,
 
@@ -37,7 +37,7 @@ pub struct TrainJobStatus {
     #[schemars(length(max = 16))]
     pub ready: Option<String>,
 
-    /// Nodes (pods) of the current attempt by what they do.
+    /// Nodes (pods) of the current attempt by state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeCounts>,
 
@@ -59,7 +59,7 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_allocation: Option<DeviceAllocation>,
 
-    /// How the processes reach each other, every setting for that, and why.
+    /// How the processes reach each other: every setting, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fabric: Option<FabricStatus>,
 
@@ -80,7 +80,7 @@ impl TrainJobStatus {
     }
 }
 
-/// Nodes (pods) of the current attempt by what they do.
+/// Nodes (pods) of the current attempt by state.
 #[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCounts {
@@ -96,7 +96,7 @@ pub struct NodeCounts {
     #[schemars(range(min = 0))]
     pub active: i32,
 
-    /// Nodes whose pod has ended well.
+    /// Nodes whose pod has succeeded.
     #[schemars(range(min = 0))]
     pub succeeded: i32,
 
@@ -113,7 +113,7 @@ pub struct Restarts {
     #[schemars(range(min = 0))]
     pub application: i32,
 
-    /// After a node was lost, a pod was evicted or deleted, ran out of memory, or its image could not be had.
+    /// After a node was lost, a pod was evicted or deleted, ran out of memory, or its image could not be pulled.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub infrastructure: i32,
@@ -123,7 +123,7 @@ pub struct Restarts {
     #[schemars(range(min = 0))]
     pub preemption: i32,
 
-    /// Of all classes, also of restarts that a rule does not charge.
+    /// Of all classes, including restarts that a rule does not charge.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub total: i32,
@@ -142,12 +142,12 @@ pub struct PlacementStatus {
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["firstRank".into()]))]
     pub nodes: Vec<PlacedNode>,
 
-    /// Bandwidth of the job's ring as the reports of the nodes predict it, bytes per second of one direction, such as `192G`. Absent: a
-    /// single process, or nothing is known of the nodes.
+    /// Bandwidth of the job's ring as the reports of the nodes predict it, bytes per second of one direction, such as `192G`.
+    /// Absent: a single process, or nothing is known about the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_bus_bandwidth: Option<Quantity>,
 
-    /// The most that the same job could have if all nodes it may use were free.
+    /// The bandwidth that the same job could have if all nodes it may use were free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best_possible: Option<Quantity>,
 
@@ -241,13 +241,13 @@ pub struct TrainerStatus {
     #[schemars(length(max = 32))]
     pub validation_loss: Option<String>,
 
-    /// Share of the validation split that was classified right at the last evaluation, a decimal string from 0 to 1. Absent: the
-    /// model does not classify.
+    /// Share of the validation split that was classified correctly at the last evaluation, a decimal string from 0 to 1. Absent:
+    /// the model does not classify.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub validation_accuracy: Option<String>,
 
-    /// What the whole job goes through in a second, a decimal string; `throughputUnit` says of what.
+    /// What the whole job processes in a second, a decimal string; `throughputUnit` is its unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub throughput: Option<String>,
@@ -281,12 +281,12 @@ pub struct TrainerStatus {
     pub last_updated_time: Option<Time>,
 }
 
-/// What throughput counts.
+/// Unit of the throughput, per second.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ThroughputUnit {
     /// Tokens of language models.
     Tokens,
-    /// Images.
+    /// Images of networks that classify them.
     Images,
     /// Samples of any other kind.
     Samples,

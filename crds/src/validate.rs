@@ -55,7 +55,7 @@ impl FaultKind {
 /// One thing that is wrong with a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Sort of the fault.
+    /// Kind of the fault; its code is stable.
     pub kind: FaultKind,
     /// Path of the field: keys and list indices from the top of the document.
     pub path: Vec<String>,

@@ -10,10 +10,10 @@ pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
 pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
-use crate::plan::cluster::levels::DomainLevel;
-use clap::{Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use switchyard_plan::cluster::levels::DomainLevel;
 use switchyard_service::telemetry;
 use switchyard_worker_contract::exit::Exit;
 
@@ -217,6 +217,7 @@ pub(super) struct ReportArgs {
 
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("of a cluster").args(["cluster", "snapshot"]).multiple(true)))]
 pub(super) struct PlanArgs {
     /// Manifest of a TrainJob; `-` reads standard input.
     pub file: PathBuf,
@@ -232,6 +233,10 @@ pub(super) struct PlanArgs {
     /// Show every setting of the fabric, with its reason, in place of the place.
     #[arg(long)]
     pub fabric: bool,
+
+    /// Print a drawing of the place in the cluster (SVG). Why there is no place is printed as text.
+    #[arg(long, requires = "of a cluster", conflicts_with = "fabric")]
+    pub svg: bool,
 
     /// Where a cluster is looked at.
     #[command(flatten)]

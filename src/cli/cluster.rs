@@ -3,18 +3,18 @@
 use super::args::{Cli, ClusterArgs, ExplainArgs, Output, PlanArgs, SnapshotArgs};
 use super::controller::levels;
 use super::run::{CLI_VERSION, json_line};
-use super::{fabric, live, manifest, print, print_yaml, refuse, verdict};
-use crate::controller::offline::{Cluster, Earlier, Verdict};
-use crate::controller::snapshot;
-use crate::fabric::profile::Profile;
-use crate::plan::cluster::fabric::Decided;
-use crate::plan::cluster::levels::{DomainLevel, Levels};
-use crate::plan::objects::Defaults;
+use super::{fabric, live, manifest, print, print_yaml, refuse, topo, verdict};
+use crate::snapshot;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_crds::TrainJob;
+use switchyard_fabric::profile::Profile;
+use switchyard_ledger::offline::{Cluster, Earlier, Verdict};
+use switchyard_plan::cluster::fabric::Decided;
+use switchyard_plan::cluster::levels::{DomainLevel, Levels};
+use switchyard_plan::objects::Defaults;
 use switchyard_service::Connection;
 use switchyard_worker_contract::exit::Exit;
 
@@ -162,8 +162,13 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
         Ok(job) => job,
         Err(error) => return refuse(&error.0, Exit::Usage),
     };
-    let mut cluster = match open(&args.place) {
-        Ok(cluster) => cluster,
+    let read = || {
+        let file = read(&args.place)?;
+        let cluster = cluster(&file).map_err(|error| (error, Exit::Usage))?;
+        Ok((file, cluster))
+    };
+    let (file, mut cluster) = match read() {
+        Ok(read) => read,
         Err((error, exit)) => return refuse(&error, exit),
     };
     let job = in_namespace(job, &cluster);
@@ -175,6 +180,10 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
     let exit = if found.place.is_ok() && !is_refused { Exit::Done } else { Exit::NotPlaceable };
     if args.fabric && found.place.is_ok() {
         return show_fabric(cli, &job, found.fabric).unwrap_or(exit);
+    }
+    if let (true, Ok(placed)) = (args.svg, &found.place) {
+        print(&topo::cluster::drawing(&file, &cluster, &name_of(&job), &placed.status));
+        return exit;
     }
     match cli.output {
         Output::Json => json_line("PlacementVerdict", verdict::json(&job, &found)),

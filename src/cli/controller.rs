@@ -2,10 +2,10 @@
 
 use super::args::{ControllerArgs, Toggle};
 use super::{fabric, refuse};
-use crate::controller::{self, Settings, Timing};
-use crate::plan::cluster::levels::{DomainLevel, LevelError, Levels};
-use crate::plan::objects::Defaults;
 use std::time::Duration;
+use switchyard_controller::{self as controller, Settings, Timing};
+use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
+use switchyard_plan::objects::Defaults;
 use switchyard_service::{Connection, connect, telemetry};
 use switchyard_worker_contract::exit::Exit;
 use tokio::signal::unix::{SignalKind, signal};

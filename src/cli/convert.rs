@@ -3,10 +3,10 @@
 use super::args::{Cli, ConvertArgs, Output};
 use super::units::{counted, plural};
 use super::{manifest, print, print_yaml, refuse, yaml};
-use crate::convert::{self, ConvertError, Converted};
-use crate::plan;
 use serde_json::Value;
 use std::path::Path;
+use switchyard_plan as plan;
+use switchyard_tools::convert::{self, ConvertError, Converted};
 use switchyard_worker_contract::exit::Exit;
 
 /// Largest file taken: several manifests in one may be more than a cluster stores of each.

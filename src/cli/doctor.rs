@@ -5,8 +5,6 @@ use super::run::json_line;
 use super::topo::text::Screen;
 use super::units::{binary, counted, duration, grouped};
 use super::{live, machine, print, print_yaml, refuse};
-use crate::doctor::gang::Gang;
-use crate::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -15,6 +13,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use switchyard_tools::doctor::gang::Gang;
+use switchyard_tools::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
 
 /// Folders are followed so deep, and no farther: `logs/attempt-1/rank-0.log` is at 3.

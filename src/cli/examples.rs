@@ -1,10 +1,10 @@
 //! What becomes of the manifests in `examples/`, reviewed as YAML in `snapshots/`.
 
 use super::manifest;
-use crate::plan::{Snapshot, plan};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
+use switchyard_plan::{Snapshot, plan};
 
 /// A machine of four cores.
 pub(super) fn machine() -> GPUTopology {
@@ -18,7 +18,7 @@ pub(super) fn machine() -> GPUTopology {
 }
 
 fn examples() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect()
 }
@@ -50,11 +50,11 @@ fn every_example_has_its_plan() {
 /// Jobs of other frameworks run in a cluster only: they are valid, and there is one of each.
 #[test]
 fn every_other_framework_has_a_valid_example() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/other");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/other");
     for name in ["torch", "paddle", "horovod", "mpi", "jax", "tensorflow", "plain"] {
         let path = folder.join(name).with_extension("yaml");
         let job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        crate::plan::validate(&job).unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
+        switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
         assert_eq!(format!("{:?}", job.spec.trainer.framework).to_lowercase(), name);
     }
 }
@@ -62,12 +62,12 @@ fn every_other_framework_has_a_valid_example() {
 /// The example of docs/convert.md.
 #[test]
 fn the_job_of_another_operator_is_converted() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/other/pytorchjob.yaml");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/other/pytorchjob.yaml");
     let text = std::fs::read_to_string(path).unwrap();
     let document = super::yaml::documents("pytorchjob.yaml", &text).unwrap().remove(0).value.to_json();
-    let converted = crate::convert::convert(&document).unwrap();
+    let converted = switchyard_tools::convert::convert(&document).unwrap();
     let job = switchyard_crds::validate::train_job(&converted.job).unwrap_or_else(|faults| panic!("{faults:?}"));
-    let valid = crate::plan::validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
+    let valid = switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
     assert_eq!((valid.request.nodes, valid.request.processes_per_node, valid.max_restarts), (4, 8, 3));
     assert_eq!(converted.notes.len(), 3, "{:?}", converted.notes);
 }

@@ -3,14 +3,14 @@
 use super::cluster::name_of;
 use super::manifest;
 use super::units::plural;
-use crate::fabric::forecast::{Between, Forecast, lines};
-use crate::fabric::preflight::CHECKS;
-use crate::fabric::profile::Profile;
 use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_crds::{
     DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, PreflightStatus, TrainJob, Transport,
 };
+use switchyard_fabric::forecast::{Between, Forecast, lines};
+use switchyard_fabric::preflight::CHECKS;
+use switchyard_fabric::profile::Profile;
 
 /// Largest profile.
 const MOST: (u64, &str) = (1 << 20, "1 MiB");

@@ -2,10 +2,10 @@
 
 use super::args::{Cli, ImportArgs, Output};
 use super::{manifest, print, print_yaml, refuse};
-use crate::topology::import::{self, Imported, NicRate, Options};
-use crate::topology::matrix;
 use serde_json::json;
 use std::path::Path;
+use switchyard_topology::import::{self, Imported, NicRate, Options};
+use switchyard_topology::matrix;
 use switchyard_worker_contract::exit::Exit;
 
 /// Longest product name that a GPUTopology holds.

@@ -5,13 +5,13 @@ use super::run::json_line;
 use super::units::{counted, plural};
 use super::yaml::{self, Node, Shown};
 use super::{manifest, print, print_yaml, refuse};
-use crate::lint::{self, Finding, Linted, Options, Severity, Step};
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use serde::Serialize;
 use serde_json::json;
 use serde_saphyr::Spanned;
 use std::ops::Range;
 use std::path::Path;
+use switchyard_fabric::lint::{self, Finding, Linted, Options, Severity, Step};
 use switchyard_worker_contract::exit::Exit;
 
 /// Largest file taken: several manifests in one may be more than a cluster stores of each.

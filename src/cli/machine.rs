@@ -3,7 +3,6 @@
 use super::args::{Cli, ClusterArgs, Output, TopoArgs, TopoCommand};
 use super::units::duration;
 use super::{cluster, import, manifest, print, print_yaml, refuse, topo, xml};
-use crate::plan::cluster::is_old;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
@@ -12,6 +11,7 @@ use std::path::Path;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::labels::API_VERSION;
 use switchyard_node_agent::{Roots, describe};
+use switchyard_plan::cluster::is_old;
 use switchyard_worker_contract::exit::Exit;
 
 /// Columns of output that goes to no terminal.

@@ -4,10 +4,10 @@ use super::args::{Cli, Output, PreflightArgs};
 use super::cluster::{in_namespace, look, name_of, open};
 use super::run::json_line;
 use super::{fabric, manifest, print, print_yaml, refuse};
-use crate::fabric::preflight::blocking;
-use crate::units::counted;
 use serde_json::json;
+use switchyard_core::units::counted;
 use switchyard_crds::{PlacementStatus, PreflightMode};
+use switchyard_fabric::preflight::blocking;
 use switchyard_worker_contract::exit::Exit;
 
 /// Checks, and prints what was found. Blocks are told by the exit code, whatever mode the job has.

@@ -3,12 +3,12 @@
 use super::args::{Cli, Output, ReportArgs};
 use super::topo::text::Screen;
 use super::{live, machine, print, print_yaml, refuse};
-use crate::local::RunDir;
-use crate::report::{Document, Item, Record, Report, html};
-use crate::units::{self, three_digits};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+use switchyard_core::units::{self, three_digits};
+use switchyard_local::RunDir;
+use switchyard_tools::report::{Document, Item, Record, Report, html};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::record;
 

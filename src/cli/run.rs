@@ -2,13 +2,13 @@
 
 use super::args::{Cli, Output, PlanArgs, RunArgs};
 use super::{machine, manifest, print, print_yaml, refuse, report, screen};
-use crate::local::{self, Interval, Observer, RunDir, RunDirError, Update, Worker};
-use crate::plan::{Snapshot, plan as make_plan};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_local::{self as local, Interval, Observer, RunDir, RunDirError, Update, Worker};
+use switchyard_plan::{Snapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 

@@ -3,14 +3,14 @@
 use super::cluster::name_of;
 use super::fabric;
 use super::units::plural;
-use crate::controller::offline::{Cluster, Verdict};
-use crate::plan::cluster::{Excluded, NoPlace};
-use crate::plan::objects;
-use crate::plan::resources::{bytes_per_second, gigabytes_per_second};
-use crate::topology::rates::gigabytes;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use switchyard_core::rates::gigabytes;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
+use switchyard_ledger::offline::{Cluster, Verdict};
+use switchyard_plan::cluster::{Excluded, NoPlace};
+use switchyard_plan::objects;
+use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};
 
 /// Nodes of one reason that are named.
 const NAMED: usize = 4;
@@ -152,7 +152,7 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
         Some(place) => {
             let since = placed.map(|placed| placed.last_transition_time.0.to_string()).unwrap_or_default();
             text.push_str(&format!("{} is {stage}, placed {since}{}\n", name_of(job), bandwidths(place)));
-            if crate::plan::cluster::is_over(job) {
+            if switchyard_plan::cluster::is_over(job) {
                 let why = condition(conditions::SUCCEEDED).map_or("", |stage| stage.message.as_str());
                 row(&mut text, "ended", why);
                 placement(&mut text, place, job, cluster, verbose);
@@ -183,7 +183,7 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
         None => {
             let why = condition(conditions::SUCCEEDED).map_or("", |stage| stage.message.as_str());
             text.push_str(&format!("{} is {stage}: {why}\n", name_of(job)));
-            if !crate::plan::cluster::is_over(job) {
+            if !switchyard_plan::cluster::is_over(job) {
                 text.push_str(&table(job, now, cluster, verbose));
             }
         }
@@ -201,7 +201,7 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
         }
         Err(why) => {
             value["binding"] = json!(why.sentence);
-            let change = |change: &crate::plan::cluster::Change| {
+            let change = |change: &switchyard_plan::cluster::Change| {
                 let mut entry = json!({"field": change.field});
                 if let Some(rate) = change.bandwidth {
                     entry["busBandwidthMegabytesPerSecond"] = json!(rate);

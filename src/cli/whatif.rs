@@ -5,12 +5,12 @@ use super::args::{Cli, Output, WhatifArgs};
 use super::cluster::{self, SnapshotFile, in_namespace, name_of};
 use super::run::json_line;
 use super::{manifest, print, print_yaml, refuse, verdict};
-use crate::controller::offline::{Cluster, Earlier, Verdict};
-use crate::plan::resources::gigabytes_per_second;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use switchyard_crds::{DomainMode, TopologyDomain, TrainJob, conditions};
+use switchyard_ledger::offline::{Cluster, Earlier, Verdict};
+use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
 
 /// Shows what a change would do.
@@ -99,7 +99,8 @@ pub(super) fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)
         .map(String::as_str)
         .chain(args.lose_link.iter().filter_map(|d| Some(d.split_once('/')?.0)))
         .collect();
-    let is_concerned = |job: &&TrainJob| !crate::plan::cluster::is_over(job) && (waits(job) || is_on(job, &touched));
+    let is_concerned =
+        |job: &&TrainJob| !switchyard_plan::cluster::is_over(job) && (waits(job) || is_on(job, &touched));
     let own = old.jobs().into_iter().filter(is_concerned).cloned();
     let jobs: Vec<TrainJob> =
         if files.is_empty() { own.collect() } else { files.into_iter().map(|job| in_namespace(job, &old)).collect() };

@@ -5,12 +5,12 @@ use super::run::{CLI_VERSION, json_line};
 use super::topo::text::plain;
 use super::units::counted;
 use super::{machine, manifest, print, print_yaml, refuse};
-use crate::topology::xml::{
-    Change, Content, Finding, Machine, Parsed, Severity, check, check_against, diff, generate, parse,
-};
 use serde_json::{Value, json};
 use std::path::Path;
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
+use switchyard_topology::xml::{
+    Change, Content, Finding, Machine, Parsed, Severity, check, check_against, diff, generate, parse,
+};
 use switchyard_worker_contract::exit::Exit;
 
 /// As linters answer when they found an error in what they read.

@@ -1,7 +1,6 @@
 //! Metrics for Prometheus. No names of jobs or namespaces: their number has no bound.
 
 use crate::apply::Cause;
-use crate::plan::resources::bytes_per_second;
 use jiff::Timestamp;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -15,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_plan::resources::bytes_per_second;
 
 type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
 

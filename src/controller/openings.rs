@@ -4,14 +4,14 @@
 //! bounded over all jobs. What was read is kept in the index until the verdict is in the status.
 
 use super::Context;
-use super::index::{Key, attempt_of};
 use super::progress::log;
-use crate::plan::cluster::transport::{self, Seen};
-use crate::plan::cluster::view::Phase;
-use crate::plan::objects;
 use kube::api::LogParams;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use switchyard_ledger::index::{Key, attempt_of};
+use switchyard_plan::cluster::transport::{self, Seen};
+use switchyard_plan::cluster::view::Phase;
+use switchyard_plan::objects;
 use tokio::sync::watch::Receiver;
 use tracing::warn;
 

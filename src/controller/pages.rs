@@ -126,8 +126,8 @@ async fn metrics(State(pages): State<Pages>) -> ([(HeaderName, &'static str); 1]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::election::{boot_time, channel};
-    use crate::controller::metrics::Counts;
+    use crate::election::{boot_time, channel};
+    use crate::metrics::Counts;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 

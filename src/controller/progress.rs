@@ -6,19 +6,19 @@
 //! many jobs each is read less often. At the end no log is needed, since the termination message has the figures.
 
 use super::Context;
-use super::index::Key;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::LogParams;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use switchyard_crds::Framework;
+use switchyard_ledger::index::Key;
 use switchyard_worker_contract::event::Summary;
 use tokio::sync::watch::Receiver;
 use tracing::{debug, warn};
 
-use crate::plan::cluster::view::Phase;
-use crate::plan::objects::TRAINER;
+use switchyard_crds::names::TRAINER;
+use switchyard_plan::cluster::view::Phase;
 
 /// Pause between two reads of one job.
 const PERIOD: Duration = Duration::from_secs(10);

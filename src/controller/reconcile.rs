@@ -4,24 +4,24 @@
 //! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
-use super::contention::Rules;
-use super::devices::Devices;
-use super::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
+use super::Context;
 use super::metrics::Counts;
-use super::own_writes::OwnWrites;
-use super::usage::Usage;
-use super::{Context, own_writes};
 use crate::apply::{Applied, Refusal, Retry};
-use crate::plan::cluster::view::PodView;
-use crate::plan::cluster::{self, Action, Reconciliation, Snapshot};
-use crate::plan::objects::CLAIM;
-use crate::planted;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus, conditions};
+use switchyard_ledger::contention::Rules;
+use switchyard_ledger::devices::Devices;
+use switchyard_ledger::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
+use switchyard_ledger::own_writes;
+use switchyard_ledger::own_writes::OwnWrites;
+use switchyard_ledger::usage::Usage;
+use switchyard_plan::cluster::view::PodView;
+use switchyard_plan::cluster::{self, Action, Reconciliation, Snapshot};
+use switchyard_plan::objects::CLAIM;
 use tracing::{debug, info, warn};
 
 /// A job that somebody else fights over is looked at again this soon at the latest.
@@ -293,9 +293,6 @@ impl Context {
             self.queue.add(key.clone(), Instant::now() + SECOND);
             return Outcome::Refused;
         }
-        if planted::bug("forgets") {
-            return Outcome::Refused;
-        }
         let until = self.queue.failed(key);
         if let Some(uid) = uid
             && let Some(family) = self.index().families.get_mut(uid)
@@ -378,7 +375,7 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
         for action in &plan.actions {
             let (verb, object) = match action {
                 // Created once per attempt without a look whether it exists: no sign of a fight.
-                Action::Create(crate::plan::objects::Object::Secret(_)) => continue,
+                Action::Create(switchyard_plan::objects::Object::Secret(_)) => continue,
                 Action::Create(object) => ("create", object),
                 Action::Repair(object) => ("repair", object),
                 _ => continue,

@@ -1,9 +1,6 @@
 //! The watches: what the API server shows, into the index and the queue. One watch per kind, shared by everything.
 
 use super::Context;
-use super::index::{Effect, Index, Key};
-use crate::plan::objects::{CLAIM, observed_content};
-use crate::planted;
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -19,6 +16,8 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, labels};
+use switchyard_ledger::index::{Effect, Index, Key};
+use switchyard_plan::objects::{CLAIM, observed_content};
 use tracing::{debug, info, warn};
 
 /// Changes of this time are looked at together: a thousand pods that start are not a thousand reconciles.
@@ -204,7 +203,6 @@ impl Context {
             watcher::Event::InitDone => {
                 let before = std::mem::replace(&mut known.by_name, std::mem::take(&mut known.listed));
                 let gone = before.into_iter().filter(|(key, _)| !known.by_name.contains_key(key));
-                let gone = gone.filter(|_| !planted::bug("ghosts"));
                 for (_, metadata) in gone {
                     self.take_in(|index| (rules.delete)(index, &metadata));
                 }

@@ -1,7 +1,7 @@
 //! The forecast beside what the ranks say after their start. Pure: what is foretold and what was seen in, a verdict out.
 
 use super::seen::{SOCKET, Seen, Way};
-use crate::units::plural;
+use switchyard_core::units::plural;
 use switchyard_crds::{FabricObservation, GpuDirect, ObservedVerdict, Transport};
 
 /// Nodes that are named; of more the number is told.

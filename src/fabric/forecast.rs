@@ -1,18 +1,18 @@
 //! What NCCL will do between the ranks of a gang: the way between any two GPUs, the NIC of each, with GPUDirect RDMA or not, and what
 //! that carries. From reports alone, before anything runs.
 //!
-//! Ways and rates are NCCL's own ([`crate::topology::nccl`], [`crate::topology::rates`]), and so is the rule which NIC a GPU takes. Rates are
+//! Ways and rates are NCCL's own ([`switchyard_topology::nccl`], [`switchyard_core::rates`]), and so is the rule which NIC a GPU takes. Rates are
 //! megabytes (10^6) per second, one direction; what is not known is absent. Not here: what users force by `NCCL_*` variables, and the
 //! switches between nodes beyond the share that a level says.
 
 mod text;
 
-use crate::placement::gpus::Level;
-use crate::topology::devices::Devices;
-use crate::topology::nccl::{self, NcclPath, Ways};
-use crate::topology::report::{self, ReportError};
 use std::collections::BTreeSet;
+use switchyard_core::devices::Devices;
+use switchyard_core::placement::gpus::Level;
 use switchyard_crds::gpu_topology::{DmaBuf, Facts, GPUTopologyStatus, ModuleState, SourceState};
+use switchyard_topology::nccl::{self, NcclPath, Ways};
+use switchyard_topology::report::{self, ReportError};
 
 pub use text::lines;
 

@@ -1,15 +1,15 @@
 //! The chosen gang as the rules see it: what its pods ask for, and what is known of its nodes.
 
 use super::profile::{Carrier, LinkLayer, Profile, link_layer};
-use crate::plan::resources::Resources;
-use crate::topology::report;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::topology::CONSISTENT;
 use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus, Nic};
 use switchyard_crds::{FabricMode, Framework, Transport};
+use switchyard_topology::report;
 use switchyard_worker_contract::CpuList;
 
 /// A node of the gang.
@@ -55,7 +55,7 @@ pub struct Gang<'a> {
 impl<'a> Gang<'a> {
     /// The container that trains.
     pub fn trainer(&self) -> Option<&'a Container> {
-        self.pod.containers.iter().find(|container| container.name == crate::plan::objects::TRAINER)
+        self.pod.containers.iter().find(|container| container.name == switchyard_crds::names::TRAINER)
     }
 
     /// Whether pods use the network of their node.

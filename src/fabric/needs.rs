@@ -3,10 +3,10 @@
 
 use super::gang::{is_rdma_resource, training_ports};
 use super::profile::{Count, Profile, ResourceRule, Site};
-use crate::plan::cluster::GPU_RESOURCE;
-use crate::plan::resources::{Resources, parse_quantity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeSet;
+use switchyard_core::quantity::{Resources, parse_quantity};
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{FabricMode, FabricResource};
 
 /// Size of `/dev/shm` where no profile says one. NCCL takes 9.6 MB for each connection inside a node, and data loaders take more.

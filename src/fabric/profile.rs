@@ -2,13 +2,13 @@
 //! administrator's profile has the same form and wins over them.
 
 use super::gang::training_ports;
-use crate::plan::resources::Resources;
-use crate::topology::report::INFINIBAND;
 use crate::variables::{self, nccl};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
+use switchyard_topology::report::INFINIBAND;
 
 /// The packs, from the most particular to the most general: the first that fits is taken.
 const PACKS: [&str; 10] = [

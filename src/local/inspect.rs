@@ -1,9 +1,9 @@
 //! Asks the worker what it would do, before anything starts: data, static plan, memory.
 
 use super::worker::Worker;
-use crate::plan::Plan;
 use std::io;
 use std::process::Stdio;
+use switchyard_plan::Plan;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;

@@ -1,7 +1,7 @@
 //! The reports of all ranks as the interval that a screen and the status show.
 
-use crate::plan::status::Figures;
 use jiff::Timestamp;
+use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::Summary;
 use switchyard_worker_contract::fold::Breakdown;
 

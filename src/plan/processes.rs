@@ -2,9 +2,9 @@
 
 use super::Snapshot;
 use super::validate::ValidJob;
-use crate::placement::{Assignment, Mode, Place};
-use crate::topology::build::NamedCluster;
 use serde::Serialize;
+use switchyard_core::placement::{Assignment, Mode, Place};
+use switchyard_topology::cluster::NamedCluster;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::{CpuList, env};
 
@@ -202,7 +202,7 @@ fn reason(job: &ValidJob, per_process: u32, named: &NamedCluster, assignment: &A
     if job.request.mode == Mode::Ignored {
         return format!("{processes}, not pinned: topologyPolicy.mode is Ignored");
     }
-    let cores: usize = named.cluster.nodes.iter().map(crate::topology::model::Node::cores).sum();
+    let cores: usize = named.cluster.nodes.iter().map(switchyard_core::model::Node::cores).sum();
     let numa: usize = named.cluster.nodes.iter().map(|node| node.numa_nodes.len()).sum();
     let narrowest = assignment.places.iter().map(|place| place.cores).min().unwrap_or(0);
     let widest = assignment.places.iter().map(|place| place.cores).max().unwrap_or(0);
@@ -210,7 +210,7 @@ fn reason(job: &ValidJob, per_process: u32, named: &NamedCluster, assignment: &A
     let own = if assignment
         .warnings
         .iter()
-        .any(|warning| matches!(warning, crate::placement::Warning::Oversubscribed { .. }))
+        .any(|warning| matches!(warning, switchyard_core::placement::Warning::Oversubscribed { .. }))
     {
         "shared"
     } else {

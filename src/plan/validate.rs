@@ -3,8 +3,8 @@
 use super::engine;
 use super::frameworks;
 use super::objects;
-use super::resources::parse_quantity;
-use crate::placement::{Mode, NumaBinding, Request};
+use switchyard_core::placement::{Mode, NumaBinding, Request};
+use switchyard_core::quantity::parse_quantity;
 use switchyard_crds::{self as api, TrainJob};
 use switchyard_worker_contract::config::{BandwidthCheck, EngineConfig};
 

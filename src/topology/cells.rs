@@ -1,8 +1,8 @@
 //! A report as the matrix of `nvidia-smi topo -m`: which devices are in it, and what two of them are to each other.
 
 use super::matrix::Cell;
-use super::path::{PathClass, path_class};
-use super::report::numa_of;
+use super::report::{numa_of, reported_class};
+use switchyard_core::path::{PathClass, path_class};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu, LinkKind, Nic};
 
 /// A GPU or a NIC of the matrix.
@@ -43,7 +43,7 @@ pub fn cell(status: &GPUTopologyStatus, a: &Device<'_>, b: &Device<'_>) -> Cell 
             return Cell::NvLink(count);
         }
         if let Some(class) = between(LinkKind::PCIe).and_then(|link| link.path_class) {
-            return Cell::Pcie(class.into());
+            return Cell::Pcie(reported_class(class));
         }
     }
     // Two ports of one function are as near as two functions of one card.

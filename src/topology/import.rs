@@ -7,12 +7,12 @@
 
 mod notes;
 
-use super::gpu_model::{self, GpuModel, MOST_LINKS};
 use super::matrix::Matrix;
-use super::path::{PathClass, path_class};
 use super::tree::{TooManyBuses, paths};
 use notes::{Doubt, Notes};
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::gpu_model::{self, GpuModel, MOST_LINKS};
+use switchyard_core::path::{PathClass, path_class};
 use switchyard_crds::gpu_topology::{
     Cpus, Facts, GPUTopology, GPUTopologySpec, GPUTopologyStatus, Gpu, Link, LinkKind, LinkVia, Nic, NumaNode,
     PathClass as Reported,

@@ -8,10 +8,10 @@
 //! Two things are as the report has them, not as NCCL would find them by itself: pairs of PCIe switches that NCCL takes for one
 //! (`ncclTopoFlattenBcmSwitches`), and devices whose NUMA node the kernel does not know, which NCCL puts together and we keep apart.
 
-use super::devices::Devices;
-use super::gpu_model;
-use super::path::PathClass;
 use std::cmp::Reverse;
+use switchyard_core::devices::Devices;
+use switchyard_core::gpu_model;
+use switchyard_core::path::PathClass;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu};
 
 /// What a way between two devices is to NCCL, nearest first.

@@ -1,9 +1,9 @@
 //! A `GPUTopology` report to [`Devices`].
 
-use super::devices::{Devices, Gpu, Nic};
-use super::gpu_model::{self, GpuModel};
-use super::path::{PathClass, path_class};
-use super::rates;
+use switchyard_core::devices::{Devices, Gpu, Nic};
+use switchyard_core::gpu_model::{self, GpuModel};
+use switchyard_core::path::{PathClass, path_class};
+use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{
     FabricState, GPUTopologyStatus, Gpu as ReportedGpu, LinkKind, LinkVia, Measured, MeasuredLink, MigMode,
     Nic as ReportedNic, NicKind, PathClass as Reported, PcieLink, RowRemapping,
@@ -53,15 +53,14 @@ pub enum ReportError {
     Loop(usize),
 }
 
-impl From<Reported> for PathClass {
-    fn from(class: Reported) -> PathClass {
-        match class {
-            Reported::Internal | Reported::PIX => PathClass::Pix,
-            Reported::PXB => PathClass::Pxb,
-            Reported::PHB => PathClass::Phb,
-            Reported::NODE => PathClass::Node,
-            Reported::SYS => PathClass::Sys,
-        }
+/// The class of a path as an agent reports it.
+pub(super) fn reported_class(class: Reported) -> PathClass {
+    match class {
+        Reported::Internal | Reported::PIX => PathClass::Pix,
+        Reported::PXB => PathClass::Pxb,
+        Reported::PHB => PathClass::Phb,
+        Reported::NODE => PathClass::Node,
+        Reported::SYS => PathClass::Sys,
     }
 }
 
@@ -184,7 +183,7 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
         let pairs = [a * count + b, b * count + a];
         let Some(links) = reported.count.filter(|links| reported.kind == LinkKind::NVLink && *links > 0) else {
             if let Some(class) = reported.path_class {
-                pairs.iter().for_each(|pair| devices.gpu_paths[*pair] = class.into());
+                pairs.iter().for_each(|pair| devices.gpu_paths[*pair] = reported_class(class));
             }
             continue;
         };

@@ -2,9 +2,9 @@
 //!
 //! The classes up to [`PathClass::Phb`] say where two devices meet: in one switch (PIX), in switches below one root port
 //! (PXB), in one root complex (PHB). So devices are put together level by level, and each level becomes one step of a
-//! path in the form of [`super::path`]. What is farther (NODE, SYS) follows from NUMA nodes and needs no path.
+//! path in the form of [`switchyard_core::path`]. What is farther (NODE, SYS) follows from NUMA nodes and needs no path.
 
-use super::path::PathClass;
+use switchyard_core::path::PathClass;
 
 /// The levels that a path shows, nearest first.
 const LEVELS: [PathClass; 3] = [PathClass::Pix, PathClass::Pxb, PathClass::Phb];
@@ -23,7 +23,7 @@ pub struct TooManyBuses {
     pub buses: usize,
 }
 
-/// A path for each device, so that [`super::path::path_class`] answers the known classes up to PHB.
+/// A path for each device, so that [`switchyard_core::path::path_class`] answers the known classes up to PHB.
 ///
 /// Where no tree gives all the known classes, devices are kept apart: a pair may come out farther than it was said to
 /// be, never nearer. Addresses are made up; the same classes give the same ones.

@@ -7,7 +7,7 @@
 
 use serde_json::{Value, json};
 use std::time::Instant;
-use switchyard::doctor::{Doctor, known};
+use switchyard_tools::doctor::{Doctor, known};
 
 /// Bytes of each log.
 const BYTES: u64 = 1 << 30;

@@ -8,13 +8,13 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Request, Shape, Site};
-use switchyard::plan::cluster::gang::{self, Question};
-use switchyard::plan::cluster::levels::Levels;
-use switchyard::plan::objects::Defaults;
-use switchyard::plan::validate;
-use switchyard::topology::devices::Devices;
-use switchyard::topology::model::NodeOrd;
+use switchyard_core::devices::Devices;
+use switchyard_core::model::NodeOrd;
+use switchyard_core::placement::gpus::{Fleet, Group, Level, MinLink, Request, Shape, Site};
+use switchyard_plan::cluster::gang::{self, Question};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
+use switchyard_plan::validate;
 use switchyard_tests::Random;
 use switchyard_tests::placement::{World, any_request, fixtures};
 
@@ -49,7 +49,7 @@ fn first_fit(free: u32, gpus: u8) -> u32 {
 /// score the set with the highest score. A pair scores by its PCIe class, and 100 for every direct NVLink; links through switches do
 /// not count (go-gpuallocator, links/device.go).
 fn best_effort(devices: &Devices, free: u32, gpus: u8) -> u32 {
-    use switchyard::topology::path::PathClass;
+    use switchyard_core::path::PathClass;
     let count = devices.gpus.len();
     let score = |set: u32| -> u32 {
         let members: Vec<usize> = (0..count).filter(|bit| set >> bit & 1 == 1).collect();

@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use stage::{NOW, Stage};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use switchyard::controller::offline::{Cluster, Earlier};
-use switchyard::plan::cluster::levels::Levels;
-use switchyard::plan::objects::Defaults;
 use switchyard_crds::TrainJob;
+use switchyard_ledger::offline::{Cluster, Earlier};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
 
 const NODES: usize = 128;
 const REPEATS: usize = 200;

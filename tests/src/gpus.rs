@@ -13,10 +13,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
-use switchyard::topology::import::{NicRate, Options, import};
-use switchyard::topology::matrix::parse;
 use switchyard_crds::device_use::{DeviceUse, DeviceUseSource};
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_topology::import::{NicRate, Options, import};
+use switchyard_topology::matrix::parse;
 
 /// Driver of the GPUs, and name of their device class.
 pub const DRIVER: &str = "gpu.nvidia.com";

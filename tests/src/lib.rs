@@ -21,6 +21,7 @@ pub mod history;
 mod kubelet;
 mod leftovers;
 mod manifest;
+mod mutants;
 pub mod nodes;
 mod pages;
 pub mod placement;

@@ -1,6 +1,6 @@
 //! Builds the programs that the tests start.
 
-use crate::root;
+use crate::{mutants, root};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -41,7 +41,7 @@ pub fn gpu_probe() -> &'static Path {
     PROGRAM.get_or_init(|| build(&["--package", "switchyard-gpu-probe"], &["gpu-probe"]).join("gpu-probe"))
 }
 
-/// `switchyard` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one.
+/// `switchyard` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one (see [`crate::mutants`]).
 ///
 /// # Panics
 /// It does not build.
@@ -49,7 +49,8 @@ pub fn planted() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let name = "switchyard-planted";
-        build(&["--package", "switchyard-tests", "--features", "planted", "--bin", name], &[name]).join(name)
+        // The whole workspace is selected, as for every other build: the crates of others are built with the same features.
+        build_in(&mutants::copy(), &["--workspace", "--bin", name], &[name]).join(name)
     })
 }
 
@@ -80,8 +81,13 @@ fn profile_folder() -> PathBuf {
     test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf()
 }
 
-/// Builds files in the profile and target folder of the running test. Answers their folder.
+/// Builds files of this workspace in the profile and target folder of the running test. Returns their folder.
 fn build(what: &[&str], files: &[&str]) -> PathBuf {
+    build_in(root(), what, files)
+}
+
+/// The same for the workspace in a folder.
+fn build_in(workspace: &Path, what: &[&str], files: &[&str]) -> PathBuf {
     let folder = profile_folder();
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
@@ -99,7 +105,7 @@ fn build(what: &[&str], files: &[&str]) -> PathBuf {
         cargo.env_remove(name);
     }
     cargo.args(["build", "--quiet", "--profile", profile]).args(what);
-    let status = cargo.arg("--target-dir").arg(target).current_dir(root()).status();
+    let status = cargo.arg("--target-dir").arg(target).current_dir(workspace).status();
     let status = status.unwrap_or_else(|error| panic!("cannot start cargo: {error}"));
     assert!(status.success(), "{names} do not build: {status}");
     for file in files {

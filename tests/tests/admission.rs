@@ -2,11 +2,8 @@
 //!
 //! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new policy or a changed
 //! ConfigMap into account a moment later: a case is tried again until it ends as told, or a deadline has passed.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "admission/fence.rs"]
 mod fence;
-#[path = "admission/rights.rs"]
 mod rights;
 
 use anyhow::Result;

@@ -1,12 +1,8 @@
 //! The node agent as a program: on a real API server, with the manifests of the chart, a token as its pod would have it, and a
 //! kubelet's socket.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "agent/daemon_set.rs"]
 mod daemon_set;
-#[path = "agent/devices.rs"]
 mod devices;
-#[path = "agent/troubles.rs"]
 mod troubles;
 
 use anyhow::{Context, Result, bail, ensure};

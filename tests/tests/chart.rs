@@ -1,24 +1,15 @@
 //! The Helm chart: what it renders for sets of values, which values it takes, and its life on a real API server.
 //!
 //! The sets are in `chart/values`; what each renders is in `tests/golden/chart`. After a change: look at `git diff tests/golden`
-//! after `INSTA_UPDATE=always cargo test -p switchyard-tests --test chart`.
-#![allow(missing_docs, clippy::unwrap_used)]
+//! after `INSTA_UPDATE=always cargo test -p switchyard-tests --test plane chart::`.
 
-#[path = "chart/alerts.rs"]
 mod alerts;
-#[path = "chart/life.rs"]
 mod life;
-#[path = "chart/metrics.rs"]
 mod metrics;
-#[path = "chart/policies.rs"]
 mod policies;
-#[path = "chart/render.rs"]
 mod render;
-#[path = "chart/rules.rs"]
 mod rules;
-#[path = "chart/server.rs"]
 mod server;
-#[path = "chart/values.rs"]
 mod values;
 
 use std::path::PathBuf;

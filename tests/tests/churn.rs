@@ -1,13 +1,9 @@
 //! Churn: jobs come, go, stop and fail, nodes are cordoned, lost and replaced; every revision is recorded and judged afterwards.
 //!
 //! Control plane, scheduler, controller manager and controller are the real ones. A seed decides what happens, so that a failure
-//! can be played again: `SWITCHYARD_SEED=... cargo test -p switchyard-tests --test churn`.
+//! can be played again: `SWITCHYARD_SEED=... cargo test -p switchyard-tests --test plane churn::`.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "churn/gpus.rs"]
 mod gpus;
-#[path = "churn/script.rs"]
 mod script;
 
 use anyhow::{Context, Result, bail, ensure};

@@ -1,5 +1,4 @@
 //! The program `switchyard controller` as a process: leaders, signals, pages, rights, and surroundings that are not there.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;

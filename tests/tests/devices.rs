@@ -2,17 +2,10 @@
 //!
 //! The controller has the rights of the chart and no others, so that one which is missing shows.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "devices/claims.rs"]
 mod claims;
-#[path = "devices/fabric.rs"]
 mod fabric;
-#[path = "devices/plugin.rs"]
 mod plugin;
-#[path = "devices/queue.rs"]
 mod queue;
-#[path = "devices/reports.rs"]
 mod reports;
 
 use anyhow::{Result, ensure};

@@ -1,6 +1,5 @@
 //! The commands that the documents show: those that need no real nodes run here, as they stand on the page, and those that take minutes are
 //! commands of cargo that exist. `e2e.rs` runs the rest; `tidy.rs` finds blocks of which nobody said where they run.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -182,9 +181,10 @@ fn commands_of_cargo_are_such() -> Result<()> {
     Ok(())
 }
 
-/// README.md, "On a cluster": the commands as they stand there, but for the cluster itself, which is that of `cargo xtask cluster up`.
+/// docs/first-job.md, "Without real nodes": the commands as they stand there, but for the cluster itself, which is that of
+/// `cargo xtask cluster up`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_readme_leads_to_a_job_on_a_cluster() -> Result<()> {
+async fn the_first_job_page_leads_to_a_job_without_real_nodes() -> Result<()> {
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     plane.install_crds().await?;
     let mut options = KubeletOptions::new("node", 4);

@@ -2,29 +2,17 @@
 //! who is kept out, and what happens when parts fail.
 //!
 //! Needs what `tests/nodes.rs` needs, and the archives of `cargo xtask images`.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "e2e/claims.rs"]
 mod claims;
-#[path = "e2e/faults.rs"]
 mod faults;
-#[path = "e2e/first_job.rs"]
 mod first_job;
-#[path = "e2e/foreign.rs"]
 mod foreign;
-#[path = "e2e/gpu_nodes.rs"]
 mod gpu_nodes;
-#[path = "e2e/leftovers.rs"]
 mod leftovers;
-#[path = "e2e/memory.rs"]
 mod memory;
-#[path = "e2e/random_jobs.rs"]
 mod random_jobs;
-#[path = "e2e/strangers.rs"]
 mod strangers;
-#[path = "e2e/times.rs"]
 mod times;
-#[path = "e2e/worth.rs"]
 mod worth;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -34,7 +22,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use switchyard::plan::resources::bytes_per_second;
+use switchyard_plan::resources::bytes_per_second;
 use switchyard_tests::chart::helm;
 use switchyard_tests::nodes::{Nodes, NodesOptions, missing};
 use switchyard_tests::{Ended, Program, programs_of, root, target};

@@ -1,7 +1,5 @@
 //! The README's first command, as it stands there: the example trains on this repository's own text and beats every bigram model.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
 use serde_json::Value;
 use std::time::Duration;
 use switchyard_tests::{Program, programs, root};

@@ -1,13 +1,8 @@
 //! What is decided about the fabric: scenes of nodes in clouds, and jobs on them, through the same index and plan as the controller's. Every
 //! scene leaves its decisions, NCCL's files and what the pods got as a snapshot that was read once; more is asserted over all of them.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "fabric/files.rs"]
 mod files;
-#[path = "fabric/properties.rs"]
 mod properties;
-#[path = "fabric/scenes.rs"]
 mod scenes;
 
 use scenes::{JOBS, SCENES, look};

@@ -3,21 +3,12 @@
 //! The controller under test is the real program behind a proxy. Counts and seeds are printed; `cargo xtask chaos` runs the long
 //! ones in full. Each row keeps a planted bug that it must catch.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "faults/kills.rs"]
 mod kills;
-#[path = "faults/leaders.rs"]
 mod leaders;
-#[path = "faults/planted.rs"]
 mod planted;
-#[path = "faults/points.rs"]
 mod points;
-#[path = "faults/views.rs"]
 mod views;
-#[path = "faults/weather.rs"]
 mod weather;
-#[path = "faults/zombies.rs"]
 mod zombies;
 
 use anyhow::{Context, Result, ensure};

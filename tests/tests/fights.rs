@@ -1,6 +1,5 @@
 //! Somebody who at once puts back what the controller writes, and users who edit or delete what it made. Every write of the controller
 //! is counted from the audit log of the API server.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
 use futures::TryStreamExt;

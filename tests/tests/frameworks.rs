@@ -4,13 +4,8 @@
 //! `cargo xtask test --frameworks` installs them from PyPI and runs this; results: docs/results/frameworks.json. All share one port, as
 //! pods do that have networks of their own, so they run one after the other.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "frameworks/cluster.rs"]
 mod cluster;
-#[path = "frameworks/export.rs"]
 mod export;
-#[path = "frameworks/pods.rs"]
 mod pods;
 
 use anyhow::{Context, Result, ensure};

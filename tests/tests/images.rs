@@ -1,5 +1,4 @@
 //! What is in the images that `cargo xtask images` has written, and that they hold all that their programs need.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -34,7 +33,7 @@ fn build(umask: &str) -> Result<Images> {
     command.args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")]);
     command.arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        .args(["run", "--quiet", "-p", "xtask", "--", "images"])
+        .args(["run", "--quiet", "-p", "xtask", "--", "images", "--profile", "release"])
         .current_dir(root())
         .env("CARGO_TARGET_DIR", target());
     let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

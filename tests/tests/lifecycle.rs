@@ -1,20 +1,11 @@
 //! The life of jobs with the real controller against a real API server, scheduler and controller manager.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "lifecycle/clock.rs"]
 mod clock;
-#[path = "lifecycle/ends.rs"]
 mod ends;
-#[path = "lifecycle/failures.rs"]
 mod failures;
-#[path = "lifecycle/hostile.rs"]
 mod hostile;
-#[path = "lifecycle/objects.rs"]
 mod objects;
-#[path = "lifecycle/training.rs"]
 mod training;
-#[path = "lifecycle/watching.rs"]
 mod watching;
 
 use anyhow::Result;

@@ -1,5 +1,4 @@
 //! TrainJobs that no validation has seen: stored by an older version, or while somebody had switched validation off.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

@@ -2,15 +2,10 @@
 //!
 //! Needs root, namespaces and cgroups: `cargo xtask cluster check` says what a machine lacks, and `cargo xtask test` then leaves these
 //! tests out, but in CI.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "nodes/agent.rs"]
 mod agent;
-#[path = "nodes/command.rs"]
 mod command;
-#[path = "nodes/devices.rs"]
 mod devices;
-#[path = "nodes/pods.rs"]
 mod pods;
 
 use anyhow::{Result, bail, ensure};

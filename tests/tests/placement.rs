@@ -1,9 +1,10 @@
 //! Placement of GPUs against brute force: random machines and clusters, and the machines of the fixtures.
-#![allow(missing_docs, clippy::unwrap_used)]
 
-use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Pod, Request, Shape, Site, Slices, UNLIMITED, ring};
-use switchyard::topology::devices::Devices;
-use switchyard::topology::model::NodeOrd;
+use switchyard_core::devices::Devices;
+use switchyard_core::model::NodeOrd;
+use switchyard_core::placement::gpus::{
+    Fleet, Group, Level, MinLink, Pod, Request, Shape, Site, Slices, UNLIMITED, ring,
+};
 use switchyard_tests::placement::{
     World, any_devices, any_request, best_pod, fixtures, injection, joined, positions, ring as ring_of,
 };

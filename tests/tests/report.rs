@@ -1,12 +1,7 @@
 //! The report of runs that never were: advice, bytes, bad input; and the page in a real browser.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "report/browser.rs"]
 mod browser;
-#[path = "report/hostile.rs"]
 mod hostile;
-#[path = "report/markup.rs"]
 mod markup;
 
 use serde_json::Value;

@@ -1,8 +1,5 @@
 //! `switchyard run` with real processes: the whole path, and every way in which it can be interrupted.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
-#[path = "run/restarts.rs"]
 mod restarts;
 
 use rustix::process::Signal;

@@ -2,21 +2,13 @@
 //!
 //! Every rule is a pure function from text to faults, and has a test that plants a violation and expects it to be found.
 //! A failure prints all faults at once, each with its place and what to do.
-#![forbid(unsafe_code)]
 
-#[path = "tidy/crates.rs"]
 mod crates;
-#[path = "tidy/docs.rs"]
 mod docs;
-#[path = "tidy/files.rs"]
 mod files;
-#[path = "tidy/licences.rs"]
 mod licences;
-#[path = "tidy/modules.rs"]
-mod modules;
-#[path = "tidy/tokens.rs"]
+mod purity;
 mod tokens;
-#[path = "tidy/unsafe_code.rs"]
 mod unsafe_code;
 
 use serde_json::Value;

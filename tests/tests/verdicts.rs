@@ -1,8 +1,6 @@
 //! G8: values derived from the schema, valid and invalid, judged by our own validation and by a real API server. Both say the same,
 //! so `switchyard run` refuses exactly what `kubectl apply` would refuse; and what is accepted becomes a job with a status.
 
-#![allow(missing_docs, clippy::unwrap_used)]
-
 use anyhow::{Result, ensure};
 use futures::{StreamExt, TryStreamExt};
 use kube::Api;

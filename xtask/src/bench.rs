@@ -39,27 +39,27 @@ pub(crate) enum What {
 pub(crate) fn bench(what: What) -> Result<()> {
     let folder = root().join("docs/results");
     std::fs::create_dir_all(&folder)?;
-    let (name, package, bench) = match what {
-        What::Step => ("step", "switchyard-tests", "step"),
-        What::AllReduce => ("all-reduce", "switchyard-worker", "all_reduce"),
-        What::Controller => ("controller", "switchyard-tests", "controller"),
-        What::Agent => ("agent", "switchyard-tests", "agent"),
-        What::Placement => ("placement", "switchyard-tests", "placement"),
-        What::Preflight => ("preflight", "switchyard-tests", "preflight"),
-        What::Doctor => ("doctor", "switchyard-tests", "doctor"),
-        What::Verdict => ("verdict", "switchyard-tests", "verdict"),
+    let (name, bench) = match what {
+        What::Step => ("step", "step"),
+        What::AllReduce => ("all-reduce", "all_reduce"),
+        What::Controller => ("controller", "controller"),
+        What::Agent => ("agent", "agent"),
+        What::Placement => ("placement", "placement"),
+        What::Preflight => ("preflight", "preflight"),
+        What::Doctor => ("doctor", "doctor"),
+        What::Verdict => ("verdict", "verdict"),
         What::Cluster => return crate::steps::bench_cluster(&folder, "times"),
         What::Worth => return crate::steps::bench_cluster(&folder, "worth"),
         What::Leftovers => return crate::steps::bench_cluster(&folder, "leftovers"),
-        What::Kernels => ("kernels", "switchyard-worker", "kernels"),
-        What::Engine => ("engine", "switchyard-worker", "engine"),
+        What::Kernels => ("kernels", "kernels"),
+        What::Engine => ("engine", "engine"),
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
     if matches!(what, What::Step | What::Controller | What::Verdict) {
         step("both programs in release mode", &mut crate::steps::build())?;
     }
-    let mut command = cargo(&["bench", "-p", package, "--bench", bench, "--", "--json", &file]);
+    let mut command = cargo(&["bench", "--workspace", "--bench", bench, "--", "--json", &file]);
     if matches!(what, What::Engine) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
     }

@@ -4,7 +4,7 @@
 
 mod values;
 
-use crate::steps::root;
+use crate::steps::{crds, root};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
@@ -32,9 +32,8 @@ pub(crate) fn generated() -> Result<Vec<(PathBuf, String)>> {
         (chart.join("values.schema.json"), schema_text(&values)?),
         (chart.join("README.md"), readme(&read("README.md")?, &values)?),
     ];
-    for (name, crd) in switchyard_crds::generate::crds() {
-        let template = crd_template(&switchyard_crds::generate::yaml(&crd))?;
-        files.push((chart.join("templates/crds").join(name), template));
+    for (name, crd) in crds()? {
+        files.push((chart.join("templates/crds").join(name), crd_template(&crd)?));
     }
     Ok(files)
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask images`: the images of the three programs.
 //!
 //! ```text
-//! cargo build --release -> layout: one folder of files for each image -> Dockerfile (buildah, from nothing) -> target/images/*.tar
+//! cargo build --profile dist -> layout: one folder of files for each image -> Dockerfile (buildah, from nothing) -> target/images/*.tar
 //! ```
 //!
 //! The same programs, files and times give the same image: layers are ordered, belong to root, and have the time of
@@ -10,7 +10,7 @@
 mod layout;
 mod sbom;
 
-use crate::steps::{release, root, target};
+use crate::steps::{programs_in, root, target};
 use crate::{programs, setup};
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -25,7 +25,7 @@ pub(crate) struct Image {
     pub stage: &'static str,
     /// Name of the image and of its program.
     pub name: &'static str,
-    /// Package of the program.
+    /// Package of the program, of which the bill of materials starts.
     pub package: &'static str,
     /// Libraries that the program loads at run time, and what these need: by their names in the linker's cache.
     pub loads: &'static [&'static str],
@@ -48,21 +48,23 @@ pub(crate) fn folder() -> PathBuf {
     target().join("images")
 }
 
-/// Builds the programs and writes one archive for each image; or only lays out their files in a folder.
+/// Builds the programs in a profile and writes one archive for each image; or only lays out their files in a folder.
 ///
 /// # Errors
 /// A program is missing or does not build, or buildah refuses.
-pub(crate) fn images(only_layout: Option<&Path>) -> Result<()> {
+pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     let version = Version::of_this_tree();
-    crate::steps::step("programs in release mode", &mut release(&IMAGES.map(|image| image.package)))?;
+    let programs = IMAGES.map(|image| image.name);
+    crate::steps::step(&format!("programs of the images ({profile})"), &mut programs_in(profile, &programs))?;
+    let built = target().join(profile);
     if let Some(folder) = only_layout {
-        return lay_out(folder, &version);
+        return lay_out(folder, &built, &version);
     }
     setup::buildah()?;
     let folder = folder();
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let files = folder.join("root");
-    lay_out(&files, &version)?;
+    lay_out(&files, &built, &version)?;
     let start = Instant::now();
     for image in &IMAGES {
         let made = make(image, &folder, &files, &version);
@@ -74,10 +76,11 @@ pub(crate) fn images(only_layout: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-fn lay_out(folder: &Path, version: &Version) -> Result<()> {
+fn lay_out(folder: &Path, built: &Path, version: &Version) -> Result<()> {
     for image in &IMAGES {
         let of = folder.join(image.stage);
-        layout::write(image, &of, version).with_context(|| format!("files of the image {}", image.name))?;
+        layout::write(image, &built.join(image.name), &of, version)
+            .with_context(|| format!("files of the image {}", image.name))?;
     }
     Ok(())
 }

@@ -76,6 +76,9 @@ enum Command {
         /// Instead: write the files of the images to this folder, one folder for each. The Dockerfile does this.
         #[arg(long, value_name = "FOLDER")]
         layout: Option<PathBuf>,
+        /// Profile of the programs: `dist` is small and takes minutes to link; `release` is what `run` has built.
+        #[arg(long, default_value = "dist")]
+        profile: String,
     },
     /// Write what is generated: CRDs, parts of the chart, docs/api.md, docs/performance.md.
     Gen,
@@ -97,7 +100,7 @@ fn main() -> ExitCode {
         Command::Programs { names } => steps::programs(&names),
         Command::Cluster { arguments } => return steps::cluster(&arguments),
         Command::Data { what } => data::data(what).map(|path| println!("{}", path.display())),
-        Command::Images { layout } => images::images(layout.as_deref()),
+        Command::Images { layout, profile } => images::images(layout.as_deref(), &profile),
         Command::Gen => steps::generate(),
         Command::Bench { what } => bench::bench(what),
     };

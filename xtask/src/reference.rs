@@ -1,5 +1,6 @@
 //! The reference of the API for people, `docs/api.md`: every field of the CRDs with its type, bounds, default and meaning.
 
+use crate::steps::crds;
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 use std::fmt::Write;
@@ -9,17 +10,17 @@ use std::path::PathBuf;
 const OTHERS: [(&str, &str); 2] = [
     (
         "spec.template",
-        "A PodTemplateSpec of Kubernetes; `containers` may stay out, and what is given is merged by name with what Switchyard sets.",
+        "A PodTemplateSpec of Kubernetes; `containers` may be left out, and what is given is merged by name with what Switchyard sets.",
     ),
     (
         "status.conditions",
-        "Conditions as everywhere in Kubernetes; their types and reasons: [troubleshooting.md](troubleshooting.md).",
+        "Standard Kubernetes conditions; their types and reasons: [troubleshooting.md](troubleshooting.md).",
     ),
 ];
 
-const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `cargo xtask gen` -->\n\nEvery field of the two kinds, in the group \
-`training.switchyard.dev`, version `v1alpha1`. `[]` is an item of a list, `*` a key of a map. Fields are optional unless *required*; a rule is what \
-the API server answers when it is broken. What the fields of `spec.engine` do to a training: [trainjob.md](trainjob.md).\n";
+const HEAD: &str = "# Fields of the API\n\n<!-- generated from the CRDs by `cargo xtask gen` -->\n\nEvery field of the two kinds in the group \
+`training.switchyard.dev`, version `v1alpha1`. `[]` is an item of a list, `*` a key of a map. Fields are optional unless *required*. A rule is the \
+message that the API server returns when it is broken. What the fields of `spec.engine` do: [trainjob.md](trainjob.md).\n";
 
 /// The file and its text.
 ///
@@ -27,8 +28,8 @@ the API server answers when it is broken. What the fields of `spec.engine` do to
 /// A CRD without a schema.
 pub(crate) fn generated() -> Result<(PathBuf, String)> {
     let mut text = HEAD.to_owned();
-    for (_, crd) in switchyard_crds::generate::crds() {
-        let crd: Json = serde_json::to_value(&crd)?;
+    for (_, crd) in crds()? {
+        let crd: Json = serde_saphyr::from_str(&crd)?;
         let kind = crd["spec"]["names"]["kind"].as_str().context("a CRD without a kind")?;
         let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
         anyhow::ensure!(schema["properties"].is_object(), "{kind} has no schema");

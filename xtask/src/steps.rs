@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::Instant;
 
 /// Packages whose tests need nothing but the compiler: the pure rooms, and the node agent on machines that do not exist.
@@ -146,7 +147,7 @@ pub(crate) fn test() -> Result<()> {
     )?;
     let chart = ["test", "-p", "switchyard-tests", "--test", "chart", "--", "--test-threads", "4"];
     totals.run("the Helm chart", &mut cargo(&chart))?;
-    step("images", &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "images"]))?;
+    step("images", &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "images", "--profile", "release"]))?;
     totals.run("what is in the images", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "images"]))?;
     let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];
     totals.run("exact GPUs, with claims and without", &mut cargo(&devices))?;
@@ -189,24 +190,31 @@ fn nodes(totals: &mut Totals) -> Result<()> {
     )
 }
 
+/// The programs of a training on one machine.
+const PROGRAMS: [&str; 2] = ["switchyard", "switchyard-worker"];
+
 /// Builds `switchyard` and `switchyard-worker`, which ends up beside it.
 pub(crate) fn build() -> Command {
-    release(&["switchyard", "switchyard-worker"])
+    programs_in("release", &PROGRAMS)
 }
 
-/// Builds packages as they are shipped: their programs know of which commit they are.
-pub(crate) fn release(packages: &[&str]) -> Command {
-    let mut all = cargo(&["build", "--release", "--locked"]);
-    all.args(packages.iter().flat_map(|package| ["-p", package]));
+/// Builds programs in a profile; they know of which commit they are.
+///
+/// The whole workspace is selected and only these programs are built: cargo unifies features over what is selected, so that each
+/// crate is compiled once in a profile, whatever is built of it.
+pub(crate) fn programs_in(profile: &str, programs: &[&str]) -> Command {
+    let mut all = cargo(&["build", "--profile", profile, "--locked", "--workspace"]);
+    all.args(programs.iter().flat_map(|program| ["--bin", program]));
     all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
     all
 }
 
-/// Builds both programs and runs a manifest; answers the program's own exit code. `worker`: the package of another worker.
+/// Builds both programs and runs a manifest; returns the program's own exit code. `worker`: the package of another worker.
 pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCode {
-    let mut all = build();
-    all.args(worker.iter().flat_map(|package| ["-p", package]));
-    if let Err(error) = step("building switchyard and switchyard-worker (release)", &mut all) {
+    let programs: Vec<&str> = PROGRAMS.into_iter().chain(worker).collect();
+    if let Err(error) =
+        step("building switchyard and switchyard-worker (release)", &mut programs_in("release", &programs))
+    {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
@@ -235,7 +243,7 @@ pub(crate) fn chaos() -> Result<()> {
 
 /// A module of the tests on real nodes, in full; its result goes to `folder`.
 pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
-    crate::images::images(None)?;
+    crate::images::images(None, "dist")?;
     control_plane()?;
     real_nodes()?;
     let test = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", module, "--nocapture"];
@@ -250,33 +258,42 @@ pub(crate) fn programs(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command of the tests' library that keeps a cluster; answers its exit code.
+/// Runs the command of the tests' library that keeps a cluster; returns its exit code.
 pub(crate) fn cluster(arguments: &[String]) -> ExitCode {
-    let own = ["build", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster"];
     let has_real_nodes = arguments.iter().any(|argument| argument.starts_with("--nodes"));
     let starts = arguments.first().is_some_and(|argument| argument == "up");
-    let build = || {
-        step("building the bench", &mut cargo(&own))?;
-        // Nothing but a start needs more: to end a cluster must not take minutes.
+    // Nodes whose kubelet is ours start the worker from beside the bench. To end a cluster needs the bench alone, and must not take minutes.
+    let programs = match starts && !has_real_nodes {
+        true => vec![BENCH, "switchyard", "switchyard-worker"],
+        false => vec![BENCH],
+    };
+    let build = || -> Result<()> {
+        let mut compile = programs_in("release", &programs);
         if !starts {
-            return Ok(());
+            return step("building the bench", compile.arg("--quiet"));
         }
-        control_plane()?;
-        if has_real_nodes {
-            return real_nodes();
-        }
-        // Nodes whose kubelet is ours start the worker from there.
-        step("building switchyard and switchyard-worker (release)", &mut build())
+        // Programs in Go beside those in Rust.
+        thread::scope(|scope| {
+            let others = scope.spawn(|| {
+                control_plane()?;
+                if has_real_nodes { real_nodes() } else { Ok(()) }
+            });
+            let own = step(&format!("building {} (release)", programs.join(", ")), &mut compile);
+            others.join().unwrap_or_else(|_| bail!("the build of the programs of others panicked")).and(own)
+        })
     };
     if let Err(error) = build() {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
-    let program = target().join("debug/switchyard-bench-cluster");
+    let program = target().join("release").join(BENCH);
     let error = Command::new(&program).args(arguments).exec();
     eprintln!("error: cannot start {}: {error}", program.display());
     ExitCode::FAILURE
 }
+
+/// The program that keeps a cluster.
+const BENCH: &str = "switchyard-bench-cluster";
 
 /// Builds the control plane, where it is missing.
 pub(crate) fn control_plane() -> Result<()> {
@@ -300,15 +317,22 @@ pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
+/// The committed CRDs: name of the file and its text.
+///
+/// They are those of the code: `crds/tests/drift.rs` compares, so that this program need not be built with the API's types.
+pub(crate) fn crds() -> Result<Vec<(String, String)>> {
+    let folder = root().join("crds/generated");
+    let mut names: Vec<String> = std::fs::read_dir(&folder)
+        .with_context(|| folder.display().to_string())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    names.sort();
+    names.into_iter().map(|name| Ok((name.clone(), std::fs::read_to_string(folder.join(name))?))).collect()
+}
+
 /// Writes the generated CRDs, and what is generated of the chart and of the documents.
 pub(crate) fn generate() -> Result<()> {
-    let folder = root().join("crds/generated");
-    std::fs::create_dir_all(&folder)?;
-    for (name, crd) in switchyard_crds::generate::crds() {
-        let path = folder.join(name);
-        std::fs::write(&path, switchyard_crds::generate::yaml(&crd)).with_context(|| path.display().to_string())?;
-        println!("crds/generated/{name}");
-    }
+    step("CRDs", &mut cargo(&["run", "--quiet", "-p", "switchyard-crds", "--example", "generate"]))?;
     let pages = crate::figures::generated()?.into_iter().chain([crate::reference::generated()?]);
     for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);

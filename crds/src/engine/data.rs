@@ -65,9 +65,9 @@ pub struct Data {
     #[serde(default)]
     pub format: DataFormat,
 
-    /// A file or a directory, as the format says. In `switchyard run` relative paths start at the current directory; in a cluster
-    /// it is a path in the container. In a directory of text hidden entries and directories marked by a CACHEDIR.TAG (build
-    /// output) are left out. Not with format `Synthetic`.
+    /// A file or a directory, depending on the format. In `switchyard run` relative paths start at the current directory; in a
+    /// cluster it is a path in the container. In a directory of text hidden entries and directories marked by a CACHEDIR.TAG
+    /// (build output) are left out. Not with format `Synthetic`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub path: Option<String>,
@@ -101,7 +101,7 @@ pub struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageShape>,
 
-    /// Number that stands for white in the images of format `CSV`, a decimal string. Default "255".
+    /// Number that means white in the images of format `CSV`, a decimal string. Default "255".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub largest_value: Option<String>,
@@ -120,13 +120,13 @@ pub struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub augmentation: Option<Augmentation>,
 
-    /// What is subtracted from the channels of an image, and what they are divided by. Default: the figures of the data set for
-    /// formats `CIFAR10` and `IDX` (MNIST), of ImageNet for `ImageFolder`, else mean 0 and deviation 1.
+    /// Numbers that are subtracted from the channels of an image, and by which they are then divided. Default: the figures of the
+    /// data set for formats `CIFAR10` and `IDX` (MNIST), of ImageNet for `ImageFolder`, else mean 0 and deviation 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalisation: Option<Normalisation>,
 
-    /// Share of the data that is kept for validation, a decimal string between "0" and "0.5"; chosen by the hash of the
-    /// content. Not used where the data has a part for validation of its own. Default "0.1".
+    /// Share of the data that is kept for validation, a decimal string between "0" and "0.5"; chosen by the hash of the content.
+    /// Not used if the data has its own validation part. Default "0.1".
     #[serde(default = "tenth")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub validation_fraction: String,
@@ -155,12 +155,12 @@ pub struct ImageShape {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Augmentation {
-    /// Zero pixels added on each side before a random piece of the image's size is cut out. Default 0: none is.
+    /// Zero pixels added on each side before a random piece of the image's size is cut out. Default 0: no random cropping.
     #[serde(default)]
     #[schemars(range(min = 0, max = 512))]
     pub crop_padding: i32,
 
-    /// `Enabled`: every second image is mirrored, by chance. Default `Disabled`.
+    /// `Enabled`: a random half of the images is mirrored. Default `Disabled`.
     #[serde(default = "disabled")]
     pub flip: Switch,
 }
@@ -178,7 +178,7 @@ pub struct Normalisation {
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub mean: Vec<String>,
 
-    /// What the channels are divided by then: one decimal string for all, or one for each.
+    /// Divisors of the channels after that: one decimal string for all, or one for each.
     #[schemars(length(min = 1, max = 3), inner(length(max = 32), regex(pattern = DECIMAL)))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
     pub deviation: Vec<String>,
@@ -197,7 +197,7 @@ pub enum SampleType {
 /// Whether batches lie in memory that a GPU can read by itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PinnedMemory {
-    /// Where there is a GPU.
+    /// If the process computes on a GPU.
     #[default]
     Auto,
     /// Never.
@@ -213,20 +213,20 @@ pub struct Reader {
     #[schemars(range(min = 1, max = 256))]
     pub workers: i32,
 
-    /// `Enabled` (default): the next micro-batch is made while the current one is in use. `Disabled`: the step waits for it.
+    /// `Enabled` (default): the next micro-batch is prepared while the current one is in use. `Disabled`: the step waits for it.
     #[serde(default)]
     pub double_buffer: Switch,
 
-    /// `Enabled` (default): an epoch follows the one before without a gap. `Disabled`: the reader is empty between two epochs.
+    /// `Enabled` (default): an epoch follows the previous one without a gap. `Disabled`: the reader is empty between two epochs.
     /// Both give the same samples.
     #[serde(default)]
     pub infinite: Switch,
 
-    /// What leaves the reader for images. Default `UInt8`: bytes, which the device normalises.
+    /// What the reader hands over for images. Default `UInt8`: bytes, which the device normalises.
     #[serde(default)]
     pub sample_type: SampleType,
 
-    /// Whether batches lie in pinned memory. Default `Auto`: where the process computes on a GPU, hence nowhere in this version.
+    /// Whether batches are in pinned memory. Default `Auto`: if the process computes on a GPU, so never in this version.
     #[serde(default)]
     pub pinned_memory: PinnedMemory,
 

@@ -45,7 +45,7 @@ const DECIMAL: &str = r"^[0-9]{1,12}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?$";
 #[x_kube(validation = Rule::new("double(self.labelSmoothing) < 1.0")
     .message("labelSmoothing must be less than 1").field_path(".labelSmoothing"))]
 pub struct Engine {
-    /// What a rank is. `MultiProcess` (default): a process of its own. `SingleProcess`: the ranks of a node are devices of one
+    /// What a rank is. `MultiProcess` (default): a separate process. `SingleProcess`: the ranks of a node are devices of one
     /// process, each with a share of its cores. Both give the same numbers.
     #[serde(default)]
     pub execution_mode: ExecutionMode,

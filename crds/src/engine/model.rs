@@ -49,7 +49,7 @@ pub struct Model {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlp: Option<Mlp>,
 
-    /// A network that the worker's program brings along, by the name under which it was registered.
+    /// A network of the worker's program, by the name under which it was registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom: Option<Custom>,
 }
@@ -144,7 +144,7 @@ pub struct Bert {
     pub vocabulary: Vocabulary,
 }
 
-/// First layers of a ResNet. Default: `ImageNet` where `data` says that images have 96 pixels or more, else `Small`.
+/// First layers of a ResNet. Default: `ImageNet` if `data` says that images have 96 pixels or more, else `Small`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Stem {
     /// 3 x 3 convolution: for small images.
@@ -163,7 +163,7 @@ pub struct ResNet {
     #[schemars(range(min = 18, max = 50))]
     pub depth: i32,
 
-    /// First layers. Default: `ImageNet` where `data` says that images have 96 pixels or more, else `Small`.
+    /// First layers. Default: `ImageNet` if `data` says that images have 96 pixels or more, else `Small`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stem: Option<Stem>,
 
@@ -206,7 +206,7 @@ pub struct Custom {
     #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"))]
     pub name: String,
 
-    /// Passed to it as they are; what it makes of them is its own affair. Default: none.
+    /// Passed to the network unchanged. Default: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 64, "additionalProperties" = {"type": "string", "maxLength": 1024}))]
     pub parameters: BTreeMap<String, String>,

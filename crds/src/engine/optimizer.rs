@@ -111,8 +111,8 @@ pub struct Optimizer {
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub trust_coefficient: Option<String>,
 
-    /// Largest global norm of the gradient, a decimal string; a larger gradient is scaled down to it. "0" switches clipping
-    /// off. Default: "0" for `SGD` and `LARS`, "1.0" for the others.
+    /// Largest global norm of the gradient, a decimal string; a larger gradient is scaled down to it. "0" turns clipping off.
+    /// Default: "0" for `SGD` and `LARS`, "1.0" for the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub gradient_clip_norm: Option<String>,
@@ -169,8 +169,7 @@ pub struct Schedule {
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub warmup_steps: i64,
 
-    /// Learning rate at the last step of `Cosine` and `Linear`, and the least that `Step` goes down to, a decimal string.
-    /// Default "0".
+    /// Learning rate at the last step of `Cosine` and `Linear`, and the lower limit of `Step`, a decimal string. Default "0".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub final_learning_rate: Option<String>,
@@ -180,7 +179,7 @@ pub struct Schedule {
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub every_steps: Option<i64>,
 
-    /// What type `Step` multiplies by, a decimal string between "0" and "1". Default "0.1".
+    /// Type `Step` multiplies by this, a decimal string between "0" and "1". Default "0.1".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub factor: Option<String>,

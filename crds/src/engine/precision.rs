@@ -71,7 +71,7 @@ pub enum LossScalingType {
 #[x_kube(validation = Rule::new("!has(self.backoffFactor) || (double(self.backoffFactor) > 0.0 && double(self.backoffFactor) < 1.0)")
     .message("backoffFactor must be greater than 0 and less than 1").field_path(".backoffFactor"))]
 pub struct LossScaling {
-    /// `Dynamic`: found while training. `Static`: given by `scale`, for those who know it.
+    /// `Dynamic`: found while training. `Static`: given by `scale`, if you know it.
     #[serde(rename = "type")]
     pub kind: LossScalingType,
 
@@ -85,12 +85,12 @@ pub struct LossScaling {
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub initial_scale: Option<String>,
 
-    /// What the factor is multiplied by after `growthIntervalSteps` steps without overflow, a decimal string. Default "2".
+    /// The factor is multiplied by this after `growthIntervalSteps` steps without overflow, a decimal string. Default "2".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub growth_factor: Option<String>,
 
-    /// What the factor is multiplied by after an overflow, a decimal string. Default "0.5".
+    /// The factor is multiplied by this after an overflow, a decimal string. Default "0.5".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub backoff_factor: Option<String>,

@@ -31,17 +31,17 @@ pub struct Overlap {
     #[schemars(range(min = 1, max = 1024))]
     pub bucket_size_mib: i32,
 
-    /// All-reduces that may be under way at a time, each with connections of its own. Default 1; between hosts 2 may be faster.
+    /// All-reduces that may run at the same time, each with its own connections. Default 1; between hosts 2 may be faster.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 8))]
     pub communicators: i32,
 
     /// Format in which gradients travel between hosts; they are summed in 32 bits. Default `FP32`. With 16 bits the traffic is
-    /// halved, and the result is no longer the same to the last bit.
+    /// halved, and the result is no longer identical to the last bit.
     #[serde(default)]
     pub wire_type: WireType,
 
-    /// `Enabled`: every all-reduce is waited for where it is started. Default `Disabled`.
+    /// `Enabled`: the rank waits for every all-reduce where it starts. Default `Disabled`.
     #[serde(default = "disabled")]
     pub sync_all_reduce: Switch,
 }
@@ -70,7 +70,7 @@ pub struct Memory {
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub fraction: String,
 
-    /// Steps between two times when memory that is not in use is given back to the system; 0: never. Default 30.
+    /// Steps between two times when unused memory is returned to the system; 0: never. Default 30.
     #[serde(default = "thirty")]
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub release_every_steps: i32,
@@ -107,12 +107,12 @@ impl Default for Evaluation {
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Profile {
-    /// The first of them, from 1. Default 10: the first steps of a run are no measure.
+    /// The first profiled step, from 1. Default 10, because the first steps of a run are not typical.
     #[serde(default = "ten_i64")]
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub from_step: i64,
 
-    /// How many. Default 5.
+    /// Number of profiled steps. Default 5.
     #[serde(default = "five")]
     #[schemars(range(min = 1, max = 1000))]
     pub steps: i32,

@@ -15,7 +15,7 @@ pub struct Cpus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub vendor: Option<String>,
-    /// Instruction set as `uname -m` says it, for example `x86_64`.
+    /// Instruction set as `uname -m` prints it, for example `x86_64`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub architecture: Option<String>,
@@ -36,8 +36,8 @@ pub struct Cpus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub usable: Option<String>,
-    /// Limit of CPU time of the agent's control group, thousandths of a CPU: the lowest on the way up to the root.
-    /// Absent when there is no limit, or none can be read.
+    /// Limit of CPU time of the agent's control group, thousandths of a CPU: the lowest on the way up to the root. Absent when
+    /// there is no limit or it cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_millicores: Option<u64>,
     /// The CPUs of each core, one CPU list per core, in ascending order of the first CPU. A core without
@@ -62,10 +62,10 @@ pub struct Cache {
     /// What it holds.
     #[serde(rename = "type")]
     pub kind: CacheKind,
-    /// Size of one of them, bytes.
+    /// Size of one cache, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// The CPUs that share one, a CPU list per cache, in ascending order of the first CPU.
+    /// The CPUs that share a cache, one CPU list per cache, in ascending order of the first CPU.
     #[schemars(length(max = 4096), inner(length(max = 8192)))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub shared_by: Vec<String>,
@@ -88,7 +88,7 @@ pub enum CacheKind {
 pub struct NumaNode {
     /// The kernel's number. Numbers may have gaps.
     pub id: u32,
-    /// Its CPUs that are online, as a CPU list. Empty for a node of memory only; absent when it cannot be read.
+    /// Its CPUs that are online, as a CPU list. Empty for a node that has only memory; absent when it cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub cpus: Option<String>,

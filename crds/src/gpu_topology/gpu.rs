@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PcieLink {
-    /// Generation at which the link runs. Absent for a GPU that saves power by a slower link: that says nothing about
-    /// its speed under load.
+    /// Generation at which the link runs. Absent for a GPU that slows its link to save power, because that says nothing about its
+    /// speed under load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u32>,
-    /// Highest generation of both ends.
+    /// Highest generation that both ends support.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_generation: Option<u32>,
-    /// Lanes in use. Fewer than `maxWidth` is a fault of a card, a slot or a cable, also when idle.
+    /// Lanes in use. Fewer than `maxWidth` means a faulty card, slot or cable, even when idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<u32>,
-    /// Most lanes of both ends.
+    /// Highest number of lanes that both ends support.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_width: Option<u32>,
 }
@@ -96,7 +96,7 @@ pub struct MigInstance {
     /// The stable name, `MIG-` and a UUID.
     #[schemars(length(max = 96))]
     pub uuid: String,
-    /// Size by the driver's name of it: `1g.10gb`.
+    /// Size, by the driver's name: `1g.10gb`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub profile: Option<String>,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Host {
-    /// Release of the kernel, as `uname -r` says it.
+    /// Release of the kernel, as `uname -r` prints it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub kernel: Option<String>,
@@ -35,14 +35,14 @@ pub struct Host {
     /// Linux 5.12; nothing was tried out.
     #[serde(default, rename = "dmaBuf", skip_serializing_if = "Option::is_none")]
     pub dma_buf: Option<DmaBuf>,
-    /// The character device by which programs manage RDMA connections. Absent on machines without RDMA devices.
+    /// The character device through which programs manage RDMA connections. Absent on machines without RDMA devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_cm: Option<CharDevice>,
-    /// Bridges that send traffic between a GPU and another device of its root complex through the root complex.
-    /// Absent when the agent was not told to look, or may not.
+    /// Bridges that send traffic between a GPU and another device of its root complex through the root complex. Absent when the
+    /// agent is not configured to read this, or may not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acs: Option<Acs>,
-    /// Channels for memory shared between machines, by number. Only some may be made.
+    /// Channels for memory shared between machines, by number. Not all of them need exist.
     #[serde(default, rename = "imexChannels", skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2048))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -60,8 +60,8 @@ pub struct Host {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub stack_limit: Option<String>,
-    /// The files by which programs reach the driver and each GPU that it knows: `nvidiactl`, `nvidia-uvm`, `nvidia0`, … Absent without
-    /// the driver.
+    /// The files through which programs reach the driver and each GPU that it knows: `nvidiactl`, `nvidia-uvm`, `nvidia0`, …
+    /// Absent without the driver.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 80))]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -69,7 +69,7 @@ pub struct Host {
     /// Size of `/dev/shm` as the agent sees it, bytes: the container runtime's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_memory_bytes: Option<u64>,
-    /// Interface of the IPv4 default route with the lowest metric, or, without one, of the IPv6 default route.
+    /// Interface of the IPv4 default route with the lowest metric; if there is none, of the IPv6 default route.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub default_route: Option<String>,
@@ -125,7 +125,7 @@ pub struct Measured {
     /// The speed, one direction, megabytes (10^6) per second, at least 1.
     #[schemars(range(min = 1))]
     pub megabytes_per_second: u64,
-    /// How it was measured, in the words of who did it.
+    /// How it was measured, in the words of whoever measured it.
     #[schemars(length(max = 256))]
     pub source: String,
 }

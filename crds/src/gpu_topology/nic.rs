@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualFunctions {
-    /// As many as there are now.
+    /// Number of virtual functions that exist now.
     pub enabled: u32,
-    /// As many as there can be.
+    /// Number of virtual functions that can exist.
     pub total: u32,
 }
 
@@ -18,16 +18,16 @@ pub struct VirtualFunctions {
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PortWatch {
-    /// Since when.
+    /// When the agent began to watch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
-    /// When the link was last seen to have gone down (`link_downed`), even if it is up again.
+    /// When the link was last seen going down (`link_downed`), even if it is up again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_link_down: Option<Time>,
-    /// When one of `errors` was last seen to grow. Renewed every half hour while they do.
+    /// When one of `errors` was last seen growing. Renewed every half hour while they grow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<Time>,
-    /// Counters of errors that have grown, by the kernel's name: `symbol_error`, `rnr_nak_retry_err`, `packet_seq_err`,
+    /// Error counters that have grown, by the kernel's name: `symbol_error`, `rnr_nak_retry_err`, `packet_seq_err`,
     /// `implied_nak_seq_err`, `local_ack_timeout_err`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(max = 64)))]
@@ -78,7 +78,7 @@ pub struct CharDevice {
     /// Path below `/dev`, for example `infiniband/uverbs0`.
     #[schemars(length(max = 64))]
     pub path: String,
-    /// Whether it is there.
+    /// Whether the file exists.
     pub state: FileState,
 }
 

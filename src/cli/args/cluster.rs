@@ -1,12 +1,12 @@
 //! Arguments of the commands that look at where jobs go in a cluster, running or in a file.
 
-use crate::plan::cluster::levels::DomainLevel;
 use clap::Args;
 use std::path::PathBuf;
+use switchyard_plan::cluster::levels::DomainLevel;
 
 /// Arguments of `preflight`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct PreflightArgs {
+pub(crate) struct PreflightArgs {
     /// Manifest of a TrainJob; `-` reads standard input.
     pub file: PathBuf,
 
@@ -21,7 +21,7 @@ pub(in crate::cli) struct PreflightArgs {
 
 /// Which cluster is looked at, and how.
 #[derive(Debug, Clone, Args)]
-pub(in crate::cli) struct ClusterArgs {
+pub(crate) struct ClusterArgs {
     /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of kubectl; `-` reads standard input.
     #[arg(long, value_name = "FILE")]
     pub snapshot: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub(in crate::cli) struct ClusterArgs {
 
 /// Arguments of `explain`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct ExplainArgs {
+pub(crate) struct ExplainArgs {
     /// Name of a TrainJob, or an error code.
     #[arg(value_name = "JOB|CODE")]
     pub subject: String,
@@ -65,7 +65,7 @@ pub(in crate::cli) struct ExplainArgs {
 
 /// Arguments of `snapshot`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct SnapshotArgs {
+pub(crate) struct SnapshotArgs {
     /// Where a cluster is looked at.
     #[command(flatten)]
     pub place: ClusterArgs,
@@ -73,7 +73,7 @@ pub(in crate::cli) struct SnapshotArgs {
 
 /// Arguments of `whatif`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct WhatifArgs {
+pub(crate) struct WhatifArgs {
     /// Manifests of TrainJobs that are not in the cluster: where would they go, before and after the change? Without one: the jobs that
     /// wait, and those that the change moves.
     pub files: Vec<PathBuf>,

@@ -1,13 +1,13 @@
 //! Arguments of the commands that look at what others wrote: manifests and logs.
 
 use super::ConnectionArgs;
-use crate::variables::nccl;
 use clap::Args;
 use std::path::PathBuf;
+use switchyard_fabric::variables::nccl;
 
 /// Arguments of `lint`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct LintArgs {
+pub(crate) struct LintArgs {
     /// Manifests, each with one or several YAML documents; `-` reads standard input.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
@@ -19,14 +19,14 @@ pub(in crate::cli) struct LintArgs {
 
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct ConvertArgs {
+pub(crate) struct ConvertArgs {
     /// Manifest with one or several YAML documents; `-` reads standard input.
     pub file: PathBuf,
 }
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input. Or the name of a TrainJob in the
     /// cluster of the kubeconfig, whose pods' logs are read.
     #[arg(value_name = "LOG|JOB", required = true)]

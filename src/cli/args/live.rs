@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Which cluster, and which namespace of it.
 #[derive(Debug, Clone, Default, Args)]
-pub(in crate::cli) struct ConnectionArgs {
+pub(crate) struct ConnectionArgs {
     /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -21,7 +21,7 @@ pub(in crate::cli) struct ConnectionArgs {
 
 /// Arguments of `status`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct StatusArgs {
+pub(crate) struct StatusArgs {
     /// Name of a TrainJob. Default: all of the namespace.
     pub job: Option<String>,
 
@@ -40,7 +40,7 @@ pub(in crate::cli) struct StatusArgs {
 
 /// Arguments of `logs`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct LogsArgs {
+pub(crate) struct LogsArgs {
     /// Name of a TrainJob.
     pub job: String,
 
@@ -71,7 +71,7 @@ pub(in crate::cli) struct LogsArgs {
 
 /// Arguments of `support-bundle`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct BundleArgs {
+pub(crate) struct BundleArgs {
     /// Take along logs and events of these TrainJobs. Default: those of the namespace that are not over, and of the newest that failed.
     #[arg(value_name = "JOB")]
     pub jobs: Vec<String>,

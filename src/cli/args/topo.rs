@@ -1,14 +1,14 @@
 //! Arguments of `topo`.
 
 use super::ClusterArgs;
-use crate::cli::import;
-use crate::topology::import::NicRate;
+use crate::import;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
+use switchyard_topology::import::NicRate;
 
 /// Arguments of `topo`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct TopoArgs {
+pub(crate) struct TopoArgs {
     /// Something else than showing a machine.
     #[command(subcommand)]
     pub command: Option<TopoCommand>,
@@ -37,7 +37,7 @@ pub(in crate::cli) struct TopoArgs {
 
 /// Subcommands of `topo`.
 #[derive(Debug, Subcommand)]
-pub(in crate::cli) enum TopoCommand {
+pub(crate) enum TopoCommand {
     /// Make a GPUTopology (YAML, or JSON with `-o json`) of the text that `nvidia-smi topo -m` prints.
     ///
     /// Paths, bus ids and UUIDs are made up, so that they have the distances of the matrix; sources in the result say so.
@@ -60,7 +60,7 @@ impl TopoCommand {
 
 /// Arguments of `topo import`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct ImportArgs {
+pub(crate) struct ImportArgs {
     /// Text of `nvidia-smi topo -m`; `-` reads standard input.
     pub file: PathBuf,
 
@@ -79,7 +79,7 @@ pub(in crate::cli) struct ImportArgs {
 
 /// Arguments of `topo xml`.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct XmlArgs {
+pub(crate) struct XmlArgs {
     /// A node of the cluster, or a file with a GPUTopology (YAML), as for `topo`. Default: this machine.
     #[arg(value_name = "NODE|FILE")]
     pub target: Option<String>,

@@ -1,8 +1,8 @@
 //! What people see of a diagnosis; which files of a folder are read, and how; that the document has the table.
 
 use super::*;
-use crate::doctor::known;
 use std::io::Write;
+use switchyard_tools::doctor::known;
 
 fn quiet() -> Progress {
     Progress {
@@ -88,12 +88,12 @@ fn folders_are_searched_for_what_may_be_a_log() {
 /// The rows of docs/doctor.md, from the table of errors.
 #[test]
 fn the_document_has_every_error() {
-    let row = |known: &crate::doctor::Known| {
+    let row = |known: &switchyard_tools::doctor::Known| {
         let before = if known.told_by.is_empty() { "-" } else { known.told_by };
         format!("| `{}` | {} | {} | {} | {} |", known.id, known.says, known.role.word(), known.means, before)
     };
     let rows: Vec<String> = known().map(row).collect();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/doctor.md");
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("| `")).collect();
     assert_eq!(shown, rows, "docs/doctor.md should have:\n{}", rows.join("\n"));

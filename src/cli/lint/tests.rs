@@ -1,11 +1,11 @@
 //! What people and programs see of findings; that the examples have none; that the document has the table.
 
 use super::*;
-use crate::lint::RULES;
 use std::path::PathBuf;
+use switchyard_fabric::lint::RULES;
 
 fn at(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
 fn linted(path: &str) -> File {

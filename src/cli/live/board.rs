@@ -1,12 +1,10 @@
 //! What `status` shows, as functions of what is known.
 
 use super::ranks;
-use crate::cli::cluster::name_of;
-use crate::cli::screen;
-use crate::cli::topo::text::Screen;
-use crate::cli::units::{counted, duration};
-use crate::plan::cluster::view::{Phase, PodView};
-use crate::plan::resources::gigabytes_per_second;
+use crate::cluster::name_of;
+use crate::screen;
+use crate::topo::text::Screen;
+use crate::units::{counted, duration};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -14,6 +12,8 @@ use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
+use switchyard_plan::cluster::view::{Phase, PodView};
+use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
 
 /// Label by which a queue takes a job, as in the QUEUE column of kubectl.
@@ -225,7 +225,7 @@ fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> S
         });
         let gpus = gpus.map(|node| node.gpus.len()).filter(|count| *count > 0);
         rows.push(vec![
-            own.map_or_else(|| "-".into(), |(first, count)| crate::cli::units::rank_list(*first..first + count)),
+            own.map_or_else(|| "-".into(), |(first, count)| crate::units::rank_list(*first..first + count)),
             pod.name.clone(),
             pod_state(pod),
             pod.node.clone().unwrap_or_else(|| "-".into()),

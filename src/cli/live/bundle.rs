@@ -5,11 +5,11 @@
 
 use super::board::{ended, stage};
 use super::{Failure, Live, asked, selector, wait_for};
-use crate::cli::args::{BundleArgs, Cli};
-use crate::cli::cluster::{SnapshotFile, name_of};
-use crate::cli::units::{binary, counted};
-use crate::cli::{print, refuse};
-use crate::controller::snapshot;
+use crate::args::{BundleArgs, Cli};
+use crate::cluster::{SnapshotFile, name_of};
+use crate::snapshot;
+use crate::units::{binary, counted};
+use crate::{print, refuse};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiff::Timestamp;
@@ -31,7 +31,7 @@ const BYTES: i64 = 8 << 20;
 const OURS: &str = "app.kubernetes.io/name=switchyard";
 
 /// Writes the archive.
-pub(in crate::cli) fn bundle(cli: &Cli, args: &BundleArgs) -> Exit {
+pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Exit {
     let now = Timestamp::now();
     let stem = format!("switchyard-bundle-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{stem}.tar.gz")));

@@ -1,21 +1,21 @@
 //! `switchyard doctor JOB`: the logs of the pods of a job in a running cluster, and what its status knows about the first error.
 
 use super::{Failure, Live, ranks, wait_for};
-use crate::cli::args::DoctorArgs;
-use crate::doctor::gang::{Gang, PodFacts};
-use crate::doctor::{Diagnosis, Doctor, LONGEST_LINE};
-use crate::plan::cluster::view::PodView;
-use crate::plan::objects::TRAINER;
+use crate::args::DoctorArgs;
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use kube::api::LogParams;
 use std::path::Path;
 use std::pin::pin;
+use switchyard_crds::names::TRAINER;
+use switchyard_plan::cluster::view::PodView;
+use switchyard_tools::doctor::gang::{Gang, PodFacts};
+use switchyard_tools::doctor::{Diagnosis, Doctor, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
 
 /// Whether the only argument may be the name of a job: it is no file, and could be one of an object.
-pub(in crate::cli) fn name_in(args: &DoctorArgs) -> Option<&str> {
+pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
     let [only] = args.logs.as_slice() else { return None };
     let name = only.to_str().filter(|_| !Path::new(only).exists())?;
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -26,7 +26,7 @@ pub(in crate::cli) fn name_in(args: &DoctorArgs) -> Option<&str> {
 ///
 /// # Errors
 /// There is no such job or no cluster, or its logs cannot be read.
-pub(in crate::cli) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang), Failure> {
+pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang), Failure> {
     wait_for(async {
         let no_file = |(error, _): Failure| {
             let both = "there is no such file or folder, and no such TrainJob either";

@@ -1,19 +1,19 @@
 //! `switchyard logs`: what the ranks of a job say, each line with its node.
 
 use super::{Failure, Live, asked, ranks, wait_for};
-use crate::cli::args::{Cli, LogsArgs};
-use crate::cli::{print, refuse};
-use crate::plan::cluster::view::{Phase, PodView};
-use crate::plan::objects::TRAINER;
+use crate::args::{Cli, LogsArgs};
+use crate::{print, refuse};
 use futures::stream::{BoxStream, select_all};
 use futures::{AsyncBufReadExt, StreamExt};
 use kube::api::LogParams;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob};
+use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 
 /// Prints logs.
-pub(in crate::cli) fn logs(cli: &Cli, args: &LogsArgs) -> Exit {
+pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Exit {
     let done = wait_for(async {
         let live = Live::open(&args.connection).await?;
         let job = live.job(&args.job).await?;
@@ -99,7 +99,7 @@ pub(super) fn chosen(args: &LogsArgs, job: &TrainJob, mut pods: Vec<PodView>) ->
 }
 
 fn list(numbers: &[u32]) -> String {
-    crate::cli::units::rank_list(numbers.iter().copied())
+    crate::units::rank_list(numbers.iter().copied())
 }
 
 /// The node of a rank.

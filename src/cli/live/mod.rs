@@ -17,12 +17,12 @@ pub(super) use status::status;
 
 use super::args::ConnectionArgs;
 use super::cluster::name_of;
-use crate::plan::cluster::view::PodView;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use std::sync::Arc;
 use switchyard_crds::{TrainJob, labels};
+use switchyard_plan::cluster::view::PodView;
 use switchyard_service::{Connection, client, connect};
 use switchyard_worker_contract::exit::Exit;
 

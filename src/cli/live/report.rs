@@ -5,12 +5,9 @@
 //! report says what is missing.
 
 use super::{Failure, Live, asked, wait_for};
-use crate::cli::args::{Cli, ReportArgs};
-use crate::cli::refuse;
-use crate::cli::report as local;
-use crate::local::RunDir;
-use crate::plan::objects::TRAINER;
-use crate::report::Document;
+use crate::args::{Cli, ReportArgs};
+use crate::refuse;
+use crate::report as local;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::LogParams;
@@ -18,12 +15,15 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob};
+use switchyard_local::RunDir;
+use switchyard_tools::report::Document;
 use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 
 /// Writes the report of a job into `runs/JOB-cluster`, or the place of `--out`.
-pub(in crate::cli) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
+pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
     let name = args.subject.display().to_string();
     let fetched = wait_for(async {
         // Either may have been meant, so a failure says what both would have been.

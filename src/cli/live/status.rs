@@ -2,10 +2,10 @@
 
 use super::board::{self, Known};
 use super::{Failure, Live, asked, selector, wait_for};
-use crate::cli::args::{Cli, Output, StatusArgs};
-use crate::cli::cluster::name_of;
-use crate::cli::run::json_line;
-use crate::cli::{machine, print, print_yaml, refuse};
+use crate::args::{Cli, Output, StatusArgs};
+use crate::cluster::name_of;
+use crate::run::json_line;
+use crate::{machine, print, print_yaml, refuse};
 use futures::StreamExt;
 use futures::stream::{BoxStream, select};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -26,7 +26,7 @@ const REDRAW: Duration = Duration::from_millis(200);
 const TICK: Duration = Duration::from_secs(1);
 
 /// Shows where jobs are.
-pub(in crate::cli) fn status(cli: &Cli, args: &StatusArgs) -> Exit {
+pub(crate) fn status(cli: &Cli, args: &StatusArgs) -> Exit {
     let done = wait_for(async {
         let live = Live::open(&args.connection).await?;
         if args.watch { watch(cli, args, &live).await } else { once(cli, args, &live).await }

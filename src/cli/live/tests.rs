@@ -1,11 +1,11 @@
 use super::board::{Known, state, table};
 use super::logs::{chosen, is_of};
 use super::report::event;
-use crate::cli::args::LogsArgs;
-use crate::plan::cluster::view::{Phase, PodView};
+use crate::args::LogsArgs;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use switchyard_crds::TrainJob;
+use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_worker_contract::exit::Exit;
 
 fn job(name: &str, status: Value) -> TrainJob {
@@ -60,14 +60,14 @@ fn now() -> Timestamp {
 
 #[test]
 fn a_line_per_job_with_its_figures_or_what_it_waits_for() {
-    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cli::cluster::name_of(&job), job)).collect();
+    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cluster::name_of(&job), job)).collect();
     let known = Known { jobs, ..Known::default() };
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
 #[test]
 fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
-    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cli::cluster::name_of(&job), job)).collect();
+    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cluster::name_of(&job), job)).collect();
     let known = Known { jobs, all_namespaces: true, ..Known::default() };
     let text = table(&known, now(), 60);
     assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");

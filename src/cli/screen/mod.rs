@@ -10,8 +10,8 @@ pub(super) use header::header;
 pub(super) use progress::{bar_message, plain_line, summary};
 
 use super::units::{binary, counted, grouped};
-use crate::local::RootCause;
-use crate::plan::Plan;
+use switchyard_local::RootCause;
+use switchyard_plan::Plan;
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
 use unicode_width::UnicodeWidthStr;

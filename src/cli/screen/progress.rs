@@ -1,13 +1,13 @@
 //! How far a run is, and how it ended well.
 
 use super::{entropies, table};
-use crate::cli::units::{counted, duration, grouped, percent, rate, three_digits};
-use crate::local::Interval;
-use crate::plan::status::Figures;
+use crate::units::{counted, duration, grouped, percent, rate, three_digits};
+use switchyard_local::Interval;
+use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::{Finished, Inspection, Item};
 
 /// The progress of a run on one line without a terminal.
-pub(in crate::cli) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
+pub(crate) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
     let figures = &interval.figures;
     let mut line = format!(
         "{} step={}/{} loss={:.4}",
@@ -40,7 +40,7 @@ pub(in crate::cli) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> S
 }
 
 /// The two lines beside the bar on a terminal.
-pub(in crate::cli) fn bar_message(interval: &Interval) -> String {
+pub(crate) fn bar_message(interval: &Interval) -> String {
     let figures = &interval.figures;
     let mut validation = figures.validation_loss.map_or_else(String::new, |loss| format!("   val {loss:.3}"));
     if let Some(accuracy) = figures.accuracy {
@@ -78,7 +78,7 @@ fn amp_words(figures: &Figures) -> Option<String> {
 }
 
 /// The end of a good run.
-pub(in crate::cli) fn summary(
+pub(crate) fn summary(
     report: &Finished,
     inspection: &Inspection,
     seconds: f64,

@@ -1,12 +1,12 @@
 //! Screens as they are printed.
 
 use super::*;
-use crate::cli::examples::machine;
-use crate::local::{Interval, RankLog};
-use crate::plan::status::Figures;
-use crate::plan::{Plan, Snapshot, plan};
+use crate::examples::machine;
 use jiff::Timestamp;
 use serde_json::json;
+use switchyard_local::{Interval, RankLog};
+use switchyard_plan::status::Figures;
+use switchyard_plan::{Plan, Snapshot, plan};
 use switchyard_worker_contract::config::Transport;
 use switchyard_worker_contract::event::{Finished, Item, MemoryUse};
 use switchyard_worker_contract::fold::Breakdown;

@@ -2,25 +2,28 @@
 
 mod json;
 mod screen;
+mod svg;
 #[cfg(test)]
 mod tests;
 mod users;
 
 use super::devices::GANG;
-use crate::cli::args::{Cli, Output, TopoArgs};
-use crate::cli::cluster::{self, SnapshotFile};
-use crate::cli::run::json_line;
-use crate::cli::{print, print_yaml, refuse};
-use crate::controller::offline::Cluster;
-use crate::placement::gpus::Level;
-use crate::plan::cluster::view::NodeView;
-use crate::plan::cluster::{Excluded, GPU_RESOURCE, is_old};
-use crate::plan::eligible::Unfit;
-use crate::topology::report;
+use crate::args::{Cli, Output, TopoArgs};
+use crate::cluster::{self, SnapshotFile};
+use crate::run::json_line;
+use crate::{print, print_yaml, refuse};
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use switchyard_core::placement::gpus::Level;
+use switchyard_crds::PlacementStatus;
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus, Nic};
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_ledger::offline::Cluster;
+use switchyard_plan::cluster::view::NodeView;
+use switchyard_plan::cluster::{Excluded, is_old};
+use switchyard_plan::eligible::Unfit;
+use switchyard_topology::report;
 use switchyard_worker_contract::exit::Exit;
 use users::Users;
 
@@ -50,6 +53,8 @@ struct NodeRow {
     free: usize,
     /// NICs for training that work, and all of them; `None`: nobody says.
     nics: Option<(usize, usize)>,
+    /// What the ring over all GPUs carries, megabytes (10^6) per second.
+    inside: Option<u32>,
     /// What all GPUs together send to other nodes, megabytes (10^6) per second.
     outward: Option<u32>,
     /// Why no job can be placed here.
@@ -80,7 +85,7 @@ struct ClusterTopology {
 }
 
 /// Shows the cluster.
-pub(in crate::cli) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
+pub(crate) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
     let read = || {
         let file = cluster::read(&args.place)?;
         let cluster = cluster::cluster(&file).map_err(|error| (error, Exit::Usage))?;
@@ -99,6 +104,17 @@ pub(in crate::cli) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
         }
     }
     Exit::Done
+}
+
+/// A job where it would go, as a picture of the cluster (SVG).
+pub(crate) fn drawing(file: &SnapshotFile, cluster: &Cluster, job: &str, place: &PlacementStatus) -> String {
+    let numbers = |node: &str, uuids: &[String]| {
+        let machine = cluster.nodes().get(node).and_then(|view| view.described());
+        let gpus = machine.into_iter().flat_map(|machine| &machine.gpus);
+        gpus.filter(|gpu| uuids.contains(&gpu.uuid)).map(|gpu| gpu.index).collect()
+    };
+    let gpus = place.nodes.iter().map(|node| (node.node_name.as_str(), numbers(&node.node_name, &node.gpus)));
+    svg::svg(&ClusterTopology::of(file, cluster), &svg::Gang { name: job, status: place, gpus: gpus.collect() })
 }
 
 impl ClusterTopology {
@@ -128,6 +144,7 @@ impl ClusterTopology {
                         status.map_or(machine.nics.len(), |status| all_nics(status, machine.nics.len())),
                     )
                 }),
+                inside: view.described().map(|machine| machine.shape.ring[machine.shape.all() as usize]),
                 outward: view.described().map(|machine| machine.shape.outward(machine.shape.all(), Some(GANG))),
                 excluded,
                 nics_down: status.map(nics_down).unwrap_or_default(),

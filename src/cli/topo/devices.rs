@@ -3,15 +3,15 @@
 use super::health::{self, Health};
 use super::text::{Screen, Table, plain};
 use super::{cpus_of_node, nic_name};
-use crate::cli::units::three_digits;
-use crate::placement::gpus::{Level, MOST_GPUS, Shape};
-use crate::topology::cells;
-use crate::topology::fold::{apart, grouped, numbers, twins};
-use crate::topology::nccl::{NcclPath, Ways};
-use crate::topology::path::PathClass;
-use crate::topology::report::{self, NamedDevices, ReportError};
+use crate::units::three_digits;
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::path::PathClass;
+use switchyard_core::placement::gpus::{Level, MOST_GPUS, Shape};
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, ModuleState};
+use switchyard_topology::cells;
+use switchyard_topology::fold::{apart, grouped, numbers, twins};
+use switchyard_topology::nccl::{NcclPath, Ways};
+use switchyard_topology::report::{self, NamedDevices, ReportError};
 
 /// One of several equal nodes: what leaves the node counts.
 pub(super) const GANG: Level = Level { share: 1000, nvlink: false };

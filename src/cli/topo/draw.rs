@@ -5,16 +5,16 @@ mod svg;
 #[cfg(test)]
 mod tests;
 
-pub(in crate::cli) use dot::dot;
-pub(in crate::cli) use svg::svg;
+pub(crate) use dot::dot;
+pub(crate) use svg::svg;
 
 use super::devices::{Known, gigabytes};
 use super::health::{self, Health};
 use super::text::plain;
 use super::{cpus_of_node, nic_name, short_name};
-use crate::cli::units::{plural, three_digits};
-use crate::topology::{cells, report};
+use crate::units::{plural, three_digits};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
+use switchyard_topology::{cells, report};
 
 /// Switches between a root complex and a device that are drawn; no machine has that many.
 const MOST_SWITCHES: usize = 8;

@@ -1,11 +1,11 @@
 //! What is wrong with a GPU or a NIC, from all facts of the report.
 
 use super::text::plain;
-use crate::cli::units::plural;
-use crate::topology::fold::numbers;
+use crate::units::plural;
 use switchyard_crds::gpu_topology::{
     Ecc, Fabric, FabricState, FabricSummary, Gpu, Mig, MigMode, NvLinks, PcieLink, RowRemapping,
 };
+use switchyard_topology::fold::numbers;
 
 /// How a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]

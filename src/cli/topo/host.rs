@@ -2,7 +2,7 @@
 
 use super::text::{Screen, Table, plain, short_list};
 use super::{cpu_name, cpus_of_node};
-use crate::cli::units::{binary, plural, three_digits};
+use crate::units::{binary, plural, three_digits};
 use switchyard_crds::gpu_topology::{Cache, CacheKind, Facts, GPUTopologyStatus};
 
 /// NUMA nodes: memory, distances, CPUs.

@@ -2,9 +2,9 @@
 
 use super::text::{Screen, Table, plain};
 use super::{health, nic_name};
-use crate::cli::units::{counted, speed};
-use crate::topology::cells;
+use crate::units::{counted, speed};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, GidGroup, Nic};
+use switchyard_topology::cells;
 
 /// The devices; `rails`: positions of those that carry training traffic, in the order of their rails.
 pub(super) fn table(screen: &mut Screen, status: &GPUTopologyStatus, rails: &[usize]) {

@@ -2,7 +2,7 @@
 
 use super::devices::{GANG, Known, gigabytes};
 use super::text::{Screen, Table};
-use crate::placement::gpus::UNLIMITED;
+use switchyard_core::placement::gpus::UNLIMITED;
 
 /// For 1, 2, 4, 8 and 16 GPUs the set that placement would choose on this node if it were empty.
 pub(super) fn table(screen: &mut Screen, known: &Known<'_>) {

@@ -2,11 +2,11 @@
 
 use super::nic_name;
 use super::text::{Screen, Table, plain};
-use crate::topology::cells;
-use crate::topology::matrix::Cell;
-use crate::topology::path::PathClass;
 use std::collections::BTreeSet;
+use switchyard_core::path::PathClass;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
+use switchyard_topology::cells;
+use switchyard_topology::matrix::Cell;
 
 /// A GPU or a NIC in the matrix.
 struct Device<'a> {

@@ -4,28 +4,28 @@
 const LONGEST_CPU_LIST: usize = 28;
 
 /// Text of limited width.
-pub(in crate::cli) struct Screen {
+pub(crate) struct Screen {
     pub(super) width: usize,
     text: String,
 }
 
 impl Screen {
     /// Empty, with rows of at most `width` characters.
-    pub(in crate::cli) fn new(width: usize) -> Self {
+    pub(crate) fn new(width: usize) -> Self {
         Self { width, text: String::new() }
     }
 
-    pub(in crate::cli) fn into_text(self) -> String {
+    pub(crate) fn into_text(self) -> String {
         self.text
     }
 
-    pub(in crate::cli) fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         self.text.push_str(cut(line.trim_end(), self.width).trim_end());
         self.text.push('\n');
     }
 
     /// A label, filled to at least six characters, and a text that continues below itself.
-    pub(in crate::cli) fn paragraph(&mut self, label: &str, text: &str) {
+    pub(crate) fn paragraph(&mut self, label: &str, text: &str) {
         let indent = label.len().max(6) + 2;
         let mut line = format!("{label:<width$}", width = indent);
         let mut empty = true;
@@ -186,7 +186,7 @@ pub(super) fn short_list(list: &str) -> String {
 }
 
 /// Printable ASCII only: names come from firmware, and what steers a terminal or turns the direction of a line is not one.
-pub(in crate::cli) fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' }).collect()
 }
 

@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::cli::args::{Cli, Command, WhatifArgs};
-use crate::cli::{cluster, whatif};
-use crate::controller::offline::Earlier;
+use crate::args::{Cli, Command, WhatifArgs};
+use crate::{cluster, whatif};
 use clap::Parser;
 use switchyard_crds::validate::train_job;
+use switchyard_ledger::offline::Earlier;
 
-const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/clusters/two-racks.json");
+const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/two-racks.json");
 const JOB: &str = include_str!("../../../examples/clusters/gpt-rack.yaml");
 
 fn open() -> Cluster {
@@ -66,7 +66,7 @@ fn what_a_drain_moves() {
 
 #[test]
 fn links_that_are_lost() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/clusters/gpt-rack.yaml");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/gpt-rack.yaml");
     insta::assert_snapshot!(whatif_of(&[file, "--lose-link", "gpu-05/3", "--lose-link", "gpu-06/mlx5_2"]));
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use std::path::PathBuf;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/topo-xml/{name}.xml"))
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/fixtures/topo-xml/{name}.xml"))
 }
 
 fn checked(name: &str) -> Checked {

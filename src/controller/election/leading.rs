@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::sync::watch::{self, Receiver, Sender};
 
 /// A clock that nobody sets: time since some start.
-pub(in crate::controller) type Clock = fn() -> Duration;
+pub(crate) type Clock = fn() -> Duration;
 
 /// Time since the machine started, also while it sleeps or the process is stopped.
-pub(in crate::controller) fn boot_time() -> Duration {
+pub(crate) fn boot_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
@@ -18,7 +18,7 @@ pub(in crate::controller) fn boot_time() -> Duration {
 type Until = Arc<AtomicU64>;
 
 /// The side that knows.
-pub(in crate::controller) struct Leader {
+pub(crate) struct Leader {
     changes: Sender<bool>,
     until: Until,
 }
@@ -49,7 +49,7 @@ impl Leader {
 
 /// The side that asks.
 #[derive(Clone)]
-pub(in crate::controller) struct Leading {
+pub(crate) struct Leading {
     changes: Receiver<bool>,
     until: Until,
     clock: Clock,
@@ -72,7 +72,7 @@ impl Leading {
 }
 
 /// Both sides; nobody leads yet.
-pub(in crate::controller) fn channel(clock: Clock) -> (Leader, Leading) {
+pub(crate) fn channel(clock: Clock) -> (Leader, Leading) {
     let (sender, receiver) = watch::channel(false);
     let until = Until::default();
     (Leader { changes: sender, until: Arc::clone(&until) }, Leading { changes: receiver, until, clock })

@@ -1,9 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::topology::import::{NicRate, Options, import};
-use crate::topology::matrix::parse;
 use switchyard_crds::gpu_topology::{Cpus, Host};
+use switchyard_topology::import::{NicRate, Options, import};
+use switchyard_topology::matrix::parse;
 
 /// Matrices of tests/fixtures/topo with their GPUs, and the rate of their NICs in Gbit/s.
 const MACHINES: [(&str, &str, u64, &str); 14] = [

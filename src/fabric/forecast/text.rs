@@ -1,11 +1,11 @@
 //! A forecast as lines for people.
 
 use super::{Between, Direct, Exit, Forecast, NodeForecast, Pair, Slowest, Summary, Target, Within};
-use crate::topology::fold::{grouped, twins};
-use crate::topology::rates::gigabytes;
-use crate::units::{counted, rank_list};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result};
+use switchyard_core::rates::gigabytes;
+use switchyard_core::units::{counted, rank_list};
+use switchyard_topology::fold::{grouped, twins};
 
 /// More blocks of equal ranks than this are shown by what is between them.
 const MOST_BLOCKS: usize = 3;

@@ -3,8 +3,8 @@
 use super::super::gang::training_ports;
 use super::fault::{Fault, Found, Outcome, differences, each, list};
 use super::scene::{Scene, gpus};
-use crate::units::counted;
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::{FileState, GPUTopologyStatus};
 
 /// Files for each rank of the job: NCCL's largest use that is documented is more than 32,768 for 144 ranks with 16 contexts.

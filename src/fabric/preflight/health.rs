@@ -2,10 +2,10 @@
 
 use super::fault::{Fault, Outcome, each, list};
 use super::scene::{Scene, is_of_gang};
-use crate::plan::cluster::GPU_RESOURCE;
 use std::collections::BTreeSet;
 use switchyard_crds::conditions::topology::CONSISTENT;
 use switchyard_crds::gpu_topology::{MigMode, RowRemapping};
+use switchyard_crds::names::GPU_RESOURCE;
 
 /// Check 13: the bus, the driver, the agent and the device plugin count the same GPUs.
 pub(super) fn lost(scene: &Scene<'_>) -> Outcome {

@@ -2,9 +2,9 @@
 
 use super::fault::{Fault, Outcome, each};
 use super::scene::Scene;
-use crate::plan::resources::parse_quantity;
-use crate::units::binary;
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource};
+use switchyard_core::quantity::parse_quantity;
+use switchyard_core::units::binary;
 use switchyard_crds::PreflightSeverity;
 
 /// Where processes exchange data through host memory.

@@ -20,9 +20,9 @@ mod scene;
 mod transport;
 
 use super::gang::Gang;
-use crate::units::counted;
 use fault::{Found, Outcome};
 use scene::Scene;
+use switchyard_core::units::counted;
 use switchyard_crds::{FabricDecision, PreflightFinding, PreflightSeverity, PreflightSkip, PreflightStatus};
 
 /// Most entries of `findings`, and of one check: a fault that is another on every node must not hide what other checks found.

@@ -3,11 +3,11 @@
 use super::super::gang::training_ports;
 use super::fault::{Fault, Outcome, each, list};
 use super::scene::{Scene, gpus, is_flat};
-use crate::topology::path::{PathClass, path_class};
-use crate::topology::report::numa_of;
-use crate::units::counted;
 use std::collections::BTreeSet;
+use switchyard_core::path::{PathClass, path_class};
+use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, Gpu, ModuleState, PcieLink};
+use switchyard_topology::report::numa_of;
 
 /// Check 9: bridges that send traffic between devices up to the CPU and back.
 pub(super) fn acs(scene: &Scene<'_>) -> Outcome {

@@ -4,12 +4,12 @@ use super::super::gang::{Gang, is_rdma_resource, training_ports};
 use super::super::profile::{Carrier, LinkLayer, link_layer};
 use super::fault::{Fault, Outcome, differences, each, list};
 use super::scene::{Scene, is_active, port_name, ports};
-use crate::plan::cluster::GPU_RESOURCE;
-use crate::units::{counted, speed};
 use crate::variables::nccl::List;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::units::{counted, speed};
 use switchyard_crds::gpu_topology::{FileState, GPUTopologyStatus, Nic};
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{PreflightSeverity, Transport};
 
 /// What was seen within this time before the placement counts.

@@ -3,7 +3,7 @@
 use super::super::gang::{Gang, training_ports};
 use super::super::profile::Carrier;
 use super::{Outcome, leave, section, set};
-use crate::units::plural;
+use switchyard_core::units::plural;
 use switchyard_crds::FabricMode;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, GidFamily, GidType};
 

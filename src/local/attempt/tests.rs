@@ -1,10 +1,10 @@
 //! Attempts with a worker that says what a test tells it to: several ranks in one process.
 
 use super::*;
-use crate::plan::{self, Snapshot};
 use std::os::unix::fs::PermissionsExt;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
+use switchyard_plan::{self as plan, Snapshot};
 use switchyard_worker_contract::config::Transport;
 use switchyard_worker_contract::event::{Failure, Item, Progress};
 

@@ -13,9 +13,8 @@ use super::{
     Action, Ending, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang,
     give_back, transport,
 };
-use crate::plan::ValidJob;
-use crate::plan::objects::{self, Object};
-use crate::planted;
+use crate::ValidJob;
+use crate::objects::{self, Object};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{DeviceAllocation, PlacementStatus};
@@ -116,14 +115,10 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let mut actions = old_pods(attempt);
-    if planted::bug("waits-for-zombies") && attempt.snapshot.pods.iter().any(|pod| pod.attempt < attempt.number) {
-        return Reconciliation { actions, ..Reconciliation::default() };
-    }
     let strangers = objects_of(attempt, &mut actions);
     let missing = attempt.pods.iter().filter(|pod| pod.is_none()).count();
     let numbered = (0_u32..).zip(&attempt.pods).filter(|(_, pod)| pod.is_none());
     let (job, defaults) = (attempt.snapshot.job, attempt.snapshot.defaults);
-    let numbered = numbered.filter(|_| !(planted::bug("half-a-gang") && missing < attempt.pods.len()));
     actions.extend(numbered.map(|(rank, _)| {
         Action::Create(Object::Pod(Box::new(objects::pod(job, attempt.valid, defaults, attempt.number, rank))))
     }));

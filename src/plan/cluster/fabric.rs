@@ -4,20 +4,22 @@ use super::gang::Question;
 use super::sites::is_old;
 use super::status::Draft;
 use super::view::NodeView;
-use crate::fabric::forecast::{self, Between, Direct, Forecast, Within};
-use crate::fabric::profile::{self, Profile, Site};
-use crate::fabric::{self, Asked, Gang, Member, Refused, preflight};
-use crate::plan::objects::{self, TRAINER};
-use crate::plan::resources::{Resources, gigabytes_per_second};
-use crate::plan::{ValidJob, eligible};
-use crate::units::plural;
+use crate::objects;
+use crate::resources::{self, gigabytes_per_second};
+use crate::{ValidJob, eligible};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::collections::BTreeMap;
+use switchyard_core::quantity::Resources;
+use switchyard_core::units::plural;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{
     DecisionOutcome, FabricStatus, Framework, GpuDirect, PlacementStatus, PreflightMode, TrainJob, Transport,
     conditions,
 };
+use switchyard_fabric::forecast::{self, Between, Direct, Forecast, Within};
+use switchyard_fabric::profile::{self, Profile, Site};
+use switchyard_fabric::{self as fabric, Asked, Gang, Member, Refused, preflight};
 
 /// What was decided for a gang that has a place.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +52,7 @@ pub fn before(
     let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&spec, &node.facts).is_ok();
     let sites: Vec<Site<'_>> = nodes.values().filter(may_run).map(site).collect();
     let profile = defaults.fabric_profile.as_ref().or_else(|| profile::detect(sites.iter().copied()));
-    let requests = Resources::of_pod(&spec);
+    let requests = resources::of_pod(&spec);
     let asked = Asked { mode: job.spec.fabric.mode, nodes: valid.request.nodes, gpus, requests: &requests };
     let resources = fabric::needs(asked, profile, &sites);
     Some(FabricStatus { profile: profile.map(|profile| profile.name.clone()), resources, ..FabricStatus::default() })

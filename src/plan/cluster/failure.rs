@@ -6,7 +6,7 @@
 use super::attempt::Attempt;
 use super::clock;
 use super::view::{Phase, PodView};
-use crate::plan::restart;
+use crate::restart;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions;
 use switchyard_crds::{ExitCodeOperator, FailureAction, FailureRule, Framework, Restarts, TrainJobSpec};

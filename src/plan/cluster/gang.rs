@@ -3,18 +3,19 @@
 use super::levels::Levels;
 use super::machine::{Machine, NamedGpu};
 use super::refusal::{self, NoPlace};
-use super::sites::{Excluded, GPU_RESOURCE, Need, Sites};
+use super::sites::{Excluded, Need, Sites};
 use super::view::NodeView;
-use crate::placement::gpus::ring::bits;
-use crate::placement::gpus::{Group, Level, MOST_GPUS, MinLink, Placement, Pod, Request, UNLIMITED};
-use crate::plan::ValidJob;
-use crate::plan::objects::{self, Defaults};
-use crate::plan::resources::Resources;
-use crate::topology::model::NodeOrd;
-use crate::topology::rates::gigabytes;
+use crate::ValidJob;
+use crate::objects::{self, Defaults};
+use crate::resources;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
+use switchyard_core::model::NodeOrd;
+use switchyard_core::placement::gpus::ring::bits;
+use switchyard_core::placement::gpus::{Group, Level, MOST_GPUS, MinLink, Placement, Pod, Request, UNLIMITED};
+use switchyard_core::rates::gigabytes;
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{self as api, DeviceAllocation, Limit, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
 use switchyard_worker_contract::CpuList;
 
@@ -62,7 +63,7 @@ pub fn place(question: &Question<'_>) -> Result<Placed, NoPlace> {
     let allocation = job.status.as_ref().and_then(|status| status.device_allocation);
     let need = Need {
         spec: &spec,
-        amounts: Resources::of_pod(&spec).without(GPU_RESOURCE),
+        amounts: resources::of_pod(&spec).without(GPU_RESOURCE),
         gpus: asked,
         allocation: allocation.filter(|_| asked > 0),
         now,

@@ -1,9 +1,9 @@
 //! Levels of domains: which labels of the nodes name racks, blocks and NVLink domains, and what they let through.
 
 use super::view::NodeView;
-use crate::placement::gpus::{Level, MOST_LEVELS};
 use std::fmt;
 use std::str::FromStr;
+use switchyard_core::placement::gpus::{Level, MOST_LEVELS};
 use switchyard_crds::{DomainMode, TopologyPolicy};
 
 /// Label of the NVLink domain of a node: UUID of its cluster and number of its clique, set by NVIDIA's GPU feature discovery; what the

@@ -1,14 +1,15 @@
 //! The devices of a node with their names, and their values, which nodes of one kind share.
 
-use crate::fabric;
-use crate::placement::gpus::{MOST_GPUS, Shape};
-use crate::topology::devices::{Devices, Gpu};
-use crate::topology::path::PathClass;
-use crate::topology::{build, rates, report};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use switchyard_core::devices::{Devices, Gpu};
+use switchyard_core::path::PathClass;
+use switchyard_core::placement::gpus::{MOST_GPUS, Shape};
+use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{FabricState, GPUTopology, GPUTopologyStatus};
+use switchyard_fabric as fabric;
+use switchyard_topology::{cluster, report};
 use switchyard_worker_contract::CpuList;
 
 /// What is known of the devices of a node.
@@ -130,7 +131,7 @@ impl Shapes {
 /// Divides the cores of each NUMA node among its GPUs, in the order of their positions: a rank is pinned near its GPU, and two ranks never
 /// to the same core, whatever jobs they belong to.
 fn share_cores(report: &GPUTopology, gpus: &mut [NamedGpu]) {
-    let Ok(named) = build::build([report]) else { return };
+    let Ok(named) = cluster::build([report]) else { return };
     for numa in named.cluster.nodes.iter().flat_map(|node| &node.numa_nodes) {
         let of_node: Vec<usize> = (0..gpus.len()).filter(|gpu| gpus[*gpu].numa_node == Some(numa.id)).collect();
         let (cores, count) = (&numa.cores, of_node.len());

@@ -29,12 +29,11 @@ pub mod turn;
 pub mod view;
 
 pub use refusal::{Change, NoPlace};
-pub use sites::{Excluded, GPU_RESOURCE, is_old};
+pub use sites::{Excluded, is_old};
 pub use status::major;
 
 use super::objects::{self, Defaults, Object};
 use super::{ValidJob, validate};
-use crate::fabric::Seen;
 use events::EventDraft;
 use jiff::{SignedDuration, Timestamp};
 use levels::Levels;
@@ -42,6 +41,7 @@ use status::Draft;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
+use switchyard_fabric::Seen;
 use switchyard_worker_contract::event::Summary;
 use view::{NodeView, ObjectView, PodView};
 

@@ -2,11 +2,11 @@
 
 use super::gang::{Question, plural};
 use super::sites::{Excluded, Need, Sites};
-use crate::placement::gpus::{Fleet, Group, MinLink, Refusal, Request, UNLIMITED};
-use crate::plan::resources::Resources;
-use crate::topology::rates::gigabytes;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use switchyard_core::placement::gpus::{Fleet, Group, MinLink, Refusal, Request, UNLIMITED};
+use switchyard_core::quantity::Resources;
+use switchyard_core::rates::gigabytes;
 use switchyard_crds::MinLink as Asked;
 
 /// Reasons that are named.

@@ -3,17 +3,15 @@
 use super::levels::{Levels, Tree};
 use super::machine::{self, Machine};
 use super::view::NodeView;
-use crate::placement::gpus::{Fleet, MOST_GPUS, Shape, Site};
-use crate::plan::eligible;
-use crate::plan::resources::Resources;
+use crate::eligible;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::PodSpec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Shape, Site};
+use switchyard_core::quantity::Resources;
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TopologyPolicy};
-
-/// Extended resource of NVIDIA's device plugin.
-pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// What the pods of a job ask of a node.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use super::events::EventDraft;
 use super::view::{Phase, PodView};
 use super::{FIGURES_PERIOD, Reconciliation, Snapshot, clock};
-use crate::plan::status::{Figures, trainer_status};
+use crate::status::{Figures, trainer_status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};

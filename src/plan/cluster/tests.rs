@@ -2,11 +2,12 @@
 
 use super::view::{Ended, NodeView, Phase, PodView, Waiting};
 use super::*;
-use crate::plan::eligible::NodeFacts;
-use crate::plan::resources::Resources;
+use crate::eligible::NodeFacts;
+use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use switchyard_core::quantity::Resources;
 use switchyard_crds::{DeviceAllocation, validate as schema};
 
 fn at(second: i64) -> Timestamp {
@@ -15,7 +16,7 @@ fn at(second: i64) -> Timestamp {
 
 fn amounts(cpu: &str) -> Resources {
     let quantities = [("cpu", cpu), ("pods", "9")].map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
-    Resources::of_quantities(&quantities.into())
+    resources::of_quantities(&quantities.into())
 }
 
 /// A cluster of one job.

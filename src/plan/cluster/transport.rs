@@ -6,15 +6,15 @@
 use super::Snapshot;
 use super::events::{self, EventDraft};
 use super::status::Draft;
-pub use crate::fabric::Seen;
-use crate::fabric::{Foretold, compare};
-use crate::plan::resources::gigabytes_per_second;
-use crate::plan::{ValidJob, objects};
+use crate::resources::gigabytes_per_second;
+use crate::{ValidJob, objects};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use switchyard_crds::{
     FabricMeasurement, FabricMode, FabricObservation, FallbackAction, Framework, MeasuredVerdict, ObservedVerdict,
     PlacedNode, PreflightMode, TrainJob, Transport, conditions,
 };
+pub use switchyard_fabric::Seen;
+use switchyard_fabric::{Foretold, compare};
 
 /// Slow links that are named; of more the number is told.
 const SLOW_NAMED: usize = 4;

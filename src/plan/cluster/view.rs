@@ -3,14 +3,15 @@
 
 use super::clock;
 use super::machine::Machine;
-use super::sites::GPU_RESOURCE;
-use crate::plan::eligible::NodeFacts;
-use crate::plan::objects::TRAINER;
-use crate::plan::resources::Resources;
+use crate::eligible::NodeFacts;
+use crate::resources;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use switchyard_core::quantity::Resources;
 use switchyard_crds::labels;
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_crds::names::TRAINER;
 use switchyard_worker_contract::termination::Termination;
 
 /// Phase of a pod.
@@ -181,7 +182,7 @@ impl PodView {
             }),
             stopped: ends.filter(|_| is_all).and_then(|ends| ends.into_iter().max()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
-            requests: spec.map(Resources::of_pod).unwrap_or_default(),
+            requests: spec.map(resources::of_pod).unwrap_or_default(),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
         }
     }
@@ -293,7 +294,7 @@ impl NodeView {
             ready: is_ready,
         };
         let allocatable =
-            status.and_then(|status| status.allocatable.as_ref()).map(Resources::of_quantities).unwrap_or_default();
+            status.and_then(|status| status.allocatable.as_ref()).map(resources::of_quantities).unwrap_or_default();
         let not_ready_since = (!is_ready).then(|| since.unwrap_or(Timestamp::UNIX_EPOCH));
         NodeView { facts, not_ready_since, allocatable, ..NodeView::default() }
     }

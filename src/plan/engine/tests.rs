@@ -1,6 +1,6 @@
 //! Defaults that depend on other fields, what CEL cannot check, and that every valid block translates.
 
-use crate::plan::{Invalid, validate};
+use crate::{Invalid, validate};
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};

@@ -1,12 +1,13 @@
 //! What each framework gets, reviewed as YAML in `snapshots/`, and who wins where the user sets the same thing.
 
 use super::*;
-use crate::plan::objects::{self, Defaults, TRAINER};
-use crate::plan::validate;
-use crate::variables::{per_process, rendezvous};
+use crate::objects::{self, Defaults};
+use crate::validate;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use switchyard_crds::names::TRAINER;
+use switchyard_fabric::variables::{per_process, rendezvous};
 
 const FRAMEWORKS: [&str; 6] = ["Torch", "Paddle", "Horovod", "MPI", "JAX", "TensorFlow"];
 

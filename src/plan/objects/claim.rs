@@ -1,12 +1,13 @@
 //! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and nobody else can have them at the same time.
 
-use super::{Defaults, TRAINER, metadata, object, pod_name};
-use crate::plan::ValidJob;
-use crate::plan::cluster::GPU_RESOURCE;
-use crate::plan::resources::Resources;
+use super::{Defaults, metadata, object, pod_name};
+use crate::ValidJob;
+use crate::resources;
 use k8s_openapi::api::core::v1::{PodResourceClaim, PodSpec, ResourceClaim as Reference};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{DeviceAllocation, PlacedNode, TrainJob, labels};
 
 /// Name of the claim inside the pod.
@@ -20,7 +21,7 @@ pub fn gpus(job: &TrainJob) -> u32 {
     let of_template =
         resources.and_then(|resources| resources.limits.as_ref()).filter(|l| l.contains_key(GPU_RESOURCE));
     let limits = of_template.or(job.spec.trainer.resources_per_node.as_ref().map(|resources| &resources.limits));
-    let count = limits.map_or(0, |limits| Resources::of_quantities(limits).get(GPU_RESOURCE) / 1000);
+    let count = limits.map_or(0, |limits| resources::of_quantities(limits).get(GPU_RESOURCE) / 1000);
     u32::try_from(count.max(0)).unwrap_or(u32::MAX)
 }
 

@@ -1,10 +1,8 @@
 //! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
 
-use super::pod::{Place, TRAINER, add_volumes, from_annotation, mount, mounts};
+use super::pod::{Place, add_volumes, from_annotation, mount, mounts};
 use super::{gpus, metadata, object};
-use crate::fabric::profile::{self, Profile};
-use crate::fabric::{self, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
-use crate::plan::ValidJob;
+use crate::ValidJob;
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec,
     ResourceRequirements, Volume,
@@ -12,7 +10,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use std::collections::BTreeMap;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_fabric::profile::{self, Profile};
+use switchyard_fabric::{self as fabric, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
 
 /// Volume of NCCL's file as the container sees it, and name of the init container that writes it.
 const FABRIC: &str = "switchyard-fabric";

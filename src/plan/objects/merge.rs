@@ -1,11 +1,12 @@
 //! Where the user's template and Switchyard set the same thing: who wins, said in words; and what cannot be merged.
 
 use super::Defaults;
-use super::pod::{CONFIG, KEY, Place, TRAINER, mounted};
-use crate::plan::frameworks::{self, Entry, Seat, Source};
-use crate::plan::{Invalid, ValidJob};
+use super::pod::{CONFIG, KEY, Place, mounted};
+use crate::frameworks::{self, Entry, Seat, Source};
+use crate::{Invalid, ValidJob};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use std::collections::BTreeSet;
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_worker_contract::pod as paths;
 

@@ -23,10 +23,9 @@ mod tests;
 pub use claim::{claim, gpus};
 pub use fabric::fabric_config;
 pub use merge::{MergeConflict, conflicts, faults};
-pub use pod::{TRAINER, placement_patch, pod};
+pub use pod::{placement_patch, pod};
 
 use super::{ValidJob, frameworks};
-use crate::fabric::profile::Profile;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -36,6 +35,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
+use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE, RENDEZVOUS_PORT};
 
@@ -216,7 +216,7 @@ fn uses_host_network(job: &TrainJob) -> bool {
 /// The port at which node 0 of an attempt is found. A pod with a network of its own has a fixed one; on the network of a node other jobs may
 /// listen, so that each job and attempt takes one of [`HOST_PORTS`]. The scheduler refuses a node where another pod has it, since it
 /// is declared, and the next attempt has another one.
-pub(in crate::plan) fn rendezvous_port(job: &TrainJob, attempt: u32) -> u16 {
+pub(crate) fn rendezvous_port(job: &TrainJob, attempt: u32) -> u16 {
     if !uses_host_network(job) {
         return RENDEZVOUS_PORT;
     }
@@ -236,7 +236,7 @@ fn pod_name(valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
 }
 
 /// The name by which other pods of the job find one, through its Service; with more than one node only.
-pub(in crate::plan) fn pod_host(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
+pub(crate) fn pod_host(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
     let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
     format!("{}.{}.{namespace}.svc", pod_name(valid, attempt, node_rank), valid.name)
 }

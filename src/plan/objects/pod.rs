@@ -2,18 +2,17 @@
 
 use super::merge::trainer_of;
 use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, pod_name, rendezvous_port};
-use crate::plan::{EnvEntry, ValidJob, frameworks};
+use crate::{EnvEntry, ValidJob, frameworks};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
     PodSchedulingGate, PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
     SecurityContext, Volume, VolumeMount,
 };
 use serde_json::{Value, json};
+use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Checkpoint, Framework, PlacedNode, TrainJob, labels};
 use switchyard_worker_contract::{env, pod as paths};
 
-/// Name of the container that trains.
-pub const TRAINER: &str = "trainer";
 /// Volume of the engine's configuration.
 pub(super) const CONFIG: &str = "switchyard-config";
 /// Volume of the job's key.

@@ -1,7 +1,7 @@
 //! Golden objects: what is created in a cluster, reviewed as YAML in `snapshots/`.
 
 use super::*;
-use crate::plan::validate;
+use crate::validate;
 use proptest::prelude::*;
 use serde_json::Value;
 use switchyard_crds::{DeviceAllocation, PlacedNode};
@@ -199,7 +199,7 @@ fn our_own_objects_cover_themselves() {
     for object in shared(&job.0, &job.1) {
         let mut stored = object.content();
         stored["status"] = json!({"added": "by the server"});
-        let view = crate::plan::cluster::view::ObjectView {
+        let view = crate::cluster::view::ObjectView {
             uid: String::new(),
             owned: true,
             deleting: false,

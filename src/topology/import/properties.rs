@@ -3,7 +3,7 @@
 
 use super::tests::{FIXTURES, imported, options, words};
 use super::*;
-use crate::topology::matrix::parse;
+use crate::matrix::parse;
 use proptest::prelude::*;
 
 /// What must hold of every result.

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::topology::matrix::parse;
+use crate::matrix::parse;
 use switchyard_crds::gpu_topology::SourceState;
 
 /// The texts of machines that people published; `tests/fixtures/topo/README.md` says where.

@@ -9,9 +9,9 @@ mod text;
 
 pub use fault::{Fault, Faults};
 
-use super::path::PathClass;
 use fault::Place;
 use std::collections::BTreeMap;
+use switchyard_core::path::PathClass;
 use switchyard_worker_contract::CpuList;
 use text::{Affinity, Row, Table, is_list};
 

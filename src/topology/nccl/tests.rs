@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::topology::import::{self, NicRate, Options};
-use crate::topology::{matrix, report};
+use crate::import::{self, NicRate, Options};
+use crate::{matrix, report};
 
 /// A machine of tests/fixtures/topo with NICs of 400 Gbit/s.
 fn fixture(name: &str, gpu_model: &str) -> GPUTopologyStatus {

@@ -6,7 +6,7 @@ use super::generate::searched_address;
 use super::machine::{Device, Machine};
 use super::tables::{INVENTED, MOST_ELEMENTS, class, is_bus_id, most_beside};
 use super::{Content, Document, generate, parse};
-use crate::topology::report::{self, numa_of};
+use crate::report::{self, numa_of};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 

@@ -1,9 +1,9 @@
 //! What differs between two files in NCCL's eyes.
 
 use super::machine::{Cpu, Device, Machine, TooManyGpus};
-use crate::topology::nccl::{NcclPath, Ways};
-use crate::topology::rates::gigabytes;
+use crate::nccl::{NcclPath, Ways};
 use std::collections::BTreeSet;
+use switchyard_core::rates::gigabytes;
 
 /// A difference.
 #[derive(Debug, Clone, PartialEq, Eq)]

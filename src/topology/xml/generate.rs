@@ -1,11 +1,11 @@
 //! A report as a topology file: the tree that NCCL finds when it climbs from each device to its CPU.
 
 use super::tables::{ARCHITECTURES, HIDDEN_SWITCH, VENDORS, class, is_bus_id, most_beside, speed_word};
-use crate::topology::nccl::is_coherent;
-use crate::topology::rates;
-use crate::topology::report::{self, ReportError, numa_of};
+use crate::nccl::is_coherent;
+use crate::report::{self, ReportError, numa_of};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Nic, PcieLink};
 use switchyard_worker_contract::CpuList;
 
@@ -226,7 +226,7 @@ fn link(link: Option<&PcieLink>) -> String {
 }
 
 /// `<gpu>` with its NVLinks.
-fn gpu_lines(status: &GPUTopologyStatus, devices: &crate::topology::devices::Devices, gpu: usize) -> Vec<String> {
+fn gpu_lines(status: &GPUTopologyStatus, devices: &switchyard_core::devices::Devices, gpu: usize) -> Vec<String> {
     let own = devices.gpus[gpu];
     let sm = rates::sm_with(own.link_rate).map_or(String::new(), |sm| format!(" sm=\"{sm}\""));
     let mut inner = Vec::new();

@@ -2,9 +2,9 @@
 
 use super::tables::{MOST_ELEMENTS, class, is_bridge, link_rate, number};
 use super::{Document, Element};
-use crate::topology::devices::{self, Devices};
-use crate::topology::path::PathClass;
-use crate::topology::rates;
+use switchyard_core::devices::{self, Devices};
+use switchyard_core::path::PathClass;
+use switchyard_core::rates;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
 /// The machine of a file.

@@ -152,7 +152,7 @@ pub(super) fn is_bridge(class: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::rates;
+    use switchyard_core::rates;
 
     #[test]
     fn rates_are_those_of_the_table_of_rates() {

@@ -1,9 +1,9 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::topology::import::{self, NicRate, Options};
-use crate::topology::nccl::Ways;
-use crate::topology::{matrix, report};
+use crate::import::{self, NicRate, Options};
+use crate::nccl::Ways;
+use crate::{matrix, report};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopologyStatus, Gpu, LinkKind, Nic, NumaNode, PcieLink};
 
 #[cfg(test)]

@@ -3,14 +3,14 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use std::collections::BTreeMap;
-use switchyard::plan::cluster::GPU_RESOURCE;
-use switchyard::plan::cluster::machine::Shapes;
-use switchyard::plan::cluster::view::NodeView;
-use switchyard::plan::eligible::NodeFacts;
-use switchyard::plan::resources::Resources;
-use switchyard::topology::{import, matrix};
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TrainJob};
+use switchyard_plan::cluster::machine::Shapes;
+use switchyard_plan::cluster::view::NodeView;
+use switchyard_plan::eligible::NodeFacts;
+use switchyard_plan::resources;
 use switchyard_tests::{Random, root};
+use switchyard_topology::{import, matrix};
 
 /// 10,000 nodes as the controller knows them: 500 racks of one kind of machine each, 30 % of the nodes empty.
 pub fn nodes() -> BTreeMap<String, NodeView> {
@@ -27,7 +27,7 @@ pub fn nodes() -> BTreeMap<String, NodeView> {
     }
     let amounts = [("cpu", "64"), ("memory", "1Ti"), ("pods", "110"), (GPU_RESOURCE, "8")];
     let amounts =
-        Resources::of_quantities(&amounts.map(|(name, amount)| (name.to_string(), Quantity(amount.into()))).into());
+        resources::of_quantities(&amounts.map(|(name, amount)| (name.to_string(), Quantity(amount.into()))).into());
     let node = |number: usize| {
         let name = format!("gpu-{number:05}");
         let labels = [("example.com/rack", number / 20), ("example.com/block", number / 500)];

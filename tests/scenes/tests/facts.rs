@@ -92,7 +92,7 @@ fn virtual_functions_are_no_rails() {
     );
     assert_eq!(function.virtual_function_of.as_deref(), Some("0000:18:00.0"));
     assert_eq!(function.bus_id.as_deref(), Some("0000:18:00.2"));
-    let rails = switchyard::topology::report::devices(&status).unwrap().nics;
+    let rails = switchyard_topology::report::devices(&status).unwrap().nics;
     assert_eq!(rails.len(), 8, "those beside the GPUs; 2 for storage and 16 virtual functions are not among them");
 }
 

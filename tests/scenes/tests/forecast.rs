@@ -4,9 +4,9 @@
 mod common;
 
 use common::{roots, stage, status_of};
-use switchyard::fabric::forecast::{Member, forecast, lines};
-use switchyard::topology::xml::{Content, Severity, check, generate, parse};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
+use switchyard_fabric::forecast::{Member, forecast, lines};
+use switchyard_topology::xml::{Content, Severity, check, generate, parse};
 
 /// Scenes with GPUs.
 const SCENES: [&str; 14] = [

@@ -8,10 +8,10 @@
 mod common;
 
 use common::{stage, status};
-use switchyard::topology::cells;
-use switchyard::topology::matrix;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, SourceState};
 use switchyard_scenes::Scene;
+use switchyard_topology::cells;
+use switchyard_topology::matrix;
 
 const TEXTS: [(&str, &str); 14] = [
     ("dgx-1v", include_str!("../../fixtures/topo/f01-dgx-1v.txt")),

@@ -5,14 +5,14 @@ use super::replay::{BEFORE_OF_NODES, Decision, decisions, promised};
 use super::{Fact, History, NodeFact, PodFact, World};
 use crate::placement::bandwidth;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard::placement::gpus::{Level, MinLink, UNLIMITED};
-use switchyard::plan::cluster::view::{self, Phase};
-use switchyard::plan::resources::bytes_per_second;
-use switchyard::topology::devices::Devices;
-use switchyard::topology::report;
+use switchyard_core::devices::Devices;
+use switchyard_core::placement::gpus::{Level, MinLink, UNLIMITED};
 use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::PLACED;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::cluster::view::{self, Phase};
+use switchyard_plan::resources::bytes_per_second;
+use switchyard_topology::report;
 
 /// The pods that have a place, with their GPUs.
 fn plans<'a>(world: &World<'a>) -> impl Iterator<Item = (&'a PodFact, &'a PlacedNode)> {

@@ -25,11 +25,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use switchyard::plan::cluster::view::{self, NodeView, PodView};
-use switchyard::plan::eligible::NodeFacts;
-use switchyard::plan::resources::Resources;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_plan::cluster::view::{self, NodeView, PodView};
+use switchyard_plan::eligible::NodeFacts;
+use switchyard_plan::resources;
 
 /// What a change did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +126,7 @@ impl NodeFact {
         NodeFact {
             ready: status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True"),
             open: spec.unschedulable != Some(true) && spec.taints.is_none_or(|taints| taints.is_empty()),
-            allocatable: status.allocatable.as_ref().map(Resources::of_quantities),
+            allocatable: status.allocatable.as_ref().map(resources::of_quantities),
             facts: NodeView::of(node).facts,
         }
     }

@@ -4,7 +4,7 @@ use super::replay::{Replay, waits};
 use super::{Change, Fact, History, JobFact, PodFact, What, World, double_gpus, half_gangs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use switchyard::plan::resources::Resources;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::{COMPLETE, FAILED, PLACED, Stage};
 
 /// Something that must not be.

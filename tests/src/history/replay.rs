@@ -5,17 +5,17 @@
 
 use super::{Change, Fact, History, JobFact, PodFact, World};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use switchyard::plan::cluster::gang::{self, Placed, Question};
-use switchyard::plan::cluster::levels::Levels;
-use switchyard::plan::cluster::machine::{Machine, Shapes};
-use switchyard::plan::cluster::turn::{self, Turn};
-use switchyard::plan::cluster::view::{self, NodeView};
-use switchyard::plan::objects::Defaults;
-use switchyard::plan::resources::Resources;
-use switchyard::plan::{self, cluster};
+use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::{PLACED, RESTARTING};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacedNode, TrainJob};
+use switchyard_plan::cluster::gang::{self, Placed, Question};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::machine::{Machine, Shapes};
+use switchyard_plan::cluster::turn::{self, Turn};
+use switchyard_plan::cluster::view::{self, NodeView};
+use switchyard_plan::objects::Defaults;
+use switchyard_plan::{self as plan, cluster};
 
 /// Changes before a decision that the cache may not have shown: on a loaded machine those of several gangs of five nodes.
 const BEFORE: usize = 60;

@@ -1,14 +1,14 @@
 //! Bandwidth of sets of GPUs and of whole placements, by brute force: what placement is judged by.
 //!
-//! Written from the statement of the problem (src/placement/README.md); it shares no code and no table with what it judges. Panics on
+//! Written from the statement of the problem (src/core/placement/README.md); it shares no code and no table with what it judges. Panics on
 //! nonsense, like a test.
 
 mod world;
 
 use std::collections::HashMap;
-use switchyard::placement::gpus::{Level, MinLink, UNLIMITED};
-use switchyard::topology::devices::{Devices, UNKNOWN_NIC};
-use switchyard::topology::path::PathClass;
+use switchyard_core::devices::{Devices, UNKNOWN_NIC};
+use switchyard_core::path::PathClass;
+use switchyard_core::placement::gpus::{Level, MinLink, UNLIMITED};
 pub use world::{World, any_devices, any_request, fixtures};
 
 fn orders(rest: &[usize]) -> Vec<Vec<usize>> {

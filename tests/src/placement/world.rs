@@ -4,11 +4,11 @@ use super::{bandwidth, best_pod, positions};
 use crate::Random;
 use crate::gpus::{MACHINES, Machine};
 use std::collections::HashMap;
-use switchyard::placement::gpus::{Fleet, Group, Level, MinLink, Placement, Request, Site};
-use switchyard::topology::devices::{Devices, Gpu, Nic};
-use switchyard::topology::model::NodeOrd;
-use switchyard::topology::path::PathClass;
-use switchyard::topology::report;
+use switchyard_core::devices::{Devices, Gpu, Nic};
+use switchyard_core::model::NodeOrd;
+use switchyard_core::path::PathClass;
+use switchyard_core::placement::gpus::{Fleet, Group, Level, MinLink, Placement, Request, Site};
+use switchyard_topology::report;
 
 /// Sees every choice of a node for each pod, as (group, node).
 type Visit<'a> = &'a mut dyn FnMut(&[(usize, usize)]);

@@ -1,7 +1,7 @@
 //! Training data that is none: refused before any rank starts.
 
-use crate::case::{Case, GOOD, Make, arguments, judge, unprivileged};
-use crate::files::make_fifo;
+use crate::bad_input::case::{Case, GOOD, Make, arguments, judge, unprivileged};
+use crate::bad_input::files::make_fifo;
 use std::fs;
 use switchyard_tests::Scene;
 
@@ -120,7 +120,7 @@ fn data_that_cannot_be_used_is_refused() {
 #[test]
 fn a_file_that_may_not_be_read_is_refused() {
     use std::os::unix::fs::PermissionsExt;
-    let scene = crate::case::scene();
+    let scene = crate::bad_input::case::scene();
     fs::set_permissions(scene.join("data/text.txt"), fs::Permissions::from_mode(0o000)).unwrap();
     let ended = unprivileged(&scene, "run job.yaml --run-dir out");
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);

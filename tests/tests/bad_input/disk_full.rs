@@ -1,6 +1,6 @@
 //! A disk that becomes full while a job runs: what it writes, and its checkpoints.
 
-use crate::case::DEADLINE;
+use crate::bad_input::case::DEADLINE;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};

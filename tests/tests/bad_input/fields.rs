@@ -1,6 +1,6 @@
 //! Manifests with one wrong field each.
 
-use crate::case::{Case, DEADLINE, GOOD, Make, arguments, fault, judge, scene};
+use crate::bad_input::case::{Case, DEADLINE, GOOD, Make, arguments, fault, judge, scene};
 
 /// A case in which one piece of the good manifest is replaced.
 const fn field(name: &'static str, [from, to]: [&'static str; 2], code: i32, says: &'static [&'static str]) -> Case {

@@ -1,6 +1,6 @@
 //! Manifests that are no manifest, and other files and arguments that cannot be used.
 
-use crate::case::{Case, GOOD, Make, arguments, judge, unprivileged};
+use crate::bad_input::case::{Case, GOOD, Make, arguments, judge, unprivileged};
 use std::fs;
 use switchyard_tests::Scene;
 
@@ -318,7 +318,7 @@ fn files_that_cannot_be_used_are_refused() {
 #[test]
 fn a_run_directory_without_permission_is_refused() {
     use std::os::unix::fs::PermissionsExt;
-    let scene = crate::case::scene();
+    let scene = crate::bad_input::case::scene();
     fs::create_dir(scene.join("closed")).unwrap();
     fs::set_permissions(scene.join("closed"), fs::Permissions::from_mode(0o555)).unwrap();
     for run_dir in ["closed", "closed/out"] {

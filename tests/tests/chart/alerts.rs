@@ -1,6 +1,6 @@
 //! The rules and the board as Prometheus itself reads them: its `promtool` checks them, and plays the alerts on made-up series.
 
-use crate::metrics::{boards, read};
+use crate::chart::metrics::{boards, read};
 use anyhow::{Result, ensure};
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The chart's life on a real cluster, with a job that runs through it: installed beside Kubeflow's TrainJob, upgraded, rolled back,
 //! uninstalled, installed again.
 
-use crate::server::get;
+use crate::chart::server::get;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;

@@ -1,6 +1,6 @@
 //! The controller says which admission policies of the chart are not in force.
 
-use crate::{MONITORING, files};
+use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Renderings: by helm alone, without a cluster.
 
-use crate::{MONITORING, files};
+use crate::chart::{MONITORING, files};
 use anyhow::Result;
 use switchyard_tests::chart::{chart, objects, render, run_helm};
 use switchyard_tests::root;

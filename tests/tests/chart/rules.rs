@@ -1,6 +1,6 @@
 //! What the rendered objects may do and look like, whatever the values are.
 
-use crate::{MONITORING, files};
+use crate::chart::{MONITORING, files};
 use anyhow::Result;
 use serde_json::Value;
 use switchyard_tests::chart::{objects, render};

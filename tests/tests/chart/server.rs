@@ -1,6 +1,6 @@
 //! Every object of every set of values, judged by a real API server without being made; and Pod Security.
 
-use crate::{MONITORING, files};
+use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use switchyard_tests::chart::{RELEASE, objects, render};

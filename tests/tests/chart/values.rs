@@ -1,6 +1,6 @@
 //! Which values the chart takes.
 
-use crate::files;
+use crate::chart::files;
 use serde_json::Value;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -7,13 +7,14 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard::topology::report;
 use switchyard_crds::gpu_topology::{Fabric, FabricState};
 use switchyard_crds::{Limit, TrainJob};
+use switchyard_plan::resources;
 use switchyard_tests::gpus::{MACHINES, uuids};
 use switchyard_tests::history::{Fact, Recorder};
 use switchyard_tests::placement::{bandwidth, best_pod};
 use switchyard_tests::{Command, account, chart_rules, condition_of, role, stage_of};
+use switchyard_topology::report;
 
 /// What each claim of a job's attempt must have.
 fn planned(job: &TrainJob) -> BTreeMap<String, BTreeSet<String>> {
@@ -99,13 +100,12 @@ async fn every_kind_of_machine_gives_its_best_gpus() -> Result<()> {
             .map(|gpu| all.iter().position(|other| other == gpu).unwrap())
             .collect();
         set.sort_unstable();
-        let system = switchyard::placement::gpus::MinLink::System;
+        let system = switchyard_core::placement::gpus::MinLink::System;
         let value = bandwidth(devices, &set, None, system);
         let most = best_pod(devices, (1 << devices.gpus.len()) - 1, *gpus as u8, None, system);
         assert_eq!(value, most, "{}: {}", kinds[*number].0.fixture, placement(&job).reason);
         let told = placement(&job).predicted_bus_bandwidth.clone().unwrap();
-        let told =
-            switchyard::plan::resources::Resources::of_quantities(&[("told".to_string(), told)].into()).get("told");
+        let told = resources::of_quantities(&[("told".to_string(), told)].into()).get("told");
         assert_eq!(Some(told), value.map(|value| i64::from(value) * 1_000_000_000), "{}", kinds[*number].0.fixture);
     }
     scene.had_all_rights()

@@ -1,16 +1,16 @@
 //! Exact GPUs by claims, from `kubectl apply` to the environment of the container.
 
-use crate::gpu_nodes::GpuCluster;
-use crate::{JOBS, TEAM, message, predicted, stage};
+use crate::e2e::gpu_nodes::GpuCluster;
+use crate::e2e::{JOBS, TEAM, message, predicted, stage};
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
-use switchyard::placement::gpus::MinLink;
-use switchyard::plan::cluster::machine::{Machine, Shapes};
+use switchyard_core::placement::gpus::MinLink;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_tests::drivers::VISIBLE;
 use switchyard_tests::gpus::{DRIVER, gpu_job};
 use switchyard_tests::history::{Fact, Violation, double_gpus};

@@ -1,8 +1,8 @@
 //! What happens to a training job when parts of a real cluster fail: it goes on from its checkpoint, or fails with the right reason, and
 //! nothing is left.
 
-use crate::memory::out_of_memory;
-use crate::{Cluster, JOBS, TEAM, example, message, stage};
+use crate::e2e::memory::out_of_memory;
+use crate::e2e::{Cluster, JOBS, TEAM, example, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;

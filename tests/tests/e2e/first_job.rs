@@ -1,6 +1,6 @@
 //! docs/first-job.md, command by command, and what must be so between them; then the other pages whose commands need real nodes.
 
-use crate::{Cluster, JOBS, example, stage};
+use crate::e2e::{Cluster, JOBS, example, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs;
@@ -148,7 +148,7 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
     fs::write(folder.join("alone.json"), alone.to_string())?;
     let run =
         Program::new(&target().join("release/switchyard"), folder, ["run", "alone.json", "--run-dir", "alone", "-q"]);
-    let ended = run.run(crate::PATIENCE);
+    let ended = run.run(crate::e2e::PATIENCE);
     ensure!(ended.code == Some(0), "{}", ended.stderr);
     let status: Value = serde_saphyr::from_str(&fs::read_to_string(folder.join("alone/status.yaml"))?)?;
     let loss = |job: &Value, name: &str| -> Result<f64> {

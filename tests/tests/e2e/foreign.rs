@@ -1,7 +1,7 @@
 //! An image that is not ours: plain Python, which reduces over sockets between the processes that the environment names, as torchrun
 //! would start them.
 
-use crate::{Cluster, stage};
+use crate::e2e::{Cluster, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Nodes with GPUs: the agents of the chart report the scene of each node, a driver offers its GPUs, and jobs get exactly those that are
 //! planned for them.
 
-use crate::{Cluster, TEAM, claims, strangers};
+use crate::e2e::{Cluster, TEAM, claims, strangers};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -38,7 +38,7 @@ impl GpuCluster {
             let stage = Stage::new(Scene::shipped(scene)?)?;
             let (from, to) = (stage.tree.path(""), cluster.nodes.path(node, "/var/lib/scene")?);
             let arguments = ["-a", &from.display().to_string(), &to.display().to_string()];
-            let copied = Program::new("cp".as_ref(), cluster.folder.path(), arguments).run(crate::PATIENCE);
+            let copied = Program::new("cp".as_ref(), cluster.folder.path(), arguments).run(crate::e2e::PATIENCE);
             ensure!(copied.code == Some(0), "{}", copied.stderr);
             stages.push(stage);
         }

@@ -2,9 +2,9 @@
 //!
 //! `cargo xtask bench leftovers` plays more of it and keeps the result; `SWITCHYARD_SEED` chooses another sequence.
 
-use crate::faults::{checkpointed, volume};
-use crate::random_jobs::Play;
-use crate::{Cluster, JOBS, TEAM, stage};
+use crate::e2e::faults::{checkpointed, volume};
+use crate::e2e::random_jobs::Play;
+use crate::e2e::{Cluster, JOBS, TEAM, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,7 +155,7 @@ fn expired(cluster: &Cluster, kinds: &str, before: &BTreeSet<String>) -> Result<
         if !are_there {
             break;
         }
-        ensure!(begin.elapsed() < crate::PATIENCE, "{names:?} are still there");
+        ensure!(begin.elapsed() < crate::e2e::PATIENCE, "{names:?} are still there");
     }
     ensure!(complete.len() == names.len(), "complete: {complete:?}");
     ensure!(made.iter().eq(MADE), "{made:?} were made; expected {MADE:?}");

@@ -1,7 +1,7 @@
 //! A container that runs out of memory in the middle of a training: the job goes on from its checkpoint, and everybody says why.
 
-use crate::faults::{State, Then, checkpointed, engine_of};
-use crate::{Cluster, JOBS, TEAM, message, stage};
+use crate::e2e::faults::{State, Then, checkpointed, engine_of};
+use crate::e2e::{Cluster, JOBS, TEAM, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use std::fs;
@@ -82,7 +82,7 @@ fn starve(cluster: &Cluster, pod: &str) -> Result<()> {
     let _eater = Eater::start(&group)?;
     // A zombie has no program any more.
     while Path::new(&format!("/proc/{rank}/exe")).read_link().is_ok() {
-        ensure!(begin.elapsed() < crate::PATIENCE, "{} has memory without end", group.display());
+        ensure!(begin.elapsed() < crate::e2e::PATIENCE, "{} has memory without end", group.display());
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Jobs of any kind, and what happens around them, as a seed decides.
 
-use crate::faults::{ENDLESS, checkpointed, processes_of};
-use crate::{Cluster, JOBS, TEAM, example};
+use crate::e2e::faults::{ENDLESS, checkpointed, processes_of};
+use crate::e2e::{Cluster, JOBS, TEAM, example};
 use anyhow::Result;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};

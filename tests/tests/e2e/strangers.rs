@@ -1,7 +1,7 @@
 //! Who is kept out of a real cluster: an agent with the token of another node, and whoever reaches the ports of workers.
 
-use crate::faults::processes_of;
-use crate::{Cluster, JOBS, TEAM, example, message, stage};
+use crate::e2e::faults::processes_of;
+use crate::e2e::{Cluster, JOBS, TEAM, example, message, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

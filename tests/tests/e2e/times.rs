@@ -1,14 +1,14 @@
 //! How long users wait, and what the product takes while nothing happens. `cargo xtask bench cluster` repeats it and keeps the result.
 
-use crate::faults::{kill_rank, processes_of};
-use crate::{Cluster, JOBS, TEAM, example};
+use crate::e2e::faults::{kill_rank, processes_of};
+use crate::e2e::{Cluster, JOBS, TEAM, example};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::fs;
 use std::time::{Duration, Instant};
 use switchyard_tests::chaos;
 
-/// Goals of issue 8: medians of ten, seconds; MiB.
+/// Goals: medians of ten, seconds; MiB.
 const GOALS: [(&str, f64); 3] =
     [("applyToFirstStepSeconds", 5.0), ("killToStepSeconds", 6.0), ("idleMebibytes", 120.0)];
 
@@ -51,7 +51,7 @@ fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<
         if log.stdout.contains("\"event\":\"progress\"") {
             return Ok(begin.elapsed().as_secs_f64());
         }
-        ensure!(begin.elapsed() < crate::PATIENCE, "{pod} does no step: {}{}", log.stdout, log.stderr);
+        ensure!(begin.elapsed() < crate::e2e::PATIENCE, "{pod} does no step: {}{}", log.stdout, log.stderr);
         std::thread::sleep(Duration::from_millis(50));
     }
 }

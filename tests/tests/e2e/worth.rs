@@ -5,8 +5,8 @@
 //! the order of their names, whatever rack they are in: that is a place and an order of ranks by chance. For kube-scheduler's choice,
 //! pods of the same size without Switchyard are bound first, and the racks are laid so that nodes by name are in the racks of those.
 
-use crate::times::{machine, rounded, spread};
-use crate::{Cluster, JOBS, TEAM, predicted, stage};
+use crate::e2e::times::{machine, rounded, spread};
+use crate::e2e::{Cluster, JOBS, TEAM, predicted, stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use switchyard_scenes::{Scene, Stage};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use switchyard::fabric::MERGE;
+use switchyard_fabric::MERGE;
 
 const REASONS: &str = "NCCL_IB_HCA==mlx5_0:1 (nodes 0-3): set: the ports that carry training traffic\n";
 

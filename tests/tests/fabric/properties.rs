@@ -2,9 +2,9 @@
 
 use super::scenes::{JOBS, Job, SCENES, Scene, items, look, look_at, manifest};
 use serde_json::{Value, json};
-use switchyard::fabric::profile::Profile;
-use switchyard::plan::objects::Defaults;
 use switchyard_crds::{DecisionOutcome, FabricStatus};
+use switchyard_fabric::profile::Profile;
+use switchyard_plan::objects::Defaults;
 use switchyard_tests::random::Random;
 
 fn all() -> impl Iterator<Item = (&'static Scene, &'static Job)> {
@@ -177,7 +177,7 @@ fn profiles_that_cannot_be_are_refused_with_the_field() {
 
 #[test]
 fn every_pack_is_a_good_profile_of_its_own_name() {
-    let packs = switchyard::fabric::profile::packs();
+    let packs = switchyard_fabric::profile::packs();
     for pack in packs {
         assert!(pack.check().is_ok(), "{:?}", pack.check());
         assert!(pack.detect.is_some() && !pack.title.is_empty(), "{}", pack.name);

@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use switchyard::controller::offline::{Cluster, Earlier};
-use switchyard::plan::cluster::levels::Levels;
-use switchyard::plan::objects::{self, Defaults};
-use switchyard::plan::validate;
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricStatus, TrainJob};
+use switchyard_ledger::offline::{Cluster, Earlier};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::{self, Defaults};
+use switchyard_plan::validate;
 use switchyard_tests::gpus::{Machine, RESOURCE};
 
 /// Nodes in a cloud.

@@ -1,7 +1,7 @@
 //! Two frameworks through everything: API server, controller, scheduler, and a kubelet that starts the pods' commands as processes.
 
-use crate::pods::{python, script};
-use crate::{TURN, sums, told};
+use crate::frameworks::pods::{python, script};
+use crate::frameworks::{TURN, sums, told};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::sync::PoisonError;

@@ -1,8 +1,8 @@
 //! A checkpoint that `switchyard checkpoint export` wrote is a model of PyTorch: every tensor has the name and shape that the network there
 //! has, and the loss on the validation part is the run's own.
 
-use crate::pods::{python, script};
-use crate::record;
+use crate::frameworks::pods::{python, script};
+use crate::frameworks::record;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::Path;

@@ -9,8 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use switchyard::plan::objects::{self, Defaults, TRAINER};
-use switchyard::plan::validate;
+use switchyard_crds::names::TRAINER;
+use switchyard_plan::objects::{self, Defaults};
+use switchyard_plan::validate;
 use switchyard_tests::{Ended, Program};
 use switchyard_worker_contract::pod::CONFIG_DIR;
 

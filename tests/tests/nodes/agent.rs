@@ -1,8 +1,8 @@
 //! The node agent as it runs in a cluster: the pod of a DaemonSet, with the files of its host mounted, under the rights of its
 //! account. The hosts are scenes: their sysfs, and a mock of NVML beside it.
 
-use crate::devices::{claim, told, visible};
-use crate::{apply, cluster, kubectl, pod, wait_phase};
+use crate::nodes::devices::{claim, told, visible};
+use crate::nodes::{apply, cluster, kubectl, pod, wait_phase};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::Api;
@@ -55,7 +55,7 @@ fn daemon_set(image: &str, hosts: &str) -> Value {
 /// What the agent of a node reports, once it reports GPUs.
 async fn report(nodes: &Nodes, node: &str) -> Result<GPUTopology> {
     let api = Api::<GPUTopology>::all(nodes.plane.client().await?);
-    let give_up = Instant::now() + crate::PATIENCE;
+    let give_up = Instant::now() + crate::nodes::PATIENCE;
     loop {
         let found = api.get_opt(node).await?;
         if let Some(report) = found.clone().filter(|report| !uuids(report).is_empty()) {

@@ -1,7 +1,7 @@
 //! The command behind `cargo xtask cluster`: an owner that is killed leaves nothing for long, who cleans up leaves the living alone,
 //! and a machine that cannot run real nodes says why.
 
-use crate::{cluster, kubectl, until};
+use crate::nodes::{cluster, kubectl, until};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;

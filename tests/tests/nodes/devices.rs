@@ -1,6 +1,6 @@
 //! GPUs of real nodes: exact ones by claims, any by the device plugin.
 
-use crate::{apply, cluster, inside, kubectl, pod, until, wait_phase};
+use crate::nodes::{apply, cluster, inside, kubectl, pod, until, wait_phase};
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub(crate) fn visible(nodes: &Nodes, pod: &str) -> Result<BTreeSet<String>> {
 /// What an agent reports from the PodResources API of a node's kubelet, once it tells of this pod.
 pub(crate) async fn told(nodes: &Nodes, agent_of: &str, pod: &str) -> Result<Vec<DeviceUse>> {
     let api = kube::Api::<GPUTopology>::all(nodes.plane.client().await?);
-    let give_up = Instant::now() + crate::PATIENCE;
+    let give_up = Instant::now() + crate::nodes::PATIENCE;
     loop {
         let report = api.get_opt(agent_of).await?;
         let uses = report.and_then(|report| report.status).map(|status| status.in_use).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! What pods see of a cluster: each other, Services, names, the speed of the links; and what is left of it.
 
-use crate::{apply, cluster, inside, kubectl, pod, until, wait_phase};
+use crate::nodes::{apply, cluster, inside, kubectl, pod, until, wait_phase};
 use anyhow::{Context, Result};
 use serde_json::json;
 use switchyard_tests::nodes::{Nodes, left};

@@ -1,13 +1,13 @@
 //! Each check: a scene in which it looks and finds nothing, and the same scene with one fault.
 
-use crate::gangs::by_hand;
-use crate::stage::{Stage, before, registered};
+use crate::preflight::gangs::by_hand;
+use crate::preflight::stage::{Stage, before, registered};
 use serde_json::json;
 use std::fmt::Write;
-use switchyard::fabric::preflight::CHECKS;
 use switchyard_crds::PreflightSeverity::{Block, Warn};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{PreflightFinding, PreflightSeverity, PreflightStatus};
+use switchyard_fabric::preflight::CHECKS;
 
 /// Nodes and job by name, and what makes the check look at something; then the fault, and how bad it is.
 struct Case {
@@ -336,7 +336,7 @@ fn messages_are_as_they_were_reviewed() {
         stage.found(case.check).iter().for_each(|finding| tell(&mut text, finding));
         text.push('\n');
     }
-    tell(&mut text, crate::gangs::of_check(&by_hand(&["rdma/ib"], &[4, 5, 6, 7], |_| {}), BY_HAND));
+    tell(&mut text, crate::preflight::gangs::of_check(&by_hand(&["rdma/ib"], &[4, 5, 6, 7], |_| {}), BY_HAND));
     insta::with_settings!({snapshot_path => "golden", prepend_module_to_snapshot => false}, {
         insta::assert_snapshot!("messages", text);
     });

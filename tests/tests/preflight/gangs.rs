@@ -1,13 +1,13 @@
 //! What holds for whole gangs: facts that are missing, faults that fold, GPUs of the gang and others, what follows from the mode.
 
-use crate::checks::{BY_HAND, INFINIBAND, says};
-use crate::stage::{NOW, Stage};
+use crate::preflight::checks::{BY_HAND, INFINIBAND, says};
+use crate::preflight::stage::{NOW, Stage};
 use serde_json::json;
-use switchyard::fabric::{Gang, Member, preflight};
-use switchyard::plan::resources::Resources;
+use switchyard_core::quantity::Resources;
 use switchyard_crds::PreflightSeverity::{Block, Warn};
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricMode, Framework, PreflightFinding, PreflightStatus};
+use switchyard_fabric::{Gang, Member, preflight};
 
 /// What the checks find on two pods with 4 GPUs each, the first with GPUs 0 to 3 of their node.
 pub fn by_hand(resources: &[&str], second: &[usize], change: impl FnOnce(&mut GPUTopologyStatus)) -> PreflightStatus {
@@ -183,7 +183,7 @@ fn agents_that_are_old_or_silent_and_reports_that_contradict_themselves_are_told
     };
     let old = told(23, |status| status.agent_version = Some("0.0.9".into()));
     assert!(old.contains("gpu-2: its node agent is 0.0.9, and this program"), "{old}");
-    let silent = told(23, |status| status.observed_time = Some(crate::stage::before(90)));
+    let silent = told(23, |status| status.observed_time = Some(crate::preflight::stage::before(90)));
     assert!(silent.contains("gpu-2: not checked as it is now: its node agent is silent"), "{silent}");
     let lost = told(13, |status| {
         let condition = json!({

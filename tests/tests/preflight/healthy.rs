@@ -1,7 +1,7 @@
 //! No false alarm: machines on which nothing is wrong, in every cloud and of every kind, raise nothing.
 
-use crate::scenes::{JOBS, SCENES};
-use crate::stage::Stage;
+use crate::preflight::scenes::{JOBS, SCENES};
+use crate::preflight::stage::Stage;
 use switchyard_tests::gpus::MACHINES;
 
 /// Jobs that set what is wrong on most nodes.

@@ -1,7 +1,7 @@
 //! `switchyard preflight` as people run it.
 
-use crate::gangs::eight_nodes;
-use crate::stage::Stage;
+use crate::preflight::gangs::eight_nodes;
+use crate::preflight::stage::Stage;
 use serde_json::{Value, json};
 use std::time::Duration;
 use switchyard_tests::{Ended, Scene};
@@ -11,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 fn run(stage: &Stage, line: &str) -> Ended {
     let scene = Scene::new();
     // A snapshot has a time, or nothing in it is old.
-    let snapshot = json!({"apiVersion": "cli.switchyard.dev/v1", "kind": "ClusterSnapshot", "takenAt": crate::stage::NOW, "items": stage.items});
+    let snapshot = json!({"apiVersion": "cli.switchyard.dev/v1", "kind": "ClusterSnapshot", "takenAt": crate::preflight::stage::NOW, "items": stage.items});
     scene.write("cluster.json", snapshot.to_string());
     scene.write("job.yaml", serde_saphyr::to_string(&stage.job).unwrap());
     let line = format!("preflight job.yaml --snapshot cluster.json {line}");

@@ -1,14 +1,14 @@
 //! A job and the nodes that it may get, whose agents report everything, to be changed before they are looked at.
 
-use crate::scenes::{JOBS, SCENES, items, manifest};
+use super::scenes::{JOBS, SCENES, items, manifest};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
-use switchyard::controller::offline::{Cluster, Earlier};
-use switchyard::plan::cluster::levels::Levels;
-use switchyard::plan::objects::Defaults;
 use switchyard_crds::gpu_topology::*;
 use switchyard_crds::{FabricStatus, PreflightFinding, PreflightStatus};
+use switchyard_ledger::offline::{Cluster, Earlier};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
 use switchyard_tests::gpus::{Machine, RESOURCE};
 
 /// When it is looked.

@@ -1,6 +1,6 @@
 //! The dependency table by crate.
 
-use crate::{cargo, caught, members, metadata, none, output_of};
+use crate::tidy::{cargo, caught, members, metadata, none, output_of};
 use serde_json::{Value, json};
 
 /// What one package of the workspace may depend on, not counting its tests.
@@ -21,11 +21,23 @@ const SCENES: &str = "switchyard-scenes";
 const WORKER: &str = "switchyard-worker";
 const SERVICE: &str = "switchyard-service";
 const CHECKPOINT: &str = "switchyard-checkpoint";
+const CORE: &str = "switchyard-core";
+const TOPOLOGY: &str = "switchyard-topology";
+const FABRIC: &str = "switchyard-fabric";
+const PLAN: &str = "switchyard-plan";
+const LEDGER: &str = "switchyard-ledger";
+const CONTROLLER: &str = "switchyard-controller";
+const LOCAL: &str = "switchyard-local";
+const TOOLS: &str = "switchyard-tools";
+const CLI: &str = "switchyard-cli";
 const CUDA: &str = "switchyard-cuda";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
+/// What brings clients, sockets or threads into a crate that computes only.
+const IMPURE: &[&str] = &["kube-client", "kube-runtime", "tokio", "rustix", WORKER];
+
 /// Nobody may depend on `switchyard-tests` and `xtask`: they are in no row.
-const TABLE: [Row; 16] = [
+const TABLE: &[Row] = &[
     Row {
         package: CONTRACT,
         workspace: &[],
@@ -85,15 +97,39 @@ const TABLE: [Row; 16] = [
         only: Some(&[]),
         never: &["kube", "tokio"],
     },
+    Row { package: CORE, workspace: &[], only: Some(&["thiserror"]), never: &[] },
+    Row { package: TOPOLOGY, workspace: &[CORE, CRDS, CONTRACT], only: Some(&["thiserror"]), never: IMPURE },
+    Row { package: FABRIC, workspace: &[CORE, TOPOLOGY, CRDS, CONTRACT], only: None, never: IMPURE },
+    Row { package: PLAN, workspace: &[CORE, TOPOLOGY, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
+    Row { package: LEDGER, workspace: &[CORE, PLAN, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
+    Row { package: TOOLS, workspace: &[CORE, FABRIC, CRDS, CONTRACT], only: None, never: IMPURE },
     Row {
-        package: "switchyard",
-        workspace: &[CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE],
+        package: CONTROLLER,
+        workspace: &[LEDGER, PLAN, FABRIC, CRDS, CONTRACT, SERVICE],
+        only: None,
+        never: &[WORKER, AGENT, CLI, LOCAL],
+    },
+    Row {
+        package: LOCAL,
+        workspace: &[CORE, TOPOLOGY, PLAN, CRDS, CONTRACT, AGENT],
+        only: None,
+        never: &[WORKER, "kube-client", LEDGER, CLI],
+    },
+    Row {
+        package: CLI,
+        workspace: &[
+            CORE, TOPOLOGY, FABRIC, PLAN, LEDGER, CONTROLLER, LOCAL, TOOLS, CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE,
+        ],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],
     },
+    Row { package: "switchyard", workspace: &[CLI], only: Some(&[]), never: &[WORKER, DAEMON, "switchyard-tests"] },
     Row {
         package: "switchyard-tests",
-        workspace: &["switchyard", CRDS, CONTRACT, AGENT, DAEMON, WORKER, SCENES],
+        workspace: &[
+            CORE, TOPOLOGY, FABRIC, PLAN, LEDGER, CONTROLLER, LOCAL, TOOLS, CLI, CRDS, CONTRACT, AGENT, DAEMON, WORKER,
+            SCENES,
+        ],
         only: None,
         never: &[],
     },
@@ -110,7 +146,8 @@ const TABLE: [Row; 16] = [
         never: &["kube", "tokio", AGENT],
     },
     Row { package: "switchyard-test-clock", workspace: &[], only: Some(&[]), never: &[] },
-    Row { package: "xtask", workspace: &[CRDS], only: None, never: &["switchyard", WORKER, "tokio"] },
+    // Compiled before everything else.
+    Row { package: "xtask", workspace: &[], only: None, never: &["k8s-openapi", "schemars", "tokio"] },
 ];
 
 /// Compares what every package names with the table.

@@ -1,6 +1,6 @@
 //! Paths that the documents name exist.
 
-use crate::{caught, none, read, repository_files};
+use crate::tidy::{caught, none, read, repository_files};
 use switchyard_tests::documents::{SHELLS, blocks_in, documents};
 use switchyard_tests::root;
 
@@ -95,6 +95,45 @@ fn check_blocks(file: &str, text: &str) -> Vec<String> {
         }
     }
     faults
+}
+
+/// Lines of a block `text FILE` that are not lines of that file.
+fn check_excerpts(file: &str, text: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut from: Option<(&str, String)> = None;
+    for (index, line) in text.lines().enumerate() {
+        match (line.strip_prefix("```"), &from) {
+            (Some(info), None) => {
+                let source = info.split_once(' ').filter(|(language, _)| *language == "text").map(|(_, source)| source);
+                from = source.map(|source| (source, read(source).unwrap_or_default()));
+            }
+            (Some(_), Some(_)) => from = None,
+            (None, Some((source, whole))) if !whole.lines().any(|known| known == line) => {
+                faults.push(format!("{file}:{}: this line is not in {source}", index + 1));
+            }
+            (None, _) => {}
+        }
+    }
+    faults
+}
+
+#[test]
+fn excerpts_are_of_their_files() {
+    let documents = documents().unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(read("README.md").is_some_and(|text| text.matches("```text docs/results/").count() == 2));
+    none(
+        &documents
+            .iter()
+            .flat_map(|file| check_excerpts(file, &read(file).unwrap_or_default(), read))
+            .collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn planted_excerpts_are_caught() {
+    let text = "```text a.txt\none\nthree\n```\n```text\nfour\n```\n```text gone.txt\nfive\n```\n";
+    let faults = check_excerpts("docs/x.md", text, |name| (name == "a.txt").then(|| "one\ntwo\n".into()));
+    caught(&faults, &["docs/x.md:3: this line is not in a.txt", "docs/x.md:9: this line is not in gone.txt"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Sizes of files, and words that must not be in them.
 
-use crate::tokens::mentions;
-use crate::{caught, none, read, repository_files, rust_files};
+use crate::tidy::tokens::mentions;
+use crate::tidy::{caught, none, read, repository_files, rust_files};
 
 /// Lines above which a Rust file is too long to be read in one go; above [`LONG`] it is named.
 const LIMIT: usize = 500;

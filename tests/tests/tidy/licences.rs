@@ -1,6 +1,6 @@
 //! Licences: ours, and those of the dependencies, by the list in `deny.toml`.
 
-use crate::{caught, members, metadata, none, read, repository_files};
+use crate::tidy::{caught, members, metadata, none, read, repository_files};
 use serde_json::Value;
 
 /// The licences that `deny.toml` allows.

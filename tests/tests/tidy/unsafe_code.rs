@@ -1,7 +1,7 @@
 //! Where `unsafe` may stand.
 
-use crate::tokens::mentions;
-use crate::{caught, members, metadata, none, read, rust_files};
+use crate::tidy::tokens::mentions;
+use crate::tidy::{caught, members, metadata, none, read, rust_files};
 use switchyard_tests::root;
 
 /// Files with unsafe code, and what for. A file that needs none any more is taken off the list.

@@ -1,7 +1,7 @@
 //! The files of an image.
 
 use super::{Image, Version, sbom};
-use crate::steps::{root, target};
+use crate::steps::root;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -21,8 +21,8 @@ const TEXTS: [(&str, &str); 3] = [
 /// The old names of folders, of which programs and NVIDIA's runtime know either.
 const LINKS: [(&str, &str); 2] = [("lib", "usr/lib"), ("lib64", "usr/lib64")];
 
-/// Writes all files of an image, each with fixed rights and the same time.
-pub(super) fn write(image: &Image, folder: &Path, version: &Version) -> Result<()> {
+/// Writes all files of an image with this program, each with fixed rights and the same time.
+pub(super) fn write(image: &Image, built: &Path, folder: &Path, version: &Version) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
@@ -32,17 +32,16 @@ pub(super) fn write(image: &Image, folder: &Path, version: &Version) -> Result<(
         fs::write(&to, bytes).with_context(|| to.display().to_string())?;
         Ok(fs::set_permissions(&to, Permissions::from_mode(mode))?)
     };
-    let built = target().join("release").join(image.name);
     let stripped = folder.with_extension("stripped");
     fs::create_dir_all(folder)?;
     // Without the names of functions, which are a quarter of it. A panic still says its place.
-    let strip = Command::new("strip").arg("--strip-all").arg("-o").args([&stripped, &built]).status();
+    let strip = Command::new("strip").arg("--strip-all").arg("-o").arg(&stripped).arg(built).status();
     ensure!(strip.context("cannot start strip, which comes with a C compiler")?.success(), "strip {}", built.display());
     put(&format!("usr/bin/{}", image.name), &fs::read(&stripped)?, 0o755)?;
     fs::remove_file(&stripped)?;
 
     let mut packages = BTreeMap::new();
-    for library in libraries(&built, image.loads)? {
+    for library in libraries(built, image.loads)? {
         let bytes = fs::read(&library).with_context(|| library.display().to_string())?;
         // All libraries lie below /usr here, whatever this machine does; `LINKS` leads there from the old names.
         let path = library.strip_prefix("/").context("invariant: the linker tells whole paths")?;

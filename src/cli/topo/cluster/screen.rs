@@ -4,9 +4,9 @@ use super::super::NARROWEST;
 use super::super::devices::gigabytes;
 use super::super::text::{Screen, Table, cut, length, plain};
 use super::{ClusterTopology, LevelRow, NodeRow, Use};
-use crate::cli::units::{counted, three_digits};
-use crate::plan::cluster::Excluded;
+use crate::units::{counted, three_digits};
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_plan::cluster::Excluded;
 
 /// Of more nodes than this only the domains are shown, unless everything is asked for.
 const MOST_NODES: usize = 40;

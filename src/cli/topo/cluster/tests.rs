@@ -3,7 +3,7 @@
 use super::*;
 use serde_json::{Value, json};
 
-const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/clusters/two-racks.json");
+const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/two-racks.json");
 
 fn example() -> SnapshotFile {
     cluster::read_file(CLUSTER.as_ref()).unwrap()

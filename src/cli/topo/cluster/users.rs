@@ -1,15 +1,16 @@
 //! Who uses which GPU: what jobs were given by name, what kubelets say, and how many GPUs other pods have.
 
 use super::Use;
-use crate::cli::cluster::{SnapshotFile, name_of};
-use crate::controller::offline::Cluster;
-use crate::plan::cluster::view::{NodeView, PodView};
-use crate::plan::cluster::{GPU_RESOURCE, is_over};
+use crate::cluster::{SnapshotFile, name_of};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions;
 use switchyard_crds::device_use::DeviceUse;
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_ledger::offline::Cluster;
+use switchyard_plan::cluster::is_over;
+use switchyard_plan::cluster::view::{NodeView, PodView};
 
 /// Users of GPUs by node.
 pub(super) struct Users {

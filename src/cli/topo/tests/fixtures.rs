@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::topology::import::{self, NicRate, Options};
-use crate::topology::matrix;
 use std::path::Path;
+use switchyard_topology::import::{self, NicRate, Options};
+use switchyard_topology::matrix;
 
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/topo");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/topo");
 
 /// Model of the GPUs of each, and the rate of its NICs in Gbit/s.
 const MACHINES: [(&str, &str, u64); 14] = [

@@ -1,14 +1,15 @@
 //! The fabric in the life of a job.
 
+use super::super::Action;
 use super::super::machine::Shapes;
 use super::super::tests::World;
 use super::super::view::NodeView;
-use super::super::{Action, GPU_RESOURCE};
-use crate::plan::objects::Object;
-use crate::plan::resources::Resources;
+use crate::objects::Object;
+use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologySpec, GPUTopologyStatus, Gpu, Host, Nic};
+use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, Transport, conditions};
 
 fn report(node: usize, state: &str) -> GPUTopologyStatus {
@@ -50,7 +51,7 @@ fn set_reports(world: &mut World, state: &str) {
         let report = GPUTopology { status, ..GPUTopology::new("n", GPUTopologySpec::default()) };
         let amounts = [("cpu", "4"), ("pods", "9"), (GPU_RESOURCE, "2"), ("rdma/shared", "63")];
         let amounts = amounts.map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
-        let amounts = Resources::of_quantities(&amounts.into());
+        let amounts = resources::of_quantities(&amounts.into());
         let (free, allocatable, machine) = (amounts.clone(), amounts, Some(shapes.machine(&report)));
         *node = NodeView { facts: node.facts.clone(), free, allocatable, machine, ..NodeView::default() };
     }

@@ -2,15 +2,16 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::plan::cluster::machine::Shapes;
-use crate::plan::eligible::NodeFacts;
-use crate::plan::validate;
-use crate::topology::import::{NicRate, Options, import};
-use crate::topology::matrix::parse;
+use crate::cluster::machine::Shapes;
+use crate::eligible::NodeFacts;
+use crate::resources;
+use crate::validate;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::validate as schema;
+use switchyard_topology::import::{NicRate, Options, import};
+use switchyard_topology::matrix::parse;
 
 const H200: &str = include_str!("../../../../tests/fixtures/topo/f04-h200.txt");
 const B200: &str = include_str!("../../../../tests/fixtures/topo/f10-b200.txt");
@@ -36,7 +37,7 @@ impl Cluster {
         let count = machine.as_ref().map_or(0, |machine| machine.gpus.len());
         let amounts = [("cpu", "64".to_string()), ("pods", "9".into()), (GPU_RESOURCE, count.to_string())];
         let amounts = amounts.map(|(name, amount)| (name.to_string(), Quantity(amount)));
-        let amounts = Resources::of_quantities(&amounts.into());
+        let amounts = resources::of_quantities(&amounts.into());
         let labels = [("example.com/rack".to_string(), rack.to_string())].into();
         let facts = NodeFacts { name: name.into(), labels, ready: true, ..NodeFacts::default() };
         let (free, allocatable) = (amounts.clone(), amounts);
@@ -136,7 +137,7 @@ fn several_nodes_are_bound_by_their_nics_and_stay_in_a_rack() {
 fn a_refusal_names_what_binds_and_what_would_help() {
     let mut cluster = Cluster::h200(&["r1", "r1", "r2", "r2"]);
     cluster.nodes.get_mut("n03").unwrap().taken = 0b11;
-    cluster.nodes.get_mut("n03").unwrap().free = Resources::of_quantities(
+    cluster.nodes.get_mut("n03").unwrap().free = resources::of_quantities(
         &[("cpu", "64"), ("pods", "9"), (GPU_RESOURCE, "6")].map(|(n, a)| (n.to_string(), Quantity(a.into()))).into(),
     );
     let asked = job(3, 8, json!({"domains": [{"key": "example.com/rack", "mode": "Required"}]}));
@@ -255,8 +256,7 @@ fn a_gang_that_lost_a_node_moves_one_pod() {
 #[test]
 fn levels_that_contradict_themselves_are_refused() {
     let levels = |texts: &[&str]| -> Result<Levels, String> {
-        let parse =
-            |text: &&str| text.parse().map_err(|error: crate::plan::cluster::levels::LevelError| error.to_string());
+        let parse = |text: &&str| text.parse().map_err(|error: crate::cluster::levels::LevelError| error.to_string());
         Levels::new(texts.iter().map(parse).collect::<Result<_, _>>()?).map_err(|error| error.to_string())
     };
     assert!(levels(&["a", "b:2", "cluster:4"]).is_ok());
@@ -273,7 +273,7 @@ fn levels_that_contradict_themselves_are_refused() {
         let refused = levels(texts).unwrap_err();
         assert!(refused.contains(says), "{texts:?}: {refused}");
     }
-    let text = |text: &str| text.parse::<crate::plan::cluster::levels::DomainLevel>().unwrap().to_string();
+    let text = |text: &str| text.parse::<crate::cluster::levels::DomainLevel>().unwrap().to_string();
     assert_eq!(["a.b/c", "a:NVLink", "a:2.5"].map(text), ["a.b/c", "a:NVLink", "a:2.5"]);
 }
 
@@ -332,7 +332,7 @@ proptest::proptest! {
             let (text, model) = [(H200, "H200"), (B200, "B200"), (A30, "A30")][*kind % 3];
             let node = cluster.node(&format!("n{number}"), &rack.to_string(), text, model);
             (node.taken, node.in_use, node.offered) = (*taken, *in_use, *offered);
-            node.free = Resources::of_quantities(
+            node.free = resources::of_quantities(
                 &[("cpu", "64".to_string()), ("pods", "9".into()), (GPU_RESOURCE, free.to_string())]
                     .map(|(name, amount)| (name.to_string(), Quantity(amount)))
                     .into(),

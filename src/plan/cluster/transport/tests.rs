@@ -2,9 +2,9 @@
 
 use super::super::fabric::tests::{condition, world};
 use super::super::tests::World;
-use crate::fabric::Seen;
 use serde_json::{Value, json};
 use switchyard_crds::{MeasuredVerdict, ObservedVerdict, Transport, conditions};
+use switchyard_fabric::Seen;
 use switchyard_worker_contract::event::{Measured, MeasuredLink};
 
 const IB: &str = "n:1:1 [0] NCCL INFO Using network IB\nn:1:1 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0\n\

@@ -1,8 +1,8 @@
 //! What holds of every text and of every machine.
 
 use super::*;
-use crate::topology::devices::Devices;
 use proptest::prelude::*;
+use switchyard_core::devices::Devices;
 use switchyard_crds::gpu_topology::{Link, LinkVia};
 
 /// Everything that is done with a text.

@@ -5,8 +5,9 @@ use crate::history::view::Phase;
 use crate::history::{ClaimFact, NodeFact, OfferFact};
 use serde_json::json;
 use std::collections::BTreeMap;
-use switchyard::plan::eligible::NodeFacts;
 use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_plan::eligible::NodeFacts;
+use switchyard_plan::resources;
 
 /// A history in the making; each step is a revision.
 #[derive(Default)]
@@ -36,7 +37,7 @@ impl Story {
 
     fn node(&mut self, name: &str, cpu: &str) {
         let allocatable = serde_json::from_value(json!({"cpu": cpu, "memory": "1Gi", "pods": "4"})).unwrap();
-        let allocatable = Some(Resources::of_quantities(&allocatable));
+        let allocatable = Some(resources::of_quantities(&allocatable));
         let facts = NodeFacts { name: name.into(), ready: true, ..NodeFacts::default() };
         self.set(name, Fact::Node(NodeFact { ready: true, open: true, allocatable, facts }));
     }
@@ -65,7 +66,7 @@ impl Story {
     fn pod(&mut self, attempt: u32, rank: u32, state: &str) {
         let mut pod = PodFact { job: "uid-j".into(), ..PodFact::default() };
         let spec = json!({"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "500m"}}}]});
-        pod.view.requests = Resources::of_pod(&serde_json::from_value(spec).unwrap());
+        pod.view.requests = resources::of_pod(&serde_json::from_value(spec).unwrap());
         pod.view.name = format!("j-{attempt}-{rank}");
         (pod.view.attempt, pod.view.node_rank) = (attempt, rank);
         pod.view.gated = state == "gated";

@@ -1,0 +1,244 @@
+//! Carries out actions: other objects before pods, many calls at once, each with a deadline.
+
+use super::error::{Cause, Refusal};
+use futures::StreamExt;
+use futures::stream;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use std::time::Duration;
+use switchyard_crds::TrainJob;
+use switchyard_crds::labels::PLAN_MANAGER;
+use switchyard_plan::cluster::Action;
+use switchyard_plan::cluster::view;
+use switchyard_plan::objects::{CLAIM, Object};
+use tokio::sync::Semaphore;
+
+/// Time for one call, retries of the client included.
+pub(super) const DEADLINE: Duration = Duration::from_secs(15);
+/// Calls at a time over all jobs: an API server of the test bench creates no more pods per second with more of them.
+const CALLS: usize = 64;
+
+/// The one that writes.
+#[derive(Clone)]
+pub struct Executor {
+    pub(super) client: Client,
+    calls: std::sync::Arc<Semaphore>,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// Kind and resource version of what was written.
+    pub written: Vec<(&'static str, String)>,
+    /// UIDs of what was deleted.
+    pub deleted: Vec<String>,
+    /// What was not done.
+    pub refusals: Vec<Refusal>,
+}
+
+/// One action done.
+enum Done {
+    Written(&'static str, Option<String>),
+    Deleted(String),
+}
+
+/// The job whose objects are written.
+#[derive(Debug, Clone, Copy)]
+struct Job<'a> {
+    namespace: &'a str,
+    uid: &'a str,
+}
+
+impl Executor {
+    /// Writes with this client.
+    pub fn new(client: Client) -> Executor {
+        Executor { client, calls: std::sync::Arc::new(Semaphore::new(CALLS)) }
+    }
+
+    /// Carries out the actions of the job with this UID. Pods come last, and only if everything else was done: a pod
+    /// without its configuration would hang.
+    pub async fn apply(&self, namespace: &str, uid: &str, actions: Vec<Action>) -> Applied {
+        let job = Job { namespace, uid };
+        let is_create = |action: &Action| matches!(action, Action::Create(Object::Pod(_)));
+        let (pods, others): (Vec<Action>, Vec<Action>) = actions.into_iter().partition(is_create);
+        let mut applied = Applied::default();
+        self.all(job, others, &mut applied).await;
+        if applied.refusals.is_empty() {
+            self.all(job, pods, &mut applied).await;
+        }
+        applied
+    }
+
+    async fn all(&self, job: Job<'_>, actions: Vec<Action>, applied: &mut Applied) {
+        let calls = actions.into_iter().map(|action| self.one(job, action));
+        let mut results = stream::iter(calls).buffer_unordered(CALLS);
+        while let Some(result) = results.next().await {
+            match result {
+                Ok(Done::Written(kind, version)) => applied.written.extend(version.map(|version| (kind, version))),
+                Ok(Done::Deleted(uid)) => applied.deleted.push(uid),
+                Err(refusal) => applied.refusals.push(refusal),
+            }
+        }
+    }
+
+    /// Waits for its turn, then makes a call with a deadline.
+    pub(super) async fn call<T>(&self, what: &str, call: impl Future<Output = kube::Result<T>>) -> Result<T, Refusal> {
+        let _turn = self.calls.acquire().await.expect("invariant: the semaphore is never closed");
+        match tokio::time::timeout(DEADLINE, call).await {
+            Ok(result) => result.map_err(|error| Refusal::new(what.to_string(), &error)),
+            Err(_) => Err(Refusal::late(what.to_string(), DEADLINE)),
+        }
+    }
+
+    async fn one(&self, job: Job<'_>, action: Action) -> Result<Done, Refusal> {
+        match action {
+            Action::Create(object) => match object {
+                Object::Pod(pod) => self.create(job, "Pod", *pod).await,
+                Object::Service(service) => self.create(job, "Service", *service).await,
+                Object::Claim(claim) => self.create(job, CLAIM, *claim).await,
+                Object::ConfigMap(config) => self.create(job, "ConfigMap", config).await,
+                Object::PodDisruptionBudget(budget) => self.create(job, "PodDisruptionBudget", budget).await,
+                Object::NetworkPolicy(policy) => self.create(job, "NetworkPolicy", policy).await,
+                Object::Secret(secret) => self.create_secret(job, secret).await,
+            },
+            Action::Repair(object) => match object {
+                Object::Service(service) => self.set(job, "Service", &*service).await,
+                Object::PodDisruptionBudget(budget) => self.set(job, "PodDisruptionBudget", &budget).await,
+                Object::NetworkPolicy(policy) => self.set(job, "NetworkPolicy", &policy).await,
+                // Immutable: what has its name is what was made.
+                Object::Pod(_) | Object::Claim(_) | Object::ConfigMap(_) | Object::Secret(_) => {
+                    Ok(Done::Written("", None))
+                }
+            },
+            Action::Release { pod, uid, mut patch } => {
+                // With the UID in the patch the server refuses it for a pod of the same name made later.
+                patch["metadata"]["uid"] = uid.into();
+                let api = Api::<Pod>::namespaced(self.client.clone(), job.namespace);
+                let params = PatchParams { field_manager: Some(PLAN_MANAGER.into()), ..PatchParams::default() };
+                let what = format!("lift the gate of Pod {pod}");
+                let pod = self.call(&what, api.patch(&pod, &params, &Patch::Strategic(patch))).await?;
+                Ok(Done::Written("Pod", pod.resource_version()))
+            }
+            Action::Delete { kind, name, uid, version } => match kind {
+                "Pod" => self.delete::<Pod>(job, kind, &name, uid, version).await,
+                CLAIM => self.delete::<ResourceClaim>(job, kind, &name, uid, version).await,
+                "ConfigMap" => self.delete::<ConfigMap>(job, kind, &name, uid, version).await,
+                "PodDisruptionBudget" => self.delete::<PodDisruptionBudget>(job, kind, &name, uid, version).await,
+                _ => self.delete::<TrainJob>(job, kind, &name, uid, version).await,
+            },
+        }
+    }
+
+    async fn create<K>(&self, job: Job<'_>, kind: &'static str, object: K) -> Result<Done, Refusal>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Serialize
+            + DeserializeOwned
+            + Clone
+            + Debug,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), job.namespace);
+        let name = object.name_any();
+        let params = PostParams { field_manager: Some(PLAN_MANAGER.into()), ..PostParams::default() };
+        let what = format!("create {kind} {name}");
+        match self.call(&what, api.create(&params, &object)).await {
+            Ok(made) => Ok(Done::Written(kind, made.resource_version())),
+            Err(refusal) if refusal.cause == Cause::Exists => {
+                let Some(found) = self.call(&what, api.get_opt(&name)).await? else { return Err(refusal) };
+                if view::owner(found.meta()) != Some(job.uid) {
+                    let why = "the name is taken by an object that does not belong to this job".to_string();
+                    return Err(Refusal { what, why, cause: Cause::Taken });
+                }
+                if kind == "Pod" {
+                    return Ok(Done::Written(kind, found.resource_version()));
+                }
+                // Ours, but not where it is looked for: somebody took our labels off.
+                self.set(job, kind, &object).await
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// A Secret cannot be looked at afterwards: nobody but its pods may read it. Its name has the job's UID in it.
+    async fn create_secret(&self, job: Job<'_>, mut secret: Secret) -> Result<Done, Refusal> {
+        let what = format!("create Secret {}", secret.name_any());
+        let mut key = vec![0; 32];
+        if let Err(error) = getrandom::fill(&mut key) {
+            return Err(Refusal { what, why: format!("no random bytes: {error}"), cause: Cause::Unreachable });
+        }
+        secret.data = Some([("key".to_string(), ByteString(key))].into());
+        let api = Api::<Secret>::namespaced(self.client.clone(), job.namespace);
+        let params = PostParams { field_manager: Some(PLAN_MANAGER.into()), ..PostParams::default() };
+        match self.call(&what, api.create(&params, &secret)).await {
+            Ok(_) => Ok(Done::Written("Secret", None)),
+            Err(refusal) if refusal.cause == Cause::Exists => Ok(Done::Written("Secret", None)),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Sets the fields that are ours, whoever set them last.
+    async fn set<K>(&self, job: Job<'_>, kind: &'static str, object: &K) -> Result<Done, Refusal>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Serialize
+            + DeserializeOwned
+            + Clone
+            + Debug,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), job.namespace);
+        let name = object.name_any();
+        let params = PatchParams::apply(PLAN_MANAGER).force();
+        let what = format!("repair {kind} {name}");
+        let made = self.call(&what, api.patch(&name, &params, &Patch::Apply(object))).await?;
+        Ok(Done::Written(kind, made.resource_version()))
+    }
+
+    async fn delete<K>(
+        &self,
+        job: Job<'_>,
+        kind: &'static str,
+        name: &str,
+        uid: String,
+        version: Option<String>,
+    ) -> Result<Done, Refusal>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    {
+        let api = Api::<K>::namespaced(self.client.clone(), job.namespace);
+        let params = DeleteParams {
+            preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: version }),
+            propagation_policy: Some(PropagationPolicy::Background),
+            ..DeleteParams::default()
+        };
+        match self.call(&format!("delete {kind} {name}"), api.delete(name, &params)).await {
+            Ok(_) => Ok(Done::Deleted(uid)),
+            Err(refusal) if refusal.cause == Cause::Gone => Ok(Done::Deleted(uid)),
+            // A conflict says that it is another one by now, or not as it was, or only that the server was in two minds: the cache will tell.
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Whether a pod of the job with this UID is really gone: asked of the server before its absence has consequences.
+    pub async fn is_absent(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
+        let api = Api::<kube::core::PartialObjectMeta<Pod>>::namespaced(self.client.clone(), namespace);
+        let found = self.call(&format!("look for Pod {name}"), api.get_metadata_opt(name)).await?;
+        Ok(found.is_none_or(|found| view::owner(&found.metadata) != Some(uid)))
+    }
+
+    /// Whether the job with this UID is really gone: asked of the server before anything of it is deleted.
+    pub async fn is_gone(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
+        let api = Api::<kube::core::PartialObjectMeta<TrainJob>>::namespaced(self.client.clone(), namespace);
+        match self.call(&format!("look for TrainJob {name}"), api.get_metadata_opt(name)).await {
+            Ok(found) => Ok(found.is_none_or(|found| found.metadata.uid.as_deref() != Some(uid))),
+            Err(refusal) if refusal.cause == Cause::Unknown => Ok(true),
+            Err(refusal) => Err(refusal),
+        }
+    }
+}

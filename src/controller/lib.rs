@@ -1,0 +1,106 @@
+//! The controller: watches TrainJobs and carries them through their life. Wiring only; what to do is decided in `plan`.
+//!
+//! ```text
+//! watch ─> Index ─> Queue ─> reconcile: Snapshot ─> plan (pure) ─> apply ─> status ─> events
+//!            ^                                                                 │
+//!            └─────────────────────── the API server <─────────────────────────┘
+//! ```
+//!
+//! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
+#![forbid(unsafe_code)]
+
+mod election;
+mod metrics;
+mod openings;
+mod pages;
+mod policies;
+mod progress;
+mod queue;
+mod reconcile;
+mod watch;
+mod work;
+
+pub mod apply;
+
+pub use election::Timing;
+
+use crate::apply::Executor;
+use election::Leading;
+use kube::Client;
+use kube::runtime::events::Recorder;
+use metrics::Metrics;
+use pages::Health;
+use queue::Queue;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switchyard_ledger::index::{Index, Key};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
+
+/// What an operator sets.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of this controller among its replicas.
+    pub identity: String,
+    /// Address of health and metrics.
+    pub listen: SocketAddr,
+    /// Leader election; `None`: this controller leads, and no other runs.
+    pub election: Option<Timing>,
+    /// Only TrainJobs of this namespace; `None`: of all.
+    pub watch_namespace: Option<String>,
+    /// Jobs looked at at a time.
+    pub concurrent_reconciles: usize,
+    /// Settings that show in objects.
+    pub defaults: Defaults,
+    /// Levels of domains of nodes.
+    pub levels: Levels,
+    /// Admission policies that must be in force, each with a binding of its name.
+    pub admission_policies: Vec<String>,
+}
+
+/// What everything in the controller shares.
+#[derive(Clone)]
+struct Context {
+    settings: Arc<Settings>,
+    client: Client,
+    executor: Executor,
+    index: Arc<Mutex<Index>>,
+    queue: Queue<Key>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    recorder: Recorder,
+    leading: Leading,
+    /// The last event could not be sent.
+    silent: Arc<AtomicBool>,
+}
+
+impl Context {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn leads(&self) -> bool {
+        self.leading.now()
+    }
+}
+
+/// What ends the controller before it is told to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kubeconfig cannot be used.
+    #[error("{0}")]
+    Config(String),
+    /// The address of health and metrics cannot be had.
+    #[error("--listen {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        error: std::io::Error,
+    },
+}
+
+pub use work::run;

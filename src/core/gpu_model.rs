@@ -1,0 +1,106 @@
+//! What GPU models have of NVLink (how many links, and how fast each one is) and of PCIe.
+//!
+//! Raw rate of a link, one direction, before protocol: its lanes times its signalling rate. From NVIDIA's architecture
+//! white papers, where the totals are given for both directions together: P100 160 GB/s, V100 300, A100 600, H100 900,
+//! Blackwell 1800. A800 and H800 are sold with 400 GB/s, H20 and H200 with 900, A30 with 200 over a bridge; the PCIe
+//! editions of A100 and H100 use 12 of the links that are listed here.
+
+/// A model of GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuModel {
+    /// The word in the product name.
+    pub name: &'static str,
+    /// NVLinks of one GPU; 0: it has none.
+    pub links: u32,
+    /// Speed of one link, one direction, megabytes (10^6) per second.
+    pub megabytes_per_link: u64,
+    /// Generation of its PCIe link, which has 16 lanes.
+    pub pcie_generation: u32,
+}
+
+/// The most links that any model has.
+pub const MOST_LINKS: u32 = 18;
+
+const fn model(name: &'static str, links: u32, megabytes_per_link: u64, pcie_generation: u32) -> GpuModel {
+    GpuModel { name, links, megabytes_per_link, pcie_generation }
+}
+
+/// Some of the workstation models share a number with older ones that have NVLink; such names are left unknown.
+const MODELS: [GpuModel; 25] = [
+    model("P100", 4, 20_000, 3),
+    model("V100", 6, 25_781, 3),
+    model("A100", 12, 25_000, 4),
+    model("A800", 8, 25_000, 4),
+    model("A30", 4, 25_000, 4),
+    model("H100", 18, 26_562, 5),
+    model("H200", 18, 26_562, 5),
+    model("H20", 18, 26_562, 5),
+    model("H800", 8, 26_562, 5),
+    model("GH200", 18, 26_562, 5),
+    model("B200", 18, 53_125, 5),
+    model("B300", 18, 53_125, 6),
+    model("GB200", 18, 53_125, 5),
+    model("GB300", 18, 53_125, 6),
+    model("L40S", 0, 0, 4),
+    model("L40", 0, 0, 4),
+    model("L20", 0, 0, 4),
+    model("L4", 0, 0, 4),
+    model("L2", 0, 0, 4),
+    model("T4", 0, 0, 3),
+    model("P40", 0, 0, 3),
+    model("P4", 0, 0, 3),
+    model("A10", 0, 0, 4),
+    model("A2", 0, 0, 4),
+    model("A16", 0, 0, 4),
+];
+
+/// Workstation models without NVLink, by all of their words.
+const WITHOUT_NVLINK: [&[&str]; 4] = [&["RTX", "PRO"], &["RTX", "ADA"], &["RTX", "4090"], &["RTX", "5090"]];
+
+/// The model of a product name in any spelling: `h100`, `NVIDIA H100 80GB HBM3`, `A100-SXM4-80GB`.
+///
+/// ```
+/// use switchyard_core::gpu_model::find;
+/// assert_eq!(find("Tesla V100-SXM2-32GB").unwrap().links, 6);
+/// assert!(find("GeForce 256").is_none());
+/// ```
+pub fn find(name: &str) -> Option<GpuModel> {
+    let name = name.to_ascii_uppercase();
+    let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    if words.contains(&"RTX") {
+        let known = WITHOUT_NVLINK.iter().any(|all| all.iter().all(|word| words.contains(word)));
+        // The oldest of them is of 2022: Gen4. What is newer than that loses by it, which is the safe side.
+        return known.then(|| model("RTX", 0, 0, 4));
+    }
+    MODELS.into_iter().find(|model| words.contains(&model.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_any_spelling() {
+        let links = |name: &str| find(name).map(|model| (model.links, model.megabytes_per_link));
+        assert_eq!(links("NVIDIA H100 80GB HBM3"), Some((18, 26_562)));
+        assert_eq!(links("a100-sxm4-80gb"), Some((12, 25_000)));
+        assert_eq!(links("NVIDIA GB200"), Some((18, 53_125)));
+        assert_eq!(links("NVIDIA H20"), links("NVIDIA H200"));
+        assert_eq!(links("NVIDIA L40S"), Some((0, 0)));
+        assert_eq!(links("NVIDIA RTX 6000 Ada Generation"), Some((0, 0)));
+        for unknown in ["", "H1000", "NVIDIA RTX A6000", "MI300X", "80GB"] {
+            assert_eq!(links(unknown), None, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn totals_of_both_directions_are_those_of_the_data_sheets() {
+        for (name, total) in [("P100", 160), ("V100", 300), ("A100", 600), ("H800", 400), ("H100", 900), ("B200", 1800)]
+        {
+            let model = find(name).unwrap();
+            let megabytes = u64::from(model.links) * model.megabytes_per_link * 2;
+            assert!(megabytes.abs_diff(total * 1000) < total * 1000 / 14, "{name}: {megabytes}");
+        }
+        assert_eq!(MODELS.iter().map(|model| model.links).max(), Some(MOST_LINKS));
+    }
+}

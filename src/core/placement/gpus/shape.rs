@@ -1,0 +1,166 @@
+//! Values of all sets of GPUs of one kind of node. Nodes of the same [`Devices`] share them.
+
+use super::ring::{self, MinLink, UNLIMITED};
+use crate::devices::Devices;
+
+/// Most GPUs of a node whose sets are enumerated: 65,536 sets.
+pub const MOST_GPUS: usize = 16;
+
+/// One level of domains, such as racks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Level {
+    /// Thousandths of the injection that cross a domain of this level: 1000 without oversubscription, 500 at 1:2.
+    pub share: u32,
+    /// The nodes of a domain are joined by NVLink.
+    pub nvlink: bool,
+}
+
+/// A kind of node.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Ring capacity of each set.
+    pub ring: Vec<u32>,
+    /// Injection of each set.
+    pub injection: Vec<u32>,
+    /// NICs that each set uses.
+    pub rails: Vec<u64>,
+    worst: Vec<MinLink>,
+    /// What the weakest GPU of each set sends to NVLink switches.
+    switched: Vec<u32>,
+    /// How well each set can still be cut into good pairs, quads and octets: millionths of the whole node, summed.
+    packing: Vec<u64>,
+    /// Position of each GPU among those of its node when they are ordered by rail.
+    order: Vec<u8>,
+}
+
+impl Shape {
+    /// Computes the values. `devices` has at most [`MOST_GPUS`] GPUs.
+    pub fn new(devices: &Devices) -> Shape {
+        let nearest = ring::nearest_nics(devices);
+        let rails = ring::rails(&nearest);
+        let (ring, injection) = (ring::ring_capacities(devices), ring::injections(devices, &nearest, &rails));
+        let sets = 0_u32..1 << devices.gpus.len();
+        let rate = |gpu: usize| devices.gpus[gpu].switch_rate();
+        let switched = sets.map(|mask| ring::bits(mask).map(rate).min().unwrap_or(0)).collect();
+        let mut by_rail: Vec<usize> = (0..devices.gpus.len()).collect();
+        by_rail.sort_by_key(|gpu| (nearest[*gpu].trailing_zeros(), *gpu));
+        let mut order = vec![0; by_rail.len()];
+        by_rail.iter().enumerate().for_each(|(place, gpu)| order[*gpu] = place as u8);
+        let packing = packing(devices.gpus.len(), |mask| ring[mask as usize].min(injection[mask as usize]));
+        Shape {
+            gpus: devices.gpus.len(),
+            rails,
+            worst: ring::worst_links(devices),
+            ring,
+            injection,
+            switched,
+            packing,
+            order,
+        }
+    }
+
+    /// All GPUs.
+    pub fn all(&self) -> u32 {
+        ((1_u64 << self.gpus) - 1) as u32
+    }
+
+    /// The slowest link of the ring over a set.
+    pub fn link(&self, mask: u32) -> MinLink {
+        self.worst[mask as usize]
+    }
+
+    /// What a set may send to other nodes of the same domain; `None`: there are no others.
+    pub fn outward(&self, mask: u32, level: Option<Level>) -> u32 {
+        let Some(level) = level else { return UNLIMITED };
+        let injection = u64::from(self.injection[mask as usize]) * u64::from(level.share) / 1000;
+        let switched = if level.nvlink { self.switched[mask as usize] } else { 0 };
+        switched.max(u32::try_from(injection).unwrap_or(u32::MAX))
+    }
+
+    /// Value of a set for a gang of this spread: the slower of its ring and its way out. At least 1; 0 is for sets that may not be.
+    pub fn value(&self, mask: u32, level: Option<Level>, min_link: MinLink) -> u32 {
+        if self.worst[mask as usize] > min_link {
+            return 0;
+        }
+        self.ring[mask as usize].min(self.outward(mask, level)).max(1)
+    }
+
+    /// Best value of `gpus` GPUs out of each set of free ones; 0: there is none.
+    pub fn best(&self, gpus: u8, level: Option<Level>, min_link: MinLink) -> Vec<u32> {
+        let mut best = vec![0; 1 << self.gpus];
+        if usize::from(gpus) > self.gpus {
+            return best;
+        }
+        for mask in 0..best.len() as u32 {
+            best[mask as usize] = match mask.count_ones().cmp(&gpus.into()) {
+                std::cmp::Ordering::Less => 0,
+                std::cmp::Ordering::Equal => self.value(mask, level, min_link),
+                std::cmp::Ordering::Greater => {
+                    ring::bits(mask).map(|gpu| best[(mask & !(1 << gpu)) as usize]).max().unwrap_or(0)
+                }
+            };
+        }
+        best
+    }
+
+    /// The best set of `gpus` free GPUs for a gang of this spread; of equal ones the one that leaves the most whole.
+    pub fn best_set(&self, free: u32, gpus: u8, level: Option<Level>) -> Option<u32> {
+        let key = |set: &u32| {
+            let value = self.value(*set, level, MinLink::System);
+            (value, self.ring[*set as usize], self.wholeness(free, *set), u32::MAX - set)
+        };
+        subsets(free & self.all(), gpus).max_by_key(key)
+    }
+
+    /// How good it is to take a set out of the free ones, comparable for the same free ones: cells stay whole inside or outside.
+    pub fn wholeness(&self, free: u32, taken: u32) -> u64 {
+        10 * self.packing[(free & !taken) as usize] + 9 * self.packing[taken as usize]
+    }
+
+    /// The GPUs of a set in the order of their rails, which is that of the local ranks.
+    pub fn by_rail(&self, mask: u32) -> Vec<u8> {
+        let mut gpus: Vec<u8> = ring::bits(mask).map(|gpu| gpu as u8).collect();
+        gpus.sort_by_key(|gpu| self.order[usize::from(*gpu)]);
+        gpus
+    }
+}
+
+/// Subsets of `gpus` elements of a set, ascending by Gosper's step over the positions in it.
+pub fn subsets(mask: u32, gpus: u8) -> impl Iterator<Item = u32> {
+    let places: Vec<usize> = ring::bits(mask).collect();
+    let spread = move |chosen: u32| ring::bits(chosen).fold(0, |set, place| set | 1 << places[place]);
+    let (count, size) = (mask.count_ones(), u32::from(gpus));
+    let first = (size <= count).then(|| (1_u64 << size) - 1);
+    std::iter::successors(first, move |chosen| {
+        let lowest = chosen & chosen.wrapping_neg();
+        let ripple = chosen + lowest;
+        // Of the empty set there is one.
+        let tail = ((chosen ^ ripple) >> 2).checked_div(lowest)?;
+        (ripple | tail < 1 << count).then_some(ripple | tail)
+    })
+    .map(move |chosen| spread(chosen as u32))
+}
+
+/// For every set the best total value of disjoint pairs, the same for quads and (up to 8 GPUs) octets, each in millionths of what
+/// the whole node gives: the idea of buddy cells, from values instead of cells drawn by hand.
+fn packing(count: usize, value: impl Fn(u32) -> u32) -> Vec<u64> {
+    let mut total = vec![0_u64; 1 << count];
+    // Octets of 16 GPUs are 6,435 choices for each of 39,203 sets, for little: pairs and quads already keep their parts together.
+    for size in [2_u8, 4, 8].into_iter().filter(|size| usize::from(*size) <= count && (count <= 8 || *size < 8)) {
+        let mut best = vec![0_u64; 1 << count];
+        for mask in 1_u32..1 << count {
+            let lowest = mask & mask.wrapping_neg();
+            let rest = mask & !lowest;
+            let with = subsets(rest, size - 1).map(|others| {
+                let cell = others | lowest;
+                u64::from(value(cell)) + best[(mask & !cell) as usize]
+            });
+            best[mask as usize] = with.max().unwrap_or(0).max(best[rest as usize]);
+        }
+        let whole = best[best.len() - 1].max(1);
+        total.iter_mut().zip(&best).for_each(|(total, best)| *total += best * 1_000_000 / whole);
+    }
+    total
+}

@@ -1,0 +1,367 @@
+//! Nodes for a gang: the best bandwidth, then the fewest domains.
+
+use super::choose;
+use super::fleet::{Fleet, Spread};
+use super::groups;
+use super::ring::{MinLink, UNLIMITED};
+use crate::model::NodeOrd;
+use std::ops::Range;
+
+/// Most groups of a gang: every set of groups is looked at.
+pub const MOST_GROUPS: usize = 6;
+
+/// Equal pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Group {
+    /// How many, at least 1, each on a node of its own.
+    pub pods: u32,
+    /// GPUs of each; 0: a process without GPUs.
+    pub gpus: u8,
+}
+
+/// Pods that stay together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slices {
+    /// Level of the domains that take whole slices.
+    pub level: usize,
+    /// Pods of a slice.
+    pub pods: u32,
+}
+
+/// A gang that wants a place.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// Its pods: 1 to [`MOST_GROUPS`] groups.
+    pub groups: Vec<Group>,
+    /// The worst link between GPUs of a pod.
+    pub min_link: MinLink,
+    /// Level of the domains of which one must contain the gang.
+    pub within: Option<usize>,
+    /// Whole slices in domains of a level. For gangs of one group only.
+    pub slices: Option<Slices>,
+}
+
+/// A place for every pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// The pods in the order of their ranks: neighbours in the tree are neighbours in the ring.
+    pub pods: Vec<Pod>,
+    /// Bandwidth of the gang's ring, megabytes per second, one direction; [`UNLIMITED`] for a single GPU.
+    pub bandwidth: u32,
+    /// Level of the smallest domain with all of it; `None`: a single node.
+    pub level: Option<usize>,
+    /// Number of domains of each level that it is spread over.
+    pub domains: Vec<u32>,
+}
+
+/// A place for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Its group.
+    pub group: usize,
+    /// Its node.
+    pub node: NodeOrd,
+    /// Its GPUs as a mask.
+    pub set: u32,
+    /// Its GPUs in the order of local ranks, which is that of their rails.
+    pub gpus: Vec<u8>,
+    /// Ring capacity between them.
+    pub ring: u32,
+    /// What it can send to the other pods.
+    pub outward: u32,
+}
+
+/// Why there is no place, in numbers of nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Refusal {
+    /// The request itself is at fault.
+    pub nonsense: Option<&'static str>,
+    /// Nodes that may not be used.
+    pub closed: u32,
+    /// For each group: nodes with too few free GPUs, nodes whose free GPUs are not joined well enough, nodes that fit.
+    pub groups: Vec<[u32; 3]>,
+    /// Of the level that must contain the gang: the most nodes of one domain that fit, and a node of that domain.
+    pub fullest: Option<(u32, NodeOrd)>,
+}
+
+/// Where a gang of equal pods goes before its GPUs are chosen.
+struct Decision {
+    level: usize,
+    rank: u32,
+    domain: usize,
+}
+
+impl Fleet {
+    /// Finds the place with the most bandwidth: first that, then the fewest domains from the largest level down, then the least
+    /// fragmentation. The same fleet and request give the same answer.
+    ///
+    /// # Errors
+    /// There is no place; nothing changes.
+    pub fn solve(&mut self, request: &Request) -> Result<Placement, Refusal> {
+        if let Some(nonsense) = self.nonsense(request) {
+            return Err(Refusal { nonsense: Some(nonsense), ..Refusal::default() });
+        }
+        for group in &request.groups {
+            self.prepare(group.gpus, request.min_link);
+        }
+        let chosen = match request.groups.as_slice() {
+            [group] if group.pods == 1 => self.lone(*group, request).map(|node| vec![(0, node)]),
+            [group] => self
+                .decide(*group, request)
+                .map(|decision| self.nodes_of(*group, request, &decision))
+                .map(|nodes| nodes.into_iter().map(|position| (0, position)).collect()),
+            _ => groups::solve(self, request),
+        };
+        chosen.map(|chosen| self.finish(request, chosen)).ok_or_else(|| self.refusal(request))
+    }
+
+    /// The bandwidth that [`Fleet::solve`] would find, without choosing nodes and GPUs; `None`: there is no place.
+    pub fn bandwidth(&mut self, request: &Request) -> Option<u32> {
+        match request.groups.as_slice() {
+            [group] if group.pods > 1 && self.nonsense(request).is_none() => {
+                self.prepare(group.gpus, request.min_link);
+                let (level, rank, _) = self.reached_anywhere(*group, request)?;
+                Some(self.view(group.gpus, request.min_link).spreads[level].values[rank as usize])
+            }
+            _ => self.solve(request).ok().map(|placement| placement.bandwidth),
+        }
+    }
+
+    fn nonsense(&self, request: &Request) -> Option<&'static str> {
+        let groups = &request.groups;
+        let last = self.levels.len() - 1;
+        match request {
+            _ if groups.is_empty() || groups.len() > MOST_GROUPS => Some("expected 1 to 6 groups of pods"),
+            _ if groups.iter().any(|group| group.pods == 0) => Some("a group without pods"),
+            Request { within: Some(level), .. } if *level > last => Some("no such level"),
+            Request { slices: Some(slices), .. } if slices.level > last => Some("no such level of slices"),
+            Request { slices: Some(slices), .. }
+                if slices.pods == 0 || groups.len() > 1 || !groups[0].pods.is_multiple_of(slices.pods) =>
+            {
+                Some("slices: expected one group, of a multiple of the pods of a slice")
+            }
+            _ => None,
+        }
+    }
+
+    /// The node for a single pod: its value is that of its ring, because it sends to nobody.
+    fn lone(&self, group: Group, request: &Request) -> Option<usize> {
+        let spread = &self.view(group.gpus, request.min_link).spreads[self.levels.len()];
+        let best = *spread.ranks.iter().max()?;
+        let fits = |position: &usize| best > 0 && spread.ranks[*position] == best;
+        (0..self.sites.len()).filter(fits).min_by_key(|position| (self.sites[*position].free.count_ones(), *position))
+    }
+
+    /// The best value, at the lowest level that has it; of several domains the one where the gang is least spread, then that with the
+    /// least room left.
+    ///
+    /// Given a value and a level, nodes do not depend on each other: a domain has a place exactly if it has enough nodes of at least
+    /// this value. What a level carries does not grow with the level, so the largest such value is the true one.
+    fn decide(&self, group: Group, request: &Request) -> Option<Decision> {
+        let (level, rank, domains) = self.reached_anywhere(group, request)?;
+        let spread = &self.view(group.gpus, request.min_link).spreads[level];
+        let cost = |domain: &usize| {
+            let rooms = self.rooms(spread, level, *domain, rank, request.slices);
+            let spare = rooms.all() - group.pods;
+            let used = if level == 0 { Vec::new() } else { rooms.descend(self, level, *domain, group.pods).1 };
+            (used.into_iter().rev().collect::<Vec<_>>(), spare, *domain)
+        };
+        let domain = if domains.len() == 1 { domains[0] } else { domains.into_iter().min_by_key(cost)? };
+        Some(Decision { level, rank, domain })
+    }
+
+    /// The lowest level that has the best value, the rank of that value there, and the domains that have it.
+    fn reached_anywhere(&self, group: Group, request: &Request) -> Option<(usize, u32, Vec<usize>)> {
+        let view = self.view(group.gpus, request.min_link);
+        let last = request.within.unwrap_or(self.levels.len() - 1);
+        let mut best: Option<(u32, usize, u32, Vec<usize>)> = None;
+        for (level, spread) in view.spreads[..=last].iter().enumerate() {
+            for domain in 0..self.domains[level].len() {
+                let rank = match request.slices.filter(|slices| slices.level < level) {
+                    None => spread.reached(domain, group.pods),
+                    Some(_) => self.reached_in_slices(spread, level, domain, group.pods, request),
+                };
+                let value = spread.values[rank as usize];
+                match &mut best {
+                    _ if rank == 0 => {}
+                    Some((most, at, _, domains)) if *most == value && *at == level => domains.push(domain),
+                    Some((most, ..)) if *most >= value => {}
+                    _ => best = Some((value, level, rank, vec![domain])),
+                }
+            }
+        }
+        best.map(|(_, level, rank, domains)| (level, rank, domains))
+    }
+
+    fn reached_in_slices(&self, spread: &Spread, level: usize, domain: usize, pods: u32, request: &Request) -> u32 {
+        let fits = |rank: &u32| self.rooms(spread, level, domain, *rank, request.slices).all() >= pods;
+        (1..spread.values.len() as u32).rev().find(fits).unwrap_or(0)
+    }
+
+    /// Nodes of a domain that have at least this rank, counted for every domain in it.
+    fn rooms(&self, spread: &Spread, level: usize, domain: usize, rank: u32, slices: Option<Slices>) -> Rooms {
+        Rooms::count(self, level, domain, slices, |position| spread.ranks[position] >= rank)
+    }
+
+    fn nodes_of(&self, group: Group, request: &Request, decision: &Decision) -> Vec<usize> {
+        let Decision { level, rank, domain } = *decision;
+        let spread = &self.view(group.gpus, request.min_link).spreads[level];
+        let rooms = self.rooms(spread, level, domain, rank, request.slices);
+        let mut chosen = Vec::with_capacity(group.pods as usize);
+        for (leaf, pods) in rooms.descend(self, level, domain, group.pods).0 {
+            let range = self.domains[0][leaf].clone();
+            let mut nodes: Vec<usize> = range.filter(|position| spread.ranks[*position] >= rank).collect();
+            // Nodes that are broken already go first.
+            nodes.sort_by_key(|position| (self.sites[*position].free.count_ones(), *position));
+            chosen.extend_from_slice(&nodes[..pods as usize]);
+        }
+        chosen
+    }
+
+    /// Chooses the GPUs on the nodes (group and position of each), and puts the pods in the order of ranks.
+    fn finish(&self, request: &Request, mut chosen: Vec<(usize, usize)>) -> Placement {
+        chosen.sort_unstable_by_key(|(_, position)| *position);
+        let nodes: Vec<NodeOrd> = chosen.iter().map(|(_, position)| self.sites[*position].node).collect();
+        let level = self.spread_of(&nodes);
+        let pods = choose::devices(self, request, level, &chosen);
+        self.placement(pods, level)
+    }
+
+    /// Sums up pods whose GPUs are chosen.
+    pub(super) fn placement(&self, pods: Vec<Pod>, level: Option<usize>) -> Placement {
+        let bandwidth = pods.iter().map(|pod| pod.ring.min(pod.outward)).min().unwrap_or(UNLIMITED);
+        let place = |pod: &Pod| &self.sites[self.positions[pod.node.0 as usize] as usize];
+        let used = |level: usize| {
+            let mut used: Vec<u32> = pods.iter().map(|pod| place(pod).domain[level]).collect();
+            used.sort_unstable();
+            used.dedup();
+            used.len() as u32
+        };
+        let domains = (0..self.levels.len()).map(used).collect();
+        Placement { bandwidth, level, domains, pods }
+    }
+
+    /// Counts what is missing. Takes time in proportion to the nodes.
+    fn refusal(&self, request: &Request) -> Refusal {
+        let closed = self.sites.iter().filter(|place| !place.open).count() as u32;
+        let mut refusal = Refusal { closed, ..Refusal::default() };
+        for group in &request.groups {
+            let alone = &self.view(group.gpus, request.min_link).spreads[self.levels.len()];
+            let mut counts = [0; 3];
+            for (place, rank) in self.sites.iter().zip(&alone.ranks).filter(|(place, _)| place.open) {
+                let few = place.free.count_ones() < u32::from(group.gpus);
+                counts[if few {
+                    0
+                } else if *rank == 0 {
+                    1
+                } else {
+                    2
+                }] += 1;
+            }
+            refusal.groups.push(counts);
+        }
+        let widest = request.groups.iter().max_by_key(|group| group.gpus);
+        if let (Some(level), Some(group)) = (request.within, widest) {
+            let spread = &self.view(group.gpus, request.min_link).spreads[level];
+            let room = |domain: usize| self.rooms(spread, level, domain, 1, request.slices).all();
+            let fullest = (0..self.domains[level].len()).map(|domain| (room(domain), domain));
+            let fullest = fullest.max_by_key(|(room, domain)| (*room, std::cmp::Reverse(*domain)));
+            refusal.fullest = fullest.map(|(room, domain)| (room, self.sites[self.domains[level][domain].start].node));
+        }
+        refusal
+    }
+
+    /// Domains of a lower level that are part of a domain.
+    fn within(&self, level: usize, domain: usize, below: usize) -> Range<usize> {
+        let Range { start, end } = self.domains[level][domain];
+        let lower = &self.domains[below];
+        lower.partition_point(|range| range.start < start)..lower.partition_point(|range| range.start < end)
+    }
+}
+
+/// Pods that fit into a domain and into each domain below it.
+pub(super) struct Rooms {
+    /// From the smallest level up: number of the first domain, and the rooms from there on.
+    rows: Vec<(usize, Vec<u32>)>,
+    slices: Option<Slices>,
+}
+
+impl Rooms {
+    /// Counts the nodes that fit. Domains of the level of slices take whole slices only.
+    pub fn count(
+        fleet: &Fleet,
+        level: usize,
+        domain: usize,
+        slices: Option<Slices>,
+        fits: impl Fn(usize) -> bool,
+    ) -> Rooms {
+        let mut rows: Vec<(usize, Vec<u32>)> = Vec::with_capacity(level + 1);
+        for below in 0..=level {
+            let range = fleet.within(level, domain, below);
+            let nodes = |range: &Range<usize>| range.clone().filter(|position| fits(*position)).count() as u32;
+            let mut row: Vec<u32> = match rows.last() {
+                None => fleet.domains[0][range.clone()].iter().map(nodes).collect(),
+                Some((first, lower)) => {
+                    let sum = |domain: usize| {
+                        let children = fleet.within(below, domain, below - 1);
+                        lower[children.start - first..children.end - first].iter().sum()
+                    };
+                    range.clone().map(sum).collect()
+                }
+            };
+            if let Some(slices) = slices.filter(|slices| slices.level == below && below < level) {
+                row.iter_mut().for_each(|room| *room -= *room % slices.pods);
+            }
+            rows.push((range.start, row));
+        }
+        Rooms { rows, slices: slices.filter(|slices| slices.level < level) }
+    }
+
+    /// Pods that fit into the whole domain.
+    pub fn all(&self) -> u32 {
+        self.rows.last().map_or(0, |(_, row)| row.iter().sum())
+    }
+
+    /// Spreads pods over the fewest domains, level by level from above. Answers the smallest domains with their pods, and how many
+    /// domains of each level below are used.
+    ///
+    /// Which domains of a level are used is decided over all that were chosen above together: how many pods each of those takes is
+    /// still open, but below slices, whose domains have taken theirs.
+    pub fn descend(&self, fleet: &Fleet, level: usize, domain: usize, pods: u32) -> (Vec<(usize, u32)>, Vec<u32>) {
+        let mut parts = vec![(domain, pods)];
+        let mut used = vec![0; level];
+        for below in (0..level).rev() {
+            let (first, rooms) = &self.rows[below];
+            let rooms_in = |domain: usize| {
+                let children = fleet.within(below + 1, domain, below);
+                children.map(|child| (rooms[child - first], child)).filter(|(room, _)| *room > 0)
+            };
+            parts = if self.slices.is_some_and(|slices| below < slices.level) {
+                parts.iter().flat_map(|(domain, pods)| fewest(rooms_in(*domain).collect(), *pods)).collect()
+            } else {
+                fewest(parts.iter().flat_map(|(domain, _)| rooms_in(*domain)).collect(), pods)
+            };
+            used[below] = parts.len() as u32;
+        }
+        parts.sort_unstable();
+        (parts, used)
+    }
+}
+
+/// Takes pods from the roomiest domains, and the last ones from the domain where they fit most tightly: the fewest domains there can
+/// be. Rooms come as (pods, domain); answers (domain, pods).
+fn fewest(mut rooms: Vec<(u32, usize)>, pods: u32) -> Vec<(usize, u32)> {
+    rooms.sort_unstable_by_key(|(room, domain)| (std::cmp::Reverse(*room), *domain));
+    let (mut taken, mut left) = (Vec::new(), pods);
+    for (index, (room, domain)) in rooms.iter().enumerate() {
+        if *room < left {
+            taken.push((*domain, *room));
+            left -= room;
+            continue;
+        }
+        let tight = rooms[index..].iter().filter(|(room, _)| *room >= left);
+        taken.extend(tight.min_by_key(|(room, domain)| (*room, *domain)).map(|(_, domain)| (*domain, left)));
+        break;
+    }
+    taken
+}

@@ -1,0 +1,33 @@
+//! The fabric: how the processes of a job reach each other, which settings follow from that, and why. Pure.
+//!
+//! ```text
+//! the chosen gang (reports, devices, pod) + profile ─> decide ─> decisions ─> conf (per node), env, status
+//! ```
+//!
+//! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of
+//! NCCL's guide allows to stay; *Never*, which is for finding faults and is left alone with the reason. A user's own value always wins.
+//!
+//! [`variables`] knows the environment variables that people set, as tables; [`lint`] judges manifests by them without a cluster, and
+//! [`preflight`] judges the chosen gang with the facts of its nodes.
+#![forbid(unsafe_code)]
+
+mod compare;
+mod conf;
+mod decide;
+pub mod forecast;
+mod gang;
+pub mod lint;
+mod needs;
+pub mod preflight;
+pub mod profile;
+mod rules;
+mod seen;
+pub mod variables;
+
+pub use compare::{Foretold, compare};
+pub use conf::{FOLDER, MERGE, PATH, PLAN, conf, reasons};
+pub use decide::{Refused, decide};
+pub use gang::{Gang, Member, facts};
+pub use needs::{Asked, needs, shared_memory};
+pub use rules::{CONF_FILE, interface, interfaces};
+pub use seen::{Seen, Way};

@@ -1,0 +1,232 @@
+//! Manifests to workloads.
+
+use super::command;
+use super::cursor::Cursor;
+use super::view::{Container, Count, Group, Kind, Origin, Processes, Setting, Variable, Workload};
+use serde_json::Value;
+use switchyard_crds::labels;
+use switchyard_crds::names::TRAINER;
+
+/// Items of lists of lists are not followed deeper than this.
+const DEEPEST_LIST: usize = 4;
+
+/// What a document starts; nothing for what starts no pods.
+pub(super) fn workloads(document: &Value) -> Vec<Workload> {
+    let mut found = Vec::new();
+    collect(&Cursor::new(document), 0, &mut found);
+    found
+}
+
+fn collect(top: &Cursor<'_>, depth: usize, found: &mut Vec<Workload>) {
+    let kind_word = top.text("kind").unwrap_or_default();
+    if kind_word.ends_with("List") && depth < DEEPEST_LIST {
+        return top.list("items").iter().for_each(|item| collect(item, depth + 1, found));
+    }
+    let group = top.text("apiVersion").unwrap_or_default().split('/').next().unwrap_or_default();
+    let (kind, nodes, groups) = match (group, kind_word) {
+        (labels::GROUP, "TrainJob") => switchyard(top),
+        ("trainer.kubeflow.org", "TrainJob") => kubeflow(top),
+        (_, "ConfigMap") => conf(top),
+        _ => replicas(top, kind_word).unwrap_or_else(|| pods(top)),
+    };
+    if !groups.is_empty() {
+        let name = top.at(&["metadata"]).and_then(|meta| meta.text("name")).unwrap_or_default().to_owned();
+        let framework = top.at(&["spec", "trainer"]).filter(|_| kind == Kind::TrainJob);
+        let framework = framework.and_then(|trainer| trainer.text("framework")).unwrap_or_default().to_owned();
+        found.push(Workload { kind, kind_word: kind_word.to_owned(), name, groups, framework, nodes });
+    }
+}
+
+type Read = (Kind, Option<u64>, Vec<Group>);
+
+/// Our TrainJob: the template, and what `trainer` puts over its container.
+fn switchyard(top: &Cursor<'_>) -> Read {
+    let template = top.at(&["spec", "template", "spec"]);
+    let mut group = template.as_ref().map(of_pod).unwrap_or_default();
+    let mut nodes = Some(1);
+    if let Some(trainer) = top.at(&["spec", "trainer"]) {
+        nodes = trainer.number("numNodes").or(nodes);
+        group.processes = field(&trainer, "numProcPerNode");
+        // The template's container that trains, or the one that will be made.
+        let names: Vec<Option<&str>> = template
+            .iter()
+            .flat_map(|spec| spec.list("initContainers").into_iter().chain(spec.list("containers")))
+            .map(|container| container.text("name"))
+            .collect();
+        let asked = of_container(&trainer, "resourcesPerNode");
+        match names.iter().position(|name| *name == Some(TRAINER)).and_then(|index| group.containers.get_mut(index)) {
+            Some(container) => {
+                container.variables.extend(asked.variables);
+                container.processes = asked.processes.or(container.processes.take());
+                container.gpus = container.gpus.filter(|gpus| *gpus > 0).or(asked.gpus);
+                container.rdma = container.rdma.take().or(asked.rdma);
+            }
+            None => group.containers.push(asked),
+        }
+    }
+    (Kind::TrainJob, nodes, vec![group])
+}
+
+/// Kubeflow Trainer: the trainer over a runtime that is elsewhere, and overrides of its pods.
+fn kubeflow(top: &Cursor<'_>) -> Read {
+    let mut groups = Vec::new();
+    let mut nodes = None;
+    if let Some(trainer) = top.at(&["spec", "trainer"]) {
+        nodes = trainer.number("numNodes");
+        let container = of_container(&trainer, "resourcesPerNode");
+        groups.push(Group {
+            processes: field(&trainer, "numProcPerNode"),
+            containers: vec![container],
+            ..Group::default()
+        });
+    }
+    for overrides in ["podTemplateOverrides", "podSpecOverrides"] {
+        let entries = top.get("spec").map(|spec| spec.list(overrides)).unwrap_or_default();
+        groups.extend(entries.iter().map(|entry| of_pod(&entry.get("spec").unwrap_or_else(|| entry.clone()))));
+    }
+    (Kind::KubeflowTrainJob, nodes, groups)
+}
+
+/// Jobs of the training operator and MPIJobs: `…ReplicaSpecs`, a template for each role.
+fn replicas(top: &Cursor<'_>, kind_word: &str) -> Option<Read> {
+    let spec = top.get("spec")?;
+    let (_, roles) = spec.fields().into_iter().find(|(key, _)| key.ends_with("ReplicaSpecs"))?;
+    let kind = match kind_word {
+        "PyTorchJob" => Kind::PyTorchJob,
+        "MPIJob" => Kind::MpiJob,
+        _ => Kind::ReplicaJob,
+    };
+    let mut nodes = 0;
+    let mut groups = Vec::new();
+    for (role, entry) in roles.fields() {
+        let Some(pod) = entry.at(&["template", "spec"]) else { continue };
+        let mut group = of_pod(&pod);
+        let trains = role != "Launcher";
+        if trains {
+            nodes += entry.number("replicas").unwrap_or(1);
+            group.processes = match kind {
+                Kind::PyTorchJob => field(&spec, "nprocPerNode"),
+                Kind::MpiJob => field(&spec, "slotsPerWorker"),
+                _ => None,
+            };
+        }
+        groups.push(group);
+    }
+    Some((kind, Some(nodes), groups))
+}
+
+/// A Pod, or whatever has a template: Job, CronJob, JobSet, StatefulSet, …
+fn pods(top: &Cursor<'_>) -> Read {
+    let Some(spec) = top.get("spec") else { return (Kind::Pods, None, Vec::new()) };
+    if spec.get("containers").is_some() {
+        return (Kind::Pods, None, vec![of_pod(&spec)]);
+    }
+    let jobs = spec.list("replicatedJobs");
+    let inner: Vec<Cursor<'_>> = if jobs.is_empty() {
+        let template = spec.at(&["jobTemplate", "spec", "template"]).or_else(|| spec.get("template"));
+        template.into_iter().collect()
+    } else {
+        jobs.iter().filter_map(|job| job.at(&["template", "spec", "template"])).collect()
+    };
+    let groups = inner.iter().filter_map(|template| template.get("spec")).filter(|pod| pod.get("containers").is_some());
+    (Kind::Pods, None, groups.map(|pod| of_pod(&pod)).collect())
+}
+
+/// A ConfigMap with lines of NCCL.
+fn conf(top: &Cursor<'_>) -> Read {
+    let data = top.get("data").map(|data| data.fields()).unwrap_or_default();
+    let files = data.into_iter().filter(|(name, _)| name.ends_with("nccl.conf"));
+    let container = |(_, file): (&str, Cursor<'_>)| {
+        let lines = file.value.as_str().unwrap_or_default().lines();
+        let lines = lines.filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+        let variable = |line: &str| {
+            let (name, setting) = match line.split_once('=') {
+                Some((name, value)) => (name, Setting::Text(value.to_owned())),
+                None => (line, Setting::Absent),
+            };
+            Variable { name: name.to_owned(), setting, path: file.path.clone(), origin: Origin::Conf }
+        };
+        Container { path: file.path.clone(), variables: lines.map(variable).collect(), ..Container::default() }
+    };
+    let containers: Vec<Container> = files.map(container).collect();
+    let groups = if containers.is_empty() { Vec::new() } else { vec![Group { containers, ..Group::default() }] };
+    (Kind::NcclConf, None, groups)
+}
+
+fn field(spec: &Cursor<'_>, name: &str) -> Option<Processes> {
+    let found = spec.get(name)?;
+    let (count, words) = match found.value {
+        Value::String(text) => (command::count(text), text.clone()),
+        value => (value.as_u64().map_or(Count::Open, Count::Number), value.to_string()),
+    };
+    Some(Processes { count, path: found.path, words: format!("{name}: {words}") })
+}
+
+fn of_pod(spec: &Cursor<'_>) -> Group {
+    let containers = spec.list("initContainers").into_iter().chain(spec.list("containers"));
+    Group {
+        host_network: spec.get("hostNetwork").is_some_and(|field| field.value == true),
+        processes: None,
+        containers: containers.map(|container| of_container(&container, "resources")).collect(),
+    }
+}
+
+fn of_container(container: &Cursor<'_>, resources: &str) -> Container {
+    let mut read = Container { path: container.path.clone(), ..Container::default() };
+    for entry in container.list("env") {
+        let Some(name) = entry.text("name") else { continue };
+        let (setting, path) = match entry.get("value") {
+            Some(value) => match value.value {
+                Value::String(text) if text.contains("$(") => (Setting::Computed, value.path),
+                Value::String(text) => (Setting::Text(text.clone()), value.path),
+                other => (Setting::NotText(other.to_string()), value.path),
+            },
+            None if entry.get("valueFrom").is_some() => (Setting::Computed, entry.path),
+            None => (Setting::Text(String::new()), entry.path),
+        };
+        read.variables.push(Variable { name: name.to_owned(), setting, path, origin: Origin::Env });
+    }
+    let line: Vec<Cursor<'_>> = container.list("command").into_iter().chain(container.list("args")).collect();
+    let mut words = Vec::new();
+    for part in line {
+        let own = command::words(part.value.as_str().unwrap_or_default());
+        for (name, setting) in command::assignments(&own) {
+            let variable =
+                Variable { name: name.to_owned(), setting, path: part.path.clone(), origin: Origin::Command };
+            read.variables.push(variable);
+        }
+        words.extend(own.into_iter().map(|word| (word, part.path.clone())));
+    }
+    let (texts, paths): (Vec<String>, Vec<_>) = words.into_iter().unzip();
+    read.processes = command::processes(&texts).map(|(count, words)| {
+        let option = words.split('=').next().unwrap_or_default();
+        let at = texts.iter().position(|word| word.split('=').next() == Some(option)).unwrap_or_default();
+        Processes { count, path: paths[at].clone(), words }
+    });
+    if let Some(resources) = container.get(resources) {
+        let limits = resources.get("limits").map(|limits| limits.fields()).unwrap_or_default();
+        let requests = resources.get("requests").map(|requests| requests.fields()).unwrap_or_default();
+        let amounts = if limits.is_empty() { requests } else { limits };
+        read.gpus = gpus(&amounts);
+        read.rdma = amounts.iter().map(|(name, _)| *name).find(|name| is_rdma(name)).map(str::to_owned);
+    }
+    read
+}
+
+/// GPUs and MIG devices, unless some are shared, or an amount cannot be read.
+fn gpus(amounts: &[(&str, Cursor<'_>)]) -> Option<u64> {
+    let is_gpu = |name: &str| name.ends_with("/gpu") || name.starts_with("nvidia.com/mig-");
+    if amounts.iter().any(|(name, _)| name.contains("gpu.shared")) {
+        return None;
+    }
+    let counts = amounts
+        .iter()
+        .filter(|(name, _)| is_gpu(name))
+        .map(|(_, amount)| amount.value.as_u64().or_else(|| amount.value.as_str()?.trim().parse().ok()));
+    counts.sum()
+}
+
+/// Resources of RDMA device plugins and of EFA.
+fn is_rdma(name: &str) -> bool {
+    name.starts_with("rdma/") || name.starts_with("vpc.amazonaws.com/efa") || name.contains("sriov")
+}

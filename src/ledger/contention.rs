@@ -1,0 +1,274 @@
+//! Jobs that compete for room: who is at the head of the queue, what it holds, who gives way to it. The rules are `plan::cluster::turn`'s;
+//! here is what they are applied to.
+
+use crate::devices::taker;
+use crate::index::{Index, Key, attempt_of, is_live, placement_of};
+use crate::usage::{Share, Usage};
+use jiff::Timestamp;
+use switchyard_core::quantity::Resources;
+use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
+use switchyard_plan::cluster::gang::{self, Question};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::turn::{self, Turn};
+use switchyard_plan::cluster::view;
+use switchyard_plan::objects::{self, CLAIM, Defaults};
+use switchyard_plan::resources;
+use switchyard_plan::{self as plan, ValidJob};
+
+/// What the head of the queue holds.
+#[derive(Debug)]
+pub struct Reservation {
+    uid: String,
+    turn: Turn,
+    nodes: Vec<PlacedNode>,
+}
+
+impl Reservation {
+    fn takers(&self) -> impl Iterator<Item = String> {
+        (0..self.nodes.len()).map(|rank| format!("held/{}/{rank}", self.uid))
+    }
+}
+
+/// Settings of the operator that decide about places.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules<'a> {
+    pub defaults: &'a Defaults,
+    pub levels: &'a Levels,
+    pub now: Timestamp,
+}
+
+/// A job that looks for a place.
+pub struct Asker<'a> {
+    pub job: &'a TrainJob,
+    pub valid: &'a ValidJob,
+    pub rules: Rules<'a>,
+}
+
+/// Jobs that give way, and where the one that they give way to goes then.
+pub struct Departure {
+    pub victims: Vec<Key>,
+    nodes: Vec<PlacedNode>,
+}
+
+impl Asker<'_> {
+    pub fn question<'a>(&'a self, usage: &'a Usage) -> Question<'a> {
+        let Rules { defaults, levels, now } = self.rules;
+        Question { job: self.job, valid: self.valid, defaults, levels, now, nodes: usage.nodes() }
+    }
+
+    /// Where it would go without these.
+    fn place_without(&self, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
+        let aside = usage.set_aside(takers.iter().map(String::as_str));
+        let placed = gang::place(&self.question(usage)).ok();
+        usage.put_back(aside);
+        placed.map(|placed| placed.status.nodes)
+    }
+}
+
+impl Index {
+    pub fn turn(&self, job: &TrainJob) -> Turn {
+        let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
+        let priority = family.and_then(|family| family.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
+        Turn::of(job, priority)
+    }
+
+    fn job_of(&self, uid: &str) -> Option<&TrainJob> {
+        let key = self.families.get(uid)?.key.as_ref()?;
+        self.jobs.get(key).map(|job| &**job).filter(|job| job.metadata.uid.as_deref() == Some(uid))
+    }
+
+    /// What the pods of a job take, and their claims.
+    pub fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
+        let Some(family) = self.families.get(uid) else { return Vec::new() };
+        let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
+        // A claim keeps its devices for a while after its pod is gone, whose name it has.
+        let is_theirs = |(kind, name): &(&str, String)| *kind == CLAIM && is_of(view::position(name).0);
+        let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
+        pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
+    }
+
+    /// Everything that does not stand in the way of a job: what it held itself and is about to give back, and what is held for jobs
+    /// behind it.
+    pub fn not_in_the_way(&self, job: &TrainJob) -> Vec<String> {
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let turn = self.turn(job);
+        let mut takers = Vec::new();
+        if placement_of(job).is_none() && job.status.as_ref().is_some_and(|status| status.placement.is_some()) {
+            let attempt = attempt_of(job);
+            takers.extend(self.takers_of(uid, |of| of < attempt));
+        }
+        for (other, holes) in &self.holes {
+            let is_lower = || self.job_of(other).is_some_and(|job| self.turn(job).priority() < turn.priority());
+            if other == uid || is_lower() {
+                takers.extend(holes.iter().cloned());
+            }
+        }
+        if let Some(held) = &self.reservation {
+            let is_behind = held.uid == uid || turn < held.turn;
+            // Nobody but a job of higher priority gets the nodes of a gang that starts again.
+            let keeps = self.holes.contains_key(uid) && held.turn.priority() <= turn.priority();
+            let own = job.status.as_ref().and_then(|status| status.placement.as_ref()).filter(|_| keeps);
+            let own: Vec<&str> = own.iter().flat_map(|own| &own.nodes).map(|node| node.node_name.as_str()).collect();
+            let nodes = held.nodes.iter().map(|node| node.node_name.as_str());
+            takers.extend(held.takers().zip(nodes).filter(|(_, node)| is_behind || own.contains(node)).map(|(t, _)| t));
+        }
+        takers
+    }
+
+    /// Who is ahead of a job and holds nodes, in words.
+    pub fn held_for(&self, job: &TrainJob) -> Option<String> {
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let held = self.reservation.as_ref().filter(|held| held.uid != uid && held.turn < self.turn(job))?;
+        let (count, name) = (held.nodes.len(), held.turn.name());
+        let verb = if count == 1 { "node is" } else { "nodes are" };
+        Some(format!("{count} {verb} held for {name}, which is ahead in the queue"))
+    }
+
+    /// A gang that starts again holds the GPUs of its nodes, until it is known that it finds no place. Answers whether it gave some back.
+    pub fn hold_holes(&mut self, uid: &str) -> bool {
+        let wanted = self.job_of(uid).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
+            let status = job.status.as_ref()?;
+            let placed = status.condition(conditions::PLACED)?;
+            let restarts = placed.status == "False" && placed.reason == conditions::RESTARTING;
+            status.placement.clone().filter(|_| restarts)
+        });
+        let nodes = wanted.map(|placement| placement.nodes).unwrap_or_default();
+        let next: Vec<String> = (0..nodes.len()).map(|rank| format!("hole/{uid}/{rank}")).collect();
+        let mut freed = false;
+        for gone in self.holes.remove(uid).into_iter().flatten().skip(next.len()) {
+            freed |= self.usage.set_share(&gone, None);
+        }
+        for (taker, PlacedNode { node_name, gpus, .. }) in next.iter().zip(nodes) {
+            self.usage.set_share(taker, Some(Share { node: node_name, amount: Resources::default(), gpus }));
+        }
+        if !next.is_empty() {
+            self.holes.insert(uid.to_string(), next);
+        }
+        freed
+    }
+
+    /// A job found a place, or looks for none: it holds nothing any more. Answers whether it did.
+    pub fn waits_no_more(&mut self, uid: &str) -> bool {
+        if let Some(family) = self.families.get_mut(uid) {
+            family.hopeless = false;
+        }
+        self.release(uid)
+    }
+
+    /// A job found no place. At the head of the queue it holds nodes, and jobs of lower priority may have to give way: those are answered.
+    pub fn waits(&mut self, key: &Key, rules: Rules<'_>) -> Vec<Key> {
+        let Some(job) = self.jobs.get(key).cloned() else { return Vec::new() };
+        let Ok(valid) = plan::validate(&job) else { return Vec::new() };
+        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let turn = self.turn(&job);
+        let asker = Asker { job: &job, valid: &valid, rules };
+        if !self.is_head(key, &turn) {
+            self.waits_no_more(&uid);
+            return Vec::new();
+        }
+        let aside = self.not_in_the_way(&job);
+        let aside = self.usage.set_aside(aside.iter().map(String::as_str));
+        let is_kept = self.reservation.as_ref().is_some_and(|held| held.uid == uid && self.is_usable(held));
+        // What others leave for it is what it holds, or they would be the first to take it again.
+        let (victims, reserved) = match self.departure(&asker, &turn) {
+            Some(Departure { victims, nodes }) => (victims, Some(Some(nodes))),
+            None if is_kept => (Vec::new(), None),
+            None => (Vec::new(), Some(turn::reserve(&asker.question(&self.usage)))),
+        };
+        self.usage.put_back(aside);
+        let hopeless = matches!(reserved, Some(None));
+        if let Some(family) = self.families.get_mut(&uid) {
+            family.hopeless = hopeless;
+        }
+        if hopeless {
+            self.release(&uid);
+        }
+        if let Some(Some(nodes)) = reserved {
+            self.reserve(Reservation { uid, turn, nodes }, &asker);
+        }
+        victims
+    }
+
+    /// Gives back what a job holds. Answers whether it held anything.
+    fn release(&mut self, uid: &str) -> bool {
+        let Some(held) = self.reservation.take_if(|held| held.uid == uid) else { return false };
+        for taker in held.takers() {
+            self.usage.set_share(&taker, None);
+        }
+        true
+    }
+
+    /// Whether no job that waits and could be placed comes first.
+    fn is_head(&self, key: &Key, turn: &Turn) -> bool {
+        let is_ahead = |other: &Key| {
+            let Some(job) = self.jobs.get(other) else { return false };
+            let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
+            !family.is_some_and(|family| family.hopeless) && self.turn(job) < *turn
+        };
+        !self.waiting.iter().any(|other| other != key && is_ahead(other))
+    }
+
+    /// Whether all nodes that are held may still be used.
+    fn is_usable(&self, held: &Reservation) -> bool {
+        let nodes = self.usage.nodes();
+        held.nodes.iter().all(|placed| {
+            nodes.get(&placed.node_name).is_some_and(|node| node.facts.ready && !node.facts.unschedulable)
+        })
+    }
+
+    fn reserve(&mut self, next: Reservation, asker: &Asker<'_>) {
+        if let Some(before) = self.reservation.as_ref().map(|before| before.uid.clone()) {
+            self.release(&before);
+        }
+        self.hold(asker, next.takers(), &next.nodes);
+        self.reservation = Some(next);
+    }
+
+    /// Takes what the pods of a job would take on these nodes, one taker for each.
+    pub fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
+        let pod = objects::pod(asker.job, asker.valid, asker.rules.defaults, 1, 0);
+        let amount = pod.spec.as_ref().map(resources::of_pod).unwrap_or_default();
+        for (taker, placed) in takers.zip(nodes) {
+            let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
+            self.usage.set_share(&taker, Some(share));
+        }
+    }
+
+    /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.
+    pub fn departure(&mut self, asker: &Asker<'_>, turn: &Turn) -> Option<Departure> {
+        if asker.job.spec.topology_policy.preemption != Preemption::LowerPriority {
+            return None;
+        }
+        let mut leaving = Vec::new();
+        let mut candidates = Vec::new();
+        for (key, job) in &self.jobs {
+            let uid = job.metadata.uid.as_deref().unwrap_or_default();
+            let attempt = attempt_of(job);
+            let gives_way = self.families.get(uid).is_some_and(|family| family.gives_way_in == Some(attempt));
+            leaving.extend(self.takers_of(uid, |of| of < attempt || gives_way || !is_live(job)));
+            let theirs = self.turn(job);
+            if placement_of(job).is_some() && !gives_way && theirs.priority() < turn.priority() {
+                candidates.push((theirs, key.clone(), self.takers_of(uid, |of| of == attempt)));
+            }
+        }
+        // The lowest priority first, and of equal ones the youngest.
+        candidates.sort_by(|a, b| b.0.cmp(&a.0));
+        let mut place_without = |without: &[usize]| {
+            let theirs = without.iter().flat_map(|candidate| candidates[*candidate].2.iter());
+            let takers: Vec<String> = leaving.iter().chain(theirs).cloned().collect();
+            asker.place_without(&mut self.usage, &takers)
+        };
+        let chosen = turn::fewest(candidates.len(), |without| place_without(without).is_some())?;
+        let nodes = place_without(&chosen)?;
+        let victims: Vec<Key> = chosen.into_iter().map(|candidate| candidates[candidate].1.clone()).collect();
+        for key in &victims {
+            let Some(job) = self.jobs.get(key) else { continue };
+            let attempt = attempt_of(job);
+            if let Some(family) = self.families.get_mut(job.metadata.uid.as_deref().unwrap_or_default()) {
+                family.gives_way_in = Some(attempt);
+                family.gives_way_to = Some(format!("{} (priority {})", turn.name(), turn.priority()));
+            }
+        }
+        Some(Departure { victims, nodes })
+    }
+}

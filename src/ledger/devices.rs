@@ -1,0 +1,199 @@
+//! Devices: what agents report of them, what drivers offer in ResourceSlices, and who has what by ResourceClaims.
+
+use crate::index::{Effect, Index};
+use crate::usage::{Share, Usage};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::objects::CLAIM;
+
+/// Driver, pool and name of a device.
+type Device = (String, String, String);
+
+/// A GPU that is offered.
+#[derive(Debug)]
+struct Offered {
+    slice: String,
+    node: String,
+    uuid: String,
+}
+
+/// GPUs that drivers offer, and who has them.
+#[derive(Debug, Default)]
+pub struct Devices {
+    /// Node and devices of each slice.
+    slices: BTreeMap<String, (String, Vec<Device>)>,
+    /// Every GPU, by its device. A driver may publish a new slice before it takes the old one back.
+    gpus: BTreeMap<Device, Offered>,
+    /// Devices of each claim that is allocated, by its UID.
+    claims: BTreeMap<String, Vec<Device>>,
+    /// Claims by the pools that they have devices of.
+    by_pool: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Devices {
+    /// A slice appeared or changed. Answers whether that changes what can be placed.
+    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str, usage: &mut Usage) -> bool {
+        let name = slice.metadata.name.clone().unwrap_or_default();
+        let Some(node) = slice.spec.node_name.clone().filter(|_| slice.spec.driver == driver) else {
+            return self.delete_slice(&name, usage);
+        };
+        self.forget(&name, Some(&node), usage);
+        let (mut devices, mut healthy) = (Vec::new(), Vec::new());
+        for device in slice.spec.devices.iter().flatten() {
+            let attributes = device.attributes.as_ref();
+            let named = |name: &str| attributes.and_then(|all| all.get(name))?.string.clone();
+            // An attribute without a domain is the driver's own.
+            let Some(uuid) = named("uuid").or_else(|| named(&format!("{driver}/uuid"))) else { continue };
+            let taints = device.taints.as_deref().unwrap_or_default();
+            if !taints.iter().any(|taint| taint.effect == "NoSchedule" || taint.effect == "NoExecute") {
+                healthy.push(uuid.clone());
+            }
+            let device = (driver.to_string(), slice.spec.pool.name.clone(), device.name.clone());
+            self.gpus.insert(device.clone(), Offered { slice: name.clone(), node: node.clone(), uuid });
+            devices.push(device);
+        }
+        self.slices.insert(name.clone(), (node.clone(), devices));
+        let is_new = usage.set_offer(&name, &node, healthy);
+        // What claims have of this pool is looked up again.
+        for uid in self.by_pool.get(&slice.spec.pool.name).into_iter().flatten() {
+            usage.set_share(&taker(uid), self.share(&self.claims[uid]));
+        }
+        is_new
+    }
+
+    /// Forgets what a slice offered, but for what it offers on a node that it still is of.
+    fn forget(&mut self, name: &str, kept: Option<&str>, usage: &mut Usage) -> bool {
+        let Some((node, devices)) = self.slices.remove(name) else { return false };
+        for device in &devices {
+            if self.gpus.get(device).is_some_and(|offered| offered.slice == name) {
+                self.gpus.remove(device);
+            }
+        }
+        if kept != Some(node.as_str()) {
+            usage.set_offer(name, &node, Vec::new());
+        }
+        true
+    }
+
+    /// A slice is gone.
+    pub fn delete_slice(&mut self, name: &str, usage: &mut Usage) -> bool {
+        self.forget(name, None, usage)
+    }
+
+    /// A claim appeared or changed. Answers whether devices became free.
+    pub fn apply_claim(&mut self, claim: &ResourceClaim, usage: &mut Usage) -> bool {
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+        let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_deref());
+        let devices: Vec<Device> = results
+            .unwrap_or_default()
+            .iter()
+            .filter(|result| result.admin_access != Some(true))
+            .map(|result| (result.driver.clone(), result.pool.clone(), result.device.clone()))
+            .collect();
+        if devices.is_empty() {
+            return self.delete_claim(&uid, usage);
+        }
+        let freed = usage.set_share(&taker(&uid), self.share(&devices));
+        self.forget_claim(&uid);
+        for (_, pool, _) in &devices {
+            self.by_pool.entry(pool.clone()).or_default().insert(uid.clone());
+        }
+        self.claims.insert(uid, devices);
+        freed
+    }
+
+    /// A claim is gone, or not allocated any more.
+    pub fn delete_claim(&mut self, uid: &str, usage: &mut Usage) -> bool {
+        self.forget_claim(uid);
+        usage.set_share(&taker(uid), None)
+    }
+
+    fn forget_claim(&mut self, uid: &str) {
+        for (_, pool, _) in self.claims.remove(uid).into_iter().flatten() {
+            if let Some(claims) = self.by_pool.get_mut(&pool) {
+                claims.remove(uid);
+                if claims.is_empty() {
+                    self.by_pool.remove(&pool);
+                }
+            }
+        }
+    }
+
+    /// UUIDs of the GPUs that a claim got; `None`: it is not allocated, or nobody offers what it got.
+    pub fn allocated(&self, uid: &str) -> Option<Vec<String>> {
+        Some(self.share(self.claims.get(uid)?)?.gpus)
+    }
+
+    /// The GPUs among some devices. All devices of a claim are on one node.
+    fn share(&self, devices: &[Device]) -> Option<Share> {
+        let mut share = Share::default();
+        for device in devices {
+            if let Some(offered) = self.gpus.get(device) {
+                share.node.clone_from(&offered.node);
+                share.gpus.push(offered.uuid.clone());
+            }
+        }
+        Some(share).filter(|share| !share.gpus.is_empty())
+    }
+}
+
+impl Index {
+    /// The agent of a node reported, or its report cannot be read.
+    pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
+        self.saw("GPUTopology", metadata);
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let mut effect = Effect { room: self.usage.set_report(name, report), ..Effect::default() };
+        if effect.room {
+            // What their pods really have may be other than the plan.
+            self.touch_node(name, &mut effect);
+        }
+        effect
+    }
+
+    /// Nobody reports for a node any more.
+    pub fn delete_report(&mut self, metadata: &ObjectMeta) -> Effect {
+        self.saw("GPUTopology", metadata);
+        self.usage.remove_report(metadata.name.as_deref().unwrap_or_default());
+        Effect::default()
+    }
+
+    /// A driver offers devices.
+    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str) -> Effect {
+        self.saw("ResourceSlice", &slice.metadata);
+        Effect { room: self.devices.apply_slice(slice, driver, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A driver offers them no more.
+    pub fn delete_slice(&mut self, metadata: &ObjectMeta) -> Effect {
+        self.saw("ResourceSlice", metadata);
+        let name = metadata.name.as_deref().unwrap_or_default();
+        Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A claim appeared or changed, of a job or not.
+    pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
+        let room = self.devices.apply_claim(claim, &mut self.usage);
+        let mut effect = self.apply_object(CLAIM, &claim.metadata, content);
+        effect.room |= room;
+        effect
+    }
+
+    /// A claim is gone.
+    pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
+        let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
+        let mut effect = self.delete_object(CLAIM, metadata);
+        effect.room |= room;
+        effect
+    }
+}
+
+/// Under which name a claim takes devices.
+pub fn taker(uid: &str) -> String {
+    format!("claim/{uid}")
+}
+
+#[cfg(test)]
+mod tests;

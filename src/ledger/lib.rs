@@ -1,0 +1,16 @@
+//! What the controller knows, as pure state: objects go in, effects come out, and nobody is asked.
+//!
+//! ```text
+//! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (what is free, who has which GPU)
+//!                                               ├─> contention (whose turn it is, what is held, who gives way)
+//!                                               └─> own_writes (what was written and not seen yet)
+//! a file of objects ─> offline ─> the same index ─> where a job would go
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod contention;
+pub mod devices;
+pub mod index;
+pub mod offline;
+pub mod own_writes;
+pub mod usage;

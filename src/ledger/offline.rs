@@ -1,0 +1,226 @@
+//! A cluster as a list of objects, looked at as the controller looks at it: what it would decide, and why. No client, no clock.
+
+use crate::contention::{Asker, Rules};
+use crate::index::{Index, Key, attempt_of, key_of};
+use jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{TrainJob, conditions};
+use switchyard_plan::cluster::fabric::{self, Decided};
+use switchyard_plan::cluster::gang::{self, Placed};
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::view::NodeView;
+use switchyard_plan::cluster::{NoPlace, is_over};
+use switchyard_plan::objects::{CLAIM, Defaults, observed_content, pod};
+use switchyard_plan::{Invalid, ValidJob, validate};
+
+/// Kinds that decide about places; others are not looked at.
+pub const KINDS: [&str; 7] =
+    ["Node", "Pod", "TrainJob", "GPUTopology", "ResourceSlice", "ResourceClaim", "PriorityClass"];
+
+/// A cluster at one moment.
+pub struct Cluster {
+    index: Index,
+    defaults: Defaults,
+    levels: Levels,
+    /// Priorities by class, and that of pods without one.
+    classes: BTreeMap<String, i32>,
+    default_priority: i32,
+    now: Timestamp,
+    /// Of jobs whose manifest names none.
+    namespace: String,
+}
+
+/// Whether the place that a job has counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Earlier {
+    /// As if the job were new.
+    Forgotten,
+    /// As after a failure: what can stay, stays.
+    Kept,
+}
+
+/// What the controller would do with a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// The place, or why there is none.
+    pub place: Result<Placed, NoPlace>,
+    /// Nodes that are held for a job ahead in the queue, in words.
+    pub held_for: Option<String>,
+    /// Jobs that would be stopped for it.
+    pub victims: Vec<String>,
+    /// How its processes would reach each other, or why they must not; `None`: it has no place, or no use for a fabric.
+    pub fabric: Option<Result<Decided, String>>,
+}
+
+impl Cluster {
+    /// Takes the objects of a moment in.
+    ///
+    /// # Errors
+    /// An object that cannot be read: its position, name and what is wrong with it.
+    pub fn of(items: &[Value], defaults: Defaults, levels: Levels, now: Timestamp) -> Result<Cluster, String> {
+        let (index, classes) = (Index::default(), BTreeMap::new());
+        let namespace = "default".to_string();
+        let mut cluster = Cluster { index, defaults, levels, classes, default_priority: 0, now, namespace };
+        for (position, item) in items.iter().enumerate() {
+            let name = item.pointer("/metadata/name").and_then(Value::as_str).unwrap_or("-");
+            let kind = item.get("kind").and_then(Value::as_str).unwrap_or("-");
+            cluster.take(kind, item).map_err(|error| format!("items[{position}] ({kind} {name}): {error}"))?;
+        }
+        cluster.queue();
+        Ok(cluster)
+    }
+
+    /// The same, looked at from this namespace in place of `default`.
+    #[must_use]
+    pub fn from_namespace(self, namespace: String) -> Cluster {
+        Cluster { namespace, ..self }
+    }
+
+    /// The namespace of jobs whose manifest names none.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    fn take(&mut self, kind: &str, item: &Value) -> Result<(), serde_json::Error> {
+        fn read<T: DeserializeOwned>(item: &Value) -> Result<T, serde_json::Error> {
+            T::deserialize(item)
+        }
+        let index = &mut self.index;
+        match kind {
+            "Node" => drop(index.apply_node(&read(item)?)),
+            "Pod" => drop(index.apply_pod(&read(item)?)),
+            "TrainJob" => drop(index.apply_job(read(item)?)),
+            "ResourceSlice" => drop(index.apply_slice(&read(item)?, &self.defaults.gpu_driver)),
+            CLAIM => drop(index.apply_claim(&read(item)?, observed_content(item))),
+            // As in the controller, a report that cannot be read costs its own node only.
+            "GPUTopology" => match read::<GPUTopology>(item) {
+                Ok(report) => drop(index.apply_report(&report.metadata, Ok(&report))),
+                Err(error) => {
+                    let metadata = serde_json::from_value(item["metadata"].clone())?;
+                    index.apply_report(&metadata, Err(error.to_string()));
+                }
+            },
+            "PriorityClass" => {
+                let class: k8s_openapi::api::scheduling::v1::PriorityClass = read(item)?;
+                if class.global_default == Some(true) {
+                    self.default_priority = class.value;
+                }
+                self.classes.insert(class.metadata.name.unwrap_or_default(), class.value);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Jobs that wait stand in the queue, and the first of them holds its nodes.
+    fn queue(&mut self) {
+        let waits = |job: &TrainJob| {
+            let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
+            !is_over(job) && !job.spec.suspend && placed.is_some_and(|placed| placed.reason == conditions::NO_ROOM)
+        };
+        let mut waiting: Vec<Key> =
+            self.index.jobs.iter().filter(|(_, job)| waits(job)).map(|(key, _)| key.clone()).collect();
+        self.index.waiting.extend(waiting.iter().cloned());
+        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
+        for key in waiting {
+            self.index.waits(&key, rules);
+        }
+    }
+
+    /// All nodes by name.
+    pub fn nodes(&self) -> &BTreeMap<String, NodeView> {
+        self.index.usage.nodes()
+    }
+
+    /// All jobs, in the order of namespace and name.
+    pub fn jobs(&self) -> Vec<&TrainJob> {
+        let mut jobs: Vec<(&Key, &TrainJob)> = self.index.jobs.iter().map(|(key, job)| (key, &**job)).collect();
+        jobs.sort_by_key(|(key, _)| *key);
+        jobs.into_iter().map(|(_, job)| job).collect()
+    }
+
+    /// A job by namespace and name.
+    pub fn job(&self, namespace: &str, name: &str) -> Option<&TrainJob> {
+        let key = Key { namespace: namespace.into(), name: name.into() };
+        self.index.jobs.get(&key).map(|job| &**job)
+    }
+
+    /// The levels of domains that count.
+    pub fn levels(&self) -> &Levels {
+        &self.levels
+    }
+
+    /// What the controller would do with a job: with a new one, with one of the cluster if it had to be placed now, or, where its earlier
+    /// place counts, after a failure.
+    ///
+    /// # Errors
+    /// The job asks for something that cannot be.
+    pub fn look(&mut self, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Vec<Invalid>> {
+        let mut job = job.clone();
+        let valid = validate(&job)?;
+        let uid = job.metadata.uid.get_or_insert_with(|| "new".to_string()).clone();
+        job.metadata.namespace.get_or_insert_with(|| self.namespace.clone());
+        let allocation = gang::allocation(&job, self.index.usage.nodes());
+        let attempt = attempt_of(&job).max(1);
+        let status = job.status.get_or_insert_default();
+        (status.device_allocation, status.attempt) = (allocation, Some(attempt as i32));
+        status.fabric = None;
+        let before = fabric::before(&job, &valid, &self.defaults, self.index.usage.nodes());
+        job.status.get_or_insert_default().fabric = before;
+        let status = job.status.get_or_insert_default();
+        if earlier == Earlier::Forgotten {
+            status.placement = None;
+        }
+        let key = key_of(&job.metadata);
+        if self.index.jobs.get(&key).is_none_or(|known| known.metadata.uid != job.metadata.uid) {
+            self.submit(&job, &valid, attempt);
+        }
+        // What it has itself is not in its way.
+        let own = self.index.takers_of(&uid, |_| true);
+        let mut aside = self.index.usage.set_aside(own.iter().map(String::as_str));
+        let held_for = self.index.held_for(&job);
+        let free = self.index.not_in_the_way(&job);
+        aside.extend(self.index.usage.set_aside(free.iter().map(String::as_str)));
+        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        let asker = Asker { job: &job, valid: &valid, rules };
+        let question = asker.question(&self.index.usage);
+        let place = gang::place(&question);
+        let decided = place.as_ref().ok().map(|placed| {
+            let decided = fabric::decide(&question, &placed.status)?;
+            fabric::enforced(&job, decided.as_ref()).map_or(Ok(decided), Err)
+        });
+        let fabric = decided.and_then(|decided| decided.map_err(|refused| refused.to_string()).transpose());
+        let turn = self.index.turn(&job);
+        let departure = if place.is_err() { self.index.departure(&asker, &turn) } else { None };
+        let victims = departure.map(|departure| departure.victims).unwrap_or_default();
+        self.index.usage.put_back(aside);
+        Ok(Verdict { place, held_for, victims: victims.iter().map(ToString::to_string).collect(), fabric })
+    }
+
+    /// A job as it is when its pods have been created: it has a priority then, and so a turn.
+    fn submit(&mut self, job: &TrainJob, valid: &ValidJob, attempt: u32) {
+        self.index.apply_job(job.clone());
+        let mut made = pod(job, valid, &self.defaults, attempt, 0);
+        made.metadata.uid = Some(format!("{}-pod", job.metadata.uid.as_deref().unwrap_or_default()));
+        if let Some(spec) = &mut made.spec {
+            let class = spec.priority_class_name.as_ref().and_then(|class| self.classes.get(class)).copied();
+            spec.priority.get_or_insert(class.unwrap_or(self.default_priority));
+        }
+        self.index.apply_pod(&made);
+    }
+
+    /// Gives a place to a job: what is looked at later finds it taken.
+    pub fn settle(&mut self, job: &TrainJob, placed: &Placed) {
+        let Ok(valid) = validate(job) else { return };
+        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        let takers = (0..).map(|rank: usize| format!("settled/{}/{rank}", key_of(&job.metadata)));
+        self.index.hold(&Asker { job, valid: &valid, rules }, takers, &placed.status.nodes);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! "Do not plan again before the cache shows my last write": per job, what was written and not seen yet.
+//!
+//! Kubernetes' own controllers do the same (KEP-5647). Resource versions of one API server grow, and a watch shows changes of a
+//! kind in their order, so one number per kind is enough. Names are deterministic, so nothing but wasted calls would follow if
+//! this were wrong; therefore it gives up waiting after [`PATIENCE`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Longest wait for the cache. A watch that is this late is started again by its own timeout.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// First pause in a fight; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause in a fight.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A fight is over when nothing was undone for this long.
+pub const PEACE: Duration = Duration::from_secs(60);
+
+/// What this process wrote for one job.
+#[derive(Debug, Default)]
+pub struct OwnWrites {
+    expected: BTreeMap<&'static str, (u64, Instant)>,
+    deleted: BTreeMap<String, Instant>,
+    /// Objects made for the current attempt, to notice that they are made again and again.
+    made: (u32, BTreeSet<String>),
+    /// What the status said when it was written last.
+    said: Option<String>,
+    fight: Option<Fight>,
+    hold: Option<Instant>,
+}
+
+/// Somebody undoes what we do.
+#[derive(Debug, Clone)]
+struct Fight {
+    /// What is undone.
+    what: String,
+    /// Our last try.
+    last: Instant,
+    /// Before the next one.
+    pause: Duration,
+}
+
+impl OwnWrites {
+    /// An object of this kind was written with this resource version.
+    pub fn wrote(&mut self, kind: &'static str, version: &str, now: Instant) {
+        let Ok(version) = version.parse::<u64>() else { return };
+        let expected = self.expected.entry(kind).or_insert((0, now));
+        *expected = (expected.0.max(version), now);
+    }
+
+    /// An object was deleted.
+    pub fn deletes(&mut self, uid: String, now: Instant) {
+        self.deleted.insert(uid, now);
+    }
+
+    /// The cache shows that it is gone.
+    pub fn is_deleted(&mut self, uid: &str) {
+        self.deleted.remove(uid);
+    }
+
+    /// Whether this object was deleted by us a moment ago.
+    pub fn deleted(&self, uid: &str, now: Instant) -> bool {
+        self.deleted.get(uid).is_some_and(|at| now.duration_since(*at) < PATIENCE)
+    }
+
+    /// When the cache shows everything: `Ok(given up)`. Otherwise when to stop waiting.
+    pub fn seen(&mut self, versions: &BTreeMap<&'static str, u64>, now: Instant) -> Result<bool, Instant> {
+        self.deleted.retain(|_, at| now.duration_since(*at) < PATIENCE);
+        self.expected.retain(|kind, (version, _)| versions.get(kind).is_none_or(|seen| seen < version));
+        let Some(last) = self.expected.values().map(|(_, at)| *at).max() else { return Ok(false) };
+        if now.duration_since(last) < PATIENCE {
+            return Err(last + PATIENCE);
+        }
+        self.expected.clear();
+        Ok(true)
+    }
+
+    /// Notes that an object is about to be made (or set right) in an attempt. Answers whether that was done before.
+    pub fn makes(&mut self, attempt: u32, name: String) -> bool {
+        // Attempts only grow; a lower number was written by somebody else.
+        if self.made.0 < attempt {
+            self.made = (attempt, BTreeSet::new());
+        }
+        !self.made.1.insert(name)
+    }
+
+    /// Whether that was done before.
+    pub fn has_made(&self, attempt: u32, name: &str) -> bool {
+        self.made.0 >= attempt && self.made.1.contains(name)
+    }
+
+    /// Notes what a status says that was written in an attempt.
+    pub fn says(&mut self, attempt: u32, words: String) {
+        self.makes(attempt, words.clone());
+        self.said = Some(words);
+    }
+
+    /// Whether somebody changed the status: it says something else than when it was written last.
+    pub fn is_changed(&self, words: &str) -> bool {
+        self.said.as_ref().is_some_and(|said| said != words)
+    }
+
+    /// Nothing is created before this time: the last try was refused. What was refused is not undone by anybody.
+    pub fn hold(&mut self, until: Instant) {
+        (self.fight, self.made.1) = (None, BTreeSet::new());
+        self.hold = Some(until);
+    }
+
+    /// Until when nothing is created.
+    pub fn held(&self, now: Instant) -> Option<Instant> {
+        self.hold.filter(|until| *until > now)
+    }
+
+    /// Something that was done before is to be done again. Answers when that is allowed if not now.
+    pub fn repeat(&mut self, what: &str, now: Instant) -> Result<(), Instant> {
+        let pause = match self.fight.as_ref().filter(|fight| now.duration_since(fight.last) < PEACE) {
+            None => FIRST_PAUSE,
+            Some(fight) if now.duration_since(fight.last) < fight.pause => return Err(fight.last + fight.pause),
+            Some(fight) => (fight.pause * 2).min(LONGEST_PAUSE),
+        };
+        self.fight = Some(Fight { what: what.to_string(), last: now, pause });
+        Ok(())
+    }
+
+    /// What somebody undoes, again and again.
+    pub fn fights(&self, now: Instant) -> Option<&str> {
+        let goes_on = |fight: &&Fight| fight.pause > FIRST_PAUSE && now.duration_since(fight.last) < PEACE;
+        self.fight.as_ref().filter(goes_on).map(|fight| fight.what.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planning_waits_until_the_cache_shows_the_last_write_and_not_for_ever() {
+        let (mut own, start) = (OwnWrites::default(), Instant::now());
+        own.wrote("Pod", "10", start);
+        own.wrote("Pod", "12", start);
+        own.wrote("TrainJob", "not a number", start);
+        assert_eq!(own.seen(&BTreeMap::from([("Pod", 11)]), start), Err(start + PATIENCE));
+        assert_eq!(own.seen(&BTreeMap::from([("Pod", 12)]), start), Ok(false));
+        own.wrote("Pod", "20", start);
+        assert_eq!(own.seen(&BTreeMap::from([("Pod", 12)]), start + PATIENCE), Ok(true), "given up");
+        assert_eq!(own.seen(&BTreeMap::new(), start + PATIENCE), Ok(false));
+    }
+
+    #[test]
+    fn what_was_deleted_is_not_deleted_again() {
+        let (mut own, start) = (OwnWrites::default(), Instant::now());
+        own.deletes("a".into(), start);
+        assert!(own.deleted("a", start) && !own.deleted("b", start));
+        assert!(!own.deleted("a", start + PATIENCE), "the answer may have been wrong");
+        own.is_deleted("a");
+        assert!(!own.deleted("a", start));
+    }
+
+    #[test]
+    fn a_status_is_changed_by_others_only() {
+        let mut own = OwnWrites::default();
+        assert!(!own.is_changed("what another controller wrote"));
+        own.says(1, "runs".into());
+        assert!(own.has_made(1, "runs") && !own.is_changed("runs"), "the same words with new figures are no fight");
+        assert!(own.is_changed("waits"));
+    }
+
+    #[test]
+    fn a_fight_over_an_object_slows_down() {
+        let (mut own, start) = (OwnWrites::default(), Instant::now());
+        assert!(!own.makes(1, "Service a".into()) && own.makes(1, "Service a".into()));
+        assert!(!own.makes(2, "Service a".into()), "a new attempt makes its own");
+        assert!(own.makes(1, "Service a".into()) && own.makes(2, "Service a".into()), "attempts do not go back");
+        let at = |second: u64| start + Duration::from_secs(second);
+        let tries: Vec<u64> = (0..30).filter(|second| own.repeat("Service a", at(*second)).is_ok()).collect();
+        assert_eq!(tries, [0, 1, 3, 7, 12, 17, 22, 27]);
+        assert_eq!((own.fights(at(28)), own.fights(at(87))), (Some("Service a"), None));
+        assert_eq!((own.repeat("Pod b", at(87)), own.fights(at(87))), (Ok(()), None), "the first after a peace");
+    }
+}

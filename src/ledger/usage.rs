@@ -1,0 +1,219 @@
+//! What is free on every node: allocatable less what pods take, and the GPUs that nobody has, kept up to date change by change.
+
+use std::collections::BTreeMap;
+use switchyard_core::quantity::Resources;
+use switchyard_crds::device_use::DeviceUse;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::cluster::machine::{Machine, Shapes};
+use switchyard_plan::cluster::view::NodeView;
+
+/// Nodes and who takes what on them.
+#[derive(Debug, Default)]
+pub struct Usage {
+    nodes: BTreeMap<String, NodeView>,
+    /// By what takes it: the UID of a pod or claim, or another name.
+    shares: BTreeMap<String, Share>,
+    /// Takers by node; a node that is not known yet may have some.
+    on: BTreeMap<String, Vec<String>>,
+    /// What the agents report, by node.
+    reports: BTreeMap<String, Report>,
+    /// UUIDs that drivers offer for claims, by node and slice.
+    offers: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+    shapes: Shapes,
+}
+
+/// What somebody takes on a node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Share {
+    /// The node.
+    pub node: String,
+    /// Amounts.
+    pub amount: Resources,
+    /// UUIDs of GPUs.
+    pub gpus: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Report {
+    machine: Result<Machine, String>,
+    in_use: Vec<DeviceUse>,
+}
+
+impl Usage {
+    /// All nodes by name.
+    pub fn nodes(&self) -> &BTreeMap<String, NodeView> {
+        &self.nodes
+    }
+
+    /// A node appeared or changed. Answers whether there may be more room than before.
+    pub fn set_node(&mut self, mut view: NodeView) -> bool {
+        let name = view.facts.name.clone();
+        view.free = view.allocatable.clone();
+        for taker in self.on.get(&name).into_iter().flatten() {
+            view.free = view.free.less(&self.shares[taker].amount);
+        }
+        let before = self.nodes.insert(name.clone(), view);
+        self.refresh(&name);
+        let view = &self.nodes[&name];
+        before.is_none_or(|before| before != *view)
+    }
+
+    /// A node is gone.
+    pub fn remove_node(&mut self, name: &str) {
+        self.nodes.remove(name);
+    }
+
+    /// Somebody takes this; `None`: nothing (any more). Answers whether something became free.
+    pub fn set_share(&mut self, taker: &str, share: Option<Share>) -> bool {
+        if self.shares.get(taker) == share.as_ref() {
+            return false;
+        }
+        let freed = self.shares.remove(taker);
+        if let Some(before) = &freed {
+            if let Some(takers) = self.on.get_mut(&before.node) {
+                takers.retain(|other| other != taker);
+            }
+            if let Some(node) = self.nodes.get_mut(&before.node) {
+                node.free = node.free.plus(&before.amount);
+            }
+            self.refresh(&before.node);
+        }
+        if let Some(share) = share {
+            let node = share.node.clone();
+            if let Some(node) = self.nodes.get_mut(&node) {
+                node.free = node.free.less(&share.amount);
+            }
+            self.on.entry(node.clone()).or_default().push(taker.to_string());
+            self.shares.insert(taker.to_string(), share);
+            self.refresh(&node);
+        }
+        freed.is_some()
+    }
+
+    /// What somebody takes.
+    pub fn share(&self, taker: &str) -> Option<&Share> {
+        self.shares.get(taker)
+    }
+
+    /// Takes shares out, to look at the cluster without them. They are put back by [`Usage::put_back`].
+    pub fn set_aside<'a>(&mut self, takers: impl IntoIterator<Item = &'a str>) -> Vec<(String, Share)> {
+        let mut aside = Vec::new();
+        for taker in takers {
+            if let Some(share) = self.shares.get(taker).cloned() {
+                self.set_share(taker, None);
+                aside.push((taker.to_string(), share));
+            }
+        }
+        aside
+    }
+
+    /// Undoes [`Usage::set_aside`].
+    pub fn put_back(&mut self, aside: Vec<(String, Share)>) {
+        for (taker, share) in aside {
+            self.set_share(&taker, Some(share));
+        }
+    }
+
+    /// The agent of a node reported. Answers whether that changes what can be placed there.
+    pub fn set_report(&mut self, name: &str, report: Result<&GPUTopology, String>) -> bool {
+        let name = name.to_string();
+        let status = report.as_ref().ok().and_then(|report| report.status.as_ref());
+        let in_use = status.map(|status| status.in_use.clone()).unwrap_or_default();
+        let next = Report { machine: report.and_then(|report| self.shapes.machine(report)), in_use };
+        // A report that was renewed says nothing new.
+        let is_new = self.reports.get(&name).is_none_or(|before| {
+            let mut same = before.clone();
+            if let (Ok(same), Ok(next)) = (&mut same.machine, &next.machine) {
+                same.observed = next.observed;
+            }
+            same != next
+        });
+        self.reports.insert(name.clone(), next);
+        self.refresh(&name);
+        is_new
+    }
+
+    /// Nobody reports for a node any more.
+    pub fn remove_report(&mut self, name: &str) {
+        self.reports.remove(name);
+        self.refresh(name);
+    }
+
+    /// Nodes by what is known of their devices, in a word each.
+    pub fn reports(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts: BTreeMap<&'static str, usize> =
+            ["usable", "unusable", "none", "notNeeded"].map(|word| (word, 0)).into();
+        for node in self.nodes.values() {
+            let word = match &node.machine {
+                Some(Ok(_)) => "usable",
+                Some(Err(_)) => "unusable",
+                None if node.gpus() > 0 || node.offered.is_some() => "none",
+                // Agents may be on nodes with GPUs only.
+                None => "notNeeded",
+            };
+            *counts.entry(word).or_default() += 1;
+        }
+        counts
+    }
+
+    /// GPUs that the kubelet of a node gave to a pod, by their UUIDs, as far as its agent knows.
+    pub fn given(&self, node: &str, namespace: &str, pod: &str) -> Vec<String> {
+        let uses = self.reports.get(node).map(|report| report.in_use.as_slice()).unwrap_or_default();
+        let is_theirs = |used: &&DeviceUse| used.namespace == namespace && used.pod == pod;
+        uses.iter().filter(is_theirs).map(|used| used.device.clone()).collect()
+    }
+
+    /// A slice offers these GPUs of a node for claims; empty: none. Answers whether that is new.
+    pub fn set_offer(&mut self, slice: &str, node: &str, uuids: Vec<String>) -> bool {
+        let offers = self.offers.entry(node.to_string()).or_default();
+        let is_new = offers.get(slice).map_or(!uuids.is_empty(), |before| *before != uuids);
+        if uuids.is_empty() {
+            offers.remove(slice);
+        } else {
+            offers.insert(slice.to_string(), uuids);
+        }
+        if offers.is_empty() {
+            self.offers.remove(node);
+        }
+        self.refresh(node);
+        is_new
+    }
+
+    /// Counts anew which GPUs of a node are whose.
+    fn refresh(&mut self, name: &str) {
+        let Some(view) = self.nodes.get_mut(name) else { return };
+        let report = self.reports.get(name);
+        let machine = report.and_then(|report| report.machine.as_ref().ok());
+        let mask = |uuids: &mut dyn Iterator<Item = &String>| {
+            machine.map_or(0, |machine| machine.mask(uuids.map(String::as_str)))
+        };
+        let takers = self.on.get(name).into_iter().flatten();
+        view.taken = takers.map(|taker| mask(&mut self.shares[taker].gpus.iter())).fold(0, |all, gpus| all | gpus);
+        view.in_use = report.map_or(0, |report| mask(&mut report.in_use.iter().map(|used| &used.device)));
+        let offers = self.offers.get(name);
+        view.offered =
+            offers.map(|offers| offers.values().map(|uuids| mask(&mut uuids.iter())).fold(0, |all, gpus| all | gpus));
+        if view.machine.as_ref() != report.map(|report| &report.machine) {
+            view.machine = report.map(|report| report.machine.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Usage;
+    use serde_json::json;
+    use switchyard_plan::cluster::view::NodeView;
+
+    #[test]
+    fn a_report_is_missed_only_where_there_are_gpus() {
+        let mut usage = Usage::default();
+        for (name, gpus) in [("cpu", "0"), ("plugin", "8"), ("driver", "0")] {
+            let node =
+                json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8", "nvidia.com/gpu": gpus}}});
+            usage.set_node(NodeView::of(&serde_json::from_value(node).unwrap()));
+        }
+        usage.set_offer("slice", "driver", vec!["GPU-1".into()]);
+        assert_eq!(usage.reports(), [("usable", 0), ("unusable", 0), ("none", 2), ("notNeeded", 1)].into());
+    }
+}

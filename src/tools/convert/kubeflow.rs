@@ -1,0 +1,157 @@
+//! TrainJob of Kubeflow Trainer: the trainer over a runtime that is elsewhere, and patches of its pods.
+
+use super::ConvertError;
+use super::pods::{self, Draft};
+use super::reader::Reader;
+use serde_json::{Value, json};
+use switchyard_crds::names::TRAINER;
+use switchyard_fabric::lint::Cursor;
+
+/// Framework by a word in the name of the runtime; the first that fits. Runtimes of DeepSpeed and MLX are started by mpirun.
+const RUNTIMES: [(&str, &str); 8] = [
+    ("deepspeed", "MPI"),
+    ("mlx", "MPI"),
+    ("mpi", "MPI"),
+    ("torch", "Torch"),
+    ("jax", "JAX"),
+    ("tensorflow", "TensorFlow"),
+    ("paddle", "Paddle"),
+    ("horovod", "Horovod"),
+];
+/// The replicated job of a runtime whose pods train, and its container.
+const NODE: &str = "node";
+
+pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) -> Result<(), ConvertError> {
+    let Some(spec) = top.get("spec") else { return Err(pods::unusable(top, "spec", "a runtimeRef and a trainer")) };
+    let runtime = spec.at(&["runtimeRef", "name"]);
+    let name = runtime.as_ref().and_then(|field| field.value.as_str()).unwrap_or_default();
+    let known = RUNTIMES.iter().find(|(word, _)| name.contains(word));
+    draft.trainer.insert("framework".into(), known.map_or("Plain", |(_, framework)| framework).into());
+    let trainer = spec.get("trainer");
+    if let Some(trainer) = &trainer {
+        for key in ["image", "command", "args"] {
+            if let Some(value) = reader.take(trainer, key) {
+                draft.trainer.insert(key.into(), value);
+            }
+        }
+        if let Some(nodes) = pods::number(trainer, "numNodes", reader) {
+            draft.trainer.insert("numNodes".into(), nodes.into());
+        }
+        pods::processes(trainer, "numProcPerNode", reader, draft);
+        // Where values may come from elsewhere, and requests may differ from limits: in the template.
+        for (theirs, ours) in [("env", "env"), ("resourcesPerNode", "resources")] {
+            if let Some(value) = reader.take(trainer, theirs) {
+                draft.container()[ours] = value;
+            }
+        }
+    }
+    if let Some(field) = spec.get("runtimeRef") {
+        let framework = known.map_or("Plain, as the name says nothing", |(_, framework)| framework);
+        let image = if draft.trainer.contains_key("image") {
+            ""
+        } else {
+            "; spec.trainer.image is to be set: it is the runtime's"
+        };
+        reader.note(&field, format!("a TrainJob has no runtime: spec.trainer.framework is {framework}{image}; what else the runtime says is not in this file"));
+    }
+    if !draft.trainer.contains_key("image") {
+        let stem = if name.is_empty() { "runtime" } else { name };
+        draft.trainer.insert("image".into(), format!("replace-with-the-image-of/{stem}").into());
+    }
+    for key in ["labels", "annotations"] {
+        if let Some(value) = reader.take(&spec, key) {
+            let meta = draft.template.entry("metadata").or_insert_with(|| json!({}));
+            meta[key] = value;
+        }
+    }
+    for key in ["suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"] {
+        if let Some(value) = reader.take(&spec, key) {
+            draft.spec.insert(key.into(), value);
+        }
+    }
+    pods::managed_by(&spec, reader, draft);
+    for key in ["podTemplateOverrides", "podSpecOverrides"] {
+        spec.list(key).iter().for_each(|entry| overrides(entry, reader, draft));
+    }
+    for patch in spec.list("runtimePatches") {
+        let jobs = patch.at(&["trainingRuntimeSpec", "template", "spec"]).map(|spec| spec.list("replicatedJobs"));
+        for job in jobs.unwrap_or_default().iter().filter(|job| job.text("name") == Some(NODE)) {
+            job.get("name").iter().for_each(|name| reader.done(name));
+            if let Some(pod) = job.at(&["template", "spec", "template"]) {
+                pod_template(&pod, reader, draft);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An override that is for the pods which train.
+fn overrides<'a>(entry: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
+    let targets = entry.list("targetJobs");
+    if !targets.iter().any(|target| target.text("name") == Some(NODE)) {
+        return reader.note(entry, "for pods that a TrainJob does not have");
+    }
+    for name in targets.iter().filter_map(|target| target.get("name")) {
+        if name.value == NODE {
+            reader.done(&name);
+        } else {
+            reader.note(&name, "a TrainJob has one kind of pod");
+        }
+    }
+    pod_template(entry, reader, draft);
+}
+
+/// Metadata and spec of pods over what is there; of two values for one field the first is taken.
+fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
+    if let Some(metadata) = pod.get("metadata") {
+        let ours = draft.template.entry("metadata").or_insert_with(|| json!({}));
+        for (block, fields) in metadata.fields() {
+            if ours.get(block).is_some_and(|known| !known.is_object() && !known.is_null()) {
+                continue;
+            }
+            for (key, field) in fields.fields() {
+                once(&mut ours[block][key], &field, reader);
+            }
+        }
+    }
+    let Some(spec) = pod.get("spec") else { return };
+    for (key, field) in spec.fields() {
+        if key == "containers" {
+            field.items().iter().for_each(|container| merge_container(container, reader, draft));
+        } else if super::advice::of(key).is_none() {
+            let ours = draft.template.entry("spec").or_insert_with(|| json!({}));
+            once(&mut ours[key], &field, reader);
+        }
+    }
+}
+
+fn merge_container<'a>(container: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
+    let Some(name) = container.get("name").filter(|name| name.value == NODE || name.value == TRAINER) else { return };
+    reader.done(&name);
+    for (key, field) in container.fields().into_iter().filter(|(key, _)| *key != "name") {
+        let ours = &mut draft.container()[key];
+        match ours.as_array_mut() {
+            Some(list) => {
+                for item in field.items() {
+                    let is_known = |known: &Value| known["name"] == item.value["name"] && key == "env";
+                    if list.iter().any(is_known) {
+                        reader.note(&item, "spec.trainer.env of the old job is taken");
+                    } else {
+                        list.push(item.value.clone());
+                        reader.done(&item);
+                    }
+                }
+            }
+            None => once(ours, &field, reader),
+        }
+    }
+}
+
+fn once(ours: &mut Value, field: &Cursor<'_>, reader: &mut Reader<'_>) {
+    if ours.is_null() || *ours == *field.value {
+        *ours = field.value.clone();
+        reader.done(field);
+    } else {
+        reader.note(field, "another entry sets it already, and that is taken");
+    }
+}

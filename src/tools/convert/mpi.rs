@@ -1,0 +1,112 @@
+//! MPIJob: the command of the Launcher runs on node 0, the pods are those of the Worker.
+
+use super::pods::{self, Draft};
+use super::reader::Reader;
+use super::{ConvertError, replicas};
+use serde_json::{Value, json};
+use switchyard_fabric::lint::Cursor;
+
+/// Options of `mpirun` by which hosts are named.
+const HOSTS: [&str; 6] = ["--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-H"];
+
+pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) -> Result<(), ConvertError> {
+    let spec = top.get("spec").unwrap_or_else(|| top.clone());
+    let roles = spec.get("mpiReplicaSpecs");
+    let roles = roles.ok_or_else(|| pods::unusable(&spec, "mpiReplicaSpecs", "the roles Launcher and Worker"))?;
+    let launcher =
+        roles.get("Launcher").ok_or_else(|| pods::unusable(&roles, "Launcher", "the role that calls mpirun"))?;
+    // Without workers the launcher is all there is.
+    let worker = roles.get("Worker");
+    let main = worker.clone().unwrap_or_else(|| launcher.clone());
+    draft.trainer.insert("framework".into(), "MPI".into());
+    let mut nodes = pods::number(&main, "replicas", reader).unwrap_or(1);
+    let launches_and_works = spec.get("runLauncherAsWorker").filter(|field| field.value == true);
+    if let Some(field) = spec.get("runLauncherAsWorker") {
+        reader.done(&field);
+    }
+    pods::number(&launcher, "replicas", reader);
+    if launches_and_works.is_some() && worker.is_some() {
+        nodes += 1;
+    }
+    draft.trainer.insert("numNodes".into(), nodes.into());
+    let container =
+        |role: &Cursor<'a>| role.at(&["template", "spec"]).and_then(|spec| spec.list("containers").into_iter().next());
+    let usual = container(&main).and_then(|container| container.text("name").map(str::to_owned)).unwrap_or_default();
+    pods::template(&main, &usual, reader, draft)?;
+    if worker.is_some() {
+        let (theirs, workers) = (container(&launcher), container(&main));
+        let theirs = theirs.ok_or_else(|| pods::unusable(&launcher, "template", "a template of pods"))?;
+        // The workers of an MPIJob wait for ssh; here they start the daemon of mpirun.
+        for key in ["command", "args"] {
+            if let Some(field) = workers.as_ref().and_then(|container| container.get(key)) {
+                reader.note(&field, "workers start no ssh server: each pod but the first runs the daemon of mpirun");
+            }
+            draft.trainer.remove(key);
+            if let Some(value) = reader.take(&theirs, key) {
+                draft.trainer.insert(key.into(), value);
+            }
+        }
+        theirs.get("name").iter().for_each(|name| reader.done(name));
+        launcher_env(&theirs, reader, draft);
+        replicas::same(&launcher, &main, reader);
+    }
+    hosts(&launcher, container(&launcher).as_ref(), reader);
+    for role in [Some(&launcher), worker.as_ref()].into_iter().flatten() {
+        pods::restart_policy(role, reader, draft);
+    }
+    pods::processes(&spec, "slotsPerWorker", reader, draft);
+    if let Some(field) = spec.get("mpiImplementation") {
+        if field.value == "OpenMPI" {
+            reader.done(&field);
+        } else {
+            reader.note(&field, "the image needs Open MPI 5: other implementations are started by ssh only");
+        }
+    }
+    pods::run_policy(&spec, reader, draft);
+    Ok(())
+}
+
+/// Variables of the launcher, which every pod has from here on.
+fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
+    let container = draft.container();
+    for entry in launcher.list("env") {
+        let name = entry.text("name").unwrap_or_default();
+        let known = container["env"].as_array().into_iter().flatten().find(|known| known["name"] == name);
+        match known {
+            Some(known) if known == entry.value => reader.done(&entry),
+            Some(_) => reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken"),
+            // No list: the result is refused for it, and must still show it.
+            None if !container["env"].is_null() && !container["env"].is_array() => {
+                reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken");
+            }
+            None => {
+                let value = entry.value.clone();
+                match container["env"].as_array_mut() {
+                    Some(list) => list.push(value),
+                    None => container["env"] = json!([value]),
+                }
+                reader.done(&entry);
+            }
+        }
+    }
+}
+
+/// Hosts that a command names itself would be used instead of those of the placement.
+fn hosts<'a>(launcher: &Cursor<'a>, container: Option<&Cursor<'a>>, reader: &mut Reader<'a>) {
+    let Some(container) = container else { return };
+    for word in container.list("command").into_iter().chain(container.list("args")) {
+        let text = word.value.as_str().unwrap_or_default();
+        let names = |option: &str| text.split_whitespace().any(|part| part.split('=').next() == Some(option));
+        if HOSTS.into_iter().any(names) {
+            reader.note(
+                &word,
+                "mpirun knows its hosts and how many processes they take: delete the option in spec.trainer",
+            );
+        }
+    }
+    if let Some(Value::Bool(true)) = launcher.at(&["template", "spec", "hostNetwork"]).map(|field| field.value.clone())
+    {
+        let field = launcher.at(&["template", "spec"]).and_then(|spec| spec.get("hostNetwork"));
+        field.into_iter().for_each(|field| reader.note(&field, "two jobs on one node would take the same port"));
+    }
+}

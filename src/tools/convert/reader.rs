@@ -1,0 +1,85 @@
+//! Keeps account of which fields of a document were taken.
+
+use super::Note;
+use super::advice;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use switchyard_fabric::lint::{Cursor, Path, Step};
+
+/// Values are shown up to this many characters.
+const SHOWN: usize = 80;
+
+/// A document of which fields are taken.
+pub(super) struct Reader<'a> {
+    document: &'a Value,
+    done: BTreeSet<Path>,
+    notes: Vec<(Path, Note)>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(document: &'a Value) -> Reader<'a> {
+        Reader { document, done: BTreeSet::new(), notes: Vec::new() }
+    }
+
+    /// The field of this name and everything in it: the TrainJob has it from here on.
+    pub(super) fn take(&mut self, from: &Cursor<'a>, key: &str) -> Option<Value> {
+        let field = from.get(key)?;
+        self.done(&field);
+        Some(field.value.clone())
+    }
+
+    /// Whether the field, or what it is part of, was taken or spoken about.
+    pub(super) fn is_done(&self, field: &Cursor<'_>) -> bool {
+        self.done.contains(&field.path)
+    }
+
+    /// The field is in the TrainJob.
+    pub(super) fn done(&mut self, field: &Cursor<'_>) {
+        self.done.insert(field.path.clone());
+    }
+
+    /// The field is not in the TrainJob, or not as it was.
+    pub(super) fn note(&mut self, field: &Cursor<'_>, what: impl Into<String>) {
+        self.done(field);
+        let note = Note { path: field.path.to_string(), value: words(field.value), what: what.into() };
+        self.notes.push((field.path.clone(), note));
+    }
+
+    /// All notes; fields that nobody took become some.
+    pub(super) fn finish(mut self) -> Vec<Note> {
+        self.walk(&Cursor::new(self.document));
+        self.notes.sort_by(|(one, _), (other, _)| one.cmp(other));
+        self.notes.into_iter().map(|(_, note)| note).collect()
+    }
+
+    fn walk(&mut self, at: &Cursor<'_>) {
+        if self.is_done(at) {
+            return;
+        }
+        let key = match at.path.steps().last() {
+            Some(Step::Key(key)) => key.as_str(),
+            _ => "",
+        };
+        let known = advice::of(key);
+        match at.value {
+            Value::Null => {}
+            Value::Object(fields) if known.is_none() => {
+                fields.keys().filter_map(|key| at.get(key)).for_each(|field| self.walk(&field));
+            }
+            Value::Array(_) if known.is_none() => at.items().iter().for_each(|item| self.walk(item)),
+            Value::Object(fields) if fields.is_empty() => {}
+            Value::Array(items) if items.is_empty() => {}
+            _ => self.note(at, known.unwrap_or(advice::DEFAULT)),
+        }
+    }
+}
+
+/// A value in one line.
+pub(super) fn words(value: &Value) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace('\n', " ");
+    if text.chars().count() <= SHOWN {
+        return text;
+    }
+    let head: String = text.chars().take(SHOWN).collect();
+    format!("{head}…")
+}

@@ -1,0 +1,91 @@
+//! Jobs of the training operator with the roles Master and Worker: PyTorchJob, PaddleJob.
+
+use super::pods::{self, Draft};
+use super::reader::Reader;
+use super::{ConvertError, advice};
+use serde_json::Value;
+use switchyard_fabric::lint::Cursor;
+
+/// A kind with these roles.
+pub(super) struct Family {
+    framework: &'static str,
+    roles: &'static str,
+    /// The container that trains.
+    container: &'static str,
+}
+
+pub(super) const PYTORCH: Family = Family { framework: "Torch", roles: "pytorchReplicaSpecs", container: "pytorch" };
+pub(super) const PADDLE: Family = Family { framework: "Paddle", roles: "paddleReplicaSpecs", container: "paddle" };
+
+pub(super) fn convert<'a>(
+    family: &Family,
+    top: &Cursor<'a>,
+    reader: &mut Reader<'a>,
+    draft: &mut Draft,
+) -> Result<(), ConvertError> {
+    let spec = top.get("spec").unwrap_or_else(|| top.clone());
+    let roles = spec.get(family.roles);
+    let roles = roles.ok_or_else(|| pods::unusable(&spec, family.roles, "the roles Master and Worker"))?;
+    let (master, worker) = (roles.get("Master"), roles.get("Worker"));
+    let main = worker.clone().or_else(|| master.clone());
+    let main = main.ok_or_else(|| pods::unusable(&roles, "Worker", "a role Master or Worker"))?;
+    draft.trainer.insert("framework".into(), family.framework.into());
+    let mut nodes = 0;
+    for role in [&master, &worker].into_iter().flatten() {
+        nodes += pods::number(role, "replicas", reader).unwrap_or(u64::from(role.get("replicas").is_none()));
+        pods::restart_policy(role, reader, draft);
+    }
+    draft.trainer.insert("numNodes".into(), nodes.max(1).into());
+    pods::template(&main, family.container, reader, draft)?;
+    if let (Some(master), Some(worker)) = (&master, &worker) {
+        same(master, worker, reader);
+    }
+    pods::processes(&spec, "nprocPerNode", reader, draft);
+    pods::run_policy(&spec, reader, draft);
+    elastic(&spec, reader, draft);
+    Ok(())
+}
+
+/// The pods of a TrainJob are alike: what another role has as well is in the TrainJob, and the rest is told.
+pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
+    for (key, field) in other.fields() {
+        match (main.get(key), field.value) {
+            _ if reader.is_done(&field) || advice::of(key).is_some() => {}
+            (Some(known), value) if known.value == value => reader.done(&field),
+            (Some(known), Value::Object(_)) => same(&field, &known, reader),
+            (Some(known), Value::Array(items))
+                if known.value.as_array().is_some_and(|list| list.len() == items.len()) =>
+            {
+                for (item, known) in field.items().iter().zip(known.items()) {
+                    if reader.is_done(item) {
+                        continue;
+                    }
+                    if item.value == known.value {
+                        reader.done(item);
+                    } else if item.value.is_object() {
+                        same(item, &known, reader);
+                    } else {
+                        reader.note(item, ALIKE);
+                    }
+                }
+            }
+            (Some(_), value) if !value.is_null() => reader.note(&field, ALIKE),
+            _ => {}
+        }
+    }
+}
+
+const ALIKE: &str = "the pods of a TrainJob are alike: the value of Worker is taken";
+
+/// Two fields of the elastic policy are about any job.
+fn elastic<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
+    let Some(elastic) = spec.get("elasticPolicy") else { return };
+    for (name, field) in elastic.fields() {
+        match name {
+            "nProcPerNode" => pods::processes(&elastic, name, reader, draft),
+            "maxRestarts" => pods::restarts(&field, reader, draft),
+            _ => reader.note(&field, advice::of("elasticPolicy").unwrap_or(advice::DEFAULT)),
+        }
+    }
+    reader.done(&elastic);
+}

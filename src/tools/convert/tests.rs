@@ -1,0 +1,247 @@
+//! Manifests of each kind, what they become, and that nothing of them is dropped in silence.
+
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+use switchyard_plan as plan;
+
+fn pytorch() -> Value {
+    let pod = |extra: Value| {
+        let mut container = json!({"name": "pytorch", "image": "registry/gpt:1", "command": ["torchrun", "train.py"], "args": ["--steps=9"],
+            "env": [{"name": "A", "value": "1"}], "resources": {"limits": {"nvidia.com/gpu": 8}}, "volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+        container.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        json!({"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}, "spec": {
+            "containers": [container, {"name": "side", "image": "side:1"}], "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}],
+            "nodeSelector": {"gpu": "h100"}, "hostname": "mine", "restartPolicy": "Never"}})
+    };
+    json!({
+        "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
+        "metadata": {"name": "GPT.large", "namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "q"}, "uid": "u-1"},
+        "spec": {
+            "nprocPerNode": "auto",
+            "runPolicy": {"backoffLimit": 3, "cleanPodPolicy": "None", "ttlSecondsAfterFinished": 60, "suspend": true,
+                "schedulingPolicy": {"minAvailable": 4, "priorityClass": "high", "scheduleTimeoutSeconds": 120}},
+            "elasticPolicy": {"minReplicas": 2, "maxReplicas": 8, "rdzvBackend": "c10d"},
+            "pytorchReplicaSpecs": {
+                "Master": {"replicas": 1, "restartPolicy": "ExitCode", "template": pod(json!({"env": [{"name": "A", "value": "2"}]}))},
+                "Worker": {"replicas": 3, "restartPolicy": "ExitCode", "template": pod(json!({}))},
+            },
+        },
+        "status": {"conditions": [{"type": "Running"}]},
+    })
+}
+
+fn paddle() -> Value {
+    json!({
+        "apiVersion": "kubeflow.org/v1", "kind": "PaddleJob", "metadata": {"name": "resnet"},
+        "spec": {"paddleReplicaSpecs": {"Worker": {"replicas": 2, "restartPolicy": "OnFailure", "template": {"spec": {"containers": [
+            {"name": "paddle", "image": "paddle:3", "command": ["python"], "args": ["-m", "paddle.distributed.launch", "run.py"], "ports": [{"containerPort": 37777}]}]}}}}},
+    })
+}
+
+fn mpi() -> Value {
+    json!({
+        "apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "pi"},
+        "spec": {
+            "slotsPerWorker": 2, "sshAuthMountPath": "/root-of-mpi/.ssh", "mpiImplementation": "OpenMPI", "runPolicy": {"activeDeadlineSeconds": 600},
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "template": {"spec": {"containers": [{"name": "launcher", "image": "pi:1",
+                    "command": ["mpirun"], "args": ["-n", "4", "--hostfile", "/etc/mpi/hostfile", "/opt/pi"], "env": [{"name": "OMPI_MCA_btl", "value": "tcp,self"}], "resources": {"limits": {"cpu": 1}}}]}}},
+                "Worker": {"replicas": 2, "template": {"spec": {"containers": [{"name": "worker", "image": "pi:1", "command": ["/usr/sbin/sshd"], "resources": {"limits": {"cpu": 4}}}]}}},
+            },
+        },
+    })
+}
+
+fn kubeflow() -> Value {
+    json!({
+        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "llm", "generateName": "llm-"},
+        "spec": {
+            "runtimeRef": {"name": "torch-distributed", "kind": "ClusterTrainingRuntime"},
+            "initializer": {"dataset": {"storageUri": "hf://data"}},
+            "trainer": {"numNodes": 4, "numProcPerNode": "gpu", "command": ["torchrun", "train.py"], "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                "resourcesPerNode": {"requests": {"cpu": 4}, "limits": {"nvidia.com/gpu": 8}}},
+            "labels": {"team": "a"}, "managedBy": "trainer.kubeflow.org/trainjob-controller",
+            "podTemplateOverrides": [
+                {"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": {"gpu": "h100"}, "containers": [{"name": "node", "env": [{"name": "TOKEN", "value": "other"}, {"name": "B", "value": "b"}]}]}},
+                {"targetJobs": [{"name": "dataset-initializer"}], "spec": {"serviceAccountName": "fetcher"}},
+            ],
+            "runtimePatches": [{"manager": "kueue", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {
+                "metadata": {"labels": {"queue": "q"}}, "spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}}}}]}}}}],
+        },
+    })
+}
+
+fn documents() -> [(&'static str, Value); 4] {
+    [("pytorch", pytorch()), ("paddle", paddle()), ("mpi", mpi()), ("kubeflow", kubeflow())]
+}
+
+fn told(notes: &[Note]) -> Vec<String> {
+    notes.iter().map(|note| format!("{}: {} -> {}", note.path, note.value, note.what)).collect()
+}
+
+/// A cluster takes it.
+fn is_valid(job: &Value) -> Result<(), String> {
+    let job = switchyard_crds::validate::train_job(job).map_err(|faults| format!("{faults:?}\n{job}"))?;
+    plan::validate(&job).map(drop).map_err(|faults| format!("{faults:?}"))
+}
+
+#[test]
+fn each_kind_becomes_a_valid_train_job() {
+    for (name, document) in documents() {
+        let converted = convert(&document).unwrap_or_else(|error| panic!("{name}: {error}"));
+        is_valid(&converted.job).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+        insta::assert_yaml_snapshot!(name, json!({"job": converted.job, "notes": told(&converted.notes)}));
+    }
+}
+
+#[test]
+fn what_has_no_pods_that_train_is_refused() {
+    let text = |document: Value| convert(&document).unwrap_err().to_string();
+    let kind = |api: &str, kind: &str| json!({"apiVersion": api, "kind": kind, "spec": {}});
+    assert!(text(kind("v1", "Pod")).starts_with("got Pod of v1; expected a PyTorchJob"));
+    assert!(text(json!(3)).starts_with("got a document without a kind"));
+    assert!(text(kind(labels::API_VERSION, "TrainJob")).starts_with("got a TrainJob that is Switchyard's already"));
+    assert!(text(kind("kubeflow.org/v1", "PyTorchJob")).starts_with("spec.pytorchReplicaSpecs: got nothing"));
+    assert!(text(kind("kubeflow.org/v2beta1", "MPIJob")).starts_with("spec.mpiReplicaSpecs: got nothing"));
+    let two = json!({"containers": [{"name": "pytorch", "image": "i"}, {"name": "trainer", "image": "i"}]});
+    let mut job = pytorch();
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] = two;
+    assert!(text(job).contains("got a container `trainer` beside the one that trains"));
+}
+
+#[test]
+fn names_are_made_fit() {
+    let long = "x".repeat(80);
+    for (name, expected) in
+        [("GPT.large", "gpt-large"), ("0-a-", "a"), (long.as_str(), &long[..50]), ("---", "converted")]
+    {
+        let mut job = paddle();
+        job["metadata"]["name"] = name.into();
+        let converted = convert(&job).unwrap();
+        assert_eq!(converted.job["metadata"]["name"], expected);
+        assert!(converted.notes.iter().any(|note| note.path == "metadata.name"), "{name}");
+    }
+}
+
+/// Found by the property below: the whole target was taken for its name.
+#[test]
+fn a_field_beside_the_name_of_a_target_is_told() {
+    let mut job = kubeflow();
+    job["spec"]["podTemplateOverrides"][0]["targetJobs"][0]["madeUp"] = "x".into();
+    let notes = convert(&job).unwrap().notes;
+    assert!(notes.iter().any(|note| note.path == "spec.podTemplateOverrides[0].targetJobs[0].madeUp"), "{notes:?}");
+}
+
+/// Found by the property below: the launcher's variables took the place of what is no list.
+#[test]
+fn variables_of_a_worker_that_are_no_list_stay() {
+    let mut job = mpi();
+    job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["env"] = "x".into();
+    let converted = convert(&job).unwrap();
+    assert!(converted.job.to_string().contains(r#""env":"x""#), "{}", converted.job);
+}
+
+#[test]
+fn the_launcher_that_also_works_is_a_node() {
+    let mut job = mpi();
+    job["spec"]["runLauncherAsWorker"] = true.into();
+    assert_eq!(convert(&job).unwrap().job["spec"]["trainer"]["numNodes"], 3);
+}
+
+/// Every object of a document, as a pointer.
+fn objects(value: &Value, at: String, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            found.push(at.clone());
+            fields.iter().for_each(|(key, value)| {
+                let key = key.replace('~', "~0").replace('/', "~1");
+                objects(value, format!("{at}/{key}"), found);
+            });
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, value)| objects(value, format!("{at}/{index}"), found));
+        }
+        _ => {}
+    }
+}
+
+/// Whether the field of a pointer lies in that of a note.
+fn covers(note: &Note, pointer: &str, key: &str) -> bool {
+    let mut path = Cursor::new(&Value::Null).path;
+    let parts = pointer.split('/').skip(1).map(|part| part.replace("~1", "/").replace("~0", "~"));
+    let mut prefixes = vec![];
+    for part in parts.chain([key.to_string()]) {
+        path = part.parse().map_or_else(|_| path.key(&part), |index| path.index(index));
+        prefixes.push(path.to_string());
+    }
+    prefixes.contains(&note.path)
+}
+
+proptest! {
+    /// A field that was never heard of, anywhere in a document, is in the TrainJob or in a note; and so is one whose name is known
+    /// elsewhere.
+    #[test]
+    fn nothing_is_dropped_in_silence(
+        document in 0..4_usize,
+        places in prop::collection::vec((0..1000_usize, prop::sample::select(vec![
+            "madeUp", "cleanPodPolicy", "hostname", "queue", "tolerations", "suspend", "replicas", "template", "restartPolicy", "args", "metrics",
+            "resources", "numNodes", "name", "nodeName", "env", "spec", "managedBy", "backoffLimit", "serviceAccountName",
+        ])), 1..5),
+    ) {
+        let (_, mut document) = documents()[document].clone();
+        let mut all = Vec::new();
+        objects(&document, String::new(), &mut all);
+        let mut planted = Vec::new();
+        for (number, (place, key)) in places.into_iter().enumerate() {
+            let pointer = all[place % all.len()].clone();
+            let marker = format!("marker-{number}");
+            if let Some(Value::Object(object)) = document.pointer_mut(&pointer) && !object.contains_key(key) {
+                object.insert(key.into(), marker.clone().into());
+                planted.push((pointer, key, marker));
+            }
+        }
+        // What cannot be converted is refused, which is not silent.
+        if let Ok(converted) = convert(&document) {
+            let text = converted.job.to_string();
+            for (pointer, key, marker) in planted {
+                let is_told = converted.notes.iter().any(|note| covers(note, &pointer, key));
+                prop_assert!(text.contains(&marker) || is_told, "{pointer}/{key} is gone: {text}\n{:#?}", converted.notes);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_leaf_is_carried_or_told() {
+    // What is said in other words: the field, and what it becomes.
+    let said_otherwise = |path: &str| {
+        ["kind", "apiVersion"].contains(&path)
+            || ["nprocPerNode", "numProcPerNode", "replicas", "restartPolicy", "mpiImplementation"]
+                .iter()
+                .any(|key| path.ends_with(key))
+            || path.ends_with("containers[0].name")
+            || path.contains("targetJobs")
+            || path.contains("replicatedJobs[0].name")
+    };
+    fn leaves(at: &Cursor<'_>, found: &mut Vec<(String, Value)>) {
+        match at.value {
+            Value::Object(_) => at.fields().iter().for_each(|(_, field)| leaves(field, found)),
+            Value::Array(_) => at.items().iter().for_each(|item| leaves(item, found)),
+            value => found.push((at.path.to_string(), value.clone())),
+        }
+    }
+    for (name, document) in documents() {
+        let converted = convert(&document).unwrap();
+        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+        leaves(&Cursor::new(&document), &mut theirs);
+        leaves(&Cursor::new(&converted.job), &mut ours);
+        for (path, value) in theirs {
+            let is_told = converted.notes.iter().any(|note| {
+                path.strip_prefix(&note.path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+            });
+            let is_carried = ours.iter().any(|(_, our)| *our == value);
+            assert!(is_told || is_carried || said_otherwise(&path), "{name}: {path}: {value} is gone");
+        }
+    }
+}

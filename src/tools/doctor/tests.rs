@@ -1,0 +1,260 @@
+//! Scenes of several ranks: what was first is found, whoever was loudest. And that no bytes harm.
+
+use super::*;
+use proptest::prelude::*;
+
+/// Reads logs, name and text each.
+fn diagnose(logs: &[(&str, &str)]) -> Diagnosis {
+    let mut doctor = Doctor::new().unwrap();
+    for (name, text) in logs {
+        let mut log = doctor.open(name, 2026);
+        text.lines().for_each(|line| doctor.line(&mut log, line.as_bytes()));
+    }
+    doctor.diagnosis()
+}
+
+/// The only attempt.
+fn only(logs: &[(&str, &str)]) -> Attempt {
+    let mut attempts = diagnose(logs).attempts;
+    assert_eq!(attempts.len(), 1, "{attempts:?}");
+    attempts.remove(0)
+}
+
+/// Id and speaker of the first error.
+fn first(attempt: &Attempt) -> (&str, &str) {
+    attempt.first.as_ref().map_or(("", ""), |said| (said.error.id, said.who.as_str()))
+}
+
+fn ids(folds: &[Fold]) -> Vec<(&str, &str)> {
+    folds.iter().map(|fold| (fold.error.id, fold.who.as_str())).collect()
+}
+
+#[test]
+fn every_known_error_is_found_by_its_own_texts_and_well_formed() {
+    let mut matcher = Matcher::new().unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for known in known() {
+        assert!(seen.insert(known.id), "{} is there twice", known.id);
+        assert!(!known.means.is_empty() && !known.look.is_empty() && !known.says.is_empty(), "{}", known.id);
+        assert!(known.look.iter().chain([&known.means]).all(|text| !text.ends_with('.')), "{}", known.id);
+        for group in known.texts {
+            let line = format!("prefix {} suffix", group.join(" 0000 "));
+            let (_, found) = matcher.find(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
+            // A graver error may have a part of the text; then it is the one to name.
+            assert!(found.id == known.id || found.role <= known.role, "{}: {line} is {}", known.id, found.id);
+        }
+    }
+    assert!(seen.len() >= 60, "{}", seen.len());
+    assert!(matcher.find(b"step=1 loss=2.0").is_none());
+}
+
+#[test]
+fn rules_and_checks_that_are_named_exist() {
+    for known in known().filter(|known| known.told_by.contains("lint rule")) {
+        let named = known
+            .told_by
+            .split(['/', ';', ',', ' '])
+            .filter(|word| word.contains('-') || *word == "interface" || *word == "contradiction");
+        for rule in named {
+            assert!(switchyard_fabric::lint::RULES.iter().any(|known| known.id == rule), "{}: {rule}", known.id);
+        }
+    }
+}
+
+#[test]
+fn a_rank_out_of_memory_is_the_cause_and_not_those_that_lost_it() {
+    let attempt = only(&[
+        (
+            "logs/rank-0.log",
+            "2026-11-20T14:07:31.2Z [E] NCCL error: remote process exited or there was a network error\n2026-11-20T14:07:32Z Connection reset by peer",
+        ),
+        (
+            "logs/rank-1.log",
+            "2026-11-20T14:07:31Z x\n[1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        ),
+        ("logs/rank-2.log", "2026-11-20T14:07:31.5Z Connection closed by peer [10.0.0.3]:4711"),
+    ]);
+    assert_eq!(first(&attempt), ("gpu-out-of-memory", "rank 1"));
+    assert_eq!(ids(&attempt.followed), [("nccl-remote-error", "rank 0"), ("connection-closed", "ranks 0, 2")]);
+    assert_eq!(attempt.followed[1].after_seconds, Some(0.5));
+    assert_eq!((attempt.followed[1].count, attempt.suspects), (2, None));
+}
+
+/// The launcher looks every few seconds, so the kill is told after the peers' complaints.
+#[test]
+fn a_cause_that_is_told_late_is_still_the_cause_but_not_one_from_another_hour() {
+    let logs = |killed: &str| {
+        only(&[
+            (
+                "rank-0.log",
+                "[2026-11-20 14:07:31] gpu:1:2 [0] NCCL WARN socketProgress: Connection closed by remote peer gpu-1<4>",
+            ),
+            ("rank-3.log", "2026-11-20 14:07:30 RuntimeError: unhandled system error"),
+            ("launcher.log", &format!("{killed} torch.distributed failed (exitcode: -9) local_rank: 1 (pid: 7)")),
+        ])
+    };
+    let soon = logs("2026-11-20 14:07:36,123");
+    assert_eq!(first(&soon), ("killed", "launcher.log"));
+    assert_eq!(soon.followed.len(), 2);
+    let late = logs("2026-11-20 15:30:00,123");
+    assert_eq!(first(&late), ("nccl-system-error", "rank 3"));
+    assert_eq!(ids(&late.other_causes), [("killed", "launcher.log")]);
+}
+
+#[test]
+fn of_several_causes_the_first_in_time_counts_whatever_the_order_of_logs() {
+    let attempt = only(&[
+        ("rank-0.log", "2026-11-20T14:00:05Z ModuleNotFoundError: x"),
+        ("rank-1.log", "2026-11-20T14:00:03Z No space left on device"),
+        ("dmesg", "[Fri Nov 20 14:00:02 2026] NVRM: Xid (PCI:0000:ab:00): 79, pid=7, GPU has fallen off the bus."),
+    ]);
+    assert_eq!(first(&attempt), ("gpu-lost", "dmesg"));
+    assert_eq!(ids(&attempt.other_causes), [("disk-full", "rank 1"), ("library-missing", "rank 0")]);
+}
+
+#[test]
+fn without_times_a_cause_comes_before_its_consequences() {
+    let attempt = only(&[
+        ("rank-0.log", "ncclSystemError: System call failed"),
+        ("rank-1.log", "NCCL WARN Error: failed to extend /dev/shm/nccl-x to 33030532 bytes"),
+    ]);
+    assert_eq!(first(&attempt), ("shared-memory-full", "rank 1"));
+    assert!(attempt.first.unwrap().error.told_by.contains("check 7"));
+}
+
+#[test]
+fn followers_alone_have_their_cause_elsewhere() {
+    let attempt = only(&[("rank-0.log", "ncclRemoteError: x"), ("rank-2.log", "recvValue failed on SocketImpl")]);
+    assert_eq!((first(&attempt), attempt.followed.len()), (("", ""), 2));
+    assert!(attempt.basis.contains("another process"), "{}", attempt.basis);
+}
+
+#[test]
+fn our_own_events_and_words_name_the_origin() {
+    let event = |rank: u32, origin: u32, cause: &str| {
+        format!(
+            r#"{{"time":"2026-11-20T14:00:0{rank}Z","attempt":2,"rank":{rank},"event":{{"event":"failed","rank":{rank},"originRank":{origin},"cause":"{cause}","during":"x","exitCode":4}}}}"#
+        )
+    };
+    // Rank 1 was killed and says nothing; the others agree that it was first.
+    let silent =
+        [event(0, 1, "connection closed: the process ended"), event(2, 1, "connection closed: the process ended")];
+    let attempt = only(&[("events.jsonl", &silent.join("\n"))]);
+    assert_eq!((attempt.attempt, first(&attempt)), (Some(2), ("", "")));
+    assert_eq!(attempt.suspects.as_deref(), Some("rank 1: the others name it as the one that failed first"));
+    // The status says what became of it.
+    let status = "message: 'rank 1 (pid 41207): killed by signal 9 (SIGKILL)'";
+    let logs = [
+        ("attempt-2/rank-0.log", "error: rank 1: connection closed: the process ended or its network failed"),
+        ("attempt-2/status.yaml", status),
+    ];
+    let attempt = only(&logs);
+    assert_eq!(first(&attempt), ("killed", "rank 1"));
+    assert_eq!(ids(&attempt.followed), [("worker-peer", "rank 0")]);
+    // A rank that speaks for itself.
+    let own = event(1, 1, "spec.engine.data.path: a.bin has changed since the start");
+    assert_eq!(first(&only(&[("events.jsonl", &own)])), ("worker-data", "rank 1"));
+    assert_eq!(first(&only(&[("rank-3.log", "error: rank 3: something novel")])), ("worker-failure", "rank 3"));
+}
+
+#[test]
+fn a_timeout_names_the_rank_that_is_behind_or_silent() {
+    let waits = |rank: u32, sequence: u32| {
+        format!(
+            "[rank{rank}]:[E1120 14:03:1{rank}.5 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={sequence}, OpType=ALLREDUCE)"
+        )
+    };
+    let all = [waits(0, 812), waits(1, 812), waits(2, 811)].join("\n");
+    assert_eq!(only(&[("all.log", &all)]).suspects.as_deref(), Some("rank 2: behind the others, at collective 811"));
+    let (zero, one) = (waits(0, 9), waits(1, 9));
+    let attempt = only(&[("rank-0.log", &zero), ("rank-1.log", &one), ("rank-2.log", "step 811")]);
+    assert_eq!(attempt.suspects.as_deref(), Some("rank 2: says nothing while the others wait"));
+    assert_eq!(first(&attempt), ("nccl-timeout", "rank 0"));
+}
+
+#[test]
+fn launchers_speak_of_ranks() {
+    let torchrun = "2026-11-20 14:03:15 ChildFailedError:\nRoot Cause (first observed failure):\n  time      : 2026-11-20_14:03:12\n  host      : gpu-3\n  rank      : 13 (local_rank: 5)\n  exitcode  : -9 (pid: 4711)\n";
+    assert_eq!(first(&only(&[("launcher.log", torchrun)])), ("killed", "rank 13"));
+    let mpirun = "mpirun noticed that process rank 5 with PID 0 on node w-1 exited on signal 9 (Killed).";
+    assert_eq!(first(&only(&[("launcher.log", mpirun)])), ("killed", "rank 5"));
+    let pods = "[pod/gpt-worker-1/pytorch] 2026-11-20T14:00:00Z CUDA out of memory";
+    assert_eq!(first(&only(&[("-", pods)])), ("gpu-out-of-memory", "gpt-worker-1"));
+}
+
+#[test]
+fn an_exception_is_its_last_line() {
+    let lines = |last: &str| {
+        format!(
+            "[rank1]: Traceback (most recent call last):\n[rank0]: fine\n[rank1]:   File \"t.py\", line 3, in main\n[rank1]:     x = y\n[rank1]: {last}"
+        )
+    };
+    let attempt = only(&[("all.log", &lines("KeyError: 'label'"))]);
+    assert_eq!(first(&attempt), ("exception", "rank 1"));
+    let said = attempt.first.unwrap();
+    assert_eq!((said.text.as_str(), said.line), ("[rank1]: KeyError: 'label'", 5));
+    let known = only(&[("all.log", &lines("torch.OutOfMemoryError: CUDA out of memory."))]);
+    assert_eq!((first(&known), known.followed.len()), (("gpu-out-of-memory", "rank 1"), 0));
+}
+
+#[test]
+fn attempts_are_told_apart() {
+    let diagnosis = diagnose(&[
+        ("logs/attempt-1/rank-0.log", "CUDA out of memory"),
+        ("logs/attempt-2/rank-0.log", "fine"),
+        ("logs/attempt-3/rank-1.log", "No space left on device"),
+    ]);
+    let found: Vec<_> = diagnosis.attempts.iter().map(|attempt| (attempt.attempt, first(attempt))).collect();
+    assert_eq!(found, [(Some(1), ("gpu-out-of-memory", "rank 0")), (Some(3), ("disk-full", "rank 1"))]);
+}
+
+#[test]
+fn remarks_are_no_errors_and_healthy_logs_have_nothing() {
+    let attempt = only(&[("rank-0.log", "gpu:1:2 [0] NCCL INFO NET/IB : No device found.\nUsing network Socket")]);
+    assert_eq!((first(&attempt), ids(&attempt.remarks)), (("", ""), vec![("nccl-over-tcp", "rank 0")]));
+    let healthy = "2026-11-20T14:03:12Z step=240/600 loss=2.184\nNCCL INFO comm 0x5 rank 0 nranks 2 - Init COMPLETE\n\n[rank 0] a warning";
+    assert_eq!(diagnose(&[("rank-0.log", healthy)]).attempts, []);
+}
+
+/// Memory depends on ranks and errors, not on the length of logs.
+#[test]
+fn equal_errors_are_counted_and_not_kept() {
+    let mut doctor = Doctor::new().unwrap();
+    let mut log = doctor.open("rank-0.log", 2026);
+    (0..10_000).for_each(|_| doctor.line(&mut log, b"Connection reset by peer"));
+    let mut other = doctor.open("x.log", 2026);
+    (0..80_000).for_each(|rank| doctor.line(&mut other, format!("[rank{rank}]: Broken pipe").as_bytes()));
+    let heard = &doctor.attempts[&None];
+    assert_eq!((heard.speakers[&Speaker::Rank(0)].len(), heard.speakers.len()), (1, MOST_SPEAKERS));
+    assert_eq!(doctor.diagnosis().read.lines, 90_000);
+}
+
+#[test]
+fn lines_are_shown_without_what_steers_a_terminal() {
+    let attempt = only(&[("a.log", &format!("\u{1b}[31mCUDA out of memory\u{1b}[0m {}", "x".repeat(1000)))]);
+    let text = attempt.first.unwrap().text;
+    assert!(!text.contains('\u{1b}') && text.chars().count() == KEPT + 1, "{text}");
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(
+        lines in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..80), 0..20),
+        texts in proptest::collection::vec(
+            proptest::sample::select(vec![
+                "Traceback (most recent call last)", "[rank", "[1,", "error: rank ", "CUDA out of memory", "{\"event\":{\"event\":\"failed\"}}",
+                "rank      : 1 (local_rank: 0)", "exitcode : -9", "2026-11-20T14:03:12", "SeqNum=", "process rank ", "\u{e9}\u{1F600}", "[pod/",
+                "Watchdog caught collective operation timeout", ": ", "(pid ", "99999999999",
+            ]),
+            0..12,
+        ),
+    ) {
+        let mut doctor = Doctor::new().unwrap();
+        let mut log = doctor.open("attempt-1/rank-x.log", 2026);
+        lines.iter().for_each(|line| doctor.line(&mut log, line));
+        doctor.line(&mut log, texts.concat().as_bytes());
+        texts.iter().for_each(|text| doctor.line(&mut log, text.as_bytes()));
+        let not_utf8 = lines.iter().filter(|line| std::str::from_utf8(line).is_err()).count() as u64;
+        prop_assert_eq!(doctor.diagnosis().read.not_utf8, not_utf8);
+    }
+}

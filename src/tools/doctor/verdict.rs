@@ -1,0 +1,285 @@
+//! Which of many errors was first, and what followed from it.
+
+use super::known::{Known, Role};
+use super::time::Moment;
+use super::{Heard, Hit, Hits, Speaker};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::units::rank_list;
+
+/// A cause that is told up to so many microseconds after the first consequence still counts as its cause: peers see a connection close at
+/// once, while launchers look at their processes every few seconds and clocks of nodes differ.
+const LATE: u64 = 60_000_000;
+/// Names of logs that are listed; more are counted.
+const LISTED: usize = 8;
+
+/// How much was read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Counts {
+    /// Logs.
+    pub logs: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Lines of them.
+    pub lines: u64,
+    /// Lines that are not UTF-8; they were read all the same.
+    pub not_utf8: u64,
+}
+
+/// What logs mean.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Diagnosis {
+    /// How much was read.
+    pub read: Counts,
+    /// Attempts with known errors, in order.
+    pub attempts: Vec<Attempt>,
+}
+
+/// What happened in an attempt.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attempt {
+    /// Its number, where names of logs have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// What was first; absent when all that is there follows from something that is not in these logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first: Option<Said>,
+    /// Why that is taken for the first.
+    pub basis: String,
+    /// Where to look when the cause is not in these logs, or a rank is waited for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspects: Option<String>,
+    /// Other errors that stand for themselves.
+    pub other_causes: Vec<Fold>,
+    /// What followed.
+    pub followed: Vec<Fold>,
+    /// What is no error.
+    pub remarks: Vec<Fold>,
+}
+
+/// A known error in a log.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Said {
+    /// The error.
+    #[serde(flatten)]
+    pub error: Explained,
+    /// Who said it: `rank 13`, or the name of the log.
+    pub who: String,
+    /// The rank, where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// The log.
+    pub log: String,
+    /// The line, from 1.
+    pub line: u64,
+    /// When, as the log has it; the last time before it when the line has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<String>,
+    /// The line itself.
+    pub text: String,
+}
+
+/// An error of the table, in words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explained {
+    /// Its id.
+    pub id: &'static str,
+    /// Whether it explains others.
+    pub role: &'static str,
+    /// What it means.
+    pub means: &'static str,
+    /// What to look at.
+    pub look: &'static [&'static str],
+    /// What would have told before the start.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub told_by: &'static str,
+    /// Where more is written.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub link: &'static str,
+}
+
+/// The same error of several ranks.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fold {
+    /// The error.
+    #[serde(flatten)]
+    pub error: Explained,
+    /// Who said it.
+    pub who: String,
+    /// How often in all.
+    pub count: u64,
+    /// Seconds from the first error of the attempt to this one, where both have a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_seconds: Option<f64>,
+    /// Where it was said first.
+    pub log: String,
+    /// The line there, from 1.
+    pub line: u64,
+    /// The line itself.
+    pub text: String,
+}
+
+impl Explained {
+    fn new(known: &'static Known) -> Explained {
+        let Known { id, means, look, told_by, link, .. } = *known;
+        Explained { id, role: known.role.word(), means, look, told_by, link }
+    }
+}
+
+/// One hit and who it is about.
+type Heading<'a> = (&'a Speaker, &'a Hit);
+
+/// The diagnosis of all attempts.
+pub(super) fn diagnosis(attempts: &BTreeMap<Option<u32>, Heard>, read: Counts) -> Diagnosis {
+    let spoke = |heard: &&Heard| heard.speakers.values().any(|hits| !hits.is_empty());
+    let attempts = attempts.iter().filter(|(_, heard)| spoke(heard));
+    Diagnosis { read, attempts: attempts.map(|(attempt, heard)| of_attempt(*attempt, heard)).collect() }
+}
+
+fn of_attempt(attempt: Option<u32>, heard: &Heard) -> Attempt {
+    let all: Vec<Heading<'_>> =
+        heard.speakers.iter().flat_map(|(speaker, hits)| hits.values().map(move |hit| (speaker, hit))).collect();
+    let (first, basis) = first(&all);
+    let others = |roles: &[Role]| {
+        let is_other = |heading: &&Heading<'_>| first.is_none_or(|first| !std::ptr::eq(heading.1, first.1));
+        let meant: Vec<Heading<'_>> =
+            all.iter().filter(is_other).filter(|(_, hit)| roles.contains(&hit.known.role)).copied().collect();
+        fold(&meant, first.and_then(|(_, hit)| hit.time))
+    };
+    Attempt {
+        attempt,
+        first: first.map(said),
+        basis,
+        suspects: suspects(&all, &heard.speakers, first),
+        other_causes: others(&[Role::Cause]),
+        followed: others(&[Role::Symptom, Role::Follower]),
+        remarks: others(&[Role::Remark]),
+    }
+}
+
+/// The first error, and why it is taken for that.
+fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
+    let of = |role: Role| all.iter().filter(move |(_, hit)| hit.known.role == role).copied();
+    let consequences = of(Role::Symptom).chain(of(Role::Follower));
+    let earliest = consequences.filter_map(|(_, hit)| hit.time).min();
+    let in_time = |(_, hit): &Heading<'_>| match (hit.time, earliest) {
+        (Some(time), Some(earliest)) => time.since(earliest) <= LATE,
+        _ => true,
+    };
+    // Those with a time can be compared; of the others the lowest rank is as good as any.
+    let by_time = |(speaker, hit): &Heading<'a>| (hit.time.is_none(), hit.time, *speaker, hit.line);
+    if let Some(cause) = of(Role::Cause).filter(in_time).min_by_key(by_time) {
+        let several = of(Role::Cause).any(|(speaker, _)| speaker != cause.0);
+        let basis = match (cause.1.time, several) {
+            (Some(_), true) => "the first in time of the errors that stand for themselves",
+            (None, true) => {
+                "the lines have no time: of the errors that stand for themselves the one of the lowest rank"
+            }
+            (_, false) => "the error that stands for itself; everything else can follow from it",
+        };
+        return (Some(cause), basis.to_owned());
+    }
+    if let Some(symptom) = of(Role::Symptom).min_by_key(by_time) {
+        let basis = "nothing here stands for itself: this is the first symptom, and its cause may be missing";
+        return (Some(symptom), basis.to_owned());
+    }
+    if of(Role::Follower).next().is_some() {
+        return (
+            None,
+            "everything here follows from the end of another process, whose log is missing or says nothing".to_owned(),
+        );
+    }
+    (None, "no error".to_owned())
+}
+
+/// Who else should be looked at: the rank that others blame, or the one that a timeout waits for.
+fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Option<Heading<'_>>) -> Option<String> {
+    let is_cause = first.is_some_and(|(_, hit)| hit.known.role == Role::Cause);
+    let blamed: BTreeSet<u32> = all.iter().filter_map(|(_, hit)| hit.blamed).collect();
+    if !blamed.is_empty() && !is_cause {
+        return Some(format!("rank {}: the others name it as the one that failed first", rank_list(blamed)));
+    }
+    let waiting: Vec<&Heading<'_>> = all.iter().filter(|(_, hit)| hit.known.id == "nccl-timeout").collect();
+    if waiting.is_empty() || is_cause {
+        return None;
+    }
+    // The one that is behind never came to the collective that the others wait in.
+    let sequences: Vec<(u32, &Speaker)> =
+        waiting.iter().filter_map(|(speaker, hit)| Some((hit.sequence?, *speaker))).collect();
+    let least = sequences.iter().map(|(sequence, _)| *sequence).min()?;
+    if sequences.iter().any(|(sequence, _)| *sequence > least) {
+        let behind = sequences.iter().filter(|(sequence, _)| *sequence == least).map(|(_, speaker)| *speaker);
+        return Some(format!("{}: behind the others, at collective {least}", names(behind)));
+    }
+    let is_silent = |speaker: &&Speaker| speakers[*speaker].is_empty() && matches!(speaker, Speaker::Rank(_));
+    let silent: Vec<&Speaker> = speakers.keys().filter(is_silent).collect();
+    (!silent.is_empty()).then(|| format!("{}: says nothing while the others wait", names(silent.into_iter())))
+}
+
+fn said((speaker, hit): Heading<'_>) -> Said {
+    Said {
+        error: Explained::new(hit.known),
+        who: names(std::iter::once(speaker)),
+        rank: match speaker {
+            Speaker::Rank(rank) => Some(*rank),
+            Speaker::Log(_) => None,
+        },
+        log: hit.log.clone(),
+        line: hit.line,
+        time: hit.time.map(|time| time.to_string()),
+        text: hit.text.clone(),
+    }
+}
+
+/// Equal errors of several speakers as one, in the order of time.
+fn fold(hits: &[Heading<'_>], start: Option<Moment>) -> Vec<Fold> {
+    let mut errors: BTreeMap<&str, Vec<Heading<'_>>> = BTreeMap::new();
+    for heading in hits {
+        errors.entry(heading.1.known.id).or_default().push(*heading);
+    }
+    let mut folds: Vec<(Option<Moment>, Fold)> = errors
+        .into_values()
+        .filter_map(|same| {
+            let (_, earliest) = *same.iter().min_by_key(|(_, hit)| (hit.time.is_none(), hit.time))?;
+            let after = start.zip(earliest.time).map(|(start, time)| time.since(start) as f64 / 1e6);
+            let fold = Fold {
+                error: Explained::new(earliest.known),
+                who: names(same.iter().map(|(speaker, _)| *speaker)),
+                count: same.iter().map(|(_, hit)| hit.count).sum(),
+                after_seconds: after,
+                log: earliest.log.clone(),
+                line: earliest.line,
+                text: earliest.text.clone(),
+            };
+            Some((earliest.time, fold))
+        })
+        .collect();
+    folds.sort_by_key(|(time, fold)| (time.is_none(), *time, fold.error.id));
+    folds.into_iter().map(|(_, fold)| fold).collect()
+}
+
+/// `ranks 0-12, 14` and then logs by name.
+fn names<'a>(speakers: impl Iterator<Item = &'a Speaker>) -> String {
+    let (mut ranks, mut logs) = (BTreeSet::new(), BTreeSet::new());
+    for speaker in speakers {
+        match speaker {
+            Speaker::Rank(rank) => _ = ranks.insert(*rank),
+            Speaker::Log(log) => _ = logs.insert(log.as_str()),
+        }
+    }
+    let mut parts = Vec::new();
+    if !ranks.is_empty() {
+        parts.push(format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, rank_list(ranks)));
+    }
+    parts.extend(logs.iter().take(LISTED).map(|log| (*log).to_owned()));
+    if logs.len() > LISTED {
+        parts.push(format!("{} more logs", logs.len() - LISTED));
+    }
+    parts.join(", ")
+}

@@ -1,0 +1,200 @@
+//! Is the all-reduce what the step waits for, and what would make it shorter or hide it?
+
+use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
+use crate::report::facts::Facts;
+use crate::report::sample::Part;
+use switchyard_core::units::{binary, counted, three_digits};
+use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
+
+/// Share of the step from which on exposed communication is the limit, percent.
+const BOUND_BY: f64 = 10.0;
+/// Share from which on the way of the buckets is worth a look, percent.
+const WORTH: f64 = 3.0;
+/// Buckets that a single one is split into.
+const SPLIT: u64 = 8;
+/// Mean size of a bucket below which latency counts, bytes.
+const SMALL: u64 = 1 << 20;
+/// Share of the best bandwidth below which a placement is named.
+const POOR: f64 = 0.8;
+/// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip.
+const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
+
+const PARTS: &[Part] = &[Part::Communication];
+
+/// The exposed time, where there is something to reduce.
+fn exposed(facts: &Facts) -> Option<f64> {
+    (facts.world > 1).then_some(facts.step[Part::Communication])
+}
+
+fn advice(evidence: String, mut changes: Vec<Change>) -> Finding {
+    changes.sort_by(|a, b| b.gain_ms.unwrap_or(-1.0).total_cmp(&a.gain_ms.unwrap_or(-1.0)));
+    Finding::Advice(Advice { evidence, changes, urgent: false, parts: PARTS, chart: Chart::AllReduce })
+}
+
+pub(super) const BOUND: Rule = Rule {
+    id: "communication-bound",
+    question: 8,
+    threshold: "The slowest rank waits ≥ 10 % of the step for reductions after backward.",
+    gain: "Of each change by itself, from the measured time of one all-reduce: half of it with 16 bits on a network, half of the wait with twice the batchMerge, what backward can hide with overlap.",
+    source: "kineto (10 %); reachable = bytes / bandwidth: TensorFlow's GPU guide; busbw below 80 % of predicted: ours",
+    check: |facts| {
+        let Some(exposed) = exposed(facts) else { return Finding::NotApplicable };
+        let predicted = facts
+            .reduce_alone_ms
+            .map_or_else(String::new, |alone| format!(", {} ms when nothing else runs", ms(alone)));
+        if facts.percent(exposed) < BOUND_BY {
+            return Finding::Fine(format!(
+                "all-reduce wait {} ms ({:.1} %){predicted}",
+                ms(exposed),
+                facts.percent(exposed)
+            ));
+        }
+        let Some(engine) = &facts.engine else { return Finding::Unknown("the engine configuration") };
+        let mut evidence = format!("{} are exposed all-reduce{predicted}.", of_step(facts, exposed));
+        if let Some(reduce) = facts.reduce {
+            evidence.push_str(&format!(" It reduces {}.", binary(reduce.bytes as u64)));
+        }
+        if let (Some(measured), Some((best, _))) = (bus_bandwidth(facts), facts.bus_bandwidth)
+            && measured < POOR * best
+        {
+            let gigabytes = |rate: f64| three_digits(rate / 1e9);
+            evidence.push_str(&format!(" {} GB/s, predicted {}.", gigabytes(measured), gigabytes(best)));
+        }
+        advice(evidence, changes(facts, engine, exposed))
+    },
+};
+
+fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
+    let reach = facts.reachable_reduce_ms();
+    let overlap = &engine.overlap;
+    let mut changes = vec![Change::new(
+        format!("`batchMerge: {} -> {}`", engine.batch_merge, engine.batch_merge.saturating_mul(2)),
+        exposed / 2.0,
+        Basis::Modelled,
+    )];
+    if overlap.wire_type == WireType::Fp32 {
+        // Inside a host gradients travel in 32 bits in any case.
+        let saved = match facts.transport {
+            Some(Transport::Tcp) => reach.map(|reach| (reach / 2.0, Basis::Modelled)),
+            Some(Transport::Hierarchical) => reach.map(|reach| (reach / 4.0, Basis::Guess)),
+            _ => None,
+        };
+        changes.extend(saved.map(|(saved, basis)| Change::new("`overlap.wireType: FP16`", saved.min(exposed), basis)));
+    }
+    let buckets = facts.inspection.as_ref().map_or(1, |inspection| inspection.bucket_bytes.len()) as f64;
+    if let Some(reach) = reach.filter(|_| buckets > 1.0) {
+        // The last bucket is final with the last gradient: it is never hidden.
+        let hidden = (reach * (1.0 - 1.0 / buckets)).min(facts.step[Part::Backward]).min(exposed);
+        if !overlap.enabled {
+            changes.push(Change::new("`overlap.mode: Enabled`", hidden, Basis::Modelled));
+        } else if overlap.sync_all_reduce {
+            changes.push(Change::new("`overlap.syncAllReduce: false`", hidden, Basis::Modelled));
+        }
+    }
+    changes
+}
+
+/// Bytes that a link carries in a ring, times two, in the time of the all-reduce, bytes per second (nccl-tests, PERFORMANCE.md).
+pub(in crate::report) fn bus_bandwidth(facts: &Facts) -> Option<f64> {
+    let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0 && facts.world > 1)?;
+    let ranks = f64::from(facts.world);
+    Some(reduce.bytes * 2.0 * (ranks - 1.0) / ranks / (reduce.busy_ms / 1e3))
+}
+
+pub(super) const ONE_BIG: Rule = Rule {
+    id: "one-big-all-reduce",
+    question: 8,
+    threshold: "All gradients are one bucket of ≥ 2 MiB, and ≥ 3 % of the step is exposed: nothing can overlap.",
+    gain: "7/8 of the measured all-reduce, as far as backward can hide it: eight buckets.",
+    source: "PaddlePaddle's overlap guide; TensorFlow's GPU guide",
+    check: |facts| {
+        let Some(exposed) = exposed(facts) else { return Finding::NotApplicable };
+        let (Some(inspection), Some(engine)) = (&facts.inspection, &facts.engine) else {
+            return Finding::Unknown("the buckets");
+        };
+        let &[bytes] = inspection.bucket_bytes.as_slice() else {
+            return Finding::Fine(format!("{} buckets", inspection.bucket_bytes.len()));
+        };
+        if facts.percent(exposed) < WORTH || bytes < 2 * SMALL {
+            return Finding::Fine(format!("one bucket of {}, but little waits for it", binary(bytes)));
+        }
+        let Some(reach) = facts.reachable_reduce_ms() else { return Finding::Unknown("the time of an all-reduce") };
+        let saved = (reach * (1.0 - 1.0 / SPLIT as f64)).min(facts.step[Part::Backward]).min(exposed);
+        let size = (bytes / SPLIT).div_ceil(1 << 20).max(1);
+        let mut what = format!("`overlap.bucketSizeMib: {} -> {size}`", engine.overlap.bucket_size_mib);
+        if !engine.overlap.enabled {
+            what.push_str(" with `overlap.mode: Enabled`");
+        }
+        let evidence = format!(
+            "All gradients are one all-reduce of {}, which starts when backward ends: {} are exposed.",
+            binary(bytes),
+            of_step(facts, exposed)
+        );
+        advice(evidence, vec![Change::new(what, saved, Basis::Modelled)])
+    },
+};
+
+pub(super) const MANY_SMALL: Rule = Rule {
+    id: "many-small-all-reduces",
+    question: 8,
+    threshold: "More than one bucket, 1 MiB or less each in the mean, and ≥ 3 % of the step is exposed.",
+    gain: "The exchanges that fewer buckets save, times what one usually takes.",
+    source: "TensorFlow's GPU guide (one all-reduce per step and group is the ideal); PaddlePaddle's overlap guide (161 -> 5); 1 MiB is ours",
+    check: |facts| {
+        let Some(exposed) = exposed(facts) else { return Finding::NotApplicable };
+        let (Some(inspection), Some(engine)) = (&facts.inspection, &facts.engine) else {
+            return Finding::Unknown("the buckets");
+        };
+        let count = inspection.bucket_bytes.len() as u64;
+        let bytes = inspection.bucket_bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        if count < 2 || bytes / count > SMALL || facts.percent(exposed) < WORTH {
+            return Finding::Fine(format!("{} for {}", counted(count, "all-reduce"), binary(bytes)));
+        }
+        let fewer = (bytes / (4 * SMALL)).max(2).min(count);
+        let exchange = if facts.transport == Some(Transport::Shm) { EXCHANGE_MS.0 } else { EXCHANGE_MS.1 };
+        let each = exchange * 2.0 * f64::from(facts.world - 1);
+        let saved = ((count - fewer) as f64 * each).min(exposed);
+        let size = bytes.div_ceil(fewer).div_ceil(1 << 20).max(1);
+        let evidence = format!(
+            "{} of {} in the mean in each step; {} are exposed.",
+            counted(count, "all-reduce"),
+            binary(bytes / count),
+            of_step(facts, exposed)
+        );
+        let what =
+            format!("`overlap.bucketSizeMib: {} -> {size}`: {fewer} all-reduces", engine.overlap.bucket_size_mib);
+        advice(evidence, vec![Change::new(what, saved, Basis::Guess)])
+    },
+};
+
+pub(super) const PLACEMENT: Rule = Rule {
+    id: "placement",
+    question: 8,
+    threshold: "≥ 10 % of the step is exposed, and the placement was predicted to have < 80 % of the best possible bus bandwidth.",
+    gain: "The exposed time times the missing share of the bandwidth.",
+    source: "ours",
+    check: |facts| {
+        let Some(exposed) = exposed(facts) else { return Finding::NotApplicable };
+        let Some((predicted, best)) = facts.bus_bandwidth else {
+            return Finding::Unknown("the predicted bandwidth of the placement");
+        };
+        if facts.percent(exposed) < BOUND_BY || predicted >= POOR * best {
+            return Finding::Fine(format!("{:.0} % of the best possible bandwidth", 100.0 * predicted / best));
+        }
+        let saved = exposed * (1.0 - predicted / best);
+        let evidence = format!(
+            "{} are exposed; the nodes were predicted to give {} GB/s, the best ones would {}.",
+            of_step(facts, exposed),
+            three_digits(predicted / 1e9),
+            three_digits(best / 1e9)
+        );
+        advice(
+            evidence,
+            vec![Change::new(
+                "wait for the better nodes: `topologyPolicy` with a required domain",
+                saved,
+                Basis::Modelled,
+            )],
+        )
+    },
+};

@@ -1,0 +1,95 @@
+//! Does the step wait for the reader?
+
+use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
+use crate::report::facts::Facts;
+use crate::report::sample::Part;
+use switchyard_core::units::counted;
+
+/// Share of the step from which on input is a limit, percent.
+const MODERATE: f64 = 5.0;
+/// Share from which on it is the first thing to change, percent.
+const HIGH: f64 = 20.0;
+/// With synthetic data the step must be this much shorter for the input to be the limit, percent.
+const SYNTHETIC: f64 = 5.0;
+
+/// Threads of a reader that are advised at most.
+const MOST_WORKERS: f64 = 64.0;
+
+pub(super) const INPUT_BOUND: Rule = Rule {
+    id: "input-bound",
+    question: 2,
+    threshold: "The slowest rank waits for the reader ≥ 5 % of the step (≥ 20 %: high); with `--synthetic`, the step is also ≥ 5 % shorter with synthetic data.",
+    gain: "With `--synthetic`: the difference, measured. Else what the reader's measured work, divided among more threads and hidden behind the computation, would leave.",
+    source: "TensorFlow profiler (5 % moderate, 20 % high), kineto (5 %)",
+    check,
+};
+
+fn check(facts: &Facts) -> Finding {
+    let wait = facts.step[Part::Input];
+    let comparison = facts.synthetic_step_ms.map(|synthetic| (synthetic, facts.step_ms() - synthetic));
+    if facts.percent(wait) < MODERATE {
+        let same =
+            comparison.map_or_else(String::new, |(synthetic, _)| format!("; {} ms with synthetic data", ms(synthetic)));
+        return Finding::Fine(format!("input wait {:.1} %: nothing to gain{same}", facts.percent(wait)));
+    }
+    if let Some((synthetic, saved)) = comparison
+        && facts.percent(saved) < SYNTHETIC
+    {
+        let text = format!(
+            "ranks wait {} for input, but a step takes {} ms with synthetic data too: input is not the limit",
+            of_step(facts, wait),
+            ms(synthetic)
+        );
+        return Finding::Note(text, Chart::StepTime);
+    }
+    let high = if facts.percent(wait) >= HIGH { ", which is high" } else { "" };
+    let mut evidence = format!("The slowest rank waited {} for input{high}.", of_step(facts, wait));
+    if let Some((synthetic, _)) = comparison {
+        evidence.push_str(&format!(" With synthetic data a step takes {} ms.", ms(synthetic)));
+    }
+    let mut changes = changes(facts, wait, &mut evidence);
+    if let Some((_, saved)) = comparison
+        && let Some(first) = changes.first_mut()
+    {
+        first.gain_ms = Some(saved.min(wait));
+        first.basis = Basis::Measured;
+    }
+    Finding::Advice(Advice { evidence, changes, urgent: false, parts: &[Part::Input], chart: Chart::StepTime })
+}
+
+/// What can be done, from the reader's capacity against what the step consumes.
+fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
+    let Some((read, engine)) = facts.read_ms.filter(|read| *read > 0.0).zip(facts.engine.as_ref()) else {
+        // Nobody measured the reader: at least half of the wait goes with twice the readers, if there are cores for them.
+        return vec![Change::new("more `reader.workers`, or less work per sample", wait / 2.0, Basis::Guess)];
+    };
+    let reader = &engine.reader;
+    let workers = f64::from(reader.workers.max(1));
+    let consumed = facts.step_ms() - wait;
+    evidence.push_str(&format!(
+        " The reader works {} ms for a step in {}; the rest of the step takes {} ms.",
+        ms(read),
+        counted(u64::from(reader.workers), "thread"),
+        ms(consumed)
+    ));
+    // What is left of the wait when the reader works in the background with so many threads.
+    let left = |workers: f64| (read / workers - consumed).max(0.0);
+    let mut changes = Vec::new();
+    if !reader.double_buffer {
+        changes.push(Change::new("`reader.doubleBuffer: true`", (wait - left(workers)).max(0.0), Basis::Modelled));
+    }
+    let enough = (read / consumed.max(1e-3)).ceil().min(MOST_WORKERS).max(workers + 1.0);
+    let more = format!("`reader.workers: {} -> {enough:.0}`", reader.workers);
+    if read / workers > consumed {
+        changes.push(Change::new(more, (wait - left(enough)).max(0.0), Basis::Modelled));
+    } else if reader.double_buffer {
+        // By its mean the reader is fast enough: it is late now and then, or it does not get a CPU.
+        changes.push(Change::new(
+            format!("{more}: it is fast enough in the mean, but late at times"),
+            wait / 2.0,
+            Basis::Guess,
+        ));
+    }
+    changes.sort_by(|a, b| b.gain_ms.unwrap_or_default().total_cmp(&a.gain_ms.unwrap_or_default()));
+    changes
+}

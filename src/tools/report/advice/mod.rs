@@ -1,0 +1,184 @@
+//! What would make this run faster, by rules: each looks at figures of the run and says something with evidence, or that there is
+//! nothing to gain, or what it does not know.
+//!
+//! ```text
+//! Facts ─> RULES (order of diagnosis) ─> Finding ─> rank: no millisecond is promised twice ─> Ranked
+//! ```
+
+mod between;
+mod communication;
+mod compute;
+mod input;
+mod memory;
+mod precision;
+mod rank;
+mod skew;
+#[cfg(test)]
+mod tests;
+
+pub(super) use communication::bus_bandwidth;
+pub(super) use rank::{Item, Ranked, rank};
+
+use super::facts::Facts;
+use super::sample::Part;
+use serde::{Deserialize, Serialize};
+
+/// A rule.
+#[derive(Debug)]
+pub struct Rule {
+    /// Short name.
+    pub id: &'static str,
+    /// Its question in the order of diagnosis: 1 one device, 2 input, 3 gaps between steps,
+    /// 6 tensor cores and precision, 7 memory, 8 all-reduce, 9 skew.
+    pub question: u8,
+    /// What is looked at and when it speaks.
+    pub threshold: &'static str,
+    /// How the gain is found.
+    pub gain: &'static str,
+    /// Where the threshold comes from.
+    pub source: &'static str,
+    /// The rule itself.
+    pub check: fn(&Facts) -> Finding,
+}
+
+/// Every rule, in the order of diagnosis.
+pub const RULES: [Rule; 21] = [
+    precision::LOST_LOSS,
+    compute::TOO_MANY_THREADS,
+    compute::TOO_FEW_THREADS,
+    compute::WARM_UP,
+    compute::NOISE,
+    input::INPUT_BOUND,
+    between::CHECKPOINTS,
+    between::FETCHES,
+    between::EVALUATION,
+    between::GAPS,
+    precision::SHAPES,
+    precision::AMP_OFF,
+    precision::OVERFLOWS,
+    precision::LOSS_SCALE,
+    memory::NEAR_LIMIT,
+    memory::LARGER_BATCH,
+    communication::ONE_BIG,
+    communication::MANY_SMALL,
+    communication::BOUND,
+    communication::PLACEMENT,
+    skew::STRAGGLER,
+];
+
+/// How well a gain is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Basis {
+    /// The run shows the time itself.
+    Measured,
+    /// Computed from measured figures.
+    Modelled,
+    /// From what is usual.
+    Guess,
+}
+
+impl Basis {
+    /// The word printed for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Basis::Measured => "measured",
+            Basis::Modelled => "modelled",
+            Basis::Guess => "guess",
+        }
+    }
+}
+
+/// A section of the report that shows the evidence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Chart {
+    /// Loss over the steps.
+    Loss,
+    /// Parts of the step.
+    StepTime,
+    /// Ranks against each other.
+    Skew,
+    /// All-reduce.
+    AllReduce,
+    /// Memory.
+    Memory,
+    /// Ranks, CPUs, nodes.
+    Placement,
+    /// The configuration.
+    Manifest,
+}
+
+impl Chart {
+    /// Anchor of the section.
+    pub fn anchor(self) -> &'static str {
+        match self {
+            Chart::Loss => "loss",
+            Chart::StepTime => "step-time",
+            Chart::Skew => "skew",
+            Chart::AllReduce => "all-reduce",
+            Chart::Memory => "memory",
+            Chart::Placement => "placement",
+            Chart::Manifest => "manifest",
+        }
+    }
+}
+
+/// A change, and what it would bring.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Change {
+    /// What to set or do.
+    pub what: String,
+    /// What it saves of each step at least, ms; absent where nobody can say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gain_ms: Option<f64>,
+    /// How well that is known.
+    pub basis: Basis,
+}
+
+impl Change {
+    fn new(what: impl Into<String>, gain_ms: impl Into<Option<f64>>, basis: Basis) -> Change {
+        Change { what: what.into(), gain_ms: gain_ms.into(), basis }
+    }
+}
+
+/// Advice with evidence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advice {
+    /// What was seen, with figures.
+    pub evidence: String,
+    /// What to do: alternatives after the same time, the best first.
+    pub changes: Vec<Change>,
+    /// The result of the run is in doubt: this comes before speed.
+    pub urgent: bool,
+    /// Parts of the step from which the gain is taken.
+    pub parts: &'static [Part],
+    /// Where the evidence is shown.
+    pub chart: Chart,
+}
+
+/// What a rule has to say.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Finding {
+    /// Something to gain.
+    Advice(Advice),
+    /// Something to know.
+    Note(String, Chart),
+    /// Looked at, nothing to gain.
+    Fine(String),
+    /// Not known, and what is missing.
+    Unknown(&'static str),
+    /// The question does not arise for this job.
+    NotApplicable,
+}
+
+/// Milliseconds as people read them.
+fn ms(milliseconds: f64) -> String {
+    switchyard_core::units::three_digits(milliseconds)
+}
+
+/// `12 of 98 ms (12 %)`.
+fn of_step(facts: &Facts, milliseconds: f64) -> String {
+    format!("{} of {} ms ({:.0} %)", ms(milliseconds), ms(facts.step_ms()), facts.percent(milliseconds))
+}

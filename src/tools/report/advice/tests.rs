@@ -1,0 +1,376 @@
+use super::*;
+use crate::report::facts::{MemoryFacts, RankFacts, Reduce};
+use crate::report::sample::Parts;
+use serde_json::json;
+use switchyard_worker_contract::config::{EngineConfig, Model, Precision, Transport};
+use switchyard_worker_contract::event::{Inspection, MemoryUse};
+
+fn engine() -> EngineConfig {
+    serde_json::from_value(json!({
+        "model": {"gpt": {"layers": 4, "hiddenSize": 128, "heads": 4, "contextLength": 128, "vocabularySize": 256, "tiedHead": true}},
+        "labelSmoothing": 0.0,
+        "data": {
+            "source": {"text": {"path": "data", "include": [], "exclude": []}}, "validationFraction": 0.1,
+            "images": {"size": 0, "cropPadding": 0, "flip": false, "mean": [], "deviation": []},
+        },
+        "reader": {"workers": 1, "doubleBuffer": true, "infinite": true, "sampleType": "uint8", "maxBadSamples": 0},
+        "batchSizePerProcess": 16, "batchMerge": 1, "length": {"steps": 600}, "seed": 1,
+        "optimizer": {
+            "rule": {"adamW": {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8}}, "learningRate": 0.001, "weightDecay": 0.1,
+            "gradientClipNorm": 1.0, "decayExclusions": "vectors",
+        },
+        "schedule": {"kind": "constant", "warmupSteps": 0, "finalLearningRate": 0.0},
+        "precision": "fp32",
+        "overlap": {"enabled": true, "bucketSizeMib": 25, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
+        "memory": {"fraction": 0.95, "releaseEverySteps": 0}, "evaluation": {"everySteps": 100, "batches": 4},
+        "fetchEverySteps": 30, "cpuThreads": 1, "devicesPerProcess": 1, "profile": null,
+        "checkpoint": {"path": "c", "everySteps": 100, "periodSeconds": 0, "keep": 1, "onSuspend": true},
+    }))
+    .unwrap()
+}
+
+fn amp() -> Precision {
+    let scaling = json!({"dynamic": {"initialScale": 65536.0, "growthFactor": 2.0, "backoffFactor": 0.5, "growthIntervalSteps": 100}});
+    serde_json::from_value(json!({"amp": {"computeType": "fp16", "lossScaling": scaling}})).unwrap()
+}
+
+fn inspection() -> Inspection {
+    serde_json::from_value(json!({
+        "model": "GPT 4x128", "sample": "128 tokens", "item": "tokens", "parameters": 6_000_000, "gradientTensors": 52,
+        "bucketBytes": [6 << 20, 6 << 20, 6 << 20, 6 << 20],
+        "memory": {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0, "input": 0}, "kernel": "avx2", "files": 1,
+        "emptyFiles": 0, "bytes": 1, "trainItems": 1, "validationItems": 1, "dataDigest": "", "samplesPerStep": 32,
+        "itemsPerStep": 4096, "stepsPerEpoch": 10, "totalSteps": 600,
+    }))
+    .unwrap()
+}
+
+fn parts(times: &[(Part, f64)]) -> Parts {
+    let mut parts = Parts::default();
+    times.iter().for_each(|(part, ms)| parts[*part] = *ms);
+    parts
+}
+
+fn rank(rank: u32, step: Parts) -> RankFacts {
+    let cpus = Some(format!("{}-{}", rank * 2, rank * 2 + 1).parse().unwrap());
+    RankFacts { rank, node: Some("node-0".into()), cpus, threads: Some(2), step, slow_share: 0.0, over_median_ms: 0.1 }
+}
+
+/// Two ranks with two cores each, 100 ms a step, nothing to gain.
+fn healthy() -> Facts {
+    let step = parts(&[
+        (Part::Forward, 30.0),
+        (Part::Backward, 60.0),
+        (Part::Optimizer, 5.0),
+        (Part::Communication, 2.0),
+        (Part::Input, 1.0),
+        (Part::Checkpoint, 1.0),
+        (Part::Other, 1.0),
+    ]);
+    let memory = MemoryUse { weights: 20, gradients: 10, optimizer: 20, activations: 100, input: 10 };
+    Facts {
+        engine: Some(engine()),
+        inspection: Some(inspection()),
+        ranks: vec![rank(0, step), rank(1, step)],
+        critical: 1,
+        world: 2,
+        step,
+        quantiles: Some((99.0, 130.0)),
+        work_quantiles: Some((97.0, 105.0)),
+        between_median: Some(0.5),
+        warm_ms: Some(120.0),
+        reduce: Some(Reduce { busy_ms: 8.0, bytes: 24e6 }),
+        reduce_alone_ms: Some(6.0),
+        transport: Some(Transport::Shm),
+        read_ms: Some(20.0),
+        memory: Some(MemoryFacts { rank: memory, ranks: 2, bound: "the memory of the machine", capacity: 1000 }),
+        skipped: Some((590, 0)),
+        loss_scale: Some((1.0, 1.0)),
+        kernel: Some("avx2".into()),
+        on_gpu: Some(false),
+        cores_per_cpu: Some(1.0),
+        bus_bandwidth: Some((90e9, 96e9)),
+        ..Facts::default()
+    }
+}
+
+fn set(facts: &mut Facts, part: Part, ms: f64) {
+    facts.step[part] = ms;
+    facts.ranks[1].step[part] = ms;
+}
+
+fn engine_of(facts: &mut Facts) -> &mut EngineConfig {
+    facts.engine.as_mut().unwrap()
+}
+
+fn say(rule: &str, facts: &Facts) -> Finding {
+    (RULES.iter().find(|one| one.id == rule).unwrap().check)(facts)
+}
+
+/// A run that shows it, words of the evidence or of the change, and the gain of the first change, ms.
+type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
+
+const CASES: [Case; 24] = [
+    ("loss-not-a-number", |f| f.lost_at = Some(1200), "step 1,200", None),
+    ("too-many-threads", |f| f.ranks[1].threads = Some(9), "`trainer.cpuThreads: 2`", None),
+    ("too-few-threads", |f| f.ranks[1].threads = Some(1), "`trainer.cpuThreads: 1 -> 2`", Some(23.75)),
+    // The reader works 150 ms for a step of 100 without the wait: two threads hide it.
+    (
+        "input-bound",
+        |f| {
+            set(f, Part::Input, 51.0);
+            f.read_ms = Some(150.0);
+        },
+        "`reader.workers: 1 -> 2`",
+        Some(51.0),
+    ),
+    // Even three threads would not keep up with 400 ms, four would leave 1 ms: five.
+    (
+        "input-bound",
+        |f| {
+            set(f, Part::Input, 31.0);
+            f.read_ms = Some(400.0);
+        },
+        "`reader.workers: 1 -> 5`",
+        Some(31.0),
+    ),
+    (
+        "input-bound",
+        |f| {
+            set(f, Part::Input, 21.0);
+            f.synthetic_step_ms = Some(101.0);
+        },
+        "With synthetic data a step takes 101 ms",
+        Some(19.0),
+    ),
+    (
+        "input-bound",
+        |f| {
+            set(f, Part::Input, 21.0);
+            engine_of(f).reader.double_buffer = false;
+        },
+        "`reader.doubleBuffer: true`",
+        Some(21.0),
+    ),
+    ("checkpoint-stall", |f| set(f, Part::Checkpoint, 8.0), "`checkpoint.everySteps: 100 -> 200`", Some(4.0)),
+    (
+        "frequent-fetches",
+        |f| {
+            set(f, Part::Other, 9.0);
+            f.between_median = Some(9.0);
+            engine_of(f).fetch_every_steps = 1;
+        },
+        "`fetchEverySteps: 1 -> 30`",
+        Some(8.7),
+    ),
+    ("frequent-evaluation", |f| set(f, Part::Other, 10.5), "`evaluation.everySteps: 100 -> 200`", Some(5.0)),
+    (
+        "gaps-between-steps",
+        |f| {
+            set(f, Part::Other, 9.0);
+            f.between_median = Some(9.0);
+        },
+        "without a fetch or an evaluation",
+        None,
+    ),
+    (
+        "shapes",
+        |f| {
+            f.on_gpu = Some(true);
+            let Model::Gpt(gpt) = &mut engine_of(f).model else { panic!() };
+            gpt.vocabulary_size = 50_257;
+        },
+        "vocabularySize 50257 -> 50264",
+        None,
+    ),
+    ("amp-off", |f| f.kernel = Some("amx-bf16".into()), "`precision.mode: AMP`", Some(22.5)),
+    ("amp-off", |f| f.on_gpu = Some(true), "FP32 on a GPU", Some(22.5)),
+    (
+        "overflow-skips",
+        |f| {
+            engine_of(f).precision = amp();
+            f.skipped = Some((500, 25));
+        },
+        "`growthIntervalSteps: 100 -> 400`",
+        Some(5.0),
+    ),
+    (
+        "loss-scale-collapse",
+        |f| {
+            engine_of(f).precision = amp();
+            f.loss_scale = Some((65536.0, 1.0));
+        },
+        "from 65536 to 1",
+        None,
+    ),
+    ("memory-near-limit", |f| f.memory.as_mut().unwrap().capacity = 330, "use 97 % of the memory", None),
+    ("batch-could-be-larger", |f| set(f, Part::Optimizer, 15.0), "`batchSizePerProcess: 16 -> 32`", Some(8.0)),
+    (
+        "one-big-all-reduce",
+        |f| {
+            set(f, Part::Communication, 12.0);
+            f.inspection.as_mut().unwrap().bucket_bytes = vec![24 << 20];
+        },
+        "`overlap.bucketSizeMib: 25 -> 3`",
+        Some(5.25),
+    ),
+    (
+        "many-small-all-reduces",
+        |f| {
+            set(f, Part::Communication, 12.0);
+            f.inspection.as_mut().unwrap().bucket_bytes = vec![1 << 18; 100];
+        },
+        "6 all-reduces",
+        Some(94.0 * 0.026),
+    ),
+    ("communication-bound", |f| set(f, Part::Communication, 20.0), "`batchMerge: 1 -> 2`", Some(10.0)),
+    (
+        "communication-bound",
+        |f| {
+            set(f, Part::Communication, 36.0);
+            f.transport = Some(Transport::Tcp);
+            f.reduce_alone_ms = Some(38.0);
+            f.reduce = Some(Reduce { busy_ms: 40.0, bytes: 24e6 });
+        },
+        "`overlap.wireType: FP16`",
+        Some(19.0),
+    ),
+    (
+        "placement",
+        |f| {
+            set(f, Part::Communication, 20.0);
+            f.bus_bandwidth = Some((48e9, 96e9));
+        },
+        "48 GB/s, the best ones would 96",
+        Some(10.0),
+    ),
+    (
+        "straggler",
+        |f| {
+            f.ranks[1].slow_share = 0.92;
+            f.ranks[1].over_median_ms = 7.4;
+        },
+        "Rank 1 (node-0, CPUs 2-3) computes 7.4 ms longer",
+        Some(7.3),
+    ),
+];
+
+#[test]
+fn each_rule_speaks_about_a_run_that_shows_it_and_not_about_a_healthy_one() {
+    for (rule, change, words, gain) in CASES {
+        let spoken = say(rule, &healthy());
+        assert!(!matches!(spoken, Finding::Advice(_) | Finding::Note(..)), "{rule} about a healthy run: {spoken:?}");
+        let mut facts = healthy();
+        change(&mut facts);
+        let Finding::Advice(advice) = say(rule, &facts) else { panic!("{rule}: {:?}", say(rule, &facts)) };
+        let all: Vec<&str> = advice.changes.iter().map(|change| change.what.as_str()).collect();
+        let text = format!("{} {}", advice.evidence, all.join("; "));
+        assert!(text.contains(words), "{rule}: `{words}` is not in: {text}");
+        let found = advice.changes[0].gain_ms;
+        assert_eq!(found.is_some(), gain.is_some(), "{rule}: {text}");
+        let difference = found.unwrap_or_default() - gain.unwrap_or_default();
+        assert!(difference.abs() < 0.01, "{rule}: {found:?}, expected {gain:?}");
+    }
+    let notes = ["warm-up", "noise"];
+    for rule in &RULES {
+        assert!(CASES.iter().any(|case| case.0 == rule.id) || notes.contains(&rule.id), "no case for {}", rule.id);
+    }
+}
+
+#[test]
+fn notes_speak_and_keep_silent() {
+    let note = |change: fn(&mut Facts), rule: &str| {
+        let mut facts = healthy();
+        change(&mut facts);
+        matches!(say(rule, &facts), Finding::Note(..))
+    };
+    assert!(note(|f| f.warm_ms = Some(250.0), "warm-up") && !note(|_| {}, "warm-up"));
+    assert!(note(|f| f.work_quantiles = Some((97.0, 200.0)), "noise") && !note(|_| {}, "noise"));
+    let odd = |f: &mut Facts| {
+        let Model::Gpt(gpt) = &mut engine_of(f).model else { panic!() };
+        gpt.hidden_size = 132;
+    };
+    assert!(note(odd, "shapes"), "on a CPU odd shapes are a note only");
+    let synthetic = |f: &mut Facts| {
+        set(f, Part::Input, 21.0);
+        f.synthetic_step_ms = Some(119.0);
+    };
+    assert!(note(synthetic, "input-bound"), "as slow with synthetic data: input is not the limit");
+}
+
+#[test]
+fn what_is_not_known_is_said_and_never_advised() {
+    let nothing = Facts { step: healthy().step, world: 2, ranks: healthy().ranks, ..Facts::default() };
+    let ranked = rank::rank(&nothing);
+    assert!(ranked.items.is_empty() && ranked.folded.is_empty(), "{:?}", ranked.items);
+    assert!(ranked.unknown.len() > 8, "{:?}", ranked.unknown);
+    let single = Facts { world: 1, ranks: vec![healthy().ranks[0].clone()], critical: 0, ..healthy() };
+    for rule in ["straggler", "communication-bound", "one-big-all-reduce", "placement"] {
+        assert_eq!(say(rule, &single), Finding::NotApplicable, "{rule}");
+    }
+}
+
+/// All gains together, and those of each part, are never more than what the step has.
+fn check_sums(facts: &Facts) {
+    let ranked = rank::rank(facts);
+    let all: Vec<&Item> = ranked.items.iter().chain(&ranked.folded).collect();
+    let sum: f64 = all.iter().filter_map(|item| item.gain_ms).sum();
+    assert!(sum <= facts.step_ms() * (1.0 + 1e-9), "{sum} of {}", facts.step_ms());
+    let exposed: f64 =
+        all.iter().filter(|item| item.advice.parts == [Part::Communication]).filter_map(|item| item.gain_ms).sum();
+    assert!(exposed <= facts.step[Part::Communication] + 1e-9, "{exposed}");
+    let gains: Vec<f64> = ranked.items.iter().filter_map(|item| item.gain_ms).collect();
+    assert!(gains.windows(2).all(|pair| pair[0] >= pair[1]) && gains.iter().all(|gain| facts.percent(*gain) >= 1.0));
+    assert!(ranked.folded.iter().all(|item| facts.percent(item.gain_ms.unwrap()) < 1.0));
+}
+
+#[test]
+fn no_millisecond_is_promised_twice() {
+    for (_, first, ..) in CASES {
+        for (_, second, ..) in CASES {
+            let mut facts = healthy();
+            first(&mut facts);
+            second(&mut facts);
+            check_sums(&facts);
+        }
+    }
+    // All after the exposed time: one piece of advice, the others are joined with it.
+    let mut facts = healthy();
+    set(&mut facts, Part::Communication, 12.0);
+    facts.bus_bandwidth = Some((9.6e9, 96e9));
+    facts.inspection.as_mut().unwrap().bucket_bytes = vec![24 << 20];
+    let ranked = rank::rank(&facts);
+    assert_eq!(ranked.items[0].rule, "placement");
+    assert!(!ranked.items[0].also.is_empty(), "{:?}", ranked.items);
+}
+
+#[test]
+fn doubt_about_the_result_comes_first_and_small_gains_are_folded() {
+    let mut facts = healthy();
+    facts.lost_at = Some(3);
+    facts.ranks[1].threads = Some(1);
+    let ranked = rank::rank(&facts);
+    let rules: Vec<&str> = ranked.items.iter().map(|item| item.rule).collect();
+    assert_eq!(rules, ["loss-not-a-number", "too-few-threads"]);
+    // 28 exchanges less are 0.7 of 102 ms.
+    let mut facts = healthy();
+    set(&mut facts, Part::Communication, 4.0);
+    facts.inspection.as_mut().unwrap().bucket_bytes = vec![1 << 18; 30];
+    let ranked = rank::rank(&facts);
+    assert_eq!((ranked.items.len(), ranked.folded.len()), (0, 1), "{:?}", ranked.items);
+}
+
+/// The table of docs/report.md is made of the rules.
+#[test]
+fn the_documentation_lists_every_rule() {
+    let page = include_str!("../../../../docs/report.md");
+    let mut table = String::from("| rule | speaks when | gain | threshold from |\n|---|---|---|---|\n");
+    for rule in &RULES {
+        let (threshold, gain, source) = (rule.threshold, rule.gain, rule.source);
+        table.push_str(&format!("| `{}` ({}) | {threshold} | {gain} | {source} |\n", rule.id, rule.question));
+    }
+    assert!(page.contains(&table), "docs/report.md differs from the rules; expected:\n{table}");
+    let mut questions: Vec<u8> = RULES.iter().map(|rule| rule.question).collect();
+    questions.dedup();
+    assert!(questions.windows(2).all(|pair| pair[0] < pair[1]), "not in the order of diagnosis: {questions:?}");
+}

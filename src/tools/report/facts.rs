@@ -1,0 +1,224 @@
+//! What the rules of the advice look at: figures of the run, made from its record, that can as well be written down in a test.
+
+use super::record::Record;
+use super::sample::{Part, Parts};
+use super::skew::Skew;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde::{Deserialize, Serialize};
+use switchyard_core::quantity::parse_quantity;
+use switchyard_worker_contract::CpuList;
+use switchyard_worker_contract::config::{EngineConfig, Transport};
+use switchyard_worker_contract::event::{Inspection, MemoryUse};
+
+/// Figures of a run. What is not known is absent. Times are means per optimizer step after the warm-up, ms.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// What every rank read.
+    pub engine: Option<EngineConfig>,
+    /// What the worker found before the start.
+    pub inspection: Option<Inspection>,
+    /// The ranks of which steps are known, by rank.
+    pub ranks: Vec<RankFacts>,
+    /// The rank with the most work of its own, whose time is the time of the step: position in `ranks`.
+    pub critical: usize,
+    /// Ranks of the job.
+    pub world: u32,
+    /// Parts of the step of that rank.
+    pub step: Parts,
+    /// Median and 99th percentile of the wall time of a step.
+    pub quantiles: Option<(f64, f64)>,
+    /// The same without checkpoints and what lies between steps.
+    pub work_quantiles: Option<(f64, f64)>,
+    /// Median of what lies between two steps.
+    pub between_median: Option<f64>,
+    /// Mean of the first steps of each attempt.
+    pub warm_ms: Option<f64>,
+    /// All-reduce of the critical rank.
+    pub reduce: Option<Reduce>,
+    /// One all-reduce of all gradients when nothing else runs, measured before the first step.
+    pub reduce_alone_ms: Option<f64>,
+    /// How gradients travel.
+    pub transport: Option<Transport>,
+    /// Work of the reader for one step, over all its threads.
+    pub read_ms: Option<f64>,
+    /// A step of the same job with synthetic data.
+    pub synthetic_step_ms: Option<f64>,
+    /// Memory of the ranks of one node.
+    pub memory: Option<MemoryFacts>,
+    /// Steps after the warm-up, and those of them that were skipped because gradients overflowed.
+    pub skipped: Option<(u64, u64)>,
+    /// The largest factor of the loss, and the last.
+    pub loss_scale: Option<(f64, f64)>,
+    /// The first step whose loss was not a number.
+    pub lost_at: Option<u64>,
+    /// Kernels in use.
+    pub kernel: Option<String>,
+    /// The ranks compute on a GPU.
+    pub on_gpu: Option<bool>,
+    /// Cores for each logical CPU of the machine: 0.5 with two threads a core.
+    pub cores_per_cpu: Option<f64>,
+    /// Bus bandwidth that the placement was predicted to have, and that of the best placement, bytes per second.
+    pub bus_bandwidth: Option<(f64, f64)>,
+}
+
+/// A rank.
+#[derive(Debug, Clone, Default)]
+pub struct RankFacts {
+    /// Global rank.
+    pub rank: u32,
+    /// Name of its node, or of its host.
+    pub node: Option<String>,
+    /// CPUs it may run on.
+    pub cpus: Option<CpuList>,
+    /// Compute threads.
+    pub threads: Option<u32>,
+    /// Parts of its step.
+    pub step: Parts,
+    /// Share of the windows in which its compute time is more than 5 % over the median of the ranks.
+    pub slow_share: f64,
+    /// How much its compute time is over the median of the ranks, ms.
+    pub over_median_ms: f64,
+}
+
+/// All-reduce of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reduce {
+    /// Time in which one was under way, ms.
+    pub busy_ms: f64,
+    /// Bytes of gradients.
+    pub bytes: f64,
+}
+
+/// Memory of the ranks of one node.
+#[derive(Debug, Clone)]
+pub struct MemoryFacts {
+    /// Of one rank.
+    pub rank: MemoryUse,
+    /// Ranks of a node.
+    pub ranks: u32,
+    /// What bounds it, in words.
+    pub bound: &'static str,
+    /// The bound, bytes.
+    pub capacity: u64,
+}
+
+impl MemoryFacts {
+    /// Share of the bound that is used.
+    pub fn share(&self) -> f64 {
+        self.rank.total() as f64 * f64::from(self.ranks) / self.capacity.max(1) as f64
+    }
+}
+
+impl Facts {
+    /// Of a record; `None` when it has no step.
+    pub(super) fn of(record: &Record, skew: &Skew) -> Option<Facts> {
+        let folds = record.ranks();
+        let typical = folds.iter().filter_map(|(rank, fold)| Some((*rank, fold.typical().mean()?)));
+        let ranks: Vec<RankFacts> = typical.map(|(rank, step)| RankFacts::of(rank, step, record, skew)).collect();
+        let own = |rank: &RankFacts| rank.step.total() - rank.step[Part::Communication];
+        let critical = (0..ranks.len()).max_by(|a, b| own(&ranks[*a]).total_cmp(&own(&ranks[*b])))?;
+        let sums = folds.get(&ranks[critical].rank)?.typical();
+        let lead = folds.values().find(|fold| fold.curves.is_some());
+        let curves = lead.and_then(|fold| fold.curves.as_ref());
+        let per = |sum: f64, steps: u64| (steps > 0).then(|| sum / steps as f64);
+        let pair = |first: Option<f64>, second: Option<f64>| first.zip(second);
+        let reported = record.has_steps();
+        let quantiles = lead.and_then(|fold| pair(fold.times.quantile(0.5), fold.times.quantile(0.99)));
+        let finished = record.events.finished.as_ref().map(|finished| (finished.step_ms_p50, finished.step_ms_p99));
+        let ready = || record.events.ready.values();
+        let devices = record.documents.plan.iter().flat_map(|plan| &plan.nodes).flat_map(|node| &node.processes);
+        let mut devices = devices.flat_map(|process| &process.devices).peekable();
+        let cpus = record.documents.machine.as_ref().map(|machine| &machine.cpus);
+        Some(Facts {
+            engine: record.documents.engine.clone(),
+            inspection: record.documents.inspection.clone(),
+            critical,
+            world: record.world(),
+            step: ranks[critical].step,
+            // Medians of means over an interval would hide what a single step was.
+            quantiles: if reported { quantiles } else { finished },
+            work_quantiles: lead
+                .filter(|_| reported)
+                .and_then(|fold| pair(fold.work.quantile(0.5), fold.work.quantile(0.99))),
+            between_median: lead.filter(|_| reported).and_then(|fold| fold.between.quantile(0.5)),
+            warm_ms: lead
+                .filter(|fold| fold.steady.steps > 0)
+                .and_then(|fold| fold.warm.mean())
+                .map(|mean| mean.total()),
+            reduce: per(sums.reduce_ms, sums.reduced_steps)
+                .zip(per(sums.reduce_bytes, sums.reduced_steps))
+                .map(|(busy_ms, bytes)| Reduce { busy_ms, bytes }),
+            reduce_alone_ms: ready().map(|ready| ready.all_reduce_ms).filter(|ms| *ms > 0.0).reduce(f64::max),
+            transport: ready().map(|ready| ready.transport).next(),
+            read_ms: per(sums.read_ms, sums.read_steps),
+            synthetic_step_ms: record.synthetic_step_ms,
+            memory: memory(record),
+            skipped: curves.filter(|_| reported).map(|curves| (curves.judged_steps, curves.skipped_steps)),
+            loss_scale: curves.and_then(|curves| pair(curves.largest_loss_scale, curves.last_loss_scale)),
+            lost_at: curves.and_then(|curves| curves.lost_at),
+            kernel: ready().map(|ready| ready.kernel.clone()).next(),
+            on_gpu: devices.peek().is_some().then(|| devices.any(|device| device != "cpu")),
+            cores_per_cpu: cpus.and_then(|cpus| {
+                Some(f64::from(cpus.cores?) / f64::from(cpus.threads.filter(|threads| *threads > 0)?))
+            }),
+            bus_bandwidth: record.documents.job.as_ref().and_then(|job| job.placement.as_ref()).and_then(|placement| {
+                let rate = |rate: &Option<Quantity>| {
+                    rate.as_ref().and_then(|rate| parse_quantity(&rate.0)).filter(|rate| *rate > 0.0)
+                };
+                pair(rate(&placement.predicted_bus_bandwidth), rate(&placement.best_possible))
+            }),
+            ranks,
+        })
+    }
+
+    /// Wall time of a step, ms.
+    pub fn step_ms(&self) -> f64 {
+        self.step.total()
+    }
+
+    /// Share of the step, percent.
+    pub fn percent(&self, milliseconds: f64) -> f64 {
+        if self.step_ms() > 0.0 { 100.0 * milliseconds / self.step_ms() } else { 0.0 }
+    }
+
+    /// Time that one all-reduce of all gradients needs at least, ms: the one measured alone, else the time in which one was under way.
+    pub fn reachable_reduce_ms(&self) -> Option<f64> {
+        let busy = self.reduce.map(|reduce| reduce.busy_ms);
+        match (self.reduce_alone_ms, busy) {
+            (Some(alone), Some(busy)) => Some(alone.min(busy)),
+            (alone, busy) => alone.or(busy),
+        }
+    }
+}
+
+impl RankFacts {
+    fn of(rank: u32, step: Parts, record: &Record, skew: &Skew) -> RankFacts {
+        let ready = record.events.ready.get(&rank);
+        let planned = record.planned(rank);
+        let cpus = ready.map(|ready| ready.cpus.as_str()).or_else(|| planned?.1.cpus.as_deref());
+        let node = planned.map(|(node, _)| node.node_name.clone()).filter(|name| !name.is_empty());
+        let (slow_share, over_median_ms) = skew.of(rank).unwrap_or_default();
+        RankFacts {
+            rank,
+            node: node.or_else(|| ready.map(|ready| ready.host.clone())),
+            cpus: cpus.and_then(|cpus| cpus.parse().ok()).filter(|cpus: &CpuList| !cpus.is_empty()),
+            threads: ready.map(|ready| ready.threads).or_else(|| planned?.1.threads),
+            step,
+            slow_share,
+            over_median_ms,
+        }
+    }
+}
+
+fn memory(record: &Record) -> Option<MemoryFacts> {
+    let rank = record.documents.inspection.as_ref()?.memory;
+    let plan = record.documents.plan.as_ref()?;
+    let ranks = plan.nodes.iter().map(|node| node.processes.len() as u32).max().filter(|ranks| *ranks > 0)?;
+    let of_machine = record.documents.machine.as_ref().and_then(|machine| machine.memory_bytes);
+    let limits =
+        [("resourcesPerNode.limits.memory", plan.memory_limit_bytes), ("the memory of the machine", of_machine)];
+    let known = limits.into_iter().filter_map(|(bound, bytes)| Some((bound, bytes.filter(|bytes| *bytes > 0)?)));
+    let (bound, capacity) = known.min_by_key(|(_, bytes)| *bytes)?;
+    Some(MemoryFacts { rank, ranks, bound, capacity })
+}

@@ -1,0 +1,157 @@
+//! Everything that a run directory holds, folded while it is read: bounded memory, however long the run.
+
+use super::documents::{Document, Documents, Node, Process};
+use super::events::{EventLine, Events};
+use super::fold::Fold;
+use super::markup::shortened;
+use super::sample::{Line, Sample};
+use std::collections::BTreeMap;
+use switchyard_worker_contract::event::Event;
+
+/// Ranks whose steps are kept apart; a job has no more.
+const MOST_RANKS: usize = 4096;
+/// Notes about what could not be read.
+const MOST_NOTES: usize = 50;
+
+/// What is known of a run.
+#[derive(Debug, Default)]
+pub struct Record {
+    pub(super) documents: Documents,
+    pub(super) events: Events,
+    /// Of the records of the ranks.
+    steps: BTreeMap<u32, Fold>,
+    /// Of progress events, for runs without records.
+    progress: BTreeMap<u32, Fold>,
+    pub(super) synthetic_step_ms: Option<f64>,
+    pub(super) notes: Vec<String>,
+}
+
+impl Record {
+    /// Nothing known yet.
+    pub fn new() -> Record {
+        Record::default()
+    }
+
+    /// Takes a document of the run directory. What cannot be read is noted.
+    pub fn document(&mut self, document: Document, text: &str) {
+        if let Err(fault) = self.documents.read(document, text) {
+            self.note(fault);
+        }
+    }
+
+    /// Takes a line of `events.jsonl`, in order.
+    pub fn event_line(&mut self, line: &str) {
+        let line: EventLine = match serde_json::from_str(line) {
+            Ok(line) => line,
+            Err(_) => {
+                self.events.unreadable += 1;
+                return;
+            }
+        };
+        if let Event::Progress(progress) = &line.event {
+            let end_us = line.time.map(|time| time.as_microsecond());
+            if let Some(sample) = Sample::of_progress(progress, line.attempt, end_us) {
+                add(&mut self.progress, line.rank, &sample);
+            }
+        }
+        self.events.add(&line);
+    }
+
+    /// Takes a line of the steps of a rank, in order; the ranks one after the other, ascending.
+    pub fn step_line(&mut self, rank: u32, line: &str) {
+        let sample = serde_json::from_str::<Line>(line).ok().and_then(|line| Sample::of_line(&line));
+        match sample {
+            Some(sample) => add(&mut self.steps, rank, &sample),
+            None => fold_of(&mut self.steps, rank).into_iter().for_each(|fold| fold.unreadable += 1),
+        }
+    }
+
+    /// The wall time of a step of the same job with synthetic data, ms: when it is equal, input is not the limit.
+    pub fn synthetic(&mut self, step_ms: f64) {
+        self.synthetic_step_ms = Some(step_ms).filter(|ms| ms.is_finite() && *ms > 0.0);
+    }
+
+    /// Mean wall time of a step, ms.
+    pub fn step_ms(&self) -> Option<f64> {
+        let mean = self.ranks().values().find_map(|fold| fold.typical().mean())?;
+        Some(mean.total()).filter(|ms| *ms > 0.0)
+    }
+
+    /// Notes something that a reader of the report must know.
+    pub fn note(&mut self, text: String) {
+        if self.notes.len() < MOST_NOTES {
+            self.notes.push(shortened(&text, 300));
+        }
+    }
+
+    /// Whether the ranks left records; otherwise progress events are all there is.
+    pub(super) fn has_steps(&self) -> bool {
+        self.steps.values().any(|fold| fold.last_step > 0)
+    }
+
+    /// The folded steps of each rank.
+    pub(super) fn ranks(&self) -> &BTreeMap<u32, Fold> {
+        if self.has_steps() { &self.steps } else { &self.progress }
+    }
+
+    /// Ranks of the job.
+    pub(super) fn world(&self) -> u32 {
+        let nodes = self.documents.plan.iter().flat_map(|plan| &plan.nodes);
+        let planned: usize = nodes.map(|node| node.processes.len()).sum();
+        let seen = [self.ranks(), &self.progress].map(|folds| folds.last_key_value().map_or(0, |(rank, _)| rank + 1));
+        let ready = self.events.ready.last_key_value().map_or(0, |(rank, _)| rank.saturating_add(1));
+        seen.into_iter().chain([ready, planned as u32]).max().unwrap_or_default()
+    }
+
+    /// The node and the process of a rank in the plan.
+    pub(super) fn planned(&self, rank: u32) -> Option<(&Node, &Process)> {
+        let nodes = self.documents.plan.iter().flat_map(|plan| &plan.nodes);
+        nodes.flat_map(|node| node.processes.iter().map(move |process| (node, process))).find(|(_, p)| p.rank == rank)
+    }
+
+    /// Everything that is missing or could not be read.
+    pub(super) fn gaps(&self) -> Vec<String> {
+        let mut gaps = self.notes.clone();
+        if self.events.unreadable > 0 {
+            gaps.push(format!("events.jsonl: {} lines cannot be read", self.events.unreadable));
+        }
+        let torn = self.steps.iter().filter(|(_, fold)| fold.unreadable > 0);
+        gaps.extend(
+            torn.take(MOST_NOTES)
+                .map(|(rank, fold)| format!("steps of rank {rank}: {} lines cannot be read", fold.unreadable)),
+        );
+        if self.has_steps() {
+            let without = |rank: &u32| self.steps.get(rank).is_none_or(|fold| fold.last_step == 0);
+            let missing: Vec<u32> = (0..self.world().min(MOST_RANKS as u32)).filter(without).collect();
+            if !missing.is_empty() {
+                gaps.push(format!("no record of the steps of ranks {}", switchyard_core::units::rank_list(missing)));
+            }
+        } else if !self.progress.is_empty() {
+            gaps.push(
+                "no record of single steps: the figures are means of the intervals of progress events, checkpoints are within `other`, \
+                 and what was hidden of an all-reduce is not known"
+                    .into(),
+            );
+        } else {
+            gaps.push("no record of steps and no progress events: no step is known".into());
+        }
+        gaps
+    }
+}
+
+/// Adds a step of a rank; of the first rank that has one the curves are kept too.
+fn add(folds: &mut BTreeMap<u32, Fold>, rank: u32, sample: &Sample) {
+    let first = folds.get(&rank).is_none_or(|fold| fold.last_step == 0);
+    let with_curves = first && folds.values().all(|fold| fold.curves.is_none());
+    if let Some(fold) = fold_of(folds, rank) {
+        if with_curves {
+            fold.curves = Some(Box::default());
+        }
+        fold.add(sample);
+    }
+}
+
+/// The fold of a rank; `None` for ranks that no job has.
+fn fold_of(folds: &mut BTreeMap<u32, Fold>, rank: u32) -> Option<&mut Fold> {
+    ((rank as usize) < MOST_RANKS).then(|| folds.entry(rank).or_default())
+}

@@ -1,0 +1,158 @@
+//! Bugs that the fault tests must catch, as edits of the source: the product knows nothing of them.
+//!
+//! The workspace is copied below the target folder, every edit is applied to the copy, and the program is built from there as
+//! `switchyard-planted`, in the same target folder and with the same crates of others. `SWITCHYARD_PLANTED` names the bug that is active; without it
+//! the program behaves like `switchyard`.
+
+use crate::{root, target};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Variable of the environment that names the active bug.
+pub const ACTIVE: &str = "SWITCHYARD_PLANTED";
+
+/// One bug: what is inserted in front of a text that occurs once in a file.
+struct Mutant {
+    name: &'static str,
+    file: &'static str,
+    /// Text of the product, as it is.
+    before: &'static str,
+    /// Rust that stands in front of it in the mutant; `bug!()` is true when the bug is active.
+    insert: &'static str,
+}
+
+const MUTANTS: [Mutant; 7] = [
+    Mutant {
+        name: "waits-for-zombies",
+        file: "src/plan/cluster/attempt.rs",
+        before: "    let strangers = objects_of(attempt, &mut actions);\n",
+        insert: "    if bug!() && attempt.snapshot.pods.iter().any(|pod| pod.attempt < attempt.number) {\n        \
+                 return Reconciliation { actions, ..Reconciliation::default() };\n    }\n",
+    },
+    Mutant {
+        name: "half-a-gang",
+        file: "src/plan/cluster/attempt.rs",
+        before: "    actions.extend(numbered.map(|(rank, _)| {\n",
+        insert: "    let numbered = numbered.filter(|_| !(bug!() && missing < attempt.pods.len()));\n",
+    },
+    Mutant {
+        name: "another-name",
+        file: "src/controller/apply/executor.rs",
+        before: "            Err(refusal) if refusal.cause == Cause::Exists => {\n",
+        insert: "            Err(refusal) if refusal.cause == Cause::Unreachable && bug!() => {\n                \
+                 let mut another = object.clone();\n                \
+                 another.meta_mut().name = Some(format!(\"{name}-again\"));\n                \
+                 let made = self.call(&what, api.create(&params, &another)).await?;\n                \
+                 Ok(Done::Written(kind, made.resource_version()))\n            }\n",
+    },
+    Mutant {
+        name: "name-is-taken",
+        file: "src/controller/apply/executor.rs",
+        before: "            Err(refusal) if refusal.cause == Cause::Exists => {\n",
+        insert: "            Err(refusal) if refusal.cause == Cause::Exists && bug!() => {\n                \
+                 let mut another = object.clone();\n                \
+                 another.meta_mut().name = Some(format!(\"{name}-again\"));\n                \
+                 let made = self.call(&what, api.create(&params, &another)).await?;\n                \
+                 Ok(Done::Written(kind, made.resource_version()))\n            }\n",
+    },
+    Mutant {
+        name: "forgets-promises",
+        file: "src/ledger/index.rs",
+        before: "        let before = self.usage.share(&pod.uid).filter(|_| promised.is_none() && !pod.gated);\n",
+        insert: "        let promised = promised.filter(|_| !bug!());\n",
+    },
+    Mutant {
+        name: "ghosts",
+        file: "src/controller/watch.rs",
+        before: "                for (_, metadata) in gone {\n",
+        insert: "                let gone = gone.filter(|_| !bug!());\n",
+    },
+    Mutant {
+        name: "forgets",
+        file: "src/controller/reconcile.rs",
+        before: "        let until = self.queue.failed(key);\n",
+        insert: "        if bug!() {\n            return Outcome::Refused;\n        }\n",
+    },
+];
+
+/// Edits the text of a file.
+///
+/// # Errors
+/// The text in front of which the bug belongs does not occur exactly once in the product.
+fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> {
+    let count = product.matches(mutant.before).count();
+    if count != 1 {
+        return Err(format!(
+            "{}: {} has {count} times {:?}; expected once: adapt tests/src/mutants.rs",
+            mutant.name, mutant.file, mutant.before
+        ));
+    }
+    let active = format!("(std::env::var(\"{ACTIVE}\").as_deref() == Ok(\"{}\"))", mutant.name);
+    let at = text.find(mutant.before).expect("invariant: only insertions");
+    Ok(format!("{}{}{}", &text[..at], mutant.insert.replace("bug!()", &active), &text[at..]))
+}
+
+/// Writes the mutants into a copy of the workspace and returns its folder. Files that have not changed keep their times.
+///
+/// # Panics
+/// A file cannot be read or written, or an edit does not fit.
+pub(crate) fn copy() -> PathBuf {
+    let folder = target().join("mutants");
+    let files = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output();
+    let files = String::from_utf8(files.expect("git ls-files").stdout).expect("names of files are UTF-8");
+    for file in files.lines().filter(|file| !file.starts_with("docs/results/")) {
+        let Ok(bytes) = fs::read(root().join(file)) else { continue };
+        let bytes = match String::from_utf8(bytes) {
+            Ok(text) => changed(file, text).unwrap_or_else(|fault| panic!("{fault}")).into_bytes(),
+            Err(error) => error.into_bytes(),
+        };
+        write(&folder.join(file), &bytes);
+    }
+    folder
+}
+
+/// The text of a file in the copy.
+fn changed(file: &str, product: String) -> Result<String, String> {
+    if file == "Cargo.toml" {
+        let named = "\n[[bin]]\nname = \"switchyard-planted\"\npath = \"src/main.rs\"\n";
+        return Ok(product + named);
+    }
+    let mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
+    mutants.fold(Ok(product.clone()), |text, mutant| edited(mutant, &product, &text?))
+}
+
+fn write(path: &Path, bytes: &[u8]) {
+    if fs::read(path).is_ok_and(|before| before == bytes) {
+        return;
+    }
+    let parent = path.parent().expect("a file lies in a folder");
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::write(path, bytes))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_edit_fits_the_product() {
+        for mutant in &MUTANTS {
+            let product = fs::read_to_string(root().join(mutant.file)).unwrap();
+            let text = edited(mutant, &product, &product).unwrap();
+            assert!(text.len() > product.len() && text.contains(mutant.name), "{}", mutant.name);
+        }
+    }
+
+    #[test]
+    fn an_edit_without_its_place_is_refused() {
+        for product in ["fn f() {}", "x\nx\n"] {
+            let mutant = Mutant { name: "m", file: "f.rs", before: "x\n", insert: "y\n" };
+            assert!(edited(&mutant, product, product).unwrap_err().contains("expected once"));
+        }
+    }
+}
