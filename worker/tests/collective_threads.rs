@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, as the mode SingleProcess runs them: nothing of a group belongs to the process.
+//! Ranks as threads of one process, as in the mode SingleProcess: nothing of a group belongs to the process.
 //!
 //! The other tests of collectives use threads as well where they can; these have several groups at the same time.
 
@@ -27,7 +27,7 @@ fn threads(change: fn(&mut GroupConfig), fail: bool) -> Vec<Option<Cause>> {
                 comm.bucket_mut(b).fill(value);
                 comm.start(b);
                 if fail && round == 20 && comm.rank() == 2 {
-                    // The thread of a rank ends in the middle: its communicator goes with it.
+                    // The thread of a rank ends in the middle, and its communicator is dropped with it.
                     return None;
                 }
             }
