@@ -35,7 +35,8 @@ use queue::Queue;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use switchyard_ledger::index::{Index, Key};
+use switchyard_ledger::index::Index;
+use switchyard_ledger::job::Key;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 

@@ -7,7 +7,7 @@ use kube::api::LogParams;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use switchyard_crds::names::TRAINER;
-use switchyard_ledger::index::Key;
+use switchyard_ledger::job::Key;
 use tokio::sync::watch::Receiver;
 use tracing::{debug, warn};
 

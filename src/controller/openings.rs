@@ -7,7 +7,7 @@ use super::Context;
 use super::logs::{Reader, Reads, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
-use switchyard_ledger::index::attempt_of;
+use switchyard_ledger::job::attempt_of;
 use switchyard_plan::cluster::transport::{self, Seen};
 use switchyard_plan::cluster::view::Phase;
 use switchyard_plan::objects;

@@ -9,7 +9,7 @@ use super::logs::{Reader, Reads, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_crds::Framework;
-use switchyard_ledger::index::attempt_of;
+use switchyard_ledger::job::attempt_of;
 use switchyard_plan::cluster::view::Phase;
 use switchyard_worker_contract::event::Summary;
 

@@ -5,17 +5,16 @@
 //! ```
 
 use super::Context;
-use super::metrics::Counts;
 use crate::apply::{Applied, Refusal, Retry};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus, conditions};
+use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::contention::Rules;
 use switchyard_ledger::devices::Devices;
-use switchyard_ledger::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
+use switchyard_ledger::index::{Family, Index, Unreadable};
+use switchyard_ledger::job::{Key, attempt_of, is_another_place, message_of, place_in, stage_of};
 use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
@@ -396,29 +395,4 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
 fn words_of(status: &TrainJobStatus) -> String {
     let conditions: Vec<_> = status.conditions.iter().map(|c| (&c.type_, &c.status, &c.reason, &c.message)).collect();
     format!("{:?}", (status.attempt, &status.restarts, &status.ready, &status.placement, conditions))
-}
-
-pub(super) fn stage_of(status: &TrainJobStatus) -> Option<&str> {
-    summary_of(status).map(|condition| condition.reason.as_str())
-}
-
-fn message_of(status: &TrainJobStatus) -> &str {
-    summary_of(status).map_or("", |condition| condition.message.as_str())
-}
-
-fn summary_of(status: &TrainJobStatus) -> Option<&Condition> {
-    status.condition(conditions::SUCCEEDED)
-}
-
-/// What the gauges show.
-pub(super) fn counts(index: &Index) -> Counts {
-    let mut counts = Counts::default();
-    for job in index.jobs.values() {
-        let stage = job.status.as_ref().and_then(stage_of).unwrap_or("New");
-        *counts.stages.entry(stage.to_string()).or_default() += 1;
-        let is_degraded = job.status.as_ref().is_some_and(|status| status.is(conditions::PLACEMENT_DEGRADED));
-        counts.degraded += usize::from(is_live(job) && is_degraded);
-    }
-    counts.nodes = index.usage.reports();
-    counts
 }

@@ -16,7 +16,8 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, labels};
-use switchyard_ledger::index::{Effect, Index, Key};
+use switchyard_ledger::index::{Effect, Index};
+use switchyard_ledger::job::Key;
 use switchyard_plan::objects::{CLAIM, observed_content};
 use tracing::{debug, info, warn};
 

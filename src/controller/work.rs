@@ -1,11 +1,11 @@
 //! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
 
 use super::election::{self, Candidate, boot_time};
-use super::metrics::Metrics;
+use super::metrics::{Counts, Metrics};
 use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, logs, openings, policies, progress, reconcile, watch};
+use super::{Context, Error, Settings, logs, openings, policies, progress, watch};
 use crate::apply::Executor;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -63,7 +63,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         gauges: Arc::new({
             let context = context.clone();
             move || {
-                let counts = reconcile::counts(&context.index());
+                let counts = Counts::of(&context.index());
                 context.metrics.gauges(&counts, context.queue.depth(), context.leads());
             }
         }),

@@ -2,7 +2,9 @@
 //! here is what they are applied to.
 
 use crate::devices::taker;
-use crate::index::{Index, Key, attempt_of, is_live, placement_of};
+use crate::index::Index;
+use crate::job::{Key, attempt_of, is_live, placement_of};
+use crate::reservation::Reservation;
 use crate::usage::{Share, Usage, Without};
 use jiff::Timestamp;
 use switchyard_core::quantity::Resources;
@@ -14,20 +16,6 @@ use switchyard_plan::cluster::view;
 use switchyard_plan::objects::{self, CLAIM, Defaults};
 use switchyard_plan::resources;
 use switchyard_plan::{self as plan, ValidJob};
-
-/// What the head of the queue holds.
-#[derive(Debug)]
-pub struct Reservation {
-    uid: String,
-    turn: Turn,
-    nodes: Vec<PlacedNode>,
-}
-
-impl Reservation {
-    fn takers(&self) -> impl Iterator<Item = String> {
-        (0..self.nodes.len()).map(|rank| format!("held/{}/{rank}", self.uid))
-    }
-}
 
 /// Settings of the operator that decide about places.
 #[derive(Debug, Clone, Copy)]

@@ -2,32 +2,22 @@
 //!
 //! Plain data: `apply` and `delete` take objects in, and say which jobs have to be looked at. It knows no client and no clock.
 
-use crate::contention::Reservation;
+mod claims;
+
 use crate::devices::Devices;
+use crate::job::{Key, attempt_of, key_of, placement_of};
 use crate::own_writes::OwnWrites;
+use crate::reservation::Reservation;
 use crate::usage::{Share, Usage};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, TrainJobStatus, conditions, labels};
+use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use switchyard_worker_contract::event::Summary;
-
-/// Namespace and name of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    pub namespace: String,
-    pub name: String,
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 /// A job that cannot be read, and why.
 #[derive(Debug, Clone)]
@@ -373,36 +363,6 @@ impl Index {
         }
         placement.nodes.get(pod.node_rank as usize)
     }
-}
-
-/// Number of the attempt that a job is in.
-pub fn attempt_of(job: &TrainJob) -> u32 {
-    job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs()
-}
-
-/// Neither complete nor failed.
-pub fn is_live(job: &TrainJob) -> bool {
-    !switchyard_plan::cluster::is_over(job)
-}
-
-/// The place of a job that has one now.
-pub fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
-    place_in(job.status.as_ref()?)
-}
-
-/// The place that a job with this status has.
-pub fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
-    let is_over = status.is(conditions::COMPLETE) || status.is(conditions::FAILED);
-    status.placement.as_ref().filter(|_| status.is(conditions::PLACED) && !is_over)
-}
-
-/// Whether a job has another place by its next status. A gang that starts again where it was has none in between.
-pub fn is_another_place(job: &TrainJob, next: &TrainJobStatus) -> bool {
-    placement_of(job) != place_in(next)
-}
-
-pub fn key_of(metadata: &ObjectMeta) -> Key {
-    Key { namespace: metadata.namespace.clone().unwrap_or_default(), name: metadata.name.clone().unwrap_or_default() }
 }
 
 fn label(metadata: &ObjectMeta, name: &str) -> Option<String> {

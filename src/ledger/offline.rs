@@ -1,7 +1,8 @@
 //! A cluster as a list of objects, looked at as the controller looks at it: what it would decide, and why. No client, no clock.
 
 use crate::contention::{Asker, Rules};
-use crate::index::{Index, Key, attempt_of, key_of};
+use crate::index::Index;
+use crate::job::{Key, attempt_of, key_of};
 use crate::usage::Without;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
