@@ -53,7 +53,7 @@ pub struct Settings {
     pub election: Option<Timing>,
     /// Only TrainJobs of this namespace; `None`: of all.
     pub watch_namespace: Option<String>,
-    /// Jobs looked at at a time.
+    /// Jobs reconciled at a time.
     pub concurrent_reconciles: usize,
     /// Settings that show in objects.
     pub defaults: Defaults,
@@ -89,7 +89,7 @@ impl Context {
     }
 }
 
-/// What ends the controller before it is told to stop.
+/// What ends the controller before it is asked to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kubeconfig cannot be used.

@@ -152,7 +152,7 @@ impl Metrics {
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
 
-    /// One look at a job has ended.
+    /// One reconcile has ended.
     pub fn reconciled(&self, outcome: &'static str, took: Duration) {
         self.reconciles.get_or_create(&[("outcome", outcome.into())]).inc();
         self.reconcile.observe(took.as_secs_f64());
@@ -189,7 +189,7 @@ impl Metrics {
         self.rescues.inc();
     }
 
-    /// A policy was looked at.
+    /// An admission policy was checked.
     pub fn policy(&self, name: &str, is_missing: bool) {
         self.policies_missing.get_or_create(&[("policy", name.to_string().into())]).set(is_missing.into());
     }
@@ -383,7 +383,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
         }
-        // A stage without jobs is not told any more.
+        // A stage without jobs is not exported any more.
         metrics.gauges(&Counts::default(), (0, Duration::ZERO), false);
         assert!(!metrics.text().contains("switchyard_jobs{"));
     }

@@ -78,7 +78,7 @@ impl Reader for Openings {
     }
 }
 
-/// Keeps what a pod reported, and reconciles its job if that is news.
+/// Keeps what a pod reported, and reconciles its job if that is new.
 fn keep(context: &Context, source: &Source<Ranks>, seen: Seen) {
     let mut index = context.index();
     let Some(family) = index.families.get_mut(&source.job) else { return };

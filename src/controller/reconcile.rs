@@ -1,4 +1,4 @@
-//! One look at one job: snapshot, plan, apply, status.
+//! One reconcile of one job: snapshot, plan, apply, status.
 //!
 //! ```text
 //! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
@@ -23,10 +23,10 @@ use switchyard_plan::cluster::{self, Action, Reconciliation, Snapshot};
 use switchyard_plan::objects::CLAIM;
 use tracing::{debug, info, warn};
 
-/// A job that somebody else fights over is looked at again this soon at the latest.
+/// A job with a conflict is reconciled again after this time at the latest.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How a look ended.
+/// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Outcome {
     /// Nothing to do.
@@ -46,12 +46,12 @@ struct Planned {
     plan: Reconciliation,
     /// Some creates wait for a pause to end.
     held: Option<Instant>,
-    /// Somebody undoes what is written.
+    /// Another writer undoes what is written.
     fights: bool,
 }
 
 impl Context {
-    /// Looks at a job.
+    /// Reconciles a job.
     pub(super) async fn reconcile(&self, key: &Key) -> Outcome {
         let unreadable = self.index().unreadable.get(key).cloned();
         if let Some(job) = unreadable {
@@ -72,7 +72,7 @@ impl Context {
         self.carry_out(key, planned).await
     }
 
-    /// Says of a job that it cannot be read: in the log, and in its status unless the server does not take that of such a job either.
+    /// Reports that a job cannot be read: in the log, and in its status unless the server refuses that as well.
     async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
         if job.told {
             return Outcome::Quiet;
@@ -88,7 +88,7 @@ impl Context {
         self.ended(key, None, written.err())
     }
 
-    /// Makes the plan, under the lock: what it decides is taken into account by the next one.
+    /// Plans under the lock, so that the next plan knows what this one decided.
     fn plan(&self, key: &Key) -> Result<Option<Planned>, Instant> {
         let (now, instant) = (Timestamp::now(), Instant::now());
         let mut guard = self.index();
@@ -120,7 +120,7 @@ impl Context {
             format!("somebody undoes what this controller writes: {what}; it is written again every few seconds")
         });
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
-        // Looked at without what does not stand in the way of this job.
+        // Without the shares that do not stand in the way of this job.
         let usage = Without::new(&mut index.usage, &aside);
         let actual = actual(&job, family, &index.devices, &usage);
         let snapshot = Snapshot {
@@ -174,7 +174,7 @@ impl Context {
             self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
         }
         if fights {
-            // Should there be peace by then, the status says so.
+            // If the conflict has ended by then, the status says so.
             self.queue.add(key.clone(), Instant::now() + own_writes::PEACE);
         }
         if let Some(until) = held {
@@ -218,7 +218,7 @@ impl Context {
         } else if plan.waiting {
             self.tell(&job, plan.events).await;
         }
-        // What waits for a pause has not gone well yet.
+        // A write that still waits for its backoff has not succeeded yet.
         if refusal.is_none() && held.is_some() {
             return outcome;
         }
@@ -239,7 +239,7 @@ impl Context {
         for uid in applied.deleted {
             family.own.deletes(uid, now);
         }
-        // What is only out of date is planned anew, and told to nobody.
+        // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
         family.trouble = told.as_ref().map(ToString::to_string);
         told.or_else(|| applied.refusals.into_iter().next())
@@ -279,7 +279,7 @@ impl Context {
         Ok(())
     }
 
-    /// What follows from how it ended.
+    /// Schedules what follows from the outcome.
     fn ended(&self, key: &Key, uid: Option<&str>, refusal: Option<Refusal>) -> Outcome {
         let Some(refusal) = refusal else {
             self.queue.succeeded(key);
@@ -287,8 +287,8 @@ impl Context {
         };
         self.metrics.refused(refusal.cause);
         if refusal.cause.retry() == Retry::OnChange {
-            debug!(job = %key, error = %refusal, "out of date; planned anew");
-            // The change is on its way; should it not come, it is asked for.
+            debug!(job = %key, error = %refusal, "out of date; planned again");
+            // The change is on its way; if it does not arrive, this asks for it.
             self.queue.add(key.clone(), Instant::now() + SECOND);
             return Outcome::Refused;
         }

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::watch::{Receiver, channel};
 use tracing::{Instrument, debug, info, info_span, warn};
 
-/// How often every job is looked at although nothing happened. Nothing should be found: `rescues` counts.
+/// How often every job is reconciled without a change. It should find nothing to do; `rescues` counts when it does.
 const RESYNC: Duration = Duration::from_secs(600);
 /// Work that has begun may end after the order to stop.
 const LAST_WORK: Duration = Duration::from_secs(10);
@@ -102,7 +102,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     Ok(())
 }
 
-/// Looks at jobs that are due, for ever.
+/// Reconciles jobs that are due, until it is stopped.
 async fn work(context: &Context, running: &Arc<Semaphore>) {
     let mut leading = context.leading.clone();
     loop {
@@ -111,7 +111,7 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
             context.health.tick();
             let _ = tokio::time::timeout(TICK, leading.changed()).await;
         }
-        // Whatever changed while somebody else led, or nobody.
+        // Whatever changed while another controller led, or none.
         context.look_at_all();
         let mut resync = Instant::now() + RESYNC;
         while leading.now() {

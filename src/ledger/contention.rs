@@ -1,5 +1,5 @@
-//! Jobs that compete for room: who is at the head of the queue, what it holds, who gives way to it. The rules are `plan::cluster::turn`'s;
-//! here is what they are applied to.
+//! Jobs that compete for room: which job is at the head of the queue, what it reserves, and which jobs it preempts. The rules are those of
+//! `plan::cluster::turn`; this applies them to the index.
 
 use crate::devices::taker;
 use crate::index::Index;
@@ -110,7 +110,7 @@ impl Index {
         Some(format!("{count} {verb} held for {name}, which is ahead in the queue"))
     }
 
-    /// A gang that starts again holds the GPUs of its nodes, until it is known that it finds no place. Answers whether it gave some back.
+    /// A gang that restarts keeps the GPUs of its nodes until it is known that it cannot be placed. Returns whether it released some.
     pub fn hold_holes(&mut self, uid: &str) -> bool {
         let wanted = self.job_of(uid).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
             let status = job.status.as_ref()?;
@@ -133,7 +133,7 @@ impl Index {
         freed
     }
 
-    /// A job found a place, or looks for none: it holds nothing any more. Answers whether it did.
+    /// A job was placed, or no longer waits: it releases what it held. Returns whether it held anything.
     pub fn waits_no_more(&mut self, uid: &str) -> bool {
         if let Some(family) = self.families.get_mut(uid) {
             family.hopeless = false;
@@ -175,7 +175,7 @@ impl Index {
         victims
     }
 
-    /// Gives back what a job holds. Answers whether it held anything.
+    /// Gives back what a job holds. Returns whether it held anything.
     fn release(&mut self, uid: &str) -> bool {
         let Some(held) = self.reservation.take_if(|held| held.uid == uid) else { return false };
         for taker in held.takers() {

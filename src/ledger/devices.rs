@@ -29,7 +29,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// A slice appeared or changed. Answers whether that changes what can be placed.
+    /// A slice appeared or changed. Returns whether that changes what can be placed.
     pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str, usage: &mut Usage) -> bool {
         let name = slice.metadata.name.clone().unwrap_or_default();
         let Some(node) = slice.spec.node_name.clone().filter(|_| slice.spec.driver == driver) else {
@@ -78,7 +78,7 @@ impl Devices {
         self.forget(name, None, usage)
     }
 
-    /// A claim appeared or changed. Answers whether devices became free.
+    /// A claim appeared or changed. Returns whether devices became free.
     pub fn apply_claim(&mut self, claim: &ResourceClaim, usage: &mut Usage) -> bool {
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());

@@ -33,7 +33,7 @@ pub struct Unreadable {
 pub struct Slot {
     pub attempt: u32,
     pub node_rank: u32,
-    /// Name of the pod: somebody may have made another one with the labels of ours.
+    /// Name of the pod: somebody else may have created another one with our labels.
     pub name: String,
 }
 
@@ -93,7 +93,7 @@ pub struct Index {
 /// What a change means.
 #[derive(Debug, Default)]
 pub struct Effect {
-    /// Jobs to look at.
+    /// Jobs to reconcile.
     pub jobs: BTreeSet<Key>,
     /// There may be room for those that wait.
     pub room: bool,
@@ -148,7 +148,7 @@ impl Index {
         self.saw("TrainJob", metadata);
         let key = key_of(metadata);
         let version = metadata.resource_version.clone().unwrap_or_default();
-        // Our own write comes back as a change: that it is told already must not be told again.
+        // Our own write comes back as a change and must not be reported twice.
         let told = self.unreadable.get(&key).is_some_and(|before| before.told && before.why == why);
         self.unreadable.insert(key.clone(), Unreadable { version, why, told });
         let jobs = if told { BTreeSet::new() } else { BTreeSet::from([key]) };
@@ -210,7 +210,7 @@ impl Index {
         if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
             family.pods.remove(&before);
         }
-        // Only what the plan reads is news; a version alone is not.
+        // Only what the plan reads counts as a change; a new version alone does not.
         let is_news = family.pods.get_mut(&slot).is_none_or(|before| {
             before.version.clone_from(&next.version);
             *before != next
@@ -323,7 +323,7 @@ impl Index {
         self.recount(uid);
     }
 
-    /// Counts anew what the pods of a job take. Answers whether something became free.
+    /// Recounts what the pods of a job take. Returns whether something became free.
     fn recount(&mut self, job: &str) -> bool {
         let slots: Vec<_> =
             self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();

@@ -18,7 +18,7 @@ use switchyard_plan::cluster::{NoPlace, is_over};
 use switchyard_plan::objects::{CLAIM, Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
-/// Kinds that decide about places; others are not looked at.
+/// Kinds that matter for placement; others are ignored.
 pub const KINDS: [&str; 7] =
     ["Node", "Pod", "TrainJob", "GPUTopology", "ResourceSlice", "ResourceClaim", "PriorityClass"];
 
@@ -75,7 +75,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The same, looked at from this namespace in place of `default`.
+    /// The same, with this namespace instead of `default`.
     #[must_use]
     pub fn from_namespace(self, namespace: String) -> Cluster {
         Cluster { namespace, ..self }
@@ -215,7 +215,7 @@ impl Cluster {
         self.index.apply_pod(&made);
     }
 
-    /// Gives a place to a job: what is looked at later finds it taken.
+    /// Places a job: for later questions its resources are taken.
     pub fn settle(&mut self, job: &TrainJob, placed: &Placed) {
         let Ok(valid) = validate(job) else { return };
         let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Longest wait for the cache. A watch that is this late is started again by its own timeout.
+/// Longest wait for the cache. A watch that is this late is restarted by its own timeout.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// First pause in a fight; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub enum Cache {
     Behind { until: Instant },
 }
 
-/// Somebody undoes what we do.
+/// Another writer undoes what this process writes.
 #[derive(Debug, Clone)]
 struct Fight {
     /// What is undone.
@@ -88,7 +88,7 @@ impl OwnWrites {
 
     /// Records that an object is about to be made (or set right) in an attempt. Returns whether that was recorded before.
     pub fn record_made(&mut self, attempt: u32, name: String) -> bool {
-        // Attempts only grow; a lower number was written by somebody else.
+        // Attempts only grow; a lower number comes from another writer.
         if self.made.0 < attempt {
             self.made = (attempt, BTreeSet::new());
         }
@@ -106,7 +106,7 @@ impl OwnWrites {
         self.said = Some(words);
     }
 
-    /// Whether somebody changed the status: it says something else than when it was written last.
+    /// Whether another writer changed the status since it was last written here.
     pub fn is_changed(&self, words: &str) -> bool {
         self.said.as_ref().is_some_and(|said| said != words)
     }
@@ -136,7 +136,7 @@ impl OwnWrites {
         Ok(())
     }
 
-    /// What somebody undoes, again and again.
+    /// What another writer keeps undoing.
     pub fn fights(&self, now: Instant) -> Option<&str> {
         let goes_on = |fight: &&Fight| fight.pause > FIRST_PAUSE && now.duration_since(fight.last) < PEACE;
         self.fight.as_ref().filter(goes_on).map(|fight| fight.what.as_str())

@@ -8,7 +8,7 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::view::NodeView;
 
-/// Nodes and who takes what on them.
+/// Nodes, and what is taken on each of them.
 #[derive(Debug, Default)]
 pub struct Usage {
     nodes: BTreeMap<String, NodeView>,
@@ -23,7 +23,7 @@ pub struct Usage {
     shapes: Shapes,
 }
 
-/// What somebody takes on a node.
+/// What a taker (a pod, a claim, a reservation) holds on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Share {
     /// The node.
@@ -102,7 +102,7 @@ impl Usage {
         &self.nodes
     }
 
-    /// A node appeared or changed. Answers whether there may be more room than before.
+    /// A node appeared or changed. Returns whether there may be more room than before.
     pub fn set_node(&mut self, mut view: NodeView) -> bool {
         let name = view.facts.name.clone();
         view.free = view.allocatable.clone();
@@ -120,7 +120,7 @@ impl Usage {
         self.nodes.remove(name);
     }
 
-    /// Somebody takes this; `None`: nothing (any more). Answers whether something became free.
+    /// Sets what a taker holds; `None`: nothing any more. Returns whether something became free.
     pub fn set_share(&mut self, taker: &str, share: Option<Share>) -> bool {
         if self.shares.get(taker) == share.as_ref() {
             return false;
@@ -147,12 +147,12 @@ impl Usage {
         freed.is_some()
     }
 
-    /// What somebody takes.
+    /// What a taker holds.
     pub fn share(&self, taker: &str) -> Option<&Share> {
         self.shares.get(taker)
     }
 
-    /// The agent of a node reported. Answers whether that changes what can be placed there.
+    /// The agent of a node reported. Returns whether that changes what can be placed there.
     pub fn set_report(&mut self, name: &str, report: Result<&GPUTopology, String>) -> bool {
         let name = name.to_string();
         let status = report.as_ref().ok().and_then(|report| report.status.as_ref());
@@ -201,7 +201,7 @@ impl Usage {
         uses.iter().filter(is_theirs).map(|used| used.device.clone()).collect()
     }
 
-    /// A slice offers these GPUs of a node for claims; empty: none. Answers whether that is new.
+    /// A slice offers these GPUs of a node for claims; empty: none. Returns whether that is new.
     pub fn set_offer(&mut self, slice: &str, node: &str, uuids: Vec<String>) -> bool {
         let offers = self.offers.entry(node.to_string()).or_default();
         let is_new = offers.get(slice).map_or(!uuids.is_empty(), |before| *before != uuids);
@@ -217,7 +217,7 @@ impl Usage {
         is_new
     }
 
-    /// Counts anew which GPUs of a node are whose.
+    /// Recomputes which GPUs of a node are in use.
     fn refresh(&mut self, name: &str) {
         let Some(view) = self.nodes.get_mut(name) else { return };
         let report = self.reports.get(name);
