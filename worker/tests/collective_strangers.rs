@@ -45,7 +45,7 @@ fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
         assert!(text.contains("expects 3 ranks"), "{text}");
         // A newer attempt waits for the older one to end.
         let text = intruder(&|c| c.attempt = 2);
-        assert!(text.contains("older attempt is still there"), "{text}");
+        assert!(text.contains("older attempt is still running"), "{text}");
         let one = scope.spawn(move || Communicator::connect(&config(1, 2, port), &[8], &Options::default()).unwrap());
         let (one, (zero, refusals, late)) = (one.join().unwrap(), zero.join().unwrap());
         assert!(refusals.iter().any(|text| text.contains("wrong job token")), "{refusals:?}");
