@@ -40,12 +40,12 @@ fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
         let text = intruder(&|c| c.attempt = 0);
         assert!(text.contains("attempt 0 is over, this is attempt 1"), "{text}");
         let text = intruder(&|c| c.job = "other".to_owned());
-        assert!(text.contains("be of one job"), "{text}");
+        assert!(text.contains("belong to the same job"), "{text}");
         let text = intruder(&|c| c.num_nodes = 3);
         assert!(text.contains("expects 3 ranks"), "{text}");
         // A newer attempt waits for the older one to end.
         let text = intruder(&|c| c.attempt = 2);
-        assert!(text.contains("older attempt is still there"), "{text}");
+        assert!(text.contains("older attempt is still running"), "{text}");
         let one = scope.spawn(move || Communicator::connect(&config(1, 2, port), &[8], &Options::default()).unwrap());
         let (one, (zero, refusals, late)) = (one.join().unwrap(), zero.join().unwrap());
         assert!(refusals.iter().any(|text| text.contains("wrong job token")), "{refusals:?}");

@@ -70,7 +70,7 @@ fn a_failing_thread_ends_its_own_group_only() {
             assert_eq!(causes[2], None);
             for rank in [0, 1, 3] {
                 let cause = causes[rank].as_ref().unwrap();
-                assert_eq!((cause.origin_rank, cause.text.as_str()), (2, "gave up without a word"), "{causes:?}");
+                assert_eq!((cause.origin_rank, cause.text.as_str()), (2, "gave up without saying why"), "{causes:?}");
             }
         }
         for group in healthy {

@@ -222,7 +222,11 @@ fn arrays_that_are_no_samples() {
         "columns first",
     );
     directory.write("x.safetensors", "no tensors");
-    says(&data(Source::SafeTensors(files(&directory.path("x.safetensors")))), &Task::Classify, &["no safetensors"]);
+    says(
+        &data(Source::SafeTensors(files(&directory.path("x.safetensors")))),
+        &Task::Classify,
+        &["other than safetensors"],
+    );
 }
 
 #[test]
