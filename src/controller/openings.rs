@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use switchyard_ledger::index::{Key, attempt_of};
 use switchyard_plan::cluster::transport::{self, Seen};
 use switchyard_plan::cluster::view::Phase;
-use switchyard_plan::objects;
+use switchyard_plan::job::processes_per_node;
 use tokio::sync::watch::Receiver;
 use tracing::warn;
 
@@ -92,8 +92,7 @@ fn sources(context: &Context) -> Vec<Source> {
     let index = context.index();
     let mut found = Vec::new();
     for (key, job) in &index.jobs {
-        let per_node =
-            job.spec.trainer.num_proc_per_node.map_or(objects::gpus(job).max(1), |count| count.unsigned_abs());
+        let per_node = processes_per_node(job);
         if !transport::wants_logs(job, per_node) {
             continue;
         }

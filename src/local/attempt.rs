@@ -16,7 +16,7 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
-use switchyard_plan::Plan;
+use switchyard_plan::local::LocalPlan;
 use switchyard_plan::restart::Ending;
 use switchyard_worker_contract::event::{Event, Finished, Ready};
 use switchyard_worker_contract::exit::Exit;
@@ -96,7 +96,7 @@ impl Signals {
 
 /// Starts every process of `plan` and stays until all have ended.
 pub(super) async fn run(
-    plan: &Plan,
+    plan: &LocalPlan,
     worker: &Worker,
     listener: TcpListener,
     run_dir: &RunDir,
@@ -136,7 +136,7 @@ pub(super) async fn run(
 
 /// The processes of an attempt and what is known of it.
 struct Group<'a> {
-    plan: &'a Plan,
+    plan: &'a LocalPlan,
     processes: Vec<Process>,
     events: LogFile,
     fold: Fold,

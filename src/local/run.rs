@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_plan::local::{LocalPlan, LocalSnapshot, PlannedNode, Refusal, plan};
 use switchyard_plan::restart::{Cause, Decision, End, decide};
 use switchyard_plan::status::{Figures, Observed, status};
-use switchyard_plan::{Plan, PlannedNode, Refusal, Snapshot, plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
@@ -115,7 +115,7 @@ pub async fn run(
     let mut signals = Signals::listen()?;
     let nodes = std::slice::from_ref(machine);
     let plan_attempt = |attempt: u32, rendezvous: &str| {
-        plan(&Snapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text() })
+        plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text() })
     };
     // The address is not known before the attempt; everything else of the plan is.
     let first = plan_attempt(1, "127.0.0.1:0")?;
@@ -189,7 +189,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// Writes the status at this stage of the attempt that `plan` is for.
-    fn write(&mut self, stage: Stage, message: String, plan: &Plan) -> Result<(), RunDirError> {
+    fn write(&mut self, stage: Stage, message: String, plan: &LocalPlan) -> Result<(), RunDirError> {
         let observed = Observed {
             stage,
             message,
@@ -210,7 +210,7 @@ impl Run<'_> {
         mut self,
         end: End,
         ended: Ended,
-        plan: &Plan,
+        plan: &LocalPlan,
         inspection: &Inspection,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
@@ -256,7 +256,7 @@ impl Run<'_> {
 /// Writes the status beside what the observer sees.
 struct Recorder<'a, 'b> {
     run: &'a mut Run<'b>,
-    plan: &'a Plan,
+    plan: &'a LocalPlan,
     observer: &'a mut dyn Observer,
     /// Time of the last status that only had new figures.
     written: Option<Instant>,
@@ -290,7 +290,7 @@ fn summary(cause: &RootCause) -> String {
 }
 
 /// Compares what the ranks will allocate with the job's limit and the machine.
-fn check_memory(plan: &Plan, inspection: &Inspection, machine: &GPUTopology) -> Result<(), RunError> {
+fn check_memory(plan: &LocalPlan, inspection: &Inspection, machine: &GPUTopology) -> Result<(), RunError> {
     let of_node = |node: &PlannedNode| node.processes.iter().map(|process| u64::from(process.ranks)).sum::<u64>();
     let per_node = plan.nodes.iter().map(of_node).max().unwrap_or(1);
     let fraction = plan.engine.memory.fraction;

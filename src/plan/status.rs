@@ -1,6 +1,6 @@
 //! The status of a job from what was observed: conditions, placement, figures. Pure.
 
-use super::Plan;
+use crate::local::LocalPlan;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};
@@ -23,7 +23,7 @@ pub struct Observed<'a> {
     /// Start of the first attempt.
     pub start: Option<Timestamp>,
     /// The plan of the current attempt.
-    pub plan: Option<&'a Plan>,
+    pub plan: Option<&'a LocalPlan>,
     /// Why there is no placement.
     pub not_placeable: Option<String>,
     /// The last figures.
@@ -139,7 +139,7 @@ pub fn status(observed: &Observed<'_>, previous: Option<&TrainJobStatus>, now: T
     }
 }
 
-fn placement(plan: &Plan) -> PlacementStatus {
+fn placement(plan: &LocalPlan) -> PlacementStatus {
     PlacementStatus {
         reason: plan.reason.clone(),
         nodes: plan

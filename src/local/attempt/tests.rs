@@ -4,12 +4,12 @@ use super::*;
 use std::os::unix::fs::PermissionsExt;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
-use switchyard_plan::{self as plan, Snapshot};
+use switchyard_plan::local::{self, LocalPlan, LocalSnapshot};
 use switchyard_worker_contract::config::Transport;
 use switchyard_worker_contract::event::{Failure, Item, Progress};
 
 /// One process with two ranks.
-fn planned() -> Plan {
+fn planned() -> LocalPlan {
     let document = serde_json::json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "one"},
         "spec": {"trainer": {"numProcPerNode": 2}, "topologyPolicy": {"mode": "Ignored"}, "engine": {
@@ -24,7 +24,7 @@ fn planned() -> Plan {
     machine.status =
         Some(GPUTopologyStatus { cpus: Some(cpus), numa_nodes: vec![numa], ..GPUTopologyStatus::default() });
     let nodes = [machine];
-    plan::plan(&Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" })
+    local::plan(&LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" })
         .unwrap()
 }
 

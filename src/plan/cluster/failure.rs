@@ -108,10 +108,9 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
 }
 
 fn gone(attempt: &Attempt<'_>, rank: u32) -> Failure {
-    let job = attempt.snapshot.job.metadata.name.as_deref().unwrap_or_default();
     Failure {
         class: Class::Infrastructure,
-        pod: format!("{job}-{}-{rank}", attempt.number),
+        pod: attempt.valid.pod_name(attempt.number, rank),
         node: None,
         code: None,
         cause: "the pod was deleted".into(),

@@ -3,8 +3,7 @@
 use super::Defaults;
 use super::pod::{CONFIG, KEY, Place, mounted};
 use crate::frameworks::{self, Entry, Seat, Source};
-use crate::{Invalid, ValidJob};
-use k8s_openapi::api::core::v1::{Container, PodSpec};
+use crate::job::{Invalid, ValidJob, trainer};
 use std::collections::BTreeSet;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
@@ -31,11 +30,6 @@ pub enum MergeConflict {
         /// What follows for the job.
         consequence: &'static str,
     },
-}
-
-/// The container that trains, if the template has it.
-pub(super) fn trainer_of(spec: &PodSpec) -> Option<&Container> {
-    spec.containers.iter().find(|container| container.name == TRAINER)
 }
 
 /// Every setting of the template that is not taken, and every variable of the framework that the user has decided.
@@ -82,7 +76,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             }
         }
     }
-    let Some(trainer) = trainer_of(spec) else { return found };
+    let Some(trainer) = trainer(spec) else { return found };
     let at = |field: &str| format!("spec.containers[{TRAINER}].{field}");
     if let (Some(theirs), Some(ours)) = (&trainer.image, &job.spec.trainer.image)
         && theirs != ours
@@ -152,7 +146,7 @@ fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
     };
     let asked = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
-    let of_template = spec.and_then(trainer_of).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
+    let of_template = spec.and_then(trainer).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
     let of_template = of_template.map(|entry| ("spec.template.spec.containers[trainer]", &entry.name));
     asked
         .chain(of_template)
@@ -170,7 +164,7 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
         found.push(Invalid { field, got, expected: expected.to_string() });
     };
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.clone()).unwrap_or_default();
-    let image = trainer_of(&spec).and_then(|trainer| trainer.image.as_ref()).or(job.spec.trainer.image.as_ref());
+    let image = trainer(&spec).and_then(|trainer| trainer.image.as_ref()).or(job.spec.trainer.image.as_ref());
     if job.spec.trainer.framework != Framework::Switchyard && image.is_none() {
         let field = "spec.trainer.image".to_string();
         let expected = format!("an image: with framework {:?} there is no default", job.spec.trainer.framework);

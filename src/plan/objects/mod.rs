@@ -20,7 +20,7 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{claim, gpus};
+pub use claim::claim;
 pub use fabric::fabric_config;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod};
@@ -230,15 +230,10 @@ fn config_name(valid: &ValidJob, attempt: u32) -> String {
     format!("{}-{attempt}", valid.name)
 }
 
-/// Name of a pod, and of its claim.
-fn pod_name(valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
-    format!("{}-{attempt}-{node_rank}", valid.name)
-}
-
 /// The name by which other pods of the job find one, through its Service; with more than one node only.
 pub(crate) fn pod_host(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
     let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
-    format!("{}.{}.{namespace}.svc", pod_name(valid, attempt, node_rank), valid.name)
+    format!("{}.{}.{namespace}.svc", valid.pod_name(attempt, node_rank), valid.name)
 }
 
 /// Whether the name is that of an object that belongs to this attempt.

@@ -1,12 +1,12 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
-use super::merge::trainer_of;
-use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, pod_name, rendezvous_port};
-use crate::{EnvEntry, ValidJob, frameworks};
+use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, rendezvous_port};
+use crate::frameworks;
+use crate::job::{EnvEntry, ValidJob, identity, set_devices, trainer, trainer_mut};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
-    PodSchedulingGate, PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
-    SecurityContext, Volume, VolumeMount,
+    PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
+    VolumeMount,
 };
 use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
@@ -30,9 +30,8 @@ const GRACE_SECONDS: i64 = 30;
 
 /// The pod of a node of an attempt, gated.
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
-    let template = job.spec.template.clone().unwrap_or_default();
-    let theirs = template.metadata.unwrap_or_default();
-    let name = pod_name(valid, attempt, node_rank);
+    let theirs = job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
+    let name = valid.pod_name(attempt, node_rank);
     let mut meta = metadata(job, valid, name.clone());
     let first_rank = node_rank * valid.request.processes_per_node;
     let ours = meta.labels.take().unwrap_or_default();
@@ -48,7 +47,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     meta.annotations = theirs.annotations;
     let annotations = meta.annotations.get_or_insert_default();
     annotations.entry("kubectl.kubernetes.io/default-container".into()).or_insert_with(|| TRAINER.into());
-    let mut spec = template.spec.unwrap_or_default();
+    let mut spec = valid.pod.spec.clone();
     let place = Place { job, valid, defaults, attempt, node_rank };
     if valid.request.nodes > 1 {
         spec.hostname = Some(name);
@@ -70,14 +69,14 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     if let Some(networks) = fabric::networks(&spec, &place) {
         annotations.entry(NETWORKS.into()).or_insert_with(|| networks.into());
     }
-    claim::attach(&mut spec, job, &pod_name(valid, attempt, node_rank));
+    claim::attach(&mut spec, job, &valid.pod_name(attempt, node_rank));
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
 }
 
 /// Says which port the pod takes of its node, so that the scheduler sees it.
 fn declare_port(spec: &mut PodSpec, port: u16) {
-    let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+    let Some(trainer) = trainer_mut(spec) else { return };
     let ports = trainer.ports.get_or_insert_default();
     if !ports.iter().any(|own| own.container_port == i32::from(port)) {
         let (container_port, host_port) = (port.into(), Some(port.into()));
@@ -154,7 +153,7 @@ impl Place<'_> {
             };
             ours.push(Volume { name: KEY.into(), secret: Some(secret), ..Volume::default() });
         }
-        let is_mounted = trainer_of(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
+        let is_mounted = trainer(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
         let has_own = spec.volumes.iter().flatten().any(|volume| volume.name == RUN);
         if self.is_ours() && !is_mounted && !has_own {
             let empty = EmptyDirVolumeSource::default();
@@ -164,10 +163,7 @@ impl Place<'_> {
     }
 
     fn trainer(&self, spec: &mut PodSpec) {
-        if trainer_of(spec).is_none() {
-            spec.containers.insert(0, Container { name: TRAINER.into(), ..Container::default() });
-        }
-        let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+        let Some(trainer) = trainer_mut(spec) else { return };
         let asked = &self.job.spec.trainer;
         if let Some(image) = &asked.image {
             trainer.image = Some(image.clone());
@@ -192,10 +188,8 @@ impl Place<'_> {
         if self.has_config() {
             self.mounts(trainer);
         }
-        let limits = asked.resources_per_node.as_ref().map(|resources| &resources.limits);
-        let resources: &mut ResourceRequirements = trainer.resources.get_or_insert_default();
-        for (name, quantity) in limits.into_iter().flatten() {
-            resources.limits.get_or_insert_default().entry(name.clone()).or_insert_with(|| quantity.clone());
+        if let Some(status) = &self.job.status {
+            set_devices(trainer, status);
         }
         trainer.termination_message_path = Some(paths::TERMINATION_LOG.into());
         trainer.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
@@ -241,16 +235,9 @@ impl Place<'_> {
 
     /// The environment that makes a rank of the container, with the reason of each entry.
     pub(super) fn environment(&self) -> Vec<EnvEntry> {
-        let mut entries = Vec::new();
-        let mut set = |name: &str, value: String, reason: &str| {
-            entries.push(EnvEntry { name: name.into(), value, reason: reason.into() });
-        };
         let Place { job, valid, attempt, node_rank, .. } = self;
-        set(env::JOB, valid.name.clone(), "metadata.name");
-        set(env::ATTEMPT, attempt.to_string(), "fences off processes of older attempts");
-        set(env::NODE_RANK, node_rank.to_string(), "position of the node in the ring of nodes");
-        set(env::NUM_NODES, valid.request.nodes.to_string(), "spec.trainer.numNodes");
-        set(env::PROCS_PER_NODE, valid.request.processes_per_node.to_string(), "spec.trainer.numProcPerNode");
+        let mut entries = identity(valid, *attempt, *node_rank);
+        let mut set = |name: &str, value: String, reason: &str| entries.push(EnvEntry::new(name, value, reason));
         if valid.request.nodes > 1 {
             let address = format!("{}:{}", pod_host(job, valid, *attempt, 0), rendezvous_port(job, *attempt));
             set(env::RENDEZVOUS, address, "rank 0 listens here and nowhere else");

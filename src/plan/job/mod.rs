@@ -1,6 +1,23 @@
-//! TrainJob to [`ValidJob`]: what schema and CEL rules cannot say, and the translation into the engine's and placement's own words.
+//! A manifest becomes one [`ValidJob`], from which the plan for one machine and the plan for a cluster both start.
+//!
+//! ```text
+//! TrainJob ─> validate ─┬─> request    what is asked of placement: nodes, processes, threads, policies
+//!                       ├─> engine     the worker's configuration (framework Switchyard)
+//!                       ├─> pod        the template with its trainer: what each pod asks of a node
+//!                       └─> or every fault that the schema and its CEL rules cannot see
+//! ```
 
-use super::engine;
+mod engine;
+mod environment;
+mod pod;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use environment::EnvEntry;
+pub(crate) use environment::identity;
+pub use pod::{PodAsk, gpus};
+pub(crate) use pod::{set_devices, trainer, trainer_mut};
+
 use super::frameworks;
 use super::objects;
 use switchyard_core::placement::{Mode, NumaBinding, Request};
@@ -19,10 +36,19 @@ pub struct ValidJob {
     pub engine: Option<EngineConfig>,
     /// The user's environment, in the manifest's order.
     pub env: Vec<(String, String)>,
+    /// What each pod asks of its node.
+    pub pod: PodAsk,
     /// Memory limit of a node, bytes.
     pub memory_limit: Option<u64>,
-    /// Restarts allowed.
+    /// Restarts allowed after failures of the application.
     pub max_restarts: u32,
+}
+
+impl ValidJob {
+    /// Name of the pod of a node, of its claim, and of the same node in a run on one machine.
+    pub fn pod_name(&self, attempt: u32, node_rank: u32) -> String {
+        format!("{}-{attempt}-{node_rank}", self.name)
+    }
 }
 
 /// A value that cannot be.
@@ -76,7 +102,7 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
             expected: "text without, as the environment of a process cannot hold it".to_string(),
         });
     }
-    let processes_per_node = spec.trainer.num_proc_per_node.map_or(objects::gpus(job).max(1), count);
+    let processes_per_node = processes_per_node(job);
     let engine = spec.engine.as_ref();
     let engine =
         engine.and_then(|engine| engine::config(engine, spec.checkpoint.as_ref(), processes_per_node, &mut faults));
@@ -109,11 +135,17 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         request,
         engine,
         env: spec.trainer.env.iter().map(|entry| (entry.name.clone(), entry.value.clone())).collect(),
+        pod: PodAsk::of(job),
         memory_limit: memory.map(|bytes| bytes as u64),
         max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
     };
     let faults = frameworks::faults(job, &valid);
     if faults.is_empty() { Ok(valid) } else { Err(faults) }
+}
+
+/// Processes of each node: one for each GPU unless the job says otherwise.
+pub fn processes_per_node(job: &TrainJob) -> u32 {
+    job.spec.trainer.num_proc_per_node.map_or(gpus(job).max(1), count)
 }
 
 /// The measured check that a job asks for.
