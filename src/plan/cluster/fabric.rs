@@ -2,12 +2,12 @@
 
 use super::gang::Question;
 use super::sites::is_old;
-use super::status::Draft;
 use super::view::NodeView;
 use crate::eligible;
 use crate::job::ValidJob;
 use crate::objects;
 use crate::resources::gigabytes_per_second;
+use crate::status::Draft;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::collections::BTreeMap;

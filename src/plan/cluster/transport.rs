@@ -5,9 +5,9 @@
 
 use super::Snapshot;
 use super::events::{self, EventDraft};
-use super::status::Draft;
 use crate::job::{ValidJob, gpus};
 use crate::resources::gigabytes_per_second;
+use crate::status::Draft;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use switchyard_crds::{
     FabricMeasurement, FabricMode, FabricObservation, FallbackAction, Framework, MeasuredVerdict, ObservedVerdict,

@@ -3,12 +3,15 @@
 //! ```text
 //! TrainJob ─> job::validate ─> ValidJob ─┐
 //! GPUTopology reports ─> core's model ───┴─> placement ─> processes ─> LocalPlan
+//! an attempt has ended ─> next (restart, or the end)        what is observed ─> status
 //! ```
 
+mod life;
 mod processes;
 #[cfg(test)]
 mod tests;
 
+pub use life::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
 use crate::job::{Invalid, ValidJob, validate};

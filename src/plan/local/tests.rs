@@ -1,13 +1,13 @@
 //! Golden plans and statuses: the product's real output, reviewed as YAML in `snapshots/`.
 
-use super::{LocalPlan, LocalSnapshot, Refusal, plan};
+use super::{LocalPlan, LocalSnapshot, Observed, Progress, Refusal, plan, status};
 use crate::job::tests::job;
-use crate::status::{Figures, Observed, status};
+use crate::status::{Ending, Figures};
 use jiff::Timestamp;
 use serde_json::json;
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
-use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_crds::{Restarts, TrainJob};
 use switchyard_worker_contract::event::Item;
 
 /// A machine: CPUs of each NUMA node, SMT siblings.
@@ -155,7 +155,8 @@ fn at(second: i64) -> Timestamp {
 /// The whole life of a job with one restart.
 #[test]
 fn status_over_a_life_with_one_restart() {
-    let job = job("life", json!({"trainer": {"numProcPerNode": 2}}));
+    let mut job = job("life", json!({"trainer": {"numProcPerNode": 2}}));
+    job.metadata.generation = Some(1);
     let plan = planned(&job, &two_cores(), 1).unwrap();
     let figures = Figures {
         step: 240,
@@ -172,61 +173,27 @@ fn status_over_a_life_with_one_restart() {
         input_percent: 0.4,
         at: at(20),
     };
-    let stages = [
-        (Stage::Placing, "finding cores", None, 0, None, 0),
-        (Stage::Starting, "2 processes start", Some(1), 0, None, 1),
-        (Stage::Running, "training", Some(1), 0, Some(figures), 20),
-        (Stage::Restarting, "rank 1 was killed by signal 9", Some(1), 0, Some(figures), 21),
-        (Stage::Running, "training", Some(2), 1, Some(Figures { step: 300, ..figures }), 50),
+    let second = planned(&job, &two_cores(), 2).unwrap();
+    let stage = |stage, message: &str| Progress::Stage(stage, message.into());
+    let moments = [
+        (stage(Stage::Starting, "2 processes start"), &plan, 0, None, 1),
+        (stage(Stage::Running, "training"), &plan, 0, Some(figures), 20),
+        (stage(Stage::Restarting, "rank 1 was killed by signal 9"), &plan, 0, Some(figures), 21),
+        (stage(Stage::Running, "training"), &second, 1, Some(Figures { step: 300, ..figures }), 50),
         (
-            Stage::Complete,
-            "600 steps done",
-            Some(2),
+            Progress::Ended(Ending::complete("600 steps done".into())),
+            &second,
             1,
             Some(Figures { step: 600, remaining_seconds: Some(0.0), ..figures }),
             90,
         ),
     ];
-    let mut previous: Option<TrainJobStatus> = None;
     let mut history = Vec::new();
-    for (stage, message, attempt, restarts, figures, second) in stages {
-        let observed = Observed {
-            stage,
-            message: message.into(),
-            generation: Some(1),
-            attempt,
-            restarts,
-            start: attempt.map(|_| at(1)),
-            plan: attempt.map(|_| &plan),
-            not_placeable: None,
-            figures,
-        };
-        let next = status(&observed, previous.as_ref(), at(second));
+    for (progress, plan, restarts, figures, second) in moments {
+        let restarts = &Restarts { application: restarts, total: restarts, ..Restarts::default() };
+        let next = status(&job, Observed { progress, plan, restarts, start: at(1), figures }, at(second));
         history.push(next.clone());
-        previous = Some(next);
+        job.status = Some(next);
     }
     snapshot(history, "status_over_a_life_with_one_restart");
-}
-
-#[test]
-fn a_condition_keeps_its_time_until_it_changes() {
-    let observed = |stage| Observed {
-        stage,
-        message: String::new(),
-        generation: None,
-        attempt: None,
-        restarts: 0,
-        start: None,
-        plan: None,
-        not_placeable: Some("needs 2 nodes, 1 present".into()),
-        figures: None,
-    };
-    let first = status(&observed(Stage::Placing), None, at(0));
-    let second = status(&observed(Stage::Placing), Some(&first), at(9));
-    assert_eq!(first.conditions, second.conditions);
-    let failed = status(&observed(Stage::Failed), Some(&second), at(12));
-    assert_eq!(failed.conditions[0].last_transition_time.0, at(12));
-    assert_eq!(failed.completion_time.as_ref().unwrap().0, at(12));
-    let later = status(&observed(Stage::Failed), Some(&failed), at(20));
-    assert_eq!(later.completion_time.unwrap().0, at(12), "the end is written once");
 }
