@@ -1,6 +1,6 @@
 //! A job and the nodes that it may get, whose agents report everything, to be changed before they are looked at.
 
-use crate::preflight::scenes::{JOBS, SCENES, items, manifest};
+use super::scenes::{JOBS, SCENES, items, manifest};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
