@@ -21,5 +21,7 @@ pub mod objects;
 pub mod resources;
 pub mod restart;
 pub mod status;
+mod validate;
 
-pub use job::{Invalid, ValidJob, validate};
+pub use job::{Invalid, ValidJob};
+pub use validate::validate;

@@ -1,25 +1,27 @@
 //! A manifest becomes one [`ValidJob`], from which the plan for one machine and the plan for a cluster both start.
 //!
 //! ```text
-//! TrainJob ─> validate ─┬─> request    what is asked of placement: nodes, processes, threads, policies
-//!                       ├─> engine     the worker's configuration (framework Switchyard)
-//!                       ├─> pod        the template with its trainer: what each pod asks of a node
-//!                       └─> or every fault that the schema and its CEL rules cannot see
+//! TrainJob ─> read ─┬─> request    what is asked of placement: nodes, processes, threads, policies
+//!                   ├─> engine     the worker's configuration (framework Switchyard)
+//!                   ├─> pod        the template with its trainer: what each pod asks of a node
+//!                   └─> or every fault that the schema and its CEL rules cannot see
 //! ```
+//!
+//! [`GangPod`] is one pod of an attempt of such a job. [`crate::validate`] adds the faults of objects and frameworks.
 
 mod engine;
 mod environment;
+mod gang_pod;
 mod pod;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use environment::EnvEntry;
 pub(crate) use environment::identity;
+pub use gang_pod::GangPod;
 pub use pod::{PodAsk, gpus};
 pub(crate) use pod::{set_devices, trainer, trainer_mut};
 
-use super::frameworks;
-use super::objects;
 use switchyard_core::placement::{Mode, NumaBinding, Request};
 use switchyard_core::quantity::parse_quantity;
 use switchyard_crds::{self as api, TrainJob};
@@ -63,11 +65,11 @@ pub struct Invalid {
     pub expected: String,
 }
 
-/// Checks a job that its schema and rules accept.
+/// Reads a job that its schema and rules accept.
 ///
 /// # Errors
-/// All faults.
-pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
+/// All faults of the job by itself.
+pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let mut faults = Vec::new();
     let spec = &job.spec;
     // The schema says so as well. A job that was stored without it must not ask for a million pods.
@@ -109,7 +111,6 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let check = bandwidth_check(job, processes_per_node, &mut faults);
     let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, ..engine });
     faults.extend(fabric_faults(job));
-    faults.extend(objects::faults(job));
     if !faults.is_empty() {
         return Err(faults);
     }
@@ -130,7 +131,7 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
             api::NumaBinding::None => NumaBinding::None,
         },
     };
-    let valid = ValidJob {
+    Ok(ValidJob {
         name: job.metadata.name.clone().unwrap_or_default(),
         request,
         engine,
@@ -138,9 +139,7 @@ pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
         pod: PodAsk::of(job),
         memory_limit: memory.map(|bytes| bytes as u64),
         max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
-    };
-    let faults = frameworks::faults(job, &valid);
-    if faults.is_empty() { Ok(valid) } else { Err(faults) }
+    })
 }
 
 /// Processes of each node: one for each GPU unless the job says otherwise.

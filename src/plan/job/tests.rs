@@ -1,11 +1,9 @@
 //! What becomes of a manifest, and what is refused.
 
-use super::{Invalid, gpus, validate};
-use crate::objects::{self, Defaults};
-use crate::resources;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use super::Invalid;
+use crate::validate;
 use serde_json::{Value, json};
-use switchyard_crds::{DeviceAllocation, FabricResource, FabricStatus, TrainJob, TrainJobStatus, validate as schema};
+use switchyard_crds::{TrainJob, validate as schema};
 
 /// A job with `spec` merged over a small GPT.
 pub(crate) fn job(name: &str, spec: Value) -> TrainJob {
@@ -72,49 +70,4 @@ fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() 
     let required = job("required", json!({"fabric": {"mode": "Required"}, "trainer": {"numNodes": 2}}));
     let refused = validate(&required).map_err(text).unwrap_err();
     assert!(refused.starts_with("spec.fabric.mode: got Required with framework Switchyard"), "{refused}");
-}
-
-/// Nobody builds a pod to learn what it asks for, so this must be what its pods ask for.
-#[test]
-fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
-    let gpus_of = |count: u32| json!({"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": count}});
-    let trainer = |resources: Value| json!({"name": "trainer", "resources": resources});
-    let side =
-        json!({"name": "side", "image": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": "250m"}}});
-    let init = json!({"name": "init", "image": "i", "resources": {"requests": {"cpu": "9", "memory": "1Gi"}}});
-    let templates = [
-        json!({}),
-        json!({"containers": [trainer(json!({"limits": {"cpu": "1", "nvidia.com/gpu": 1}}))]}),
-        json!({"containers": [trainer(json!({"requests": {"cpu": "500m", "rdma/shared": "2"}}))], "initContainers": [side, init]}),
-        json!({"containers": [{"name": "log", "image": "i", "resources": {"limits": {"cpu": "1"}}}], "overhead": {"memory": "64Mi"}}),
-    ];
-    let fabric = FabricStatus {
-        resources: vec![FabricResource {
-            name: "rdma/shared".into(),
-            quantity: Quantity("1".into()),
-            reason: "test".into(),
-        }],
-        ..FabricStatus::default()
-    };
-    let mut cases = 0;
-    for (template, framework) in templates.iter().flat_map(|template| [(template, "Torch"), (template, "Plain")]) {
-        for (allocation, fabric) in [
-            (None, None),
-            (Some(DeviceAllocation::DevicePlugin), Some(fabric.clone())),
-            (Some(DeviceAllocation::Claims), Some(fabric.clone())),
-        ] {
-            let spec = json!({
-                "engine": null, "template": {"spec": template},
-                "trainer": {"framework": framework, "image": "i", "numNodes": 2, "resourcesPerNode": gpus_of(2)},
-            });
-            let mut job = job("asks", spec);
-            job.status = Some(TrainJobStatus { device_allocation: allocation, fabric, ..TrainJobStatus::default() });
-            let valid = validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
-            let made = objects::pod(&job, &valid, &Defaults::default(), 1, 0).spec.unwrap();
-            assert_eq!(valid.pod.requests(job.status.as_ref()), resources::of_pod(&made), "{:?}", job.spec.template);
-            assert_eq!(valid.pod.gpus, gpus(&job));
-            cases += 1;
-        }
-    }
-    assert_eq!(cases, 24);
 }

@@ -1,7 +1,7 @@
 //! The plan for one machine: every process of an attempt with its CPUs, environment and reasons. `switchyard run` starts them.
 //!
 //! ```text
-//! TrainJob ─> job::validate ─> ValidJob ─┐
+//! TrainJob ─> validate ─> ValidJob ─┐
 //! GPUTopology reports ─> core's model ───┴─> placement ─> processes ─> LocalPlan
 //! an attempt has ended ─> next (restart, or the end)        what is observed ─> status
 //! ```
@@ -14,7 +14,8 @@ mod tests;
 pub use life::{AttemptEnd, Next, Observed, Progress, RunEnd, next, status};
 pub use processes::{Device, LocalPlan, PlannedNode, ProcessSpec};
 
-use crate::job::{Invalid, ValidJob, validate};
+use crate::job::{Invalid, ValidJob};
+use crate::validate;
 use switchyard_core::placement::{self, Reason};
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;

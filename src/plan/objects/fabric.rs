@@ -1,6 +1,6 @@
 //! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
 
-use super::pod::{Place, add_volumes, from_annotation, mount, mounts};
+use super::pod::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{metadata, object};
 use crate::job::{ValidJob, trainer_mut};
 use k8s_openapi::api::core::v1::{
@@ -28,8 +28,8 @@ const CONF: &str = "nccl.conf";
 const REASONS: &str = "reasons.txt";
 
 /// Adds what the fabric needs.
-pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
-    let job = place.job;
+pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
+    let job = making.pod.job;
     let framework = job.spec.trainer.framework;
     if framework == Framework::Switchyard {
         return;
@@ -38,10 +38,10 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         // Or names of the cluster would be asked of the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
-    let profile = profile(place);
-    let several = place.valid.request.nodes > 1;
+    let profile = profile(making);
+    let several = making.pod.valid.request.nodes > 1;
     let uses_host_network = spec.host_network == Some(true);
-    let count = place.valid.pod.gpus;
+    let count = making.pod.valid.pod.gpus;
     let mut volumes = Vec::new();
     let Some(trainer) = trainer_mut(spec) else { return };
     if several {
@@ -77,8 +77,8 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         spec.init_containers.get_or_insert_default().push(writer);
         let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
-            name: config_name(place.valid, place.attempt),
-            items: Some(vec![item(key(place.node_rank), CONF), item(REASONS.into(), REASONS)]),
+            name: config_name(making.pod.valid, making.pod.attempt),
+            items: Some(vec![item(key(making.pod.node_rank), CONF), item(REASONS.into(), REASONS)]),
             ..ConfigMapVolumeSource::default()
         };
         let empty = Some(EmptyDirVolumeSource::default());
@@ -89,16 +89,16 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
 }
 
 /// The administrator's profile, else the pack that was found when the attempt began.
-fn profile<'a>(place: &Place<'a>) -> Option<&'a Profile> {
-    let found = || profile::named(place.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
-    place.defaults.fabric_profile.as_ref().or_else(found)
+fn profile<'a>(making: &Making<'a>) -> Option<&'a Profile> {
+    let found = || profile::named(making.pod.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
+    making.defaults.fabric_profile.as_ref().or_else(found)
 }
 
 /// The secondary networks that the pods of a gang join; `None`: none, or the pods use the network of their node.
-pub(super) fn networks<'a>(spec: &PodSpec, place: &Place<'a>) -> Option<&'a str> {
-    let is_gang = place.job.spec.trainer.framework != Framework::Switchyard && place.valid.request.nodes > 1;
-    let joins = is_gang && place.valid.pod.gpus > 0 && spec.host_network != Some(true);
-    profile(place).filter(|_| joins)?.networks.as_deref()
+pub(super) fn networks<'a>(spec: &PodSpec, making: &Making<'a>) -> Option<&'a str> {
+    let is_gang = making.pod.job.spec.trainer.framework != Framework::Switchyard && making.pod.valid.request.nodes > 1;
+    let joins = is_gang && making.pod.valid.pod.gpus > 0 && spec.host_network != Some(true);
+    profile(making).filter(|_| joins)?.networks.as_deref()
 }
 
 /// The user's own value always wins.

@@ -1,9 +1,9 @@
 //! Where the user's template and Switchyard set the same thing: who wins, said in words; and what cannot be merged.
 
 use super::Defaults;
-use super::pod::{CONFIG, KEY, Place, mounted};
-use crate::frameworks::{self, Entry, Seat, Source};
-use crate::job::{Invalid, ValidJob, trainer};
+use super::pod::{CONFIG, KEY, Making, mounted};
+use crate::frameworks::{self, Entry, Source};
+use crate::job::{GangPod, Invalid, ValidJob, trainer};
 use std::collections::BTreeSet;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
@@ -112,8 +112,8 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             "the cause of a failure is read from the default path",
         );
     }
-    let place = Place { job, valid, defaults, attempt: 1, node_rank: 0 };
-    let ours: BTreeSet<String> = place.environment().into_iter().map(|entry| entry.name).collect();
+    let making = Making { pod: GangPod { job, valid, attempt: 1, node_rank: 0 }, defaults };
+    let ours: BTreeSet<String> = making.environment().into_iter().map(|entry| entry.name).collect();
     let users: BTreeSet<&str> = job.spec.trainer.env.iter().map(|entry| entry.name.as_str()).collect();
     for entry in trainer.env.iter().flatten() {
         if ours.contains(&entry.name) {
@@ -131,7 +131,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
 
 /// Variables of the framework's launcher that the user sets.
 fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
-    let environment = |node_rank| frameworks::environment(&Seat { job, valid, attempt: 1, node_rank });
+    let environment = |node_rank| frameworks::environment(&GangPod { job, valid, attempt: 1, node_rank });
     let (first, last) = (environment(0), environment(valid.request.nodes - 1));
     let consequence = |name: &str| {
         let of = |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());

@@ -1,0 +1,21 @@
+//! Every fault of a job that its schema and rules cannot see: of the job by itself, of its template, of what its framework needs.
+
+use crate::job::{self, Invalid, ValidJob};
+use crate::{frameworks, objects};
+use switchyard_crds::TrainJob;
+
+/// Checks a job that its schema and rules accept.
+///
+/// # Errors
+/// All faults.
+pub fn validate(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
+    let (valid, mut faults) = match job::read(job) {
+        Ok(valid) => (Some(valid), Vec::new()),
+        Err(faults) => (None, faults),
+    };
+    faults.extend(objects::faults(job));
+    if let Some(valid) = valid.as_ref().filter(|_| faults.is_empty()) {
+        faults.extend(frameworks::faults(job, valid));
+    }
+    valid.filter(|_| faults.is_empty()).ok_or(faults)
+}
