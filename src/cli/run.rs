@@ -8,7 +8,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_local::{self as local, Interval, Observer, RunDir, RunDirError, Update, Worker};
-use switchyard_plan::{Snapshot, plan as make_plan};
+use switchyard_plan::local::{LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
@@ -93,8 +93,13 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
         Ok(nodes) => nodes,
         Err(error) => return refuse(&error, Exit::Usage),
     };
-    match make_plan(&Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" })
-    {
+    match make_plan(&LocalSnapshot {
+        job: &job,
+        nodes: &nodes,
+        attempt: 1,
+        rendezvous: "ADDRESS:PORT",
+        run_dir: "RUN_DIR",
+    }) {
         Ok(plan) => {
             match cli.output {
                 Output::Json => json_line("Plan", json!(plan)),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use switchyard_ledger::job::attempt_of;
 use switchyard_plan::cluster::transport::{self, Seen};
 use switchyard_plan::cluster::view::Phase;
-use switchyard_plan::objects;
+use switchyard_plan::job::processes_per_node;
 
 /// Pause after the first read of a pod; each further one is twice the one before.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
@@ -45,8 +45,7 @@ impl Reader for Openings {
         let index = context.index();
         let mut found = Vec::new();
         for (key, job) in &index.jobs {
-            let processes =
-                job.spec.trainer.num_proc_per_node.map_or(objects::gpus(job).max(1), |count| count.unsigned_abs());
+            let processes = processes_per_node(job);
             if !transport::wants_logs(job, processes) {
                 continue;
             }

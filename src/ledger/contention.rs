@@ -13,8 +13,7 @@ use switchyard_plan::cluster::gang::{self, Question};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::turn::{self, Turn};
 use switchyard_plan::cluster::view;
-use switchyard_plan::objects::{self, CLAIM, Defaults};
-use switchyard_plan::resources;
+use switchyard_plan::objects::{CLAIM, Defaults};
 use switchyard_plan::{self as plan, ValidJob};
 
 /// Settings of the operator that decide about places.
@@ -212,8 +211,7 @@ impl Index {
 
     /// Takes what the pods of a job would take on these nodes, one taker for each.
     pub fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
-        let pod = objects::pod(asker.job, asker.valid, asker.rules.defaults, 1, 0);
-        let amount = pod.spec.as_ref().map(resources::of_pod).unwrap_or_default();
+        let amount = asker.valid.pod.requests(asker.job.status.as_ref());
         for (taker, placed) in takers.zip(nodes) {
             let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
             self.usage.set_share(&taker, Some(share));
