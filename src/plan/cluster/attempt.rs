@@ -13,7 +13,7 @@ use super::{
     transport,
 };
 use crate::ValidJob;
-use crate::objects::{self, Object};
+use crate::objects::{self, Kind, Object};
 use crate::restart;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
@@ -328,7 +328,7 @@ fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Act
     let missing = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
         let claim = objects::claim(job, attempt.valid, defaults, attempt.number, rank, node);
         let name = claim.metadata.name.clone().unwrap_or_default();
-        (!existing.contains_key(&(objects::CLAIM, name))).then(|| Action::Create(Object::Claim(Box::new(claim))))
+        (!existing.contains_key(&(Kind::ResourceClaim, name))).then(|| Action::Create(Object::Claim(Box::new(claim))))
     });
     missing.collect()
 }
@@ -477,11 +477,11 @@ fn objects_of(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
             Some(view) if view.deleting => {}
             Some(view) if view.covers(&object.content()) => {}
             // What is immutable cannot be repaired, and what is immutable was right when it was made.
-            Some(_) if kind == "ConfigMap" => {}
+            Some(_) if kind == Kind::ConfigMap => {}
             Some(_) => actions.push(Action::Repair(object)),
         }
     }
-    let of_attempt = |kind: &str| kind == "ConfigMap" || kind == objects::CLAIM;
+    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim);
     let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
     actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
     strangers

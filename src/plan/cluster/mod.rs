@@ -32,7 +32,7 @@ pub use draft::major;
 pub use refusal::{Change, NoPlace};
 pub use sites::{Excluded, is_old};
 
-use super::objects::{self, Defaults, Object};
+use super::objects::{self, Defaults, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
@@ -56,7 +56,7 @@ pub struct Snapshot<'a> {
     /// Its pods of all attempts, in the order of attempt and node rank.
     pub pods: &'a [&'a PodView],
     /// Other objects with names of the job's objects, by kind and name.
-    pub objects: &'a BTreeMap<(&'static str, String), ObjectView>,
+    pub objects: &'a BTreeMap<(Kind, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
     /// Settings of the operator.
@@ -97,8 +97,7 @@ pub enum Action {
     },
     /// Deletes an object, if it still has this UID and this version.
     Delete {
-        /// Kind.
-        kind: &'static str,
+        kind: Kind,
         /// Name.
         name: String,
         /// UID.
@@ -163,12 +162,12 @@ pub fn remove(pods: &[&PodView]) -> Vec<Action> {
 }
 
 fn delete_pod(pod: &PodView) -> Action {
-    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: None }
+    Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: None }
 }
 
 /// Deletes a pod as it was seen. One that has ended meanwhile stays, for its log.
 fn delete_unfinished(pod: &PodView) -> Action {
-    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
+    Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
 }
 
 /// Complete or failed: nothing follows.
@@ -259,15 +258,15 @@ fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
     let mut result = draft.act(snapshot, now);
     result.actions = remove(snapshot.pods);
     // A claim without a pod has no devices, but not before its controller has seen that.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::CLAIM));
+    result.actions.extend(give_back(snapshot, |kind, _| kind == Kind::ResourceClaim));
     result
 }
 
 /// Deletes those of the job's own objects whose kind and name are such.
-fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
+fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(Kind, &str) -> bool) -> impl Iterator<Item = Action> {
     let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
-    objects.filter(move |((kind, name), _)| is_such(kind, name)).map(|((kind, name), view)| Action::Delete {
-        kind,
+    objects.filter(move |((kind, name), _)| is_such(*kind, name)).map(|((kind, name), view)| Action::Delete {
+        kind: *kind,
         name: name.clone(),
         uid: view.uid.clone(),
         version: None,
@@ -302,14 +301,16 @@ fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         }
     }
     // A budget or claim that outlives its pods hurts nobody, but a finished job owes the cluster nothing.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::BUDGET || kind == objects::CLAIM));
+    result
+        .actions
+        .extend(give_back(snapshot, |kind, _| matches!(kind, Kind::PodDisruptionBudget | Kind::ResourceClaim)));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
     if let (Some(seconds), Some(ended)) = (job.spec.ttl_seconds_after_finished, ended) {
         let due = ended.0.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX);
         if due <= now {
             let (name, uid) =
                 (job.metadata.name.clone().unwrap_or_default(), job.metadata.uid.clone().unwrap_or_default());
-            result.actions.push(Action::Delete { kind: "TrainJob", name, uid, version: None });
+            result.actions.push(Action::Delete { kind: Kind::TrainJob, name, uid, version: None });
         } else {
             result.wake_at(due);
         }

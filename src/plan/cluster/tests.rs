@@ -23,7 +23,7 @@ fn amounts(cpu: &str) -> Resources {
 pub(super) struct World {
     pub job: TrainJob,
     pub pods: Vec<PodView>,
-    pub objects: BTreeMap<(&'static str, String), ObjectView>,
+    pub objects: BTreeMap<(Kind, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
     pub seen: BTreeMap<u32, Seen>,
     now: i64,
@@ -102,7 +102,7 @@ impl World {
                     let pod = self.pods.iter_mut().find(|other| other.name == *pod).unwrap();
                     (pod.gated, pod.node, pod.phase, pod.ready) = (false, Some(node.into()), Phase::Running, true);
                 }
-                Action::Delete { kind: "Pod", name, .. } => self.pods.retain(|pod| pod.name != *name),
+                Action::Delete { kind: Kind::Pod, name, .. } => self.pods.retain(|pod| pod.name != *name),
                 Action::Delete { kind, name, .. } => drop(self.objects.remove(&(*kind, name.clone()))),
             }
         }
@@ -154,7 +154,7 @@ fn a_decision_writes_the_status_and_nothing_else() {
     );
     let second = world.step();
     let kinds: Vec<&str> =
-        second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind() } else { "-" }).collect();
+        second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind().name() } else { "-" }).collect();
     assert_eq!(kinds, ["PodDisruptionBudget", "Service", "NetworkPolicy", "Pod", "Pod"]);
     let place = world.step();
     assert!(place.actions.is_empty(), "the place is written before a gate is lifted");
@@ -261,7 +261,7 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     world.pods = old;
     let actions = world.plan().actions;
     let as_seen =
-        |action: &Action| matches!(action, Action::Delete { kind: "Pod", version: Some(seen), .. } if seen == "7");
+        |action: &Action| matches!(action, Action::Delete { kind: Kind::Pod, version: Some(seen), .. } if seen == "7");
     assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
 }
 
@@ -327,7 +327,7 @@ fn a_job_never_ends_before_its_start() {
     let status = world.job.status.clone().unwrap();
     assert_eq!((world.stage(), status.completion_time), ("Complete", status.start_time));
     world.now += 3610;
-    assert!(matches!(&world.plan().actions[..], [Action::Delete { kind: "TrainJob", .. }]));
+    assert!(matches!(&world.plan().actions[..], [Action::Delete { kind: Kind::TrainJob, .. }]));
 }
 
 #[test]
