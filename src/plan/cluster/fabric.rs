@@ -1,6 +1,6 @@
 //! The fabric of a gang: what its pods need before they are made, and what is decided when it has a place.
 
-use super::gang::Question;
+use super::question::{PlacementRules, Question};
 use super::sites::is_old;
 use super::view::NodeView;
 use crate::eligible;
@@ -65,8 +65,12 @@ fn site(node: &NodeView) -> Site<'_> {
 ///
 /// # Errors
 /// The job must not start over the fabric of these nodes.
-pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Option<Decided>, Refused> {
-    let Question { job, valid, defaults, nodes, now, .. } = *question;
+pub fn decide(
+    question: &Question<'_>,
+    nodes: &BTreeMap<String, NodeView>,
+    placement: &PlacementStatus,
+) -> Result<Option<Decided>, Refused> {
+    let Question { job, valid, rules: PlacementRules { defaults, now, .. } } = *question;
     let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
     if framework == Framework::Switchyard || (gpus == 0 && valid.request.nodes < 2) {

@@ -86,9 +86,9 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
     }
     match earliest(true) {
         Some(echo) => {
-            let until = echo.at.unwrap_or(attempt.now).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now);
+            let until = echo.at.unwrap_or(attempt.now()).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now());
             let others_run = attempt.existing().iter().any(|pod| !pod.is_over());
-            let waits = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now);
+            let waits = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now());
             if waits { Verdict::Look(until) } else { Verdict::Failed(echo.clone()) }
         }
         None => look.map_or(Verdict::Well, Verdict::Look),
@@ -159,7 +159,7 @@ fn after(
     failure: impl FnOnce() -> PodFailure,
 ) -> Verdict {
     let due = since.saturating_add(grace).unwrap_or(Timestamp::MAX);
-    if clock::is_over(due, grace, attempt.now) { Verdict::Failed(failure()) } else { Verdict::Look(due) }
+    if clock::is_over(due, grace, attempt.now()) { Verdict::Failed(failure()) } else { Verdict::Look(due) }
 }
 
 /// A container that cannot be started.
@@ -174,7 +174,7 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
         | "CreateContainerConfigError"
         | "CreateContainerError"
         | "RunContainerError" => {
-            after(attempt, pod.started.unwrap_or(attempt.now), START_GRACE, || failure(Class::Infrastructure, text()))
+            after(attempt, pod.started.unwrap_or(attempt.now()), START_GRACE, || failure(Class::Infrastructure, text()))
         }
         _ => Verdict::Well,
     }

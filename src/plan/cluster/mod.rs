@@ -1,8 +1,8 @@
 //! The life of a job in a cluster: from what is observed to what is done next. Pure: no client, no clock.
 //!
 //! ```text
-//! Snapshot, now ─> plan ─┬─> a decision: one status write, and nothing else       (attempt, place, end)
-//!                        └─> actions: creates, releases, deletes, then the status  (what the decision asks for)
+//! JobSnapshot ─> plan ─┬─> a decision: one status write, and nothing else       (attempt, place, end)
+//!                      └─> actions: creates, releases, deletes, then the status  (what the decision asks for)
 //! ```
 //!
 //! **A reconcile decides or acts, never both.** A decision (next attempt, place of the gang, end of the job) is one write of the
@@ -10,6 +10,9 @@
 //! function of the status and of what exists, with names that contain the attempt: done twice, or half and then again, it ends
 //! the same. That is all there is to crash safety here.
 
+mod act;
+mod again;
+pub mod allocation;
 mod attempt;
 mod clock;
 mod degraded;
@@ -20,8 +23,11 @@ mod failure;
 pub mod gang;
 pub mod levels;
 pub mod machine;
+mod need;
+mod question;
 mod refusal;
 mod sites;
+mod step;
 #[cfg(test)]
 mod tests;
 pub mod transport;
@@ -29,15 +35,15 @@ pub mod turn;
 pub mod view;
 
 pub use draft::major;
+pub use question::{PlacementRules, Question};
 pub use refusal::{Change, NoPlace};
 pub use sites::{Excluded, is_old};
 
-use super::objects::{self, Defaults, Object};
+use super::objects::{self, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
 use jiff::{SignedDuration, Timestamp};
-use levels::Levels;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
@@ -50,7 +56,7 @@ pub const FIGURES_PERIOD: SignedDuration = SignedDuration::from_secs(10);
 
 /// Everything that one reconcile looks at.
 #[derive(Debug, Clone, Copy)]
-pub struct Snapshot<'a> {
+pub struct JobSnapshot<'a> {
     /// The job.
     pub job: &'a TrainJob,
     /// Its pods of all attempts, in the order of attempt and node rank.
@@ -59,10 +65,8 @@ pub struct Snapshot<'a> {
     pub objects: &'a BTreeMap<(&'static str, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
-    /// Settings of the operator.
-    pub defaults: &'a Defaults,
-    /// Levels of domains of nodes.
-    pub levels: &'a Levels,
+    /// What the operator decides, and the moment.
+    pub rules: PlacementRules<'a>,
     /// Nodes that are held for a job ahead in the queue, in words.
     pub held_for: Option<&'a str>,
     /// The job of higher priority that this attempt gives way to.
@@ -133,7 +137,7 @@ impl Reconciliation {
 }
 
 /// Plans the next step of a job.
-pub fn plan(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+pub fn plan(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let job = snapshot.job;
     if job.spec.managed_by != ManagedBy::TrainJobController {
         return Reconciliation::default();
@@ -142,19 +146,19 @@ pub fn plan(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         return Reconciliation { actions: remove(snapshot.pods), ..Reconciliation::default() };
     }
     if is_over(job) {
-        return after_the_end(snapshot, now);
+        return after_the_end(snapshot);
     }
     let valid = match validate(job) {
         Ok(valid) => valid,
         Err(faults) => {
             let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            return end(snapshot, now, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
+            return end(snapshot, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
         }
     };
     if job.spec.suspend {
-        return suspended(snapshot, now);
+        return suspended(snapshot);
     }
-    alive(snapshot, &valid, now)
+    alive(snapshot, &valid)
 }
 
 /// What is left of a job that is gone: its pods, which are not left to the slow garbage collection.
@@ -177,29 +181,30 @@ pub fn is_over(job: &TrainJob) -> bool {
 }
 
 /// Number of the current attempt: never below that of a pod that exists, whatever somebody wrote into the status.
-fn attempt_number(snapshot: &Snapshot<'_>) -> Option<u32> {
+fn attempt_number(snapshot: &JobSnapshot<'_>) -> Option<u32> {
     let written = snapshot.job.status.as_ref().and_then(|status| status.attempt).map(i32::unsigned_abs);
     let observed = snapshot.pods.iter().map(|pod| pod.attempt).max();
     written.max(observed).filter(|attempt| *attempt > 0)
 }
 
-fn alive(snapshot: &Snapshot<'_>, valid: &ValidJob, now: Timestamp) -> Reconciliation {
+fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
+    let now = snapshot.rules.now;
     let status = snapshot.job.status.clone().unwrap_or_default();
     let resumed = status::reason_of(&status, conditions::SUCCEEDED) == Some(Stage::Suspended.reason());
     let (Some(attempt), false) = (attempt_number(snapshot), resumed) else {
-        return begin(snapshot, valid, resumed, now);
+        return begin(snapshot, valid, resumed);
     };
     if status.attempt != Some(attempt as i32) {
         let mut draft = Draft::new(snapshot.job, now);
         draft.next.attempt = Some(attempt as i32);
         return draft.decide(Vec::new());
     }
-    let mut result = attempt::step(snapshot, valid, attempt, now);
+    let mut result = step::step(snapshot, valid, attempt);
     if let (Some(seconds), Some(start)) = (snapshot.job.spec.active_deadline_seconds, &status.start_time) {
         let deadline = start.0.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
         if deadline <= now {
             let text = format!("the job ran for more than {seconds} s (spec.activeDeadlineSeconds)");
-            return end(snapshot, now, Ending::failed(conditions::DEADLINE_EXCEEDED, text));
+            return end(snapshot, Ending::failed(conditions::DEADLINE_EXCEEDED, text));
         }
         result.wake_at(deadline);
     }
@@ -207,12 +212,13 @@ fn alive(snapshot: &Snapshot<'_>, valid: &ValidJob, now: Timestamp) -> Reconcili
 }
 
 /// The first attempt, or the first one after the job was suspended.
-fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestamp) -> Reconciliation {
+fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconciliation {
+    let now = snapshot.rules.now;
     // Schema and rules are the server's to check, but not for what was stored before it knew them. Only here: what has begun goes on,
     // even if a later version would refuse it.
     if let Err(faults) = switchyard_crds::validate::stored(snapshot.job) {
         let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        return end(snapshot, now, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
+        return end(snapshot, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
     }
     let attempt = attempt_number(snapshot).map_or(1, |attempt| attempt + 1);
     let mut draft = Draft::new(snapshot.job, now);
@@ -221,8 +227,8 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
     draft.next.start_time = Some(status::time(now));
     draft.next.restarts.get_or_insert_default();
     draft.next.placement = None;
-    draft.next.device_allocation = gang::allocation(snapshot.job, snapshot.nodes);
-    draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.defaults, snapshot.nodes);
+    draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
+    draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
     draft.count(&[], snapshot.job.spec.trainer.num_nodes);
     draft.stage(Stage::Placing, "creating the pods".into());
     draft.condition(conditions::PLACED, "False", "Placing", "the pods are not created yet".into());
@@ -231,7 +237,7 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
         draft.condition(conditions::SUSPENDED, "False", "Resumed", "spec.suspend is false".into());
         events.push(EventDraft::normal(events::RESUMED, format!("attempt {attempt} begins")));
     }
-    let conflicts = objects::conflicts(snapshot.job, valid, snapshot.defaults);
+    let conflicts = objects::conflicts(snapshot.job, valid, snapshot.rules.defaults);
     if !conflicts.is_empty() {
         let text: Vec<String> = conflicts.iter().map(ToString::to_string).collect();
         let text = text.join("; ");
@@ -241,7 +247,8 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
     draft.decide(events)
 }
 
-fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
+    let now = snapshot.rules.now;
     let mut draft = Draft::new(snapshot.job, now);
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Suspended.reason());
     draft.stage(Stage::Suspended, "spec.suspend is true; no pods run".into());
@@ -256,7 +263,7 @@ fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         return draft
             .decide(vec![EventDraft::normal(events::SUSPENDED, "the job is suspended; its pods are deleted".into())]);
     }
-    let mut result = draft.act(snapshot, now);
+    let mut result = draft.act(snapshot);
     result.actions = remove(snapshot.pods);
     // A claim without a pod has no devices, but not before its controller has seen that.
     result.actions.extend(give_back(snapshot, |kind, _| kind == objects::CLAIM));
@@ -264,7 +271,7 @@ fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
 }
 
 /// Deletes those of the job's own objects whose kind and name are such.
-fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
+fn give_back(snapshot: &JobSnapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
     let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
     objects.filter(move |((kind, name), _)| is_such(kind, name)).map(|((kind, name), view)| Action::Delete {
         kind,
@@ -275,14 +282,15 @@ fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> i
 }
 
 /// The decision that ends a job.
-fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliation {
+fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
+    let now = snapshot.rules.now;
     let mut draft = Draft::new(snapshot.job, now);
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
     draft.count(&current, snapshot.job.spec.trainer.num_nodes);
     // What still runs is deleted right after this, and the status of a finished job does not change again.
     draft.rest();
-    draft.newest_figures(snapshot, &current, now);
+    draft.newest_figures(snapshot, &current);
     let event = match ending.is_complete() {
         true => EventDraft::normal(events::COMPLETE, ending.message().to_string()),
         false => EventDraft::warning(events::FAILED, ending.message().to_string()),
@@ -292,7 +300,8 @@ fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliatio
 }
 
 /// A finished job only gives back what it holds. Nothing is created.
-fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
+    let now = snapshot.rules.now;
     let mut result = Reconciliation::default();
     let job = snapshot.job;
     for pod in snapshot.pods.iter().filter(|pod| !pod.is_over() && !pod.deleting) {

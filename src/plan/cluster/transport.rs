@@ -3,7 +3,7 @@
 //! The verdict is written to the status with the words of the ranks. Whether it ends the job is decided from the status alone: a
 //! controller that takes over decides the same without reading a log.
 
-use super::Snapshot;
+use super::JobSnapshot;
 use super::events::{self, EventDraft};
 use crate::job::{ValidJob, gpus};
 use crate::resources::gigabytes_per_second;
@@ -45,7 +45,7 @@ fn foretold(job: &TrainJob, per_node: u32) -> Option<Foretold> {
 }
 
 /// Compares what the ranks say with the forecast, and writes that down once.
-pub(super) fn tell(snapshot: &Snapshot<'_>, valid: &ValidJob, draft: &mut Draft<'_>) -> Option<EventDraft> {
+pub(super) fn tell(snapshot: &JobSnapshot<'_>, valid: &ValidJob, draft: &mut Draft<'_>) -> Option<EventDraft> {
     let (job, seen) = (snapshot.job, snapshot.seen);
     if seen.is_empty() || observed(job).is_some() {
         return None;
@@ -74,7 +74,7 @@ pub(super) fn tell(snapshot: &Snapshot<'_>, valid: &ValidJob, draft: &mut Draft<
 }
 
 /// Writes what the ranks measured, with the nodes and devices of slow links.
-fn measured(snapshot: &Snapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft> {
+fn measured(snapshot: &JobSnapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft> {
     let fabric = snapshot.job.status.as_ref().and_then(|status| status.fabric.as_ref());
     let found = snapshot.seen.get(&0)?.measured.as_ref().filter(|_| fabric.is_none_or(|f| f.measured.is_none()))?;
     let placement = snapshot.job.status.as_ref()?.placement.as_ref()?;
@@ -105,7 +105,7 @@ fn measured(snapshot: &Snapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft
 }
 
 /// A rank as an end of a link: node, GPU where it has one, and NICs with their rails.
-fn end(snapshot: &Snapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
+fn end(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
     let first = |node: &&PlacedNode| node.first_rank.unsigned_abs() <= rank;
     let Some(node) = nodes.iter().filter(first).max_by_key(|node| node.first_rank) else {
         return format!("rank {rank}");

@@ -10,7 +10,8 @@
 //!
 //! Gangs are placed as a whole or not at all, so that nothing else is ever held.
 
-use super::gang::{self, Question};
+use super::gang;
+use super::question::Question;
 use super::view::NodeView;
 use jiff::Timestamp;
 use std::cmp::Reverse;
@@ -48,7 +49,7 @@ impl Turn {
 
 /// The nodes, and the GPUs on them, that a job which finds no room would have if as few busy nodes as possible were emptied. `None`: it
 /// would not fit into the empty cluster either.
-pub fn reserve(question: &Question<'_>) -> Option<Vec<PlacedNode>> {
+pub fn reserve(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Option<Vec<PlacedNode>> {
     let used = |node: &NodeView| {
         let share = |name: &str| {
             let all = node.allocatable.get(name);
@@ -56,17 +57,17 @@ pub fn reserve(question: &Question<'_>) -> Option<Vec<PlacedNode>> {
         };
         (node.taken.count_ones(), node.allocatable.names().map(share).max().unwrap_or(0))
     };
-    let mut busy: Vec<&NodeView> = question.nodes.values().collect();
+    let mut busy: Vec<&NodeView> = nodes.values().collect();
     busy.sort_by_key(|node| (used(node), node.facts.name.clone()));
-    let mut nodes: BTreeMap<String, NodeView> = question.nodes.clone();
+    let mut tried = nodes.clone();
     let mut place = |emptied: usize| {
         for (number, was) in busy.iter().enumerate() {
-            let Some(node) = nodes.get_mut(&was.facts.name) else { continue };
+            let Some(node) = tried.get_mut(&was.facts.name) else { continue };
             let is_empty = number < emptied;
             node.free.clone_from(if is_empty { &was.allocatable } else { &was.free });
             (node.taken, node.in_use) = if is_empty { (0, 0) } else { (was.taken, was.in_use) };
         }
-        gang::place(&Question { nodes: &nodes, ..*question }).ok().map(|placed| placed.status.nodes)
+        gang::place(question, &tried).ok().map(|placed| placed.status.nodes)
     };
     let mut found = place(busy.len())?;
     // With more nodes emptied it still fits.

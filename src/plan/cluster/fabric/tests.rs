@@ -112,7 +112,7 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     assert!(world.job.status.as_ref().unwrap().placement.is_none());
     assert!(world.pods.iter().all(|pod| pod.gated), "nothing may start");
     set_reports(&mut world, "Active");
-    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are made anew.
+    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are created again.
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
     let status = world.job.status.as_ref().unwrap();

@@ -2,14 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::cluster::PlacementRules;
+use crate::cluster::levels::Levels;
 use crate::cluster::machine::Shapes;
 use crate::eligible::NodeFacts;
+use crate::objects::Defaults;
 use crate::resources;
 use crate::validate;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::validate as schema;
+use switchyard_crds::{DeviceAllocation, Limit};
 use switchyard_topology::import::{NicRate, Options, import};
 use switchyard_topology::matrix::parse;
 
@@ -61,7 +67,8 @@ impl Cluster {
     fn place_with(&self, job: &TrainJob, levels: &Levels) -> Result<Placed, NoPlace> {
         let valid = validate(job).unwrap();
         let now = Timestamp::from_second(1_000_000).unwrap();
-        place(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes: &self.nodes, levels, now })
+        let rules = PlacementRules { defaults: &Defaults::default(), levels, now };
+        place(&Question { job, valid: &valid, rules }, &self.nodes)
     }
 }
 
