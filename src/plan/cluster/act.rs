@@ -13,7 +13,7 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
     let config = objects::config_map(job, attempt.valid, attempt.number).map(Object::ConfigMap);
     for object in objects::shared(job, attempt.valid).into_iter().chain(config) {
         if let Object::Secret(_) = object {
-            // Nobody may read Secrets, so it cannot be observed; it is created with the first pods of every attempt.
+            // The operator may not read Secrets, so it cannot be observed; it is created with the first pods of every attempt.
             if attempt.existing().is_empty() {
                 actions.push(Action::Create(object));
             }
@@ -24,12 +24,12 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
             None => actions.push(Action::Create(object)),
             Some(view) if !view.owned => {
                 strangers.push(format!(
-                    "{kind} {name} exists and does not belong to this job: delete it, or name the job otherwise"
+                    "{kind} {name} exists and does not belong to this job: delete it, or choose another name for the job"
                 ));
             }
             Some(view) if view.deleting => {}
             Some(view) if view.covers(&object.content()) => {}
-            // What is immutable cannot be repaired, and what is immutable was right when it was made.
+            // An immutable object cannot be repaired, and was right when it was created.
             Some(_) if kind == "ConfigMap" => {}
             Some(_) => actions.push(Action::Repair(object)),
         }
@@ -40,7 +40,7 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
     strangers
 }
 
-/// Creates the claims of the pods that are not there.
+/// Creates the claims that do not exist yet.
 pub(super) fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, rules, .. } = attempt.snapshot;
     if job.status.as_ref().and_then(|status| status.device_allocation) != Some(DeviceAllocation::Claims) {
@@ -55,7 +55,7 @@ pub(super) fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>)
     missing.collect()
 }
 
-/// Creates the files for NCCL, if they are not there.
+/// Creates the files for NCCL, unless they exist.
 pub(super) fn fabric_config(attempt: &Attempt<'_>) -> Option<Action> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
     let config = Object::ConfigMap(objects::fabric_config(job, attempt.valid, attempt.number)?);

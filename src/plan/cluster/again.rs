@@ -13,7 +13,7 @@ use switchyard_crds::conditions::{self, Stage};
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
 const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
-/// The decision after a failure; where that is the absence of a pod, it has to be confirmed.
+/// The decision after a failure; if the failure is a missing pod, the absence has to be confirmed.
 pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
     let absent = if is_seen { None } else { Some(failed.pod.clone()) };
@@ -59,7 +59,7 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     }
 }
 
-/// Takes a gang back that the scheduler did not bind as a whole in time.
+/// Rolls back a gang that the scheduler did not bind as a whole in time.
 pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let at = attempt.placed_at()?;
     let unbound: Vec<&PodView> = attempt.existing().into_iter().filter(|pod| pod.node.is_none()).collect();
@@ -73,14 +73,14 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
     let mut draft = attempt.draft();
     next_attempt(attempt, &mut draft, attempt.now().saturating_add(ROLLBACK_PAUSE).unwrap_or(attempt.now()));
-    // The scheduler did not want it there.
+    // The scheduler refused this placement.
     draft.next.placement = None;
     draft.condition(conditions::PLACED, "False", "ScheduleTimeout", text.clone());
     draft.stage(Stage::Placing, format!("attempt {} follows: {text}", attempt.number + 1));
     Some(draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]))
 }
 
-/// What pods ask for is fixed when they are made. Where the nodes offer devices that they did not then, the pods are made once more.
+/// What pods ask for is fixed when they are created. If the nodes now offer devices that they did not then, the pods are created again.
 pub(super) fn for_devices(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let wanted = fabric::before(job, attempt.valid, rules.defaults, nodes)?.resources;
@@ -92,7 +92,7 @@ pub(super) fn for_devices(attempt: &Attempt<'_>, why: &str) -> Option<Reconcilia
     Some(changed_nodes(attempt, conditions::FABRIC_NOT_READY, format!("the nodes offer {} now", names.join(", ")), why))
 }
 
-/// In which way pods get their GPUs is fixed likewise.
+/// How pods get their GPUs is fixed then, too.
 pub(super) fn for_allocation(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
     let way = allocation::other(attempt.snapshot.job, attempt.snapshot.nodes)?;
     Some(changed_nodes(attempt, conditions::NO_ROOM, format!("the nodes give GPUs by {way:?} now"), why))

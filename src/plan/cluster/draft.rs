@@ -13,7 +13,7 @@ impl Draft<'_> {
     pub(super) fn count(&mut self, pods: &[&PodView], desired: i32) {
         let count = |is: fn(&PodView) -> bool| pods.iter().filter(|pod| is(pod)).count() as i32;
         self.counts(NodeCounts {
-            // Negative in a job that nothing checked: the server takes no such count.
+            // Negative in a job that was never validated: the server refuses such a count.
             desired: desired.max(0),
             ready: count(|pod| pod.ready && !pod.is_over()),
             active: count(|pod| !pod.is_over()),
@@ -56,8 +56,8 @@ impl Draft<'_> {
     }
 }
 
-/// Whether a status says more than other figures: another stage, condition, attempt, place or count of restarts, or that the last
-/// pod is gone and its resources are free.
+/// True if more than figures changed: the stage, a condition, the attempt, the placement, the restarts, or the last pod is gone and its
+/// resources are free.
 pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
     let Some(previous) = previous else { return true };
     let is_empty = |status: &TrainJobStatus| status.nodes.as_ref().is_none_or(|nodes| nodes.active == 0);

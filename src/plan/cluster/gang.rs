@@ -61,7 +61,7 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
     Ok(Placed { status, excluded: sites.left_out() })
 }
 
-/// Finds the place, and says what was given up for it. Answers with the request as it was served.
+/// Finds the placement and what was given up for it. `request` becomes the one that was served.
 fn solve(
     need: &Need<'_>,
     sites: &mut Sites<'_>,

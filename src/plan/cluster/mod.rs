@@ -7,8 +7,19 @@
 //!
 //! **A reconcile decides or acts, never both.** A decision (next attempt, place of the gang, end of the job) is one write of the
 //! status under its resource version, so two controllers cannot decide differently. Everything that follows from it is a pure
-//! function of the status and of what exists, with names that contain the attempt: done twice, or half and then again, it ends
-//! the same. That is all there is to crash safety here.
+//! function of the status and of what exists, with names that contain the attempt: if it runs twice, or half and then again, the result is
+//! the same. Nothing else is needed for crash safety.
+//!
+//! What each type on the way to a placement adds to the one before:
+//!
+//! | type | adds |
+//! |---|---|
+//! | [`JobSnapshot`] | the job with everything observed, and [`PlacementRules`]: the operator's settings and the time |
+//! | `Attempt` | the valid job, the attempt's number, its pods by node rank, whether it has a place |
+//! | [`Question`] | nothing observed: a valid job and the rules. The ledger asks it for jobs that wait |
+//! | `Need` | what its pods ask of a node |
+//! | `Sites` | the nodes, each open or excluded with a reason |
+//! | `Chosen` | the placement that was found, to be put into words |
 
 mod act;
 mod again;
@@ -54,10 +65,9 @@ use view::{NodeView, ObjectView, PodView};
 /// Seconds between two writes of a status in which only figures change.
 pub const FIGURES_PERIOD: SignedDuration = SignedDuration::from_secs(10);
 
-/// Everything that one reconcile looks at.
+/// Everything that a reconcile of one job reads.
 #[derive(Debug, Clone, Copy)]
 pub struct JobSnapshot<'a> {
-    /// The job.
     pub job: &'a TrainJob,
     /// Its pods of all attempts, in the order of attempt and node rank.
     pub pods: &'a [&'a PodView],
@@ -65,19 +75,18 @@ pub struct JobSnapshot<'a> {
     pub objects: &'a BTreeMap<(&'static str, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
-    /// What the operator decides, and the moment.
     pub rules: PlacementRules<'a>,
-    /// Nodes that are held for a job ahead in the queue, in words.
+    /// Nodes reserved for a job ahead in the queue, in words.
     pub held_for: Option<&'a str>,
-    /// The job of higher priority that this attempt gives way to.
+    /// The job of higher priority that preempts this attempt.
     pub gives_way_to: Option<&'a str>,
-    /// GPUs that the pods of the current attempt really have, by node rank, as far as it is known.
+    /// GPUs that the pods of the current attempt really have, by node rank, where known.
     pub actual: &'a BTreeMap<u32, Vec<String>>,
-    /// What the last try to write met.
+    /// The error of the last failed write.
     pub trouble: Option<&'a str>,
     /// Last figures of the training.
     pub summary: Option<&'a Summary>,
-    /// What the logs of the current attempt say of links between ranks, by node rank.
+    /// What the logs of the current attempt say about links between ranks, by node rank.
     pub seen: &'a BTreeMap<u32, Seen>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
@@ -88,24 +97,14 @@ pub struct JobSnapshot<'a> {
 pub enum Action {
     /// Creates an object of the job.
     Create(Object),
-    /// Sets the fields of an object that somebody changed.
+    /// Restores the fields of an object that were changed.
     Repair(Object),
     /// Lifts our gate of a pod and pins it to its node.
-    Release {
-        /// Name of the pod.
-        pod: String,
-        /// Its UID.
-        uid: String,
-        /// The patch.
-        patch: serde_json::Value,
-    },
+    Release { pod: String, uid: String, patch: serde_json::Value },
     /// Deletes an object, if it still has this UID and this version.
     Delete {
-        /// Kind.
         kind: &'static str,
-        /// Name.
         name: String,
-        /// UID.
         uid: String,
         /// Resource version, where the decision depends on the state; `None`: whatever became of it.
         version: Option<String>,
@@ -121,12 +120,12 @@ pub struct Reconciliation {
     pub status: Option<TrainJobStatus>,
     /// Sent once the status is written.
     pub events: Vec<EventDraft>,
-    /// A pod whose absence the decision stands on. The server is asked before it is written: the job may have been seen newer than its
-    /// pods, by a controller that has just begun or that works beside another one.
+    /// A missing pod on which the decision depends. The server is asked before the decision is written: a controller that has just started,
+    /// or that runs beside another one, may have seen a newer job than its pods.
     pub absent: Option<String>,
-    /// When to look again even if nothing changes.
+    /// When to reconcile again even if nothing changes.
     pub wake: Option<Timestamp>,
-    /// The gang has no room: look again when resources become free.
+    /// The gang has no room: reconcile again when resources become free.
     pub waiting: bool,
 }
 
@@ -161,7 +160,7 @@ pub fn plan(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     alive(snapshot, &valid)
 }
 
-/// What is left of a job that is gone: its pods, which are not left to the slow garbage collection.
+/// Deletes the pods of a job that is gone, rather than leave them to the slow garbage collector.
 pub fn remove(pods: &[&PodView]) -> Vec<Action> {
     pods.iter().filter(|pod| !pod.deleting).map(|pod| delete_pod(pod)).collect()
 }
@@ -170,7 +169,7 @@ fn delete_pod(pod: &PodView) -> Action {
     Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: None }
 }
 
-/// Deletes a pod as it was seen. One that has ended meanwhile stays, for its log.
+/// Deletes a pod in the version that was seen. If it has ended since, it stays, for its log.
 fn delete_unfinished(pod: &PodView) -> Action {
     Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
 }
@@ -180,7 +179,7 @@ pub fn is_over(job: &TrainJob) -> bool {
     job.status.as_ref().is_some_and(status::is_over)
 }
 
-/// Number of the current attempt: never below that of a pod that exists, whatever somebody wrote into the status.
+/// Number of the current attempt: never below that of a pod that exists, even if the status was edited.
 fn attempt_number(snapshot: &JobSnapshot<'_>) -> Option<u32> {
     let written = snapshot.job.status.as_ref().and_then(|status| status.attempt).map(i32::unsigned_abs);
     let observed = snapshot.pods.iter().map(|pod| pod.attempt).max();
@@ -214,7 +213,7 @@ fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
 /// The first attempt, or the first one after the job was suspended.
 fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconciliation {
     let now = snapshot.rules.now;
-    // Schema and rules are the server's to check, but not for what was stored before it knew them. Only here: what has begun goes on,
+    // The server checks schema and rules, but not for jobs that were stored before it had them. Only here: a job that has started goes on,
     // even if a later version would refuse it.
     if let Err(faults) = switchyard_crds::validate::stored(snapshot.job) {
         let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
@@ -265,15 +264,15 @@ fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     }
     let mut result = draft.act(snapshot);
     result.actions = remove(snapshot.pods);
-    // A claim without a pod has no devices, but not before its controller has seen that.
+    // A claim without a pod holds no devices, but only once its controller has noticed.
     result.actions.extend(give_back(snapshot, |kind, _| kind == objects::CLAIM));
     result
 }
 
-/// Deletes those of the job's own objects whose kind and name are such.
-fn give_back(snapshot: &JobSnapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
+/// Deletes the job's own objects whose kind and name match.
+fn give_back(snapshot: &JobSnapshot<'_>, matches: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
     let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
-    objects.filter(move |((kind, name), _)| is_such(kind, name)).map(|((kind, name), view)| Action::Delete {
+    objects.filter(move |((kind, name), _)| matches(kind, name)).map(|((kind, name), view)| Action::Delete {
         kind,
         name: name.clone(),
         uid: view.uid.clone(),
@@ -288,7 +287,7 @@ fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
     draft.count(&current, snapshot.job.spec.trainer.num_nodes);
-    // What still runs is deleted right after this, and the status of a finished job does not change again.
+    // Whatever still runs is deleted right after this, and the status of a finished job does not change again.
     draft.rest();
     draft.newest_figures(snapshot, &current);
     let event = match ending.is_complete() {
@@ -310,7 +309,7 @@ fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
             None => result.actions.push(delete_unfinished(pod)),
         }
     }
-    // A budget or claim that outlives its pods hurts nobody, but a finished job owes the cluster nothing.
+    // A budget or claim that outlives its pods does no harm, but a finished job should leave nothing behind.
     result.actions.extend(give_back(snapshot, |kind, _| kind == objects::BUDGET || kind == objects::CLAIM));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
     if let (Some(seconds), Some(ended)) = (job.spec.ttl_seconds_after_finished, ended) {

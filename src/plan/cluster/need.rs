@@ -10,7 +10,7 @@ pub(super) struct Need<'a> {
     pub question: &'a Question<'a>,
     /// Amounts, without GPUs.
     pub amounts: Resources,
-    /// `None`: it asks for no GPUs, or nobody has decided yet.
+    /// `None`: it asks for no GPUs, or the way to them is undecided.
     pub allocation: Option<DeviceAllocation>,
     /// A node without a report may not be used.
     pub reported_only: bool,

@@ -6,7 +6,7 @@ use crate::objects::Defaults;
 use jiff::Timestamp;
 use switchyard_crds::TrainJob;
 
-/// Settings of the operator that decide about places, and the moment: reports that nobody renews grow old.
+/// Settings of the operator that affect placement, and the current time: reports that are not renewed go stale.
 #[derive(Debug, Clone, Copy)]
 pub struct PlacementRules<'a> {
     pub defaults: &'a Defaults,

@@ -22,28 +22,20 @@ pub enum Excluded {
     /// Not enough of a resource.
     #[error("{name}: {} free, {} asked for", Resources::amount(name, *free), Resources::amount(name, *need))]
     Short {
-        /// The resource.
         name: String,
         /// What is free, thousandths.
         free: i64,
         /// What is asked for, thousandths.
         need: i64,
     },
-    /// Not enough GPUs.
     #[error("{free} of {all} GPUs free")]
-    Gpus {
-        /// Free ones.
-        free: u32,
-        /// All.
-        all: u32,
-    },
+    Gpus { free: u32, all: u32 },
     /// The report cannot be used.
     #[error("its GPUTopology cannot be used: {0}")]
     Report(String),
     /// The report is old.
-    #[error("its GPUTopology is of {0}: nobody has renewed it since")]
+    #[error("its GPUTopology is from {0} and has not been renewed since")]
     Stale(Timestamp),
-    /// No report.
     #[error("no GPUTopology: the node agent does not run there")]
     NoReport,
     /// No driver offers its GPUs for claims.
@@ -140,7 +132,7 @@ impl<'a> Sites<'a> {
 #[derive(Default)]
 struct Kinds {
     list: Vec<Arc<Shape>>,
-    /// Of nodes that nobody describes, by their number of GPUs.
+    /// Of nodes without a report, by their number of GPUs.
     unreported: BTreeMap<usize, u32>,
 }
 

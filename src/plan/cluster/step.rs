@@ -97,7 +97,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     let pods = attempt.existing();
     let mut draft = attempt.draft();
     if let Some(pod) = pods.iter().find(|pod| pod.gated_by_others) {
-        draft.stage(Stage::Queued, format!("a scheduling gate of somebody else holds pod {}", pod.name));
+        draft.stage(Stage::Queued, format!("another scheduling gate holds pod {}", pod.name));
         return draft.act(&attempt.snapshot);
     }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
@@ -107,10 +107,10 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             match fabric::decide(&question, nodes, &placed.status) {
                 Ok(decided) => match fabric::enforced(job, decided.as_ref()) {
                     Some(refused) => {
-                        fabric::tell_findings(&mut draft, decided);
+                        fabric::report_findings(&mut draft, decided);
                         return not_ready(attempt, draft, refused.to_string());
                     }
-                    None => fabric::tell(&mut draft, decided),
+                    None => fabric::report(&mut draft, decided),
                 },
                 Err(refused) => return not_ready(attempt, draft, refused.to_string()),
             }
@@ -141,7 +141,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     }
 }
 
-/// There is room, but the job must not start over the fabric that is there. Nodes, their ports and other jobs may change that.
+/// There is room, but the job must not start over the fabric of these nodes. Nodes, their ports and other jobs may change that.
 fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconciliation {
     if let Some(result) = again::for_devices(attempt, &why) {
         return result;
@@ -158,7 +158,7 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
     result
 }
 
-/// The gang has a place: gates are lifted, and the pods are followed until they end.
+/// The gang is placed: gates are lifted, and the pods are followed until they end.
 fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut actions = act::old_pods(attempt);
     let strangers = act::objects(attempt, &mut actions);
@@ -178,8 +178,8 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut draft = attempt.draft();
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
     let mut events = Vec::new();
-    events.extend(degraded::tell(attempt, placement, &mut draft));
-    events.extend(transport::tell(&attempt.snapshot, attempt.valid, &mut draft));
+    events.extend(degraded::report(attempt, placement, &mut draft));
+    events.extend(transport::report(&attempt.snapshot, attempt.valid, &mut draft));
     if let Some(text) = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned()) {
         draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
     } else if running == desired {
@@ -195,7 +195,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
             events.push(EventDraft::normal(events::RUNNING, format!("all {desired} pods run{of}")));
         }
     } else if is_new {
-        // A pod that was seen running stays so for the stage: a kubelet that restarts reports less for a moment.
+        // Once all pods ran, the stage stays Running: a kubelet that restarts reports less for a moment.
         draft.stage(Stage::Starting, starting(attempt, running));
     }
     let mut result = draft.act(&attempt.snapshot);

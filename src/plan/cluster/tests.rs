@@ -47,7 +47,7 @@ fn a_gang_waits_as_a_whole_and_says_what_is_short() {
     assert_eq!(world.stage(), "Running");
 }
 
-/// It took the device plugin, of which there was none either, and waited for it for ever.
+/// It chose the device plugin, which did not exist either, and waited for it forever.
 #[test]
 fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     let limits = json!({"cpu": "2", "nvidia.com/gpu": 1});
@@ -153,7 +153,7 @@ fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
         // A kubelet that says nothing more is not waited for.
         world.now += 10;
         world.run();
-        assert!(world.pods.iter().all(|pod| pod.name != follows), "{follows} is there for ever");
+        assert!(world.pods.iter().all(|pod| pod.name != follows), "{follows} was never deleted");
     }
     assert_eq!(world.stage(), "Failed");
 }
@@ -259,7 +259,10 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     snapshot.pods = &[];
     snapshot.rules.now = at(4);
     let freed = plan(&snapshot).status;
-    assert!(freed.is_some_and(|status| status.nodes.is_some_and(|nodes| nodes.active == 0)), "free resources are told");
+    assert!(
+        freed.is_some_and(|status| status.nodes.is_some_and(|nodes| nodes.active == 0)),
+        "free resources are reported"
+    );
 }
 
 #[test]

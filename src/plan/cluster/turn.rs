@@ -1,4 +1,4 @@
-//! Who comes first when there is not room for all.
+//! Which job comes first when there is no room for all.
 //!
 //! 1. **Order**: by priority, then by age. The first job that waits and could be placed at all is the head of the queue.
 //! 2. **Reservation**: the head holds the nodes that it would have if as few busy nodes as possible were emptied. Jobs behind it take what
@@ -6,9 +6,9 @@
 //!    that run on those nodes, and never for the ones that come later.
 //! 3. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then.
 //! 4. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
-//!    that hold parts of what they need and wait for each other would wait for ever.
+//!    that hold parts of what they need and wait for each other would wait forever.
 //!
-//! Gangs are placed as a whole or not at all, so that nothing else is ever held.
+//! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
 use super::gang;
 use super::question::Question;
@@ -36,7 +36,6 @@ impl Turn {
         Turn { priority: Reverse(priority), created, name }
     }
 
-    /// Priority.
     pub fn priority(&self) -> i32 {
         self.priority.0
     }

@@ -222,7 +222,7 @@ fn nodes_without_a_report_are_counted_but_not_known() {
         machine.observed = Some(Timestamp::from_second(1_000_000 - 1801).unwrap());
     }
     let refused = old.place(&job(1, 8, strict.clone())).unwrap_err().to_string();
-    assert!(refused.contains("its GPUTopology is of 1970-01-12T13:16:39Z"), "{refused}");
+    assert!(refused.contains("its GPUTopology is from 1970-01-12T13:16:39Z"), "{refused}");
     assert!(old.place(&job(1, 8, json!({}))).is_ok(), "what is only preferred takes what there is");
     cluster.nodes.values_mut().for_each(|node| node.machine = Some(Err("status.links[3].a: nonsense".into())));
     let refused = cluster.place(&job(2, 8, strict)).unwrap_err().to_string();
