@@ -4,6 +4,7 @@ mod cluster;
 mod diagnose;
 mod live;
 mod topo;
+mod values;
 
 pub(super) use cluster::{ClusterArgs, ExplainArgs, PreflightArgs, SnapshotArgs, WhatifArgs};
 pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
@@ -13,7 +14,7 @@ pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 use clap::{ArgGroup, Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use switchyard_plan::cluster::levels::DomainLevel;
+use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use switchyard_service::telemetry;
 use switchyard_worker_contract::exit::Exit;
 
@@ -372,6 +373,11 @@ pub(super) struct ControllerArgs {
     /// Log level: error, warn, info, debug, trace, or a filter of the tracing library.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
+}
+
+/// The levels of the command line; none there: those that are known.
+pub(super) fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
+    if domains.is_empty() { Ok(Levels::default()) } else { Levels::new(domains.to_vec()) }
 }
 
 /// The table of exit codes for `--help`.

@@ -1,16 +1,16 @@
 //! `switchyard checkpoint`: which checkpoints a directory holds, whether they are as they were written, and their models for other
 //! programs.
 
-use super::args::{CheckpointCommand, Cli, ExportArgs, Output, WhichArgs};
-use super::run::json_line;
-use super::screen::table;
-use super::units::{binary, counted, grouped};
-use super::{print, print_yaml, refuse};
+use crate::args::{CheckpointCommand, Cli, ExportArgs, WhichArgs};
+use crate::failure::Failure;
+use crate::output::emit;
+use crate::text::columns;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
 use switchyard_checkpoint::disk::Disk;
 use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Found, State, Store, export};
+use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::exit::Exit;
 
 /// What a command answers: a kind for programs, the result for them, and for people.
@@ -21,27 +21,15 @@ struct Answer {
     exit: Exit,
 }
 
-/// Why there is no answer.
-type Refusal = (String, Exit);
-
 /// Carries out one of the commands.
-pub(super) fn checkpoint(cli: &Cli, command: &CheckpointCommand) -> Exit {
-    let answer = match command {
+pub(super) fn checkpoint(cli: &Cli, command: &CheckpointCommand) -> Result<Exit, Failure> {
+    let Answer { kind, value, text, exit } = match command {
         CheckpointCommand::List(args) => list(args),
         CheckpointCommand::Verify(args) => verify(args),
         CheckpointCommand::Export(args) => export_model(args),
-    };
-    match answer {
-        Ok(Answer { kind, value, text, exit }) => {
-            match cli.output {
-                Output::Json => json_line(kind, value),
-                Output::Yaml => print_yaml(&value),
-                Output::Table | Output::Dot => print(&text),
-            }
-            exit
-        }
-        Err((error, exit)) => refuse(&error, exit),
-    }
+    }?;
+    emit(cli.output, kind, &value, || text);
+    Ok(exit)
 }
 
 /// A checkpoint, or what is left of one.
@@ -119,7 +107,7 @@ impl Row {
 fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> Answer {
     let head = ["STEP", "ATTEMPT", "JOB", "RANKS", "SIZE", "CREATED", "STATE"].map(str::to_string).to_vec();
     let lines: Vec<Vec<String>> = std::iter::once(head).chain(rows.iter().map(Row::cells)).collect();
-    let mut text = if rows.is_empty() { "no checkpoints".to_string() } else { table(&lines) };
+    let mut text = if rows.is_empty() { "no checkpoints".to_string() } else { columns(&lines) };
     for fault in rows.iter().flat_map(|row| &row.faults) {
         text.push_str(&format!("\n{fault}"));
     }
@@ -127,13 +115,13 @@ fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> Answer {
 }
 
 /// The checkpoints that are meant, newest first.
-fn find(args: &WhichArgs) -> Result<Vec<Found>, Refusal> {
+fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
     let name = args.directory.display();
     // A store takes one that is missing for empty; somebody who looks has mistyped it.
     if !args.directory.is_dir() {
-        return Err((format!("{name}: got no directory; expected that of a job's checkpoints"), Exit::Usage));
+        return Err(Failure::usage(format!("{name}: got no directory; expected that of a job's checkpoints")));
     }
-    let found = Store::new(&Disk, &args.directory).list().map_err(|error| (error.to_string(), Exit::Unexpected))?;
+    let found = Store::new(&Disk, &args.directory).list().map_err(Failure::unexpected)?;
     let is_meant = |found: &Found| {
         args.step.is_none_or(|step| found.id.step == step)
             && args.attempt.is_none_or(|attempt| found.id.attempt == attempt)
@@ -143,21 +131,20 @@ fn find(args: &WhichArgs) -> Result<Vec<Found>, Refusal> {
     let meant: Vec<Found> = found.into_iter().filter(is_meant).collect();
     if meant.is_empty() && is_chosen {
         let known = if known.is_empty() { "none".to_string() } else { format!("steps {}", known.join(", ")) };
-        return Err((
-            format!("{name}: got no such checkpoint; expected one of those that are there: {known}"),
-            Exit::Usage,
-        ));
+        return Err(Failure::usage(format!(
+            "{name}: got no such checkpoint; expected one of those that are there: {known}"
+        )));
     }
     Ok(meant)
 }
 
-fn list(args: &WhichArgs) -> Result<Answer, Refusal> {
+fn list(args: &WhichArgs) -> Result<Answer, Failure> {
     let rows: Vec<Row> = find(args)?.iter().map(Row::new).collect();
     Ok(answer("CheckpointList", &rows, Exit::Done))
 }
 
 /// An unfinished checkpoint is no fault as long as another one can be used: every crash leaves one.
-fn verify(args: &WhichArgs) -> Result<Answer, Refusal> {
+fn verify(args: &WhichArgs) -> Result<Answer, Failure> {
     let store = Store::new(&Disk, &args.directory);
     let verified = |found: &Found| {
         let mut row = Row::new(found);
@@ -175,21 +162,22 @@ fn verify(args: &WhichArgs) -> Result<Answer, Refusal> {
 
 /// Exports the newest complete checkpoint that is meant. If that is damaged nothing is exported: an older model would not be what was
 /// asked for.
-fn export_model(args: &ExportArgs) -> Result<Answer, Refusal> {
+fn export_model(args: &ExportArgs) -> Result<Answer, Failure> {
     let name = args.which.directory.display();
     let found = find(&args.which)?;
     let newest = found.into_iter().find(|found| !matches!(found.state, State::Incomplete));
     let checkpoint: Checkpoint = match newest.map(|found| found.state) {
         Some(State::Complete(checkpoint)) => *checkpoint,
-        Some(State::Damaged(error)) => return Err((another(&error), Exit::CheckpointRefused)),
+        Some(State::Damaged(error)) => return Err(another(&error)),
         Some(State::Incomplete) | None => {
-            return Err((format!("{name}: got no complete checkpoint; expected one"), Exit::CheckpointRefused));
+            let message = format!("{name}: got no complete checkpoint; expected one");
+            return Err(Failure::new(message, Exit::CheckpointRefused));
         }
     };
     let store = Store::new(&Disk, &args.which.directory);
     let exported = export::export(&Disk, &store, &checkpoint, &args.to).map_err(|error| match &error {
-        CheckpointError::Io { file, .. } if *file == args.to => (error.to_string(), Exit::Unexpected),
-        _ => (another(&error), Exit::CheckpointRefused),
+        CheckpointError::Io { file, .. } if *file == args.to => Failure::unexpected(error),
+        _ => another(&error),
     })?;
     let CheckpointId { step, attempt } = checkpoint.manifest().about().id;
     let (tensors, bytes) = (exported.tensors, exported.bytes);
@@ -204,9 +192,10 @@ fn export_model(args: &ExportArgs) -> Result<Answer, Refusal> {
     Ok(Answer { kind: "CheckpointExport", value, text, exit: Exit::Done })
 }
 
-/// What else can be done about a checkpoint that cannot be used.
-fn another(error: &CheckpointError) -> String {
-    format!("{error}\n`switchyard checkpoint verify` shows which others can be exported with --step")
+/// The refusal of a damaged checkpoint, with what else can be done.
+fn another(error: &CheckpointError) -> Failure {
+    let message = format!("{error}\n`switchyard checkpoint verify` shows which others can be exported with --step");
+    Failure::new(message, Exit::CheckpointRefused)
 }
 
 #[cfg(test)]

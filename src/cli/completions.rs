@@ -1,7 +1,8 @@
 //! `switchyard completions` and `switchyard man`: made from the command line's own description, so that they cannot lag behind it.
 
-use super::args::{Cli, CompletionShell};
-use super::{print, refuse};
+use crate::args::{Cli, CompletionShell};
+use crate::failure::Failure;
+use crate::output::print;
 use clap::{Command, CommandFactory};
 use clap_complete::{Shell, engine};
 use std::ffi::OsString;
@@ -56,19 +57,15 @@ fn candidates(words: &[String]) -> String {
 }
 
 /// Writes manual pages.
-pub(super) fn man(folder: &Path) -> Exit {
+pub(super) fn man(folder: &Path) -> Result<Exit, Failure> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let pages = std::fs::create_dir_all(folder).and_then(|()| pages(&command, "switchyard", folder));
-    match pages {
-        Ok(count) => {
-            print(&format!("{count} manual pages in {}", folder.display()));
-            Exit::Done
-        }
-        Err(error) => {
-            refuse(&format!("cannot write manual pages into {}: {error}", folder.display()), Exit::Unexpected)
-        }
-    }
+    let count = pages.map_err(|error| {
+        Failure::unexpected(format!("cannot write manual pages into {}: {error}", folder.display()))
+    })?;
+    print(&format!("{count} manual pages in {}", folder.display()));
+    Ok(Exit::Done)
 }
 
 fn pages(command: &Command, name: &str, folder: &Path) -> std::io::Result<usize> {
@@ -99,7 +96,7 @@ mod tests {
     #[test]
     fn every_command_has_a_manual_page_and_the_scripts_know_it() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(man(folder.path()), Exit::Done);
+        assert_eq!(man(folder.path()), Ok(Exit::Done));
         let text = std::fs::read_to_string(folder.path().join("switchyard-checkpoint-verify.1")).unwrap();
         assert!(text.contains("digests"), "{text}");
         for name in ["switchyard", "switchyard-status", "switchyard-support-bundle", "switchyard-topo-import"] {

@@ -1,10 +1,10 @@
 //! `switchyard controller`: flags, signals, and then the controller.
 
-use super::args::{ControllerArgs, Toggle};
-use super::{fabric, refuse};
+use crate::args::{ControllerArgs, Toggle, levels};
+use crate::failure::Failure;
+use crate::input;
 use std::time::Duration;
 use switchyard_controller::{self as controller, Settings, Timing};
-use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
 use switchyard_plan::objects::Defaults;
 use switchyard_service::{Connection, connect, telemetry};
 use switchyard_worker_contract::exit::Exit;
@@ -14,32 +14,16 @@ use tokio::sync::watch::{Sender, channel};
 /// Namespace of the Lease when nothing says another one.
 const NAMESPACE: &str = "switchyard-system";
 
-pub(super) fn controller(args: &ControllerArgs) -> Exit {
-    if let Err(message) = telemetry::start(args.log_format, &args.log_level) {
-        return refuse(&message, Exit::Usage);
-    }
-    let election = match timing(args) {
-        Ok(election) => election,
-        Err(message) => return refuse(&message, Exit::Usage),
-    };
-    let levels = match levels(&args.domains) {
-        Ok(levels) => levels,
-        Err(error) => return refuse(&format!("--domain: {error}"), Exit::Usage),
-    };
-    let fabric_profile = match args.fabric_profile.as_deref().map(fabric::profile).transpose() {
-        Ok(profile) => profile,
-        Err(error) => return refuse(&error, Exit::Usage),
-    };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return refuse(&format!("cannot start: {error}"), Exit::Unexpected),
-    };
+pub(super) fn controller(args: &ControllerArgs) -> Result<Exit, Failure> {
+    telemetry::start(args.log_format, &args.log_level).map_err(Failure::usage)?;
+    let election = timing(args).map_err(Failure::usage)?;
+    let levels = levels(&args.domains).map_err(|error| Failure::usage(format!("--domain: {error}")))?;
+    let fabric_profile = args.fabric_profile.as_deref().map(input::fabric_profile).transpose()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::unexpected(format!("cannot start: {error}")))?;
     runtime.block_on(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let config = match connect(&connection).await {
-            Ok(config) => config,
-            Err(message) => return refuse(&message, Exit::Usage),
-        };
+        let config = connect(&connection).await.map_err(Failure::usage)?;
         // Outside a pod the namespace of a kubeconfig is only where its user happens to work.
         let namespace = args.namespace.clone().unwrap_or_else(|| NAMESPACE.to_string());
         let settings = Settings {
@@ -60,19 +44,11 @@ pub(super) fn controller(args: &ControllerArgs) -> Exit {
         };
         let (stop, stopped) = channel(false);
         let (sent, exit) = channel(Exit::Done);
-        if let Err(error) = stop_on_signal(stop, sent) {
-            return refuse(&format!("cannot listen to signals: {error}"), Exit::Unexpected);
-        }
-        match controller::run(settings, config, stopped).await {
-            Ok(()) => *exit.borrow(),
-            Err(error) => refuse(&error.to_string(), Exit::Usage),
-        }
+        stop_on_signal(stop, sent)
+            .map_err(|error| Failure::unexpected(format!("cannot listen to signals: {error}")))?;
+        controller::run(settings, config, stopped).await.map_err(Failure::usage)?;
+        Ok(*exit.borrow())
     })
-}
-
-/// The levels of the command line; none there: those that are known.
-pub(super) fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
-    if domains.is_empty() { Ok(Levels::default()) } else { Levels::new(domains.to_vec()) }
 }
 
 fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {

@@ -1,16 +1,15 @@
 //! `switchyard convert`: manifests of other operators as TrainJobs on standard output, and what they lack on standard error.
 
-use super::args::{Cli, ConvertArgs, Output};
-use super::units::{counted, plural};
-use super::{manifest, print, print_yaml, refuse, yaml};
+use crate::args::{Cli, ConvertArgs, Output};
+use crate::failure::Failure;
+use crate::output::{emit_object, print};
+use crate::{input, yaml};
 use serde_json::Value;
-use std::path::Path;
+use std::fmt::Display;
+use switchyard_core::units::{counted, plural};
 use switchyard_plan as plan;
 use switchyard_tools::convert::{self, ConvertError, Converted};
 use switchyard_worker_contract::exit::Exit;
-
-/// Largest file taken: several manifests in one may be more than a cluster stores of each.
-const LARGEST: (u64, &str) = (16 << 20, "16 MiB");
 
 /// What a file becomes: the TrainJobs with what they lack, and what was passed over.
 struct File {
@@ -19,32 +18,24 @@ struct File {
 }
 
 /// Converts a file; nothing is printed unless all of it is valid.
-pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Exit {
-    let name = if args.file == Path::new("-") { "standard input".to_string() } else { args.file.display().to_string() };
-    let text = manifest::read_at_most(&args.file, &name, "manifest of at most 16 MiB", LARGEST);
-    let file = match text.and_then(|text| read(&name, &text)) {
-        Ok(file) => file,
-        Err(error) => return refuse(&error, Exit::Usage),
-    };
+pub(super) fn convert(cli: &Cli, args: &ConvertArgs) -> Result<Exit, Failure> {
+    let text = input::read(&args.file, "manifest of at most 16 MiB", input::MANIFESTS)?;
+    let file = read(&input::name(&args.file), &text)?;
     for (index, converted) in file.jobs.iter().enumerate() {
-        match cli.output {
-            Output::Json => print(&converted.job.to_string()),
-            Output::Table | Output::Yaml | Output::Dot => {
-                if index > 0 {
-                    print("---");
-                }
-                print_yaml(&converted.job);
-            }
+        if index > 0 && cli.output != Output::Json {
+            print("---");
         }
+        emit_object(cli.output, &converted.job);
     }
     if !cli.quiet {
         let said = said(&file);
         anstream::eprint!("{said}");
     }
-    Exit::Done
+    Ok(Exit::Done)
 }
 
-fn read(name: &str, text: &str) -> Result<File, String> {
+fn read(name: &str, text: &str) -> Result<File, Failure> {
+    let wrong = |fault: &dyn Display| Failure::usage(format!("error[SY0002]: {name}: {fault}"));
     let mut file = File { jobs: Vec::new(), passed_over: Vec::new() };
     for document in yaml::documents(name, text)? {
         let document = document.value.to_json();
@@ -52,17 +43,17 @@ fn read(name: &str, text: &str) -> Result<File, String> {
         for item in items.map_or_else(|| std::slice::from_ref(&document), Vec::as_slice) {
             match convert::convert(item) {
                 Ok(converted) => {
-                    check(&converted.job).map_err(|fault| format!("error[SY0002]: {name}: {fault}"))?;
+                    check(&converted.job).map_err(|fault| wrong(&fault))?;
                     file.jobs.push(converted);
                 }
                 Err(ConvertError::UnknownKind(kind)) => file.passed_over.push(kind),
-                Err(error) => return Err(format!("error[SY0002]: {name}: {error}")),
+                Err(error) => return Err(wrong(&error)),
             }
         }
     }
     if file.jobs.is_empty() {
         let got = file.passed_over.pop().unwrap_or_else(|| "no document".into());
-        return Err(format!("error[SY0002]: {name}: {}", ConvertError::UnknownKind(got)));
+        return Err(wrong(&ConvertError::UnknownKind(got)));
     }
     Ok(file)
 }

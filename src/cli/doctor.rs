@@ -1,10 +1,10 @@
 //! `switchyard doctor`: reads logs and says what was first, what followed, and what to look at.
 
-use super::args::{Cli, DoctorArgs, Output};
-use super::run::json_line;
-use super::topo::text::Screen;
-use super::units::{binary, counted, duration, grouped};
-use super::{live, machine, print, print_yaml, refuse};
+use crate::args::{Cli, DoctorArgs};
+use crate::failure::Failure;
+use crate::live;
+use crate::output::{emit, width};
+use crate::text::Screen;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use switchyard_core::units::{binary, counted, duration, grouped};
 use switchyard_tools::doctor::gang::Gang;
 use switchyard_tools::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
@@ -50,21 +51,13 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads logs and explains them.
-pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Exit {
-    let found = match live::name_in(args) {
-        Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang))),
-        None => read_all(cli, &args.logs).map(|diagnosis| (diagnosis, None)),
+pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
+    let (diagnosis, gang) = match live::name_in(args) {
+        Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang)))?,
+        None => (read_all(cli, &args.logs)?, None),
     };
-    let (diagnosis, gang) = match found {
-        Ok(found) => found,
-        Err((error, exit)) => return refuse(&error, exit),
-    };
-    match cli.output {
-        Output::Json => json_line("Diagnosis", data(&diagnosis, gang.as_ref())),
-        Output::Yaml => print_yaml(&data(&diagnosis, gang.as_ref())),
-        Output::Table | Output::Dot => print(&screen(&diagnosis, gang.as_ref(), machine::width())),
-    }
-    Exit::Done
+    emit(cli.output, "Diagnosis", &data(&diagnosis, gang.as_ref()), || screen(&diagnosis, gang.as_ref(), width()));
+    Ok(Exit::Done)
 }
 
 /// The diagnosis, each attempt with the facts of its gang.
@@ -79,9 +72,9 @@ fn data(diagnosis: &Diagnosis, gang: Option<&Gang>) -> Value {
     value
 }
 
-fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, (String, Exit)> {
-    let logs = logs(paths).map_err(|error| (error, Exit::Usage))?;
-    let mut doctor = Doctor::new().map_err(|error| (format!("the table of errors: {error}"), Exit::Unexpected))?;
+fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, Failure> {
+    let logs = logs(paths)?;
+    let mut doctor = Doctor::new().map_err(|error| Failure::unexpected(format!("the table of errors: {error}")))?;
     let total = logs.iter().filter_map(|log| log.metadata().ok()).map(|about| about.len()).sum();
     let mut progress = Progress::new(cli, total);
     for log in &logs {
@@ -97,7 +90,7 @@ fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, (String, Exit)> {
         };
         read.map_err(|error| {
             progress.clear();
-            (format!("cannot read {}: {error}", log.display()), Exit::Usage)
+            Failure::usage(format!("cannot read {}: {error}", log.display()))
         })?;
     }
     progress.clear();
@@ -110,11 +103,12 @@ fn this_year(time: Option<Timestamp>) -> i16 {
 }
 
 /// The files that are meant: those that are named, and in folders whatever may be a log.
-fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, String> {
+fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for path in paths {
         let unreadable = |what: &dyn std::fmt::Display| {
-            format!("cannot read {}: {what}; expected a log, or a folder with logs", path.display())
+            let expected = "expected a log, or a folder with logs";
+            Failure::usage(format!("cannot read {}: {what}; {expected}", path.display()))
         };
         if path == Path::new("-") {
             found.push(path.clone());

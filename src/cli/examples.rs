@@ -1,6 +1,6 @@
 //! What becomes of the manifests in `examples/`, reviewed as YAML in `snapshots/`.
 
-use super::manifest;
+use crate::{manifest, yaml};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
@@ -64,7 +64,7 @@ fn every_other_framework_has_a_valid_example() {
 fn the_job_of_another_operator_is_converted() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/other/pytorchjob.yaml");
     let text = std::fs::read_to_string(path).unwrap();
-    let document = super::yaml::documents("pytorchjob.yaml", &text).unwrap().remove(0).value.to_json();
+    let document = yaml::documents("pytorchjob.yaml", &text).unwrap().remove(0).value.to_json();
     let converted = switchyard_tools::convert::convert(&document).unwrap();
     let job = switchyard_crds::validate::train_job(&converted.job).unwrap_or_else(|faults| panic!("{faults:?}"));
     let valid = switchyard_plan::validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));

@@ -1,32 +1,29 @@
 //! `switchyard explain`: the page of an error code, without a network; or why a job is where it is.
 
-use super::args::{Cli, ExplainArgs};
-use super::{cluster, print, refuse};
+use crate::args::{Cli, ExplainArgs};
+use crate::cluster;
+use crate::failure::Failure;
+use crate::output::print;
 use switchyard_worker_contract::exit::Exit;
 
 /// The pages, one heading per code.
 const PAGES: &str = include_str!("../../docs/errors.md");
 
 /// Explains a code or a job.
-pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Exit {
+pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
     let digits = args.subject.strip_prefix("SY").or_else(|| args.subject.strip_prefix("sy")).unwrap_or_default();
     let is_code = digits.len() == 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
     if is_code { of_code(&args.subject) } else { cluster::explain(cli, args) }
 }
 
 /// Prints the page of a code.
-fn of_code(code: &str) -> Exit {
-    match page(code) {
-        Some(text) => {
-            print(&text);
-            Exit::Done
-        }
-        None => {
-            let known: Vec<&str> =
-                PAGES.lines().filter_map(|line| line.strip_prefix("## ")?.split(' ').next()).collect();
-            refuse(&format!("no error code `{code}`; known: {}", known.join(", ")), Exit::Usage)
-        }
-    }
+fn of_code(code: &str) -> Result<Exit, Failure> {
+    let text = page(code).ok_or_else(|| {
+        let known: Vec<&str> = PAGES.lines().filter_map(|line| line.strip_prefix("## ")?.split(' ').next()).collect();
+        Failure::usage(format!("no error code `{code}`; known: {}", known.join(", ")))
+    })?;
+    print(&text);
+    Ok(Exit::Done)
 }
 
 /// The section of a code, without the mark of its heading.

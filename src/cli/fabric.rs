@@ -1,29 +1,13 @@
-//! Screens of the fabric: every setting with its reason; and the administrator's profile as a file.
+//! Screens of the fabric: every setting with its reason.
 
-use super::cluster::name_of;
-use super::manifest;
-use super::units::plural;
+use crate::snapshot::name_of;
 use serde_json::{Value, json};
-use std::path::Path;
+use switchyard_core::units::plural;
 use switchyard_crds::{
     DecisionOutcome, FabricDecision, FabricStatus, PreflightSeverity, PreflightStatus, TrainJob, Transport,
 };
 use switchyard_fabric::forecast::{Between, Forecast, lines};
 use switchyard_fabric::preflight::CHECKS;
-use switchyard_fabric::profile::Profile;
-
-/// Largest profile.
-const MOST: (u64, &str) = (1 << 20, "1 MiB");
-
-/// Reads an administrator's profile.
-///
-/// # Errors
-/// A file that cannot be read, or is no profile: the flag, its name, the field, what was got and what was expected.
-pub(super) fn profile(path: &Path) -> Result<Profile, String> {
-    let name = path.display().to_string();
-    let text = manifest::read_at_most(path, &name, "fabric profile of at most 1 MiB", MOST)?;
-    Profile::parse(&text).map_err(|error| format!("--fabric-profile {name}: {error}"))
-}
 
 /// How the processes of a job reach each other, for people. `verbose`: also where each word is from.
 pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&Forecast>, verbose: bool) -> String {

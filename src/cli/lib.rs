@@ -7,6 +7,7 @@ mod args;
 mod checkpoint;
 mod cluster;
 mod completions;
+mod connect;
 mod controller;
 mod convert;
 mod doctor;
@@ -14,11 +15,14 @@ mod doctor;
 mod examples;
 mod explain;
 mod fabric;
+mod failure;
 mod import;
+mod input;
 mod lint;
 mod live;
 mod machine;
 mod manifest;
+mod output;
 mod preflight;
 #[cfg(test)]
 mod reference;
@@ -26,6 +30,7 @@ mod report;
 mod run;
 mod screen;
 mod snapshot;
+mod text;
 mod topo;
 mod verdict;
 mod whatif;
@@ -33,60 +38,49 @@ mod xml;
 mod yaml;
 
 pub use args::Cli;
-pub use manifest::{ManifestError, read as read_manifest};
 
-use args::Command;
-use switchyard_core::units;
+use args::{Command, Output};
+use failure::Failure;
+use output::print;
 use switchyard_worker_contract::exit::Exit;
 
-/// Carries out one command line and answers its exit code.
+/// Carries out one command line and returns its exit code; prints why there is no result.
 pub fn execute(cli: Cli) -> Exit {
-    if cli.output == args::Output::Dot && !matches!(cli.command, Command::Topo(_)) {
-        return refuse("-o dot: only `switchyard topo` draws; expected table, yaml or json", Exit::Usage);
+    command(&cli).unwrap_or_else(|failure| failure.print())
+}
+
+fn command(cli: &Cli) -> Result<Exit, Failure> {
+    if cli.output == Output::Dot && !matches!(cli.command, Command::Topo(_)) {
+        return Err(Failure::usage("-o dot: only `switchyard topo` draws; expected table, yaml or json"));
     }
     match &cli.command {
-        Command::Run(args) => run::run(&cli, args),
-        Command::Plan(args) if args.cluster || args.place.snapshot.is_some() => cluster::plan(&cli, args),
-        Command::Plan(args) => run::plan(&cli, args),
-        Command::Whatif(args) => whatif::whatif(&cli, args),
-        Command::Snapshot(args) => cluster::snapshot(&cli, args),
-        Command::Report(args) => report::of_either(&cli, args),
-        Command::Status(args) => live::status(&cli, args),
-        Command::Logs(args) => live::logs(&cli, args),
-        Command::SupportBundle(args) => live::bundle(&cli, args),
-        Command::Lint(args) => lint::lint(&cli, args),
-        Command::Convert(args) => convert::convert(&cli, args),
-        Command::Preflight(args) => preflight::preflight(&cli, args),
-        Command::Doctor(args) => doctor::doctor(&cli, args),
-        Command::Topo(args) => machine::topo(&cli, args),
-        Command::Checkpoint(command) => checkpoint::checkpoint(&cli, command),
+        Command::Run(args) => run::run(cli, args),
+        Command::Plan(args) if args.cluster || args.place.snapshot.is_some() => cluster::plan(cli, args),
+        Command::Plan(args) => run::plan(cli, args),
+        Command::Whatif(args) => whatif::whatif(cli, args),
+        Command::Snapshot(args) => cluster::snapshot(cli, args),
+        Command::Report(args) if report::is_job(&args.subject) => live::report(cli, args),
+        Command::Report(args) => report::report(cli, args),
+        Command::Status(args) => live::status(cli, args),
+        Command::Logs(args) => live::logs(cli, args),
+        Command::SupportBundle(args) => live::bundle(cli, args),
+        Command::Lint(args) => lint::lint(cli, args),
+        Command::Convert(args) => convert::convert(cli, args),
+        Command::Preflight(args) => preflight::preflight(cli, args),
+        Command::Doctor(args) => doctor::doctor(cli, args),
+        Command::Topo(args) => topo::topo(cli, args),
+        Command::Checkpoint(command) => checkpoint::checkpoint(cli, command),
         Command::Controller(args) => controller::controller(args),
-        Command::Crd => crd(),
-        Command::Explain(args) => explain::explain(&cli, args),
-        Command::Completions(args) => completions::script(args.shell),
+        Command::Crd => Ok(crd()),
+        Command::Explain(args) => explain::explain(cli, args),
+        Command::Completions(args) => Ok(completions::script(args.shell)),
         Command::Man(args) => completions::man(&args.folder),
-        Command::Complete(args) => completions::complete(&args.words),
+        Command::Complete(args) => Ok(completions::complete(&args.words)),
         Command::Version => {
             print(&format!("switchyard {}", cli.version));
-            Exit::Done
+            Ok(Exit::Done)
         }
     }
-}
-
-/// Prints a result. A reader that has gone (`| head`) has seen enough; a disk that is full is told.
-fn print(text: &str) {
-    use std::io::Write;
-    let written = writeln!(anstream::stdout(), "{}", text.trim_end());
-    if let Err(error) = written.as_ref()
-        && error.kind() != std::io::ErrorKind::BrokenPipe
-    {
-        anstream::eprintln!("error: the result cannot be printed: {error}");
-    }
-}
-
-/// Prints a result as YAML.
-fn print_yaml(result: &impl serde::Serialize) {
-    print(&serde_saphyr::to_string(result).unwrap_or_default());
 }
 
 /// Prints the CRDs, for `kubectl apply -f -`.
@@ -95,11 +89,4 @@ fn crd() -> Exit {
         print(&format!("---\n{}", switchyard_crds::generate::yaml(&crd)));
     }
     Exit::Done
-}
-
-/// Prints an error to standard error and answers its exit code. Styles stay where `--color`, the environment and the stream want them.
-fn refuse(message: &str, exit: Exit) -> Exit {
-    let has_code = anstream::adapter::strip_str(message).to_string().starts_with("error[");
-    anstream::eprintln!("{}{message}", if has_code { "" } else { "error: " });
-    exit
 }

@@ -1,21 +1,19 @@
 //! `switchyard lint`: what is wrong with manifests, shown in the user's files.
 
-use super::args::{Cli, LintArgs, Output};
-use super::run::json_line;
-use super::units::{counted, plural};
-use super::yaml::{self, Node, Shown};
-use super::{manifest, print, print_yaml, refuse};
+use crate::args::{Cli, LintArgs};
+use crate::failure::Failure;
+use crate::input;
+use crate::output::emit;
+use crate::yaml::{self, Node, Shown};
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use serde::Serialize;
-use serde_json::json;
 use serde_saphyr::Spanned;
 use std::ops::Range;
 use std::path::Path;
+use switchyard_core::units::{counted, plural};
 use switchyard_fabric::lint::{self, Finding, Linted, Options, Severity, Step};
 use switchyard_worker_contract::exit::Exit;
 
-/// Largest file taken: several manifests in one may be more than a cluster stores of each.
-const LARGEST: (u64, &str) = (16 << 20, "16 MiB");
 /// As other linters answer when they found an error in what they read.
 const FOUND: Exit = Exit::Unexpected;
 
@@ -26,39 +24,30 @@ struct File {
     documents: Vec<(Spanned<Node>, Vec<Linted>)>,
 }
 
-/// Looks at all files; the first that cannot be read ends it.
-pub(super) fn lint(cli: &Cli, args: &LintArgs) -> Exit {
+/// Checks all files; the first one that cannot be read ends it.
+pub(super) fn lint(cli: &Cli, args: &LintArgs) -> Result<Exit, Failure> {
     let options = Options { nccl: args.nccl };
-    let files: Result<Vec<File>, String> = args.files.iter().map(|path| read(path, options)).collect();
-    let files = match files {
-        Ok(files) => files,
-        Err(error) => return refuse(&error, Exit::Usage),
-    };
-    match cli.output {
-        Output::Json => json_line("LintReport", json!(report(&files))),
-        Output::Yaml => print_yaml(&report(&files)),
-        Output::Table | Output::Dot => print(&screen(&files)),
-    }
-    if count(&files, Severity::Error) > 0 { FOUND } else { Exit::Done }
+    let files: Vec<File> = args.files.iter().map(|path| read(path, options)).collect::<Result<_, _>>()?;
+    emit(cli.output, "LintReport", &report(&files), || screen(&files));
+    Ok(if count(&files, Severity::Error) > 0 { FOUND } else { Exit::Done })
 }
 
-fn read(path: &Path, options: Options) -> Result<File, String> {
-    let name = if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() };
-    let text = manifest::read_at_most(path, &name, "manifest of at most 16 MiB", LARGEST)?;
-    file(name, text, options)
+fn read(path: &Path, options: Options) -> Result<File, Failure> {
+    let text = input::read(path, "manifest of at most 16 MiB", input::MANIFESTS)?;
+    file(input::name(path), text, options)
 }
 
-fn file(name: String, text: String, options: Options) -> Result<File, String> {
+fn file(name: String, text: String, options: Options) -> Result<File, Failure> {
     let look = |document: Spanned<Node>| {
         let linted = lint::lint(&document.value.to_json(), options);
         (document, linted)
     };
     let documents: Vec<(Spanned<Node>, Vec<Linted>)> = yaml::documents(&name, &text)?.into_iter().map(look).collect();
     if documents.iter().all(|(_, linted)| linted.is_empty()) {
-        return Err(format!(
+        return Err(Failure::usage(format!(
             "error[SY0002]: {name}: got nothing that starts pods; expected a TrainJob, PyTorchJob, MPIJob, Job, Pod or the \
              like, or a ConfigMap with an nccl.conf"
-        ));
+        )));
     }
     Ok(File { name, text, documents })
 }

@@ -1,78 +1,37 @@
 //! Reads a manifest: YAML with positions, then the API's own validation; every fault is shown in the user's file.
 
-use super::yaml::{self, Node, Shown};
+use crate::failure::Failure;
+use crate::input;
+use crate::yaml::{self, Node, Shown};
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use serde_saphyr::Spanned;
-use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use switchyard_crds::TrainJob;
 use switchyard_crds::validate::{self, Fault};
-
-/// Largest manifest taken. etcd refuses objects above 1.5 MiB.
-const LARGEST: u64 = 1 << 20;
-
-/// A manifest that cannot be used, ready to be printed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ManifestError(pub String);
 
 /// Reads and validates the TrainJob in `path`; `-` is standard input. Errors are styled; whoever prints them
 /// strips that where it does not belong.
 ///
 /// # Errors
 /// The file cannot be read, is too large, is no YAML, holds no or several documents, or is not a valid TrainJob.
-pub fn read(path: &Path) -> Result<TrainJob, ManifestError> {
-    let name = if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() };
-    let text = read_text(path, &name, "TrainJob")?;
-    parse(&name, &text)
+pub(crate) fn read(path: &Path) -> Result<TrainJob, Failure> {
+    let text = input::read_object(path, "TrainJob")?;
+    parse(&input::name(path), &text)
 }
 
-/// The text of a file that should hold a `kind`; never more than [`LARGEST`], and never waiting for a pipe or a device.
-pub(super) fn read_text(path: &Path, name: &str, kind: &str) -> Result<String, ManifestError> {
-    let kind = format!("{kind} of at most 1 MiB, the most that a cluster stores");
-    read_at_most(path, name, &kind, (LARGEST, "1 MiB")).map_err(ManifestError)
-}
-
-/// The text of a file of at most so many bytes, and how many that is in words; `kind`: what is expected in it.
-pub(super) fn read_at_most(path: &Path, name: &str, kind: &str, most: (u64, &str)) -> Result<String, String> {
-    let (largest, most) = most;
-    let unreadable = |what: &str| format!("error[SY0001]: cannot read {name}: {what}");
-    let mut bytes = Vec::new();
-    if path == Path::new("-") {
-        std::io::stdin().take(largest + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
-    } else {
-        let found = std::fs::metadata(path).map_err(|error| unreadable(&error.to_string()))?;
-        if !found.is_file() {
-            let got = if found.is_dir() { "a directory" } else { "not a regular file" };
-            return Err(unreadable(&format!("got {got}; expected a file with a {kind}")));
-        }
-        let file = std::fs::File::open(path).map_err(|error| unreadable(&error.to_string()))?;
-        file.take(largest + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
-    }
-    if bytes.len() as u64 > largest {
-        return Err(unreadable(&format!("got more than {most}; expected a {kind}")));
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        unreadable(&format!(
-            "got a byte that is not UTF-8 at offset {}; expected text",
-            error.utf8_error().valid_up_to()
-        ))
-    })
-}
-
-fn parse(name: &str, text: &str) -> Result<TrainJob, ManifestError> {
-    let mut documents = yaml::documents(name, text).map_err(ManifestError)?;
+fn parse(name: &str, text: &str) -> Result<TrainJob, Failure> {
+    let mut documents = yaml::documents(name, text)?;
     if documents.len() != 1 {
         let got =
             if documents.is_empty() { "no document".to_string() } else { format!("{} documents", documents.len()) };
-        return Err(ManifestError(format!("error[SY0002]: {name}: got {got}; expected one TrainJob in a file")));
+        return Err(Failure::usage(format!("error[SY0002]: {name}: got {got}; expected one TrainJob in a file")));
     }
     let Some(document) = documents.pop() else {
-        return Err(ManifestError(format!("error[SY0002]: {name}: got no document; expected one TrainJob")));
+        return Err(Failure::usage(format!("error[SY0002]: {name}: got no document; expected one TrainJob")));
     };
     validate::train_job(&document.value.to_json())
-        .map_err(|faults| ManifestError(render(name, text, &document, &faults)))
+        .map_err(|faults| Failure::usage(render(name, text, &document, &faults)))
 }
 
 /// Where the field of a fault lies: its value, or its key when the field itself is the fault; the nearest parent when it is missing.
@@ -129,7 +88,7 @@ spec:
 "#;
 
     fn refused(text: &str) -> String {
-        anstream::adapter::strip_str(&parse("job.yaml", text).unwrap_err().0).to_string()
+        anstream::adapter::strip_str(&parse("job.yaml", text).unwrap_err().message).to_string()
     }
 
     #[test]

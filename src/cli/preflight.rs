@@ -1,56 +1,35 @@
 //! `switchyard preflight`: the nodes that a job would get are checked as the controller checks them when it places the job.
 
-use super::args::{Cli, Output, PreflightArgs};
-use super::cluster::{in_namespace, look, name_of, open};
-use super::run::json_line;
-use super::{fabric, manifest, print, print_yaml, refuse};
+use crate::args::{Cli, PreflightArgs};
+use crate::failure::Failure;
+use crate::output::emit;
+use crate::snapshot::{self, in_namespace, look, name_of};
+use crate::{fabric, manifest};
 use serde_json::json;
 use switchyard_core::units::counted;
 use switchyard_crds::{PlacementStatus, PreflightMode};
 use switchyard_fabric::preflight::blocking;
 use switchyard_worker_contract::exit::Exit;
 
-/// Checks, and prints what was found. Blocks are told by the exit code, whatever mode the job has.
-pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Exit {
-    let mut job = match manifest::read(&args.file) {
-        Ok(job) => job,
-        Err(error) => return refuse(&error.0, Exit::Usage),
-    };
+/// Checks, and prints what was found. The exit code reports blocks, whatever mode the job has.
+pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Result<Exit, Failure> {
+    let mut job = manifest::read(&args.file)?;
     job.spec.fabric.preflight.mode = PreflightMode::Report;
-    let mut cluster = match open(&args.place) {
-        Ok(cluster) => cluster,
-        Err((error, exit)) => return refuse(&error, exit),
-    };
+    let mut cluster = snapshot::open(&args.place)?;
     let job = in_namespace(job, &cluster);
-    let found = match look(&mut cluster, &job) {
-        Ok(found) => found,
-        Err(error) => return refuse(&error, Exit::Usage),
+    let found = look(&mut cluster, &job)?;
+    let not_placeable = |why: String| Failure::new(why, Exit::NotPlaceable);
+    let placement = found.place.map_err(|why| not_placeable(format!("not placeable: {why}")))?.status;
+    let Some(decided) = found.fabric else {
+        let why = "it has no GPUs and one node, or our own engine, which needs no fabric";
+        return Err(Failure::usage(format!("there is nothing to check for {}: {why}", name_of(&job))));
     };
-    let placement = match found.place {
-        Ok(placed) => placed.status,
-        Err(why) => return refuse(&format!("not placeable: {why}"), Exit::NotPlaceable),
-    };
-    let decided = match found.fabric {
-        Some(Ok(decided)) => decided.status,
-        Some(Err(why)) => return refuse(&why, Exit::NotPlaceable),
-        None => {
-            let why = "it has no GPUs and one node, or our own engine, which needs no fabric";
-            return refuse(&format!("there is nothing to check for {}: {why}", name_of(&job)), Exit::Usage);
-        }
-    };
-    let result = || {
-        let nodes: Vec<&str> = placement.nodes.iter().map(|node| node.node_name.as_str()).collect();
-        json!({"job": name_of(&job), "nodes": nodes, "preflight": decided.preflight})
-    };
-    match cli.output {
-        Output::Json => json_line("Preflight", result()),
-        Output::Yaml => print_yaml(&result()),
-        Output::Table | Output::Dot => print(&fabric::checks(&job, &decided, &nodes(&placement), cli.verbose)),
-    }
-    match decided.preflight.as_ref().and_then(blocking) {
-        Some(_) => Exit::PreflightRefused,
-        None => Exit::Done,
-    }
+    let decided = decided.map_err(not_placeable)?.status;
+    let names: Vec<&str> = placement.nodes.iter().map(|node| node.node_name.as_str()).collect();
+    let result = json!({"job": name_of(&job), "nodes": names, "preflight": decided.preflight});
+    emit(cli.output, "Preflight", &result, || fabric::checks(&job, &decided, &nodes(&placement), cli.verbose));
+    let is_blocked = decided.preflight.as_ref().and_then(blocking).is_some();
+    Ok(if is_blocked { Exit::PreflightRefused } else { Exit::Done })
 }
 
 /// The nodes in words: their names, or how many there are.

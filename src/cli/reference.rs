@@ -3,8 +3,8 @@
 //! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard-cli reference`, and commit the file.
 #![allow(clippy::unwrap_used)]
 
-use super::args::Cli;
-use super::{cluster, manifest, topo};
+use crate::args::Cli;
+use crate::{manifest, snapshot, topo};
 use clap::{Arg, Command, CommandFactory};
 use std::fmt::Write;
 use std::path::Path;
@@ -189,9 +189,12 @@ fn every_command_has_an_example_that_it_takes() {
 #[test]
 fn the_picture_is_what_the_program_draws() {
     let at = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/clusters").join(name);
-    let file = cluster::read_file(&at("two-racks.json")).unwrap();
-    let mut seen = cluster::cluster(&file).unwrap();
-    let job = cluster::in_namespace(manifest::read(&at("gpt-rack.yaml")).unwrap(), &seen);
-    let placed = cluster::look(&mut seen, &job).unwrap().place.unwrap();
-    held("docs/pictures/two-racks.svg", &topo::cluster::drawing(&file, &seen, &cluster::name_of(&job), &placed.status));
+    let file = snapshot::read_file(&at("two-racks.json")).unwrap();
+    let mut seen = snapshot::cluster(&file).unwrap();
+    let job = snapshot::in_namespace(manifest::read(&at("gpt-rack.yaml")).unwrap(), &seen);
+    let placed = snapshot::look(&mut seen, &job).unwrap().place.unwrap();
+    held(
+        "docs/pictures/two-racks.svg",
+        &topo::cluster::drawing(&file, &seen, &snapshot::name_of(&job), &placed.status),
+    );
 }

@@ -1,8 +1,9 @@
 //! `switchyard report`: reads a run directory, line by line, and writes its report.
 
-use super::args::{Cli, Output, ReportArgs};
-use super::topo::text::Screen;
-use super::{live, machine, print, print_yaml, refuse};
+use crate::args::{Cli, Output, ReportArgs};
+use crate::failure::Failure;
+use crate::output::{print, width, yaml};
+use crate::text::Screen;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -21,43 +22,32 @@ const LONGEST_DOCUMENT: u64 = 8 << 20;
 /// Bytes of a line that are read; an event has less than 4 KiB.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Reports on a run: that of a directory, else of a job in a cluster.
-pub(super) fn of_either(cli: &Cli, args: &ReportArgs) -> Exit {
-    // A name is no path: what has a separator, or is there, is meant as a directory.
-    let is_name = args.subject.components().count() == 1 && !args.subject.exists();
-    if is_name { live::report(cli, args) } else { report(cli, args) }
+/// Whether a report is wanted of a job in a cluster. A name is no path: what has a separator, or exists, is meant as a directory.
+pub(super) fn is_job(subject: &Path) -> bool {
+    subject.components().count() == 1 && !subject.exists()
 }
 
 /// Reports on the run of a directory.
-pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
-    let made = make(&args.subject, args.synthetic.as_deref());
-    let report = match made {
-        Ok(report) => report,
-        Err(error) => return refuse(&error, Exit::Usage),
-    };
+pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
+    let report = make(&args.subject, args.synthetic.as_deref())?;
     let page = match &args.out {
-        Some(file) => std::fs::write(file, html(&report))
-            .map(|()| file.display().to_string())
-            .map_err(|error| format!("cannot write {}: {error}", file.display())),
-        None => write(&RunDir::existing(&args.subject), &report),
-    };
-    let page = match page {
-        Ok(page) => page,
-        Err(error) => return refuse(&error, Exit::Unexpected),
+        Some(file) => {
+            std::fs::write(file, html(&report))
+                .map_err(|error| Failure::unexpected(format!("cannot write {}: {error}", file.display())))?;
+            file.display().to_string()
+        }
+        None => write(&RunDir::existing(&args.subject), &report)?,
     };
     match cli.output {
-        Output::Json => match serde_json::to_string(&report) {
-            Ok(text) => print(&text),
-            Err(error) => return refuse(&format!("the report cannot be written as JSON: {error}"), Exit::Unexpected),
-        },
-        Output::Yaml => print_yaml(&report),
+        Output::Json => print(&data(&report)?),
+        Output::Yaml => print(&yaml(&report)),
         Output::Table | Output::Dot => print(&format!("{}{}", verdict(&report), advice(&report, &page))),
     }
-    Exit::Done
+    Ok(Exit::Done)
 }
 
-/// Writes the report of a run that has ended, and answers the lines about it; `None` when nothing was started.
-pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, String> {
+/// Writes the report of a run that has ended, and returns the lines about it; `None` when nothing was started.
+pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, Failure> {
     // What was refused before the start leaves no plan behind; the directory may be somebody else's.
     if !run_dir.path().join(Document::Plan.file()).is_file() {
         return Ok(None);
@@ -67,30 +57,34 @@ pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, String> {
     Ok(Some(advice(&report, &page)))
 }
 
-/// Writes page and data; answers where the page is.
-fn write(run_dir: &RunDir, report: &Report) -> Result<String, String> {
-    let data =
-        serde_json::to_string(report).map_err(|error| format!("the report cannot be written as JSON: {error}"))?;
-    run_dir.replace(DATA, &data).map_err(|error| error.to_string())?;
-    run_dir.replace(PAGE, &html(report)).map_err(|error| error.to_string())?;
+/// Writes page and data; returns where the page is.
+fn write(run_dir: &RunDir, report: &Report) -> Result<String, Failure> {
+    run_dir.replace(DATA, &data(report)?).map_err(Failure::unexpected)?;
+    run_dir.replace(PAGE, &html(report)).map_err(Failure::unexpected)?;
     Ok(format!("{}/{PAGE}", run_dir.short()))
 }
 
-fn make(folder: &Path, synthetic: Option<&Path>) -> Result<Report, String> {
+/// The report as JSON, its fields in the order of the document.
+fn data(report: &Report) -> Result<String, Failure> {
+    serde_json::to_string(report)
+        .map_err(|error| Failure::unexpected(format!("the report cannot be written as JSON: {error}")))
+}
+
+fn make(folder: &Path, synthetic: Option<&Path>) -> Result<Report, Failure> {
     let mut record = read(folder)?;
     if let Some(other) = synthetic {
-        let step = read(other)?.step_ms();
-        record.synthetic(
-            step.ok_or_else(|| format!("{}: no step is recorded; expected a run of the same job", other.display()))?,
-        );
+        let step = read(other)?.step_ms().ok_or_else(|| {
+            Failure::usage(format!("{}: no step is recorded; expected a run of the same job", other.display()))
+        })?;
+        record.synthetic(step);
     }
     Ok(record.report())
 }
 
 /// Reads what is there of a run directory.
-fn read(folder: &Path) -> Result<Record, String> {
+fn read(folder: &Path) -> Result<Record, Failure> {
     if !folder.is_dir() {
-        return Err(format!("{}: expected the directory of a run", folder.display()));
+        return Err(Failure::usage(format!("{}: expected the directory of a run", folder.display())));
     }
     let mut record = Record::new();
     let mut found = false;
@@ -118,7 +112,8 @@ fn read(folder: &Path) -> Result<Record, String> {
         }
     }
     if !found {
-        return Err(format!("{}: expected the directory of a run, with plan.yaml or events.jsonl", folder.display()));
+        let expected = "expected the directory of a run, with plan.yaml or events.jsonl";
+        return Err(Failure::usage(format!("{}: {expected}", folder.display())));
     }
     Ok(record)
 }
@@ -171,7 +166,7 @@ fn verdict(report: &Report) -> String {
     let rate = verdict.items_per_second.map_or_else(String::new, |rate| {
         format!("   {} {}/s", units::rate(rate), verdict.item.as_deref().unwrap_or("items"))
     });
-    let mut screen = Screen::new(machine::width());
+    let mut screen = Screen::new(width());
     screen.line(&format!("{}  {}: {}", report.job, verdict.result, verdict.message));
     screen.line(&format!(
         "        {steps}{total} steps   loss {} -> {} (val {})",
@@ -191,7 +186,7 @@ fn verdict(report: &Report) -> String {
 
 /// What would make it faster, for people.
 fn advice(report: &Report, page: &str) -> String {
-    let mut screen = Screen::new(machine::width());
+    let mut screen = Screen::new(width());
     screen.paragraph("report", page);
     if report.advice.is_empty() {
         screen.line("advice: no rule sees more than 1 % of the step to gain");

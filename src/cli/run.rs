@@ -1,7 +1,9 @@
 //! `switchyard run` and `switchyard plan`.
 
-use super::args::{Cli, Output, PlanArgs, RunArgs};
-use super::{machine, manifest, print, print_yaml, refuse, report, screen};
+use crate::args::{Cli, Output, PlanArgs, RunArgs};
+use crate::failure::Failure;
+use crate::output::{emit, json_line, print, yaml};
+use crate::{machine, manifest, report, screen};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
@@ -12,115 +14,60 @@ use switchyard_plan::local::{LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
-/// Version of the JSON that commands print.
-pub(super) const CLI_VERSION: &str = "cli.switchyard.dev/v1";
-
 /// Time between two progress lines where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs a TrainJob on this machine.
-pub(super) fn run(cli: &Cli, args: &RunArgs) -> Exit {
-    let job = match manifest::read(&args.file) {
-        Ok(job) => job,
-        Err(error) => return refuse(&error.0, Exit::Usage),
-    };
-    let topology = match machine::this_machine() {
-        Ok(topology) => topology,
-        Err(error) => return refuse(&error, Exit::Unexpected),
-    };
-    let worker = match Worker::find(args.worker.as_deref()) {
-        Ok(worker) => worker,
-        Err(error) => {
-            let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
-            return refuse(&error.to_string(), exit);
-        }
-    };
+pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
+    let job = manifest::read(&args.file)?;
+    let topology = machine::this_machine()?;
+    let exit = if args.worker.is_some() { Exit::Usage } else { Exit::Unexpected };
+    let worker = Worker::find(args.worker.as_deref()).map_err(|error| Failure::new(error, exit))?;
     let name = job.metadata.name.clone().unwrap_or_default();
     let run_dir = RunDir::choose(&name, args.run_dir.as_deref());
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return refuse(&format!("cannot start the event loop: {error}"), Exit::Unexpected),
-    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::unexpected(format!("cannot start the event loop: {error}")))?;
     let mut show = Show::new(cli, &topology, &run_dir);
     // The processes are started from this very thread: the kernel ends them when it does.
     let tasks = tokio::task::LocalSet::new();
     let ended = tasks.block_on(&runtime, local::run(job, &topology, &run_dir, &worker, &mut show));
     show.clear();
-    let advice = match report::after_run(&run_dir) {
-        Ok(advice) => advice,
-        Err(error) => {
-            eprintln!("warning: {error}");
-            None
-        }
-    };
+    let advice = report::after_run(&run_dir).unwrap_or_else(|failure| {
+        eprintln!("warning: {failure}");
+        None
+    });
     if let (Some(advice), Output::Table) = (&advice, cli.output) {
         show.result(&ended, advice);
     }
-    match ended {
-        Ok(outcome) => {
-            match cli.output {
-                Output::Yaml => print_yaml(&outcome.job),
-                Output::Json => {
-                    let page = advice.map(|_| run_dir.path().join(report::PAGE));
-                    json_line(
-                        "RunResult",
-                        json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job, "report": page}),
-                    );
-                }
-                Output::Table | Output::Dot if outcome.exit != Exit::Done => {
-                    eprintln!("{}; status, plan and logs in {}", outcome.exit.meaning(), run_dir.short());
-                }
-                Output::Table | Output::Dot => {}
-            }
-            outcome.exit
+    let outcome = ended?;
+    match cli.output {
+        Output::Yaml => print(&yaml(&outcome.job)),
+        Output::Json => {
+            let page = advice.map(|_| run_dir.path().join(report::PAGE));
+            json_line("RunResult", json!({"exitCode": outcome.exit.code(), "trainJob": outcome.job, "report": page}));
         }
-        Err(error) => refuse(&error.to_string(), error.exit()),
+        Output::Table | Output::Dot if outcome.exit != Exit::Done => {
+            eprintln!("{}; status, plan and logs in {}", outcome.exit.meaning(), run_dir.short());
+        }
+        Output::Table | Output::Dot => {}
     }
+    Ok(outcome.exit)
 }
 
 /// Shows what a TrainJob would become.
-pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Exit {
-    let job = match manifest::read(&args.file) {
-        Ok(job) => job,
-        Err(error) => return refuse(&error.0, Exit::Usage),
-    };
-    let nodes: Result<Vec<GPUTopology>, String> = if args.topology.is_empty() {
+pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
+    let job = manifest::read(&args.file)?;
+    let nodes: Result<Vec<GPUTopology>, Failure> = if args.topology.is_empty() {
         machine::this_machine().map(|topology| vec![topology])
     } else {
         args.topology.iter().map(|path| machine::read_file(path)).collect()
     };
-    let nodes = match nodes {
-        Ok(nodes) => nodes,
-        Err(error) => return refuse(&error, Exit::Usage),
-    };
-    match make_plan(&LocalSnapshot {
-        job: &job,
-        nodes: &nodes,
-        attempt: 1,
-        rendezvous: "ADDRESS:PORT",
-        run_dir: "RUN_DIR",
-    }) {
-        Ok(plan) => {
-            match cli.output {
-                Output::Json => json_line("Plan", json!(plan)),
-                Output::Table | Output::Yaml | Output::Dot => {
-                    print_yaml(&plan);
-                }
-            }
-            Exit::Done
-        }
-        Err(refusal) => {
-            let error = local::RunError::from(refusal);
-            refuse(&error.to_string(), error.exit())
-        }
-    }
-}
-
-/// One JSON object on one line of standard output.
-pub(super) fn json_line(kind: &str, mut body: serde_json::Value) {
-    body["apiVersion"] = CLI_VERSION.into();
-    body["kind"] = kind.into();
-    print(&body.to_string());
+    let nodes = nodes.map_err(Failure::usage)?;
+    let snapshot =
+        LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
+    let plan = make_plan(&snapshot).map_err(local::RunError::from)?;
+    emit(cli.output, "Plan", &plan, || yaml(&plan));
+    Ok(Exit::Done)
 }
 
 /// Shows a run: on a terminal with a bar, else with lines, for programs as JSON.

@@ -1,95 +1,150 @@
-//! The objects of a cluster that decide about places, all of one moment as nearly as an API server gives it.
+//! A cluster as its objects: in a file, or listed from a running one.
 
-use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::core::ObjectList;
-use kube::{Api, Client, Resource};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
-use std::fmt::Debug;
+mod list;
+
+pub(crate) use list::take;
+
+use crate::args::{ClusterArgs, levels};
+use crate::connect;
+use crate::failure::Failure;
+use crate::input::{self, Limit};
+use crate::output::CLI_VERSION;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
 use switchyard_crds::TrainJob;
-use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_ledger::offline::KINDS;
+use switchyard_fabric::profile::Profile;
+use switchyard_ledger::offline::{Cluster, Earlier, Verdict};
+use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
+use switchyard_plan::objects::Defaults;
+use switchyard_service::Connection;
 
-/// Lists what decides about places, in a fixed order and without what changes nothing.
-///
-/// # Errors
-/// A list that the server does not give: its kind and the server's words.
-pub async fn take(client: &Client) -> Result<Vec<Value>, String> {
-    let mut items = Vec::new();
-    macro_rules! list {
-        ($($type:ty),*) => { $( items.extend(of_kind::<$type>(client).await?); )* };
-    }
-    list!(Node, Pod, TrainJob, GPUTopology, ResourceSlice, ResourceClaim, PriorityClass);
-    let text = |item: &Value, path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
-    items.sort_by_cached_key(|item| {
-        let kind = KINDS.iter().position(|kind| item["kind"] == *kind);
-        (kind, text(item, "/metadata/namespace"), text(item, "/metadata/name"))
-    });
-    Ok(items)
+/// Largest file that is read as a snapshot: 10,000 nodes with their reports have about 150 MB.
+const MOST: Limit = (1 << 30, "1 GiB");
+
+/// A cluster in a file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct SnapshotFile {
+    api_version: String,
+    kind: String,
+    /// When it was taken. Lists of kubectl do not say; then reports are not old.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_at: Option<Timestamp>,
+    /// Levels of domains, as on the command line; empty: those that the controller knows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    domains: Vec<String>,
+    /// Lists of kubectl have it.
+    #[serde(default, skip_serializing)]
+    #[allow(dead_code)]
+    metadata: Value,
+    pub items: Vec<Value>,
+    /// Of the command line only.
+    #[serde(skip)]
+    fabric_profile: Option<Profile>,
+    /// Of the context of a running cluster.
+    #[serde(skip)]
+    namespace: Option<String>,
 }
 
-/// What the agent of one node reports; empty: nothing.
-///
-/// # Errors
-/// The server's words.
-pub async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
-    let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
-    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {error}"))?;
-    found.into_iter().map(typed).collect()
-}
-
-async fn of_kind<K>(client: &Client) -> Result<Vec<Value>, String>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Serialize + Clone + Debug,
-{
-    let kind = K::kind(&());
-    let api = Api::<K>::all(client.clone());
-    let list: ObjectList<K> =
-        api.list(&Default::default()).await.map_err(|error| format!("cannot list {kind} objects: {error}"))?;
-    list.items.into_iter().map(typed).collect()
-}
-
-/// An object with its kind, without what decides nothing.
-fn typed<K: Resource<DynamicType = ()> + Serialize>(object: K) -> Result<Value, String> {
-    let kind = K::kind(&());
-    let mut value = serde_json::to_value(object).map_err(|error| format!("{kind}: {error}"))?;
-    (value["apiVersion"], value["kind"]) = (json!(K::api_version(&())), json!(kind));
-    strip(&mut value);
-    Ok(value)
-}
-
-/// Takes out what decides nothing, and what others need not see: environments of pods, images, annotations.
-fn strip(object: &mut Value) {
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata
-            .retain(|key, _| !matches!(key.as_str(), "managedFields" | "annotations" | "generateName" | "selfLink"));
-    }
-    if object["kind"] == "Node"
-        && let Some(status) = object.get_mut("status").and_then(Value::as_object_mut)
-    {
-        status.retain(|key, _| matches!(key.as_str(), "allocatable" | "capacity" | "conditions"));
-    }
-    let pod = match object["kind"].as_str() {
-        Some("Pod") => object.get_mut("spec"),
-        Some("TrainJob") => {
-            // What the user gives to the program may be secret.
-            if let Some(trainer) = object.pointer_mut("/spec/trainer").and_then(Value::as_object_mut) {
-                trainer.retain(|key, _| !matches!(key.as_str(), "env" | "command" | "args"));
-            }
-            object.pointer_mut("/spec/template/spec")
+impl SnapshotFile {
+    /// Objects of a running cluster.
+    pub(crate) fn taken(items: Vec<Value>, at: Timestamp) -> SnapshotFile {
+        SnapshotFile {
+            api_version: CLI_VERSION.into(),
+            kind: "ClusterSnapshot".into(),
+            taken_at: Some(at),
+            domains: Vec::new(),
+            metadata: Value::Null,
+            items,
+            fabric_profile: None,
+            namespace: None,
         }
-        _ => None,
+    }
+}
+
+/// Reads a file, or lists a running cluster.
+pub(crate) fn read(args: &ClusterArgs) -> Result<SnapshotFile, Failure> {
+    let mut file = match &args.snapshot {
+        Some(path) => read_file(path)?,
+        None => {
+            let (items, namespace) = list(args, None)?;
+            SnapshotFile { namespace: Some(namespace), ..SnapshotFile::taken(items, Timestamp::now()) }
+        }
     };
-    if let Some(spec) = pod.and_then(Value::as_object_mut) {
-        spec.remove("volumes");
-        for list in ["containers", "initContainers"] {
-            let containers = spec.get_mut(list).and_then(Value::as_array_mut);
-            for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
-                container.retain(|key, _| matches!(key.as_str(), "name" | "resources" | "restartPolicy" | "image"));
-            }
-        }
+    file.fabric_profile = args.fabric_profile.as_deref().map(input::fabric_profile).transpose()?;
+    if !args.domains.is_empty() {
+        file.domains = args.domains.iter().map(ToString::to_string).collect();
     }
+    Ok(file)
+}
+
+pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
+    let name = input::name(path);
+    let text = input::read(path, "snapshot of a cluster of at most 1 GiB", MOST)?;
+    // JSON is read by its own reader: it is twenty times as fast, and a snapshot may be large.
+    let file: SnapshotFile = if text.trim_start().starts_with('{') {
+        serde_json::from_str(&text).map_err(|error| Failure::usage(format!("{name} is no snapshot: {error}")))?
+    } else {
+        serde_saphyr::from_str(&text).map_err(|error| Failure::usage(format!("{name} is no snapshot\n{error}")))?
+    };
+    match (file.kind.as_str(), file.api_version.as_str()) {
+        ("List", "v1") | ("ClusterSnapshot", CLI_VERSION) => Ok(file),
+        (kind, version) => Err(Failure::usage(format!(
+            "{name} is no snapshot: got {version} {kind}; expected {CLI_VERSION} ClusterSnapshot of `switchyard snapshot`, or a v1 List"
+        ))),
+    }
+}
+
+/// Lists the running cluster of the kubeconfig; of one node only its report, where there is one. Also says the namespace of the context.
+pub(crate) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<(Vec<Value>, String), Failure> {
+    connect::wait_for(async {
+        let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
+        let (client, namespace) = connect::open(&connection).await?;
+        let items = match node {
+            Some(node) => list::report(&client, node).await,
+            None => list::take(&client).await,
+        };
+        items.map(|items| (items, namespace)).map_err(Failure::unexpected)
+    })
+}
+
+/// The cluster of these objects.
+pub(crate) fn cluster(file: &SnapshotFile) -> Result<Cluster, Failure> {
+    let wrong = |error: LevelError| Failure::usage(format!("domains: {error}"));
+    let domains = file.domains.iter().map(|text| text.parse::<DomainLevel>().map_err(wrong));
+    let domains: Vec<DomainLevel> = domains.collect::<Result<_, _>>()?;
+    let levels: Levels = levels(&domains).map_err(wrong)?;
+    let defaults = Defaults { fabric_profile: file.fabric_profile.clone(), ..Defaults::default() };
+    let cluster =
+        Cluster::of(&file.items, defaults, levels, file.taken_at.unwrap_or(Timestamp::MIN)).map_err(Failure::usage)?;
+    Ok(match &file.namespace {
+        Some(namespace) => cluster.from_namespace(namespace.clone()),
+        None => cluster,
+    })
+}
+
+pub(crate) fn open(args: &ClusterArgs) -> Result<Cluster, Failure> {
+    cluster(&read(args)?)
+}
+
+/// A job of a manifest, in the namespace to which kubectl would apply it.
+pub(crate) fn in_namespace(mut job: TrainJob, cluster: &Cluster) -> TrainJob {
+    job.metadata.namespace.get_or_insert_with(|| cluster.namespace().to_string());
+    job
+}
+
+/// What the controller would do with a job if it were new.
+pub(crate) fn look(cluster: &mut Cluster, job: &TrainJob) -> Result<Verdict, Failure> {
+    cluster.look(job, Earlier::Forgotten).map_err(|faults| {
+        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        Failure::usage(faults.join("\n"))
+    })
+}
+
+/// Namespace and name.
+pub(crate) fn name_of(job: &TrainJob) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_else(|| "default".into());
+    format!("{}/{}", part(&job.metadata.namespace), part(&job.metadata.name))
 }

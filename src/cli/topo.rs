@@ -1,4 +1,4 @@
-//! The screen of `switchyard topo`: one machine, what its links carry, and what is wrong with it.
+//! `switchyard topo`: one machine, what its links carry, and what is wrong with it; or a cluster.
 //!
 //! A pure function from the description to text. No row is ever wrapped: equal rows and columns are folded, then what does not fit is
 //! dropped from the right, the columns that another table repeats first.
@@ -11,20 +11,74 @@ mod host;
 mod nics;
 mod sets;
 mod smi;
-pub(super) mod text;
 
-use super::units::{binary, plural, speed};
+use crate::args::{Cli, Output, TopoArgs, TopoCommand};
+use crate::failure::Failure;
+use crate::output::{emit_object, print, width};
+use crate::text::{NARROWEST, Screen, cut, length, plain, short_list};
+use crate::{import, machine, xml};
 use devices::Known;
-pub(super) use draw::{dot, svg};
+use draw::{dot, svg};
+use jiff::Timestamp;
+use std::io::IsTerminal;
+use switchyard_core::units::{binary, duration, plural, speed};
 use switchyard_crds::gpu_topology::{Cpus, Facts, GPUTopology, GPUTopologyStatus, Nic};
-use text::{Screen, cut, length, plain, short_list};
+use switchyard_plan::cluster::is_old;
+use switchyard_worker_contract::exit::Exit;
 
-/// Rows are not made narrower than this, whatever the terminal is.
-const NARROWEST: usize = 40;
+/// Shows a machine or a cluster, or carries out a subcommand.
+pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
+    match &args.command {
+        // clap could refuse this, but then also `topo -o json import FILE`.
+        Some(command) if args.target.is_some() => {
+            let name = command.name();
+            let expected = format!("expected it after: switchyard topo {name} FILE");
+            Err(Failure::usage(format!("got a FILE before `{name}`; {expected}")))
+        }
+        Some(command) if cli.output == Output::Dot => {
+            Err(Failure::usage(format!("-o dot: `{}` draws nothing; expected yaml or json", command.name())))
+        }
+        Some(TopoCommand::Xml(args)) => xml::xml(cli, args),
+        Some(TopoCommand::Import(args)) => import::import(cli, args),
+        None if args.cluster => cluster::show(cli, args),
+        None => show(cli, args),
+    }
+}
+
+fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
+    let topology = machine::find(args.target.as_deref(), &args.place)?;
+    if args.svg {
+        print(&svg(&topology));
+        return Ok(Exit::Done);
+    }
+    match cli.output {
+        Output::Table => {
+            let seen = args.target.as_ref().and_then(|target| seen(&topology, args, target));
+            print(&render(&topology, &View { width: width(), full: args.full, seen }));
+        }
+        Output::Yaml | Output::Json => emit_object(cli.output, &topology),
+        Output::Dot => print(&dot(&topology)),
+    }
+    Ok(Exit::Done)
+}
+
+/// When a report was made: how long ago for people, the time for logs; and whether its agent has gone silent.
+fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String> {
+    let observed = topology.status.as_ref()?.observed_time.as_ref()?.0;
+    let now = Timestamp::now();
+    let when = if std::io::stdout().is_terminal() {
+        format!("{} ago", duration(now.duration_since(observed).as_secs_f64()))
+    } else {
+        observed.to_string()
+    };
+    // What was saved is old by itself.
+    let is_stale = args.place.snapshot.is_none() && !machine::is_file(target) && is_old(observed, now);
+    Some(if is_stale { format!("{when} (stale)") } else { when })
+}
 
 /// How a machine is shown.
 #[derive(Debug, Clone, Default)]
-pub(super) struct View {
+struct View {
     /// Columns.
     pub width: usize,
     /// Complete matrices.
@@ -34,7 +88,7 @@ pub(super) struct View {
 }
 
 /// The screen, every line ended by a newline.
-pub(super) fn render(topology: &GPUTopology, view: &View) -> String {
+fn render(topology: &GPUTopology, view: &View) -> String {
     let width = view.width.max(NARROWEST);
     let name = plain(topology.metadata.name.as_deref().unwrap_or("-"));
     let Some(status) = &topology.status else {

@@ -1,11 +1,11 @@
 //! Screens of placements: where a job would go or is, and why; what binds it and what would help.
 
-use super::cluster::name_of;
-use super::fabric;
-use super::units::plural;
+use crate::fabric;
+use crate::snapshot::name_of;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::rates::gigabytes;
+use switchyard_core::units::plural;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
 use switchyard_ledger::offline::{Cluster, Verdict};
 use switchyard_plan::cluster::{Excluded, NoPlace};

@@ -1,10 +1,11 @@
 //! `switchyard whatif`: placements before and after a change, both from one snapshot. Changes are made to the objects, so that everything
 //! that follows is decided as in a cluster that is so.
 
-use super::args::{Cli, Output, WhatifArgs};
-use super::cluster::{self, SnapshotFile, in_namespace, name_of};
-use super::run::json_line;
-use super::{manifest, print, print_yaml, refuse, verdict};
+use crate::args::{Cli, WhatifArgs};
+use crate::failure::Failure;
+use crate::output::emit;
+use crate::snapshot::{self, SnapshotFile, in_namespace, name_of};
+use crate::{manifest, verdict};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,24 +15,18 @@ use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
 
 /// Shows what a change would do.
-pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Exit {
-    match compare(args) {
-        Ok(results) => {
-            let value = || json!({"results": results.iter().map(Compared::json).collect::<Vec<_>>()});
-            match cli.output {
-                Output::Json => json_line("WhatIf", value()),
-                Output::Yaml => print_yaml(&value()),
-                Output::Table | Output::Dot if results.is_empty() => print("no job waits, and the change moves none"),
-                Output::Table | Output::Dot => results.iter().for_each(|result| print(&result.table(cli.verbose))),
-            }
-            if results.iter().all(|result| result.after.place.is_ok()) { Exit::Done } else { Exit::NotPlaceable }
-        }
-        Err((error, exit)) => refuse(&error, exit),
-    }
+pub(super) fn whatif(cli: &Cli, args: &WhatifArgs) -> Result<Exit, Failure> {
+    let results = compare(args)?;
+    let value = json!({"results": results.iter().map(Compared::json).collect::<Vec<_>>()});
+    emit(cli.output, "WhatIf", &value, || match results.as_slice() {
+        [] => "no job waits, and the change moves none".to_string(),
+        results => results.iter().map(|result| result.table(cli.verbose)).collect(),
+    });
+    Ok(if results.iter().all(|result| result.after.place.is_ok()) { Exit::Done } else { Exit::NotPlaceable })
 }
 
 /// A job before and after.
-pub(super) struct Compared {
+struct Compared {
     job: TrainJob,
     before: Verdict,
     after: Verdict,
@@ -48,7 +43,7 @@ impl Compared {
         })
     }
 
-    pub(super) fn table(&self, verbose: bool) -> String {
+    fn table(&self, verbose: bool) -> String {
         let rate = |verdict: &Verdict| match &verdict.place {
             Ok(placed) => {
                 let rate = placed.status.predicted_bus_bandwidth.as_ref().and_then(gigabytes_per_second);
@@ -71,26 +66,26 @@ impl Compared {
     }
 }
 
-pub(super) fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)> {
-    let usage = |error: String| (error, Exit::Usage);
-    let read = |paths: &[PathBuf]| -> Result<Vec<TrainJob>, (String, Exit)> {
-        paths.iter().map(|path| manifest::read(path).map_err(|error| usage(error.0))).collect()
+fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, Failure> {
+    let read = |paths: &[PathBuf]| -> Result<Vec<TrainJob>, Failure> {
+        paths.iter().map(|path| manifest::read(path)).collect()
     };
     let (files, added) = (read(&args.files)?, read(&args.add)?);
-    let before = cluster::read(&args.place)?;
+    let before = snapshot::read(&args.place)?;
     let mut after = before.clone();
     for node in &args.drain {
-        drain(&mut after, node).map_err(usage)?;
+        drain(&mut after, node)?;
     }
     for device in &args.lose_link {
-        lose(&mut after, device).map_err(usage)?;
+        lose(&mut after, device)?;
     }
-    let mut old = cluster::cluster(&before).map_err(usage)?;
-    let mut new = cluster::cluster(&after).map_err(usage)?;
+    let mut old = snapshot::cluster(&before)?;
+    let mut new = snapshot::cluster(&after)?;
     for job in added {
         let job = in_namespace(job, &new);
         let found = look(&mut new, &job, Earlier::Forgotten)?;
-        let placed = found.place.map_err(|why| (format!("--add {}: {why}", name_of(&job)), Exit::NotPlaceable))?;
+        let placed =
+            found.place.map_err(|why| Failure::new(format!("--add {}: {why}", name_of(&job)), Exit::NotPlaceable))?;
         new.settle(&job, &placed);
     }
     let touched: BTreeSet<&str> = args
@@ -118,10 +113,10 @@ pub(super) fn compare(args: &WhatifArgs) -> Result<Vec<Compared>, (String, Exit)
     Ok(results.into_iter().map(compared).collect())
 }
 
-fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, (String, Exit)> {
+fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Failure> {
     cluster.look(job, earlier).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        (format!("{}: {}", name_of(job), faults.join("; ")), Exit::Usage)
+        Failure::usage(format!("{}: {}", name_of(job), faults.join("; ")))
     })
 }
 
@@ -149,42 +144,40 @@ fn require(job: &TrainJob, key: &str) -> TrainJob {
     job
 }
 
-fn find<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> Result<&'a mut Value, String> {
+fn find<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> Result<&'a mut Value, Failure> {
     let is = |item: &&mut Value| item["kind"] == kind && item["metadata"]["name"] == name;
-    file.items.iter_mut().find(is).ok_or_else(|| format!("there is no {kind} `{name}` in this cluster"))
+    file.items.iter_mut().find(is).ok_or_else(|| Failure::usage(format!("there is no {kind} `{name}` in this cluster")))
 }
 
 /// A node takes no more pods, and has none.
-fn drain(file: &mut SnapshotFile, name: &str) -> Result<(), String> {
+fn drain(file: &mut SnapshotFile, name: &str) -> Result<(), Failure> {
     find(file, "Node", name)?["spec"]["unschedulable"] = true.into();
     file.items.retain(|item| item["kind"] != "Pod" || item["spec"]["nodeName"] != name);
     Ok(())
 }
 
 /// NVLinks of a GPU or between two, or a NIC, are down.
-fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), String> {
-    let wrong = || {
-        format!(
-            "--lose-link: got `{device}`; expected NODE/GPU, NODE/GPU-GPU or NODE/NIC, such as gpu-07/5 or gpu-07/mlx5_0"
-        )
-    };
-    let (node, what) = device.split_once('/').ok_or_else(wrong)?;
+fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), Failure> {
+    let wrong = |message: String| Failure::usage(format!("--lose-link: {message}"));
+    let expected = "expected NODE/GPU, NODE/GPU-GPU or NODE/NIC, such as gpu-07/5 or gpu-07/mlx5_0";
+    let malformed = || wrong(format!("got `{device}`; {expected}"));
+    let (node, what) = device.split_once('/').ok_or_else(malformed)?;
     let status = &mut find(file, "GPUTopology", node)?["status"];
     let indices: Option<Vec<u64>> = what.split('-').map(|index| index.parse().ok()).collect();
     let Some(indices) = indices else {
         let is = |nic: &&mut Value| nic["name"] == what || nic["rdmaDevice"] == what;
         let nic = status["nics"].as_array_mut().into_iter().flatten().find(is);
-        nic.ok_or_else(|| format!("--lose-link: there is no NIC `{what}` on {node}"))?["state"] = "Down".into();
+        nic.ok_or_else(|| wrong(format!("there is no NIC `{what}` on {node}")))?["state"] = "Down".into();
         return Ok(());
     };
     let uuid = |index: &u64| {
         let gpus = status["gpus"].as_array().into_iter().flatten();
         let found = gpus.filter(|gpu| gpu["index"] == *index).find_map(|gpu| gpu["uuid"].as_str());
-        found.map(str::to_string).ok_or_else(|| format!("--lose-link: there is no GPU {index} on {node}"))
+        found.map(str::to_string).ok_or_else(|| wrong(format!("there is no GPU {index} on {node}")))
     };
     let uuids: Vec<String> = indices.iter().map(uuid).collect::<Result<_, _>>()?;
     if uuids.is_empty() || uuids.len() > 2 {
-        return Err(wrong());
+        return Err(malformed());
     }
     let has = |link: &Value, uuid: &String| link["a"] == **uuid || link["b"] == **uuid;
     if let Some(links) = status["links"].as_array_mut() {
@@ -192,3 +185,6 @@ fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,13 @@
 //! `switchyard topo xml`: NCCL's topology files made, checked and compared.
 
-use super::args::{Cli, Output, XmlArgs};
-use super::run::{CLI_VERSION, json_line};
-use super::topo::text::plain;
-use super::units::counted;
-use super::{machine, manifest, print, print_yaml, refuse};
+use crate::args::{Cli, XmlArgs};
+use crate::failure::Failure;
+use crate::output::{emit, with_kind};
+use crate::text::plain;
+use crate::{input, machine};
 use serde_json::{Value, json};
 use std::path::Path;
+use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use switchyard_topology::xml::{
     Change, Content, Finding, Machine, Parsed, Severity, check, check_against, diff, generate, parse,
@@ -26,35 +27,31 @@ struct Checked {
 }
 
 /// Makes, checks or compares.
-pub(super) fn xml(cli: &Cli, args: &XmlArgs) -> Exit {
-    let done = match (&args.check, args.diff.as_slice()) {
-        (Some(file), _) => check_file(cli, file, args.topology.as_deref()).map_err(|error| (error, Exit::Usage)),
-        (None, [first, second]) => compare(cli, first, second).map_err(|error| (error, Exit::Usage)),
+pub(super) fn xml(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
+    match (&args.check, args.diff.as_slice()) {
+        (Some(file), _) => check_file(cli, file, args.topology.as_deref()),
+        (None, [first, second]) => compare(cli, first, second),
         _ => make(cli, args),
-    };
-    done.unwrap_or_else(|(error, exit)| refuse(&error, exit))
+    }
 }
 
 fn status_of(topology: GPUTopology) -> GPUTopologyStatus {
     topology.status.unwrap_or_default()
 }
 
-fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, (String, Exit)> {
+fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     let topology = machine::find(args.target.as_deref(), &args.place)?;
     let name = plain(topology.metadata.name.as_deref().unwrap_or("-"));
     let status = status_of(topology);
     let content = if args.devices { Content::Devices } else { Content::Tree };
-    let text = generate(&status, content).map_err(|error| (format!("GPUTopology {name}: {error}"), Exit::Usage))?;
+    let text = generate(&status, content).map_err(|error| Failure::usage(format!("GPUTopology {name}: {error}")))?;
     let parsed = parse(&text);
     let notes = notes(&Machine::read(&parsed.document, None), content);
     // A file for people is not one for NCCL.
     let found = if content == Content::Tree { findings(parsed, None) } else { Vec::new() };
     let checked = Checked { findings: found, name };
-    match cli.output {
-        Output::Table | Output::Dot => print(&text),
-        Output::Json => json_line("NCCLTopology", made(&text, &notes, &checked)),
-        Output::Yaml => print_yaml(&with_kind("NCCLTopology", made(&text, &notes, &checked))),
-    }
+    let made = json!({"file": text, "notes": notes, "findings": checked.rows()});
+    emit(cli.output, "NCCLTopology", &with_kind("NCCLTopology", made), || text);
     if !cli.quiet {
         checked.findings.iter().for_each(|finding| anstream::eprintln!("{}", lines(&checked.name, finding)));
         notes.iter().for_each(|note| anstream::eprintln!("note: {note}"));
@@ -77,22 +74,13 @@ fn notes(machine: &Machine, content: Content) -> Vec<String> {
     notes
 }
 
-fn made(text: &str, notes: &[String], checked: &Checked) -> Value {
-    json!({"file": text, "notes": notes, "findings": checked.rows()})
-}
-
-fn with_kind(kind: &str, mut body: Value) -> Value {
-    body["apiVersion"] = CLI_VERSION.into();
-    body["kind"] = kind.into();
-    body
-}
-
-fn read(path: &Path) -> Result<(String, Parsed), String> {
-    let name = if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() };
-    let text = manifest::read_text(path, &name, "topology file of NCCL").map_err(|error| error.0)?;
+fn read(path: &Path) -> Result<(String, Parsed), Failure> {
+    let name = input::name(path);
+    let text = input::read_object(path, "topology file of NCCL")?;
     let parsed = parse(&text);
     if parsed.document.elements.is_empty() {
-        return Err(format!("{name} is no topology file of NCCL: got no tag; expected <system version=\"1\">"));
+        let expected = "expected <system version=\"1\">";
+        return Err(Failure::usage(format!("{name} is no topology file of NCCL: got no tag; {expected}")));
     }
     Ok((name, parsed))
 }
@@ -106,15 +94,12 @@ fn findings(parsed: Parsed, status: Option<&GPUTopologyStatus>) -> Vec<Finding> 
     all.into_sorted()
 }
 
-fn check_file(cli: &Cli, file: &Path, topology: Option<&Path>) -> Result<Exit, String> {
+fn check_file(cli: &Cli, file: &Path, topology: Option<&Path>) -> Result<Exit, Failure> {
     let (name, parsed) = read(file)?;
     let status = topology.map(machine::read_file).transpose()?.map(status_of);
     let checked = Checked { name, findings: findings(parsed, status.as_ref()) };
-    match cli.output {
-        Output::Table | Output::Dot => print(&checked.screen()),
-        Output::Json => json_line("TopologyFileReport", checked.report()),
-        Output::Yaml => print_yaml(&with_kind("TopologyFileReport", checked.report())),
-    }
+    let report = with_kind("TopologyFileReport", checked.report());
+    emit(cli.output, "TopologyFileReport", &report, || checked.screen());
     Ok(checked.exit())
 }
 
@@ -168,27 +153,24 @@ fn lines(name: &str, finding: &Finding) -> String {
 }
 
 /// The machine of a topology file, or of a report as NCCL sees it.
-fn machine_of(path: &Path) -> Result<Machine, String> {
+fn machine_of(path: &Path) -> Result<Machine, Failure> {
     let is_report = path.extension().is_some_and(|ending| ["yaml", "yml", "json"].iter().any(|known| ending == *known));
     if !is_report {
         return read(path).map(|(_, parsed)| Machine::read(&parsed.document, None));
     }
     let status = status_of(machine::read_file(path)?);
-    let text = generate(&status, Content::Devices).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text =
+        generate(&status, Content::Devices).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     Ok(Machine::read(&parse(&text).document, None))
 }
 
-fn compare(cli: &Cli, first: &Path, second: &Path) -> Result<Exit, String> {
+fn compare(cli: &Cli, first: &Path, second: &Path) -> Result<Exit, Failure> {
     let machines = [machine_of(first)?, machine_of(second)?];
     let changes = diff(&machines[0], &machines[1])
-        .map_err(|error| format!("{} or {}: {error}", first.display(), second.display()))?;
+        .map_err(|error| Failure::usage(format!("{} or {}: {error}", first.display(), second.display())))?;
     let row = |change: &Change| json!({"subject": change.subject(), "change": change.what()});
     let body = json!({"first": first, "second": second, "changes": changes.iter().map(row).collect::<Vec<_>>()});
-    match cli.output {
-        Output::Table | Output::Dot => print(&differences(&changes)),
-        Output::Json => json_line("TopologyDiff", body),
-        Output::Yaml => print_yaml(&with_kind("TopologyDiff", body)),
-    }
+    emit(cli.output, "TopologyDiff", &with_kind("TopologyDiff", body), || differences(&changes));
     Ok(Exit::Done)
 }
 

@@ -1,5 +1,6 @@
 //! YAML that remembers where each of its parts lies, so that whatever is wrong with it can be shown in the user's file.
 
+use crate::failure::Failure;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Spanned, options};
@@ -10,10 +11,10 @@ use std::ops::Range;
 ///
 /// # Errors
 /// The text is no YAML, or a key appears twice.
-pub(super) fn documents(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, String> {
+pub(super) fn documents(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, Failure> {
     let options = options! { strict_booleans: true };
     serde_saphyr::from_multiple_with_options(text, options)
-        .map_err(|error| format!("error[SY0001]: {name} is not valid YAML\n{error}"))
+        .map_err(|error| Failure::usage(format!("error[SY0001]: {name} is not valid YAML\n{error}")))
 }
 
 /// A YAML value that remembers where each of its parts lies.

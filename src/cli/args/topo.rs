@@ -1,7 +1,6 @@
 //! Arguments of `topo`.
 
-use super::ClusterArgs;
-use crate::import;
+use super::{ClusterArgs, values};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use switchyard_topology::import::NicRate;
@@ -65,15 +64,15 @@ pub(crate) struct ImportArgs {
     pub file: PathBuf,
 
     /// Name of the node.
-    #[arg(long, default_value = "imported", value_parser = import::object_name)]
+    #[arg(long, default_value = "imported", value_parser = values::object_name)]
     pub name: String,
 
     /// Model of the GPUs, such as H100 or A100-SXM4-80GB: the speed of NVLinks follows from it.
-    #[arg(long, value_name = "MODEL", value_parser = import::product_name)]
+    #[arg(long, value_name = "MODEL", value_parser = values::product_name)]
     pub gpu_model: Option<String>,
 
     /// Rate of the NICs in Gbit/s, one direction; of one NIC as NAME=RATE. May be repeated.
-    #[arg(long, value_name = "[NAME=]RATE", value_parser = import::nic_rate)]
+    #[arg(long, value_name = "[NAME=]RATE", value_parser = values::nic_rate)]
     pub nic_gbps: Vec<NicRate>,
 }
 

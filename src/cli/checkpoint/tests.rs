@@ -100,11 +100,11 @@ fn an_export_is_of_the_newest_or_of_the_step() {
 
     fs::remove_file(&to).unwrap();
     damage(folder.path(), 1000);
-    let Err((error, exit)) = run(None) else { panic!("a refusal") };
+    let Err(Failure { message: error, exit }) = run(None) else { panic!("a refusal") };
     assert!(error.contains("damaged: chunk 0") && error.contains("--step"), "{error}");
     assert!(exit == Exit::CheckpointRefused && !to.exists(), "{error}");
     assert!(run(Some(500)).is_ok() && to.exists());
-    let Err((error, exit)) = run(Some(1500)) else { panic!("a refusal") };
+    let Err(Failure { message: error, exit }) = run(Some(1500)) else { panic!("a refusal") };
     assert!(error.ends_with("got no complete checkpoint; expected one") && exit == Exit::CheckpointRefused, "{error}");
 }
 
@@ -112,7 +112,7 @@ fn an_export_is_of_the_newest_or_of_the_step() {
 fn what_is_not_there_is_a_wrong_command_line() {
     let folder = folder(&[500]);
     let refused = |args: WhichArgs| match list(&args) {
-        Err((error, Exit::Usage)) => error,
+        Err(Failure { message, exit: Exit::Usage }) => message,
         _ => panic!("a refusal"),
     };
     let missing = folder.path().join("missing");

@@ -33,10 +33,10 @@ fn what_cannot_be_converted_is_refused_with_its_reason() {
         ("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {}\n", "spec.pytorchReplicaSpecs: got nothing"),
         (": {", "not valid YAML"),
     ] {
-        let error = read("f.yaml", text).err().unwrap_or_default();
+        let error = read("f.yaml", text).err().unwrap().message;
         assert!(error.contains(expected) && error.contains("f.yaml"), "{text:?}: {error}");
     }
     let without = PYTORCH.replace("image: i, ", "");
-    let error = read("f.yaml", &without).err().unwrap_or_default();
+    let error = read("f.yaml", &without).err().unwrap().message;
     assert!(error.contains("spec.trainer.image: got nothing; expected an image"), "{error}");
 }

@@ -79,10 +79,10 @@ fn folders_are_searched_for_what_may_be_a_log() {
     let names: Vec<String> =
         found.iter().map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string()).collect();
     assert_eq!(names, ["events.jsonl", "logs/attempt-1/rank-0.log", "status.yaml"]);
-    let missing = logs(&[folder.path().join("gone")]).unwrap_err();
+    let missing = logs(&[folder.path().join("gone")]).unwrap_err().message;
     assert!(missing.contains("gone") && missing.contains("expected a log, or a folder with logs"), "{missing}");
     let empty = tempfile::tempdir().unwrap();
-    assert!(logs(&[empty.path().to_path_buf()]).unwrap_err().contains("without any file that may be a log"));
+    assert!(logs(&[empty.path().to_path_buf()]).unwrap_err().message.contains("without any file that may be a log"));
 }
 
 /// The rows of docs/doctor.md, from the table of errors.

@@ -1,6 +1,7 @@
 //! What people and programs see of findings; that the examples have none; that the document has the table.
 
 use super::*;
+use serde_json::json;
 use std::path::PathBuf;
 use switchyard_fabric::lint::RULES;
 
@@ -60,7 +61,7 @@ fn examples_have_no_findings() {
 
 #[test]
 fn files_without_a_job_and_broken_yaml_are_refused_by_name() {
-    let refused = |text: &str| file("a.yaml".into(), text.into(), Options::default()).err().unwrap_or_default();
+    let refused = |text: &str| file("a.yaml".into(), text.into(), Options::default()).err().unwrap().message;
     assert!(refused("kind: Service\nspec: {}").contains("error[SY0002]: a.yaml: got nothing that starts pods"));
     assert!(refused("").contains("a.yaml: got nothing that starts pods"));
     assert!(refused("a: [1,\nb: {").contains("error[SY0001]: a.yaml is not valid YAML"));

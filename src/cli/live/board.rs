@@ -1,16 +1,15 @@
 //! What `status` shows, as functions of what is known.
 
 use super::ranks;
-use crate::cluster::name_of;
-use crate::screen;
-use crate::topo::text::Screen;
-use crate::units::{counted, duration};
+use crate::snapshot::name_of;
+use crate::text::{Screen, columns};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use switchyard_core::units::{counted, duration, rank_list};
 use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
 use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_plan::resources::gigabytes_per_second;
@@ -202,12 +201,12 @@ fn row(name: &str, job: &TrainJob, now: Timestamp) -> Vec<String> {
 fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
     let is_empty = |rows: &[Vec<String>], at: usize| rows[1..].iter().all(|row| row[at] == "-");
     loop {
-        let text = screen::table(&rows);
-        let columns = rows[0].len();
-        if columns <= 2 || text.lines().all(|line| line.chars().count() <= width) {
+        let text = columns(&rows);
+        let count = rows[0].len();
+        if count <= 2 || text.lines().all(|line| line.chars().count() <= width) {
             return text;
         }
-        let goes = (2..columns).rev().find(|at| is_empty(&rows, *at)).unwrap_or(columns - 1);
+        let goes = (2..count).rev().find(|at| is_empty(&rows, *at)).unwrap_or(count - 1);
         rows.iter_mut().for_each(|row| drop(row.remove(goes)));
     }
 }
@@ -225,7 +224,7 @@ fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> S
         });
         let gpus = gpus.map(|node| node.gpus.len()).filter(|count| *count > 0);
         rows.push(vec![
-            own.map_or_else(|| "-".into(), |(first, count)| crate::units::rank_list(*first..first + count)),
+            own.map_or_else(|| "-".into(), |(first, count)| rank_list(*first..first + count)),
             pod.name.clone(),
             pod_state(pod),
             pod.node.clone().unwrap_or_else(|| "-".into()),

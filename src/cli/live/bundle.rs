@@ -4,12 +4,12 @@
 //! `switchyard snapshot`: no environments, commands, annotations. The cluster in it works with `--snapshot` of all other commands.
 
 use super::board::{ended, stage};
-use super::{Failure, Live, asked, selector, wait_for};
+use super::{Live, asked, selector};
 use crate::args::{BundleArgs, Cli};
-use crate::cluster::{SnapshotFile, name_of};
-use crate::snapshot;
-use crate::units::{binary, counted};
-use crate::{print, refuse};
+use crate::connect::wait_for;
+use crate::failure::Failure;
+use crate::output::print;
+use crate::snapshot::{self, SnapshotFile, name_of};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use jiff::Timestamp;
@@ -20,6 +20,7 @@ use serde_json::json;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use switchyard_core::units::{binary, counted};
 use switchyard_crds::TrainJob;
 use switchyard_worker_contract::exit::Exit;
 
@@ -31,29 +32,21 @@ const BYTES: i64 = 8 << 20;
 const OURS: &str = "app.kubernetes.io/name=switchyard";
 
 /// Writes the archive.
-pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Exit {
+pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
     let now = Timestamp::now();
     let stem = format!("switchyard-bundle-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{stem}.tar.gz")));
     let result = wait_for(async {
         let live = Live::open(&args.connection).await?;
-        let cannot = |error: io::Error| (format!("cannot write {}: {error}", path.display()), Exit::Unexpected);
+        let cannot = |error: io::Error| Failure::unexpected(format!("cannot write {}: {error}", path.display()));
         let mut archive = Archive::new(&path, stem.clone(), now, cli).map_err(cannot)?;
         collect(&live, args, &mut archive, now).await?;
         archive.finish().map_err(cannot)
     });
-    match result {
-        Ok((files, bytes, missing)) => {
-            let missing =
-                if missing == 0 { String::new() } else { format!("; {missing} could not be had (README.txt)") };
-            print(&format!("{}: {}, {}{missing}", path.display(), counted(files, "file"), binary(bytes)));
-            Exit::Done
-        }
-        Err((error, exit)) => {
-            drop(std::fs::remove_file(partial(&path)));
-            refuse(&error, exit)
-        }
-    }
+    let (files, bytes, missing) = result.inspect_err(|_| drop(std::fs::remove_file(partial(&path))))?;
+    let missing = if missing == 0 { String::new() } else { format!("; {missing} could not be had (README.txt)") };
+    print(&format!("{}: {}, {}{missing}", path.display(), counted(files, "file"), binary(bytes)));
+    Ok(Exit::Done)
 }
 
 async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Timestamp) -> Result<(), Failure> {
@@ -78,7 +71,7 @@ async fn collect(live: &Live, args: &BundleArgs, archive: &mut Archive, now: Tim
                 logs(&system, pod, "system", archive).await?;
             }
         }
-        Err(error) => archive.missing("system", &asked("list pods", error).0),
+        Err(error) => archive.missing("system", &asked("list pods", error).message),
     }
     events(live, &args.system_namespace, None, "system", archive).await
 }
@@ -113,7 +106,7 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
                 archive.json(&format!("{folder}/{}.json", map.name_any()), &json!(map.data))?;
             }
         }
-        Err(error) => archive.missing(&folder, &asked("list ConfigMaps", error).0),
+        Err(error) => archive.missing(&folder, &asked("list ConfigMaps", error).message),
     }
     events(live, &live.namespace, Some(&job.name_any()), &folder, archive).await?;
     if args.no_job_logs {
@@ -125,7 +118,7 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
                 logs(&live.pods(), pod, &folder, archive).await?;
             }
         }
-        Err(error) => archive.missing(&folder, &asked("list pods", error).0),
+        Err(error) => archive.missing(&folder, &asked("list pods", error).message),
     }
     Ok(())
 }
@@ -142,7 +135,7 @@ async fn events(
     let list = match Api::<Event>::namespaced(live.client.clone(), namespace).list(&ListParams::default()).await {
         Ok(list) => list.items,
         Err(error) => {
-            archive.missing(&path, &asked("list events", error).0);
+            archive.missing(&path, &asked("list events", error).message);
             return Ok(());
         }
     };
@@ -194,7 +187,7 @@ async fn logs(api: &Api<Pod>, pod: &Pod, folder: &str, archive: &mut Archive) ->
             };
             match api.logs(&pod.name_any(), &params).await {
                 Ok(log) => archive.file(&path, log.as_bytes())?,
-                Err(error) => archive.missing(&path, &asked("read the log", error).0),
+                Err(error) => archive.missing(&path, &asked("read the log", error).message),
             }
         }
     }
@@ -251,7 +244,7 @@ impl Archive {
 
     fn file(&mut self, path: &str, content: &[u8]) -> Result<(), Failure> {
         let added = self.add(path, content);
-        added.map_err(|error| (format!("cannot write {}: {error}", self.path.display()), Exit::Unexpected))
+        added.map_err(|error| Failure::unexpected(format!("cannot write {}: {error}", self.path.display())))
     }
 
     fn add(&mut self, path: &str, content: &[u8]) -> io::Result<()> {

@@ -1,7 +1,9 @@
 //! `switchyard doctor JOB`: the logs of the pods of a job in a running cluster, and what its status knows about the first error.
 
-use super::{Failure, Live, ranks, wait_for};
+use super::{Live, ranks};
 use crate::args::DoctorArgs;
+use crate::connect::wait_for;
+use crate::failure::Failure;
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -12,7 +14,6 @@ use switchyard_crds::names::TRAINER;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_tools::doctor::gang::{Gang, PodFacts};
 use switchyard_tools::doctor::{Diagnosis, Doctor, LONGEST_LINE};
-use switchyard_worker_contract::exit::Exit;
 
 /// Whether the only argument may be the name of a job: it is no file, and could be one of an object.
 pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
@@ -28,15 +29,15 @@ pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
 /// There is no such job or no cluster, or its logs cannot be read.
 pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang), Failure> {
     wait_for(async {
-        let no_file = |(error, _): Failure| {
+        let no_file = |failure: Failure| {
             let both = "there is no such file or folder, and no such TrainJob either";
-            (format!("cannot read {name}: {both}: {error}"), Exit::Usage)
+            Failure::usage(format!("cannot read {name}: {both}: {failure}"))
         };
         let live = Live::open(&args.connection).await.map_err(no_file)?;
         let job = live.job(name).await.map_err(no_file)?;
         let mut pods = live.pods_of(&job).await?;
         pods.retain(|pod| pod.node.is_some());
-        let unexpected = |error: String| (format!("{name}: {error}"), Exit::Unexpected);
+        let unexpected = |error: String| Failure::unexpected(format!("{name}: {error}"));
         if pods.is_empty() {
             return Err(unexpected("no pod has begun, or all are gone, and so there are no logs".into()));
         }

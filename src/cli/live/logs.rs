@@ -1,11 +1,14 @@
 //! `switchyard logs`: what the ranks of a job say, each line with its node.
 
-use super::{Failure, Live, asked, ranks, wait_for};
+use super::{Live, asked, ranks};
 use crate::args::{Cli, LogsArgs};
-use crate::{print, refuse};
+use crate::connect::wait_for;
+use crate::failure::Failure;
+use crate::output::print;
 use futures::stream::{BoxStream, select_all};
 use futures::{AsyncBufReadExt, StreamExt};
 use kube::api::LogParams;
+use switchyard_core::units::rank_list;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob};
 use switchyard_plan::cluster::view::{Phase, PodView};
@@ -13,8 +16,8 @@ use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 
 /// Prints logs.
-pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Exit {
-    let done = wait_for(async {
+pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Result<Exit, Failure> {
+    wait_for(async {
         let live = Live::open(&args.connection).await?;
         let job = live.job(&args.job).await?;
         let pods = chosen(args, &job, live.pods_of(&job).await?)?;
@@ -28,15 +31,14 @@ pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Exit {
         let mut lines = select_all(open(&live, args, &pods).await?);
         while let Some((node_rank, line)) = lines.next().await {
             let line =
-                line.map_err(|error| (format!("the log of node {node_rank} ends: {error}"), Exit::Unexpected))?;
+                line.map_err(|error| Failure::unexpected(format!("the log of node {node_rank} ends: {error}")))?;
             if of_one.is_some_and(|rank| !is_of(rank, &line)) {
                 continue;
             }
             print(&if is_alone { line } else { format!("[node {node_rank}] {line}") });
         }
         Ok(Exit::Done)
-    });
-    done.unwrap_or_else(|(error, exit)| refuse(&error, exit))
+    })
 }
 
 type Lines = BoxStream<'static, (u32, std::io::Result<String>)>;
@@ -73,33 +75,33 @@ pub(super) fn chosen(args: &LogsArgs, job: &TrainJob, mut pods: Vec<PodView>) ->
             }
             _ => "it has no pods now (switchyard status)".into(),
         };
-        return Err((format!("no log of {}: {have}", args.job), Exit::Usage));
+        return Err(Failure::usage(format!("no log of {}: {have}", args.job)));
     };
     pods.retain(|pod| pod.attempt == attempt);
     let node_rank = match args.rank {
         None => args.node_rank,
-        Some(rank) => Some(node_of(rank, job, pods.len() as u32).map_err(|error| (error, Exit::Usage))?),
+        Some(rank) => Some(node_of(rank, job, pods.len() as u32).map_err(Failure::usage)?),
     };
     if let Some(node_rank) = node_rank {
         let nodes: Vec<u32> = pods.iter().map(|pod| pod.node_rank).collect();
         pods.retain(|pod| pod.node_rank == node_rank);
         if pods.is_empty() {
             let text = format!("no log of node {node_rank}: attempt {attempt} has pods of nodes {}", list(&nodes));
-            return Err((text, Exit::Usage));
+            return Err(Failure::usage(text));
         }
     }
     let waiting: Vec<&str> =
         pods.iter().filter(|pod| pod.phase == Phase::Pending).map(|pod| pod.name.as_str()).collect();
     if waiting.len() == pods.len() {
         let text = format!("no log yet: {} not started (switchyard status {})", waiting.join(", "), args.job);
-        return Err((text, Exit::Unexpected));
+        return Err(Failure::unexpected(text));
     }
     pods.retain(|pod| pod.phase != Phase::Pending);
     Ok(pods)
 }
 
 fn list(numbers: &[u32]) -> String {
-    crate::units::rank_list(numbers.iter().copied())
+    rank_list(numbers.iter().copied())
 }
 
 /// The node of a rank.

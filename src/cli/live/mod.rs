@@ -15,39 +15,16 @@ pub(super) use logs::logs;
 pub(super) use report::report;
 pub(super) use status::status;
 
-use super::args::ConnectionArgs;
-use super::cluster::name_of;
+use crate::args::ConnectionArgs;
+use crate::connect;
+use crate::failure::Failure;
+use crate::snapshot::name_of;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
-use std::sync::Arc;
 use switchyard_crds::{TrainJob, labels};
 use switchyard_plan::cluster::view::PodView;
-use switchyard_service::{Connection, client, connect};
-use switchyard_worker_contract::exit::Exit;
-
-/// What goes wrong, and the code of the program.
-pub(super) type Failure = (String, Exit);
-
-/// Does something that waits for a network.
-///
-/// # Errors
-/// Its own; the system gives no runtime.
-pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| (format!("cannot start: {error}"), Exit::Unexpected))?.block_on(work)
-}
-
-/// A client, and the namespace of its context.
-///
-/// # Errors
-/// There is no kubeconfig, or it cannot be used.
-pub(super) async fn open(connection: &Connection) -> Result<(Client, String), Failure> {
-    let config = connect(connection).await.map_err(|error| (error, Exit::Usage))?;
-    let namespace = config.default_namespace.clone();
-    let client = client(config, "switchyard", Arc::new(|_, _, _| {})).map_err(|error| (error, Exit::Usage))?;
-    Ok((client, namespace))
-}
+use switchyard_service::Connection;
 
 /// A namespace of a running cluster.
 struct Live {
@@ -58,7 +35,7 @@ struct Live {
 impl Live {
     async fn open(args: &ConnectionArgs) -> Result<Live, Failure> {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
-        let (client, namespace) = open(&connection).await?;
+        let (client, namespace) = connect::open(&connection).await?;
         Ok(Live { client, namespace: args.namespace.clone().unwrap_or(namespace) })
     }
 
@@ -78,7 +55,7 @@ impl Live {
         let known = self.jobs().list(&ListParams::default()).await.map_err(|error| asked("list TrainJobs", error))?;
         let names: Vec<String> = known.items.iter().map(name_of).collect();
         let known = if names.is_empty() { "there is none".into() } else { format!("there are {}", names.join(", ")) };
-        Err((format!("no TrainJob {}/{name}; {known} (--namespace)", self.namespace), Exit::Usage))
+        Err(Failure::usage(format!("no TrainJob {}/{name}; {known} (--namespace)", self.namespace)))
     }
 
     /// The pods of a job that exist, by attempt and node.
@@ -105,7 +82,7 @@ fn asked(what: &str, error: kube::Error) -> Failure {
         kube::Error::Api(status) => status.message,
         error => error.to_string(),
     };
-    (format!("cannot {what}: {words}"), Exit::Unexpected)
+    Failure::unexpected(format!("cannot {what}: {words}"))
 }
 
 /// The ranks of each node of a job: lowest global rank and how many, by node rank. Empty: no pod has been placed.

@@ -4,9 +4,10 @@
 //! directory on a volume. The logs have the events of rank 0: they, the configuration and the status become a run directory here, and the
 //! report says what is missing.
 
-use super::{Failure, Live, asked, wait_for};
+use super::{Live, asked};
 use crate::args::{Cli, ReportArgs};
-use crate::refuse;
+use crate::connect::wait_for;
+use crate::failure::Failure;
 use crate::report as local;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -23,13 +24,13 @@ use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 
 /// Writes the report of a job into `runs/JOB-cluster`, or the place of `--out`.
-pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
+pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
     let name = args.subject.display().to_string();
-    let fetched = wait_for(async {
+    let folder = wait_for(async {
         // Either may have been meant, so a failure says what both would have been.
-        let neither = |(error, exit): Failure| {
+        let neither = |Failure { message, exit }: Failure| {
             let text = "expected the directory of a run, which is not here, or the name of a TrainJob in a cluster";
-            (format!("{name}: {text}: {error}"), exit)
+            Failure::new(format!("{name}: {text}: {message}"), exit)
         };
         let live = Live::open(&args.connection).await.map_err(neither)?;
         let job = live.job(&name).await.map_err(neither)?;
@@ -37,24 +38,20 @@ pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Exit {
             let framework = json!(job.spec.trainer.framework);
             let text =
                 format!("{name} runs {}: there are figures of our own engine only", framework.as_str().unwrap_or("-"));
-            return Err((text, Exit::Usage));
+            return Err(Failure::usage(text));
         }
         fetch(&live, &job).await
-    });
-    match fetched {
-        Ok(folder) => local::report(cli, &ReportArgs { subject: folder, ..args.clone() }),
-        Err((error, exit)) => refuse(&error, exit),
-    }
+    })?;
+    local::report(cli, &ReportArgs { subject: folder, ..args.clone() })
 }
 
 /// Makes the run directory of a job.
 async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     let folder = Path::new("runs").join(format!("{}-cluster", job.name_any()));
-    let cannot = |error: std::io::Error| (format!("cannot write {}: {error}", folder.display()), Exit::Unexpected);
+    let cannot = |error: std::io::Error| Failure::unexpected(format!("cannot write {}: {error}", folder.display()));
     std::fs::create_dir_all(&folder).map_err(cannot)?;
     let run_dir = RunDir::existing(&folder);
-    let replace =
-        |name: &str, text: &str| run_dir.replace(name, text).map_err(|error| (error.to_string(), Exit::Unexpected));
+    let replace = |name: &str, text: &str| run_dir.replace(name, text).map_err(Failure::unexpected);
     let mut shown = job.clone();
     shown.metadata.managed_fields = None;
     replace(Document::Status.file(), &serde_saphyr::to_string(&shown).unwrap_or_default())?;
@@ -72,12 +69,12 @@ async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
         // Without its log the report says less; the others are there.
         match live.pods().logs(&pod.name, &params).await {
             Ok(log) => log.lines().filter_map(|line| event(line, pod.attempt)).for_each(|line| events.push_str(&line)),
-            Err(error) => anstream::eprintln!("warning: {}", asked(&format!("read the log of {}", pod.name), error).0),
+            Err(error) => anstream::eprintln!("warning: {}", asked(&format!("read the log of {}", pod.name), error)),
         }
     }
     if events.is_empty() {
         let text = format!("{}: no rank has said anything yet, or its pods and their logs are gone", job.name_any());
-        return Err((text, Exit::Usage));
+        return Err(Failure::usage(text));
     }
     replace("events.jsonl", &events)?;
     Ok(folder)

@@ -1,11 +1,12 @@
 //! `switchyard status`: where jobs are, once or for as long as somebody looks.
 
 use super::board::{self, Known};
-use super::{Failure, Live, asked, selector, wait_for};
+use super::{Live, asked, selector};
 use crate::args::{Cli, Output, StatusArgs};
-use crate::cluster::name_of;
-use crate::run::json_line;
-use crate::{machine, print, print_yaml, refuse};
+use crate::connect::wait_for;
+use crate::failure::Failure;
+use crate::output::{emit, json_line, print, width, yaml};
+use crate::snapshot::name_of;
 use futures::StreamExt;
 use futures::stream::{BoxStream, select};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -26,12 +27,11 @@ const REDRAW: Duration = Duration::from_millis(200);
 const TICK: Duration = Duration::from_secs(1);
 
 /// Shows where jobs are.
-pub(crate) fn status(cli: &Cli, args: &StatusArgs) -> Exit {
-    let done = wait_for(async {
+pub(crate) fn status(cli: &Cli, args: &StatusArgs) -> Result<Exit, Failure> {
+    wait_for(async {
         let live = Live::open(&args.connection).await?;
         if args.watch { watch(cli, args, &live).await } else { once(cli, args, &live).await }
-    });
-    done.unwrap_or_else(|(error, exit)| refuse(&error, exit))
+    })
 }
 
 async fn once(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failure> {
@@ -48,11 +48,7 @@ async fn once(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failure
         }
     };
     known.jobs = found.into_iter().map(|job| (name_of(&job), job)).collect();
-    match cli.output {
-        Output::Json => json_line("JobStatus", board::bodies(&known)),
-        Output::Yaml => print_yaml(&board::bodies(&known)),
-        Output::Table | Output::Dot => print(&board::table(&known, Timestamp::now(), machine::width())),
-    }
+    emit(cli.output, "JobStatus", &board::bodies(&known), || board::table(&known, Timestamp::now(), width()));
     Ok(Exit::Done)
 }
 
@@ -101,7 +97,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
             Some(News::Job(event)) => {
                 if let Some(gone) = known.job(*event).filter(|_| known.only) {
                     show.end();
-                    break Err((format!("{gone} was deleted"), Exit::Usage));
+                    break Err(Failure::usage(format!("{gone} was deleted")));
                 }
             }
             Some(News::Pod(event)) => known.pod(*event),
@@ -166,7 +162,7 @@ impl Show {
 
     fn show(&mut self, known: &Known) {
         if let Some(bar) = &self.bar {
-            bar.set_message(board::table(known, Timestamp::now(), machine::width()).trim_end().to_owned());
+            bar.set_message(board::table(known, Timestamp::now(), width()).trim_end().to_owned());
             return;
         }
         for (name, job) in &known.jobs {
@@ -189,7 +185,7 @@ impl Show {
             match line {
                 Some(line) => print(&line),
                 None if self.output == Output::Json => json_line("JobStatus", board::body(job)),
-                None => print(&format!("---\n{}", serde_saphyr::to_string(&board::body(job)).unwrap_or_default())),
+                None => print(&format!("---\n{}", yaml(&board::body(job)))),
             }
             self.told.insert(name.clone(), state);
         }

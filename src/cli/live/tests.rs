@@ -2,11 +2,11 @@ use super::board::{Known, state, table};
 use super::logs::{chosen, is_of};
 use super::report::event;
 use crate::args::LogsArgs;
+use crate::failure::Failure;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::view::{Phase, PodView};
-use switchyard_worker_contract::exit::Exit;
 
 fn job(name: &str, status: Value) -> TrainJob {
     serde_json::from_value(json!({
@@ -60,14 +60,14 @@ fn now() -> Timestamp {
 
 #[test]
 fn a_line_per_job_with_its_figures_or_what_it_waits_for() {
-    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cluster::name_of(&job), job)).collect();
+    let jobs = [running(), waiting()].into_iter().map(|job| (crate::snapshot::name_of(&job), job)).collect();
     let known = Known { jobs, ..Known::default() };
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
 #[test]
 fn where_there_is_little_room_the_columns_that_say_nothing_go_first() {
-    let jobs = [running(), waiting()].into_iter().map(|job| (crate::cluster::name_of(&job), job)).collect();
+    let jobs = [running(), waiting()].into_iter().map(|job| (crate::snapshot::name_of(&job), job)).collect();
     let known = Known { jobs, all_namespaces: true, ..Known::default() };
     let text = table(&known, now(), 60);
     assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
@@ -108,7 +108,7 @@ fn logs_are_those_of_the_newest_attempt_or_of_the_node_of_a_rank() {
         let names = ["gpt-124m-1-0", "gpt-124m-2-0", "gpt-124m-2-1"];
         names.map(|name| pod(name, if name.ends_with("1-0") { Phase::Failed } else { Phase::Running })).to_vec()
     };
-    let names = |args: LogsArgs| -> Result<Vec<String>, (String, Exit)> {
+    let names = |args: LogsArgs| -> Result<Vec<String>, Failure> {
         Ok(chosen(&args, &running(), pods())?.into_iter().map(|pod| pod.name).collect())
     };
     assert_eq!(names(ask()).unwrap(), ["gpt-124m-2-0", "gpt-124m-2-1"]);
@@ -116,7 +116,7 @@ fn logs_are_those_of_the_newest_attempt_or_of_the_node_of_a_rank() {
     for (rank, name) in [(0, "gpt-124m-2-0"), (1, "gpt-124m-2-0"), (2, "gpt-124m-2-1"), (3, "gpt-124m-2-1")] {
         assert_eq!(names(LogsArgs { rank: Some(rank), ..ask() }).unwrap(), [name], "{rank}");
     }
-    let error = |args| names(args).unwrap_err().0;
+    let error = |args| names(args).unwrap_err().message;
     assert_eq!(error(LogsArgs { rank: Some(4), ..ask() }), "--rank 4: the job has ranks 0 to 3");
     assert_eq!(error(LogsArgs { node_rank: Some(7), ..ask() }), "no log of node 7: attempt 2 has pods of nodes 0-1");
     let gone = error(LogsArgs { attempt: Some(9), ..ask() });
@@ -126,7 +126,7 @@ fn logs_are_those_of_the_newest_attempt_or_of_the_node_of_a_rank() {
 #[test]
 fn a_log_of_pods_that_have_not_started_is_told_not_awaited() {
     let error = chosen(&ask(), &running(), vec![pod("gpt-124m-2-0", Phase::Pending)]).unwrap_err();
-    assert_eq!(error.0, "no log yet: gpt-124m-2-0 not started (switchyard status gpt-124m)");
+    assert_eq!(error.message, "no log yet: gpt-124m-2-0 not started (switchyard status gpt-124m)");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What will be trained, on what, for how long.
 
 use super::entropies;
-use crate::units::{binary, counted, grouped, three_digits};
+use switchyard_core::units::{binary, counted, grouped, three_digits};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig, HalfType, LossScaling, Precision, Source};

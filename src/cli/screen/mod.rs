@@ -9,29 +9,12 @@ mod tests;
 pub(super) use header::header;
 pub(super) use progress::{bar_message, plain_line, summary};
 
-use super::units::{binary, counted, grouped};
+use crate::text::columns;
+use switchyard_core::units::{binary, counted, grouped};
 use switchyard_local::RootCause;
 use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
-use unicode_width::UnicodeWidthStr;
-
-/// Columns separated by two spaces, each as wide as its widest cell; no borders, no trailing spaces.
-pub(super) fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0))
-        .collect();
-    let line = |row: &Vec<String>| {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(cell);
-            line.push_str(&" ".repeat(width.saturating_sub(cell.width()) + 2));
-        }
-        line.trim_end().to_string()
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
-}
 
 /// The distributed environment: rank, process, cores, devices, address, transport.
 pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
@@ -51,7 +34,7 @@ pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
             ready.transport.word().to_string(),
         ]);
     }
-    table(&rows).lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+    columns(&rows).lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }
 
 /// How many gradient tensors became how many all-reduces, and what they cost.

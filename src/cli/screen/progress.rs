@@ -1,7 +1,8 @@
 //! How far a run is, and how it ended well.
 
-use super::{entropies, table};
-use crate::units::{counted, duration, grouped, percent, rate, three_digits};
+use super::entropies;
+use crate::text::columns;
+use switchyard_core::units::{counted, duration, grouped, percent, rate, three_digits};
 use switchyard_local::Interval;
 use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::{Finished, Inspection, Item};
@@ -121,5 +122,5 @@ pub(crate) fn summary(
         row("model", format!("{run_dir}/{file}"));
     }
     row("run", format!("{run_dir} (status.yaml, plan.yaml, events.jsonl, logs/)"));
-    table(&rows)
+    columns(&rows)
 }

@@ -14,7 +14,7 @@ use switchyard_worker_contract::fold::Breakdown;
 #[test]
 fn tables_have_no_borders_and_no_trailing_spaces() {
     let rows = [vec!["A".to_string(), "LONG".to_string()], vec!["xyz".to_string(), "1".to_string()]];
-    assert_eq!(table(&rows), "A    LONG\nxyz  1");
+    assert_eq!(columns(&rows), "A    LONG\nxyz  1");
 }
 
 fn interval() -> Interval {

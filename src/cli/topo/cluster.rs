@@ -9,9 +9,9 @@ mod users;
 
 use super::devices::GANG;
 use crate::args::{Cli, Output, TopoArgs};
-use crate::cluster::{self, SnapshotFile};
-use crate::run::json_line;
-use crate::{print, print_yaml, refuse};
+use crate::failure::Failure;
+use crate::output::{emit, width};
+use crate::snapshot::{self, SnapshotFile};
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -85,25 +85,14 @@ struct ClusterTopology {
 }
 
 /// Shows the cluster.
-pub(crate) fn show(cli: &Cli, args: &TopoArgs, width: usize) -> Exit {
-    let read = || {
-        let file = cluster::read(&args.place)?;
-        let cluster = cluster::cluster(&file).map_err(|error| (error, Exit::Usage))?;
-        Ok(ClusterTopology::of(&file, &cluster))
-    };
-    let topology = match read() {
-        Ok(topology) => topology,
-        Err((error, exit)) => return refuse(&error, exit),
-    };
-    match cli.output {
-        Output::Table => print(&screen::render(&topology, width, args.full)),
-        Output::Json => json_line("ClusterTopology", json::value(&topology)),
-        Output::Yaml => print_yaml(&json::value(&topology)),
-        Output::Dot => {
-            return refuse("-o dot: draws one machine; expected table, yaml or json with --cluster", Exit::Usage);
-        }
+pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
+    let file = snapshot::read(&args.place)?;
+    let topology = ClusterTopology::of(&file, &snapshot::cluster(&file)?);
+    if cli.output == Output::Dot {
+        return Err(Failure::usage("-o dot: draws one machine; expected table, yaml or json with --cluster"));
     }
-    Exit::Done
+    emit(cli.output, "ClusterTopology", &json::value(&topology), || screen::render(&topology, width(), args.full));
+    Ok(Exit::Done)
 }
 
 /// A job where it would go, as a picture of the cluster (SVG).

@@ -1,12 +1,12 @@
 //! GPUs and NICs: what each pair of them carries, which way, and what that means for traffic that leaves the node.
 
 use super::health::{self, Health};
-use super::text::{Screen, Table, plain};
 use super::{cpus_of_node, nic_name};
-use crate::units::three_digits;
+use crate::text::{Screen, Table, plain};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::path::PathClass;
 use switchyard_core::placement::gpus::{Level, MOST_GPUS, Shape};
+use switchyard_core::units::three_digits;
 use switchyard_crds::gpu_topology::{DmaBuf, GPUTopologyStatus, ModuleState};
 use switchyard_topology::cells;
 use switchyard_topology::fold::{apart, grouped, numbers, twins};

@@ -5,14 +5,14 @@ mod svg;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use dot::dot;
-pub(crate) use svg::svg;
+pub(super) use dot::dot;
+pub(super) use svg::svg;
 
 use super::devices::{Known, gigabytes};
 use super::health::{self, Health};
-use super::text::plain;
 use super::{cpus_of_node, nic_name, short_name};
-use crate::units::{plural, three_digits};
+use crate::text::plain;
+use switchyard_core::units::{plural, three_digits};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use switchyard_topology::{cells, report};
 

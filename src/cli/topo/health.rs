@@ -1,7 +1,7 @@
 //! What is wrong with a GPU or a NIC, from all facts of the report.
 
-use super::text::plain;
-use crate::units::plural;
+use crate::text::plain;
+use switchyard_core::units::plural;
 use switchyard_crds::gpu_topology::{
     Ecc, Fabric, FabricState, FabricSummary, Gpu, Mig, MigMode, NvLinks, PcieLink, RowRemapping,
 };

@@ -1,8 +1,8 @@
 //! Memory, processors, and what could not be read.
 
-use super::text::{Screen, Table, plain, short_list};
 use super::{cpu_name, cpus_of_node};
-use crate::units::{binary, plural, three_digits};
+use crate::text::{Screen, Table, plain, short_list};
+use switchyard_core::units::{binary, plural, three_digits};
 use switchyard_crds::gpu_topology::{Cache, CacheKind, Facts, GPUTopologyStatus};
 
 /// NUMA nodes: memory, distances, CPUs.

@@ -1,8 +1,8 @@
 //! Network devices: state, rails, addresses, virtual functions.
 
-use super::text::{Screen, Table, plain};
 use super::{health, nic_name};
-use crate::units::{counted, speed};
+use crate::text::{Screen, Table, plain};
+use switchyard_core::units::{counted, speed};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, GidGroup, Nic};
 use switchyard_topology::cells;
 

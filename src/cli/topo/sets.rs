@@ -1,7 +1,7 @@
 //! The best GPUs of a node for a pod of each size, in GB/s.
 
 use super::devices::{GANG, Known, gigabytes};
-use super::text::{Screen, Table};
+use crate::text::{Screen, Table};
 use switchyard_core::placement::gpus::UNLIMITED;
 
 /// For 1, 2, 4, 8 and 16 GPUs the set that placement would choose on this node if it were empty.

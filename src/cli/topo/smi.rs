@@ -1,7 +1,7 @@
 //! The matrix of `nvidia-smi topo -m`, which people know by heart.
 
 use super::nic_name;
-use super::text::{Screen, Table, plain};
+use crate::text::{Screen, Table, plain};
 use std::collections::BTreeSet;
 use switchyard_core::path::PathClass;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;

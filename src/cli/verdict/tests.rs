@@ -2,9 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::args::{Cli, Command, WhatifArgs};
-use crate::{cluster, whatif};
-use clap::Parser;
+use crate::snapshot;
 use switchyard_crds::validate::train_job;
 use switchyard_ledger::offline::Earlier;
 
@@ -12,7 +10,7 @@ const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clust
 const JOB: &str = include_str!("../../../examples/clusters/gpt-rack.yaml");
 
 fn open() -> Cluster {
-    cluster::cluster(&cluster::read_file(CLUSTER.as_ref()).unwrap()).unwrap()
+    snapshot::cluster(&snapshot::read_file(CLUSTER.as_ref()).unwrap()).unwrap()
 }
 
 fn job(change: impl FnOnce(&mut Value)) -> TrainJob {
@@ -25,16 +23,6 @@ fn planned(job: &TrainJob) -> String {
     let mut cluster = open();
     let verdict = cluster.look(job, Earlier::Forgotten).unwrap();
     table(job, &verdict, &cluster, false)
-}
-
-fn whatif_of(arguments: &[&str]) -> String {
-    let line = ["switchyard", "whatif", "--snapshot", CLUSTER].iter().chain(arguments);
-    let Command::Whatif(args): Command = Cli::try_parse_from(line).unwrap().command else { panic!("not whatif") };
-    let args: WhatifArgs = args;
-    match whatif::compare(&args) {
-        Ok(results) => results.iter().map(|result| result.table(false)).collect::<Vec<_>>().join("\n"),
-        Err((error, _)) => error,
-    }
 }
 
 #[test]
@@ -57,31 +45,6 @@ fn a_job_that_runs_is_explained() {
     let job = cluster.job("default", "gpt-124m").unwrap().clone();
     let now = cluster.look(&job, Earlier::Forgotten).unwrap();
     insta::assert_snapshot!(explanation(&job, &now, &cluster, false));
-}
-
-#[test]
-fn what_a_drain_moves() {
-    insta::assert_snapshot!(whatif_of(&["--drain", "gpu-01"]));
-}
-
-#[test]
-fn links_that_are_lost() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/gpt-rack.yaml");
-    insta::assert_snapshot!(whatif_of(&[file, "--lose-link", "gpu-05/3", "--lose-link", "gpu-06/mlx5_2"]));
-}
-
-#[test]
-fn what_is_not_there_is_named() {
-    for (arguments, says) in [
-        (["--drain", "gpu-99"], "there is no Node `gpu-99` in this cluster"),
-        (["--lose-link", "gpu-01"], "--lose-link: got `gpu-01`; expected NODE/GPU"),
-        (["--lose-link", "gpu-01/9"], "there is no GPU 9 on gpu-01"),
-        (["--lose-link", "gpu-01/mlx5_9"], "there is no NIC `mlx5_9` on gpu-01"),
-        (["--lose-link", "gpu-01/1-2-3"], "expected NODE/GPU"),
-    ] {
-        let error = whatif_of(&arguments);
-        assert!(error.contains(says), "{arguments:?}: {error}");
-    }
 }
 
 /// The same file gives the same decision, byte for byte, and it is the one that the running job has.

@@ -1,11 +1,10 @@
 //! The cluster as a tree.
 
-use super::super::NARROWEST;
 use super::super::devices::gigabytes;
-use super::super::text::{Screen, Table, cut, length, plain};
 use super::{ClusterTopology, LevelRow, NodeRow, Use};
-use crate::units::{counted, three_digits};
+use crate::text::{NARROWEST, Screen, Table, cut, length, plain};
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::units::{counted, three_digits};
 use switchyard_plan::cluster::Excluded;
 
 /// Of more nodes than this only the domains are shown, unless everything is asked for.

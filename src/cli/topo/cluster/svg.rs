@@ -1,10 +1,10 @@
 //! A gang on the domains of a cluster as a picture: a column for each domain, a row for each node, a square for each GPU.
 
 use super::super::devices::gigabytes;
-use super::super::text::{cut, length};
 use super::{ClusterTopology, NodeRow, Use};
-use crate::units::counted;
+use crate::text::{cut, length};
 use std::collections::{BTreeMap, BTreeSet};
+use switchyard_core::units::counted;
 use switchyard_crds::PlacementStatus;
 use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_tools::report::escaped;

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 const CLUSTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/clusters/two-racks.json");
 
 fn example() -> SnapshotFile {
-    cluster::read_file(CLUSTER.as_ref()).unwrap()
+    snapshot::read_file(CLUSTER.as_ref()).unwrap()
 }
 
 fn topology(file: &SnapshotFile) -> ClusterTopology {
-    ClusterTopology::of(file, &cluster::cluster(file).unwrap())
+    ClusterTopology::of(file, &snapshot::cluster(file).unwrap())
 }
 
 fn object<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> &'a mut Value {

@@ -1,7 +1,7 @@
 //! Who uses which GPU: what jobs were given by name, what kubelets say, and how many GPUs other pods have.
 
 use super::Use;
-use crate::cluster::{SnapshotFile, name_of};
+use crate::snapshot::{SnapshotFile, name_of};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@ use super::{Drawing, Part};
 use switchyard_crds::gpu_topology::GPUTopology;
 
 /// The machine as an undirected graph. Identifiers are numbers of ours; names from firmware are labels only.
-pub(crate) fn dot(topology: &GPUTopology) -> String {
+pub(in super::super) fn dot(topology: &GPUTopology) -> String {
     let drawing = Drawing::of(topology);
     let mut text = format!("graph {} {{\n", quoted(&drawing.name));
     text.push_str(

@@ -1,9 +1,9 @@
 //! The machine as a picture: bars for NUMA nodes, root complexes and switches over the devices that hang on them; NVLinks below.
 
 use super::super::devices::gigabytes;
-use super::super::text::{cut, length};
 use super::{Device, Drawing, Part};
-use crate::units::counted;
+use crate::text::{cut, length};
+use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_tools::report::escaped;
 
@@ -22,7 +22,7 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.s{font-si
 .n{fill:#14304f}.w{stroke:#ff7b72}.l{stroke:#3fb950}.c{stroke:#8b949e}}";
 
 /// The picture. It scales to the width it is given.
-pub(crate) fn svg(topology: &GPUTopology) -> String {
+pub(in super::super) fn svg(topology: &GPUTopology) -> String {
     let drawing = Drawing::of(topology);
     let depth = drawing.numa.iter().map(rows).max().unwrap_or(0);
     let top = MARGIN + 24 + if drawing.socket_rate.is_some() { BAR.0 + BAR.1 } else { 0 };

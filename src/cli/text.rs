@@ -1,11 +1,15 @@
 //! Text of limited width: paragraphs, tables, numbers.
 
+use unicode_width::UnicodeWidthStr;
+
+/// Rows are not made narrower than this, whatever the terminal is.
+pub(crate) const NARROWEST: usize = 40;
 /// CPU lists longer than this (interleaved numbering) are given as a count; they would not leave room for anything.
 const LONGEST_CPU_LIST: usize = 28;
 
 /// Text of limited width.
 pub(crate) struct Screen {
-    pub(super) width: usize,
+    pub(crate) width: usize,
     text: String,
 }
 
@@ -46,7 +50,7 @@ impl Screen {
     }
 
     /// A label and a text on one line, with a hint where there is room for it.
-    pub(super) fn labelled(&mut self, label: &str, text: &str, hint: &str) {
+    pub(crate) fn labelled(&mut self, label: &str, text: &str, hint: &str) {
         let line = format!("{label}  {text}");
         if length(&line) <= self.width {
             let hint = if length(&line) + length(hint) <= self.width { hint } else { "" };
@@ -57,7 +61,7 @@ impl Screen {
     }
 
     /// A text that continues on the next line where it has to.
-    pub(super) fn sentence(&mut self, text: &str) {
+    pub(crate) fn sentence(&mut self, text: &str) {
         let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
         let mut line = first.to_owned();
         for word in rest.split_whitespace() {
@@ -73,7 +77,7 @@ impl Screen {
     }
 
     /// Phrases with three spaces between them, as many on a line as fit.
-    pub(super) fn phrases(&mut self, phrases: &[String]) {
+    pub(crate) fn phrases(&mut self, phrases: &[String]) {
         let mut line = String::new();
         for phrase in phrases {
             if !line.is_empty() && length(&line) + 3 + length(phrase) > self.width {
@@ -91,7 +95,7 @@ impl Screen {
     }
 
     /// The widest of these tables that fits, or all columns of the last one in parts below each other, each with the first column.
-    pub(super) fn whole(&mut self, mut variants: Vec<Table>) {
+    pub(crate) fn whole(&mut self, mut variants: Vec<Table>) {
         let last = variants.len().saturating_sub(1);
         let chosen = variants.iter().position(|table| table.width() <= self.width).unwrap_or(last);
         let table = variants.swap_remove(chosen);
@@ -113,7 +117,7 @@ impl Screen {
     }
 
     /// The widest of these tables that fits, or the last one without the columns on the right that do not fit.
-    pub(super) fn table(&mut self, mut variants: Vec<Table>) {
+    pub(crate) fn table(&mut self, mut variants: Vec<Table>) {
         let chosen = variants.iter().position(|table| table.width() <= self.width).unwrap_or(variants.len() - 1);
         let table = variants.swap_remove(chosen);
         let shown = table.columns_within(self.width);
@@ -133,29 +137,29 @@ impl Screen {
 }
 
 /// Rows of equally many cells; the first row is the heading.
-pub(super) struct Table {
-    pub(super) rows: Vec<Vec<String>>,
+pub(crate) struct Table {
+    pub(crate) rows: Vec<Vec<String>>,
     /// Spaces between two columns.
-    pub(super) gap: usize,
+    pub(crate) gap: usize,
 }
 
 impl Table {
-    pub(super) fn new(heading: &[&str]) -> Self {
+    pub(crate) fn new(heading: &[&str]) -> Self {
         Self { rows: vec![heading.iter().map(|cell| (*cell).to_owned()).collect()], gap: 2 }
     }
 
-    pub(super) fn widths(&self) -> Vec<usize> {
+    pub(crate) fn widths(&self) -> Vec<usize> {
         let columns = self.rows.first().map_or(0, Vec::len);
         (0..columns).map(|column| self.rows.iter().map(|row| length(&row[column])).max().unwrap_or(0)).collect()
     }
 
-    pub(super) fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         let widths = self.widths();
         widths.iter().sum::<usize>() + self.gap * widths.len().saturating_sub(1)
     }
 
     /// How many columns from the left fit.
-    pub(super) fn columns_within(&self, width: usize) -> usize {
+    pub(crate) fn columns_within(&self, width: usize) -> usize {
         let mut used = 0;
         self.widths()
             .iter()
@@ -167,8 +171,25 @@ impl Table {
     }
 }
 
+/// Columns separated by two spaces, each as wide as its widest cell; no borders, no trailing spaces.
+pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count)
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0))
+        .collect();
+    let line = |row: &Vec<String>| {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(cell);
+            line.push_str(&" ".repeat(width.saturating_sub(cell.width()) + 2));
+        }
+        line.trim_end().to_string()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// The list, or how many CPUs it has when it is too long.
-pub(super) fn short_list(list: &str) -> String {
+pub(crate) fn short_list(list: &str) -> String {
     if list.len() <= LONGEST_CPU_LIST {
         return list.to_owned();
     }
@@ -190,12 +211,12 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' }).collect()
 }
 
-pub(super) fn length(text: &str) -> usize {
+pub(crate) fn length(text: &str) -> usize {
     text.chars().count()
 }
 
 /// At most `width` characters, with `..` in the middle in place of what is cut.
-pub(super) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     let letters: Vec<char> = text.chars().collect();
     if letters.len() <= width {
         return text.to_owned();

@@ -1,0 +1,95 @@
+//! The objects of a cluster that decide about places, all of one moment as nearly as an API server gives it.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::core::ObjectList;
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+use switchyard_crds::TrainJob;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_ledger::offline::KINDS;
+
+/// Lists what decides about places, in a fixed order and without what changes nothing.
+///
+/// # Errors
+/// A list that the server does not give: its kind and the server's words.
+pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
+    let mut items = Vec::new();
+    macro_rules! list {
+        ($($type:ty),*) => { $( items.extend(of_kind::<$type>(client).await?); )* };
+    }
+    list!(Node, Pod, TrainJob, GPUTopology, ResourceSlice, ResourceClaim, PriorityClass);
+    let text = |item: &Value, path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_string();
+    items.sort_by_cached_key(|item| {
+        let kind = KINDS.iter().position(|kind| item["kind"] == *kind);
+        (kind, text(item, "/metadata/namespace"), text(item, "/metadata/name"))
+    });
+    Ok(items)
+}
+
+/// What the agent of one node reports; empty: nothing.
+///
+/// # Errors
+/// The server's words.
+pub(crate) async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
+    let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
+    let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {error}"))?;
+    found.into_iter().map(typed).collect()
+}
+
+async fn of_kind<K>(client: &Client) -> Result<Vec<Value>, String>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Serialize + Clone + Debug,
+{
+    let kind = K::kind(&());
+    let api = Api::<K>::all(client.clone());
+    let list: ObjectList<K> =
+        api.list(&Default::default()).await.map_err(|error| format!("cannot list {kind} objects: {error}"))?;
+    list.items.into_iter().map(typed).collect()
+}
+
+/// An object with its kind, without what decides nothing.
+fn typed<K: Resource<DynamicType = ()> + Serialize>(object: K) -> Result<Value, String> {
+    let kind = K::kind(&());
+    let mut value = serde_json::to_value(object).map_err(|error| format!("{kind}: {error}"))?;
+    (value["apiVersion"], value["kind"]) = (json!(K::api_version(&())), json!(kind));
+    strip(&mut value);
+    Ok(value)
+}
+
+/// Takes out what decides nothing, and what others need not see: environments of pods, images, annotations.
+fn strip(object: &mut Value) {
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata
+            .retain(|key, _| !matches!(key.as_str(), "managedFields" | "annotations" | "generateName" | "selfLink"));
+    }
+    if object["kind"] == "Node"
+        && let Some(status) = object.get_mut("status").and_then(Value::as_object_mut)
+    {
+        status.retain(|key, _| matches!(key.as_str(), "allocatable" | "capacity" | "conditions"));
+    }
+    let pod = match object["kind"].as_str() {
+        Some("Pod") => object.get_mut("spec"),
+        Some("TrainJob") => {
+            // What the user gives to the program may be secret.
+            if let Some(trainer) = object.pointer_mut("/spec/trainer").and_then(Value::as_object_mut) {
+                trainer.retain(|key, _| !matches!(key.as_str(), "env" | "command" | "args"));
+            }
+            object.pointer_mut("/spec/template/spec")
+        }
+        _ => None,
+    };
+    if let Some(spec) = pod.and_then(Value::as_object_mut) {
+        spec.remove("volumes");
+        for list in ["containers", "initContainers"] {
+            let containers = spec.get_mut(list).and_then(Value::as_array_mut);
+            for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
+                container.retain(|key, _| matches!(key.as_str(), "name" | "resources" | "restartPolicy" | "image"));
+            }
+        }
+    }
+}
