@@ -3,7 +3,7 @@
 //! ```text
 //! plan ─> inspect (worker, before anything starts) ─> run directory ─> attempt ─> ... ─> status.yaml
 //!                                                        ^                 | a rank failed
-//!                                                        └── plan::restart ┘
+//!                                                        └─ plan::local::next ┘
 //! ```
 //!
 //! What to do is decided in [`switchyard_plan`]; here it is done. What a person sees is decided in [`switchyard_cli`], which is told by

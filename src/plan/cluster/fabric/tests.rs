@@ -4,8 +4,7 @@ use super::super::Action;
 use super::super::machine::Shapes;
 use super::super::tests::World;
 use super::super::view::NodeView;
-use crate::objects::Kind;
-use crate::objects::Object;
+use crate::objects::{Kind, Object};
 use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
@@ -113,7 +112,7 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     assert!(world.job.status.as_ref().unwrap().placement.is_none());
     assert!(world.pods.iter().all(|pod| pod.gated), "nothing may start");
     set_reports(&mut world, "Active");
-    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are made anew.
+    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are created again.
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
     let status = world.job.status.as_ref().unwrap();
