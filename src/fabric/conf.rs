@@ -1,14 +1,11 @@
 //! The settings that NCCL reads from a file, one file for each node: the only channel for what depends on the node, since the environment
 //! of a pod is fixed before its node is known, and one by which no user's value can be overridden.
 
-use super::rules::Rule;
+use super::rules::{Rule, is_for};
 use switchyard_crds::{DecisionOutcome, FabricDecision};
-use switchyard_worker_contract::CpuList;
 
 /// Directory of the file in the trainer.
 pub const FOLDER: &str = "/etc/switchyard/fabric";
-/// The file in the trainer: what the image brings, and then ours.
-pub const PATH: &str = "/etc/switchyard/fabric/nccl.conf";
 /// Where our part is while the two are put together.
 pub const PLAN: &str = "/etc/switchyard/fabric-plan";
 
@@ -54,10 +51,4 @@ pub fn reasons(decisions: &[FabricDecision]) -> String {
 
 fn is_in_file(decision: &FabricDecision) -> bool {
     decision.outcome == DecisionOutcome::Set && !Rule::is_env(&decision.name)
-}
-
-/// Whether a decision is for the node of this rank.
-pub fn is_for(decision: &FabricDecision, rank: u32) -> bool {
-    let Some(nodes) = &decision.nodes else { return true };
-    nodes.parse::<CpuList>().is_ok_and(|nodes| nodes.iter().any(|node| node == rank))
 }

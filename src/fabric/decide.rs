@@ -1,7 +1,7 @@
 //! All decisions about one gang: the rules, what the profile says, and what the user set.
 
 use super::gang::Gang;
-use super::profile::{Carrier, Profile};
+use super::profile::{Carrier, Profile, training_ports};
 use super::rules::{self, Outcome, Rule};
 use crate::variables::{self, nccl};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,9 +81,8 @@ fn required(gang: &Gang<'_>) -> Result<(), Refused> {
         ),
         Some(Carrier::Plugin) => Ok(()),
         Some(Carrier::InfiniBand | Carrier::RoCE) => {
-            let without = ranks(gang, |member| {
-                member.facts.is_some_and(|facts| super::gang::training_ports(facts).next().is_none())
-            });
+            let without =
+                ranks(gang, |member| member.facts.is_some_and(|facts| training_ports(facts).next().is_none()));
             if !without.is_empty() {
                 return refuse(format!("{}: no RDMA port is up; NCCL would use TCP there", gang.names(&without)));
             }

@@ -7,9 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::topology::CONSISTENT;
-use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus, Nic};
+use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus};
 use switchyard_crds::{FabricMode, Framework, Transport};
-use switchyard_topology::report;
 use switchyard_worker_contract::CpuList;
 
 /// A node of the gang.
@@ -146,12 +145,6 @@ pub fn is_rdma_resource(name: &str) -> bool {
         || name.strip_prefix("nvidia.com/").is_some_and(|rest| {
             ["sriov", "hostdev", "mlnx", "rdma", "resibp", "resrdma"].iter().any(|begin| rest.starts_with(begin))
         })
-}
-
-/// RDMA ports that are for training.
-pub fn training_ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
-    let ports = report::training_nics(facts).into_iter().map(|nic| &facts.nics[nic]);
-    ports.filter(|nic| nic.rdma_device.is_some())
 }
 
 /// A report without what is of this one machine only, so that machines of one kind share it: identities, times, users. GPUs have the names of

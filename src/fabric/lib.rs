@@ -25,9 +25,9 @@ mod seen;
 pub mod variables;
 
 pub use compare::{Foretold, compare};
-pub use conf::{FOLDER, MERGE, PATH, PLAN, conf, reasons};
+pub use conf::{FOLDER, MERGE, PLAN, conf, reasons};
 pub use decide::{Refused, decide};
 pub use gang::{Gang, Member, facts};
 pub use needs::{Asked, needs, shared_memory};
-pub use rules::{CONF_FILE, interface, interfaces};
+pub use rules::{CONF_FILE, CONF_PATH, interface, interfaces};
 pub use seen::{Seen, Way};

@@ -1,7 +1,8 @@
 //! What pods need so that they reach the fabric: devices, and room for NCCL's buffers. Decided before the pods are made, from what the
 //! nodes offer.
 
-use super::gang::{is_rdma_resource, training_ports};
+use super::gang::is_rdma_resource;
+use super::profile::training_ports;
 use super::profile::{Count, Profile, ResourceRule, Site};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeSet;

@@ -1,14 +1,13 @@
 //! Fabrics and clouds as data: what pods need there, what is set and what is left alone. Packs are shipped with the program; an
 //! administrator's profile has the same form and wins over them.
 
-use super::gang::training_ports;
 use crate::variables::{self, nccl};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use switchyard_core::quantity::Resources;
-use switchyard_crds::gpu_topology::GPUTopologyStatus;
-use switchyard_topology::report::INFINIBAND;
+use switchyard_crds::gpu_topology::{GPUTopologyStatus, Nic};
+use switchyard_topology::report::{self, INFINIBAND};
 
 /// The packs, from the most particular to the most general: the first that fits is taken.
 const PACKS: [&str; 10] = [
@@ -364,6 +363,12 @@ fn known(name: &str) -> Result<(), String> {
         return Err("a variable that launcher and device plugin leave to others".into());
     }
     if variables::is_name(name) { Ok(()) } else { Err("letters, digits and `_`, not beginning with a digit".into()) }
+}
+
+/// RDMA ports that are for training.
+pub fn training_ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
+    let ports = report::training_nics(facts).into_iter().map(|nic| &facts.nics[nic]);
+    ports.filter(|nic| nic.rdma_device.is_some())
 }
 
 /// Link layer of the RDMA ports that are for training; `None`: there are some, and nobody says of which.

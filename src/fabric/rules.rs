@@ -12,7 +12,8 @@ use super::gang::Gang;
 use crate::variables::nccl::{self, GUIDE, Section};
 use interfaces::{plain_interface, socket_interface};
 use ports::{address_family, address_range, debug, gid_index, hca, ib_disable, net, of_switches, topology_file};
-use switchyard_crds::{DecisionClass, Framework};
+use switchyard_crds::{DecisionClass, FabricDecision, Framework};
+use switchyard_worker_contract::CpuList;
 
 /// Where NCCL's troubleshooting pages are.
 const TROUBLE: &str = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html";
@@ -22,6 +23,8 @@ const TORCH: &str = "https://docs.pytorch.org/docs/stable/torch_nccl_environment
 const GLOO: &str = "https://docs.pytorch.org/docs/stable/distributed.html";
 /// The variable that names NCCL's file.
 pub const CONF_FILE: &str = "NCCL_CONF_FILE";
+/// The file in the trainer: what the image brings, and then ours.
+pub const CONF_PATH: &str = "/etc/switchyard/fabric/nccl.conf";
 
 /// What is decided for a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -403,6 +406,12 @@ fn set(value: impl Into<String>, reason: impl Into<String>, evidence: impl Into<
     Outcome { value: Some(value.into()), ..leave(reason, evidence) }
 }
 
+/// Whether a decision is for the node of this rank.
+pub(super) fn is_for(decision: &FabricDecision, rank: u32) -> bool {
+    let Some(nodes) = &decision.nodes else { return true };
+    nodes.parse::<CpuList>().is_ok_and(|nodes| nodes.iter().any(|node| node == rank))
+}
+
 /// Where the vendor has a variable.
 fn section(name: &str) -> String {
     match nccl::find(name).map(|key| key.section) {
@@ -417,7 +426,7 @@ fn conf_file(gang: &Gang<'_>) -> Outcome {
     let image = gang.profile.and_then(|profile| profile.image.as_ref()?.conf.as_deref());
     let merged = image.map(|path| format!(", {path} of the image before it")).unwrap_or_default();
     set(
-        super::conf::PATH,
+        CONF_PATH,
         format!("names of interfaces and adapters differ from node to node: each pod has a file of its own{merged}"),
         "NCCL sets from files only what the environment has not set (src/misc/param.cc): a user's value always wins",
     )

@@ -4,6 +4,7 @@
 mod tests;
 
 use super::cause::{RootCause, root_cause};
+use super::error::AttemptError;
 use super::process::{Heard, Message, Process, next_exit, start};
 use super::progress::Interval;
 use super::run_dir::{LogFile, RunDir, RunDirError};
@@ -11,7 +12,6 @@ use super::worker::Worker;
 use super::{Observer, Update};
 use jiff::Timestamp;
 use rustix::process::Signal;
-use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::{ExitStatus, Stdio};
@@ -47,27 +47,6 @@ pub(super) struct Ended {
     pub seconds: f64,
     /// Steps that a checkpoint had done already.
     pub resumed_step: u64,
-}
-
-/// An attempt that could not be watched to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum AttemptError {
-    /// A process could not be started.
-    #[error("cannot start {program} for rank {rank}: {source}")]
-    Start {
-        /// The rank.
-        rank: u32,
-        /// The program.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// A log or event could not be written.
-    #[error("{0}; all ranks were stopped")]
-    Log(#[from] RunDirError),
-    /// Signals cannot be listened to.
-    #[error("cannot listen to signals: {0}")]
-    Signals(io::Error),
 }
 
 /// Stop requests from outside.

@@ -12,6 +12,7 @@
 
 mod attempt;
 mod cause;
+mod error;
 mod inspect;
 mod process;
 mod progress;
@@ -19,8 +20,8 @@ mod run;
 mod run_dir;
 mod worker;
 
-pub use attempt::AttemptError;
 pub use cause::{RankLog, RootCause};
+pub use error::AttemptError;
 pub use inspect::InspectError;
 pub use progress::Interval;
 pub use run::{Outcome, RunError, run};

@@ -1,7 +1,7 @@
 //! One process of an attempt, with one rank or several: started, listened to, waited for.
 
-use super::attempt::AttemptError;
 use super::cause::{RankLog, Seen};
+use super::error::AttemptError;
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
 use rustix::process::{Pid, Signal};

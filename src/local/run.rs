@@ -1,7 +1,8 @@
 //! A job from its plan to its end, over all attempts.
 
-use super::attempt::{self, AttemptError, Ended, Signals};
+use super::attempt::{self, Ended, Signals};
 use super::cause::RootCause;
+use super::error::AttemptError;
 use super::inspect::{InspectError, inspect};
 use super::run_dir::{RunDir, RunDirError};
 use super::worker::{Worker, WorkerNotFound};

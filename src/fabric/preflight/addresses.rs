@@ -1,7 +1,7 @@
 //! How processes find each other: interfaces and addresses of RoCE ports.
 
-use super::super::gang::{Gang, training_ports};
-use super::super::profile::Carrier;
+use super::super::gang::Gang;
+use super::super::profile::{Carrier, training_ports};
 use super::fault::{Fault, Found, Outcome, each, list};
 use super::scene::{Scene, port_name};
 use crate::variables::nccl::{self, List};

@@ -1,6 +1,6 @@
 //! What the nodes run: releases, device files, limits.
 
-use super::super::gang::training_ports;
+use super::super::profile::training_ports;
 use super::fault::{Fault, Found, Outcome, differences, each, list};
 use super::scene::{Scene, gpus};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! PCIe: redirection by ACS, the way from NICs to GPU memory, and links that came up slow.
 
-use super::super::gang::training_ports;
+use super::super::profile::training_ports;
 use super::fault::{Fault, Outcome, each, list};
 use super::scene::{Scene, gpus, is_flat};
 use std::collections::BTreeSet;

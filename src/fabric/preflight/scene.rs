@@ -1,8 +1,8 @@
 //! What a check looks at, and questions that several of them ask.
 
-use super::super::conf;
 use super::super::gang::{Gang, Member};
 use super::super::profile::Carrier;
+use super::super::rules::is_for;
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu, Nic};
 use switchyard_crds::{DecisionOutcome, FabricDecision, FabricMode, Transport};
@@ -38,7 +38,7 @@ impl<'a> Scene<'a> {
             Some(None) => Err(format!("the value of {name} is not in the manifest")),
             None => {
                 let is_set =
-                    |d: &&FabricDecision| d.name == name && d.outcome == DecisionOutcome::Set && conf::is_for(d, rank);
+                    |d: &&FabricDecision| d.name == name && d.outcome == DecisionOutcome::Set && is_for(d, rank);
                 let decision = self.decisions.iter().find(is_set);
                 Ok(decision.and_then(|decision| Some((decision.value.as_deref()?, false))))
             }

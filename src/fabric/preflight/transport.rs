@@ -1,7 +1,7 @@
 //! What carries data between nodes: RDMA devices of the pods, ports that are alike, and links that stay up.
 
-use super::super::gang::{Gang, is_rdma_resource, training_ports};
-use super::super::profile::{Carrier, LinkLayer, link_layer};
+use super::super::gang::{Gang, is_rdma_resource};
+use super::super::profile::{Carrier, LinkLayer, link_layer, training_ports};
 use super::fault::{Fault, Outcome, differences, each, list};
 use super::scene::{Scene, is_active, port_name, ports};
 use crate::variables::nccl::List;

@@ -2,7 +2,7 @@
 
 use super::super::gang::Gang;
 use super::super::profile::Profile;
-use super::{Outcome, RULES, Rule, leave, set};
+use super::{Outcome, RULES, Rule, is_for, leave, set};
 use switchyard_crds::{DecisionOutcome, FabricDecision, Framework};
 
 /// The interface of the pod network inside a pod, as container runtimes name it.
@@ -14,9 +14,7 @@ pub fn interface(decisions: &[FabricDecision], rank: u32) -> Option<&str> {
         let rule = RULES.iter().find(|rule| rule.name == decision.name);
         rule.is_some_and(|rule| rule.is_per_node() && Rule::is_env(rule.name))
     };
-    let of_rank = |decision: &&FabricDecision| {
-        decision.outcome == DecisionOutcome::Set && super::super::conf::is_for(decision, rank)
-    };
+    let of_rank = |decision: &&FabricDecision| decision.outcome == DecisionOutcome::Set && is_for(decision, rank);
     decisions.iter().filter(is_interface).find(of_rank)?.value.as_deref()
 }
 

@@ -1,11 +1,10 @@
 //! What changes over the steps: loss, throughput, parts, ranks; and the all-reduce.
 
 use super::advice::bus_bandwidth;
-use super::build::part_times;
 use super::facts::Facts;
 use super::fold::{Attempt, Fold, Spread};
 use super::model::{
-    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, tidy,
+    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, part_times, tidy,
 };
 use super::record::Record;
 use super::sample::{Part, believed};

@@ -1,8 +1,8 @@
 //! The GPUs of each pod, on nodes that are chosen already.
 
 use super::fleet::Fleet;
+use super::request::{Pod, Request};
 use super::shape::subsets;
-use super::solve::{Pod, Request};
 use std::collections::BTreeMap;
 
 /// GPUs asked for, kind of node, free GPUs: nodes that are equal in these have the same choice.

@@ -1,7 +1,7 @@
 //! Gangs of unequal pods: exact too, because a node takes one pod.
 
 use super::fleet::Fleet;
-use super::solve::Request;
+use super::request::Request;
 
 /// Nodes by the set of groups that they could serve (a mask), for one value.
 type Classes = Vec<Vec<usize>>;

@@ -2,7 +2,7 @@
 
 use super::choose;
 use super::fleet::Fleet;
-use super::solve::{Placement, Pod, Refusal, Request};
+use super::request::{Placement, Pod, Refusal, Request};
 use crate::model::NodeOrd;
 
 impl Fleet {

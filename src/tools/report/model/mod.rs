@@ -18,7 +18,7 @@ pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow,
 pub use setting::{Amount, Happened, Memory, Placed, RankPlace, Setting, Variable};
 
 use super::advice::{Basis, Change, Chart};
-use super::sample::Part;
+use super::sample::{Part, Parts};
 use serde::{Deserialize, Serialize};
 
 /// Version of the form.
@@ -161,6 +161,12 @@ pub struct PartTime {
     pub part: Part,
     /// Mean time, ms.
     pub milliseconds: f64,
+}
+
+/// Parts that are not 0, from the bottom of a stack to its top.
+pub(super) fn part_times(parts: &Parts) -> Vec<PartTime> {
+    let time = |part: Part| PartTime { part, milliseconds: tidy(parts[part]) };
+    Part::ALL.into_iter().map(time).filter(|time| time.milliseconds > 0.0).collect()
 }
 
 /// Advice with evidence.

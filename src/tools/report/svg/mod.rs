@@ -6,6 +6,7 @@
 mod bars;
 mod heat;
 mod plot;
+mod scale;
 mod stack;
 
 pub(super) use bars::{Bar, bars, split_bar};
