@@ -1,7 +1,7 @@
 //! GPUs, read through NVML.
 
 use crate::nvml::{LIBRARY, Session, reason};
-use crate::pci::{self, Place};
+use crate::pci::{self, PciPosition};
 use crate::read::{self, Notes};
 use crate::{Roots, fabric, nvlink, nvml_raw};
 use nvml_wrapper::enum_wrappers::device::PerformanceState;
@@ -173,7 +173,7 @@ fn numa_by_affinity(device: &Device<'_>, nodes: &[NumaNode]) -> Option<u32> {
 }
 
 /// The driver's values, or those of sysfs where it has none.
-fn pcie_link(device: &Device<'_>, place: &Place) -> Option<PcieLink> {
+fn pcie_link(device: &Device<'_>, place: &PciPosition) -> Option<PcieLink> {
     let by_kernel = place.link.clone().unwrap_or_default();
     let max_generation = device.max_pcie_link_gen().ok().or(by_kernel.max_generation);
     let generation = device.current_pcie_link_gen().ok().or(by_kernel.generation);

@@ -1,7 +1,7 @@
 //! Network devices: interfaces with hardware behind them, the interface of the default route, and RDMA ports.
 
 use crate::Roots;
-use crate::pci::{self, Place};
+use crate::pci::{self, PciPosition};
 use crate::rdma::{self, RdmaPort};
 use crate::read::{self, Notes};
 use std::path::Path;
@@ -67,9 +67,9 @@ fn read_interface(name: &str, path: &Path, kind: NicKind, ports: &mut Vec<RdmaPo
     let place = match kind {
         NicKind::Physical => pci::place(&path.join("device")).unwrap_or_else(|error| {
             notes.add(format!("{name}: place unknown: {error}"));
-            Place::default()
+            PciPosition::default()
         }),
-        NicKind::Virtual => Place::default(),
+        NicKind::Virtual => PciPosition::default(),
     };
     let mut nic = Nic {
         name: read::clip(name, 32),

@@ -10,7 +10,7 @@ pub fn parse_distances(text: &str) -> Result<Vec<u32>, String> {
     text.split_whitespace()
         .map(|word| match word.parse::<u32>() {
             Ok(distance) if distance > 0 => Ok(distance),
-            _ => Err(format!("`{word}` is no distance: expected a positive number")),
+            _ => Err(format!("`{word}` is not a distance: expected a positive number")),
         })
         .collect()
 }

@@ -38,7 +38,7 @@ fn is_root_complex(name: &str) -> bool {
 
 /// Position of a device on the PCI bus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct PciPosition {
     pub bus_id: Option<String>,
     /// The path from the root complex; the device is last.
     pub path: Vec<String>,
@@ -50,16 +50,16 @@ pub struct Place {
 
 /// The position of the PCI device that `link` points to, directly or above it (a virtio device is below its PCI
 /// function).
-pub(crate) fn place(link: &Path) -> io::Result<Place> {
+pub(crate) fn place(link: &Path) -> io::Result<PciPosition> {
     let canonical = link.canonicalize()?;
     let Some(path) = canonical.to_str().and_then(path_of) else {
-        return Ok(Place { numa_node: read::number_in(&canonical.join("numa_node")), ..Place::default() });
+        return Ok(PciPosition { numa_node: read::number_in(&canonical.join("numa_node")), ..PciPosition::default() });
     };
     let device = path.last().cloned();
     let directory = canonical.ancestors().find(|ancestor| {
         ancestor.file_name().is_some_and(|name| device.as_deref().is_some_and(|device| name == device))
     });
-    Ok(Place {
+    Ok(PciPosition {
         numa_node: directory.and_then(|directory| read::number_in(&directory.join("numa_node"))),
         link: directory.and_then(read_link),
         bus_id: device,

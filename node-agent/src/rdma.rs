@@ -1,7 +1,7 @@
 //! RDMA devices: ports, addresses, character devices.
 
 use crate::Roots;
-use crate::pci::{self, Place};
+use crate::pci::{self, PciPosition};
 use crate::read::{self, Notes};
 use std::collections::BTreeMap;
 use std::io;
@@ -15,7 +15,7 @@ pub(crate) struct RdmaPort {
     pub device: String,
     /// Counted from 1.
     pub port: u32,
-    pub place: Place,
+    pub place: PciPosition,
     pub link_layer: Option<String>,
     pub state: Option<String>,
     /// Megabits per second.
@@ -76,7 +76,7 @@ pub(crate) fn read_ports(roots: &Roots, notes: &mut Notes) -> Vec<RdmaPort> {
     for (device, path) in devices {
         let place = pci::place(&path.join("device")).unwrap_or_else(|error| {
             notes.add(format!("{device}: place unknown: {error}"));
-            Place::default()
+            PciPosition::default()
         });
         let numbers = read::entries(&path.join("ports")).unwrap_or_else(|error| {
             notes.add(format!("{device}: ports unknown: {error}"));

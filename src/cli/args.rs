@@ -26,7 +26,7 @@ pub struct Cli {
     #[command(subcommand)]
     pub(super) command: Command,
 
-    /// Form of the result: for people, or for programs.
+    /// Format of the result: for people, or for programs.
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
     pub(super) output: Output,
 
@@ -42,7 +42,7 @@ pub struct Cli {
     #[arg(short, long, global = true)]
     pub(super) quiet: bool,
 
-    /// Print the reason of each decision too.
+    /// Also print the reason for each decision.
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
 
@@ -85,7 +85,7 @@ pub enum Output {
     Yaml,
     /// For programs; `run` prints one object per line.
     Json,
-    /// For Graphviz; of `topo` only, the other commands refuse it before they begin.
+    /// For Graphviz; only `topo` takes it.
     Dot,
 }
 
@@ -95,37 +95,37 @@ pub(super) enum Command {
     /// Run a TrainJob on this machine, without a cluster.
     #[command(after_long_help = exit_codes())]
     Run(RunArgs),
-    /// Say how a run went, where its time went, and what would make it faster; writes RUN_DIR/report.html and report.json.
+    /// Show how a run went, where its time went, and what would make it faster; writes RUN_DIR/report.html and report.json.
     Report(ReportArgs),
     /// Show what a TrainJob would become on this machine, or where it would go in a cluster, and why; starts nothing.
     #[command(after_long_help = exit_codes())]
     Plan(PlanArgs),
     /// Show how placements would change: a node drained, a job added, a level required, a link lost; changes nothing.
     Whatif(WhatifArgs),
-    /// Print what decides about places in a cluster, for --snapshot of other commands.
+    /// Print the objects of a cluster that decide placements, for --snapshot of other commands.
     Snapshot(SnapshotArgs),
-    /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, what its links carry; or who uses which GPUs of a cluster.
+    /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, the bandwidth of its links; or who uses which GPUs of a cluster.
     Topo(TopoArgs),
-    /// Look for settings in manifests of training jobs (ours, Kubeflow's, plain pods) that break the job, cost speed or do nothing.
+    /// Find settings in manifests of training jobs (ours, Kubeflow's, plain pods) that break the job, cost speed or do nothing.
     #[command(after_long_help = diagnose::LINT_CODES)]
     Lint(LintArgs),
-    /// Turn a PyTorchJob, PaddleJob, MPIJob or TrainJob of Kubeflow into a TrainJob of ours, and list what has no counterpart.
+    /// Convert a PyTorchJob, PaddleJob, MPIJob or TrainJob of Kubeflow to a TrainJob, and list what has no counterpart.
     #[command(after_long_help = diagnose::CONVERT_CODES)]
     Convert(ConvertArgs),
-    /// Check the nodes that a TrainJob would get, before any GPU second is spent: 27 checks, each with the fix; starts nothing.
+    /// Check the nodes that a TrainJob would get, before it uses any GPU time: 27 checks, each with the fix; starts nothing.
     #[command(after_long_help = exit_codes())]
     Preflight(PreflightArgs),
     /// Explain the errors in logs of ranks (NCCL, Gloo, MPI, CUDA, RDMA, our own worker): the first cause, and what followed from it.
     Doctor(DoctorArgs),
-    /// Show where jobs are in a cluster: stage, nodes, progress, what they wait for; with --watch for as long as they run.
+    /// Show the jobs of a cluster: stage, nodes, progress, what they are waiting for; with --watch for as long as they run.
     #[command(after_long_help = exit_codes())]
     Status(StatusArgs),
-    /// Print what the ranks of a job say in a cluster.
+    /// Print the logs of a job's ranks in a cluster.
     Logs(LogsArgs),
-    /// Collect in one archive what is needed to understand a fault of a cluster: objects, events, logs. No Secret is read, and no value of
+    /// Collect in one archive what is needed to understand a fault in a cluster: objects, events, logs. No Secret is read, and no value of
     /// an environment variable is kept.
     SupportBundle(BundleArgs),
-    /// Look at the checkpoints of a job: list them, verify them, export the model.
+    /// Work with the checkpoints of a job: list them, verify them, export the model.
     #[command(subcommand, after_long_help = exit_codes())]
     Checkpoint(CheckpointCommand),
     /// Run the controller: reconciles the TrainJobs of a cluster.
@@ -134,7 +134,7 @@ pub(super) enum Command {
     Crd,
     /// Explain why a job is where it is or why it waits; or an error code, such as SY0003.
     Explain(ExplainArgs),
-    /// Print the script that completes command lines in a shell; `kubectl`: the program that kubectl asks.
+    /// Print the completion script of a shell; `kubectl`: the program that kubectl runs for completion.
     Completions(CompletionsArgs),
     /// Write manual pages, one per command, into a folder.
     Man(ManArgs),
@@ -169,7 +169,7 @@ pub(super) enum CompletionShell {
 /// Arguments of `man`.
 #[derive(Debug, Args)]
 pub(super) struct ManArgs {
-    /// The folder; it is made if it is not there.
+    /// The folder; it is created if it does not exist.
     pub folder: PathBuf,
 }
 
@@ -231,7 +231,7 @@ pub(super) struct PlanArgs {
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,
 
-    /// Show every setting of the fabric, with its reason, in place of the place.
+    /// Show every setting of the fabric, with its reason, instead of the placement.
     #[arg(long)]
     pub fabric: bool,
 
@@ -249,7 +249,7 @@ pub(super) struct PlanArgs {
 pub(super) enum CheckpointCommand {
     /// List the checkpoints in a directory, newest first. Lengths are compared, contents are not.
     List(WhichArgs),
-    /// Read checkpoints whole and compare all digests; says which file, chunk and tensors are damaged.
+    /// Read checkpoints completely and compare all digests; names the file, chunk and tensors that are damaged.
     Verify(WhichArgs),
     /// Write the model of a checkpoint, without the optimizer, to one safetensors file, for PyTorch and others.
     Export(ExportArgs),
@@ -262,11 +262,11 @@ pub(super) struct WhichArgs {
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 
-    /// Those of this step only.
+    /// Only checkpoints of this step.
     #[arg(long, value_name = "N")]
     pub step: Option<u64>,
 
-    /// Those of this attempt only.
+    /// Only checkpoints of this attempt.
     #[arg(long, value_name = "N")]
     pub attempt: Option<u32>,
 }
@@ -278,7 +278,7 @@ pub(super) struct ExportArgs {
     #[command(flatten)]
     pub which: WhichArgs,
 
-    /// The file to write, in place of what is there.
+    /// The file to write; it is replaced if it exists.
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
 }
@@ -308,7 +308,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, env = "POD_NAMESPACE")]
     pub namespace: Option<String>,
 
-    /// Name of this controller in the Lease. Default: the host name; a random part is added.
+    /// Name of this controller in the Lease, plus a random part. Default: the host name.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
 
@@ -320,11 +320,11 @@ pub(super) struct ControllerArgs {
     #[arg(long, value_enum, default_value_t = Toggle::Enabled)]
     pub leader_elect: Toggle,
 
-    /// Seconds after which a Lease that nobody renews is free.
+    /// Seconds after which a Lease that is not renewed is free.
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub lease_duration_seconds: u16,
 
-    /// Seconds after which a leader that could not renew stops.
+    /// Seconds after which a leader that cannot renew its Lease stops.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub renew_deadline_seconds: u16,
 
@@ -332,7 +332,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub retry_period_seconds: u16,
 
-    /// Reconcile the TrainJobs of this namespace only. Default: of all.
+    /// Reconcile only the TrainJobs of this namespace. Default: of all namespaces.
     #[arg(long, value_name = "NAMESPACE")]
     pub watch_namespace: Option<String>,
 
@@ -348,7 +348,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
     pub gpu_driver: String,
 
-    /// The administrator's word about the fabric: a file with a profile (docs/fabric.md), which wins over the packs that are known.
+    /// File with the administrator's profile of the fabric (docs/fabric.md), which wins over the built-in packs.
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,
 
@@ -358,19 +358,19 @@ pub(super) struct ControllerArgs {
     pub domains: Vec<DomainLevel>,
 
     /// A ValidatingAdmissionPolicy that must be in force, with a binding of the same name; repeatable. The log and the metric
-    /// switchyard_policy_missing tell of one that is not.
+    /// switchyard_policy_missing report one that is not.
     #[arg(long = "admission-policy", value_name = "NAME")]
     pub admission_policies: Vec<String>,
 
-    /// Jobs that are looked at at a time.
+    /// Jobs that are reconciled at the same time.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrent_reconciles: u16,
 
-    /// Form of the log on standard error.
+    /// Format of the log on standard error.
     #[arg(long, value_enum, default_value_t = telemetry::Format::Text)]
     pub log_format: telemetry::Format,
 
-    /// What is logged: error, warn, info, debug, trace, or a filter of the tracing library.
+    /// Log level: error, warn, info, debug, trace, or a filter of the tracing library.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
 }

@@ -4,7 +4,7 @@ use crate::{manifest, yaml};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
-use switchyard_plan::{Snapshot, plan};
+use switchyard_plan::local::{LocalSnapshot, plan};
 
 /// A machine of four cores.
 pub(super) fn machine() -> GPUTopology {
@@ -32,7 +32,7 @@ fn every_example_has_its_plan() {
         let job = manifest::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let nodes = [machine()];
         let snapshot =
-            Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
+            LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
         let plan = plan(&snapshot).unwrap_or_else(|refusal| panic!("{}: {refusal}", path.display()));
         let processes: Vec<_> = plan
             .processes()

@@ -1,6 +1,6 @@
 //! What is committed of the program's own words and drawings: `docs/cli.md`, made from the arguments, and the picture of README.md.
 //!
-//! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib reference`, and commit the file.
+//! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard-cli reference`, and commit the file.
 #![allow(clippy::unwrap_used)]
 
 use crate::args::Cli;

@@ -10,7 +10,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_local::{self as local, Interval, Observer, RunDir, RunDirError, Update, Worker};
-use switchyard_plan::{Snapshot, plan as make_plan};
+use switchyard_plan::local::{LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
@@ -63,7 +63,8 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
         args.topology.iter().map(|path| machine::read_file(path)).collect()
     };
     let nodes = nodes.map_err(Failure::usage)?;
-    let snapshot = Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
+    let snapshot =
+        LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "ADDRESS:PORT", run_dir: "RUN_DIR" };
     let plan = make_plan(&snapshot).map_err(local::RunError::from)?;
     emit(cli.output, "Plan", &plan, || yaml(&plan));
     Ok(Exit::Done)

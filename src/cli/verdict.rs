@@ -9,7 +9,7 @@ use switchyard_core::units::plural;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
 use switchyard_ledger::offline::{Cluster, Verdict};
 use switchyard_plan::cluster::{Excluded, NoPlace};
-use switchyard_plan::objects;
+use switchyard_plan::job::gpus;
 use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};
 
 /// Nodes of one reason that are named.
@@ -57,7 +57,7 @@ fn placement(text: &mut String, status: &PlacementStatus, job: &TrainJob, cluste
     }
     let per_node = status.nodes.get(1).map_or(1, |second| second.first_rank.max(1));
     let shown = if verbose { status.nodes.len() } else { status.nodes.len().min(LISTED) };
-    let gpus = objects::gpus(job) as i32;
+    let gpus = gpus(job) as i32;
     for (number, node) in status.nodes[..shown].iter().enumerate() {
         let count = if status.nodes.len() > 1 { per_node } else { gpus.max(1) };
         let line = format!("{:<11} {}", ranks(node.first_rank, count), devices(node, cluster));
@@ -110,7 +110,7 @@ fn left_out(text: &mut String, excluded: &[(String, Excluded)]) {
 
 fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, verdict: &Verdict) {
     let nodes = job.spec.trainer.num_nodes;
-    let gpus = match objects::gpus(job) {
+    let gpus = match gpus(job) {
         0 => String::new(),
         gpus => format!(" x {gpus} GPU{}", plural(gpus.into())),
     };

@@ -111,7 +111,7 @@ impl Candidate {
         }
     }
 
-    /// One look at the Lease and what follows from it. Answers how long to wait before the next one.
+    /// Reads the Lease once and acts on it. Returns how long to wait before the next time.
     async fn round(&self, view: &mut View, role: &mut Role, leader: &Leader) -> Result<Duration, String> {
         // First of all: was this process stopped for too long?
         self.step_down_if_late(role, leader);
@@ -157,7 +157,7 @@ impl Candidate {
                 self.step_down_if_late(role, leader);
                 Ok(self.timing.retry)
             }
-            // Somebody changed, made or deleted it: it is read again, soon. A create that finds nothing lacks the namespace.
+            // Another writer changed, created or deleted it: it is read again soon. A create that finds nothing lacks the namespace.
             Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 && view.lease.is_some() => {
                 view.lease = None;
                 Ok(self.timing.retry / 10)
@@ -232,7 +232,7 @@ impl Candidate {
         lease
     }
 
-    /// Empties the Lease, so that the next one need not wait. It fails if somebody else has changed it since.
+    /// Empties the Lease, so that the next leader need not wait. It fails if another candidate has changed it since.
     async fn release(&self, view: View) {
         let Some(mut lease) = view.lease else { return };
         lease.spec.get_or_insert_default().holder_identity = Some(String::new());

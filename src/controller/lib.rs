@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod election;
+mod logs;
 mod metrics;
 mod openings;
 mod pages;
@@ -34,7 +35,8 @@ use queue::Queue;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use switchyard_ledger::index::{Index, Key};
+use switchyard_ledger::index::Index;
+use switchyard_ledger::job::Key;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::objects::Defaults;
 
@@ -51,7 +53,7 @@ pub struct Settings {
     pub election: Option<Timing>,
     /// Only TrainJobs of this namespace; `None`: of all.
     pub watch_namespace: Option<String>,
-    /// Jobs looked at at a time.
+    /// Jobs reconciled at a time.
     pub concurrent_reconciles: usize,
     /// Settings that show in objects.
     pub defaults: Defaults,
@@ -87,7 +89,7 @@ impl Context {
     }
 }
 
-/// What ends the controller before it is told to stop.
+/// What ends the controller before it is asked to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kubeconfig cannot be used.

@@ -14,6 +14,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{TrainJob, TrainJobStatus};
+use switchyard_ledger::index::Index;
+use switchyard_ledger::job::{is_live, stage_of};
 use switchyard_plan::resources::bytes_per_second;
 
 type Labels<const N: usize = 1> = [(&'static str, Cow<'static, str>); N];
@@ -150,7 +152,7 @@ impl Metrics {
         registry.register("leader", "1 while this controller leads", self.leader.clone());
     }
 
-    /// One look at a job has ended.
+    /// One reconcile has ended.
     pub fn reconciled(&self, outcome: &'static str, took: Duration) {
         self.reconciles.get_or_create(&[("outcome", outcome.into())]).inc();
         self.reconcile.observe(took.as_secs_f64());
@@ -187,7 +189,7 @@ impl Metrics {
         self.rescues.inc();
     }
 
-    /// A policy was looked at.
+    /// An admission policy was checked.
     pub fn policy(&self, name: &str, is_missing: bool) {
         self.policies_missing.get_or_create(&[("policy", name.to_string().into())]).set(is_missing.into());
     }
@@ -218,7 +220,7 @@ impl Metrics {
         let seconds = |since: Timestamp| now.duration_since(since).as_secs_f64().max(0.0);
         let created = job.metadata.creation_timestamp.as_ref().map(|time| seconds(time.0));
         let is_placed = |status: &TrainJobStatus| status.is(conditions::PLACED);
-        let is_running = |status: &TrainJobStatus| super::reconcile::stage_of(status) == Some(Stage::Running.reason());
+        let is_running = |status: &TrainJobStatus| stage_of(status) == Some(Stage::Running.reason());
         let became = |is: &dyn Fn(&TrainJobStatus) -> bool| is(next) && !previous.is_some_and(is);
         if let Some(placement) = next.placement.as_ref().filter(|_| became(&is_placed)) {
             let rate = |quantity: &Option<_>| quantity.as_ref().and_then(bytes_per_second);
@@ -266,6 +268,21 @@ impl Metrics {
         // Writing into a string does not fail.
         let _ = encode(&mut text, &self.registry);
         text
+    }
+}
+
+impl Counts {
+    /// What the gauges show of an index.
+    pub fn of(index: &Index) -> Counts {
+        let mut counts = Counts::default();
+        for job in index.jobs.values() {
+            let stage = job.status.as_ref().and_then(stage_of).unwrap_or("New");
+            *counts.stages.entry(stage.to_string()).or_default() += 1;
+            let is_degraded = job.status.as_ref().is_some_and(|status| status.is(conditions::PLACEMENT_DEGRADED));
+            counts.degraded += usize::from(is_live(job) && is_degraded);
+        }
+        counts.nodes = index.usage.reports();
+        counts
     }
 }
 
@@ -366,7 +383,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
         }
-        // A stage without jobs is not told any more.
+        // A stage without jobs is not exported any more.
         metrics.gauges(&Counts::default(), (0, Duration::ZERO), false);
         assert!(!metrics.text().contains("switchyard_jobs{"));
     }

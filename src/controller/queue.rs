@@ -51,7 +51,7 @@ impl<K> Default for Schedule<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Schedule<K> {
-    /// Looks at a key at this time, or earlier if that was asked for already.
+    /// Schedules a key for this time, unless it is already scheduled earlier.
     pub fn add(&mut self, key: K, at: Instant) {
         if self.running.contains(&key) {
             let again = self.again.entry(key).or_insert(at);
@@ -152,7 +152,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         }
     }
 
-    /// Tries a key again after its pause. Answers when.
+    /// Schedules a key again after its backoff. Returns when.
     pub fn failed(&self, key: &K) -> Instant {
         let now = Instant::now();
         self.with(|schedule| {

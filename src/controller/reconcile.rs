@@ -1,33 +1,32 @@
-//! One look at one job: snapshot, plan, apply, status.
+//! One reconcile of one job: snapshot, plan, apply, status.
 //!
 //! ```text
 //! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
 use super::Context;
-use super::metrics::Counts;
 use crate::apply::{Applied, Refusal, Retry};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus, conditions};
+use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::contention::Rules;
 use switchyard_ledger::devices::Devices;
-use switchyard_ledger::index::{Family, Index, Key, Unreadable, attempt_of, is_another_place, is_live, place_in};
+use switchyard_ledger::index::{Family, Index, Unreadable};
+use switchyard_ledger::job::{Key, attempt_of, is_another_place, message_of, place_in, stage_of};
 use switchyard_ledger::own_writes;
-use switchyard_ledger::own_writes::OwnWrites;
-use switchyard_ledger::usage::Usage;
+use switchyard_ledger::own_writes::{Cache, OwnWrites};
+use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, Reconciliation, Snapshot};
 use switchyard_plan::objects::CLAIM;
 use tracing::{debug, info, warn};
 
-/// A job that somebody else fights over is looked at again this soon at the latest.
+/// A job with a conflict is reconciled again after this time at the latest.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How a look ended.
+/// How a reconcile ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Outcome {
     /// Nothing to do.
@@ -47,12 +46,12 @@ struct Planned {
     plan: Reconciliation,
     /// Some creates wait for a pause to end.
     held: Option<Instant>,
-    /// Somebody undoes what is written.
+    /// Another writer undoes what is written.
     fights: bool,
 }
 
 impl Context {
-    /// Looks at a job.
+    /// Reconciles a job.
     pub(super) async fn reconcile(&self, key: &Key) -> Outcome {
         let unreadable = self.index().unreadable.get(key).cloned();
         if let Some(job) = unreadable {
@@ -73,7 +72,7 @@ impl Context {
         self.carry_out(key, planned).await
     }
 
-    /// Says of a job that it cannot be read: in the log, and in its status unless the server does not take that of such a job either.
+    /// Reports that a job cannot be read: in the log, and in its status unless the server refuses that as well.
     async fn refuse(&self, key: &Key, job: Unreadable) -> Outcome {
         if job.told {
             return Outcome::Quiet;
@@ -89,7 +88,7 @@ impl Context {
         self.ended(key, None, written.err())
     }
 
-    /// Makes the plan, under the lock: what it decides is taken into account by the next one.
+    /// Plans under the lock, so that the next plan knows what this one decided.
     fn plan(&self, key: &Key) -> Result<Option<Planned>, Instant> {
         let (now, instant) = (Timestamp::now(), Instant::now());
         let mut guard = self.index();
@@ -99,10 +98,13 @@ impl Context {
         let held_for = index.held_for(&job);
         let aside = index.not_in_the_way(&job);
         let family = index.families.entry(uid.clone()).or_default();
-        let gave_up = family.own.seen(&index.versions, instant)?;
-        if gave_up {
-            warn!(job = %key, "the cache did not show a write for {} s; going on", own_writes::PATIENCE.as_secs());
-            self.metrics.rescued();
+        match family.own.catch_up(&index.versions, instant) {
+            Cache::Current => {}
+            Cache::Behind { until } => return Err(until),
+            Cache::GivenUp => {
+                warn!(job = %key, "the cache did not show a write for {} s; going on", own_writes::PATIENCE.as_secs());
+                self.metrics.rescued();
+            }
         }
         let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
         let patched: Vec<PodView> = family
@@ -111,24 +113,21 @@ impl Context {
             .filter(|pod| !pod.deleting && deleted(pod))
             .map(|pod| PodView { deleting: true, ..pod.clone() })
             .collect();
-        let as_known = |pod| patched.iter().find(|p: &&PodView| p.uid == pod_uid(pod)).unwrap_or(pod);
-        let pods: Vec<&PodView> = if patched.is_empty() {
-            family.pods.values().collect()
-        } else {
-            family.pods.values().map(as_known).collect()
-        };
+        let known = family.pods.values();
+        let pods: Vec<&PodView> =
+            known.map(|pod| patched.iter().find(|patched| patched.uid == pod.uid).unwrap_or(pod)).collect();
         let fight = family.own.fights(instant).map(|what| {
             format!("somebody undoes what this controller writes: {what}; it is written again every few seconds")
         });
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
-        // Looked at without what does not stand in the way of this job.
-        let aside = index.usage.set_aside(aside.iter().map(String::as_str));
-        let actual = actual(&job, family, &index.devices, &index.usage);
+        // Without the shares that do not stand in the way of this job.
+        let usage = Without::new(&mut index.usage, &aside);
+        let actual = actual(&job, family, &index.devices, &usage);
         let snapshot = Snapshot {
             job: &job,
             pods: &pods,
             objects: &family.objects,
-            nodes: index.usage.nodes(),
+            nodes: usage.nodes(),
             defaults: &self.settings.defaults,
             levels: &self.settings.levels,
             actual: &actual,
@@ -142,7 +141,7 @@ impl Context {
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot, now);
         self.metrics.planned(start.elapsed());
-        index.usage.put_back(aside);
+        drop(usage);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
         let held = hold(&mut plan, &mut family.own, &job, instant);
         if plan.actions.is_empty() && held.is_none() {
@@ -175,7 +174,7 @@ impl Context {
             self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
         }
         if fights {
-            // Should there be peace by then, the status says so.
+            // If the conflict has ended by then, the status says so.
             self.queue.add(key.clone(), Instant::now() + own_writes::PEACE);
         }
         if let Some(until) = held {
@@ -204,9 +203,9 @@ impl Context {
             refusal = self.note(&uid, applied);
         }
         let mut next = plan.status;
-        if let Some(refusal) = &refusal {
+        if refusal.is_some() {
             // The status says what is wrong before anything is tried again.
-            next = self.status_with(key, &refusal.to_string()).or(next);
+            next = self.status_now(key).or(next);
         }
         if let Some(next) = next {
             match self.write_status(key, &job, next, plan.events).await {
@@ -219,7 +218,7 @@ impl Context {
         } else if plan.waiting {
             self.tell(&job, plan.events).await;
         }
-        // What waits for a pause has not gone well yet.
+        // A write that still waits for its backoff has not succeeded yet.
         if refusal.is_none() && held.is_some() {
             return outcome;
         }
@@ -240,14 +239,14 @@ impl Context {
         for uid in applied.deleted {
             family.own.deletes(uid, now);
         }
-        // What is only out of date is planned anew, and told to nobody.
+        // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
         family.trouble = told.as_ref().map(ToString::to_string);
         told.or_else(|| applied.refusals.into_iter().next())
     }
 
-    /// The status with a trouble in it, from the same view.
-    fn status_with(&self, key: &Key, _trouble: &str) -> Option<TrainJobStatus> {
+    /// The status as it is planned now, with the trouble that was noted.
+    fn status_now(&self, key: &Key) -> Option<TrainJobStatus> {
         let planned = self.plan(key).ok()??;
         planned.plan.status
     }
@@ -280,7 +279,7 @@ impl Context {
         Ok(())
     }
 
-    /// What follows from how it ended.
+    /// Schedules what follows from the outcome.
     fn ended(&self, key: &Key, uid: Option<&str>, refusal: Option<Refusal>) -> Outcome {
         let Some(refusal) = refusal else {
             self.queue.succeeded(key);
@@ -288,8 +287,8 @@ impl Context {
         };
         self.metrics.refused(refusal.cause);
         if refusal.cause.retry() == Retry::OnChange {
-            debug!(job = %key, error = %refusal, "out of date; planned anew");
-            // The change is on its way; should it not come, it is asked for.
+            debug!(job = %key, error = %refusal, "out of date; planned again");
+            // The change is on its way; if it does not arrive, this asks for it.
             self.queue.add(key.clone(), Instant::now() + SECOND);
             return Outcome::Refused;
         }
@@ -358,10 +357,6 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
     family.pods.values().filter(|pod| pod.attempt == attempt && !pod.is_over()).filter_map(of_pod).collect()
 }
 
-fn pod_uid(pod: &PodView) -> &str {
-    &pod.uid
-}
-
 /// Takes out of a plan what must not be tried yet: creates and repairs after a refusal, and in a fight whatever is written again.
 fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Instant) -> Option<Instant> {
     let attempt = attempt_of(job);
@@ -381,11 +376,11 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
                 _ => continue,
             };
             let name = format!("{} {}", object.kind(), object.name());
-            if own.makes(attempt, format!("{verb} {name}")) {
+            if own.record_made(attempt, format!("{verb} {name}")) {
                 undone = Some(name);
             }
         }
-        until = undone.and_then(|what| own.repeat(&what, now).err());
+        until = undone.and_then(|what| own.try_repeat(&what, now).err());
         if until.is_some() && status.is_some() {
             (plan.status, plan.events) = (None, Vec::new());
         }
@@ -400,29 +395,4 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
 fn words_of(status: &TrainJobStatus) -> String {
     let conditions: Vec<_> = status.conditions.iter().map(|c| (&c.type_, &c.status, &c.reason, &c.message)).collect();
     format!("{:?}", (status.attempt, &status.restarts, &status.ready, &status.placement, conditions))
-}
-
-pub(super) fn stage_of(status: &TrainJobStatus) -> Option<&str> {
-    summary_of(status).map(|condition| condition.reason.as_str())
-}
-
-fn message_of(status: &TrainJobStatus) -> &str {
-    summary_of(status).map_or("", |condition| condition.message.as_str())
-}
-
-fn summary_of(status: &TrainJobStatus) -> Option<&Condition> {
-    status.condition(conditions::SUCCEEDED)
-}
-
-/// What the gauges show.
-pub(super) fn counts(index: &Index) -> Counts {
-    let mut counts = Counts::default();
-    for job in index.jobs.values() {
-        let stage = job.status.as_ref().and_then(stage_of).unwrap_or("New");
-        *counts.stages.entry(stage.to_string()).or_default() += 1;
-        let is_degraded = job.status.as_ref().is_some_and(|status| status.is(conditions::PLACEMENT_DEGRADED));
-        counts.degraded += usize::from(is_live(job) && is_degraded);
-    }
-    counts.nodes = index.usage.reports();
-    counts
 }

@@ -16,11 +16,12 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, labels};
-use switchyard_ledger::index::{Effect, Index, Key};
+use switchyard_ledger::index::{Effect, Index};
+use switchyard_ledger::job::Key;
 use switchyard_plan::objects::{CLAIM, observed_content};
 use tracing::{debug, info, warn};
 
-/// Changes of this time are looked at together: a thousand pods that start are not a thousand reconciles.
+/// Changes within this time are handled together: a thousand starting pods do not cause a thousand reconciles.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// The same for room that becomes free.
 const ROOM_TOGETHER: Duration = Duration::from_millis(100);
@@ -226,7 +227,7 @@ impl Context {
         self.settings.watch_namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
     }
 
-    /// Changes the index, and has looked at what that concerns.
+    /// Changes the index, and schedules the jobs that this concerns.
     fn take_in(&self, change: impl FnOnce(&mut Index) -> Effect) {
         let (effect, waiting) = {
             let mut index = self.index();

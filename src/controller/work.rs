@@ -1,11 +1,11 @@
 //! The main loop: takes jobs from the queue, many at a time, as long as this controller leads.
 
 use super::election::{self, Candidate, boot_time};
-use super::metrics::Metrics;
+use super::metrics::{Counts, Metrics};
 use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, openings, policies, progress, reconcile, watch};
+use super::{Context, Error, Settings, logs, openings, policies, progress, watch};
 use crate::apply::Executor;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::watch::{Receiver, channel};
 use tracing::{Instrument, debug, info, info_span, warn};
 
-/// How often every job is looked at although nothing happened. Nothing should be found: `rescues` counts.
+/// How often every job is reconciled without a change. It should find nothing to do; `rescues` counts when it does.
 const RESYNC: Duration = Duration::from_secs(600);
 /// Work that has begun may end after the order to stop.
 const LAST_WORK: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         gauges: Arc::new({
             let context = context.clone();
             move || {
-                let counts = reconcile::counts(&context.index());
+                let counts = Counts::of(&context.index());
                 context.metrics.gauges(&counts, context.queue.depth(), context.leads());
             }
         }),
@@ -82,8 +82,8 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
             None
         }
     };
-    tokio::spawn(progress::run(context.clone(), stop.clone()));
-    tokio::spawn(openings::run(context.clone(), stop.clone()));
+    tokio::spawn(logs::run(context.clone(), progress::Progress, stop.clone()));
+    tokio::spawn(logs::run(context.clone(), openings::Openings, stop.clone()));
     tokio::spawn(policies::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {
@@ -102,7 +102,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     Ok(())
 }
 
-/// Looks at jobs that are due, for ever.
+/// Reconciles jobs that are due, until it is stopped.
 async fn work(context: &Context, running: &Arc<Semaphore>) {
     let mut leading = context.leading.clone();
     loop {
@@ -111,7 +111,7 @@ async fn work(context: &Context, running: &Arc<Semaphore>) {
             context.health.tick();
             let _ = tokio::time::timeout(TICK, leading.changed()).await;
         }
-        // Whatever changed while somebody else led, or nobody.
+        // Whatever changed while another controller led, or none.
         context.look_at_all();
         let mut resync = Instant::now() + RESYNC;
         while leading.now() {

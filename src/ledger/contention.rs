@@ -1,9 +1,11 @@
-//! Jobs that compete for room: who is at the head of the queue, what it holds, who gives way to it. The rules are `plan::cluster::turn`'s;
-//! here is what they are applied to.
+//! Jobs that compete for room: which job is at the head of the queue, what it reserves, and which jobs it preempts. The rules are those of
+//! `plan::cluster::turn`; this applies them to the index.
 
 use crate::devices::taker;
-use crate::index::{Index, Key, attempt_of, is_live, placement_of};
-use crate::usage::{Share, Usage};
+use crate::index::Index;
+use crate::job::{Key, attempt_of, is_live, placement_of};
+use crate::reservation::Reservation;
+use crate::usage::{Share, Usage, Without};
 use jiff::Timestamp;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
@@ -11,23 +13,8 @@ use switchyard_plan::cluster::gang::{self, Question};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::turn::{self, Turn};
 use switchyard_plan::cluster::view;
-use switchyard_plan::objects::{self, CLAIM, Defaults};
-use switchyard_plan::resources;
+use switchyard_plan::objects::{CLAIM, Defaults};
 use switchyard_plan::{self as plan, ValidJob};
-
-/// What the head of the queue holds.
-#[derive(Debug)]
-pub struct Reservation {
-    uid: String,
-    turn: Turn,
-    nodes: Vec<PlacedNode>,
-}
-
-impl Reservation {
-    fn takers(&self) -> impl Iterator<Item = String> {
-        (0..self.nodes.len()).map(|rank| format!("held/{}/{rank}", self.uid))
-    }
-}
 
 /// Settings of the operator that decide about places.
 #[derive(Debug, Clone, Copy)]
@@ -58,10 +45,8 @@ impl Asker<'_> {
 
     /// Where it would go without these.
     fn place_without(&self, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
-        let aside = usage.set_aside(takers.iter().map(String::as_str));
-        let placed = gang::place(&self.question(usage)).ok();
-        usage.put_back(aside);
-        placed.map(|placed| placed.status.nodes)
+        let without = Without::new(usage, takers);
+        gang::place(&self.question(&without)).ok().map(|placed| placed.status.nodes)
     }
 }
 
@@ -124,7 +109,7 @@ impl Index {
         Some(format!("{count} {verb} held for {name}, which is ahead in the queue"))
     }
 
-    /// A gang that starts again holds the GPUs of its nodes, until it is known that it finds no place. Answers whether it gave some back.
+    /// A gang that restarts keeps the GPUs of its nodes until it is known that it cannot be placed. Returns whether it released some.
     pub fn hold_holes(&mut self, uid: &str) -> bool {
         let wanted = self.job_of(uid).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
             let status = job.status.as_ref()?;
@@ -147,7 +132,7 @@ impl Index {
         freed
     }
 
-    /// A job found a place, or looks for none: it holds nothing any more. Answers whether it did.
+    /// A job was placed, or no longer waits: it releases what it held. Returns whether it held anything.
     pub fn waits_no_more(&mut self, uid: &str) -> bool {
         if let Some(family) = self.families.get_mut(uid) {
             family.hopeless = false;
@@ -167,15 +152,15 @@ impl Index {
             return Vec::new();
         }
         let aside = self.not_in_the_way(&job);
-        let aside = self.usage.set_aside(aside.iter().map(String::as_str));
-        let is_kept = self.reservation.as_ref().is_some_and(|held| held.uid == uid && self.is_usable(held));
+        let mut without = Without::new(self, &aside);
+        let is_kept = without.reservation.as_ref().is_some_and(|held| held.uid == uid && without.is_usable(held));
         // What others leave for it is what it holds, or they would be the first to take it again.
-        let (victims, reserved) = match self.departure(&asker, &turn) {
+        let (victims, reserved) = match without.departure(&asker, &turn) {
             Some(Departure { victims, nodes }) => (victims, Some(Some(nodes))),
             None if is_kept => (Vec::new(), None),
-            None => (Vec::new(), Some(turn::reserve(&asker.question(&self.usage)))),
+            None => (Vec::new(), Some(turn::reserve(&asker.question(&without.usage)))),
         };
-        self.usage.put_back(aside);
+        drop(without);
         let hopeless = matches!(reserved, Some(None));
         if let Some(family) = self.families.get_mut(&uid) {
             family.hopeless = hopeless;
@@ -189,7 +174,7 @@ impl Index {
         victims
     }
 
-    /// Gives back what a job holds. Answers whether it held anything.
+    /// Gives back what a job holds. Returns whether it held anything.
     fn release(&mut self, uid: &str) -> bool {
         let Some(held) = self.reservation.take_if(|held| held.uid == uid) else { return false };
         for taker in held.takers() {
@@ -226,8 +211,7 @@ impl Index {
 
     /// Takes what the pods of a job would take on these nodes, one taker for each.
     pub fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
-        let pod = objects::pod(asker.job, asker.valid, asker.rules.defaults, 1, 0);
-        let amount = pod.spec.as_ref().map(resources::of_pod).unwrap_or_default();
+        let amount = asker.valid.pod.requests(asker.job.status.as_ref());
         for (taker, placed) in takers.zip(nodes) {
             let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
             self.usage.set_share(&taker, Some(share));

@@ -1,12 +1,8 @@
 //! Devices: what agents report of them, what drivers offer in ResourceSlices, and who has what by ResourceClaims.
 
-use crate::index::{Effect, Index};
 use crate::usage::{Share, Usage};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_plan::objects::CLAIM;
 
 /// Driver, pool and name of a device.
 type Device = (String, String, String);
@@ -33,7 +29,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// A slice appeared or changed. Answers whether that changes what can be placed.
+    /// A slice appeared or changed. Returns whether that changes what can be placed.
     pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str, usage: &mut Usage) -> bool {
         let name = slice.metadata.name.clone().unwrap_or_default();
         let Some(node) = slice.spec.node_name.clone().filter(|_| slice.spec.driver == driver) else {
@@ -82,7 +78,7 @@ impl Devices {
         self.forget(name, None, usage)
     }
 
-    /// A claim appeared or changed. Answers whether devices became free.
+    /// A claim appeared or changed. Returns whether devices became free.
     pub fn apply_claim(&mut self, claim: &ResourceClaim, usage: &mut Usage) -> bool {
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
@@ -137,56 +133,6 @@ impl Devices {
             }
         }
         Some(share).filter(|share| !share.gpus.is_empty())
-    }
-}
-
-impl Index {
-    /// The agent of a node reported, or its report cannot be read.
-    pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
-        self.saw("GPUTopology", metadata);
-        let name = metadata.name.as_deref().unwrap_or_default();
-        let mut effect = Effect { room: self.usage.set_report(name, report), ..Effect::default() };
-        if effect.room {
-            // What their pods really have may be other than the plan.
-            self.touch_node(name, &mut effect);
-        }
-        effect
-    }
-
-    /// Nobody reports for a node any more.
-    pub fn delete_report(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("GPUTopology", metadata);
-        self.usage.remove_report(metadata.name.as_deref().unwrap_or_default());
-        Effect::default()
-    }
-
-    /// A driver offers devices.
-    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str) -> Effect {
-        self.saw("ResourceSlice", &slice.metadata);
-        Effect { room: self.devices.apply_slice(slice, driver, &mut self.usage), ..Effect::default() }
-    }
-
-    /// A driver offers them no more.
-    pub fn delete_slice(&mut self, metadata: &ObjectMeta) -> Effect {
-        self.saw("ResourceSlice", metadata);
-        let name = metadata.name.as_deref().unwrap_or_default();
-        Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
-    }
-
-    /// A claim appeared or changed, of a job or not.
-    pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
-        let room = self.devices.apply_claim(claim, &mut self.usage);
-        let mut effect = self.apply_object(CLAIM, &claim.metadata, content);
-        effect.room |= room;
-        effect
-    }
-
-    /// A claim is gone.
-    pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
-        let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
-        let mut effect = self.delete_object(CLAIM, metadata);
-        effect.room |= room;
-        effect
     }
 }
 

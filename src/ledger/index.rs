@@ -2,32 +2,22 @@
 //!
 //! Plain data: `apply` and `delete` take objects in, and say which jobs have to be looked at. It knows no client and no clock.
 
-use crate::contention::Reservation;
+mod claims;
+
 use crate::devices::Devices;
+use crate::job::{Key, attempt_of, key_of, placement_of};
 use crate::own_writes::OwnWrites;
+use crate::reservation::Reservation;
 use crate::usage::{Share, Usage};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, TrainJobStatus, conditions, labels};
+use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use switchyard_worker_contract::event::Summary;
-
-/// Namespace and name of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    pub namespace: String,
-    pub name: String,
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 /// A job that cannot be read, and why.
 #[derive(Debug, Clone)]
@@ -38,12 +28,28 @@ pub struct Unreadable {
     pub told: bool,
 }
 
+/// Position of a pod in its job; pods are in the order of attempt and node rank.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slot {
+    pub attempt: u32,
+    pub node_rank: u32,
+    /// Name of the pod: somebody else may have created another one with our labels.
+    pub name: String,
+}
+
+/// Where a pod is kept.
+#[derive(Debug)]
+struct Kept {
+    /// UID of the job.
+    job: String,
+    slot: Slot,
+}
+
 /// What belongs to one job, by the UID that its objects carry.
 #[derive(Debug, Default)]
 pub struct Family {
     pub key: Option<Key>,
-    /// By attempt, node rank and name.
-    pub pods: BTreeMap<(u32, u32, String), PodView>,
+    pub pods: BTreeMap<Slot, PodView>,
     pub objects: BTreeMap<(&'static str, String), ObjectView>,
     /// A place that was decided a moment ago and is not in the cache yet.
     pub assumed: Option<(u32, PlacementStatus)>,
@@ -72,8 +78,8 @@ pub struct Index {
     pub families: BTreeMap<String, Family>,
     pub usage: Usage,
     pub devices: Devices,
-    /// Where each pod of ours is kept: UID of the pod to UID of the job.
-    pods: BTreeMap<String, (String, (u32, u32, String))>,
+    /// Where each pod of ours is kept, by its UID.
+    pods: BTreeMap<String, Kept>,
     /// Latest resource version seen, by kind.
     pub versions: BTreeMap<&'static str, u64>,
     /// Jobs that wait for room.
@@ -87,10 +93,16 @@ pub struct Index {
 /// What a change means.
 #[derive(Debug, Default)]
 pub struct Effect {
-    /// Jobs to look at.
+    /// Jobs to reconcile.
     pub jobs: BTreeSet<Key>,
     /// There may be room for those that wait.
     pub room: bool,
+}
+
+impl AsMut<Usage> for Index {
+    fn as_mut(&mut self) -> &mut Usage {
+        &mut self.usage
+    }
 }
 
 impl Index {
@@ -136,7 +148,7 @@ impl Index {
         self.saw("TrainJob", metadata);
         let key = key_of(metadata);
         let version = metadata.resource_version.clone().unwrap_or_default();
-        // Our own write comes back as a change: that it is told already must not be told again.
+        // Our own write comes back as a change and must not be reported twice.
         let told = self.unreadable.get(&key).is_some_and(|before| before.told && before.why == why);
         self.unreadable.insert(key.clone(), Unreadable { version, why, told });
         let jobs = if told { BTreeSet::new() } else { BTreeSet::from([key]) };
@@ -187,25 +199,24 @@ impl Index {
             return effect;
         };
         let next = PodView::of(pod);
-        let place = (next.attempt, next.node_rank, next.name.clone());
+        let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
         let family = self.families.entry(job.clone()).or_default();
         if family.key.is_none() {
             let name = view::controller(&pod.metadata).map(|owner| owner.name.clone());
             let namespace = pod.metadata.namespace.clone().unwrap_or_default();
             family.key = name.map(|name| Key { namespace, name });
         }
-        if let Some((_, before)) = self.pods.insert(uid.clone(), (job.clone(), place.clone()))
-            && before != place
-        {
+        let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
+        if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
             family.pods.remove(&before);
         }
-        // Only what the plan reads is news; a version alone is not.
-        let is_news = family.pods.get_mut(&place).is_none_or(|before| {
+        // Only what the plan reads counts as a change; a new version alone does not.
+        let is_news = family.pods.get_mut(&slot).is_none_or(|before| {
             before.version.clone_from(&next.version);
             *before != next
         });
-        family.pods.insert(place.clone(), next);
-        effect.room = self.recount_pod(&job, &place);
+        family.pods.insert(slot.clone(), next);
+        effect.room = self.recount_pod(&job, &slot);
         if is_news {
             self.touch(&job, &mut effect);
         }
@@ -218,12 +229,12 @@ impl Index {
         let mut effect = Effect::default();
         let Some(uid) = &metadata.uid else { return effect };
         effect.room = self.usage.set_share(uid, None);
-        if let Some((job, place)) = self.pods.remove(uid) {
+        if let Some(Kept { job, slot }) = self.pods.remove(uid) {
             if let Some(family) = self.families.get_mut(&job) {
-                if family.pods.get(&place).is_some_and(|pod| pod.uid == *uid) {
-                    family.pods.remove(&place);
+                if family.pods.get(&slot).is_some_and(|pod| pod.uid == *uid) {
+                    family.pods.remove(&slot);
                 }
-                family.own.is_deleted(uid);
+                family.own.forget_deletion(uid);
             }
             self.touch(&job, &mut effect);
             self.drop_if_empty(&job);
@@ -264,7 +275,7 @@ impl Index {
         };
         if let Some(family) = self.families.get_mut(&job) {
             family.objects.remove(&place);
-            family.own.is_deleted(&uid);
+            family.own.forget_deletion(&uid);
         }
         self.touch(&job, &mut effect);
         self.drop_if_empty(&job);
@@ -312,17 +323,17 @@ impl Index {
         self.recount(uid);
     }
 
-    /// Counts anew what the pods of a job take. Answers whether something became free.
+    /// Recounts what the pods of a job take. Returns whether something became free.
     fn recount(&mut self, job: &str) -> bool {
-        let places: Vec<_> =
+        let slots: Vec<_> =
             self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();
-        places.iter().fold(false, |room, place| self.recount_pod(job, place) | room)
+        slots.iter().fold(false, |room, slot| self.recount_pod(job, slot) | room)
     }
 
     /// A pod takes room on the node it is bound to, or will be: from the moment the place of its gang is decided.
-    fn recount_pod(&mut self, job: &str, place: &(u32, u32, String)) -> bool {
+    fn recount_pod(&mut self, job: &str, slot: &Slot) -> bool {
         let Some(family) = self.families.get(job) else { return false };
-        let Some(pod) = family.pods.get(place) else { return false };
+        let Some(pod) = family.pods.get(slot) else { return false };
         let promised = self.promised(family, pod);
         // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
         // moment, and its claim have devices, without that having been seen yet.
@@ -352,36 +363,6 @@ impl Index {
         }
         placement.nodes.get(pod.node_rank as usize)
     }
-}
-
-/// Number of the attempt that a job is in.
-pub fn attempt_of(job: &TrainJob) -> u32 {
-    job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs()
-}
-
-/// Neither complete nor failed.
-pub fn is_live(job: &TrainJob) -> bool {
-    !switchyard_plan::cluster::is_over(job)
-}
-
-/// The place of a job that has one now.
-pub fn placement_of(job: &TrainJob) -> Option<&PlacementStatus> {
-    place_in(job.status.as_ref()?)
-}
-
-/// The place that a job with this status has.
-pub fn place_in(status: &TrainJobStatus) -> Option<&PlacementStatus> {
-    let is_over = status.is(conditions::COMPLETE) || status.is(conditions::FAILED);
-    status.placement.as_ref().filter(|_| status.is(conditions::PLACED) && !is_over)
-}
-
-/// Whether a job has another place by its next status. A gang that starts again where it was has none in between.
-pub fn is_another_place(job: &TrainJob, next: &TrainJobStatus) -> bool {
-    placement_of(job) != place_in(next)
-}
-
-pub fn key_of(metadata: &ObjectMeta) -> Key {
-    Key { namespace: metadata.namespace.clone().unwrap_or_default(), name: metadata.name.clone().unwrap_or_default() }
 }
 
 fn label(metadata: &ObjectMeta, name: &str) -> Option<String> {

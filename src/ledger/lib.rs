@@ -11,6 +11,8 @@
 pub mod contention;
 pub mod devices;
 pub mod index;
+pub mod job;
 pub mod offline;
 pub mod own_writes;
+pub mod reservation;
 pub mod usage;

@@ -1,7 +1,9 @@
 //! A cluster as a list of objects, looked at as the controller looks at it: what it would decide, and why. No client, no clock.
 
 use crate::contention::{Asker, Rules};
-use crate::index::{Index, Key, attempt_of, key_of};
+use crate::index::Index;
+use crate::job::{Key, attempt_of, key_of};
+use crate::usage::Without;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -16,7 +18,7 @@ use switchyard_plan::cluster::{NoPlace, is_over};
 use switchyard_plan::objects::{CLAIM, Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
-/// Kinds that decide about places; others are not looked at.
+/// Kinds that matter for placement; others are ignored.
 pub const KINDS: [&str; 7] =
     ["Node", "Pod", "TrainJob", "GPUTopology", "ResourceSlice", "ResourceClaim", "PriorityClass"];
 
@@ -73,7 +75,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The same, looked at from this namespace in place of `default`.
+    /// The same, with this namespace instead of `default`.
     #[must_use]
     pub fn from_namespace(self, namespace: String) -> Cluster {
         Cluster { namespace, ..self }
@@ -181,23 +183,23 @@ impl Cluster {
         }
         // What it has itself is not in its way.
         let own = self.index.takers_of(&uid, |_| true);
-        let mut aside = self.index.usage.set_aside(own.iter().map(String::as_str));
-        let held_for = self.index.held_for(&job);
-        let free = self.index.not_in_the_way(&job);
-        aside.extend(self.index.usage.set_aside(free.iter().map(String::as_str)));
+        let mut without = Without::new(&mut self.index, &own);
+        let held_for = without.held_for(&job);
+        let free = without.not_in_the_way(&job);
+        without.and(&free);
         let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let asker = Asker { job: &job, valid: &valid, rules };
-        let question = asker.question(&self.index.usage);
+        let question = asker.question(&without.usage);
         let place = gang::place(&question);
         let decided = place.as_ref().ok().map(|placed| {
             let decided = fabric::decide(&question, &placed.status)?;
             fabric::enforced(&job, decided.as_ref()).map_or(Ok(decided), Err)
         });
         let fabric = decided.and_then(|decided| decided.map_err(|refused| refused.to_string()).transpose());
-        let turn = self.index.turn(&job);
-        let departure = if place.is_err() { self.index.departure(&asker, &turn) } else { None };
+        let turn = without.turn(&job);
+        let departure = if place.is_err() { without.departure(&asker, &turn) } else { None };
         let victims = departure.map(|departure| departure.victims).unwrap_or_default();
-        self.index.usage.put_back(aside);
+        drop(without);
         Ok(Verdict { place, held_for, victims: victims.iter().map(ToString::to_string).collect(), fabric })
     }
 
@@ -213,7 +215,7 @@ impl Cluster {
         self.index.apply_pod(&made);
     }
 
-    /// Gives a place to a job: what is looked at later finds it taken.
+    /// Places a job: for later questions its resources are taken.
     pub fn settle(&mut self, job: &TrainJob, placed: &Placed) {
         let Ok(valid) = validate(job) else { return };
         let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Longest wait for the cache. A watch that is this late is started again by its own timeout.
+/// Longest wait for the cache. A watch that is this late is restarted by its own timeout.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// First pause in a fight; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -29,7 +29,18 @@ pub struct OwnWrites {
     hold: Option<Instant>,
 }
 
-/// Somebody undoes what we do.
+/// Whether the cache shows what was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// Everything.
+    Current,
+    /// Not everything, but [`PATIENCE`] is over.
+    GivenUp,
+    /// Not yet; it is waited for until then.
+    Behind { until: Instant },
+}
+
+/// Another writer undoes what this process writes.
 #[derive(Debug, Clone)]
 struct Fight {
     /// What is undone.
@@ -53,8 +64,8 @@ impl OwnWrites {
         self.deleted.insert(uid, now);
     }
 
-    /// The cache shows that it is gone.
-    pub fn is_deleted(&mut self, uid: &str) {
+    /// The cache shows that an object is gone: its deletion need not be remembered any longer.
+    pub fn forget_deletion(&mut self, uid: &str) {
         self.deleted.remove(uid);
     }
 
@@ -63,21 +74,21 @@ impl OwnWrites {
         self.deleted.get(uid).is_some_and(|at| now.duration_since(*at) < PATIENCE)
     }
 
-    /// When the cache shows everything: `Ok(given up)`. Otherwise when to stop waiting.
-    pub fn seen(&mut self, versions: &BTreeMap<&'static str, u64>, now: Instant) -> Result<bool, Instant> {
+    /// Compares what the cache shows with what was written, and forgets what it shows or what was waited for too long.
+    pub fn catch_up(&mut self, versions: &BTreeMap<&'static str, u64>, now: Instant) -> Cache {
         self.deleted.retain(|_, at| now.duration_since(*at) < PATIENCE);
         self.expected.retain(|kind, (version, _)| versions.get(kind).is_none_or(|seen| seen < version));
-        let Some(last) = self.expected.values().map(|(_, at)| *at).max() else { return Ok(false) };
+        let Some(last) = self.expected.values().map(|(_, at)| *at).max() else { return Cache::Current };
         if now.duration_since(last) < PATIENCE {
-            return Err(last + PATIENCE);
+            return Cache::Behind { until: last + PATIENCE };
         }
         self.expected.clear();
-        Ok(true)
+        Cache::GivenUp
     }
 
-    /// Notes that an object is about to be made (or set right) in an attempt. Answers whether that was done before.
-    pub fn makes(&mut self, attempt: u32, name: String) -> bool {
-        // Attempts only grow; a lower number was written by somebody else.
+    /// Records that an object is about to be made (or set right) in an attempt. Returns whether that was recorded before.
+    pub fn record_made(&mut self, attempt: u32, name: String) -> bool {
+        // Attempts only grow; a lower number comes from another writer.
         if self.made.0 < attempt {
             self.made = (attempt, BTreeSet::new());
         }
@@ -91,11 +102,11 @@ impl OwnWrites {
 
     /// Notes what a status says that was written in an attempt.
     pub fn says(&mut self, attempt: u32, words: String) {
-        self.makes(attempt, words.clone());
+        self.record_made(attempt, words.clone());
         self.said = Some(words);
     }
 
-    /// Whether somebody changed the status: it says something else than when it was written last.
+    /// Whether another writer changed the status since it was last written here.
     pub fn is_changed(&self, words: &str) -> bool {
         self.said.as_ref().is_some_and(|said| said != words)
     }
@@ -111,8 +122,11 @@ impl OwnWrites {
         self.hold.filter(|until| *until > now)
     }
 
-    /// Something that was done before is to be done again. Answers when that is allowed if not now.
-    pub fn repeat(&mut self, what: &str, now: Instant) -> Result<(), Instant> {
+    /// Records a repetition of something that was done before.
+    ///
+    /// # Errors
+    /// It is too early: the time at which it is allowed.
+    pub fn try_repeat(&mut self, what: &str, now: Instant) -> Result<(), Instant> {
         let pause = match self.fight.as_ref().filter(|fight| now.duration_since(fight.last) < PEACE) {
             None => FIRST_PAUSE,
             Some(fight) if now.duration_since(fight.last) < fight.pause => return Err(fight.last + fight.pause),
@@ -122,7 +136,7 @@ impl OwnWrites {
         Ok(())
     }
 
-    /// What somebody undoes, again and again.
+    /// What another writer keeps undoing.
     pub fn fights(&self, now: Instant) -> Option<&str> {
         let goes_on = |fight: &&Fight| fight.pause > FIRST_PAUSE && now.duration_since(fight.last) < PEACE;
         self.fight.as_ref().filter(goes_on).map(|fight| fight.what.as_str())
@@ -139,11 +153,11 @@ mod tests {
         own.wrote("Pod", "10", start);
         own.wrote("Pod", "12", start);
         own.wrote("TrainJob", "not a number", start);
-        assert_eq!(own.seen(&BTreeMap::from([("Pod", 11)]), start), Err(start + PATIENCE));
-        assert_eq!(own.seen(&BTreeMap::from([("Pod", 12)]), start), Ok(false));
+        assert_eq!(own.catch_up(&BTreeMap::from([("Pod", 11)]), start), Cache::Behind { until: start + PATIENCE });
+        assert_eq!(own.catch_up(&BTreeMap::from([("Pod", 12)]), start), Cache::Current);
         own.wrote("Pod", "20", start);
-        assert_eq!(own.seen(&BTreeMap::from([("Pod", 12)]), start + PATIENCE), Ok(true), "given up");
-        assert_eq!(own.seen(&BTreeMap::new(), start + PATIENCE), Ok(false));
+        assert_eq!(own.catch_up(&BTreeMap::from([("Pod", 12)]), start + PATIENCE), Cache::GivenUp, "given up");
+        assert_eq!(own.catch_up(&BTreeMap::new(), start + PATIENCE), Cache::Current);
     }
 
     #[test]
@@ -152,7 +166,7 @@ mod tests {
         own.deletes("a".into(), start);
         assert!(own.deleted("a", start) && !own.deleted("b", start));
         assert!(!own.deleted("a", start + PATIENCE), "the answer may have been wrong");
-        own.is_deleted("a");
+        own.forget_deletion("a");
         assert!(!own.deleted("a", start));
     }
 
@@ -168,13 +182,16 @@ mod tests {
     #[test]
     fn a_fight_over_an_object_slows_down() {
         let (mut own, start) = (OwnWrites::default(), Instant::now());
-        assert!(!own.makes(1, "Service a".into()) && own.makes(1, "Service a".into()));
-        assert!(!own.makes(2, "Service a".into()), "a new attempt makes its own");
-        assert!(own.makes(1, "Service a".into()) && own.makes(2, "Service a".into()), "attempts do not go back");
+        assert!(!own.record_made(1, "Service a".into()) && own.record_made(1, "Service a".into()));
+        assert!(!own.record_made(2, "Service a".into()), "a new attempt makes its own");
+        assert!(
+            own.record_made(1, "Service a".into()) && own.record_made(2, "Service a".into()),
+            "attempts do not go back"
+        );
         let at = |second: u64| start + Duration::from_secs(second);
-        let tries: Vec<u64> = (0..30).filter(|second| own.repeat("Service a", at(*second)).is_ok()).collect();
+        let tries: Vec<u64> = (0..30).filter(|second| own.try_repeat("Service a", at(*second)).is_ok()).collect();
         assert_eq!(tries, [0, 1, 3, 7, 12, 17, 22, 27]);
         assert_eq!((own.fights(at(28)), own.fights(at(87))), (Some("Service a"), None));
-        assert_eq!((own.repeat("Pod b", at(87)), own.fights(at(87))), (Ok(()), None), "the first after a peace");
+        assert_eq!((own.try_repeat("Pod b", at(87)), own.fights(at(87))), (Ok(()), None), "the first after a peace");
     }
 }

@@ -1,13 +1,14 @@
 //! What is free on every node: allocatable less what pods take, and the GPUs that nobody has, kept up to date change by change.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::view::NodeView;
 
-/// Nodes and who takes what on them.
+/// Nodes, and what is taken on each of them.
 #[derive(Debug, Default)]
 pub struct Usage {
     nodes: BTreeMap<String, NodeView>,
@@ -22,7 +23,7 @@ pub struct Usage {
     shapes: Shapes,
 }
 
-/// What somebody takes on a node.
+/// What a taker (a pod, a claim, a reservation) holds on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Share {
     /// The node.
@@ -31,6 +32,62 @@ pub struct Share {
     pub amount: Resources,
     /// UUIDs of GPUs.
     pub gpus: Vec<String>,
+}
+
+impl AsMut<Usage> for Usage {
+    fn as_mut(&mut self) -> &mut Usage {
+        self
+    }
+}
+
+/// Usage, or what contains it, as it would be without some shares. The shares are back when this is dropped, also by a panic: a
+/// share that stayed away would be promised twice.
+#[derive(Debug)]
+pub struct Without<'a, T: AsMut<Usage>> {
+    whole: &'a mut T,
+    aside: Vec<(String, Share)>,
+}
+
+impl<'a, T: AsMut<Usage>> Without<'a, T> {
+    /// Takes the shares of these takers out.
+    pub fn new<S: AsRef<str>>(whole: &'a mut T, takers: &[S]) -> Without<'a, T> {
+        let mut without = Without { whole, aside: Vec::new() };
+        without.and(takers);
+        without
+    }
+
+    /// Takes more shares out.
+    pub fn and<S: AsRef<str>>(&mut self, takers: &[S]) {
+        let usage = self.whole.as_mut();
+        for taker in takers.iter().map(AsRef::as_ref) {
+            if let Some(share) = usage.shares.get(taker).cloned() {
+                self.aside.push((taker.to_string(), share));
+                usage.set_share(taker, None);
+            }
+        }
+    }
+}
+
+impl<T: AsMut<Usage>> Deref for Without<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.whole
+    }
+}
+
+impl<T: AsMut<Usage>> DerefMut for Without<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.whole
+    }
+}
+
+impl<T: AsMut<Usage>> Drop for Without<'_, T> {
+    fn drop(&mut self) {
+        for (taker, share) in std::mem::take(&mut self.aside) {
+            self.whole.as_mut().set_share(&taker, Some(share));
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -45,7 +102,7 @@ impl Usage {
         &self.nodes
     }
 
-    /// A node appeared or changed. Answers whether there may be more room than before.
+    /// A node appeared or changed. Returns whether there may be more room than before.
     pub fn set_node(&mut self, mut view: NodeView) -> bool {
         let name = view.facts.name.clone();
         view.free = view.allocatable.clone();
@@ -63,7 +120,7 @@ impl Usage {
         self.nodes.remove(name);
     }
 
-    /// Somebody takes this; `None`: nothing (any more). Answers whether something became free.
+    /// Sets what a taker holds; `None`: nothing any more. Returns whether something became free.
     pub fn set_share(&mut self, taker: &str, share: Option<Share>) -> bool {
         if self.shares.get(taker) == share.as_ref() {
             return false;
@@ -90,31 +147,12 @@ impl Usage {
         freed.is_some()
     }
 
-    /// What somebody takes.
+    /// What a taker holds.
     pub fn share(&self, taker: &str) -> Option<&Share> {
         self.shares.get(taker)
     }
 
-    /// Takes shares out, to look at the cluster without them. They are put back by [`Usage::put_back`].
-    pub fn set_aside<'a>(&mut self, takers: impl IntoIterator<Item = &'a str>) -> Vec<(String, Share)> {
-        let mut aside = Vec::new();
-        for taker in takers {
-            if let Some(share) = self.shares.get(taker).cloned() {
-                self.set_share(taker, None);
-                aside.push((taker.to_string(), share));
-            }
-        }
-        aside
-    }
-
-    /// Undoes [`Usage::set_aside`].
-    pub fn put_back(&mut self, aside: Vec<(String, Share)>) {
-        for (taker, share) in aside {
-            self.set_share(&taker, Some(share));
-        }
-    }
-
-    /// The agent of a node reported. Answers whether that changes what can be placed there.
+    /// The agent of a node reported. Returns whether that changes what can be placed there.
     pub fn set_report(&mut self, name: &str, report: Result<&GPUTopology, String>) -> bool {
         let name = name.to_string();
         let status = report.as_ref().ok().and_then(|report| report.status.as_ref());
@@ -163,7 +201,7 @@ impl Usage {
         uses.iter().filter(is_theirs).map(|used| used.device.clone()).collect()
     }
 
-    /// A slice offers these GPUs of a node for claims; empty: none. Answers whether that is new.
+    /// A slice offers these GPUs of a node for claims; empty: none. Returns whether that is new.
     pub fn set_offer(&mut self, slice: &str, node: &str, uuids: Vec<String>) -> bool {
         let offers = self.offers.entry(node.to_string()).or_default();
         let is_new = offers.get(slice).map_or(!uuids.is_empty(), |before| *before != uuids);
@@ -179,7 +217,7 @@ impl Usage {
         is_new
     }
 
-    /// Counts anew which GPUs of a node are whose.
+    /// Recomputes which GPUs of a node are in use.
     fn refresh(&mut self, name: &str) {
         let Some(view) = self.nodes.get_mut(name) else { return };
         let report = self.reports.get(name);
@@ -201,8 +239,9 @@ impl Usage {
 
 #[cfg(test)]
 mod tests {
-    use super::Usage;
+    use super::{Share, Usage, Without};
     use serde_json::json;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use switchyard_plan::cluster::view::NodeView;
 
     #[test]
@@ -215,5 +254,21 @@ mod tests {
         }
         usage.set_offer("slice", "driver", vec!["GPU-1".into()]);
         assert_eq!(usage.reports(), [("usable", 0), ("unusable", 0), ("none", 2), ("notNeeded", 1)].into());
+    }
+
+    #[test]
+    fn shares_that_are_set_aside_are_back_after_a_panic() {
+        let mut usage = Usage::default();
+        let share = |gpu: &str| Share { node: "n".into(), gpus: vec![gpu.into()], ..Share::default() };
+        usage.set_share("a", Some(share("GPU-1")));
+        usage.set_share("b", Some(share("GPU-2")));
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            let mut without = Without::new(&mut usage, &["a", "nobody"]);
+            without.and(&["b"]);
+            assert!(without.share("a").is_none() && without.share("b").is_none());
+            panic!("in the middle");
+        }));
+        assert!(caught.is_err());
+        assert_eq!((usage.share("a"), usage.share("b")), (Some(&share("GPU-1")), Some(&share("GPU-2"))));
     }
 }

@@ -16,8 +16,7 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
-use switchyard_plan::Plan;
-use switchyard_plan::restart::Ending;
+use switchyard_plan::local::{AttemptEnd, LocalPlan};
 use switchyard_worker_contract::event::{Event, Finished, Ready};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::fold::Fold;
@@ -39,7 +38,7 @@ const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 /// What became of an attempt.
 #[derive(Debug)]
 pub(super) struct Ended {
-    pub ending: Ending,
+    pub end: AttemptEnd,
     pub cause: Option<RootCause>,
     pub finished: Option<Finished>,
     pub interval: Option<Interval>,
@@ -75,7 +74,7 @@ impl Signals {
 
 /// Starts every process of `plan` and stays until all have ended.
 pub(super) async fn run(
-    plan: &Plan,
+    plan: &LocalPlan,
     worker: &Worker,
     listener: TcpListener,
     run_dir: &RunDir,
@@ -115,7 +114,7 @@ pub(super) async fn run(
 
 /// The processes of an attempt and what is known of it.
 struct Group<'a> {
-    plan: &'a Plan,
+    plan: &'a LocalPlan,
     processes: Vec<Process>,
     events: LogFile,
     fold: Fold,
@@ -241,21 +240,21 @@ impl Group<'_> {
         }
         let ended_well = |process: &Process| process.seen.ended.is_some_and(|status| status.success());
         let all_done = self.processes.iter().all(ended_well) && self.heard().all(|rank| rank.finished.is_some());
-        let (ending, cause) = match (all_done, self.stopped) {
-            (true, _) => (Ending::Done, None),
-            (false, Some(exit)) => (Ending::Stopped(exit), None),
+        let (end, cause) = match (all_done, self.stopped) {
+            (true, _) => (AttemptEnd::Done, None),
+            (false, Some(exit)) => (AttemptEnd::Stopped(exit), None),
             (false, None) => {
                 let seen: Vec<_> = self.processes.iter().flat_map(Process::seen_of_ranks).collect();
                 let first_failed = self.first_failed.map(|index| self.processes[index].failed_rank() as usize);
                 let cause = root_cause(&seen.iter().collect::<Vec<_>>(), first_failed);
-                (Ending::Failed(cause.code), Some(cause))
+                (AttemptEnd::Failed(cause.code), Some(cause))
             }
         };
         let seconds = self.ready_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
         let first = self.processes.into_iter().next().and_then(|process| process.heard.into_iter().next());
         let (ready, finished) = first.map_or((None, None), |rank| (rank.ready, rank.finished));
         let resumed_step = ready.and_then(|ready| ready.resumed_step).unwrap_or(0);
-        Ok(Ended { ending, cause, finished, interval: self.interval, seconds, resumed_step })
+        Ok(Ended { end, cause, finished, interval: self.interval, seconds, resumed_step })
     }
 
     /// What was heard of every rank.

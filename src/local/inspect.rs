@@ -3,7 +3,7 @@
 use super::worker::Worker;
 use std::io;
 use std::process::Stdio;
-use switchyard_plan::Plan;
+use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
@@ -55,7 +55,7 @@ impl InspectError {
 ///
 /// # Errors
 /// The worker refuses the configuration or its data, or cannot be asked.
-pub async fn inspect(worker: &Worker, plan: &Plan) -> Result<Inspection, InspectError> {
+pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, InspectError> {
     let program = worker.path.display().to_string();
     let start = |source| InspectError::Start { program: program.clone(), source };
     let mut child = tokio::process::Command::new(&worker.path)

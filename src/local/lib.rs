@@ -28,7 +28,7 @@ pub use run::{Outcome, RunError, run};
 pub use run_dir::{RunDir, RunDirError};
 pub use worker::{Worker, WorkerNotFound};
 
-use switchyard_plan::Plan;
+use switchyard_plan::local::LocalPlan;
 use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::{CheckpointReport, Finished, Inspection, Ready};
 
@@ -38,7 +38,7 @@ pub enum Update<'a> {
     /// Planned and examined; the first attempt starts next.
     Starting {
         /// The plan of the first attempt.
-        plan: &'a Plan,
+        plan: &'a LocalPlan,
         /// What the worker found in the data and the model.
         inspection: &'a Inspection,
         /// Where everything of this run goes.
@@ -49,7 +49,7 @@ pub enum Update<'a> {
         /// Attempt number.
         attempt: u32,
         /// The plan of the attempt.
-        plan: &'a Plan,
+        plan: &'a LocalPlan,
         /// One per rank, in rank order.
         ranks: &'a [Ready],
     },

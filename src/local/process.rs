@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::rc::Rc;
-use switchyard_plan::ProcessSpec;
+use switchyard_plan::local::ProcessSpec;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Failure, Finished, Ready};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};

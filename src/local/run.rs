@@ -11,12 +11,13 @@ use jiff::Timestamp;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
-use switchyard_crds::conditions::Stage;
+use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_crds::{TrainJob, TrainJobStatus};
-use switchyard_plan::restart::{Cause, Decision, End, decide};
-use switchyard_plan::status::{Figures, Observed, status};
-use switchyard_plan::{Plan, PlannedNode, Refusal, Snapshot, plan};
+use switchyard_crds::{Restarts, TrainJob};
+use switchyard_plan::local::{
+    LocalPlan, LocalSnapshot, Next, Observed, PlannedNode, Progress, Refusal, RunEnd, next, plan, status,
+};
+use switchyard_plan::status::{Ending, Figures};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
@@ -116,7 +117,7 @@ pub async fn run(
     let mut signals = Signals::listen()?;
     let nodes = std::slice::from_ref(machine);
     let plan_attempt = |attempt: u32, rendezvous: &str| {
-        plan(&Snapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text() })
+        plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text() })
     };
     // The address is not known before the attempt; everything else of the plan is.
     let first = plan_attempt(1, "127.0.0.1:0")?;
@@ -127,7 +128,9 @@ pub async fn run(
     check_memory(&first, &inspection, machine)?;
     run_dir.create()?;
     let start = Timestamp::now();
-    let mut run = Run { job: job.clone(), status: None, start, run_dir, restarts: 0, figures: None };
+    // The status of another run says nothing about this one.
+    let fresh = TrainJob { status: None, ..job.clone() };
+    let mut run = Run { job: fresh, start, run_dir, restarts: Restarts::default(), figures: None };
     let engine = serde_json::to_string_pretty(&first.engine).expect("invariant: an engine configuration serialises");
     run_dir.replace("engine.json", &engine)?;
     // For the report: what was known before the start.
@@ -142,7 +145,7 @@ pub async fn run(
         run_dir.replace("plan.yaml", &serde_saphyr::to_string(&plan).unwrap_or_default())?;
         run_dir.write_key(attempt)?;
         let message = format!("attempt {attempt}: {} processes start", plan.processes().count());
-        run.write(Stage::Starting, message, &plan)?;
+        run.write(Progress::Stage(Stage::Starting, message), &plan)?;
         let mut recorder = Recorder { run: &mut run, plan: &plan, observer, written: None };
         let ended = attempt::run(&plan, worker, listener, run_dir, &mut signals, &mut recorder).await;
         run_dir.remove_key(attempt);
@@ -150,7 +153,8 @@ pub async fn run(
             Ok(ended) => ended,
             Err(error) => {
                 // The disk may be what failed: the status is worth a try, the error is what is reported.
-                let _ = run.write(Stage::Failed, error.to_string(), &plan);
+                let failed = Ending::failed(conditions::INFRASTRUCTURE_FAILURE, error.to_string());
+                let _ = run.write(Progress::Ended(failed), &plan);
                 return Err(error.into());
             }
         };
@@ -160,20 +164,20 @@ pub async fn run(
         if let Some(cause) = &ended.cause {
             observer.observe(Update::Failed { attempt, cause })?;
         }
-        match decide(ended.ending, run.restarts, plan.max_restarts) {
-            Decision::Restart => {
-                run.restarts += 1;
+        match next(ended.end, &job.spec.failure_policy, &run.restarts) {
+            Next::Restart(restarts) => {
+                run.restarts = restarts;
                 let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
-                run.write(Stage::Restarting, cause, &plan)?;
+                run.write(Progress::Stage(Stage::Restarting, cause), &plan)?;
                 attempt += 1;
                 observer.observe(Update::Restarting {
                     attempt,
                     saved: plan.engine.checkpoint.is_some(),
-                    restarts: run.restarts,
+                    restarts: run.restarts.total.unsigned_abs(),
                     max_restarts: plan.max_restarts,
                 })?;
             }
-            Decision::End(end) => return run.end(end, ended, &plan, &inspection, observer),
+            Next::End(end) => return run.end(end, ended, &plan, &inspection, observer),
         }
     }
 }
@@ -181,56 +185,40 @@ pub async fn run(
 /// The state of a job over its attempts, and its status in the run directory.
 struct Run<'a> {
     job: TrainJob,
-    status: Option<TrainJobStatus>,
     start: Timestamp,
     run_dir: &'a RunDir,
-    restarts: u32,
+    restarts: Restarts,
     figures: Option<Figures>,
 }
 
 impl Run<'_> {
-    /// Writes the status at this stage of the attempt that `plan` is for.
-    fn write(&mut self, stage: Stage, message: String, plan: &Plan) -> Result<(), RunDirError> {
-        let observed = Observed {
-            stage,
-            message,
-            generation: self.job.metadata.generation,
-            attempt: Some(plan.attempt),
-            restarts: self.restarts,
-            start: Some(self.start),
-            plan: Some(plan),
-            not_placeable: None,
-            figures: self.figures,
-        };
-        self.status = Some(status(&observed, self.status.as_ref(), Timestamp::now()));
-        let document = TrainJob { status: self.status.clone(), ..self.job.clone() };
-        self.run_dir.replace("status.yaml", &serde_saphyr::to_string(&document).unwrap_or_default())
+    /// Writes the status at this moment of the attempt that `plan` is for.
+    fn write(&mut self, progress: Progress, plan: &LocalPlan) -> Result<(), RunDirError> {
+        let observed = Observed { progress, plan, restarts: &self.restarts, start: self.start, figures: self.figures };
+        self.job.status = Some(status(&self.job, observed, Timestamp::now()));
+        self.run_dir.replace("status.yaml", &serde_saphyr::to_string(&self.job).unwrap_or_default())
     }
 
     fn end(
         mut self,
-        end: End,
+        end: RunEnd,
         ended: Ended,
-        plan: &Plan,
+        plan: &LocalPlan,
         inspection: &Inspection,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
-        let (stage, message, exit) = match end {
-            End::Complete => {
+        let (progress, exit) = match &end {
+            RunEnd::Complete => {
                 let steps = ended.finished.as_ref().map_or(0, |finished| finished.step);
-                (Stage::Complete, format!("{steps} steps done"), Exit::Done)
+                (Progress::Ended(Ending::complete(format!("{steps} steps done"))), Exit::Done)
             }
-            End::Stop(exit) => (Stage::Suspended, format!("{} before the end", exit.meaning()), exit),
-            End::GiveUp(exit, why) => {
+            RunEnd::Stopped(exit) => (Progress::Stopped(format!("{} before the end", exit.meaning())), *exit),
+            RunEnd::GivenUp(exit, why) => {
                 let cause = ended.cause.as_ref().map(summary).unwrap_or_default();
-                let budget = match why {
-                    Cause::BudgetUsed => format!("{} of {} restarts used", self.restarts, plan.max_restarts),
-                    Cause::Permanent => "not restarted: it would fail the same way".to_string(),
-                };
-                (Stage::Failed, format!("{cause}; {budget}"), exit)
+                (Progress::Ended(Ending::failed(why.reason(), format!("{cause}; {why}"))), *exit)
             }
         };
-        if let (End::Complete, Some(report)) = (end, &ended.finished) {
+        if let (RunEnd::Complete, Some(report)) = (end, &ended.finished) {
             if let Some(figures) = &mut self.figures {
                 figures.step = report.step;
                 figures.loss = report.last_loss.unwrap_or(figures.loss);
@@ -248,16 +236,15 @@ impl Run<'_> {
                 figures: self.figures.as_ref(),
             })?;
         }
-        self.write(stage, message, plan)?;
-        let job = TrainJob { status: self.status, ..self.job };
-        Ok(Outcome { exit, job, cause: ended.cause })
+        self.write(progress, plan)?;
+        Ok(Outcome { exit, job: self.job, cause: ended.cause })
     }
 }
 
 /// Writes the status beside what the observer sees.
 struct Recorder<'a, 'b> {
     run: &'a mut Run<'b>,
-    plan: &'a Plan,
+    plan: &'a LocalPlan,
     observer: &'a mut dyn Observer,
     /// Time of the last status that only had new figures.
     written: Option<Instant>,
@@ -279,7 +266,7 @@ impl Observer for Recorder<'_, '_> {
             _ => None,
         };
         if let Some(message) = message {
-            self.run.write(Stage::Running, message, self.plan)?;
+            self.run.write(Progress::Stage(Stage::Running, message), self.plan)?;
         }
         self.observer.observe(update)
     }
@@ -291,7 +278,7 @@ fn summary(cause: &RootCause) -> String {
 }
 
 /// Compares what the ranks will allocate with the job's limit and the machine.
-fn check_memory(plan: &Plan, inspection: &Inspection, machine: &GPUTopology) -> Result<(), RunError> {
+fn check_memory(plan: &LocalPlan, inspection: &Inspection, machine: &GPUTopology) -> Result<(), RunError> {
     let of_node = |node: &PlannedNode| node.processes.iter().map(|process| u64::from(process.ranks)).sum::<u64>();
     let per_node = plan.nodes.iter().map(of_node).max().unwrap_or(1);
     let fraction = plan.engine.memory.fraction;

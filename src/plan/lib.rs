@@ -1,106 +1,27 @@
-//! The plan: from a TrainJob and the reports of the nodes to every process that will run. Pure: no client, no clock, no files.
+//! The plan: from a TrainJob and what is observed to processes, objects and a status. Pure: no client, no clock, no files.
 //!
 //! ```text
-//! TrainJob -> validate -> ValidJob ─┐
-//! GPUTopology reports -> Cluster ───┴-> placement -> processes -> Plan
-//! what was observed -> restart (what next), status (what to show)
+//!                               ┌─> local    one machine: placement of cores ─> processes ─> LocalPlan
+//! TrainJob ─> job ─> ValidJob ──┤
+//!                               └─> cluster  pods, nodes, objects as observed ─> placement of GPUs, fabric ─> one decision, or actions
+//!                                            objects: what a job has in a cluster; frameworks: what launchers read
+//! an attempt has failed ─> restart (again, or not)       what is observed ─> status (what to show)
 //! ```
 //!
-//! Two executors carry a plan out: `local` starts its processes on this machine, and the controller's `apply` will create pods.
-//! Neither decides anything.
+//! `job`, `restart` and `status` are shared. Two executors carry plans out: `switchyard-local` starts processes, and the controller's `apply`
+//! writes objects. Neither decides anything.
 #![forbid(unsafe_code)]
 
 pub mod cluster;
 pub mod eligible;
-mod engine;
 pub mod frameworks;
+pub mod job;
+pub mod local;
 pub mod objects;
-mod processes;
 pub mod resources;
 pub mod restart;
 pub mod status;
 mod validate;
 
-#[cfg(test)]
-mod tests;
-
-pub use processes::{Device, EnvEntry, Plan, PlannedNode, ProcessSpec};
-pub use validate::{Invalid, ValidJob, validate};
-
-use switchyard_core::placement::{self, Reason};
-use switchyard_crds::TrainJob;
-use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_topology::cluster::{self as machines, BuildError};
-use switchyard_worker_contract::config::EngineConfig;
-
-/// Everything a plan is made from.
-#[derive(Debug, Clone)]
-pub struct Snapshot<'a> {
-    /// The job, valid by its schema and rules.
-    pub job: &'a TrainJob,
-    /// The nodes that may be used, in order of preference.
-    pub nodes: &'a [GPUTopology],
-    /// Attempt number, from 1.
-    pub attempt: u32,
-    /// Address where rank 0 listens.
-    pub rendezvous: &'a str,
-    /// Directory of the run, in which configuration, key and logs lie.
-    pub run_dir: &'a str,
-}
-
-/// Why there is no plan.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Refusal {
-    /// The job asks for something that cannot be.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
-    Invalid(Vec<Invalid>),
-    /// A node's report cannot be used.
-    #[error(transparent)]
-    Topology(#[from] BuildError),
-    /// No placement satisfies the job.
-    #[error("not placeable: {job}: {reason}{}; smallest change that fits: {}", on(node), reason.remedy())]
-    NotPlaceable {
-        /// Name of the job.
-        job: String,
-        /// Name of the node that is too small, where it is one.
-        node: Option<String>,
-        /// What is missing.
-        reason: Reason,
-    },
-}
-
-fn on(node: &Option<String>) -> String {
-    node.as_ref().map_or_else(String::new, |node| format!(" on {node}"))
-}
-
-/// Plans one attempt of a job.
-///
-/// # Errors
-/// All faults of the job, an unusable report, or the reason why no placement exists.
-pub fn plan(snapshot: &Snapshot<'_>) -> Result<Plan, Refusal> {
-    let job = validate(snapshot.job).map_err(Refusal::Invalid)?;
-    let engine = local_engine(snapshot.job, &job).map_err(|fault| Refusal::Invalid(vec![fault]))?;
-    let named = machines::build(snapshot.nodes)?;
-    let assignment = placement::solve(&named.cluster, &job.request).map_err(|reason| Refusal::NotPlaceable {
-        job: job.name.clone(),
-        node: reason.node().and_then(|node| named.names.get(node.0 as usize).cloned()),
-        reason,
-    })?;
-    Ok(processes::processes(&job, engine, &named, &assignment, snapshot))
-}
-
-/// The engine's configuration, for a job that can run without a cluster.
-fn local_engine<'a>(job: &TrainJob, valid: &'a ValidJob) -> Result<&'a EngineConfig, Invalid> {
-    let refuse = |field: &str, got: &str, expected: &str| Invalid {
-        field: field.to_string(),
-        got: got.to_string(),
-        expected: expected.to_string(),
-    };
-    if job.spec.suspend {
-        return Err(refuse("spec.suspend", "true", "false: `switchyard run` starts the job now"));
-    }
-    valid.engine.as_ref().ok_or_else(|| {
-        let framework = format!("{:?}", job.spec.trainer.framework);
-        refuse("spec.trainer.framework", &framework, "Switchyard: images of other frameworks run in a cluster only")
-    })
-}
+pub use job::{Invalid, ValidJob};
+pub use validate::validate;

@@ -1,85 +1,209 @@
-//! What follows when an attempt has ended: a pure decision from what was observed.
+//! What follows a failure, on one machine and in a cluster. Pure.
+//!
+//! ```text
+//! failure ─> the job's rules ─> would it happen again? ─> budget of its class ─> restart, or give up
+//! ```
 
+use jiff::SignedDuration;
+use switchyard_crds::conditions;
+use switchyard_crds::{ExitCodeOperator, FailureAction, FailurePolicy, FailureRule, Restarts};
 use switchyard_worker_contract::exit::Exit;
 
-/// How an attempt ended.
+/// An attempt that lasted this long starts the pauses between attempts from none again.
+const LASTED: SignedDuration = SignedDuration::from_secs(600);
+/// Pause before the second restart in a row; the first has none, each further one twice the one before.
+const FIRST_PAUSE: i64 = 10;
+/// Longest pause.
+pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+
+/// Who pays for a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// All steps are done on every rank.
-    Done,
-    /// The user asked to stop.
-    Stopped(Exit),
-    /// A rank failed; the code of the one that failed first, `None` when a signal ended it.
-    Failed(Option<i32>),
+pub enum Class {
+    /// The processes of the job.
+    Application,
+    /// The node was lost, the pod was evicted or deleted, ran out of memory, or its image could not be pulled.
+    Infrastructure,
+    /// The job gave way to one of higher priority.
+    Preemption,
 }
 
-/// What to do next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl Class {
+    /// Field of `spec.failurePolicy` with its budget, and the budget.
+    fn budget(self, policy: &FailurePolicy) -> (&'static str, i32) {
+        match self {
+            Class::Application => ("maxRestarts", policy.max_restarts),
+            Class::Infrastructure => ("maxInfrastructureRestarts", policy.max_infrastructure_restarts),
+            Class::Preemption => ("maxPreemptionRestarts", policy.max_preemption_restarts),
+        }
+    }
+
+    fn used(self, restarts: &mut Restarts) -> &mut i32 {
+        match self {
+            Class::Application => &mut restarts.application,
+            Class::Infrastructure => &mut restarts.infrastructure,
+            Class::Preemption => &mut restarts.preemption,
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Class::Application => conditions::APPLICATION_FAILURE,
+            Class::Infrastructure => conditions::INFRASTRUCTURE_FAILURE,
+            Class::Preemption => conditions::PREEMPTED,
+        }
+    }
+}
+
+/// A failure, as far as it decides what follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub class: Class,
+    /// It would happen again the same way.
+    pub permanent: bool,
+    /// Exit code of the process that failed first.
+    pub code: Option<i32>,
+    /// Conditions of its pod that are true, for the rules.
+    pub conditions: Vec<String>,
+}
+
+/// What follows a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// Start the whole group again.
-    Restart,
-    /// No further attempt.
-    End(End),
-}
-
-/// How a job ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The job is complete.
-    Complete,
-    /// The job stops as asked.
-    Stop(Exit),
-    /// Given up, with this exit code.
-    GiveUp(Exit, Cause),
+    /// The whole group starts again, with these counts.
+    Restart(Restarts),
+    /// The job fails.
+    GiveUp(GiveUp),
 }
 
 /// Why a job is given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// The allowed number of restarts is used up.
-    BudgetUsed,
-    /// The same thing would happen again: wrong data, wrong command line or manifest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GiveUp {
+    #[error("failurePolicy.rules[{0}] says FailTrainJob")]
+    Rule(u32),
+    /// Wrong data, wrong command line or manifest.
+    #[error("it would fail the same way again")]
     Permanent,
+    #[error("{used} of {most} restarts used (failurePolicy.{field})")]
+    Budget { class: Class, field: &'static str, used: i32, most: i32 },
 }
 
-/// Decides after `restarts` restarts out of `max_restarts`.
-pub fn decide(ending: Ending, restarts: u32, max_restarts: u32) -> Decision {
-    let code = match ending {
-        Ending::Done => return Decision::End(End::Complete),
-        Ending::Stopped(exit) => return Decision::End(End::Stop(exit)),
-        Ending::Failed(code) => code,
-    };
-    match code.and_then(Exit::from_code) {
-        Some(
-            permanent @ (Exit::Usage
-            | Exit::Data
-            | Exit::CheckpointRefused
-            | Exit::PreflightRefused
-            | Exit::NotPlaceable),
-        ) => Decision::End(End::GiveUp(permanent, Cause::Permanent)),
-        _ if restarts < max_restarts => Decision::Restart,
-        _ => Decision::End(End::GiveUp(Exit::OwnFailure, Cause::BudgetUsed)),
+impl GiveUp {
+    /// The reason of the condition `Failed`.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            GiveUp::Rule(_) => conditions::FAILURE_POLICY,
+            GiveUp::Permanent => conditions::PERMANENT_FAILURE,
+            GiveUp::Budget { class, .. } => class.reason(),
+        }
     }
+}
+
+/// Whether a process that ended so would end so again.
+pub fn is_permanent(exit: Exit) -> bool {
+    matches!(exit, Exit::Usage | Exit::Data | Exit::CheckpointRefused | Exit::PreflightRefused | Exit::NotPlaceable)
+}
+
+/// Decides by the rules, then by what cannot get better, then by the budget of the class.
+pub fn decide(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts) -> Decision {
+    let rule = (0_u32..).zip(&policy.rules).find(|(_, rule)| matches(rule, failure));
+    let action = rule.map(|(_, rule)| rule.action);
+    if let (Some((number, _)), Some(FailureAction::FailTrainJob)) = (rule, action) {
+        return Decision::GiveUp(GiveUp::Rule(number));
+    }
+    if failure.permanent && action.is_none() {
+        return Decision::GiveUp(GiveUp::Permanent);
+    }
+    let mut next = restarts.clone();
+    if action != Some(FailureAction::RestartTrainJobAndIgnoreMaxRestarts) {
+        let (class, (field, most)) = (failure.class, failure.class.budget(policy));
+        let used = class.used(&mut next);
+        if *used >= most {
+            return Decision::GiveUp(GiveUp::Budget { class, field, used: *used, most });
+        }
+        *used += 1;
+    }
+    next.total += 1;
+    Decision::Restart(next)
+}
+
+/// The pause before the next attempt, after so many restarts and an attempt that lasted so long.
+pub fn pause(restarts: i32, lasted: SignedDuration) -> SignedDuration {
+    if restarts == 0 || lasted >= LASTED {
+        return SignedDuration::ZERO;
+    }
+    let doublings = (restarts - 1).clamp(0, 16) as u32;
+    SignedDuration::from_secs(FIRST_PAUSE << doublings).min(LONGEST_PAUSE)
+}
+
+fn matches(rule: &FailureRule, failure: &Failure) -> bool {
+    let by_code = rule.on_exit_codes.as_ref().is_some_and(|on| {
+        failure.code.filter(|code| *code != 0).is_some_and(|code| match on.operator {
+            ExitCodeOperator::In => on.values.contains(&code),
+            ExitCodeOperator::NotIn => !on.values.contains(&code),
+        })
+    });
+    by_code || rule.on_pod_condition.as_ref().is_some_and(|on| failure.conditions.contains(&on.kind))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn the_table() {
-        for (ending, restarts, most, decision) in [
-            (Ending::Done, 0, 0, Decision::End(End::Complete)),
-            (Ending::Stopped(Exit::Interrupted), 0, 3, Decision::End(End::Stop(Exit::Interrupted))),
-            (Ending::Failed(None), 0, 1, Decision::Restart),
-            (Ending::Failed(Some(5)), 0, 1, Decision::Restart),
-            (Ending::Failed(Some(4)), 0, 1, Decision::Restart),
-            (Ending::Failed(Some(101)), 2, 3, Decision::Restart),
-            (Ending::Failed(None), 1, 1, Decision::End(End::GiveUp(Exit::OwnFailure, Cause::BudgetUsed))),
-            (Ending::Failed(Some(3)), 0, 9, Decision::End(End::GiveUp(Exit::Data, Cause::Permanent))),
-            (Ending::Failed(Some(2)), 0, 9, Decision::End(End::GiveUp(Exit::Usage, Cause::Permanent))),
+        let policy = |rules: serde_json::Value| -> FailurePolicy {
+            serde_json::from_value(json!({
+                "maxRestarts": 2, "maxInfrastructureRestarts": 1, "maxPreemptionRestarts": 0, "rules": rules,
+            }))
+            .unwrap()
+        };
+        let used = |application: i32, infrastructure: i32| Restarts {
+            application,
+            infrastructure,
+            preemption: 0,
+            total: application + infrastructure,
+        };
+        let failure =
+            |class, permanent, code| Failure { class, permanent, code, conditions: vec!["DisruptionTarget".into()] };
+        let budget = |class: Class, used, most| {
+            let (field, _) = class.budget(&FailurePolicy::default());
+            Decision::GiveUp(GiveUp::Budget { class, field, used, most })
+        };
+        let (app, infra) = (Class::Application, Class::Infrastructure);
+        let fail_on_9 = json!([{"action": "FailTrainJob", "onExitCodes": {"operator": "In", "values": [9]}}]);
+        let free_on_3 = json!([{"action": "RestartTrainJobAndIgnoreMaxRestarts", "onExitCodes": {"operator": "In", "values": [3]}}]);
+        let not_in = json!([{"action": "FailTrainJob", "onExitCodes": {"operator": "NotIn", "values": [9]}}]);
+        let on_condition = json!([{"action": "FailTrainJob", "onPodCondition": {"type": "DisruptionTarget"}}]);
+        for (rules, failure, restarts, decision) in [
+            (json!([]), failure(app, false, None), used(0, 0), Decision::Restart(used(1, 0))),
+            (json!([]), failure(app, false, Some(5)), used(1, 1), Decision::Restart(used(2, 1))),
+            (json!([]), failure(app, false, Some(5)), used(2, 0), budget(app, 2, 2)),
+            (json!([]), failure(infra, false, None), used(2, 0), Decision::Restart(used(2, 1))),
+            (json!([]), failure(infra, false, None), used(0, 1), budget(infra, 1, 1)),
+            (json!([]), failure(Class::Preemption, false, None), used(0, 0), budget(Class::Preemption, 0, 0)),
+            (json!([]), failure(app, true, Some(3)), used(0, 0), Decision::GiveUp(GiveUp::Permanent)),
+            (fail_on_9.clone(), failure(app, false, Some(9)), used(0, 0), Decision::GiveUp(GiveUp::Rule(0))),
+            (fail_on_9, failure(app, false, Some(8)), used(0, 0), Decision::Restart(used(1, 0))),
+            (
+                free_on_3,
+                failure(app, true, Some(3)),
+                used(2, 0),
+                Decision::Restart(Restarts { total: 3, ..used(2, 0) }),
+            ),
+            (not_in.clone(), failure(app, false, Some(8)), used(0, 0), Decision::GiveUp(GiveUp::Rule(0))),
+            (not_in, failure(app, false, Some(0)), used(0, 0), Decision::Restart(used(1, 0))),
+            (on_condition, failure(infra, false, None), used(0, 0), Decision::GiveUp(GiveUp::Rule(0))),
         ] {
-            assert_eq!(decide(ending, restarts, most), decision, "{ending:?} after {restarts} of {most}");
+            let rules = policy(rules);
+            assert_eq!(decide(&failure, &rules, &restarts), decision, "{failure:?} after {restarts:?}");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_job_is_permanent() {
+        let permanent: Vec<u8> =
+            Exit::ALL.iter().filter(|(exit, _)| is_permanent(*exit)).map(|(exit, _)| exit.code()).collect();
+        assert_eq!(permanent, [2, 3, 6, 7, 8]);
     }
 }

@@ -1,33 +1,147 @@
-//! The status of a job from what was observed: conditions, placement, figures. Pure.
+//! The next status of a job, as changes to the one before. Both executors use it: only what changes is touched, so that transition times and
+//! counters stay.
 
-use super::Plan;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};
-use switchyard_crds::{PlacedNode, PlacementStatus, Restarts, ThroughputUnit, TrainJobStatus, TrainerStatus};
+use switchyard_crds::{NodeCounts, ThroughputUnit, TrainJob, TrainJobStatus, TrainerStatus};
 use switchyard_worker_contract::event::{Item, Summary};
 
-/// What is known about a job at one moment.
-#[derive(Debug, Clone)]
-pub struct Observed<'a> {
-    /// Stage of the job.
-    pub stage: Stage,
-    /// One sentence about the stage; the root cause for `Failed`.
-    pub message: String,
-    /// Generation of the spec.
-    pub generation: Option<i64>,
-    /// Attempt number; `None` before the first.
-    pub attempt: Option<u32>,
-    /// Restarts so far.
-    pub restarts: u32,
-    /// Start of the first attempt.
-    pub start: Option<Timestamp>,
-    /// The plan of the current attempt.
-    pub plan: Option<&'a Plan>,
-    /// Why there is no placement.
-    pub not_placeable: Option<String>,
-    /// The last figures.
-    pub figures: Option<Figures>,
+/// Longest message of a condition, characters: enough for one sentence with a cause in it.
+const MESSAGE: usize = 1024;
+
+/// A status in the making.
+#[derive(Debug)]
+pub struct Draft<'a> {
+    pub(crate) job: &'a TrainJob,
+    now: Timestamp,
+    pub next: TrainJobStatus,
+}
+
+/// How a job ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ending {
+    complete: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl Ending {
+    pub fn complete(message: String) -> Ending {
+        Ending { complete: true, reason: Stage::Complete.reason(), message }
+    }
+
+    /// `reason`: one of [`conditions`].
+    pub fn failed(reason: &'static str, message: String) -> Ending {
+        Ending { complete: false, reason, message }
+    }
+
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+/// The API's times have whole seconds.
+pub fn time(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+/// The reason of a condition.
+pub fn reason_of<'a>(status: &'a TrainJobStatus, kind: &str) -> Option<&'a str> {
+    status.condition(kind).map(|condition| condition.reason.as_str())
+}
+
+/// Complete or failed: nothing follows.
+pub fn is_over(status: &TrainJobStatus) -> bool {
+    status.is(conditions::COMPLETE) || status.is(conditions::FAILED)
+}
+
+impl<'a> Draft<'a> {
+    /// Starts from the status that the job has.
+    pub fn new(job: &'a TrainJob, now: Timestamp) -> Draft<'a> {
+        let mut next = job.status.clone().unwrap_or_default();
+        next.observed_generation = job.metadata.generation;
+        Draft { job, now, next }
+    }
+
+    /// Sets a condition; the time changes only with its status.
+    pub fn condition(&mut self, kind: &str, state: &str, reason: &str, message: String) {
+        let message: String = message.chars().take(MESSAGE).collect();
+        let generation = self.job.metadata.generation;
+        let position = self.next.conditions.iter().position(|condition| condition.type_ == kind);
+        let position = position.unwrap_or_else(|| {
+            self.next.conditions.push(Condition {
+                type_: kind.to_string(),
+                status: String::new(),
+                reason: String::new(),
+                message: String::new(),
+                last_transition_time: time(self.now),
+                observed_generation: generation,
+            });
+            self.next.conditions.len() - 1
+        });
+        let condition = &mut self.next.conditions[position];
+        if condition.status != state {
+            condition.last_transition_time = time(self.now);
+        }
+        condition.status = state.to_string();
+        condition.reason = reason.to_string();
+        condition.message = message;
+        condition.observed_generation = generation;
+    }
+
+    /// Sets the summary condition.
+    pub fn stage(&mut self, stage: Stage, message: String) {
+        let state = match stage {
+            Stage::Complete => "True",
+            Stage::Failed => "False",
+            _ => "Unknown",
+        };
+        self.condition(conditions::SUCCEEDED, state, stage.reason(), message);
+    }
+
+    /// Ends the job. The first end counts.
+    pub fn end(&mut self, ending: Ending) {
+        if !is_over(&self.next) {
+            self.stop();
+        }
+        let Ending { complete, reason, message } = ending;
+        let (stage, kind) =
+            if complete { (Stage::Complete, conditions::COMPLETE) } else { (Stage::Failed, conditions::FAILED) };
+        self.stage(stage, message.clone());
+        self.condition(kind, "True", reason, message);
+    }
+
+    /// Sets the end to now, but never before the start, whatever the clock says by now.
+    pub fn stop(&mut self) {
+        let start = self.next.start_time.as_ref().map_or(self.now, |start| start.0);
+        self.next.completion_time = Some(time(self.now.max(start)));
+    }
+
+    pub(crate) fn counts(&mut self, counts: NodeCounts) {
+        self.next.ready = Some(format!("{}/{}", counts.ready, counts.desired));
+        self.next.nodes = Some(counts);
+    }
+
+    /// Nothing runs from here on.
+    pub(crate) fn rest(&mut self) {
+        if let Some(counts) = self.next.nodes.take() {
+            self.counts(NodeCounts { ready: 0, active: 0, ..counts });
+        }
+    }
+
+    /// Takes over figures. A later time alone is no news.
+    pub fn figures(&mut self, figures: &Figures) {
+        let next = trainer_status(figures);
+        let untimed = |status: &TrainerStatus| TrainerStatus { last_updated_time: None, ..status.clone() };
+        if self.next.trainer_status.as_ref().is_none_or(|previous| untimed(previous) != untimed(&next)) {
+            self.next.trainer_status = Some(next);
+        }
+    }
 }
 
 /// Figures of a running job, folded over its ranks.
@@ -82,88 +196,7 @@ impl Figures {
     }
 }
 
-/// Makes the status. Transition times of `previous` are kept where the condition's status has not changed.
-pub fn status(observed: &Observed<'_>, previous: Option<&TrainJobStatus>, now: Timestamp) -> TrainJobStatus {
-    let terminal = matches!(observed.stage, Stage::Complete | Stage::Failed | Stage::Suspended);
-    let mut found = Vec::new();
-    let mut set = |kind: &str, state: &str, reason: &str, message: String| {
-        let before = previous.and_then(|status| status.conditions.iter().find(|condition| condition.type_ == kind));
-        let since =
-            before.filter(|condition| condition.status == state).map_or(Time(now), |c| c.last_transition_time.clone());
-        found.push(Condition {
-            type_: kind.to_string(),
-            status: state.to_string(),
-            reason: reason.to_string(),
-            message,
-            last_transition_time: since,
-            observed_generation: observed.generation,
-        });
-    };
-    let summary = match observed.stage {
-        Stage::Complete => "True",
-        Stage::Failed => "False",
-        _ => "Unknown",
-    };
-    set(conditions::SUCCEEDED, summary, observed.stage.reason(), observed.message.clone());
-    match observed.stage {
-        Stage::Complete => set(conditions::COMPLETE, "True", "Complete", observed.message.clone()),
-        Stage::Failed => set(conditions::FAILED, "True", "Failed", observed.message.clone()),
-        _ => {}
-    }
-    match (observed.plan, &observed.not_placeable) {
-        (_, Some(why)) => set(conditions::PLACED, "False", "NotPlaceable", why.clone()),
-        (Some(plan), None) => set(conditions::PLACED, "True", "Placed", plan.reason.clone()),
-        (None, None) => {}
-    }
-    TrainJobStatus {
-        observed_generation: observed.generation,
-        start_time: observed.start.map(Time),
-        completion_time: match previous.and_then(|status| status.completion_time.clone()) {
-            Some(time) => Some(time),
-            None => terminal.then_some(Time(now)),
-        },
-        attempt: observed.attempt.map(|attempt| attempt as i32),
-        conditions: found,
-        restarts: observed.attempt.map(|_| Restarts {
-            application: observed.restarts as i32,
-            total: observed.restarts as i32,
-            ..Restarts::default()
-        }),
-        attempt_time: None,
-        ready: None,
-        nodes: None,
-        placement: observed.plan.map(placement),
-        fabric: None,
-        device_allocation: None,
-        trainer_status: observed.figures.as_ref().map(trainer_status),
-    }
-}
-
-fn placement(plan: &Plan) -> PlacementStatus {
-    PlacementStatus {
-        reason: plan.reason.clone(),
-        nodes: plan
-            .nodes
-            .iter()
-            .map(|node| {
-                let mut numa_nodes: Vec<i32> =
-                    node.processes.iter().flat_map(|process| process.numa_nodes.iter().map(|id| *id as i32)).collect();
-                numa_nodes.sort_unstable();
-                numa_nodes.dedup();
-                PlacedNode {
-                    first_rank: node.first_rank as i32,
-                    node_name: node.node_name.clone(),
-                    cpus: node.processes.iter().filter_map(|process| process.cpus.clone()).collect(),
-                    numa_nodes,
-                    ..PlacedNode::default()
-                }
-            })
-            .collect(),
-        ..PlacementStatus::default()
-    }
-}
-
-pub(super) fn trainer_status(figures: &Figures) -> TrainerStatus {
+fn trainer_status(figures: &Figures) -> TrainerStatus {
     TrainerStatus {
         step: figures.step as i64,
         total_steps: figures.total_steps as i64,
@@ -185,6 +218,49 @@ pub(super) fn trainer_status(figures: &Figures) -> TrainerStatus {
         estimated_remaining_seconds: figures.remaining_seconds.map(|seconds| seconds.ceil() as i64),
         exposed_communication_percent: Some(format!("{:.1}", figures.communication_percent)),
         input_wait_percent: Some(format!("{:.1}", figures.input_percent)),
-        last_updated_time: Some(Time(figures.at)),
+        last_updated_time: Some(time(figures.at)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_795_000_000 + second).unwrap()
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_until_it_changes() {
+        let mut job = crate::job::tests::job("life", serde_json::json!({}));
+        let mut step = |second: i64, change: &dyn Fn(&mut Draft<'_>)| {
+            let mut draft = Draft::new(&job, at(second));
+            change(&mut draft);
+            let next = draft.next;
+            job.status = Some(next.clone());
+            next
+        };
+        let waits = |draft: &mut Draft<'_>| {
+            draft.stage(Stage::Placing, "waits".into());
+            draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, "needs 2 nodes, 1 present".into());
+        };
+        let first = step(0, &waits);
+        let second = step(9, &waits);
+        assert_eq!(first.conditions, second.conditions);
+        let fails = |draft: &mut Draft<'_>| draft.end(Ending::failed(conditions::APPLICATION_FAILURE, "no".into()));
+        let failed = step(12, &fails);
+        assert_eq!(failed.conditions[0].last_transition_time.0, at(12));
+        assert_eq!(failed.completion_time.as_ref().unwrap().0, at(12));
+        let later = step(20, &fails);
+        assert_eq!(later.completion_time.unwrap().0, at(12), "the end is written once");
+    }
+
+    #[test]
+    fn messages_are_cut_and_times_have_whole_seconds() {
+        let job = crate::job::tests::job("life", serde_json::json!({}));
+        let mut draft = Draft::new(&job, at(1).saturating_add(jiff::SignedDuration::from_millis(7)).unwrap());
+        draft.stage(Stage::Running, "ä".repeat(2 * MESSAGE));
+        let condition = &draft.next.conditions[0];
+        assert_eq!((condition.message.chars().count(), condition.last_transition_time.0), (MESSAGE, at(1)));
     }
 }

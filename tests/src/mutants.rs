@@ -121,8 +121,8 @@ fn changed(file: &str, product: String) -> Result<String, String> {
         let named = "\n[[bin]]\nname = \"switchyard-planted\"\npath = \"src/main.rs\"\n";
         return Ok(product + named);
     }
-    let mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
-    mutants.fold(Ok(product.clone()), |text, mutant| edited(mutant, &product, &text?))
+    let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
+    mutants.try_fold(product.clone(), |text, mutant| edited(mutant, &product, &text))
 }
 
 fn write(path: &Path, bytes: &[u8]) {

@@ -15,8 +15,8 @@ use std::sync::OnceLock;
 pub fn programs() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let packages = ["--package", "switchyard", "--package", "switchyard-worker"];
-        build(&packages, &["switchyard", "switchyard-worker"])
+        let programs = ["--workspace", "--bin", "switchyard", "--bin", "switchyard-worker"];
+        build(&programs, &["switchyard", "switchyard-worker"])
     })
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn agent() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let name = "switchyard-node-agent";
-        build(&["--package", "switchyard-node-agent-daemon"], &[name]).join(name)
+        build(&["--workspace", "--bin", name], &[name]).join(name)
     })
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn agent() -> &'static Path {
 /// It does not build.
 pub fn gpu_probe() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| build(&["--package", "switchyard-gpu-probe"], &["gpu-probe"]).join("gpu-probe"))
+    PROGRAM.get_or_init(|| build(&["--workspace", "--bin", "gpu-probe"], &["gpu-probe"]).join("gpu-probe"))
 }
 
 /// `switchyard` with bugs that the fault tests must catch; `SWITCHYARD_PLANTED` chooses one (see [`crate::mutants`]).
@@ -81,7 +81,23 @@ fn profile_folder() -> PathBuf {
     test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf()
 }
 
-/// Builds files of this workspace in the profile and target folder of the running test. Returns their folder.
+/// A cargo command in the repository, with the target folder of the running test.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(arguments).current_dir(root()).env("CARGO_TARGET_DIR", target());
+    // What cargo says to a test about its package, and what makes the test's runner report times: build scripts that read it would
+    // build half the tree again each time.
+    let is_of_the_test =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "RUSTC_BOOTSTRAP";
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_the_test)) {
+        cargo.env_remove(name);
+    }
+    cargo
+}
+
+/// Builds files in the profile and target folder of the running test. Returns their folder.
+///
+/// Programs are chosen from the whole workspace, as the tests themselves are: their crates are built already.
 fn build(what: &[&str], files: &[&str]) -> PathBuf {
     build_in(root(), what, files)
 }
@@ -93,19 +109,11 @@ fn build_in(workspace: &Path, what: &[&str], files: &[&str]) -> PathBuf {
         Some("debug") | None => "dev",
         Some(profile) => profile,
     };
-    let target = target();
     let names = files.join(" and ");
     // Not by `eprintln!`, which the test harness keeps to itself: a first build takes minutes, and silence looks like a hang.
     let note = format!("building {names} for the tests (profile {profile})\n");
     let _ = std::io::stderr().write_all(note.as_bytes());
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // What cargo tells a test about its package: build scripts that look at it would make half the tree anew each time.
-    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
-        cargo.env_remove(name);
-    }
-    cargo.args(["build", "--quiet", "--profile", profile]).args(what);
-    let status = cargo.arg("--target-dir").arg(target).current_dir(workspace).status();
+    let status = cargo(&["build", "--quiet", "--profile", profile]).args(what).current_dir(workspace).status();
     let status = status.unwrap_or_else(|error| panic!("cannot start cargo: {error}"));
     assert!(status.success(), "{names} do not build: {status}");
     for file in files {

@@ -4,11 +4,12 @@
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use switchyard_tests::documents::{Block, Class, Command, blocks, documents};
 use switchyard_tests::{
-    ControlPlane, Daemon, Ended, Kubelet, KubeletOptions, Options, Program, agent_program, gpu_probe, programs, root,
+    ControlPlane, Daemon, Ended, Kubelet, KubeletOptions, Options, Program, agent_program, cargo, gpu_probe, programs,
+    root,
 };
 
 /// Time for one command, on a loaded machine.
@@ -114,9 +115,8 @@ fn a_command_that_does_something_else_is_noticed() -> Result<()> {
 /// Why a command of cargo would not begin; `None`: it would.
 fn fault_of_cargo(words: &[&str]) -> Option<String> {
     let run = |arguments: &[&str]| {
-        let program = PathBuf::from(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        let ended = Program::new(&program, root(), arguments).run(PATIENCE);
-        (ended.code != Some(0)).then(|| ended.stderr.clone())
+        let ended = cargo(arguments).output().expect("cargo starts");
+        (!ended.status.success()).then(|| String::from_utf8_lossy(&ended.stderr).into_owned())
     };
     // With `--help` a program checks what stands before it, and does nothing.
     let xtask = |arguments: &[&str]| run(&[&["run", "--quiet", "-p", "xtask", "--"], arguments].concat());

@@ -3,7 +3,7 @@
 
 mod files;
 mod properties;
-mod scenes;
+pub(crate) mod scenes;
 
 use scenes::{JOBS, SCENES, look};
 use serde_json::json;

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
-use switchyard_tests::{root, target};
+use switchyard_tests::{cargo, root, target};
 
 /// Image, stage of the Dockerfile, and the most MiB that it may have: as it is pulled, which is the goal, and unpacked. Unpacked, the
 /// operator is over the goal of 25 MiB: half of it reads and writes objects of Kubernetes in three formats.
@@ -29,15 +29,14 @@ fn folder() -> PathBuf {
 
 /// Builds the images with this umask; cargo builds a program only where a developer has changed it since the step before.
 fn build(umask: &str) -> Result<Images> {
+    let images = cargo(&["run", "--quiet", "-p", "xtask", "--", "images", "--profile", "release"]);
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")]);
-    command.arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
-        .args(["run", "--quiet", "-p", "xtask", "--", "images", "--profile", "release"])
-        .current_dir(root())
-        .env("CARGO_TARGET_DIR", target());
-    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+        .args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")])
+        .arg(images.get_program())
+        .args(images.get_args());
+    command.current_dir(root()).env("CARGO_TARGET_DIR", target());
+    for (name, _) in images.get_envs().filter(|(_, value)| value.is_none()) {
         command.env_remove(name);
     }
     let output = command.output()?;

@@ -3,8 +3,7 @@
 mod checks;
 mod gangs;
 mod healthy;
-#[allow(dead_code)]
-#[path = "fabric/scenes.rs"]
-mod scenes;
 mod screen;
 mod stage;
+
+use crate::fabric::scenes;

@@ -4,10 +4,10 @@
 //!
 //! `--options` compares lanes and wire formats instead, for one size.
 //!
-//! Each rank is pinned to a CPU of its own. Every timed call is "dirty": both ranks rewrite their whole buffer first, as
-//! a backward pass does. Up to 4 KiB the rewriting is inside the time (a block of calls is timed); above, single calls
-//! after a barrier are. A time is the longer one of the two ranks. The cache-line probe says how far apart the two CPUs
-//! were when the program started: figures of NEAR and FAR runs cannot be compared.
+//! Each rank is pinned to its own CPU. Every timed call is "dirty": both ranks rewrite their whole buffer first, as a
+//! backward pass does. Up to 4 KiB the rewriting is part of the time (a block of calls is timed); above, single calls
+//! after a barrier are timed. A time is the longer one of the two ranks. The cache-line probe says how far apart the
+//! two CPUs were when the program started: figures of NEAR and FAR runs cannot be compared.
 
 #[path = "all_reduce/options.rs"]
 mod options;
@@ -61,7 +61,7 @@ fn launch(args: &[String]) -> Result<(), String> {
     let mut token = [0; 32];
     getrandom::fill(&mut token).map_err(|e| e.to_string())?;
     key.write_all(&token).map_err(|e| e.to_string())?;
-    // A port for each group: those of the comparison exist at the same time.
+    // A port per group: those of the comparison exist at the same time.
     let listeners: Vec<_> = (0..options::GROUPS).map(|_| std::net::TcpListener::bind("127.0.0.1:0")).collect();
     let mut ports = Vec::new();
     for listener in listeners {
@@ -227,7 +227,7 @@ fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
     let (best_ratio, ratio) = (reduction.best / copy.best, reduction.median / copy.median);
     if first {
         println!(
-            "# memcpy of 64 MiB by both ranks at once: best {:.0} us, median {:.0} us; all-reduce beside it: {:.0}, {:.0} us",
+            "# memcpy of 64 MiB by both ranks at once: best {:.0} us, median {:.0} us; all-reduce in turns with it: {:.0}, {:.0} us",
             copy.best, copy.median, reduction.best, reduction.median
         );
         let verdict = if ratio <= 4.0 { "met" } else { "MISSED" };
@@ -254,7 +254,7 @@ fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The CPU's name, the cache-line probe in nanoseconds, and what it says of the placement.
+/// The CPU's name, the cache-line probe in nanoseconds, and the placement that it indicates.
 fn machine() -> (String, f64, &'static str) {
     let probe: f64 = var("BENCH_PROBE").parse().unwrap_or(f64::NAN);
     (cpu_model(), probe, if probe < 180.0 { "NEAR" } else { "FAR" })
@@ -278,7 +278,7 @@ fn time_reduction(comm: &mut Communicator, b: usize, calls: usize) -> Result<f64
     longest(comm, SIZES.len() + 1, time)
 }
 
-/// The longer one of both ranks' times, by way of a bucket of two numbers.
+/// The longer one of both ranks' times, exchanged through a bucket of two numbers.
 fn longest(comm: &mut Communicator, slot: usize, time: f64) -> Result<f64, Box<dyn std::error::Error>> {
     let rank = comm.rank() as usize;
     let times = comm.bucket_mut(slot);
@@ -288,7 +288,7 @@ fn longest(comm: &mut Communicator, slot: usize, time: f64) -> Result<f64, Box<d
     Ok(comm.bucket(slot).iter().copied().fold(0.0f32, f32::max).into())
 }
 
-/// Copies and reductions of 64 MiB in turns, so that both see the same machine.
+/// Copies and reductions of 64 MiB in turns, so that both run under the same conditions.
 fn against_memcpy(comm: &mut Communicator) -> Result<(Row, Row), Box<dyn std::error::Error>> {
     let b = SIZES.len() - 1;
     let mut target = vec![1.0f32; comm.bucket(b).len()];

@@ -1,9 +1,11 @@
-//! Training steps beside PyTorch's, on the same cores, in alternating rounds:
+//! Training steps compared with PyTorch's, on the same cores, in alternating rounds:
 //! `cargo bench -p switchyard-worker --bench engine -- [CASE...] [--threads N] [--json FILE] [--python PATH]`.
 //!
-//! Both sides start from the same weights and see the same batches; the losses of their first steps are compared. Then each
-//! round runs some steps of ours, of PyTorch as it comes, and of PyTorch tuned (fused optimizer, channels_last). The peers
-//! are processes that live through all rounds and sleep meanwhile. A side's time is the median over the rounds of the least
+//! Both sides start from the same weights and see the same batches; the losses of their first steps are compared. Then
+//! each round runs some steps of ours, of PyTorch as it comes, and of PyTorch tuned (fused optimizer, channels_last).
+//! The peers are processes that live through all rounds and sleep between their turns. A side's time is the median over
+//! the rounds of the least time of a step in each. On a machine with other work compare the CPU time of one thread,
+//! which does not include waiting.
 //! time of a step in each. On a machine with other work compare the CPU time of one thread, which waiting does not count in.
 
 #[path = "engine/case.rs"]
@@ -57,7 +59,7 @@ struct Options {
     /// Print where the time of our side goes, by kind of layer.
     #[arg(long)]
     profile: bool,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }

@@ -1,7 +1,7 @@
 //! Speed of the kernels and of whole training steps:
 //! `cargo bench -p switchyard-worker --bench kernels [-- [gemm|convolution|rules] [THREADS] [--json FILE]]`.
 //!
-//! Prints the least time of several runs; rivals and instruction sets run in turn. Compare only on a quiet machine.
+//! Prints the least time of several runs; variants and instruction sets take turns. Compare only on a quiet machine.
 
 use serde_json::{Value, json};
 use std::hint::black_box;
@@ -15,7 +15,7 @@ use switchyard_worker::nn::{Initial, Layout, Role};
 use switchyard_worker::optimizer::Optimizer;
 use switchyard_worker_contract::config;
 
-/// Least times of `work` for each of the rivals, which take turns.
+/// Least times of `work` for each of the variants, which take turns.
 fn least<T>(rounds: usize, rivals: &mut [T], mut work: impl FnMut(&mut T)) -> Vec<f64> {
     let mut least = vec![f64::INFINITY; rivals.len()];
     for _ in 0..rounds {
@@ -116,7 +116,7 @@ fn products(pool: &Arc<Pool>, results: &mut Vec<Value>) {
     }
 }
 
-/// The convolutions of ResNet-18 on 16 images of 32 x 32, beside products of the size that their forward passes have.
+/// The convolutions of ResNet-18 on 16 images of 32 x 32, next to products of the size of their forward passes.
 fn convolutions(pool: &Arc<Pool>, results: &mut Vec<Value>) {
     let layers = [
         (32, 3, 64, 3, 1),
@@ -199,7 +199,7 @@ fn rules(len: usize, pool: &Pool, isa: Isa, results: &mut Vec<Value>) {
     let (mut weights, mut half) = (vec![0.5; len], vec![bf16::ZERO; len]);
     let sgd = |momentum| config::Rule::Sgd(config::Momentum { momentum, nesterov: false });
     let adam = config::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 };
-    // Bytes of a parameter that a step must move at the least.
+    // Bytes per parameter that a step must move at least.
     let rules = [
         ("sgd", sgd(0.0), 12),
         ("momentum", sgd(0.9), 20),
@@ -263,7 +263,7 @@ fn main() {
     println!("products of bf16 are computed by {}", HalfKernel::probe().name());
     let all = !["gemm", "convolution", "rules"].into_iter().any(only);
     if all || only("rules") {
-        // In the caches of a core, and beyond most caches.
+        // Within the caches of a core, and beyond most caches.
         for len in [1 << 17, 1 << 24] {
             rules(len, &pool, Isa::fastest(), &mut results);
         }

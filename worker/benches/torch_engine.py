@@ -2,11 +2,11 @@
 
 Reads a configuration (JSON) as its only argument, then commands, one per line, on standard input:
 
-    losses N   N steps from the given weights on the given batches; answers their losses
-    steps N    N more steps on the first batch; answers the milliseconds of each and of its CPU time
+    losses N   N steps from the given weights on the given batches; returns their losses
+    steps N    N more steps on the first batch; returns the milliseconds of each and of its CPU time
 
-Every answer is one line of JSON. Between commands it sleeps; OpenMP keeps its default policy, since threads that sleep
-between two operators would slow PyTorch down, and the caller waits until they have stopped to spin.
+Every result is one line of JSON. Between commands it sleeps. OpenMP keeps its default policy, because threads that sleep
+between two operators would slow PyTorch down; the caller waits until they have stopped spinning.
 """
 
 import json
@@ -182,7 +182,7 @@ def main():
     if CONFIG["model"]["kind"] == "resnet" and CONFIG["tuned"]:
         model = model.to(memory_format=torch.channels_last)
     model.train()
-    # As our exclusions: matrices and tables decay, biases and norms do not.
+    # Same as our exclusions: matrices and tables decay, biases and norms do not.
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": CONFIG["decay"]},
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},

@@ -1,4 +1,5 @@
-//! What is learned in the end, on real data: handwritten digits, and the text of this repository. And that 16 bits learn the same.
+//! What is learned in the end, on real data: handwritten digits, and the text of this repository; and that 16 bits
+//! learn the same.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +19,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// What a run left.
+/// Results of a run.
 struct Trained {
     /// Mean training loss of the last tenth of the steps, nats.
     loss: f64,
@@ -45,8 +46,8 @@ fn train(what: &str, config: &EngineConfig) -> Trained {
     Trained { loss, judgement, bigram_nats }
 }
 
-/// The digits that `cargo xtask data digits` writes. `cargo xtask test` fetches them and then asks for them by `SWITCHYARD_TEST_DIGITS`, so
-/// that no test can pass without.
+/// The digits that `cargo xtask data digits` writes. `cargo xtask test` fetches them and then requires them with
+/// `SWITCHYARD_TEST_DIGITS`, so that no test can pass without them.
 fn digits() -> Option<Data> {
     let path = repository().join("target/data/digits.csv");
     if !path.is_file() {
@@ -95,7 +96,8 @@ fn resnet(data: Data, epochs: u64) -> EngineConfig {
     }
 }
 
-/// The rooms of the repository, by name: what else lies beside them, such as a registry that a CI machine keeps there, is not to be learned.
+/// The directories of the repository, by name: anything else, such as a registry that a CI machine keeps there, must
+/// not be learned.
 const SOURCES: [&str; 6] =
     ["crds/**/*.rs", "node-agent/**/*.rs", "src/**/*.rs", "tests/**/*.rs", "worker/**/*.rs", "xtask/**/*.rs"];
 
@@ -134,8 +136,9 @@ fn gpt_is_better_than_any_model_of_pairs_by_0_4_nats() {
     assert!(loss <= bigram - 0.4, "validation loss {loss}, bigram entropy {bigram}");
 }
 
-/// BF16, and FP16 with a scale that is found: the loss of the last steps within 1 % of that with 32 bits, by the median of several seeds. One
-/// training is chaotic: while the loss falls steeply, another order of a sum moves it by 2 % now and then, on one CPU and not on another.
+/// BF16, and FP16 with dynamic loss scaling: the loss of the last steps is within 1 % of that with 32 bits, by the
+/// median of several seeds. A single training is chaotic: while the loss falls steeply, another order of a sum
+/// occasionally moves it by 2 %, on one CPU and not on another.
 fn sixteen_bits_learn_the_same<const SEEDS: usize>(what: &str, config: &EngineConfig) {
     let dynamic = LossScaling::Dynamic {
         initial_scale: 65536.0,
@@ -170,7 +173,7 @@ fn sixteen_bits_train_a_gpt_as_well() {
 #[test]
 fn sixteen_bits_train_a_resnet_as_well() {
     let Some(mut data) = digits() else { return };
-    // Chance moves the loss of cropped images, and of 360 unseen ones, by more than what is looked for.
+    // Random crops, and a validation set of 360 images, move the loss by more than the difference that is tested.
     data.images.crop_padding = 0;
     sixteen_bits_learn_the_same::<3>("ResNet-18", &resnet(data, 10));
 }

@@ -1,4 +1,5 @@
-//! A process of an older attempt, with the same token in its memory, gets nowhere: the token of a job outlives its attempts.
+//! A process of an older attempt, with the same token in its memory, gets nowhere: the token of a job outlives its
+//! attempts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use switchyard_worker::comm::{CommError, Communicator, GroupConfig, Options};
 
-/// Tries of each kind of intruder.
+/// Tries per kind of intruder.
 const TRIES: usize = 50;
 
-/// Ends the rounds even when the test fails between, so that it fails instead of waiting for them.
+/// Ends the rounds even if the test fails, so that it fails instead of waiting for them.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -33,7 +34,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
         let mut comm = Communicator::connect(&of_attempt(2, rank, port), &[100], &Options::default()).unwrap();
         let mut sums = 0u64;
         loop {
-            // Both see the end in the same round, because they agree on it by a sum.
+            // Both ranks see the end in the same round, because they agree on it by a sum.
             let end = rank == 0 && over.load(Ordering::Acquire);
             comm.bucket_mut(0).fill(1.0);
             comm.bucket_mut(0)[0] = f32::from(u8::from(end));
@@ -58,7 +59,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
             let error = intrude(1, Duration::from_secs(20));
             assert!(matches!(error, CommError::Refused { .. }), "{error}");
             assert!(error.to_string().contains("attempt 1 is over, this is attempt 2"), "{error}");
-            // The next attempt waits for this one to end, as long as it may.
+            // The next attempt waits for this one to end, as long as it is allowed to.
             let error = intrude(3, Duration::from_millis(30));
             assert!(matches!(error, CommError::Unreachable { .. }), "{error}");
         }

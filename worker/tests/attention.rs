@@ -83,7 +83,8 @@ fn check<T: Element>(unit: f64) {
                     results.map(|(out, d)| [out, d].concat().iter().map(|x| x.get()).collect::<Vec<_>>());
                 assert_eq!(bits(&one), bits(&three), "threads change the bits");
                 for (i, (&got, want)) in one.iter().zip(want_out.iter().chain(&want_d)).enumerate() {
-                    // Backward starts from the rounded output: an error of a unit there is as large in all that follows.
+                    // Backward starts from the rounded output: an error of a unit there remains in everything that
+                    // follows.
                     let limit = (2e-5 + unit) * (1.0 + want.abs());
                     let isa = threads[0].isa;
                     assert!((f64::from(got) - want).abs() <= limit, "{shape:?} {isa:?} at {i}: {got}, expected {want}");

@@ -1,5 +1,5 @@
-//! The measured check before the first step, with real pods: what is enough goes on, a pod behind a slow network is named by its links, and
-//! the job does not start where that is asked for.
+//! The measured check before the first step, with real pods: a sufficient bandwidth lets the job continue, a pod behind
+//! a slow network is named by its links, and the job does not start if the check is enforced.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,9 +16,9 @@ use switchyard_worker_contract::config::BandwidthCheck;
 use switchyard_worker_contract::env;
 use switchyard_worker_contract::event::{Event, Link, Measured};
 
-/// How long the network holds up each 16 KiB: at most 8 MB/s, which no loopback interface is as slow as.
+/// Delay of the network per 16 KiB: at most 8 MB/s, slower than any loopback interface.
 const SLOW: Duration = Duration::from_millis(2);
-/// Between the two.
+/// A bandwidth between the slow and the fast network.
 const LEAST: f64 = 20e6;
 
 fn job(nodes: u32, procs: u32, least_bytes_per_second: f64, enforce: bool) -> Job {
@@ -35,7 +35,7 @@ fn measured(job: &Job) -> Option<Measured> {
     })
 }
 
-/// All pods, each behind the network, of which one is slow.
+/// Runs all pods, each behind the network; one of them may be slow.
 fn run(job: &Job, nodes: usize, slow: Option<usize>) -> Vec<i32> {
     let network = Network::new(nodes, job.port);
     if let Some(rank) = slow {
@@ -96,7 +96,8 @@ fn where_it_is_only_reported_the_training_goes_on() {
     assert!(found.shortfall().unwrap().contains("over 4 ranks"), "{found:?}");
     assert_eq!(found.links.len(), 2, "one connection each way between two hosts: {found:?}");
     assert!(finished(&job.read("out-0")).is_some());
-    // What carries the data is told by each rank: memory within a host, a connection of its first rank to the other.
+    // Each rank reports what carries its data: memory within a host, and a connection from its first rank to the other
+    // host.
     let links: Vec<Link> = ready(&job.read("out-0")).into_iter().flat_map(|ready| ready.links).collect();
     assert!(links.contains(&Link::SharedMemory { ranks: "1".into() }), "{links:?}");
     assert!(

@@ -1,4 +1,4 @@
-//! Whatever happens to one rank, all others report the same cause soon, and nothing is left behind.
+//! Whatever happens to one rank, all others soon report the same cause, and nothing is left behind.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
 
@@ -17,11 +17,11 @@ use switchyard_worker::comm::{Cause, CauseKind, CommError, Communicator, Force, 
 
 const BUCKETS: [usize; 4] = [300_000, 40, 70_000, 200_000];
 
-/// A rank of its own process: reduces for ever, and prints its root cause.
+/// A rank in its own process: reduces forever, and prints its root cause.
 #[test]
 fn process_that_reduces_for_ever() {
     let Some(config) = rank_process() else { return };
-    // The test harness may run behind sockets of its own.
+    // The test harness may itself run with open sockets.
     let before = open_handles();
     let mut comm = Communicator::connect(&config, &BUCKETS, &rank_options()).unwrap();
     println!("ready");
@@ -229,7 +229,7 @@ fn a_rank_that_gives_up_or_leaves_early_is_named() {
             Some(comm.all_reduce(0).unwrap_err().cause().unwrap().clone())
         },
     );
-    same(&causes.into_iter().flatten().collect::<Vec<_>>(), 1, "gave up without a word");
+    same(&causes.into_iter().flatten().collect::<Vec<_>>(), 1, "gave up without saying why");
     let causes = group(
         3,
         |_| {},
@@ -277,7 +277,7 @@ fn nothing_is_left_behind() {
             |c| c.transport = force,
             &BUCKETS,
             |mut comm| {
-                // Another rank may be done first and end the group before this one has seen that all are done.
+                // Another rank may finish first and end the group before this one has seen that all are done.
                 let reduced = comm.all_reduce(0);
                 assert!(reduced.is_ok() || round > 1, "{reduced:?}");
                 match round {
@@ -311,7 +311,7 @@ fn nothing_is_left_behind() {
     );
 }
 
-/// A rank of its own process that waits long for a peer, and measures its own processor time.
+/// A rank in its own process that waits long for a peer, and measures its own processor time.
 #[test]
 fn process_that_waits() {
     let Some(config) = rank_process() else { return };
@@ -333,7 +333,7 @@ fn process_that_waits() {
     comm.start(0);
     comm.start(1);
     if std::env::var_os("TEST_PINNED").is_some() {
-        // The compute thread is busy elsewhere; the communication thread alone waits.
+        // The compute thread is busy elsewhere; only the communication thread waits.
         std::thread::sleep(Duration::from_millis(1500));
     }
     comm.wait(0).unwrap();

@@ -181,7 +181,7 @@ fn agreement_names_the_ranks_and_both_values() {
             let mine: &[u8] = if comm.rank() == 2 { b"bert" } else { b"gpt" };
             let text = comm.agree("the model", mine).unwrap_err().to_string();
             assert_eq!(text, "the ranks disagree on the model: ranks 0, 1, 3 have \"gpt\"; rank 2 has \"bert\"");
-            // A difference is no failure of the group.
+            // A difference is not a failure of the group.
             comm.agree("bytes", &[0, 255]).unwrap();
             comm.barrier().unwrap();
             comm.all_reduce(0).unwrap();

@@ -1,4 +1,4 @@
-//! Whoever does not belong to a group does not disturb it, and whoever is missing is named.
+//! A process that does not belong to a group does not disturb it, and a missing rank is named.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
 
@@ -40,12 +40,12 @@ fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
         let text = intruder(&|c| c.attempt = 0);
         assert!(text.contains("attempt 0 is over, this is attempt 1"), "{text}");
         let text = intruder(&|c| c.job = "other".to_owned());
-        assert!(text.contains("be of one job"), "{text}");
+        assert!(text.contains("belong to the same job"), "{text}");
         let text = intruder(&|c| c.num_nodes = 3);
         assert!(text.contains("expects 3 ranks"), "{text}");
         // A newer attempt waits for the older one to end.
         let text = intruder(&|c| c.attempt = 2);
-        assert!(text.contains("older attempt is still there"), "{text}");
+        assert!(text.contains("older attempt is still running"), "{text}");
         let one = scope.spawn(move || Communicator::connect(&config(1, 2, port), &[8], &Options::default()).unwrap());
         let (one, (zero, refusals, late)) = (one.join().unwrap(), zero.join().unwrap());
         assert!(refusals.iter().any(|text| text.contains("wrong job token")), "{refusals:?}");
@@ -124,7 +124,7 @@ fn garbage_and_idle_connections_do_not_disturb_a_group() {
     });
 }
 
-/// A rank of its own process: one reduction, then the end.
+/// A rank in its own process: one reduction, then the end.
 #[test]
 fn process_that_reduces_once() {
     let Some(config) = rank_process() else { return };
@@ -140,7 +140,7 @@ fn rank_zero_takes_the_listener_it_finds_on_standard_input() {
     let _alone = alone();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    // The port stays taken by this process: a rank 0 that does not use the listener cannot listen there.
+    // The port stays in use by this process: a rank 0 that ignores the listener cannot listen there.
     let stdin = std::process::Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone().unwrap()));
     let one = spawn_rank("process_that_reduces_once", 1, 2, port, &[]);
     std::thread::sleep(Duration::from_millis(100));

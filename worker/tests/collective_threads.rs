@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, as the mode SingleProcess runs them: nothing of a group belongs to the process.
+//! Ranks as threads of one process, as in the mode SingleProcess: nothing of a group belongs to the process.
 //!
 //! The other tests of collectives use threads as well where they can; these have several groups at the same time.
 
@@ -27,7 +27,7 @@ fn threads(change: fn(&mut GroupConfig), fail: bool) -> Vec<Option<Cause>> {
                 comm.bucket_mut(b).fill(value);
                 comm.start(b);
                 if fail && round == 20 && comm.rank() == 2 {
-                    // The thread of a rank ends in the middle: its communicator goes with it.
+                    // The thread of a rank ends in the middle, and its communicator is dropped with it.
                     return None;
                 }
             }
@@ -70,7 +70,7 @@ fn a_failing_thread_ends_its_own_group_only() {
             assert_eq!(causes[2], None);
             for rank in [0, 1, 3] {
                 let cause = causes[rank].as_ref().unwrap();
-                assert_eq!((cause.origin_rank, cause.text.as_str()), (2, "gave up without a word"), "{causes:?}");
+                assert_eq!((cause.origin_rank, cause.text.as_str()), (2, "gave up without saying why"), "{causes:?}");
             }
         }
         for group in healthy {

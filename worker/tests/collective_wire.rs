@@ -1,4 +1,4 @@
-//! What travels between hosts: exactly rounded where it was asked for, equal on all ranks, and no more bytes than needed.
+//! What travels between hosts: rounded exactly where requested, equal on all ranks, and no more bytes than needed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
 
@@ -12,8 +12,8 @@ use switchyard_worker::comm::{Force, GroupConfig, Options, Wire};
 const LENS: [usize; 6] = [1, 17, 1000, 4099, 70_001, 150_000];
 const WIRES: [Wire; 3] = [Wire::F32, Wire::F16, Wire::Bf16];
 
-/// Ordinary numbers, and at some places what is not: infinities, not a number, denormals of all formats, sums that f16 cannot
-/// hold although their addends fit.
+/// Ordinary numbers, and at some places special ones: infinities, NaNs, denormals of all formats, sums that overflow
+/// f16 although their addends fit.
 fn input(rank: u32, i: usize) -> f32 {
     match (i % 1009, rank) {
         (3, 1) => f32::INFINITY,
@@ -43,7 +43,8 @@ fn segment(len: usize, m: usize, i: usize) -> Range<usize> {
     (each * i).min(len)..(each * (i + 1)).min(len)
 }
 
-/// What the ring is documented to do: segment `i` starts at member `i`, is rounded before each hop, and last by its owner.
+/// The documented behaviour of the ring: segment `i` starts at member `i`, is rounded before each hop, and last by its
+/// owner.
 fn model(members: &[Vec<f32>], wire: Wire) -> Vec<f32> {
     let (m, len) = (members.len(), members[0].len());
     let mut sum = vec![0.0; len];
@@ -222,7 +223,7 @@ fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
                     assert!(third.began - third.started >= Duration::from_millis(45), "{third:?}");
                     assert!(second.ended < first.ended && fourth.ended < first.ended);
                 }
-                // Until the next one is complete, the last one counts.
+                // Until the next reduction is complete, the last one counts.
                 comm.start(1);
                 assert_eq!(comm.timing(1), Some(second));
                 comm.wait(1).unwrap();
@@ -247,6 +248,6 @@ fn clocks_of_one_machine_agree() {
         },
     );
     assert_eq!(&offsets[..2], [0, 0], "the host of rank 0");
-    // These two ask. Half of the fastest of 16 round trips on a busy machine is far below this.
+    // Both of these ranks ask. Half of the fastest of 16 round trips is far below this even on a busy machine.
     assert!(offsets.iter().all(|micros| micros.abs() < 20_000), "{offsets:?}");
 }

@@ -1,4 +1,4 @@
-//! Several devices in one process are the same training as so many processes, and fail as they do.
+//! Several devices in one process train exactly as that many processes do, and fail as they do.
 
 #![allow(clippy::unwrap_used)]
 
@@ -64,7 +64,7 @@ fn a_process_that_is_killed_takes_all_its_devices() {
     let job = Job::new(2, 4, 1_000_000).with(devices(2));
     assert_eq!(job.run(&[(env::FAULT, "kill:5@7")]), [4, 5], "{}", job.read("err-0"));
     let failure = job.termination(1).failure.unwrap();
-    // The two devices of the process died together: either may have been missed first.
+    // The two devices of the process died together, so either may have been noticed first.
     assert!([6, 7].contains(&failure.origin_rank) && failure.cause.contains("SIGKILL"), "{failure:?}");
     assert_eq!(job.processes(), [""; 0]);
 }

@@ -1,8 +1,8 @@
-//! G9: ranks are killed, hang, end, lose their connections, find the network gone or slow. Whatever it is, those that are left say so in
-//! time and name the rank, the attempt ends with the documented codes, and the next one goes on from the newest checkpoint to the very
-//! weights of a run without faults.
+//! G9: ranks are killed, hang, exit, lose their connections, or find the network down or slow. Whatever the fault, the
+//! remaining ranks report it in time and name the rank, the attempt ends with the documented codes, and the next one
+//! resumes from the newest checkpoint and reaches exactly the weights of a run without faults.
 //!
-//! Each rank is a pod of its own, on a host of its own, behind a network that the test has in its hands.
+//! Each rank is its own pod on its own host, behind a network that the test controls.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,11 +30,11 @@ use switchyard_worker_contract::event::{Event, Failure};
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Steps from checkpoint to checkpoint.
 const EVERY: u64 = 4;
-/// Steps, at most, until a fault comes.
+/// Most steps until a fault.
 const STEPS: u64 = 30;
-/// Of the ordinary run.
+/// Seed of the ordinary run.
 const SEED: u64 = 20_261_122;
-/// How long a slow link holds up each piece.
+/// Delay of a slow link per piece.
 const SLOW: Duration = Duration::from_millis(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,26 +43,26 @@ enum Fault {
     Kill,
     /// SIGSTOP: alive, but silent; it wakes when the others have ended.
     Hang,
-    /// A rank ends by itself, with a code or a panic.
+    /// A rank exits by itself, with a code or a panic.
     Exit,
     /// The connection to rank 0 is reset.
     ResetControl,
-    /// The connections for data to the next rank are reset.
+    /// The data connections to the next rank are reset.
     ResetData,
     /// No byte passes to or from a rank.
     Partition,
 }
 
-/// What was measured of the faults of one kind; the longest, and the most.
+/// Measurements of the faults of one kind: the longest times, and the most steps.
 #[derive(Default)]
 struct Measured {
     faults: usize,
-    /// From the fault until all that are left have said so. Goal: a second more than the time-out; a busy machine does not always
-    /// get there, so it is reported and not asserted.
+    /// From the fault until all remaining ranks have reported it. Goal: a second more than the timeout; a busy machine
+    /// does not always achieve it, so it is reported and not asserted.
     told: Duration,
     /// From then until the next attempt has done a step.
     resumed: Duration,
-    /// Steps that were done again.
+    /// Steps that were repeated.
     lost: u64,
 }
 
@@ -81,7 +81,7 @@ fn job(world: usize, steps: u64, saves: bool) -> Job {
     })
 }
 
-/// The digest at the end of the same job without checkpoints, faults and a network of ours.
+/// The digest at the end of the same job without checkpoints, faults and our network.
 fn undisturbed(steps: u64) -> String {
     let job = job(world(), steps, false);
     assert_eq!(job.run(&[]), vec![0; world()], "{}", job.read("err-0"));
@@ -106,7 +106,7 @@ fn pid(job: &Job, rank: usize) -> Pid {
     Pid::from_raw(ready(&job.read(&format!("out-{rank}")))[0].pid as i32).unwrap()
 }
 
-/// What a rank has said about a failure.
+/// The failure that a rank has reported.
 fn failure(job: &Job, rank: usize) -> Option<Failure> {
     events(&job.read(&format!("out-{rank}"))).into_iter().find_map(|event| match event {
         Event::Failed(failure) => Some(failure),
@@ -115,7 +115,7 @@ fn failure(job: &Job, rank: usize) -> Option<Failure> {
 }
 
 impl Fault {
-    /// Does it. Answers the ranks that may be named, and those that are left to name one.
+    /// Applies the fault. Returns the ranks that may be named, and the remaining ranks, which name one.
     fn strike(self, job: &Job, network: &Network, pods: &mut [Running], victim: usize) -> (Vec<usize>, Vec<usize>) {
         let others = || (0..world()).filter(|rank| *rank != victim).collect::<Vec<_>>();
         match self {
@@ -125,7 +125,7 @@ impl Fault {
             Fault::ResetControl => assert_eq!(network.reset(victim, Carries::Control), 1),
             Fault::ResetData => {
                 assert!(network.reset(victim, Carries::Data) > 0);
-                // Both ends see it, and either may be the first to say so.
+                // Both ends see it, and either may report it first.
                 return (vec![victim, (victim + 1) % world()], (0..world()).collect());
             }
             Fault::Partition => network.cut(victim, true),
@@ -134,7 +134,7 @@ impl Fault {
     }
 }
 
-/// Plays so many faults of a kind, each in an attempt of its own, and then to the end.
+/// Applies that many faults of a kind, each in its own attempt, and then runs to the end.
 fn play(fault: Fault, faults: usize) -> Value {
     let _alone = alone();
     let seed = chaos::seed().unwrap_or(SEED) + fault as u64;
@@ -157,7 +157,7 @@ fn play(fault: Fault, faults: usize) -> Value {
             assert!(wait_until(DEADLINE, || told(&job) > 0), "{again}: no step: {}", job.read("err-0"));
             measured.resumed = measured.resumed.max(Instant::now() - ended);
             let from = resumed(&job).unwrap_or(0);
-            // Before the one that may be under way there is one that is complete.
+            // Besides the checkpoint that may be in progress there is a complete one.
             assert!(from >= (reached / EVERY).saturating_sub(1) * EVERY, "{again}: from {from} after {reached}");
             measured.lost = measured.lost.max(reached - from.min(reached));
         }
@@ -189,7 +189,7 @@ fn play(fault: Fault, faults: usize) -> Value {
             let failure = job.termination(rank as u32).failure.unwrap();
             let origin = failure.origin_rank as usize;
             assert_eq!(*code, if origin == rank { 5 } else { 4 }, "{again}: rank {rank}: {failure:?}");
-            // A rank that is cut off cannot know better than that rank 0 is gone, or another one, if it is rank 0.
+            // A rank that is disconnected can only know that rank 0 is gone, or, if it is rank 0, another one.
             assert!(named.contains(&origin) || !left.contains(&rank), "{again}: {named:?}: rank {rank}: {failure:?}");
         }
         reached = reached.max(told(&job));

@@ -1,5 +1,5 @@
-//! Backward against forward: directional derivatives of the loss, parameter by parameter, for every model and format; and the contract of
-//! the sink.
+//! Backward against forward: directional derivatives of the loss, parameter by parameter, for every model and format;
+//! and the contract of the sink.
 #![allow(clippy::unwrap_used)]
 
 mod flat_gradients;
@@ -55,13 +55,13 @@ fn check_directions(case: &Case, isa: Isa) {
     for parameter in &layout.parameters {
         let gradient = sink.flat.gradients[parameter.range()].to_vec();
         let norm = norm(&gradient);
-        // The bias of a batch norm before another one, and a key's bias in attention, move nothing.
+        // The bias before a batch norm, and the bias of keys in attention, have no effect.
         if norm < 1e-4 * whole {
             continue;
         }
         let before = trial.weights[parameter.range()].to_vec();
-        // Along the gradient, far enough for the loss (single precision) to change measurably, near enough for it to be straight: the best
-        // of some steps.
+        // Along the gradient: far enough for the loss (single precision) to change measurably, close enough for it to
+        // be linear. The best of several steps.
         let best = [0.4, 0.1, 0.03, 0.01, 0.004, 0.001]
             .map(|reach| {
                 let step = reach * f64::from(before.iter().fold(0.05f32, |max, w| max.max(w.abs())));
@@ -79,7 +79,7 @@ fn check_directions(case: &Case, isa: Isa) {
             .into_iter()
             .min_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))
             .unwrap();
-        // A rectifier has no derivative at 0: on the way some units change sides.
+        // A rectifier has no derivative at 0, and along the way some units change sides.
         let tolerance = if case.name == "resnet-18" { 0.03 } else { 0.015 };
         assert!((best - 1.0).abs() < tolerance, "{} {isa:?} {}: ratio {best}, norm {norm}", case.name, parameter.name);
     }
@@ -87,7 +87,7 @@ fn check_directions(case: &Case, isa: Isa) {
 
 #[test]
 fn directional_derivatives() {
-    // Of fifty layers with rectifiers no step is short enough; `network_parity` has their gradients from PyTorch.
+    // With fifty layers of rectifiers no step is short enough; `network_parity` checks their gradients against PyTorch.
     for case in cases().into_iter().filter(|case| case.name != "resnet-50") {
         for isa in isas() {
             check_directions(&case, isa);
@@ -97,7 +97,7 @@ fn directional_derivatives() {
 
 #[test]
 fn sixteen_bits_give_nearly_the_same_gradients() {
-    // Fifty layers of two channels make chaos of any rounding.
+    // Fifty layers of two channels turn any rounding into chaos.
     for case in cases().into_iter().filter(|case| case.name != "resnet-50") {
         let mut wide = Trial::new(&case, cpu(1, Isa::detect(None).unwrap()), Format::F32).excite();
         let layout = wide.network.layout().clone();
@@ -117,7 +117,7 @@ fn sixteen_bits_give_nearly_the_same_gradients() {
             let difference: Vec<f32> =
                 got.flat.gradients.iter().zip(&want.flat.gradients).map(|(got, want)| got - want).collect();
             let relative = norm(&difference) / norm(&want.flat.gradients);
-            // In batches as small as these a norm divides by deviations of a few numbers.
+            // In batches as small as these a norm divides by the deviation of only a few numbers.
             let tolerance = if case.name == "resnet-18" { 4.0 * tolerance } else { tolerance };
             assert!(relative < tolerance, "{} {format:?}: gradients differ by {relative}", case.name);
         }
@@ -195,7 +195,7 @@ fn threads_do_not_change_the_bits() {
     }
 }
 
-/// As above, but large enough that products are split over threads.
+/// Same as above, but large enough for products to be split over threads.
 #[test]
 fn threads_do_not_change_the_bits_of_larger_models() {
     use switchyard_worker_contract::config::{Gpt, Model, ResNetDepth, Stem};

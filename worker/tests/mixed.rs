@@ -1,4 +1,4 @@
-//! Mixed precision: the order of its parts, and what becomes of gradients that overflow.
+//! Mixed precision: the order of its parts, and the handling of gradients that overflow.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,8 @@ fn dynamic(initial_scale: f64) -> LossScaling {
     LossScaling::Dynamic { initial_scale, growth_factor: 2.0, backoff_factor: 0.5, growth_interval_steps: 1000 }
 }
 
-/// An MLP on 80 lines of features in f16, 8 of them at a step of four ranks; the lines with these numbers are beyond its range.
+/// An MLP on 80 lines of features in f16, 8 of them per step of four ranks; the lines with these numbers are beyond its
+/// range.
 fn features(folder: &Path, huge: impl Fn(u32) -> bool, loss_scaling: LossScaling) -> EngineConfig {
     let line = |n: u32| {
         let feature = |k: u32| f64::from((n * 37 + k * 11) % 17) / 17.0 * if huge(n) { 1e6 } else { 1.0 };
@@ -81,7 +82,7 @@ fn a_static_scale_gives_up_after_a_hundred_steps() {
         let error = outcome.unwrap_err();
         let text = error.to_string();
         assert!(text.contains("gradients overflowed in 100 steps in a row with a loss scale of 8; lower"), "{text}");
-        // Whoever is slower may hear it from the other before it finds it out itself.
+        // The slower rank may hear of it from the other one before it notices by itself.
         let is_own = text.starts_with("gradients overflowed");
         assert_eq!(error.exit(rank as u32).code(), if is_own { 5 } else { 4 }, "{text}");
         own += usize::from(is_own);
@@ -98,7 +99,8 @@ fn gpt(batch: u32, merge: u32, precision: Precision) -> EngineConfig {
     EngineConfig { batch_size_per_process: batch, batch_merge: merge, precision, ..plain::gpt(&source, &["**/*.rs"]) }
 }
 
-/// A power of two changes no bit of a number in bf16, as long as it is taken out of the sum, and the norm is that without it.
+/// A power of two changes no bit of a bf16 number, as long as it is removed from the sum, and the norm is computed
+/// without it.
 #[test]
 fn the_scale_is_taken_out_after_the_reduction() {
     let scaled = |scale| {

@@ -67,7 +67,7 @@ fn tanh_of<E: Element>(rows: usize, width: usize) {
         floats(&y)
     });
     close::<E>("tanh", &got, &doubles(&x).into_iter().map(f64::tanh).collect::<Vec<_>>(), 1e-6);
-    // The slope comes from the output: exact only in f32, where the output is.
+    // The slope is computed from the output, so it is exact only in f32.
     if rows * width > 0 && E::FORMAT == f32::FORMAT {
         let y: Vec<E> = got.iter().map(|&y| E::of(y)).collect();
         check_backward::<E>(f64::tanh, ops::tanh_backward, &x, &y, width);
@@ -83,7 +83,7 @@ fn tanh_of<E: Element>(rows: usize, width: usize) {
 
 #[test]
 fn activations_and_their_gradients() {
-    // The last has several pieces of elements (8192) and of rows (32).
+    // The last size has several pieces of elements (8192) and of rows (32).
     for (rows, width) in [(1, 1), (5, 37), (70, 129)] {
         all_formats!(gelu_of(rows, width));
         all_formats!(relu_of(rows, width));
@@ -120,7 +120,7 @@ fn sums_of_tensors_and_of_columns() {
     }
 }
 
-/// Denormal numbers of each format, the smallest and largest, and what is none.
+/// Denormals of each format, the smallest and largest numbers, and NaN.
 const SPECIAL: [f32; 12] = [
     0.0,
     -0.0,
@@ -186,7 +186,7 @@ fn rounding_of<E: Element>() -> f64 {
 #[test]
 fn activations_of_denormals_infinities_and_what_is_no_number() {
     all_formats!(specials_of());
-    // An idle unit passes nothing back, whatever comes; one that is no number passes what comes.
+    // An inactive unit passes nothing back, whatever arrives; one that is NaN passes what arrives.
     let (y, mut dy, mut bias) = ([0.0, 0.0, f32::NAN, 1.0], [f32::INFINITY, f32::NAN, 2.0, f32::INFINITY], [0.0; 4]);
     ops::relu_backward(&cpus()[0], &y, &mut dy, &mut [0.0; 4], &mut bias, false);
     assert_eq!(dy, [0.0, 0.0, 2.0, f32::INFINITY]);

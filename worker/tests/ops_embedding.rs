@@ -50,7 +50,7 @@ fn embedding_of<E: Element>(width: usize, vocabulary: usize, context: usize, seq
 
 #[test]
 fn embeddings_and_their_gradients() {
-    // The last has a vocabulary beyond 16 bits.
+    // The last size has a vocabulary beyond 16 bits.
     for (width, vocabulary, context, sequences) in [(1, 1, 1, 1), (70, 5, 20, 2), (33, 9, 70, 3), (3, 70_000, 400, 1)] {
         for segmented in [false, true] {
             all_formats!(embedding_of(width, vocabulary, context, sequences, segmented));

@@ -45,7 +45,8 @@ fn entropy<E: Element>(cpu: &Cpu, logits: &[E], targets: Targets<'_>, scale: f32
     Outcome { losses, correct, gradient: floats(&x) }
 }
 
-/// As the page of torch.nn.CrossEntropyLoss has it: the target is (1 - smoothing) of the class and smoothing / width of each.
+/// As documented for torch.nn.CrossEntropyLoss: the target is (1 - smoothing) for the class plus smoothing / width for
+/// each.
 fn plain_losses(x: &[f64], targets: Targets<'_>) -> Vec<f64> {
     let rows = targets.classes.len();
     let width = x.len() / rows;
@@ -87,7 +88,7 @@ fn entropy_of<E: Element>(rows: usize, width: usize, smoothing: f32) {
 #[test]
 fn cross_entropy_and_its_gradient() {
     for smoothing in [0.0, 0.1, 1.0] {
-        // The last has a vocabulary beyond 16 bits.
+        // The last size has a vocabulary beyond 16 bits.
         for (rows, width) in [(1, 1), (5, 2), (70, 37), (2, 70_001)] {
             all_formats!(entropy_of(rows, width, smoothing));
         }
@@ -144,7 +145,7 @@ fn a_logit_that_is_no_number_shows_in_loss_and_gradient_of_its_row_only() {
             }
         }
     }
-    // A masked logit is no fault.
+    // A masked logit is not an error.
     let outcome = entropy(&cpus()[0], &[f32::NEG_INFINITY, 0.0, 0.0], Targets::plain(&[2]), 1.0);
     close::<f32>("loss", &outcome.losses, &[2f64.ln()], 1e-6);
     close::<f32>("gradient", &outcome.gradient, &[0.0, 0.5, -0.5], 1e-6);

@@ -47,7 +47,7 @@ fn layer_norm_of<E: Element>(rows: usize, width: usize) {
         let (d_gamma, d_beta) = rest.split_at(width);
         close::<E>("y", y, &plain_layer_norm(&x64, &gamma64, &beta64), 1e-6);
         let kept = if add { 1.0 } else { 0.0 };
-        // A linear term whose gradient is what was there before.
+        // A linear term whose gradient is the previous content.
         let loss = |x: &[f64]| dot(&dy64, &plain_layer_norm(x, &gamma64, &beta64)) + kept * dot(x, &doubles(&before));
         check_gradient::<E>("dx", &loss, &x64, dx, 1e-5);
         let loss = |g: &[f64]| dot(&dy64, &plain_layer_norm(&x64, g, &beta64)) + kept * 0.5 * g.iter().sum::<f64>();
@@ -172,7 +172,7 @@ fn batch_norm_of_one_row_and_of_constant_channels() {
         assert_eq!(y, [0.5, 0.5]);
         assert_eq!(statistics[..2], [3.0, -1e6]);
         assert!(statistics[2..].iter().all(|variance| variance.is_nan()));
-        // 0.1 times the number of rows is not exact in f32; the variance is 0 nevertheless.
+        // 0.1 times the number of rows is not exact in f32; the variance is still 0.
         let (y, statistics) = batch_norm(&cpu, &[0.1f32, 1e8].repeat(1234), 2);
         assert!(y.iter().all(|&y| y == 0.5));
         assert_eq!(statistics, [0.1, 1e8, 0.0, 0.0]);

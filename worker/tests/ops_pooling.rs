@@ -25,8 +25,8 @@ fn plain_max_pool(shape: &Window, x: &[f64]) -> Vec<f64> {
     y
 }
 
-/// Numbers no two of which in a window are near each other, so that a small step does not change the largest: they repeat
-/// after 251, and a window spans fewer pixels.
+/// Numbers of which no two in a window are close, so that a small step does not change the maximum: they repeat after
+/// 251, and a window spans fewer pixels.
 fn distinct<E: Element>(len: usize) -> Vec<E> {
     (0..len).map(|i| E::of((i * 37 % 251) as f32 * 0.25 - 30.0)).collect()
 }
@@ -53,7 +53,7 @@ fn max_pool_of<E: Element>(shape: Window) {
 fn max_pooling_and_its_gradient() {
     let shape = Window { batch: 1, height: 1, width: 1, channels: 1, kernel: 1, stride: 1, padding: 0 };
     all_formats!(max_pool_of(shape));
-    // That of ResNet: windows that overlap.
+    // The pooling of ResNet: windows overlap.
     let shape = Window { batch: 2, height: 9, width: 12, channels: 19, kernel: 3, stride: 2, padding: 1 };
     all_formats!(max_pool_of(shape));
     all_formats!(max_pool_of(Window { channels: 48, ..shape }));

@@ -1,4 +1,4 @@
-//! Options that change how a training is computed must not change what it learns; the others change it as they say.
+//! Options that change how a training is computed must not change what it learns; the others change it as documented.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use switchyard_worker_contract::event::{Event, Finished};
 
 const STEPS: u64 = 12;
 
-/// A GPT with three buckets or more.
+/// A GPT with at least three buckets.
 fn gpt() -> EngineConfig {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/comm");
     let plain = plain::gpt(&source, &["**/*.rs"]);
@@ -111,14 +111,15 @@ fn what_is_told_kept_and_given_back_changes_no_bit() {
 
 #[test]
 fn two_bytes_on_the_wire_learn_the_same() {
-    // A ResNet as small as this one learns chaotically: after some steps any rounding has sent it another way, and only then.
+    // A ResNet as small as this one learns chaotically: after some steps any rounding has led it elsewhere, but not
+    // before.
     let resnet = with(&plain::resnet(), |config| {
         (config.batch_size_per_process, config.optimizer.learning_rate) = (16, 0.002);
     });
     for (config, from, to) in [(small(), 30, 40), (resnet, 5, 15)] {
         let config = with(&config, |config| config.length = Length::Steps(40));
         let mean = |config: &EngineConfig| {
-            // Ranks are compared in bits after every step.
+            // Ranks are compared bit by bit after every step.
             let (_, history) = train_over(Force::Tcp, config, 3, to as u64, true).unwrap();
             let part = &history.steps[from..];
             (part.iter().map(|(loss, _)| loss).sum::<f64>() / part.len() as f64, history)
@@ -187,7 +188,7 @@ fn every_optimizer_learns_with_every_schedule() {
     }
 }
 
-/// (1 - e) times the cross entropy and e times its mean over all classes as targets: a straight line in e.
+/// (1 - e) times the cross entropy and e times its mean over all classes as targets: linear in e.
 #[test]
 fn label_smoothing_mixes_in_the_mean_over_all_classes() {
     let first = |smoothing| {
@@ -196,7 +197,7 @@ fn label_smoothing_mixes_in_the_mean_over_all_classes() {
     };
     let (plain, half) = (first(0.0), first(0.5));
     let uniform = 2.0 * half - plain;
-    // Its least value is the entropy of 256 equal classes, near which a fresh network is.
+    // Its minimum is the entropy of 256 equal classes, which a fresh network is close to.
     assert!(uniform > 256f64.ln() && uniform < 1.1 * 256f64.ln(), "{uniform}");
     for smoothing in [0.1, 0.3] {
         let (got, expected) = (first(smoothing), (1.0 - smoothing) * plain + smoothing * uniform);

@@ -1,4 +1,5 @@
-//! Pods as real processes: supervisors with their ranks, two of them as two hosts that meet over the loopback interface.
+//! Pods as real processes: supervisors with their ranks, two of them as two hosts that are connected over the loopback
+//! interface.
 
 #![allow(clippy::unwrap_used)]
 
@@ -83,7 +84,7 @@ fn a_second_signal_does_not_wait() {
     let job = Job::new(1, 1, 1_000_000);
     let mut pod = Running(job.command(0).env(env::FAULT, "hang:6").spawn().unwrap());
     job.wait_for("out-0", "\"progress\"");
-    // Two pending signals of one kind are one, so they are sent until one was the second.
+    // Two pending signals of one kind are merged, so they are sent until one was the second.
     let ended = wait_until(Duration::from_secs(20), || {
         pod.signal(Signal::INT);
         pod.0.try_wait().unwrap().is_some()
@@ -168,7 +169,7 @@ fn a_secret_volume_is_read_by_an_ordinary_user() {
 #[test]
 fn orphans_are_reaped_and_nothing_is_left() {
     let job = Job::new(1, 1, 1_000_000);
-    // The shell becomes the supervisor, which so has children that it did not start, as process 1 of a pod has.
+    // The shell becomes the supervisor, which therefore has children that it did not start, like process 1 of a pod.
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "sleep 0 & sleep 0 & sleep 1000 & exec \"$0\" pod", WORKER]);
     let template = job.command(0);

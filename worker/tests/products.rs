@@ -36,7 +36,7 @@ struct Case {
     n: usize,
     k: usize,
     transposed: (bool, bool),
-    /// Numbers between the end of a row and the next.
+    /// Numbers between the end of a row and the next row.
     gap: usize,
     epilogue: usize,
     /// Of A, B, C and the added matrix.
@@ -106,7 +106,7 @@ fn format() -> impl Strategy<Value = Format> {
     proptest::sample::select(FORMATS.to_vec())
 }
 
-/// All bf16 in a third of the cases: the kernels made for it take nothing else.
+/// All bf16 in a third of the cases: the kernels for bf16 accept nothing else.
 fn formats() -> impl Strategy<Value = [Format; 4]> {
     prop_oneof![
         (format(), format(), format(), format()).prop_map(|(a, b, c, d)| [a, b, c, d]),
@@ -136,7 +136,7 @@ fn products_of_larger_shapes() {
     let (f32s, bf16s) = ([Format::F32; 4], [Format::Bf16; 4]);
     let mixed = [Format::F16, Format::Bf16, Format::F16, Format::F32];
     let mut gemms = gemms();
-    // Across the borders of every blocking: the packed depth, the packed rows and columns, the staged rows.
+    // Across the boundaries of every blocking: the packed depth, the packed rows and columns, the staged rows.
     let shapes = [(257, 300, 129), (100, 70, 1100), (500, 1100, 70), (1, 2100, 300), (700, 1, 300), (1100, 40, 600)];
     for (at, (m, n, k)) in shapes.into_iter().enumerate() {
         for (which, transposed) in [(false, false), (true, false), (false, true), (true, true)].into_iter().enumerate()
@@ -183,7 +183,7 @@ fn denormal_numbers_count() {
         for (isa, half, gemm) in &mut gemms() {
             let mut c = vec![f32::NAN; m * n];
             gemm.multiply(Matrix::new(a.values(), m, k), Matrix::new(b.values(), k, n), &mut c, Epilogue::Overwrite);
-            // The instructions for bf16 take denormal numbers for zeros.
+            // The bf16 instructions treat denormals as zeros.
             let flushed = *half != HalfKernel::F32 && format == Format::Bf16;
             let right = |x: f32| (f64::from(x) - want).abs() < 1e-6 * want || flushed && x == 0.0;
             assert!(c.iter().all(|&x| right(x)), "{format:?} {isa:?} {half:?}: {} instead of {want}", c[0]);

@@ -1,4 +1,4 @@
-//! A training that was interrupted and goes on is the training that never was: the same bits after every step.
+//! A training that was interrupted and resumed equals one that was not: the same bits after every step.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn dynamic(compute_type: HalfType, initial_scale: f64) -> Precision {
     Precision::Amp(Amp { compute_type, loss_scaling })
 }
 
-/// A GPT that takes 12 samples at a step and has seen all after 5; the text is in the folder.
+/// A GPT that takes 12 samples per step and has seen all after 5 steps; the text is in the folder.
 fn gpt(folder: &Path) -> EngineConfig {
     let text: String = (0..).map(|n| format!("{} and then {n}; ", n * 7919 % 1000)).take(1000).collect();
     let file = folder.join("text");
@@ -48,7 +48,7 @@ fn divided(config: EngineConfig, world: u32, merge: u32) -> EngineConfig {
     EngineConfig { batch_size_per_process: 12 / world / merge, batch_merge: merge, ..config }
 }
 
-/// Kills a training after these steps again and again; each time it goes on from a checkpoint.
+/// Kills a training after these steps, repeatedly; each time it resumes from a checkpoint.
 fn killed(config: &EngineConfig, world: u32, what: &str) {
     const EVERY: u64 = 2;
     let (_, whole) = train(config, world, STEPS, true).unwrap();
@@ -57,7 +57,7 @@ fn killed(config: &EngineConfig, world: u32, what: &str) {
     for kill in [3, 5, 6, 9, STEPS] {
         let (resumed, part) = train(&config, world, kill, kill == STEPS).unwrap();
         let from = resumed.unwrap_or(0);
-        // Every second checkpoint waits for the one before it.
+        // Every second checkpoint waits for the previous one.
         assert!(from % EVERY == 0 && (kill < 6 || from >= EVERY), "{what}: to {kill} from {from}");
         let (from, to) = (from as usize, kill as usize);
         assert_eq!(part.steps, whole.steps[from..to], "{what}: steps {from} to {to}");
@@ -110,7 +110,7 @@ fn a_killed_resnet_keeps_its_statistics_and_momentum() {
 /// Digest of the weights and validation loss.
 type End = (String, Option<f64>);
 
-/// Loss of each step, and what a run said at its end.
+/// Loss of each step, and what a run reported at its end.
 fn told(events: &[Event]) -> (Vec<(u64, f64)>, Option<End>) {
     let losses = events.iter().filter_map(|event| match event {
         Event::Progress(progress) => Some((progress.step, progress.loss)),
@@ -131,8 +131,9 @@ fn a_run_that_is_told_to_stop_saves_and_goes_on() {
     let whole = runs(&gpt, 2, out.path(), |_, _, _| ()).swap_remove(0);
     let (losses, end) = told(&whole.1);
     assert_eq!((whole.0.is_ok(), losses.len()), (true, 12));
-    // The stop is seen at the step after the event, or in the evaluation before it: in the middle of an epoch, before an evaluation, at the
-    // end of an epoch, at a step that is saved anyway, last of all, and before the last evaluation.
+    // The stop is seen in the step after the event, or in the evaluation before it: in the middle of an epoch, before
+    // an evaluation, at the end of an epoch, in a step that is saved anyway, last of all, and before the last
+    // evaluation.
     for (stop_at, stopped) in [(1, 2), (4, 4), (5, 6), (11, 12), (12, 12)] {
         let folder = tempfile::tempdir().unwrap();
         let config = saving(&gpt, folder.path(), 3);
@@ -197,7 +198,7 @@ fn another_division_of_the_same_batch_goes_on_with_the_same_samples() {
         let config = saving(&divided(gpt.clone(), world, merge), folder.path(), 1);
         let (resumed, part) = train(&config, world, until, until == STEPS).unwrap();
         let from = resumed.unwrap_or(0);
-        // The one before the last is complete; the last may be.
+        // The checkpoint before the last one is complete; the last one may be.
         assert!(done == 0 || (from >= done - 2 && from < done + 1), "{from} after {done}");
         for (index, ((loss, _), (expected, _))) in part.steps.iter().zip(&whole.steps[from as usize..]).enumerate() {
             let step = from as usize + index + 1;
@@ -208,8 +209,8 @@ fn another_division_of_the_same_batch_goes_on_with_the_same_samples() {
     }
 }
 
-/// With weights that stay as they are, the sum of the losses over an epoch does not depend on its order: a sample that is left out or taken
-/// twice changes it.
+/// If the weights stay unchanged, the sum of the losses over an epoch does not depend on the order: a sample that is
+/// skipped or used twice changes it.
 #[test]
 fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -220,7 +221,7 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let samples = blueprint(&batch(1), 1).unwrap().order.samples();
     let sum = |history: &History, size: u64| history.steps.iter().map(|(loss, _)| loss * size as f64).sum::<f64>();
     let all = sum(&train(&batch(1), 1, samples, true).unwrap().1, 1);
-    // Four steps of 12, the last of which may not be saved; then 3 samples at a step, until the epoch is over.
+    // Four steps of 12, the last of which may not be saved; then 3 samples per step, until the epoch is over.
     let (_, first) = train(&saving(&batch(6), folder.path(), 1), 2, 4, false).unwrap();
     let config = saving(&batch(1), folder.path(), 1);
     let (resumed, end) = {
@@ -239,7 +240,7 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let left = (samples - 12 * resumed) % 3;
     assert_eq!(end.steps.len() as u64, (samples - 12 * resumed) / 3);
     let mean = all / samples as f64;
-    // What is left of the epoch, fewer than 3 samples, is left out; each has about the mean loss.
+    // The remainder of the epoch, fewer than 3 samples, is skipped; each has about the mean loss.
     let expected = all - left as f64 * mean;
     let tolerance = if left == 0 { 1e-5 * all } else { 0.5 * mean };
     assert!((one + rest - expected).abs() <= tolerance, "{one} + {rest} is not {expected}: {left} left of {samples}");
@@ -334,16 +335,16 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_training_goes_on() {
     let (directory, aside) = (folder.path().join("checkpoints"), folder.path().join("aside"));
     let config = saving(&divided(gpt(data.path()), 2, 1), &directory, 2);
     let (_, whole) = train(&divided(gpt(data.path()), 2, 1), 2, STEPS, true).unwrap();
-    // At once: a rank that finds nothing there makes a new directory.
+    // Right away: a rank that finds nothing there creates a new directory.
     std::fs::write(&aside, "").unwrap();
     let exchange = || {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         renameat_with(CWD, &directory, CWD, &aside, RenameFlags::EXCHANGE).unwrap();
     };
-    // Both ranks may say that they could not write.
+    // Both ranks may report that they could not write.
     let restored = std::sync::Once::new();
     let ended = runs(&config, 2, data.path(), |rank, event, _| match event {
-        // A file in the place of the directory: not even the superuser can write below it.
+        // A file in place of the directory: not even root can write in it.
         Event::Checkpoint(report) if rank == 0 && report.step == 2 => {
             exchange();
         }
@@ -365,7 +366,7 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_training_goes_on() {
     assert!(saved.starts_with(&[2]) && saved.ends_with(&[STEPS]), "{reports:?}");
 }
 
-/// What asks for nothing gets nothing: no directory, no stop.
+/// A run that does not ask for checkpoints gets none: no directory, no stop.
 #[test]
 fn without_checkpoints_nothing_is_saved() {
     let data = tempfile::tempdir().unwrap();

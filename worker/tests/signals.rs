@@ -1,4 +1,4 @@
-//! Runs that signals end, as real processes: what was saved, and that the next start goes on from there.
+//! Runs that signals end, as real processes: what was saved, and that the next start resumes from there.
 
 #![allow(clippy::unwrap_used)]
 
@@ -68,7 +68,7 @@ fn one_rank_that_is_told_stops_all_of_them_after_saving() {
 
 #[test]
 fn a_second_signal_does_not_wait_for_what_is_saved() {
-    // Rank 1 hangs, so that the step in which the others could agree to stop never ends.
+    // Rank 1 hangs, so the step in which the others could agree to stop never ends.
     let job = saving(2, 1_000_000, 0);
     let mut command = job.command(0);
     command.env(env::FAULT, "hang:6@1").env(env::PEER_TIMEOUT_SECONDS, "100");
@@ -79,7 +79,7 @@ fn a_second_signal_does_not_wait_for_what_is_saved() {
     term().unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert!(pod.0.try_wait().unwrap().is_none(), "the first signal is only kept: {}", job.read("err-0"));
-    // Two pending signals of one kind are one, so they are sent until one was the second.
+    // Two pending signals of one kind are merged, so they are sent until one was the second.
     let ended = wait_until(Duration::from_secs(30), || {
         let _ = term();
         pod.0.try_wait().unwrap().is_some()
@@ -88,7 +88,7 @@ fn a_second_signal_does_not_wait_for_what_is_saved() {
     assert_eq!(pod.code(), 143, "{}", job.read("err-0"));
 }
 
-/// Kills ranks at random moments until the training is done all the same.
+/// Kills ranks at random moments until the training is nevertheless done.
 fn survives_kills(procs: u32, kills: u32, seed: u32) {
     const EVERY: u64 = 4;
     let steps = u64::from(kills) * 30;
@@ -110,11 +110,11 @@ fn survives_kills(procs: u32, kills: u32, seed: u32) {
             killed += 1;
         }
         let code = pod.code();
-        // Before the one that may be under way there is one that is complete.
+        // Besides the checkpoint that may be in progress there is a complete one.
         let complete = (reached / EVERY).saturating_sub(1) * EVERY;
         assert!(resumed(&job).unwrap_or(0) >= complete, "attempt {attempt}: {:?} after {reached}", resumed(&job));
         reached = reached.max(told(&job));
-        assert!(attempt == 1 || reached < 2 * EVERY || resumed(&job).is_some(), "attempt {attempt} begins anew");
+        assert!(attempt == 1 || reached < 2 * EVERY || resumed(&job).is_some(), "attempt {attempt} starts over");
         if code == 0 {
             break;
         }

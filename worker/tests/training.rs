@@ -1,5 +1,5 @@
-//! Right before fast: however a global batch is divided over ranks, micro-batches and buckets, the training is the same, and
-//! all ranks hold the same bits after every step.
+//! Correctness before speed: however a global batch is divided over ranks, micro-batches and buckets, the training is
+//! the same, and all ranks hold the same bits after every step.
 
 #![allow(clippy::unwrap_used)]
 
@@ -40,7 +40,8 @@ fn train(configs: &[EngineConfig], steps: u64, transport: Force, hosts: &[&str])
     })
 }
 
-/// All ranks alike; checks that they hold the same bits after every step and answers their common history.
+/// The same configuration on all ranks; checks that they hold the same bits after every step and returns their common
+/// history.
 fn train_alike(config: &EngineConfig, world: usize, steps: u64, transport: Force, hosts: &[&str]) -> History {
     let mut histories: Vec<History> =
         train(&vec![config.clone(); world], steps, transport, hosts).into_iter().map(|h| h.unwrap()).collect();
@@ -83,7 +84,7 @@ fn threads_do_not_change_a_bit() {
     let mut three = config(4, 1);
     three.cpu_threads = 3;
     assert_eq!(one, train_alike(&three, 1, 8, Force::Auto, &[]));
-    // Nor need the ranks have the same number: the nodes of a job may differ.
+    // The ranks need not have the same number either: the nodes of a job may differ.
     let two = train_alike(&config(4, 1), 2, 8, Force::Auto, &[]);
     let mixed = train(&[config(4, 1), three], 8, Force::Auto, &[]);
     assert!(mixed.iter().all(|rank| rank.as_ref().unwrap() == &two), "{mixed:?}");
@@ -110,7 +111,7 @@ fn merged_micro_batches_equal_the_big_batch() {
     let big = train_alike(&config(12, 1), 1, 30, Force::Auto, &[]);
     for (batch, merge, world) in [(4, 3, 1), (3, 4, 1), (2, 3, 2), (1, 4, 3)] {
         let merged = train_alike(&config(batch, merge), world, 30, Force::Auto, &[]);
-        // Validation batches differ in number here; the training losses are what is compared.
+        // The number of validation batches differs here; only the training losses are compared.
         assert_close(&(big.0.clone(), None), &(merged.0, None), &format!("batch {batch} x {merge} on {world}"));
     }
 }
@@ -156,7 +157,7 @@ fn a_loss_that_is_not_finite_ends_the_training_with_the_step() {
     }
 }
 
-/// All ranks see it in the same step: the group agrees on who was first, and the others say so.
+/// All ranks see it in the same step: the group agrees on the first one, and the others report that.
 #[test]
 fn of_ranks_that_fail_at_once_one_is_the_cause() {
     let folder = tempfile::tempdir().unwrap();

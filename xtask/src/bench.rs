@@ -7,6 +7,8 @@ use clap::ValueEnum;
 /// What to measure.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum What {
+    /// How long a developer waits: a fresh clone to the first training step, builds of the tests, one changed line.
+    Build,
     /// ms per step with its parts, one and two processes.
     Step,
     /// All-reduce between two local ranks, by size.
@@ -40,6 +42,7 @@ pub(crate) fn bench(what: What) -> Result<()> {
     let folder = root().join("docs/results");
     std::fs::create_dir_all(&folder)?;
     let (name, bench) = match what {
+        What::Build => return crate::bench_build::bench(&folder.join("build.json")),
         What::Step => ("step", "step"),
         What::AllReduce => ("all-reduce", "all_reduce"),
         What::Controller => ("controller", "controller"),

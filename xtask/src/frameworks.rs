@@ -1,5 +1,6 @@
 //! `cargo xtask test --frameworks`: the real frameworks of others, and the result file.
 
+use crate::stages::FRAMEWORKS as FRAMEWORKS_MODULE;
 use crate::steps::{cargo, control_plane, root, step};
 use crate::totals::Totals;
 use crate::wheels::{FRAMEWORKS, TORCH};
@@ -14,12 +15,14 @@ pub(crate) fn test() -> Result<()> {
     let parts = crate::steps::target().join("frameworks");
     let _ = fs::remove_dir_all(&parts);
     fs::create_dir_all(&parts).with_context(|| parts.display().to_string())?;
-    let file = ["test", "-p", "switchyard-tests", "--test", "frameworks", "--"];
-    step("building the tests of the frameworks", &mut cargo(&[&file[..5], &["--no-run"]].concat()))?;
+    let module = format!("{FRAMEWORKS_MODULE}::");
+    let file = ["test", "--workspace", "--test", "processes", "--", &module, "--include-ignored"];
+    step("building the tests of the frameworks", &mut cargo(&[&file[..4], &["--no-run"]].concat()))?;
     let mut totals = Totals::default();
-    let mut command = cargo(&[&file[..], &["--include-ignored"]].concat());
+    let mut command = cargo(&file);
     command.env(TORCH.own, torch).env(FRAMEWORKS.own, others).env("SWITCHYARD_FRAMEWORKS_RESULTS", &parts);
-    totals.run("frameworks of others, started with the environment of our pods", &mut command)?;
+    println!("==> frameworks of others, started with the environment of our pods");
+    totals.run("frameworks", &mut [command])?;
     totals.finish()?;
     let mut results = Map::new();
     for entry in fs::read_dir(&parts)? {

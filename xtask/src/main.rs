@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod bench_build;
 mod chart;
 mod data;
 mod figures;
@@ -11,8 +12,11 @@ mod frameworks;
 mod images;
 mod programs;
 mod reference;
+mod run;
 mod setup;
+mod stages;
 mod steps;
+mod test_programs;
 mod totals;
 mod wheels;
 
@@ -34,9 +38,18 @@ enum Command {
     Check,
     /// Everything: `check`, dependency audit, and the tests with real processes. Ends with the totals.
     Test {
+        /// Only these stages.
+        #[arg(value_name = "STAGE")]
+        stages: Vec<String>,
+        /// Print the stages with their budgets, and run nothing.
+        #[arg(long)]
+        list: bool,
+        /// Play one stage so often beside a load of all cores; write the counts to docs/results/repeat.json.
+        #[arg(long, value_name = "N", requires = "stages", value_parser = clap::value_parser!(u32).range(1..))]
+        repeat: Option<u32>,
         /// Instead: the real PyTorch, PaddlePaddle, JAX and Open MPI from PyPI (gigabytes), started with the environment of our pods, and
         /// exported checkpoints in PyTorch; writes docs/results/frameworks.json.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "stages")]
         frameworks: bool,
     },
     /// Build both programs in release mode and run a TrainJob on this machine.
@@ -92,9 +105,14 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Check => steps::check(),
-        Command::Test { frameworks: true } => frameworks::test(),
-        Command::Test { frameworks: false } => steps::test(),
+        Command::Check => run::run(&["lint", "pure"].map(String::from)),
+        Command::Test { list: true, .. } => {
+            run::list();
+            Ok(())
+        }
+        Command::Test { frameworks: true, .. } => frameworks::test(),
+        Command::Test { stages, repeat: Some(times), .. } => run::repeat(&stages, times),
+        Command::Test { stages, .. } => run::run(&stages),
         Command::Run { file, worker, rest } => return steps::run(&file, worker.as_deref(), &rest),
         Command::Chaos => steps::chaos(),
         Command::Programs { names } => steps::programs(&names),

@@ -1,7 +1,108 @@
 //! What a fresh machine lacks, and how it is had.
 
-use anyhow::Result;
+use crate::data::{What, data};
+use anyhow::{Context, Result, anyhow, bail};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a stage of the tests needs beside the compiler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The data set of the accuracy tests.
+    Digits,
+    /// Chromium.
+    Browser,
+    /// Programs and files of others, by family.
+    Programs(&'static [&'static str]),
+    /// What real nodes run, and a machine that can run them.
+    Nodes,
+    /// The archives of the images, made of the release programs.
+    Images,
+}
+
+impl Need {
+    /// Whether it can be had before the tests are compiled, and beside that.
+    fn is_early(self) -> bool {
+        self != Need::Images
+    }
+
+    /// Installs or builds it; false where this machine cannot have it and the tests go without.
+    fn provide(self) -> Result<bool> {
+        match self {
+            Need::Digits => data(What::Digits).map(|_| true),
+            Need::Browser => chromium(),
+            Need::Programs(names) => programs(names).map(|()| true),
+            Need::Nodes => {
+                // In CI they must be had; elsewhere the stage is left out.
+                let had = node_tools().and_then(|()| programs(&["kubernetes-node", "containerd", "coredns"]));
+                if let Err(error) = &had
+                    && std::env::var_os("CI").is_none()
+                {
+                    println!("setup | {error:#}");
+                    return Ok(false);
+                }
+                had.map(|()| true)
+            }
+            Need::Images => own(&["images", "--profile", "release"]).map(|()| true),
+        }
+    }
+}
+
+/// Needs of a run, each provided once: by the lane of the setup, or by the first stage that asks.
+#[derive(Debug, Default)]
+pub(crate) struct Needs(Mutex<Vec<(Need, Slot)>>);
+
+/// Whether it is there, or why it cannot be had.
+type Outcome = std::result::Result<bool, String>;
+/// `None` until it was tried. Locked meanwhile: a second who needs it waits.
+type Slot = Arc<Mutex<Option<Outcome>>>;
+
+impl Needs {
+    /// Everything that can be had beside the compilation.
+    pub(crate) fn provide_early(&self, needs: &[Need]) {
+        for need in needs.iter().filter(|need| need.is_early()) {
+            // A failure is reported by the stage that needs it.
+            let _ = self.provide(*need);
+        }
+    }
+
+    /// Waits until it is there; false where the tests go without.
+    pub(crate) fn provide(&self, need: Need) -> Result<bool> {
+        let slot = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match all.iter().find(|(other, _)| *other == need) {
+                Some((_, slot)) => Arc::clone(slot),
+                None => {
+                    all.push((need, Arc::default()));
+                    Arc::clone(&all[all.len() - 1].1)
+                }
+            }
+        };
+        let mut outcome = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = outcome.get_or_insert_with(|| need.provide().map_err(|error| format!("{error:#}")));
+        outcome.clone().map_err(|error| anyhow!(error))
+    }
+}
+
+/// Builds programs of others, whose messages are kept and shown at the end.
+fn programs(names: &[&str]) -> Result<()> {
+    own(&[&["programs"], names].concat())
+}
+
+/// Runs a command of this program; its output is shown when it is done.
+fn own(arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe().context("the path of this program")?);
+    let output = command.args(arguments).stdin(Stdio::null()).output().context("cannot start this program again")?;
+    for line in [output.stderr, output.stdout].iter().flat_map(|text| text.split(|byte| *byte == b'\n')) {
+        if !line.is_empty() {
+            println!("setup | {}", String::from_utf8_lossy(line));
+        }
+    }
+    if !output.status.success() {
+        bail!("cargo xtask {}: {}", arguments.join(" "), output.status);
+    }
+    Ok(())
+}
 
 /// rustfmt and clippy: part of the toolchain file, so rustup brings them; a toolchain without rustup must have them.
 pub(crate) fn components() -> Result<()> {
@@ -24,7 +125,7 @@ pub(crate) fn components() -> Result<()> {
 ///
 /// # Errors
 /// apt is there and did not bring it: the tests could have had it.
-pub(crate) fn chromium() -> Result<bool> {
+fn chromium() -> Result<bool> {
     if runs("chromium", &["--version"]) {
         return Ok(true);
     }

@@ -1,31 +1,14 @@
-//! The steps behind `check`, `test`, `run` and `gen`.
+//! The steps behind `run`, `cluster`, `chaos` and `gen`.
 
-use crate::data::{What, data};
 use crate::images::Version;
 use crate::programs::Family;
 use crate::setup;
-use crate::totals::Totals;
 use anyhow::{Context, Result, bail};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::Instant;
-
-/// Packages whose tests need nothing but the compiler: the pure rooms, and the node agent on machines that do not exist.
-const PURE: [&str; 8] = [
-    "switchyard-worker-contract",
-    "switchyard-crds",
-    "switchyard-service",
-    "switchyard",
-    "switchyard-node-agent",
-    "switchyard-node-agent-daemon",
-    "switchyard-scenes",
-    "xtask",
-];
-
-/// Wall-clock seconds for which `cargo xtask test` tries each file format.
-const FUZZ_SECONDS: &str = "60";
 
 /// Folder of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -34,13 +17,21 @@ pub(crate) fn root() -> PathBuf {
 
 /// A cargo command in the workspace.
 pub(crate) fn cargo(args: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = stripped(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())));
     command.args(args).current_dir(root());
-    // What cargo told this program about its package: build scripts that look at it (ring's) would make half the tree anew whenever
-    // cargo is called from here after it was called by hand.
-    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+    command
+}
+
+/// Without what cargo tells this program about its package: build scripts that read it (ring's) would build half the tree again whenever
+/// cargo is called from here after it was called by hand.
+pub(crate) fn stripped(mut command: Command) -> Command {
+    let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_program)) {
         command.env_remove(name);
+    }
+    // CI builds once: what an incremental build keeps is written for nobody.
+    if std::env::var_os("CI").is_some() {
+        command.env("CARGO_INCREMENTAL", "0");
     }
     command
 }
@@ -55,139 +46,6 @@ pub(crate) fn step(name: &str, command: &mut Command) -> Result<()> {
     }
     println!("    {name}: {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
-}
-
-/// Formatting, lints, unit and golden tests.
-pub(crate) fn check() -> Result<()> {
-    let mut totals = Totals::default();
-    quick(&mut totals)?;
-    totals.finish()
-}
-
-fn quick(totals: &mut Totals) -> Result<()> {
-    setup::components()?;
-    step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
-    step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
-    let mut args = vec!["test", "--lib", "--tests"];
-    args.extend(PURE.iter().flat_map(|package| ["-p", package]));
-    totals.run("tests of the pure rooms and of the node agent", &mut cargo(&args))?;
-    totals.run("what is generated is that of the code", &mut cargo(&["test", "-p", "xtask"]))?;
-    totals.run(
-        "placement against brute force; tidy: dependency table, file sizes, paths",
-        &mut cargo(&["test", "-p", "switchyard-tests", "--test", "placement", "--test", "tidy"]),
-    )
-}
-
-/// Everything, cheapest first.
-pub(crate) fn test() -> Result<()> {
-    let start = Instant::now();
-    let mut totals = Totals::default();
-    quick(&mut totals)?;
-    if let Some(mut deny) = setup::cargo_deny()? {
-        step(
-            "licences and advisories of dependencies",
-            deny.args(["--offline", "check", "bans", "licenses", "sources"]).current_dir(root()),
-        )?;
-    }
-    let engine = [
-        "switchyard-worker",
-        "switchyard-checkpoint",
-        "switchyard-example-custom-model",
-        "switchyard-cuda",
-        "switchyard-gpu-probe",
-    ];
-    let packages: Vec<&str> = engine.iter().flat_map(|package| ["-p", package]).collect();
-    data(What::Digits)?;
-    totals.run(
-        "engine, collectives, readers, checkpoints, accuracy, probe of the GPU",
-        cargo(&[&["test"][..], &packages].concat()).env("SWITCHYARD_TEST_DIGITS", "1"),
-    )?;
-    // The same packages as before, or cargo would build them with other features: only the files of tests differ.
-    let mut fuzzers = ["data", "hostile"].map(|file| {
-        let mut fuzzer = cargo(&[&["test"][..], &packages, &["--test", file, "fuzz"]].concat());
-        // All at the same time, on however few cores: each goes on for this long.
-        fuzzer.args(["--", "--test-threads", "16"]).env("FUZZ_SECONDS", FUZZ_SECONDS);
-        fuzzer
-    });
-    totals.beside("fuzzers of every file format, a minute each, side by side", &mut fuzzers)?;
-    step("both programs in release mode", &mut build())?;
-    let processes = [
-        "test",
-        "-p",
-        "switchyard-tests",
-        "--lib",
-        "--test",
-        "bad_input",
-        "--test",
-        "run",
-        "--test",
-        "example",
-        "--test",
-        "fabric",
-        "--test",
-        "preflight",
-    ];
-    totals.run("real processes", &mut cargo(&processes))?;
-    let mut report = cargo(&["test", "-p", "switchyard-tests", "--test", "report"]);
-    if setup::chromium()? {
-        report.env("SWITCHYARD_TEST_BROWSER", "1");
-    }
-    totals.run("reports of runs, and their page in a browser", &mut report)?;
-    let others = ["etcd", "kubernetes", "helm", "prometheus-operator", "promtool", "kubeflow-trainer"];
-    step(
-        "control plane: etcd and Kubernetes; helm; promtool; CRDs of others",
-        &mut cargo(&[&["run", "--quiet", "-p", "xtask", "--", "programs"][..], &others].concat()),
-    )?;
-    let files =
-        ["lifecycle", "admission", "controller", "verdicts", "malformed", "fights", "rights", "agent", "documents"];
-    let cluster: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
-    totals.run(
-        "controller and node agent on a real API server; commands of the documents",
-        &mut cargo(&[&["test", "-p", "switchyard-tests"][..], &cluster, &["--", "--test-threads", "6"]].concat()),
-    )?;
-    let chart = ["test", "-p", "switchyard-tests", "--test", "chart", "--", "--test-threads", "4"];
-    totals.run("the Helm chart", &mut cargo(&chart))?;
-    step("images", &mut cargo(&["run", "--quiet", "-p", "xtask", "--", "images", "--profile", "release"]))?;
-    totals.run("what is in the images", &mut cargo(&["test", "-p", "switchyard-tests", "--test", "images"]))?;
-    let devices = ["test", "-p", "switchyard-tests", "--test", "devices", "--", "--test-threads", "4"];
-    totals.run("exact GPUs, with claims and without", &mut cargo(&devices))?;
-    nodes(&mut totals)?;
-    let faults = ["test", "-p", "switchyard-tests", "--test", "faults", "--", "--test-threads", "2"];
-    totals.run("controller under faults", &mut cargo(&faults))?;
-    let churn = ["test", "-p", "switchyard-tests", "--test", "churn", "--", "--test-threads", "1"];
-    totals.run("churn, judged offline", &mut cargo(&churn))?;
-    totals.run("documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
-    step("rustdoc", cargo(&["doc", "--workspace", "--no-deps", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"))?;
-    println!("==> {:.0} s in all", start.elapsed().as_secs_f64());
-    totals.finish()
-}
-
-/// Real nodes, where this machine can run them. In CI it must.
-fn nodes(totals: &mut Totals) -> Result<()> {
-    let check = ["run", "--quiet", "-p", "switchyard-tests", "--bin", "switchyard-bench-cluster", "--", "check"];
-    let able = match setup::node_tools() {
-        Ok(()) => cargo(&check).status().context("cannot start cargo")?.success(),
-        Err(error) => {
-            println!("{error:#}");
-            false
-        }
-    };
-    if !able {
-        if std::env::var_os("CI").is_some() {
-            bail!("real nodes cannot run here, and in CI they must");
-        }
-        println!("==> real nodes are left out: this machine cannot run them");
-        return Ok(());
-    }
-    real_nodes()?;
-    let tests = ["test", "-p", "switchyard-tests", "--test", "nodes", "--", "--test-threads", "1"];
-    totals.run("real nodes: pods, links, GPUs, what is left", &mut cargo(&tests))?;
-    // Two clusters at a time: their tests wait more than they compute.
-    let users = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", "--test-threads", "2"];
-    totals.run(
-        "the product on real nodes: from helm install to a trained model, and what fails on the way",
-        &mut cargo(&users),
-    )
 }
 
 /// The programs of a training on one machine.
@@ -234,19 +92,21 @@ pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCod
 pub(crate) fn chaos() -> Result<()> {
     control_plane()?;
     let results = root().join("docs/results");
-    let full = ["test", "-p", "switchyard-tests", "--test", "faults", "--test", "churn"];
-    let args = [&full[..], &["--", "--test-threads", "1", "--nocapture"]].concat();
+    let full = ["test", "--workspace", "--test", "plane", "--", "faults::", "churn::"];
+    let args = [&full[..], &["--test-threads", "1", "--nocapture"]].concat();
     step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", &results))?;
-    let workers = ["test", "-p", "switchyard-worker", "--test", "faults", "--", "--nocapture"];
+    let workers = ["test", "--workspace", "--test", "faults", "--", "--nocapture"];
     step("faults of workers, in full", cargo(&workers).env("SWITCHYARD_CHAOS", results))
 }
 
 /// A module of the tests on real nodes, in full; its result goes to `folder`.
 pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
     crate::images::images(None, "dist")?;
+    step("both programs in release mode", &mut build())?;
     control_plane()?;
     real_nodes()?;
-    let test = ["test", "-p", "switchyard-tests", "--test", "e2e", "--", module, "--nocapture"];
+    let module = format!("e2e::{module}::");
+    let test = ["test", "--workspace", "--test", "cluster", "--", &module, "--nocapture"];
     step("on real nodes", cargo(&test).env("SWITCHYARD_CHAOS", folder))
 }
 
@@ -332,7 +192,8 @@ pub(crate) fn crds() -> Result<Vec<(String, String)>> {
 
 /// Writes the generated CRDs, and what is generated of the chart and of the documents.
 pub(crate) fn generate() -> Result<()> {
-    step("CRDs", &mut cargo(&["run", "--quiet", "-p", "switchyard-crds", "--example", "generate"]))?;
+    step("compiling the API", &mut cargo(&["build", "--quiet", "--workspace", "--example", "generate"]))?;
+    step("CRDs", &mut Command::new(target().join("debug/examples/generate")))?;
     let pages = crate::figures::generated()?.into_iter().chain([crate::reference::generated()?]);
     for (path, text) in crate::chart::generated()?.into_iter().chain(pages) {
         let full = root().join(&path);

@@ -1,50 +1,53 @@
-//! Runs test commands and adds up what their runners say.
+//! Runs test programs and adds up what they report.
 
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
-use std::time::Instant;
 
 /// Tests so far.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
-    broken: Vec<String>,
+    pub passed: u64,
+    pub failed: u64,
+    pub skipped: u64,
+    /// Commands that failed, by the name of their stage.
+    pub broken: Vec<String>,
+    /// Names of the tests that failed.
+    pub failures: Vec<String>,
+    /// Seconds and name of each test whose runner reports times.
+    pub times: Vec<(f64, String)>,
 }
 
 impl Totals {
-    /// Runs one test command, shows its output and counts. A failing command is remembered; the next ones still run.
-    pub(crate) fn run(&mut self, name: &str, command: &mut Command) -> Result<()> {
-        self.beside(name, std::slice::from_mut(command))
-    }
-
-    /// Runs test commands at the same time, as one step.
-    pub(crate) fn beside(&mut self, name: &str, commands: &mut [Command]) -> Result<()> {
-        println!("==> {name}");
-        let start = Instant::now();
-        let before = self.passed + self.failed;
-        let ended: Vec<Result<Ended>> = thread::scope(|scope| {
-            let started: Vec<_> = commands.iter_mut().map(|command| scope.spawn(|| one(command))).collect();
+    /// Runs test commands at the same time, shows their output behind the name, and counts. A failing command is remembered; the next
+    /// ones still run.
+    pub(crate) fn run(&mut self, name: &str, commands: &mut [Command]) -> Result<()> {
+        let ended: Vec<Result<(Totals, ExitStatus)>> = thread::scope(|scope| {
+            let started: Vec<_> = commands.iter_mut().map(|command| scope.spawn(|| one(name, command))).collect();
             let end = |thread: thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| bail!("the thread that listens to cargo panicked"))
+                thread.join().unwrap_or_else(|_| bail!("the thread that reads the test's output panicked"))
             };
             started.into_iter().map(end).collect()
         });
         for ended in ended {
-            let ended = ended.with_context(|| name.to_owned())?;
-            self.passed += ended.passed;
-            self.failed += ended.failed;
-            self.skipped += ended.skipped;
-            if !ended.status.success() {
-                self.broken.push(format!("{name}: {}", ended.status));
+            let (totals, status) = ended.with_context(|| name.to_owned())?;
+            self.add(totals);
+            if !status.success() {
+                self.broken.push(format!("{name}: {status}"));
             }
         }
-        let ran = self.passed + self.failed - before;
-        println!("    {name}: {ran} tests, {:.1} s", start.elapsed().as_secs_f64());
         Ok(())
+    }
+
+    /// Adds those of another part.
+    pub(crate) fn add(&mut self, other: Totals) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.broken.extend(other.broken);
+        self.failures.extend(other.failures);
+        self.times.extend(other.times);
     }
 
     /// Prints the totals. A test that was skipped counts as a failure of the run: CI can have every part that a test needs.
@@ -66,33 +69,44 @@ impl Totals {
     }
 }
 
-/// What a test command said.
-struct Ended {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
-    status: ExitStatus,
-}
-
-/// Runs a test command, shows its output and counts.
-fn one(command: &mut Command) -> Result<Ended> {
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
+/// Runs a test command.
+fn one(name: &str, command: &mut Command) -> Result<(Totals, ExitStatus)> {
+    let what = format!("cannot start {:?}", command.get_program());
+    let mut child = command.stdout(Stdio::piped()).spawn().context(what)?;
     let stdout = child.stdout.take().context("no standard output")?;
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let mut totals = Totals::default();
     for line in BufReader::new(stdout).lines() {
         let line = line?;
-        if let Some(more) = counts(&line) {
-            passed += more.0;
-            failed += more.1;
-            skipped += more.2;
+        if let Some((passed, failed, skipped)) = counts(&line) {
+            totals.passed += passed;
+            totals.failed += failed;
+            totals.skipped += skipped;
+            // A program none of whose tests are due says nothing.
+            if passed + failed + skipped == 0 {
+                continue;
+            }
+        }
+        let test = test(&line);
+        if let Some((test, verdict, seconds)) = test {
+            totals.times.extend(seconds.map(|seconds| (seconds, format!("{name}: {test}"))));
+            if verdict == "FAILED" {
+                totals.failures.push(test.to_owned());
+            }
         }
         // One line per passed test says nothing that the count does not.
-        let is_passed = line.starts_with("test ") && line.ends_with("... ok");
-        if !(is_passed || line.is_empty() || line == "running 0 tests") {
-            println!("{line}");
+        let is_passed = test.is_some_and(|(_, verdict, _)| verdict == "ok");
+        if !(is_passed || line.is_empty() || line.starts_with("running ")) {
+            println!("{name} | {line}");
         }
     }
-    Ok(Ended { passed, failed, skipped, status: child.wait()? })
+    Ok((totals, child.wait()?))
+}
+
+/// Name, verdict and seconds of a line `test a::b ... ok <1.234s>`.
+fn test(line: &str) -> Option<(&str, &str, Option<f64>)> {
+    let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let (verdict, time) = rest.split_once(" <").unwrap_or((rest, ""));
+    Some((name, verdict, time.strip_suffix("s>").and_then(|seconds| seconds.parse().ok())))
 }
 
 /// Passed, failed and ignored of a line `test result: ok. 3 passed; 0 failed; 0 ignored; …`.
@@ -105,12 +119,16 @@ fn counts(line: &str) -> Option<(u64, u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::counts;
+    use super::{counts, test};
 
     #[test]
     fn reads_the_runner() {
         let line = "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.1s";
         assert_eq!(counts(line), Some((12, 1, 2)));
         assert_eq!(counts("test result"), None);
+        assert_eq!(test("test a::b ... ok <1.250s>"), Some(("a::b", "ok", Some(1.25))));
+        assert_eq!(test("test a::b ... FAILED <0.001s>"), Some(("a::b", "FAILED", Some(0.001))));
+        assert_eq!(test("test a - should panic ... ignored, slow"), Some(("a - should panic", "ignored, slow", None)));
+        assert_eq!(test("test result: ok."), None);
     }
 }

@@ -1,9 +1,9 @@
 //! The loops: one scans the machine, one asks the kubelet, one keeps the object on the API server up to date.
 //!
 //! ```text
-//! period, GPU events ─> scan (thread) ─> Machine ─┐
-//!                                                 ├─> draft ─> write, only on change
-//! period ───────────> kubelet (socket) ─> Kubelet ┘
+//! period, GPU events ─> scan (thread) ─> MachineState ─┐
+//!                                                      ├─> draft ─> write, only on change
+//! period ───────────> kubelet (socket) ─> Kubelet ─────┘
 //! ```
 //!
 //! Each keeps only its last state, so the newest facts are written next, whatever was slow or unreachable.
@@ -13,8 +13,8 @@ use crate::pages::Health;
 use crate::pause::Backoff;
 use crate::pod_resources;
 use crate::ports::Ports;
-use crate::report::{Kubelet, Machine, draft};
-use crate::scan::{Place, ScanFault, Scanner};
+use crate::report::{Kubelet, MachineState, draft};
+use crate::scan::{ScanFault, ScanSource, Scanner};
 use crate::write::{Writer, Written};
 use jiff::Timestamp;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ pub(crate) struct Agent {
     pub period: Duration,
     /// Time after which a scan counts as hung.
     pub patience: Duration,
-    pub place: Place,
+    pub place: ScanSource,
     /// `None`: the kubelet is not asked.
     pub pod_resources: Option<PathBuf>,
     pub metrics: Arc<Metrics>,
@@ -55,7 +55,7 @@ impl Agent {
         if gpu_events {
             self.watch_gpus(Arc::clone(&event)).map_err(|error| format!("cannot start a thread: {error}"))?;
         }
-        let (machine, machines) = watch::channel(Machine::default());
+        let (machine, machines) = watch::channel(MachineState::default());
         let (kubelet, kubelets) = watch::channel(None);
         tokio::select! {
             () = self.write(writer, machines, kubelets) => Err("the loops ended".into()),
@@ -68,7 +68,7 @@ impl Agent {
     ///
     /// # Errors
     /// The machine cannot be described.
-    pub async fn once(&self) -> Result<(Machine, Kubelet), String> {
+    pub async fn once(&self) -> Result<(MachineState, Kubelet), String> {
         let place = self.place.clone();
         let mut scanner =
             Scanner::start(move || place.look()).map_err(|error| format!("cannot start a thread: {error}"))?;
@@ -79,7 +79,7 @@ impl Agent {
             }
             ScanFault::Gone => "the thread that scans the machine is gone".into(),
         })?;
-        Ok((Machine { last: Some(Arc::new(scan)), fault: None }, self.kubelet().await))
+        Ok((MachineState { last: Some(Arc::new(scan)), fault: None }, self.kubelet().await))
     }
 
     /// Triggers a scan when a GPU reports something. The thread may hang in the driver, and ends with the process.
@@ -105,7 +105,7 @@ impl Agent {
         Ok(())
     }
 
-    async fn look(&self, mut scanner: Scanner, machine: &watch::Sender<Machine>, event: &Notify) {
+    async fn look(&self, mut scanner: Scanner, machine: &watch::Sender<MachineState>, event: &Notify) {
         let mut ports = Ports::default();
         let mut period = interval(self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -121,7 +121,7 @@ impl Agent {
                     let whole = scan.facts.sources.iter().all(|source| source.state == SourceState::Complete);
                     self.metrics.scanned(if whole { "complete" } else { "partial" }, Some(&scan));
                     self.health.scanned(None);
-                    machine.send_replace(Machine { last: Some(Arc::new(scan)), fault: None });
+                    machine.send_replace(MachineState { last: Some(Arc::new(scan)), fault: None });
                 }
                 Err(ScanFault::Gone) => return,
                 Err(fault) => {
@@ -163,11 +163,11 @@ impl Agent {
     async fn write(
         &self,
         mut writer: Writer,
-        mut machines: watch::Receiver<Machine>,
+        mut machines: watch::Receiver<MachineState>,
         mut kubelets: watch::Receiver<Option<Kubelet>>,
     ) {
         // The first report is complete: it waits for both, and neither can take longer than its own deadline.
-        let known = |machine: &Machine| machine.last.is_some() || machine.fault.is_some();
+        let known = |machine: &MachineState| machine.last.is_some() || machine.fault.is_some();
         if machines.wait_for(known).await.is_err() || kubelets.wait_for(Option::is_some).await.is_err() {
             return;
         }

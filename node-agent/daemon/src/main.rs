@@ -71,7 +71,7 @@ fn agent(args: &Args, node_name: &str) -> Agent {
     Agent {
         period: Duration::from_secs(args.period_seconds.into()),
         patience: Duration::from_secs(args.scan_timeout_seconds.into()),
-        place: scan::Place { roots, kubelet_config: args.kubelet_config.clone() },
+        place: scan::ScanSource { roots, kubelet_config: args.kubelet_config.clone() },
         pod_resources: Some(args.pod_resources.clone().into()).filter(|_| !args.pod_resources.is_empty()),
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new()),

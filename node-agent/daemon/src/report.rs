@@ -13,7 +13,7 @@ use switchyard_node_agent::Notes;
 
 /// What is known about the machine.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Machine {
+pub(crate) struct MachineState {
     /// The last successful scan.
     pub last: Option<Arc<Scan>>,
     /// Why the last scan failed.
@@ -47,7 +47,7 @@ struct Verdict {
     message: String,
 }
 
-pub(crate) fn draft(machine: &Machine, kubelet: &Kubelet) -> Draft {
+pub(crate) fn draft(machine: &MachineState, kubelet: &Kubelet) -> Draft {
     let Some(scan) = &machine.last else {
         let unknown = Verdict {
             kind: CONSISTENT,
@@ -86,7 +86,7 @@ pub(crate) fn draft(machine: &Machine, kubelet: &Kubelet) -> Draft {
 }
 
 /// The reason and the message of a failed scan.
-fn fault_of(machine: &Machine) -> Option<(&'static str, String)> {
+fn fault_of(machine: &MachineState) -> Option<(&'static str, String)> {
     Some(match machine.fault.as_ref()? {
         ScanFault::Failed(why) => ("ScanFailed", why.clone()),
         ScanFault::Hangs(patience) => {
@@ -96,7 +96,7 @@ fn fault_of(machine: &Machine) -> Option<(&'static str, String)> {
     })
 }
 
-fn reported(machine: &Machine, sources: &[FactSource]) -> Verdict {
+fn reported(machine: &MachineState, sources: &[FactSource]) -> Verdict {
     let verdict = |status, reason, message| Verdict { kind: REPORTED, status, reason, message };
     if let Some((reason, message)) = fault_of(machine) {
         return verdict("False", reason, message);
@@ -120,7 +120,7 @@ fn reported(machine: &Machine, sources: &[FactSource]) -> Verdict {
     }
 }
 
-fn fresh(machine: &Machine) -> Verdict {
+fn fresh(machine: &MachineState) -> Verdict {
     let verdict = |status, reason, message| Verdict { kind: FRESH, status, reason, message };
     match (fault_of(machine), &machine.last) {
         (Some((reason, message)), _) => verdict("False", reason, format!("the facts are of observedTime: {message}")),

@@ -27,13 +27,13 @@ pub(crate) struct Scan {
 
 /// What to scan.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct ScanSource {
     pub roots: Roots,
     /// The kubelet's configuration file; `None`: its policies are not read.
     pub kubelet_config: Option<PathBuf>,
 }
 
-impl Place {
+impl ScanSource {
     /// Scans once.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ pub(crate) enum WriteError {
     /// The Node that should own the object does not exist.
     #[error("there is no Node {0}")]
     NoNode(String),
-    #[error("{}", told(.0))]
+    #[error("{}", reason_of(.0))]
     Api(Box<kube::Error>),
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Timeout,
@@ -63,7 +63,7 @@ impl WriteError {
 }
 
 /// The server's own message, or why there is none: the outer errors only name layers of the client.
-fn told(error: &kube::Error) -> String {
+fn reason_of(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return status.message.clone();
     }

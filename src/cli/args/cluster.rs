@@ -10,7 +10,7 @@ pub(crate) struct PreflightArgs {
     /// Manifest of a TrainJob; `-` reads standard input.
     pub file: PathBuf,
 
-    /// Look at the cluster of the kubeconfig. This is the default without --snapshot.
+    /// Check the cluster of the kubeconfig. This is the default without --snapshot.
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,
 
@@ -54,7 +54,7 @@ pub(crate) struct ExplainArgs {
     #[arg(short, long)]
     pub namespace: Option<String>,
 
-    /// Every setting of the fabric, with its reason, in place of the place.
+    /// Show every setting of the fabric, with its reason, instead of the placement.
     #[arg(long)]
     pub fabric: bool,
 

@@ -29,7 +29,7 @@ pub(crate) struct StatusArgs {
     #[arg(short = 'A', long, conflicts_with_all = ["job", "namespace"])]
     pub all_namespaces: bool,
 
-    /// Go on, and show every change: on a terminal in place, else a line each. Ends with the job, where one is named.
+    /// Keep running and show every change: in place on a terminal, else one line each. Ends with the job if one is named.
     #[arg(short, long)]
     pub watch: bool,
 
@@ -44,7 +44,7 @@ pub(crate) struct LogsArgs {
     /// Name of a TrainJob.
     pub job: String,
 
-    /// What this global rank said, and nothing else. Of images of others: the log of its node.
+    /// Only the log of this global rank. For other images than Switchyard's: the log of its node.
     #[arg(long, value_name = "N")]
     pub rank: Option<u32>,
 
@@ -52,15 +52,15 @@ pub(crate) struct LogsArgs {
     #[arg(long, value_name = "N", conflicts_with = "rank")]
     pub node_rank: Option<u32>,
 
-    /// Pods of this attempt, where they still exist. Default: the newest that has pods.
+    /// Pods of this attempt, if they still exist. Default: the newest attempt with pods.
     #[arg(long, value_name = "N")]
     pub attempt: Option<u32>,
 
-    /// Go on while the pods run.
+    /// Follow the logs while the pods run.
     #[arg(short, long)]
     pub follow: bool,
 
-    /// Lines of each node, from the end. Default: all that the kubelet keeps.
+    /// Number of lines per node, from the end. Default: all that the kubelet keeps.
     #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(i64).range(0..))]
     pub tail: Option<i64>,
 
@@ -72,7 +72,7 @@ pub(crate) struct LogsArgs {
 /// Arguments of `support-bundle`.
 #[derive(Debug, Args)]
 pub(crate) struct BundleArgs {
-    /// Take along logs and events of these TrainJobs. Default: those of the namespace that are not over, and of the newest that failed.
+    /// Include logs and events of these TrainJobs. Default: those of the namespace that are not over, and the newest that failed.
     #[arg(value_name = "JOB")]
     pub jobs: Vec<String>,
 
@@ -80,7 +80,7 @@ pub(crate) struct BundleArgs {
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
-    /// Leave out the logs of jobs: programs may print what others need not see.
+    /// Leave out the logs of jobs, because programs may print what others should not see.
     #[arg(long)]
     pub no_job_logs: bool,
 

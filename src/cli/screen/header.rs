@@ -3,12 +3,12 @@
 use super::entropies;
 use switchyard_core::units::{binary, counted, grouped, three_digits};
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_plan::Plan;
+use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig, HalfType, LossScaling, Precision, Source};
 use switchyard_worker_contract::event::Inspection;
 
 /// What will be trained, on what, for how long.
-pub(crate) fn header(plan: &Plan, inspection: &Inspection, run_dir: &str, topology: &GPUTopology) -> String {
+pub(crate) fn header(plan: &LocalPlan, inspection: &Inspection, run_dir: &str, topology: &GPUTopology) -> String {
     let engine = &plan.engine;
     let mut lines = vec![format!("{}  {run_dir}", plan.job)];
     let mut line = |name: &str, text: String| lines.push(format!("  {name:<8} {text}"));

@@ -12,12 +12,12 @@ pub(super) use progress::{bar_message, plain_line, summary};
 use crate::text::columns;
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_local::RootCause;
-use switchyard_plan::Plan;
+use switchyard_plan::local::LocalPlan;
 use switchyard_worker_contract::event::{Inspection, Ready};
 use switchyard_worker_contract::exit::Exit;
 
 /// The distributed environment: rank, process, cores, devices, address, transport.
-pub(super) fn rank_table(plan: &Plan, ranks: &[Ready]) -> String {
+pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
     let words = ["RANK", "PID", "CPUS", "NUMA", "DEVICE", "THREADS", "ADDRESS", "TRANSPORT"];
     let mut rows = vec![words.map(String::from).to_vec()];
     let of_ranks = plan.processes().flat_map(|process| std::iter::repeat_n(process, process.ranks as usize));
@@ -38,7 +38,7 @@ pub(super) fn rank_table(plan: &Plan, ranks: &[Ready]) -> String {
 }
 
 /// How many gradient tensors became how many all-reduces, and what they cost.
-pub(super) fn fusion(plan: &Plan, inspection: &Inspection, ranks: &[Ready]) -> String {
+pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready]) -> String {
     let buckets = inspection.bucket_bytes.len() as u64;
     let total: u64 = inspection.bucket_bytes.iter().sum();
     let sizes = if buckets == 1 {
@@ -68,7 +68,7 @@ pub(super) fn fusion(plan: &Plan, inspection: &Inspection, ranks: &[Ready]) -> S
 }
 
 /// Where the training goes on, if it does not begin.
-pub(super) fn resumed(plan: &Plan, ranks: &[Ready]) -> Option<String> {
+pub(super) fn resumed(plan: &LocalPlan, ranks: &[Ready]) -> Option<String> {
     let step = ranks.first()?.resumed_step?;
     let place = plan.engine.checkpoint.as_ref().map_or_else(String::new, |checkpoint| format!(", {}", checkpoint.path));
     Some(format!("  resumed  from step {}{place}", grouped(step)))

@@ -5,8 +5,8 @@ use crate::examples::machine;
 use jiff::Timestamp;
 use serde_json::json;
 use switchyard_local::{Interval, RankLog};
+use switchyard_plan::local::{LocalPlan, LocalSnapshot, plan};
 use switchyard_plan::status::Figures;
-use switchyard_plan::{Plan, Snapshot, plan};
 use switchyard_worker_contract::config::Transport;
 use switchyard_worker_contract::event::{Finished, Item, MemoryUse};
 use switchyard_worker_contract::fold::Breakdown;
@@ -88,7 +88,7 @@ fn a_failure_shows_the_first_cause_and_its_log() {
 }
 
 /// Two ranks of a ResNet with mixed precision in one process.
-fn planned() -> Plan {
+fn planned() -> LocalPlan {
     let document = json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "digits"},
         "spec": {
@@ -106,7 +106,7 @@ fn planned() -> Plan {
     });
     let job = switchyard_crds::validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}"));
     let nodes = [machine()];
-    plan(&Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" }).unwrap()
+    plan(&LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" }).unwrap()
 }
 
 fn inspection() -> Inspection {

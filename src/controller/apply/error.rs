@@ -12,17 +12,17 @@ pub enum Cause {
     Exists,
     /// The object is not there.
     Gone,
-    /// The name is taken by an object of somebody else.
+    /// Another object already has the name.
     Taken,
     /// The namespace is being deleted.
     Ending,
-    /// Quota, admission or rights: somebody has to change something first.
+    /// Quota, admission or rights: a person has to change something first.
     Forbidden,
     /// The server does not accept the object.
     Invalid,
     /// The server does not know the kind: CRD or API missing.
     Unknown,
-    /// The server is busy, or answers too late, or not at all.
+    /// The server is busy, responds too late, or does not respond.
     Unreachable,
 }
 

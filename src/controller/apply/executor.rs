@@ -159,14 +159,14 @@ impl Executor {
                 if kind == "Pod" {
                     return Ok(Done::Written(kind, found.resource_version()));
                 }
-                // Ours, but not where it is looked for: somebody took our labels off.
+                // Ours, but without our labels: somebody removed them.
                 self.set(job, kind, &object).await
             }
             Err(refusal) => Err(refusal),
         }
     }
 
-    /// A Secret cannot be looked at afterwards: nobody but its pods may read it. Its name has the job's UID in it.
+    /// A Secret cannot be compared afterwards: only its pods may read it. Its name has the job's UID in it.
     async fn create_secret(&self, job: Job<'_>, mut secret: Secret) -> Result<Done, Refusal> {
         let what = format!("create Secret {}", secret.name_any());
         let mut key = vec![0; 32];

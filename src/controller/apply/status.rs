@@ -9,10 +9,10 @@ use switchyard_crds::labels::STATUS_MANAGER;
 use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
 
 impl Executor {
-    /// Writes the status of a job. Answers the new resource version.
+    /// Writes the status of a job. Returns the new resource version.
     ///
     /// # Errors
-    /// `Stale` when the job has changed since it was looked at.
+    /// `Stale` when the job has changed since it was read.
     pub async fn write_status(&self, job: &TrainJob, status: TrainJobStatus) -> Result<Option<String>, Refusal> {
         let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
         let api = Api::<TrainJob>::namespaced(self.client.clone(), &namespace);

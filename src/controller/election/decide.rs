@@ -66,7 +66,7 @@ pub(super) fn decide(me: &str, now: Duration, role: Role, seen: Seen<'_>, timing
             Action::StepDown("the Lease was not renewed in time".into())
         }
         Role::Leading { .. } if !is_free => Action::StepDown(format!("`{}` holds the Lease", seen.holder)),
-        // Emptied by somebody, or deleted: our write fails if another candidate was faster.
+        // Emptied or deleted: our write fails if another candidate was faster.
         Role::Leading { .. } => Action::Write,
         Role::Standby if is_free => Action::Write,
         // Also when the Lease was deleted: its holder may lead on until it notices.

@@ -14,7 +14,7 @@ pub(crate) fn boot_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Until when this process leads, in milliseconds of the clock; `u64::MAX`: for ever.
+/// Until when this process leads, in milliseconds of the clock; `u64::MAX`: forever.
 type Until = Arc<AtomicU64>;
 
 /// The side that knows.
@@ -30,7 +30,7 @@ impl Leader {
         self.tell(true);
     }
 
-    /// There is no election: this process leads for ever.
+    /// There is no election: this process always leads.
     pub fn forever(&self) {
         self.until.store(u64::MAX, Ordering::Release);
         self.tell(true);

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::job::is_another_place;
 use serde_json::json;
 
 const UID: &str = "11111111-1111-1111-1111-111111111111";

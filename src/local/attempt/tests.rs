@@ -4,12 +4,12 @@ use super::*;
 use std::os::unix::fs::PermissionsExt;
 use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
-use switchyard_plan::{self as plan, Snapshot};
+use switchyard_plan::local::{self, LocalPlan, LocalSnapshot};
 use switchyard_worker_contract::config::Transport;
 use switchyard_worker_contract::event::{Failure, Item, Progress};
 
 /// One process with two ranks.
-fn planned() -> Plan {
+fn planned() -> LocalPlan {
     let document = serde_json::json!({
         "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "one"},
         "spec": {"trainer": {"numProcPerNode": 2}, "topologyPolicy": {"mode": "Ignored"}, "engine": {
@@ -24,7 +24,7 @@ fn planned() -> Plan {
     machine.status =
         Some(GPUTopologyStatus { cpus: Some(cpus), numa_nodes: vec![numa], ..GPUTopologyStatus::default() });
     let nodes = [machine];
-    plan::plan(&Snapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" })
+    local::plan(&LocalSnapshot { job: &job, nodes: &nodes, attempt: 1, rendezvous: "127.0.0.1:1", run_dir: "runs/x" })
         .unwrap()
 }
 
@@ -130,7 +130,7 @@ fn events_of_several_ranks_come_from_one_process() {
     let evaluation = Event::Evaluation { step: 10, loss: 1.0, accuracy: Some(0.5) };
     let events = [ready(1), ready(0), progress(0), progress(1), evaluation, finished(0), finished(1)];
     let (ended, seen) = attempt("good", &events, 0);
-    assert_eq!((ended.ending, ended.resumed_step), (Ending::Done, 4));
+    assert_eq!((ended.end, ended.resumed_step), (AttemptEnd::Done, 4));
     assert_eq!(ended.finished.unwrap().rank, 0);
     let figures = ended.interval.expect("both ranks have reported").figures;
     assert_eq!((figures.step, figures.item, figures.skipped_steps), (10, Item::Samples, Some(2)));
@@ -140,13 +140,13 @@ fn events_of_several_ranks_come_from_one_process() {
 #[test]
 fn a_rank_that_is_not_done_is_not_done_because_its_process_is() {
     let (ended, _) = attempt("half", &[ready(0), ready(1), finished(0)], 0);
-    assert!(matches!(ended.ending, Ending::Failed(_)), "{ended:?}");
+    assert!(matches!(ended.end, AttemptEnd::Failed(_)), "{ended:?}");
 }
 
 #[test]
 fn of_a_process_that_fails_the_rank_that_says_so_is_the_cause() {
     let (ended, _) = attempt("bad", &[ready(0), ready(1), failed(0), failed(1)], 5);
     let cause = ended.cause.unwrap();
-    assert_eq!((ended.ending, cause.rank, cause.others), (Ending::Failed(Some(5)), 1, vec![0]));
+    assert_eq!((ended.end, cause.rank, cause.others), (AttemptEnd::Failed(Some(5)), 1, vec![0]));
     assert!(cause.cause.starts_with("the disk is full (exit code 5"), "{}", cause.cause);
 }

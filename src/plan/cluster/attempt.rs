@@ -7,14 +7,15 @@
 //! ```
 
 use super::events::{self, EventDraft};
-use super::status::{self, Draft};
 use super::view::{Phase, PodView};
 use super::{
-    Action, Ending, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang,
-    give_back, transport,
+    Action, Reconciliation, Snapshot, clock, degraded, delete_unfinished, end, fabric, failure, gang, give_back,
+    transport,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
+use crate::restart;
+use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{DeviceAllocation, PlacementStatus};
@@ -68,8 +69,8 @@ impl<'a> Attempt<'a> {
     fn draft(&self) -> Draft<'a> {
         let mut draft = Draft::new(self.snapshot.job, self.now);
         let pods = self.existing();
-        draft.counts(&pods, self.valid.request.nodes as i32);
-        draft.figures(&self.snapshot, &pods);
+        draft.count(&pods, self.valid.request.nodes as i32);
+        draft.newest_figures(&self.snapshot, &pods, self.now);
         draft
     }
 }
@@ -80,7 +81,7 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
     if attempt.placed && attempt.all(|pod| pod.phase == Phase::Succeeded) {
         let pods = attempt.pods.len();
         let text = format!("all {pods} node{} done in attempt {number}", if pods == 1 { " is" } else { "s are" });
-        return end(snapshot, now, Ending { complete: true, reason: "Complete", message: text });
+        return end(snapshot, now, Ending::complete(text));
     }
     if let Some(by) = snapshot.gives_way_to.filter(|_| attempt.placed) {
         return gives_way(&attempt, by);
@@ -107,7 +108,7 @@ pub(super) fn step(snapshot: &Snapshot<'_>, valid: &ValidJob, number: u32, now: 
 fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let not_before = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
-    if let Some(not_before) = not_before.filter(|at| !clock::is_over(*at, failure::LONGEST_PAUSE, attempt.now)) {
+    if let Some(not_before) = not_before.filter(|at| !clock::is_over(*at, restart::LONGEST_PAUSE, attempt.now)) {
         // The stage and its reason were written with the decision to start again.
         let mut result = attempt.draft().act(&attempt.snapshot, attempt.now);
         result.actions = old_pods(attempt);
@@ -394,7 +395,7 @@ fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timest
     let Snapshot { job, nodes, defaults, .. } = attempt.snapshot;
     draft.next.device_allocation = gang::allocation(job, nodes);
     draft.next.fabric = fabric::before(job, attempt.valid, defaults, nodes);
-    draft.counts(&[], attempt.valid.request.nodes as i32);
+    draft.count(&[], attempt.valid.request.nodes as i32);
 }
 
 /// A job of higher priority needs the room.
@@ -412,26 +413,28 @@ fn gives_way(attempt: &Attempt<'_>, by: &str) -> Reconciliation {
 }
 
 /// The decision after a failure; where that is the absence of a pod, it has to be confirmed.
-fn after_failure(attempt: &Attempt<'_>, failed: &failure::Failure) -> Reconciliation {
+fn after_failure(attempt: &Attempt<'_>, failed: &failure::PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
     let absent = if is_seen { None } else { Some(failed.pod.clone()) };
     Reconciliation { absent, ..decided(attempt, failed) }
 }
 
 /// Another attempt, or the end.
-fn decided(attempt: &Attempt<'_>, failed: &failure::Failure) -> Reconciliation {
+fn decided(attempt: &Attempt<'_>, failed: &failure::PodFailure) -> Reconciliation {
     let status = attempt.snapshot.job.status.as_ref();
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
     let since = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
     let lasted = since.map(|since| attempt.now.duration_since(since)).unwrap_or_default();
-    match failure::decide(failed, &attempt.snapshot.job.spec, &restarts, lasted) {
-        failure::Decision::GiveUp { reason, message } => {
-            end(&attempt.snapshot, attempt.now, Ending::failed(reason, message))
+    match restart::decide(&failed.failure, &attempt.snapshot.job.spec.failure_policy, &restarts) {
+        restart::Decision::GiveUp(why) => {
+            let message = format!("{}; {why}", failed.sentence());
+            end(&attempt.snapshot, attempt.now, Ending::failed(why.reason(), message))
         }
-        failure::Decision::Restart { restarts, pause } => {
+        restart::Decision::Restart(next) => {
+            let pause = restart::pause(restarts.total, lasted);
             let mut draft = attempt.draft();
             next_attempt(attempt, &mut draft, attempt.now.saturating_add(pause).unwrap_or(attempt.now));
-            draft.next.restarts = Some(restarts);
+            draft.next.restarts = Some(next);
             draft.condition(conditions::PLACED, "False", conditions::RESTARTING, failed.sentence());
             let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
             let text = format!("attempt {} starts{wait}: {}", attempt.number + 1, failed.sentence());

@@ -3,7 +3,7 @@
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
 use super::gang;
-use super::status::Draft;
+use crate::status::Draft;
 use switchyard_crds::{PlacementStatus, conditions};
 
 /// Says of pods that got other GPUs than the plan's what that costs.

@@ -2,11 +2,12 @@
 
 use super::gang::Question;
 use super::sites::is_old;
-use super::status::Draft;
 use super::view::NodeView;
+use crate::eligible;
+use crate::job::ValidJob;
 use crate::objects;
-use crate::resources::{self, gigabytes_per_second};
-use crate::{ValidJob, eligible};
+use crate::resources::gigabytes_per_second;
+use crate::status::Draft;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::collections::BTreeMap;
@@ -37,7 +38,7 @@ pub fn before(
     defaults: &objects::Defaults,
     nodes: &BTreeMap<String, NodeView>,
 ) -> Option<FabricStatus> {
-    let gpus = objects::gpus(job);
+    let gpus = valid.pod.gpus;
     if job.spec.trainer.framework == Framework::Switchyard || valid.request.nodes < 2 {
         return None;
     }
@@ -45,14 +46,11 @@ pub fn before(
         // Gloo and MPI over TCP need no devices: not every node has to be looked at for that.
         return Some(FabricStatus::default());
     }
-    // As the pods were without the devices that an earlier attempt asked for.
-    let mut plain = job.clone();
-    plain.status.get_or_insert_default().fabric = None;
-    let spec = objects::pod(&plain, valid, defaults, 1, 0).spec.unwrap_or_default();
-    let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&spec, &node.facts).is_ok();
+    let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&valid.pod.spec, &node.facts).is_ok();
     let sites: Vec<Site<'_>> = nodes.values().filter(may_run).map(site).collect();
     let profile = defaults.fabric_profile.as_ref().or_else(|| profile::detect(sites.iter().copied()));
-    let requests = resources::of_pod(&spec);
+    // Without the devices that an earlier attempt asked for.
+    let requests = valid.pod.requests(None);
     let asked = Asked { mode: job.spec.fabric.mode, nodes: valid.request.nodes, gpus, requests: &requests };
     let resources = fabric::needs(asked, profile, &sites);
     Some(FabricStatus { profile: profile.map(|profile| profile.name.clone()), resources, ..FabricStatus::default() })
@@ -69,7 +67,7 @@ fn site(node: &NodeView) -> Site<'_> {
 /// The job must not start over the fabric of these nodes.
 pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Option<Decided>, Refused> {
     let Question { job, valid, defaults, nodes, now, .. } = *question;
-    let gpus = objects::gpus(job);
+    let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
     if framework == Framework::Switchyard || (gpus == 0 && valid.request.nodes < 2) {
         return Ok(None);

@@ -5,9 +5,8 @@ use super::machine::{Machine, NamedGpu};
 use super::refusal::{self, NoPlace};
 use super::sites::{Excluded, Need, Sites};
 use super::view::NodeView;
-use crate::ValidJob;
-use crate::objects::{self, Defaults};
-use crate::resources;
+use crate::job::{ValidJob, gpus};
+use crate::objects::Defaults;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
@@ -53,17 +52,15 @@ pub struct Placed {
 /// # Errors
 /// Why there is no place, and the smallest changes with which there is one.
 pub fn place(question: &Question<'_>) -> Result<Placed, NoPlace> {
-    let Question { job, valid, defaults, nodes, levels, now } = *question;
+    let Question { job, valid, nodes, levels, now, .. } = *question;
     let policy = &job.spec.topology_policy;
-    let pod = objects::pod(job, valid, defaults, 1, 0);
-    let spec = pod.spec.unwrap_or_default();
-    let asked = objects::gpus(job);
+    let asked = valid.pod.gpus;
     let count = valid.request.nodes;
     let is_ignored = policy.mode == TopologyMode::Ignored;
     let allocation = job.status.as_ref().and_then(|status| status.device_allocation);
     let need = Need {
-        spec: &spec,
-        amounts: resources::of_pod(&spec).without(GPU_RESOURCE),
+        spec: &valid.pod.spec,
+        amounts: valid.pod.requests(job.status.as_ref()).without(GPU_RESOURCE),
         gpus: asked,
         allocation: allocation.filter(|_| asked > 0),
         now,
@@ -398,7 +395,7 @@ pub(super) fn compare(machine: &Machine, pods: usize, planned: &[String], actual
 
 /// How the pods of a new attempt get their GPUs: by claims where at least as many nodes offer them as have the extended resource.
 pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
-    if objects::gpus(job) == 0 {
+    if gpus(job) == 0 {
         return None;
     }
     let offering = nodes.values().filter(|node| node.offered.is_some()).count();

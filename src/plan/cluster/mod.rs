@@ -13,6 +13,7 @@
 mod attempt;
 mod clock;
 mod degraded;
+mod draft;
 pub mod events;
 pub mod fabric;
 mod failure;
@@ -21,23 +22,22 @@ pub mod levels;
 pub mod machine;
 mod refusal;
 mod sites;
-mod status;
 #[cfg(test)]
 mod tests;
 pub mod transport;
 pub mod turn;
 pub mod view;
 
+pub use draft::major;
 pub use refusal::{Change, NoPlace};
 pub use sites::{Excluded, is_old};
-pub use status::major;
 
 use super::objects::{self, Defaults, Object};
+use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
 use jiff::{SignedDuration, Timestamp};
 use levels::Levels;
-use status::Draft;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
@@ -171,9 +171,9 @@ fn delete_unfinished(pod: &PodView) -> Action {
     Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
 }
 
-/// Complete or failed, for ever.
+/// Complete or failed: nothing follows.
 pub fn is_over(job: &TrainJob) -> bool {
-    job.status.as_ref().is_some_and(|status| status.is(conditions::COMPLETE) || status.is(conditions::FAILED))
+    job.status.as_ref().is_some_and(status::is_over)
 }
 
 /// Number of the current attempt: never below that of a pod that exists, whatever somebody wrote into the status.
@@ -223,7 +223,7 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
     draft.next.placement = None;
     draft.next.device_allocation = gang::allocation(snapshot.job, snapshot.nodes);
     draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.defaults, snapshot.nodes);
-    draft.counts(&[], snapshot.job.spec.trainer.num_nodes);
+    draft.count(&[], snapshot.job.spec.trainer.num_nodes);
     draft.stage(Stage::Placing, "creating the pods".into());
     draft.condition(conditions::PLACED, "False", "Placing", "the pods are not created yet".into());
     let mut events = Vec::new();
@@ -251,7 +251,7 @@ fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
     draft.next.attempt_time = None;
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
-    draft.counts(&current, snapshot.job.spec.trainer.num_nodes);
+    draft.count(&current, snapshot.job.spec.trainer.num_nodes);
     if is_new {
         return draft
             .decide(vec![EventDraft::normal(events::SUSPENDED, "the job is suspended; its pods are deleted".into())]);
@@ -274,41 +274,20 @@ fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> i
     })
 }
 
-/// How a job ends.
-struct Ending {
-    complete: bool,
-    reason: &'static str,
-    message: String,
-}
-
-impl Ending {
-    fn failed(reason: &'static str, message: String) -> Ending {
-        Ending { complete: false, reason, message }
-    }
-}
-
 /// The decision that ends a job.
 fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliation {
     let mut draft = Draft::new(snapshot.job, now);
-    let Ending { complete, reason, message } = ending;
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
-    draft.counts(&current, snapshot.job.spec.trainer.num_nodes);
+    draft.count(&current, snapshot.job.spec.trainer.num_nodes);
     // What still runs is deleted right after this, and the status of a finished job does not change again.
     draft.rest();
-    draft.figures(snapshot, &current);
-    // Not before its start, whatever the clock says by now.
-    let start = draft.next.start_time.as_ref().map_or(now, |start| start.0);
-    draft.next.completion_time = Some(status::time(now.max(start)));
-    let stage = if complete { Stage::Complete } else { Stage::Failed };
-    draft.stage(stage, message.clone());
-    let event = if complete {
-        draft.condition(conditions::COMPLETE, "True", "Complete", message.clone());
-        EventDraft::normal(events::COMPLETE, message)
-    } else {
-        draft.condition(conditions::FAILED, "True", reason, message.clone());
-        EventDraft::warning(events::FAILED, message)
+    draft.newest_figures(snapshot, &current, now);
+    let event = match ending.is_complete() {
+        true => EventDraft::normal(events::COMPLETE, ending.message().to_string()),
+        false => EventDraft::warning(events::FAILED, ending.message().to_string()),
     };
+    draft.end(ending);
     draft.decide(vec![event])
 }
 

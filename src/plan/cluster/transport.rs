@@ -5,9 +5,9 @@
 
 use super::Snapshot;
 use super::events::{self, EventDraft};
-use super::status::Draft;
+use crate::job::{ValidJob, gpus};
 use crate::resources::gigabytes_per_second;
-use crate::{ValidJob, objects};
+use crate::status::Draft;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use switchyard_crds::{
     FabricMeasurement, FabricMode, FabricObservation, FallbackAction, Framework, MeasuredVerdict, ObservedVerdict,
@@ -38,9 +38,9 @@ fn foretold(job: &TrainJob, per_node: u32) -> Option<Foretold> {
         let own = Foretold { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
         return (several_nodes || shares_memory).then_some(own);
     }
-    let fabric = job.status.as_ref()?.fabric.as_ref().filter(|_| objects::gpus(job) > 0)?;
+    let fabric = job.status.as_ref()?.fabric.as_ref().filter(|_| gpus(job) > 0)?;
     let (transport, gpu_direct) = (fabric.transport?, fabric.gpu_direct);
-    let has_links = several_nodes || objects::gpus(job) > 1;
+    let has_links = several_nodes || gpus(job) > 1;
     has_links.then_some(Foretold { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
 }
 

@@ -3,13 +3,13 @@
 //! `jax.distributed.initialize()` reads the first by itself; of the other two it knows only schedulers of its own list
 //! (jax/_src/distributed.py and clusters/ of 0.10), so a program passes them on: docs/frameworks.md.
 
-use super::{Entry, Seat, set};
+use super::{Entry, GangPod, set};
 
-pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
-    let address = format!("{}:{}", seat.host(0), seat.port());
+pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
+    let address = format!("{}:{}", pod.host(0), pod.port());
     vec![
         set("JAX_COORDINATOR_ADDRESS", address, "process 0, which is that of node 0, listens there"),
-        set("JAX_NUM_PROCESSES", seat.nodes(), "one process per node"),
-        set("JAX_PROCESS_ID", seat.node_rank, "position of the node in the placement"),
+        set("JAX_NUM_PROCESSES", pod.nodes(), "one process per node"),
+        set("JAX_PROCESS_ID", pod.node_rank, "position of the node in the placement"),
     ]
 }

@@ -1,7 +1,7 @@
 //! The rendezvous environment of other frameworks: what their launchers read, per node and never per process. Pure.
 //!
 //! ```text
-//! TrainJob, attempt, node rank ─> Seat ─> environment (and for MPI a hostfile and the command of the nodes after the first)
+//! TrainJob, attempt, node rank ─> GangPod ─> environment (and for MPI a hostfile and the command of the nodes after the first)
 //! ```
 //!
 //! Everything here gives way to what the user sets, in `spec.trainer.env` or in the template; see [`Entry`]. What a launcher sets for
@@ -16,8 +16,7 @@ mod tensorflow;
 mod tests;
 mod torch;
 
-use super::objects::{pod_host, rendezvous_port};
-use super::{Invalid, ValidJob};
+use crate::job::{GangPod, Invalid, ValidJob};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 use switchyard_crds::{Framework, TrainJob};
 
@@ -55,70 +54,32 @@ impl From<Entry> for EnvVar {
     }
 }
 
-/// One node of an attempt.
-#[derive(Debug, Clone, Copy)]
-pub struct Seat<'a> {
-    /// The job.
-    pub job: &'a TrainJob,
-    /// What is asked, in numbers.
-    pub valid: &'a ValidJob,
-    /// Attempt number, from 1.
-    pub attempt: u32,
-    /// Position of the node.
-    pub node_rank: u32,
-}
-
-impl Seat<'_> {
-    fn nodes(&self) -> u32 {
-        self.valid.request.nodes
-    }
-
-    fn processes(&self) -> u32 {
-        self.valid.request.processes_per_node
-    }
-
-    /// What differs between two attempts of a job, so that a late process of the older one is told from ours.
-    fn id(&self) -> String {
-        format!("{}-{}", self.valid.name, self.attempt)
-    }
-
-    /// Number of the port at which node 0 is found: that of `SWITCHYARD_RENDEZVOUS`, so that a pod has one port to know about.
-    fn port(&self) -> String {
-        rendezvous_port(self.job, self.attempt).to_string()
-    }
-
-    /// Where a node is found by the others. A node alone needs no name: its own address always works, also before any DNS.
-    fn host(&self, node_rank: u32) -> String {
-        if self.nodes() > 1 { pod_host(self.job, self.valid, self.attempt, node_rank) } else { "127.0.0.1".into() }
-    }
-}
-
 /// A variable with a value from the job.
 fn set(name: &'static str, value: impl ToString, reason: &'static str) -> Entry {
     Entry { name, source: Source::Value(value.to_string()), reason }
 }
 
 /// What the framework's launcher reads on this node, each name once, in the order in which it is set.
-pub fn environment(seat: &Seat<'_>) -> Vec<Entry> {
-    match seat.job.spec.trainer.framework {
+pub fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
+    match pod.job.spec.trainer.framework {
         Framework::Switchyard | Framework::Plain => Vec::new(),
-        Framework::Torch => torch::environment(seat),
-        Framework::Paddle => paddle::environment(seat),
-        Framework::Horovod => mpi::horovod(seat),
-        Framework::MPI => mpi::environment(seat),
-        Framework::JAX => jax::environment(seat),
-        Framework::TensorFlow => tensorflow::environment(seat),
+        Framework::Torch => torch::environment(pod),
+        Framework::Paddle => paddle::environment(pod),
+        Framework::Horovod => mpi::horovod(pod),
+        Framework::MPI => mpi::environment(pod),
+        Framework::JAX => jax::environment(pod),
+        Framework::TensorFlow => tensorflow::environment(pod),
     }
 }
 
 /// What a node runs instead of the user's command; nothing: the user's.
-pub fn command(seat: &Seat<'_>) -> Option<Vec<String>> {
-    (uses_mpirun(seat.job) && seat.node_rank > 0).then(mpi::daemon)
+pub fn command(pod: &GangPod<'_>) -> Option<Vec<String>> {
+    (uses_mpirun(pod.job) && pod.node_rank > 0).then(mpi::daemon)
 }
 
 /// The hosts and their slots, for the frameworks that are started by `mpirun`.
 pub fn hostfile(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<String> {
-    uses_mpirun(job).then(|| mpi::hostfile(&Seat { job, valid, attempt, node_rank: 0 }))
+    uses_mpirun(job).then(|| mpi::hostfile(&GangPod { job, valid, attempt, node_rank: 0 }))
 }
 
 /// Whether `mpirun` on node 0 starts the processes of all nodes.
@@ -129,7 +90,7 @@ pub fn uses_mpirun(job: &TrainJob) -> bool {
 /// What no kernel would accept.
 pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
     // The largest number of attempts that anybody will see: names grow with it.
-    let seat = Seat { job, valid, attempt: 99_999, node_rank: valid.request.nodes.saturating_sub(1) };
+    let pod = GangPod { job, valid, attempt: 99_999, node_rank: valid.request.nodes.saturating_sub(1) };
     let too_long = |entry: &Entry| match &entry.source {
         Source::Value(value) => entry.name.len() + value.len() + 2 > LONGEST_VARIABLE,
         Source::Field(_) => false,
@@ -139,5 +100,5 @@ pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
         got: format!("{} with the names of as many nodes in {}", valid.request.nodes, entry.name),
         expected: "fewer nodes, or shorter names of job and namespace: Linux takes 128 KiB for a variable".into(),
     };
-    environment(&seat).into_iter().filter(too_long).map(fault).collect()
+    environment(&pod).into_iter().filter(too_long).map(fault).collect()
 }

@@ -6,7 +6,7 @@
 //!
 //! Names are parameters of PRRTE 3, the run-time environment of Open MPI 5: `prte_info --all`.
 
-use super::{Entry, Seat, set};
+use super::{Entry, GangPod, set};
 use switchyard_worker_contract::pod::{CONFIG_DIR, HOST_FILE};
 
 /// Seconds for which a daemon calls for node 0, whose image may take long to arrive. Then the pod fails: a program that never calls
@@ -27,31 +27,31 @@ done
 export PRTE_MCA_prte_hnp_uri="$PRTE_MCA_ess_base_nspace.0;tcp://${address%% *}:${SWITCHYARD_RENDEZVOUS##*:}:24"
 exec prted"#;
 
-pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
+pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     let hosts = format!("{CONFIG_DIR}/{HOST_FILE}");
     // Without CPUs of its own a pod sees all of its node's, and every job there would bind its processes to the first ones.
     let unbound =
         set("PRTE_MCA_hwloc_default_binding_policy", "none", "which CPUs are the pod's own, mpirun cannot see");
-    if seat.nodes() == 1 {
+    if pod.nodes() == 1 {
         return vec![set("PRTE_MCA_prte_default_hostfile", hosts, "the processes of the pod"), unbound];
     }
     let radix =
-        set("PRTE_MCA_rml_base_radix", seat.nodes(), "every daemon talks to mpirun itself, not to other daemons");
-    if seat.node_rank == 0 {
+        set("PRTE_MCA_rml_base_radix", pod.nodes(), "every daemon talks to mpirun itself, not to other daemons");
+    if pod.node_rank == 0 {
         return vec![
             set("PRTE_MCA_prte_default_hostfile", hosts, "nodes in the order of the placement, with their processes"),
             set("PRTE_MCA_plm_ssh_agent", "true", "no remote shell: the other pods start their daemons themselves"),
-            set("PRTE_MCA_oob_tcp_static_ipv4_ports", seat.port(), "daemons call mpirun there"),
-            set("PMIX_SERVER_NSPACE", seat.id(), "the name by which daemons call mpirun"),
+            set("PRTE_MCA_oob_tcp_static_ipv4_ports", pod.port(), "daemons call mpirun there"),
+            set("PMIX_SERVER_NSPACE", pod.id(), "the name by which daemons call mpirun"),
             radix,
             unbound,
         ];
     }
     vec![
         set("PRTE_MCA_ess", "env", "the daemon takes its identity from the environment"),
-        set("PRTE_MCA_ess_base_nspace", seat.id(), "the name by which it calls mpirun"),
-        set("PRTE_MCA_ess_base_vpid", seat.node_rank, "its number is the node's line in the hostfile"),
-        set("PRTE_MCA_ess_base_num_procs", seat.nodes(), "spec.trainer.numNodes"),
+        set("PRTE_MCA_ess_base_nspace", pod.id(), "the name by which it calls mpirun"),
+        set("PRTE_MCA_ess_base_vpid", pod.node_rank, "its number is the node's line in the hostfile"),
+        set("PRTE_MCA_ess_base_num_procs", pod.nodes(), "spec.trainer.numNodes"),
         set("PRTE_MCA_oob_tcp_max_recon_attempts", PATIENCE, "the daemon may be earlier than mpirun"),
         set("PRTE_MCA_oob_tcp_retry_delay", 1, "a second between two calls"),
         radix,
@@ -59,8 +59,8 @@ pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
 }
 
 /// Horovod finds its ranks through MPI; its own launcher would need ssh.
-pub(super) fn horovod(seat: &Seat<'_>) -> Vec<Entry> {
-    let mut entries = environment(seat);
+pub(super) fn horovod(pod: &GangPod<'_>) -> Vec<Entry> {
+    let mut entries = environment(pod);
     entries.push(set("HOROVOD_CONTROLLER", "mpi", "ranks come from mpirun"));
     entries.push(set("HOROVOD_CPU_OPERATIONS", "mpi", "data in host memory takes the same way"));
     entries
@@ -72,10 +72,10 @@ pub(super) fn daemon() -> Vec<String> {
 }
 
 /// Lines in the order of node ranks. Hosts are called as they call themselves: nobody looks these names up.
-pub(super) fn hostfile(seat: &Seat<'_>) -> String {
-    let slots = seat.processes();
-    if seat.nodes() == 1 {
+pub(super) fn hostfile(pod: &GangPod<'_>) -> String {
+    let slots = pod.processes();
+    if pod.nodes() == 1 {
         return format!("localhost slots={slots}\n");
     }
-    (0..seat.nodes()).map(|rank| format!("{}-{rank} slots={slots}\n", seat.id())).collect()
+    (0..pod.nodes()).map(|rank| format!("{}-{rank} slots={slots}\n", pod.id())).collect()
 }

@@ -1,16 +1,16 @@
 //! PaddlePaddle: the inputs of `paddle.distributed.launch` (python/paddle/distributed/launch/context/args_envs.py).
 
-use super::{Entry, Seat, Source, set};
+use super::{Entry, GangPod, Source, set};
 
-pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
+pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     // The launcher of node 0 knows that it is the master by comparing this with its own address as text, so a name will not do there.
-    let host = if seat.node_rank == 0 { "$(POD_IP)".to_string() } else { seat.host(0) };
+    let host = if pod.node_rank == 0 { "$(POD_IP)".to_string() } else { pod.host(0) };
     vec![
         Entry { name: "POD_IP", source: Source::Field("status.podIP"), reason: "launch --host: address of this node" },
-        set("PADDLE_MASTER", format!("{host}:{}", seat.port()), "launch --master: node 0 keeps the list of peers"),
-        set("PADDLE_NNODES", seat.nodes(), "launch --nnodes: spec.trainer.numNodes"),
-        set("PADDLE_RANK", seat.node_rank, "launch --rank: position of the node in the placement"),
-        set("PADDLE_JOB_ID", seat.id(), "launch --job_id: keeps attempts apart"),
-        set("PADDLE_NPROC_PER_NODE", seat.processes(), "launch --nproc_per_node: GPUs of the pod, or numProcPerNode"),
+        set("PADDLE_MASTER", format!("{host}:{}", pod.port()), "launch --master: node 0 keeps the list of peers"),
+        set("PADDLE_NNODES", pod.nodes(), "launch --nnodes: spec.trainer.numNodes"),
+        set("PADDLE_RANK", pod.node_rank, "launch --rank: position of the node in the placement"),
+        set("PADDLE_JOB_ID", pod.id(), "launch --job_id: keeps attempts apart"),
+        set("PADDLE_NPROC_PER_NODE", pod.processes(), "launch --nproc_per_node: GPUs of the pod, or numProcPerNode"),
     ]
 }

@@ -1,11 +1,11 @@
 //! TensorFlow: `TF_CONFIG`, which `tf.distribute.MultiWorkerMirroredStrategy` reads. One worker per node drives all GPUs of its pod;
 //! worker 0 is the chief where there is no other.
 
-use super::{Entry, Seat, set};
+use super::{Entry, GangPod, set};
 use serde_json::json;
 
-pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
-    let workers: Vec<String> = (0..seat.nodes()).map(|rank| format!("{}:{}", seat.host(rank), seat.port())).collect();
-    let config = json!({"cluster": {"worker": workers}, "task": {"type": "worker", "index": seat.node_rank}});
+pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
+    let workers: Vec<String> = (0..pod.nodes()).map(|rank| format!("{}:{}", pod.host(rank), pod.port())).collect();
+    let config = json!({"cluster": {"worker": workers}, "task": {"type": "worker", "index": pod.node_rank}});
     vec![set("TF_CONFIG", config, "one worker per node, in the order of the placement")]
 }

@@ -35,7 +35,7 @@ fn of(framework: &str, nodes: u32, gpus: u32) -> (TrainJob, ValidJob) {
 }
 
 fn entries(job: &(TrainJob, ValidJob), node_rank: u32) -> Vec<Entry> {
-    environment(&Seat { job: &job.0, valid: &job.1, attempt: 3, node_rank })
+    environment(&GangPod { job: &job.0, valid: &job.1, attempt: 3, node_rank })
 }
 
 /// Command and environment of the trainer in the pod of a node.

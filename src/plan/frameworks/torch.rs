@@ -1,22 +1,22 @@
 //! PyTorch: what `torchrun` takes for its options (`PET_` and the option's name, torch/distributed/argparse_util.py), and what
 //! `init_process_group("env://")` reads in programs that are started without it.
 
-use super::{Entry, Seat, set};
+use super::{Entry, GangPod, set};
 
-pub(super) fn environment(seat: &Seat<'_>) -> Vec<Entry> {
+pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
     let mut entries = vec![
-        set("PET_NNODES", seat.nodes(), "torchrun --nnodes: spec.trainer.numNodes"),
-        set("PET_NPROC_PER_NODE", seat.processes(), "torchrun --nproc-per-node: GPUs of the pod, or numProcPerNode"),
-        set("PET_NODE_RANK", seat.node_rank, "torchrun --node-rank: position of the node in the placement"),
-        set("PET_MASTER_ADDR", seat.host(0), "torchrun --master-addr: node 0"),
-        set("PET_MASTER_PORT", seat.port(), "torchrun --master-port: node 0 listens there"),
-        set("MASTER_ADDR", seat.host(0), "node 0, for programs started without torchrun"),
-        set("MASTER_PORT", seat.port(), "node 0 listens there"),
+        set("PET_NNODES", pod.nodes(), "torchrun --nnodes: spec.trainer.numNodes"),
+        set("PET_NPROC_PER_NODE", pod.processes(), "torchrun --nproc-per-node: GPUs of the pod, or numProcPerNode"),
+        set("PET_NODE_RANK", pod.node_rank, "torchrun --node-rank: position of the node in the placement"),
+        set("PET_MASTER_ADDR", pod.host(0), "torchrun --master-addr: node 0"),
+        set("PET_MASTER_PORT", pod.port(), "torchrun --master-port: node 0 listens there"),
+        set("MASTER_ADDR", pod.host(0), "node 0, for programs started without torchrun"),
+        set("MASTER_PORT", pod.port(), "node 0 listens there"),
     ];
     // With several processes per node nobody but their launcher can say these; with one, a program needs no launcher.
-    if seat.processes() == 1 {
-        entries.push(set("WORLD_SIZE", seat.nodes(), "one process per node: no launcher is needed"));
-        entries.push(set("RANK", seat.node_rank, "one process per node: its rank is that of the node"));
+    if pod.processes() == 1 {
+        entries.push(set("WORLD_SIZE", pod.nodes(), "one process per node: no launcher is needed"));
+        entries.push(set("RANK", pod.node_rank, "one process per node: its rank is that of the node"));
     }
     entries
 }

@@ -1,41 +1,23 @@
 //! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and nobody else can have them at the same time.
 
-use super::{Defaults, metadata, object, pod_name};
-use crate::ValidJob;
-use crate::resources;
+use super::{Defaults, metadata, object};
+use crate::job::{ValidJob, trainer_mut};
 use k8s_openapi::api::core::v1::{PodResourceClaim, PodSpec, ResourceClaim as Reference};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
-use switchyard_crds::names::GPU_RESOURCE;
-use switchyard_crds::names::TRAINER;
 use switchyard_crds::{DeviceAllocation, PlacedNode, TrainJob, labels};
 
 /// Name of the claim inside the pod.
 const DEVICES: &str = "switchyard-devices";
 
-/// GPUs that the trainer of each pod asks for. What the template says counts, as in the pod.
-pub fn gpus(job: &TrainJob) -> u32 {
-    let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
-    let trainer = template.and_then(|spec| spec.containers.iter().find(|container| container.name == TRAINER));
-    let resources = trainer.and_then(|trainer| trainer.resources.as_ref());
-    let of_template =
-        resources.and_then(|resources| resources.limits.as_ref()).filter(|l| l.contains_key(GPU_RESOURCE));
-    let limits = of_template.or(job.spec.trainer.resources_per_node.as_ref().map(|resources| &resources.limits));
-    let count = limits.map_or(0, |limits| resources::of_quantities(limits).get(GPU_RESOURCE) / 1000);
-    u32::try_from(count.max(0)).unwrap_or(u32::MAX)
-}
-
-/// Takes the GPUs of the trainer out of its resources, and has them come by the claim, if that is how this attempt gets them.
+/// Has the GPUs of the trainer come by its claim, if that is how this attempt gets them.
 pub(super) fn attach(spec: &mut PodSpec, job: &TrainJob, name: &str) {
     let allocation = job.status.as_ref().and_then(|status| status.device_allocation);
     if allocation != Some(DeviceAllocation::Claims) {
         return;
     }
-    let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+    let Some(trainer) = trainer_mut(spec) else { return };
     let resources = trainer.resources.get_or_insert_default();
-    for amounts in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
-        amounts.remove(GPU_RESOURCE);
-    }
     resources.claims.get_or_insert_default().push(Reference { name: DEVICES.into(), request: None });
     spec.resource_claims.get_or_insert_default().push(PodResourceClaim {
         name: DEVICES.into(),
@@ -56,7 +38,7 @@ pub fn claim(
     node_rank: u32,
     node: &PlacedNode,
 ) -> ResourceClaim {
-    let mut metadata = metadata(job, valid, pod_name(valid, attempt, node_rank));
+    let mut metadata = metadata(job, valid, valid.pod_name(attempt, node_rank));
     let labels = metadata.labels.get_or_insert_default();
     labels.insert(labels::ATTEMPT.into(), attempt.to_string());
     labels.insert(labels::NODE_RANK.into(), node_rank.to_string());

@@ -1,8 +1,8 @@
 //! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
 
-use super::pod::{Place, add_volumes, from_annotation, mount, mounts};
-use super::{gpus, metadata, object};
-use crate::ValidJob;
+use super::pod::{Making, add_volumes, from_annotation, mount, mounts};
+use super::{metadata, object};
+use crate::job::{ValidJob, trainer_mut};
 use k8s_openapi::api::core::v1::{
     ConfigMap, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, KeyToPath, PodSpec,
     ResourceRequirements, Volume,
@@ -10,7 +10,6 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use std::collections::BTreeMap;
-use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_fabric::profile::{self, Profile};
 use switchyard_fabric::{self as fabric, CONF_FILE, CONF_PATH, FOLDER, MERGE, PLAN};
@@ -29,8 +28,8 @@ const CONF: &str = "nccl.conf";
 const REASONS: &str = "reasons.txt";
 
 /// Adds what the fabric needs.
-pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
-    let job = place.job;
+pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
+    let job = making.pod.job;
     let framework = job.spec.trainer.framework;
     if framework == Framework::Switchyard {
         return;
@@ -39,12 +38,12 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         // Or names of the cluster would be asked of the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
-    let profile = profile(place);
-    let several = place.valid.request.nodes > 1;
+    let profile = profile(making);
+    let several = making.pod.valid.request.nodes > 1;
     let uses_host_network = spec.host_network == Some(true);
-    let count = gpus(job);
+    let count = making.pod.valid.pod.gpus;
     let mut volumes = Vec::new();
-    let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+    let Some(trainer) = trainer_mut(spec) else { return };
     if several {
         for (name, value) in fabric::interfaces(framework, uses_host_network, profile) {
             let entry = match value {
@@ -60,11 +59,6 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         let memory = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: Some(size) };
         volumes.push(Volume { name: SHARED_MEMORY.into(), empty_dir: Some(memory), ..Volume::default() });
         mount(trainer, SHARED_MEMORY, SHM, false);
-    }
-    let resources = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| &fabric.resources);
-    for resource in resources.into_iter().flatten() {
-        let limits = trainer.resources.get_or_insert_default().limits.get_or_insert_default();
-        limits.entry(resource.name.clone()).or_insert_with(|| resource.quantity.clone());
     }
     if several && count > 0 {
         set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(CONF_PATH.into()), value_from: None });
@@ -83,8 +77,8 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
         spec.init_containers.get_or_insert_default().push(writer);
         let item = |key: String, path: &str| KeyToPath { key, path: path.into(), mode: None };
         let plan = ConfigMapVolumeSource {
-            name: config_name(place.valid, place.attempt),
-            items: Some(vec![item(key(place.node_rank), CONF), item(REASONS.into(), REASONS)]),
+            name: config_name(making.pod.valid, making.pod.attempt),
+            items: Some(vec![item(key(making.pod.node_rank), CONF), item(REASONS.into(), REASONS)]),
             ..ConfigMapVolumeSource::default()
         };
         let empty = Some(EmptyDirVolumeSource::default());
@@ -95,16 +89,16 @@ pub(super) fn attach(spec: &mut PodSpec, place: &Place<'_>) {
 }
 
 /// The administrator's profile, else the pack that was found when the attempt began.
-fn profile<'a>(place: &Place<'a>) -> Option<&'a Profile> {
-    let found = || profile::named(place.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
-    place.defaults.fabric_profile.as_ref().or_else(found)
+fn profile<'a>(making: &Making<'a>) -> Option<&'a Profile> {
+    let found = || profile::named(making.pod.job.status.as_ref()?.fabric.as_ref()?.profile.as_deref()?);
+    making.defaults.fabric_profile.as_ref().or_else(found)
 }
 
 /// The secondary networks that the pods of a gang join; `None`: none, or the pods use the network of their node.
-pub(super) fn networks<'a>(spec: &PodSpec, place: &Place<'a>) -> Option<&'a str> {
-    let is_gang = place.job.spec.trainer.framework != Framework::Switchyard && place.valid.request.nodes > 1;
-    let joins = is_gang && gpus(place.job) > 0 && spec.host_network != Some(true);
-    profile(place).filter(|_| joins)?.networks.as_deref()
+pub(super) fn networks<'a>(spec: &PodSpec, making: &Making<'a>) -> Option<&'a str> {
+    let is_gang = making.pod.job.spec.trainer.framework != Framework::Switchyard && making.pod.valid.request.nodes > 1;
+    let joins = is_gang && making.pod.valid.pod.gpus > 0 && spec.host_network != Some(true);
+    profile(making).filter(|_| joins)?.networks.as_deref()
 }
 
 /// The user's own value always wins.
@@ -140,7 +134,7 @@ fn key(rank: u32) -> String {
 
 /// NCCL's files for the nodes of an attempt that has a place; `None`: the job has no use for them.
 pub fn fabric_config(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<ConfigMap> {
-    let is_used = job.spec.trainer.framework != Framework::Switchyard && gpus(job) > 0 && valid.request.nodes > 1;
+    let is_used = job.spec.trainer.framework != Framework::Switchyard && valid.pod.gpus > 0 && valid.request.nodes > 1;
     if !is_used {
         return None;
     }

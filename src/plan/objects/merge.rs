@@ -1,10 +1,9 @@
 //! Where the user's template and Switchyard set the same thing: who wins, said in words; and what cannot be merged.
 
 use super::Defaults;
-use super::pod::{CONFIG, KEY, Place, mounted};
-use crate::frameworks::{self, Entry, Seat, Source};
-use crate::{Invalid, ValidJob};
-use k8s_openapi::api::core::v1::{Container, PodSpec};
+use super::pod::{CONFIG, KEY, Making, mounted};
+use crate::frameworks::{self, Entry, Source};
+use crate::job::{GangPod, Invalid, ValidJob, trainer};
 use std::collections::BTreeSet;
 use switchyard_crds::names::TRAINER;
 use switchyard_crds::{Framework, TrainJob, labels};
@@ -31,11 +30,6 @@ pub enum MergeConflict {
         /// What follows for the job.
         consequence: &'static str,
     },
-}
-
-/// The container that trains, if the template has it.
-pub(super) fn trainer_of(spec: &PodSpec) -> Option<&Container> {
-    spec.containers.iter().find(|container| container.name == TRAINER)
 }
 
 /// Every setting of the template that is not taken, and every variable of the framework that the user has decided.
@@ -82,7 +76,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             }
         }
     }
-    let Some(trainer) = trainer_of(spec) else { return found };
+    let Some(trainer) = trainer(spec) else { return found };
     let at = |field: &str| format!("spec.containers[{TRAINER}].{field}");
     if let (Some(theirs), Some(ours)) = (&trainer.image, &job.spec.trainer.image)
         && theirs != ours
@@ -118,8 +112,8 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
             "the cause of a failure is read from the default path",
         );
     }
-    let place = Place { job, valid, defaults, attempt: 1, node_rank: 0 };
-    let ours: BTreeSet<String> = place.environment().into_iter().map(|entry| entry.name).collect();
+    let making = Making { pod: GangPod { job, valid, attempt: 1, node_rank: 0 }, defaults };
+    let ours: BTreeSet<String> = making.environment().into_iter().map(|entry| entry.name).collect();
     let users: BTreeSet<&str> = job.spec.trainer.env.iter().map(|entry| entry.name.as_str()).collect();
     for entry in trainer.env.iter().flatten() {
         if ours.contains(&entry.name) {
@@ -137,7 +131,7 @@ pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<M
 
 /// Variables of the framework's launcher that the user sets.
 fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
-    let environment = |node_rank| frameworks::environment(&Seat { job, valid, attempt: 1, node_rank });
+    let environment = |node_rank| frameworks::environment(&GangPod { job, valid, attempt: 1, node_rank });
     let (first, last) = (environment(0), environment(valid.request.nodes - 1));
     let consequence = |name: &str| {
         let of = |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).map(|entry| entry.source.clone());
@@ -152,7 +146,7 @@ fn overridden(job: &TrainJob, valid: &ValidJob) -> Vec<MergeConflict> {
     };
     let asked = job.spec.trainer.env.iter().map(|entry| ("spec.trainer", &entry.name));
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
-    let of_template = spec.and_then(trainer_of).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
+    let of_template = spec.and_then(trainer).and_then(|trainer| trainer.env.as_ref()).into_iter().flatten();
     let of_template = of_template.map(|entry| ("spec.template.spec.containers[trainer]", &entry.name));
     asked
         .chain(of_template)
@@ -170,7 +164,7 @@ pub fn faults(job: &TrainJob) -> Vec<Invalid> {
         found.push(Invalid { field, got, expected: expected.to_string() });
     };
     let spec = job.spec.template.as_ref().and_then(|template| template.spec.clone()).unwrap_or_default();
-    let image = trainer_of(&spec).and_then(|trainer| trainer.image.as_ref()).or(job.spec.trainer.image.as_ref());
+    let image = trainer(&spec).and_then(|trainer| trainer.image.as_ref()).or(job.spec.trainer.image.as_ref());
     if job.spec.trainer.framework != Framework::Switchyard && image.is_none() {
         let field = "spec.trainer.image".to_string();
         let expected = format!("an image: with framework {:?} there is no default", job.spec.trainer.framework);

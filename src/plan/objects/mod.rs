@@ -20,7 +20,7 @@ mod pod;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{claim, gpus};
+pub use claim::claim;
 pub use fabric::fabric_config;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod};
@@ -37,11 +37,7 @@ use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
-use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE, RENDEZVOUS_PORT};
-
-/// Ports from [`RENDEZVOUS_PORT`] up of which jobs on the network of their nodes take one: 29400 to 29999, below those that Linux gives out by
-/// itself (32768 up) and those of Kubernetes' node ports (30000 to 32767).
-const HOST_PORTS: u16 = 600;
+use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
 
 /// Kind of a disruption budget.
 pub const BUDGET: &str = "PodDisruptionBudget";
@@ -207,38 +203,9 @@ fn engine_text(engine: &EngineConfig, valid: &ValidJob) -> String {
     serde_json::to_string_pretty(&engine).expect("invariant: an engine configuration serialises to JSON")
 }
 
-/// Whether the pods of a job use the network of their node.
-fn uses_host_network(job: &TrainJob) -> bool {
-    let spec = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
-    spec.is_some_and(|spec| spec.host_network == Some(true))
-}
-
-/// The port at which node 0 of an attempt is found. A pod with a network of its own has a fixed one; on the network of a node other jobs may
-/// listen, so that each job and attempt takes one of [`HOST_PORTS`]. The scheduler refuses a node where another pod has it, since it
-/// is declared, and the next attempt has another one.
-pub(crate) fn rendezvous_port(job: &TrainJob, attempt: u32) -> u16 {
-    if !uses_host_network(job) {
-        return RENDEZVOUS_PORT;
-    }
-    let uid = job.metadata.uid.as_deref().unwrap_or_default();
-    let mixed = uid.bytes().fold(attempt, |mixed, byte| mixed.wrapping_mul(31).wrapping_add(byte.into()));
-    RENDEZVOUS_PORT + (mixed % u32::from(HOST_PORTS)) as u16
-}
-
 /// Name of the configuration of an attempt.
 fn config_name(valid: &ValidJob, attempt: u32) -> String {
     format!("{}-{attempt}", valid.name)
-}
-
-/// Name of a pod, and of its claim.
-fn pod_name(valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
-    format!("{}-{attempt}-{node_rank}", valid.name)
-}
-
-/// The name by which other pods of the job find one, through its Service; with more than one node only.
-pub(crate) fn pod_host(job: &TrainJob, valid: &ValidJob, attempt: u32, node_rank: u32) -> String {
-    let namespace = job.metadata.namespace.as_deref().unwrap_or_default();
-    format!("{}.{}.{namespace}.svc", pod_name(valid, attempt, node_rank), valid.name)
 }
 
 /// Whether the name is that of an object that belongs to this attempt.

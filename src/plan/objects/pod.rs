@@ -1,12 +1,12 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
-use super::merge::trainer_of;
-use super::{Defaults, claim, config_name, fabric, key_name, metadata, pod_host, pod_name, rendezvous_port};
-use crate::{EnvEntry, ValidJob, frameworks};
+use super::{Defaults, claim, config_name, fabric, key_name, metadata};
+use crate::frameworks;
+use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, trainer_mut};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
-    PodSchedulingGate, PodSecurityContext, PodSpec, ResourceRequirements, SeccompProfile, SecretVolumeSource,
-    SecurityContext, Volume, VolumeMount,
+    PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
+    VolumeMount,
 };
 use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
@@ -30,9 +30,8 @@ const GRACE_SECONDS: i64 = 30;
 
 /// The pod of a node of an attempt, gated.
 pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, node_rank: u32) -> Pod {
-    let template = job.spec.template.clone().unwrap_or_default();
-    let theirs = template.metadata.unwrap_or_default();
-    let name = pod_name(valid, attempt, node_rank);
+    let theirs = job.spec.template.as_ref().and_then(|template| template.metadata.clone()).unwrap_or_default();
+    let name = valid.pod_name(attempt, node_rank);
     let mut meta = metadata(job, valid, name.clone());
     let first_rank = node_rank * valid.request.processes_per_node;
     let ours = meta.labels.take().unwrap_or_default();
@@ -48,8 +47,9 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     meta.annotations = theirs.annotations;
     let annotations = meta.annotations.get_or_insert_default();
     annotations.entry("kubectl.kubernetes.io/default-container".into()).or_insert_with(|| TRAINER.into());
-    let mut spec = template.spec.unwrap_or_default();
-    let place = Place { job, valid, defaults, attempt, node_rank };
+    let mut spec = valid.pod.spec.clone();
+    let made = GangPod { job, valid, attempt, node_rank };
+    let making = Making { pod: made, defaults };
     if valid.request.nodes > 1 {
         spec.hostname = Some(name);
         spec.subdomain = Some(valid.name.clone());
@@ -61,23 +61,23 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     spec.automount_service_account_token.get_or_insert(false);
     spec.enable_service_links.get_or_insert(false);
     secure_pod(&mut spec, job.spec.trainer.framework);
-    place.volumes(&mut spec);
-    place.trainer(&mut spec);
-    fabric::attach(&mut spec, &place);
+    making.volumes(&mut spec);
+    making.trainer(&mut spec);
+    fabric::attach(&mut spec, &making);
     if spec.host_network == Some(true) && valid.request.nodes > 1 {
-        declare_port(&mut spec, rendezvous_port(job, attempt));
+        declare_port(&mut spec, made.port());
     }
-    if let Some(networks) = fabric::networks(&spec, &place) {
+    if let Some(networks) = fabric::networks(&spec, &making) {
         annotations.entry(NETWORKS.into()).or_insert_with(|| networks.into());
     }
-    claim::attach(&mut spec, job, &pod_name(valid, attempt, node_rank));
+    claim::attach(&mut spec, job, &made.name());
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }
 }
 
 /// Says which port the pod takes of its node, so that the scheduler sees it.
 fn declare_port(spec: &mut PodSpec, port: u16) {
-    let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
+    let Some(trainer) = trainer_mut(spec) else { return };
     let ports = trainer.ports.get_or_insert_default();
     if !ports.iter().any(|own| own.container_port == i32::from(port)) {
         let (container_port, host_port) = (port.into(), Some(port.into()));
@@ -111,50 +111,44 @@ fn secure_container(container: &mut Container) {
     }
 }
 
-/// Which pod it is.
-pub(super) struct Place<'a> {
-    pub job: &'a TrainJob,
-    pub valid: &'a ValidJob,
+/// A pod that is made with the operator's settings.
+pub(super) struct Making<'a> {
+    pub pod: GangPod<'a>,
     pub defaults: &'a Defaults,
-    pub attempt: u32,
-    pub node_rank: u32,
 }
 
-impl Place<'_> {
-    pub(super) fn seat(&self) -> frameworks::Seat<'_> {
-        let Place { job, valid, attempt, node_rank, .. } = *self;
-        frameworks::Seat { job, valid, attempt, node_rank }
-    }
-
+impl Making<'_> {
     fn is_ours(&self) -> bool {
-        self.job.spec.trainer.framework == Framework::Switchyard
+        self.pod.job.spec.trainer.framework == Framework::Switchyard
     }
 
     /// Whether the pod reads the ConfigMap of its attempt.
     fn has_config(&self) -> bool {
-        self.is_ours() || frameworks::uses_mpirun(self.job)
+        self.is_ours() || frameworks::uses_mpirun(self.pod.job)
     }
 
     fn has_key(&self) -> bool {
-        self.is_ours() && self.valid.request.nodes > 1
+        self.is_ours() && self.pod.valid.request.nodes > 1
     }
 
     fn volumes(&self, spec: &mut PodSpec) {
         if !self.has_config() {
             return;
         }
-        let config =
-            ConfigMapVolumeSource { name: config_name(self.valid, self.attempt), ..ConfigMapVolumeSource::default() };
+        let config = ConfigMapVolumeSource {
+            name: config_name(self.pod.valid, self.pod.attempt),
+            ..ConfigMapVolumeSource::default()
+        };
         let mut ours = vec![Volume { name: CONFIG.into(), config_map: Some(config), ..Volume::default() }];
         if self.has_key() {
             let secret = SecretVolumeSource {
-                secret_name: Some(key_name(self.job, self.valid)),
+                secret_name: Some(key_name(self.pod.job, self.pod.valid)),
                 default_mode: Some(KEY_MODE),
                 ..SecretVolumeSource::default()
             };
             ours.push(Volume { name: KEY.into(), secret: Some(secret), ..Volume::default() });
         }
-        let is_mounted = trainer_of(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
+        let is_mounted = trainer(spec).is_some_and(|trainer| mounts(trainer, paths::RUN_DIR));
         let has_own = spec.volumes.iter().flatten().any(|volume| volume.name == RUN);
         if self.is_ours() && !is_mounted && !has_own {
             let empty = EmptyDirVolumeSource::default();
@@ -164,11 +158,8 @@ impl Place<'_> {
     }
 
     fn trainer(&self, spec: &mut PodSpec) {
-        if trainer_of(spec).is_none() {
-            spec.containers.insert(0, Container { name: TRAINER.into(), ..Container::default() });
-        }
-        let Some(trainer) = spec.containers.iter_mut().find(|container| container.name == TRAINER) else { return };
-        let asked = &self.job.spec.trainer;
+        let Some(trainer) = trainer_mut(spec) else { return };
+        let asked = &self.pod.job.spec.trainer;
         if let Some(image) = &asked.image {
             trainer.image = Some(image.clone());
         }
@@ -184,7 +175,7 @@ impl Place<'_> {
             if !asked.args.is_empty() {
                 trainer.args = Some(asked.args.clone());
             }
-            if let Some(command) = frameworks::command(&self.seat()) {
+            if let Some(command) = frameworks::command(&self.pod) {
                 trainer.command = Some(command);
                 trainer.args = None;
             }
@@ -192,10 +183,8 @@ impl Place<'_> {
         if self.has_config() {
             self.mounts(trainer);
         }
-        let limits = asked.resources_per_node.as_ref().map(|resources| &resources.limits);
-        let resources: &mut ResourceRequirements = trainer.resources.get_or_insert_default();
-        for (name, quantity) in limits.into_iter().flatten() {
-            resources.limits.get_or_insert_default().entry(name.clone()).or_insert_with(|| quantity.clone());
+        if let Some(status) = &self.pod.job.status {
+            set_devices(trainer, status);
         }
         trainer.termination_message_path = Some(paths::TERMINATION_LOG.into());
         trainer.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".into());
@@ -207,12 +196,12 @@ impl Place<'_> {
         asked.env.iter().for_each(|entry| set(entry.name.clone(), entry.value.clone()));
         self.environment().into_iter().for_each(|entry| set(entry.name, entry.value));
         // After the user's: theirs win, and what refers to one of them finds it.
-        for entry in frameworks::environment(&self.seat()) {
+        for entry in frameworks::environment(&self.pod) {
             if !merged.iter().any(|before| before.name == entry.name) {
                 merged.push(entry.into());
             }
         }
-        if self.job.status.as_ref().is_some_and(|status| status.device_allocation.is_some()) {
+        if self.pod.job.status.as_ref().is_some_and(|status| status.device_allocation.is_some()) {
             merged.push(from_annotation(env::RANK_CPUS, labels::RANK_CPUS));
         }
         trainer.env = Some(merged);
@@ -228,7 +217,7 @@ impl Place<'_> {
         if self.is_ours() && !mounts_run {
             ours.push((RUN, paths::RUN_DIR, false));
         }
-        if let Some((name, path)) = self.job.spec.checkpoint.as_ref().and_then(mounted)
+        if let Some((name, path)) = self.pod.job.spec.checkpoint.as_ref().and_then(mounted)
             // A mount of the same volume may say more, such as a part of it.
             && !mounts.iter().any(|mount| mount.name == name && mount.mount_path.trim_end_matches('/') == path)
         {
@@ -241,18 +230,10 @@ impl Place<'_> {
 
     /// The environment that makes a rank of the container, with the reason of each entry.
     pub(super) fn environment(&self) -> Vec<EnvEntry> {
-        let mut entries = Vec::new();
-        let mut set = |name: &str, value: String, reason: &str| {
-            entries.push(EnvEntry { name: name.into(), value, reason: reason.into() });
-        };
-        let Place { job, valid, attempt, node_rank, .. } = self;
-        set(env::JOB, valid.name.clone(), "metadata.name");
-        set(env::ATTEMPT, attempt.to_string(), "fences off processes of older attempts");
-        set(env::NODE_RANK, node_rank.to_string(), "position of the node in the ring of nodes");
-        set(env::NUM_NODES, valid.request.nodes.to_string(), "spec.trainer.numNodes");
-        set(env::PROCS_PER_NODE, valid.request.processes_per_node.to_string(), "spec.trainer.numProcPerNode");
-        if valid.request.nodes > 1 {
-            let address = format!("{}:{}", pod_host(job, valid, *attempt, 0), rendezvous_port(job, *attempt));
+        let mut entries = identity(self.pod.valid, self.pod.attempt, self.pod.node_rank);
+        let mut set = |name: &str, value: String, reason: &str| entries.push(EnvEntry::new(name, value, reason));
+        if self.pod.nodes() > 1 {
+            let address = format!("{}:{}", self.pod.host(0), self.pod.port());
             set(env::RENDEZVOUS, address, "rank 0 listens here and nowhere else");
         }
         if self.is_ours() {

@@ -1,10 +1,11 @@
 //! Golden objects: what is created in a cluster, reviewed as YAML in `snapshots/`.
 
 use super::*;
-use crate::validate;
+use crate::{resources, validate};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
 use serde_json::Value;
-use switchyard_crds::{DeviceAllocation, PlacedNode};
+use switchyard_crds::{DeviceAllocation, FabricResource, FabricStatus, PlacedNode, TrainJobStatus};
 
 fn job(name: &str, spec: Value) -> (TrainJob, ValidJob) {
     let document = json!({
@@ -286,4 +287,49 @@ fn what_a_profile_says_of_pods_reaches_them() {
     assert_eq!(networks(&pod(&job, &valid, &own, 1, 0)).as_deref(), Some("mine"));
     let wrong = Profile::parse("name: own\ntransport: Socket\nnetworks: \"a;b\"\n").unwrap_err().to_string();
     assert!(wrong.starts_with("networks: got `a;b`"), "{wrong}");
+}
+
+/// Nobody builds a pod to learn what it asks for, so this must be what its pods ask for.
+#[test]
+fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
+    let gpus_of = |count: u32| json!({"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": count}});
+    let trainer = |resources: Value| json!({"name": "trainer", "resources": resources});
+    let side =
+        json!({"name": "side", "image": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": "250m"}}});
+    let init = json!({"name": "init", "image": "i", "resources": {"requests": {"cpu": "9", "memory": "1Gi"}}});
+    let templates = [
+        json!({}),
+        json!({"containers": [trainer(json!({"limits": {"cpu": "1", "nvidia.com/gpu": 1}}))]}),
+        json!({"containers": [trainer(json!({"requests": {"cpu": "500m", "rdma/shared": "2"}}))], "initContainers": [side, init]}),
+        json!({"containers": [{"name": "log", "image": "i", "resources": {"limits": {"cpu": "1"}}}], "overhead": {"memory": "64Mi"}}),
+    ];
+    let fabric = FabricStatus {
+        resources: vec![FabricResource {
+            name: "rdma/shared".into(),
+            quantity: Quantity("1".into()),
+            reason: "test".into(),
+        }],
+        ..FabricStatus::default()
+    };
+    let mut cases = 0;
+    for (template, framework) in templates.iter().flat_map(|template| [(template, "Torch"), (template, "Plain")]) {
+        for (allocation, fabric) in [
+            (None, None),
+            (Some(DeviceAllocation::DevicePlugin), Some(fabric.clone())),
+            (Some(DeviceAllocation::Claims), Some(fabric.clone())),
+        ] {
+            let spec = json!({
+                "template": {"spec": template},
+                "trainer": {"framework": framework, "image": "i", "numNodes": 2, "resourcesPerNode": gpus_of(2)},
+            });
+            let (mut job, _) = job("asks", spec);
+            job.status = Some(TrainJobStatus { device_allocation: allocation, fabric, ..TrainJobStatus::default() });
+            let valid = validate(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
+            let made = pod(&job, &valid, &Defaults::default(), 1, 0).spec.unwrap();
+            assert_eq!(valid.pod.requests(job.status.as_ref()), resources::of_pod(&made), "{:?}", job.spec.template);
+            assert_eq!(valid.pod.gpus, crate::job::gpus(&job));
+            cases += 1;
+        }
+    }
+    assert_eq!(cases, 24);
 }

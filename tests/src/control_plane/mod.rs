@@ -12,7 +12,7 @@ pub(crate) use access::{kubeconfig_text, kubelet_user};
 pub(crate) use certificates::self_signed;
 pub use process::{Daemon, Usage};
 
-use crate::{Ended, Program, root};
+use crate::{Ended, Program, cargo};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams};
@@ -21,7 +21,6 @@ use kube::{Api, ResourceExt};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -422,9 +421,8 @@ fn built() -> Result<Programs> {
 /// # Errors
 /// They do not build.
 pub fn programs_of(names: &[&str]) -> Result<Vec<PathBuf>> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["run", "--quiet", "-p", "xtask", "--", "programs"]).args(names).current_dir(root());
-    let output = command.output().context("cannot start cargo")?;
+    let mut command = cargo(&["run", "--quiet", "-p", "xtask", "--", "programs"]);
+    let output = command.args(names).output().context("cannot start cargo")?;
     if !output.status.success() {
         bail!(
             "cargo xtask programs {}: {}\n{}",

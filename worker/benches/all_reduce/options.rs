@@ -1,7 +1,7 @@
 //! Lanes and wire formats side by side: 25 MiB, as two buckets that are in flight at once.
 //!
-//! All groups exist at the same time and take turns, so that they see the same machine. `together` is the time of both buckets by
-//! two. The last columns are the shortest reductions: called as one, and as start and wait back to back.
+//! All groups exist at the same time and take turns, so that they run under the same conditions. `together` is half the
+//! time of both buckets. The last columns are the shortest reductions: as one call, and as start and wait back to back.
 
 use super::{Row, config, longest, machine, summary, var};
 use std::time::Instant;
@@ -21,12 +21,12 @@ const BYTES: usize = 25 << 20;
 const FIRST: usize = 0;
 const SECOND: usize = 1;
 const SMALL: usize = 2;
-/// Two large ones and one number.
+/// Two large buckets and one number.
 const LENS: [usize; 3] = [BYTES / 4, BYTES / 4, 1];
-/// Buckets of the referee, a further group with exact numbers: one number as a barrier, the times of both ranks.
+/// Buckets of the referee, an additional group with exact numbers: one number as a barrier, the times of both ranks.
 const BARRIER: usize = 0;
 const TIMES: usize = 1;
-/// Groups of the comparison with their referee.
+/// The groups of the comparison, and their referee.
 pub const GROUPS: usize = CASES.len() + 1;
 const ROUNDS: usize = 15;
 /// Small reductions timed as one block.
@@ -79,7 +79,7 @@ pub fn compare() -> Outcome<()> {
     Ok(())
 }
 
-/// Microseconds for each of two large buckets in flight at once.
+/// Microseconds per bucket, for two large buckets in flight at once.
 fn large(comm: &mut Communicator, referee: &mut Communicator) -> Outcome<f64> {
     comm.bucket_mut(FIRST).fill(1.0);
     comm.bucket_mut(SECOND).fill(2.0);

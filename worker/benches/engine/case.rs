@@ -6,7 +6,7 @@ use switchyard_worker_contract::config::{
     self, Activation, Adam, Bert, DecayExclusions, Gpt, Mlp, Model, Momentum, ResNet, ResNetDepth, Rule, Stem,
 };
 
-/// Batches that the compared steps take in turn.
+/// Number of batches through which the compared steps cycle.
 pub const BATCHES: usize = 4;
 
 /// A model with the shape of its batches and its optimizer.
@@ -31,7 +31,8 @@ impl Case {
                 model: Model::ResNet(ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width: 64 }),
                 kind: Kind::Images { height: 32, width: 32, channels: 3, classes: 10 },
                 samples: 16,
-                // With 0.01 PyTorch's losses differ from its own in another memory format by 1e-2 after 20 steps, with this by 2e-4.
+                // With 0.01 PyTorch's losses differ from its own in another memory format by 1e-2 after 20 steps, with
+                // this rate by 2e-4.
                 optimizer: sgd(5e-4),
             },
             _ => Case {
@@ -44,7 +45,7 @@ impl Case {
         }
     }
 
-    /// The model as `torch_engine.py` wants it.
+    /// The model in the format of `torch_engine.py`.
     pub fn peer_model(&self) -> Value {
         match (&self.model, self.kind) {
             (Model::Gpt(gpt), _) => json!({

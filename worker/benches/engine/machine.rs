@@ -1,4 +1,4 @@
-//! What the machine is, and whether it is quiet enough to be timed.
+//! Facts about the machine, and whether it is quiet enough for timing.
 
 use serde_json::{Value, json};
 use std::fmt;
@@ -8,14 +8,14 @@ use switchyard_worker::cpu::{HalfKernel, Isa, Pool};
 
 /// Samples of the spin loop.
 const SPINS: usize = 200;
-/// Above it a core is not ours alone.
+/// Above this a core is not ours alone.
 const QUIET: f64 = 0.05;
 
 pub struct Machine {
     cpu: String,
     cores: usize,
     load: Option<f64>,
-    /// How much longer than the least a fixed loop on all cores takes on average.
+    /// Mean time of a fixed loop on all cores over its least time, less 1.
     spread: f64,
 }
 
@@ -67,7 +67,8 @@ impl fmt::Display for Machine {
     }
 }
 
-/// One task per core that no memory slows down, about a millisecond; the mean of its times over the least one, less 1.
+/// Runs one task per core that no memory slows down, about a millisecond; returns the mean of its times over the least
+/// one, less 1.
 fn spread(cores: usize) -> f64 {
     let pool = Pool::new(cores);
     let times: Vec<f64> = (0..SPINS)

@@ -1,4 +1,4 @@
-//! Our side: what a rank of one does in a step.
+//! Our side: a step of a single rank.
 
 #[path = "../../tests/flat_gradients/mod.rs"]
 mod flat_gradients;
@@ -19,7 +19,7 @@ use switchyard_worker::optimizer::Optimizer;
 pub struct Ours {
     cpu: Cpu,
     network: Network,
-    /// The weights, and their copy in 16 bits where the network computes in them.
+    /// The weights, and their 16-bit copy if the network computes in 16 bits.
     pub weights: Vec<f32>,
     half: Option<Vec<bf16>>,
     statistics: Vec<f32>,
@@ -43,7 +43,7 @@ pub struct Memory {
     pub activations: usize,
     /// Weights with their copies, gradients, state of the optimizer.
     pub weights: usize,
-    /// Both, if all were in 32 bits.
+    /// The sum of both if everything had 32 bits.
     pub in_f32: usize,
 }
 
@@ -99,7 +99,7 @@ impl Ours {
         outcome.loss
     }
 
-    /// Losses of steps over the batches in turn.
+    /// Losses of steps that cycle through the batches.
     pub fn losses(&mut self, count: usize) -> Vec<f64> {
         (0..count).map(|i| self.step(i % BATCHES)).collect()
     }

@@ -18,7 +18,7 @@ use switchyard_worker_contract::config::Rule;
 /// After its last parallel region OpenMP's threads spin for some milliseconds before they sleep.
 const SETTLES: Duration = Duration::from_millis(30);
 
-/// What both sides start from.
+/// The common start of both sides.
 pub struct Inputs {
     weights: PathBuf,
     batches: PathBuf,
@@ -39,7 +39,7 @@ fn save(file: &Path, tensors: &[Tensor]) -> Outcome<()> {
     Ok(serialize_to_file(views?, None, file)?)
 }
 
-/// A parameter in the order of axes that PyTorch has.
+/// A parameter in PyTorch's order of axes.
 fn exported(parameter: &ParameterSlot, own: &[f32]) -> Tensor {
     let identity: Vec<usize> = (0..parameter.shape.len()).collect();
     let axes = parameter.export_axes.as_ref().unwrap_or(&identity);
@@ -88,13 +88,13 @@ pub fn write_inputs(folder: &Path, case: &Case, ours: &Ours) -> Outcome<Inputs> 
     Ok(inputs)
 }
 
-/// The process.
+/// The Python process.
 pub struct Peer {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
     tuned: bool,
-    /// PyTorch's version and what it says of the CPU.
+    /// PyTorch's version and its description of the CPU.
     pub version: Value,
 }
 
@@ -143,7 +143,7 @@ impl Peer {
         Ok(serde_json::from_value(self.answer()?)?)
     }
 
-    /// Losses of steps over the batches in turn.
+    /// Losses of steps that cycle through the batches.
     pub fn losses(&mut self, count: usize) -> Outcome<Vec<f64>> {
         self.ask("losses", count)
     }
@@ -156,7 +156,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended on its own.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::Path;
 use switchyard_worker::cpu::Format;
 
-/// Times of one side, milliseconds.
+/// Times of one side in milliseconds.
 pub struct Side {
     pub name: &'static str,
     /// Least time of a step in each round.
@@ -35,7 +35,7 @@ impl Side {
         Side { name, least: Vec::new(), medians: Vec::new(), cpu: Vec::new() }
     }
 
-    /// A round: times and CPU times.
+    /// Adds a round: times and CPU times.
     pub fn add(&mut self, steps: &[[f64; 2]]) {
         let times: Vec<f64> = steps.iter().map(|step| step[0]).collect();
         self.least.push(least(&times));
@@ -43,12 +43,12 @@ impl Side {
         self.cpu.push(steps.iter().fold(f64::INFINITY, |a, step| a.min(step[1])));
     }
 
-    /// The time that counts.
+    /// The time that is reported.
     fn time(&self) -> f64 {
         median(&self.least)
     }
 
-    /// Largest over smallest of the rounds, less 1.
+    /// Largest over smallest time of the rounds, less 1.
     fn spread(&self) -> f64 {
         self.least.iter().fold(0.0, |a: f64, &b| a.max(b)) / least(&self.least) - 1.0
     }
@@ -67,12 +67,12 @@ pub struct Row {
     pub format: Format,
     pub threads: usize,
     pub parameters: usize,
-    /// Ours, then the peers.
+    /// Our side, then the peers.
     pub sides: Vec<Side>,
     pub first_loss: f64,
     /// Largest difference between our losses and the peers' in the first steps.
     pub loss_difference: Option<f64>,
-    /// The same between the two forms of the peer.
+    /// The same between the two variants of the peer.
     pub torch_difference: Option<f64>,
     pub memory: Memory,
     pub torch: Option<Value>,
@@ -83,13 +83,13 @@ impl Row {
         if self.format == Format::F32 { "f32" } else { "bf16" }
     }
 
-    /// Our time over that of the faster form of the peer.
+    /// Our time over that of the faster variant of the peer.
     fn ratio(&self) -> Option<f64> {
         let best = self.sides[1..].iter().map(Side::time).min_by(f64::total_cmp)?;
         Some(self.sides[0].time() / best)
     }
 
-    /// The same of the least CPU time. Only for one thread: more of them spin while they wait for each other.
+    /// The same for the least CPU time. Only for one thread: several threads spin while they wait for each other.
     fn cpu_ratio(&self) -> Option<f64> {
         let best = self.sides[1..].iter().map(|side| least(&side.cpu)).min_by(f64::total_cmp)?;
         (self.threads == 1).then(|| least(&self.sides[0].cpu) / best)

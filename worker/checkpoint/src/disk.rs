@@ -1,6 +1,7 @@
-//! What checkpoints ask of a file system, and the real one.
+//! What checkpoints need from a file system, and the real file system.
 //!
-//! It is a trait so that tests can put a disk in its place that crashes at every call and loses all that a real one may lose.
+//! It is a trait so that tests can substitute a disk that crashes at every call and loses everything that a real one
+//! may lose.
 
 use rustix::fs::OFlags;
 use std::fs::{self, File, OpenOptions};
@@ -8,21 +9,18 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What a path leads to. Links are not followed.
+/// Type of the file at a path. Links are not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A regular file.
     File,
-    /// A directory.
     Directory,
-    /// A symbolic link.
     Link,
-    /// A device, a socket, a pipe.
+    /// A device, a socket, or a pipe.
     Other,
 }
 
 impl Kind {
-    /// The kind in words.
+    /// The type in words.
     pub fn name(self) -> &'static str {
         match self {
             Kind::File => "a file",
@@ -44,77 +42,79 @@ impl From<fs::FileType> for Kind {
     }
 }
 
-/// A file that is being written.
+/// A file being written.
 pub trait WriteFile {
     /// Appends all bytes.
     ///
     /// # Errors
-    /// What the system says; how much was written is then unknown.
+    /// The system's error; how much was written is then unknown.
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Waits until the content is on the disk. The file's name is not: see [`Vfs::sync_directory`].
+    /// Waits until the content is on the disk. The name of the file may not be: see [`Vfs::sync_directory`].
     ///
     /// # Errors
-    /// What the system says; the content is then lost.
+    /// The system's error; the content is then lost.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A regular file that is being read.
+/// A regular file being read.
 pub trait ReadFile {
-    /// Its length, bytes.
+    /// Length in bytes.
     fn length(&self) -> u64;
-    /// Fills `bytes` with what is at `offset`.
+    /// Fills `bytes` from `offset` on.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` beyond the end.
+    /// The system's error; `UnexpectedEof` beyond the end.
     fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
 /// A file system.
 pub trait Vfs: Send + Sync {
-    /// Creates a directory. One that exists is an error, `AlreadyExists`.
+    /// Creates a directory. An existing one is an error, `AlreadyExists`.
     ///
     /// # Errors
-    /// What the system says; the same for all methods.
+    /// The system's error; the same for all methods.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
-    /// Opens a file for writing, empty.
+    /// Opens an empty file for writing.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
-    /// Opens a regular file for reading; never waits for a writer and never follows a link in the last part of the path.
+    /// Opens a regular file for reading; never waits for a writer, and never follows a link in the last part of the
+    /// path.
     ///
     /// # Errors
-    /// What the system says; `InvalidInput` for what is no regular file.
+    /// The system's error; `InvalidInput` for anything but a regular file.
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
-    /// Gives a file another name, in place of what had it.
+    /// Renames a file and replaces any file of the new name.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Waits until the names in a directory are on the disk.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
+
     /// Removes a file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn remove_directory(&self, path: &Path) -> io::Result<()>;
-    /// Names in a directory that are UTF-8, in any order.
+    /// The names in a directory that are UTF-8, in any order.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// What a path leads to.
+    /// Type of the file at a path. Links are not followed.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn kind(&self, path: &Path) -> io::Result<Kind>;
 }
 
@@ -147,7 +147,7 @@ impl ReadFile for Open {
     }
 }
 
-/// Flags as `OpenOptions` takes them.
+/// Flags in the type of `OpenOptions`.
 fn flags(flags: OFlags) -> i32 {
     flags.bits().cast_signed()
 }
@@ -164,7 +164,7 @@ impl Vfs for Disk {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        // Without NONBLOCK opening a pipe would wait for somebody who writes.
+        // Without NONBLOCK, opening a pipe would wait for a writer.
         let file = OpenOptions::new().read(true).custom_flags(flags(OFlags::NOFOLLOW | OFlags::NONBLOCK)).open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -180,7 +180,7 @@ impl Vfs for Disk {
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
-            // Some network file systems know no such call; they promise no more without it than with it.
+            // Some network file systems lack this call; they promise no more without it than with it.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             other => other,
         }

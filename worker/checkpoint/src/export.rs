@@ -8,27 +8,26 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Metadata of the file: what PyTorch's readers look for, and where the run was.
+/// Metadata of the file: what PyTorch's readers expect, and the progress of the run.
 #[derive(Serialize)]
 struct Metadata {
     format: &'static str,
     step: String,
 }
 
-/// What was exported.
+/// Facts about the exported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exported {
-    /// Number of tensors.
     pub tensors: usize,
-    /// Length of the file, bytes.
+    /// Length of the file in bytes.
     pub bytes: u64,
 }
 
-/// Writes the model of a checkpoint to a file, in place of what was there. All of it is held in memory, and all digests are compared before
-/// anything is written.
+/// Writes the model of a checkpoint to a file, replacing it if it exists. The model is held in memory, and all digests
+/// are compared before anything is written.
 ///
 /// # Errors
-/// The checkpoint is damaged; the file cannot be written.
+/// The checkpoint is damaged, or the file cannot be written.
 pub fn export(
     vfs: &dyn Vfs,
     store: &Store<'_>,
@@ -38,15 +37,15 @@ pub fn export(
     let manifest = checkpoint.manifest();
     let model: Vec<TensorSpec> =
         manifest.plan().tensors().iter().filter(|tensor| tensor.role != Role::Optimizer).cloned().collect();
-    // A tensor that a manifest names is in shards of the right length: there is as much on the disk as is allocated here.
+    // Every tensor in a manifest is in shards of the right length, so no more is allocated here than is on the disk.
     let mut numbers: BTreeMap<String, Vec<f32>> =
         model.iter().map(|tensor| (tensor.name.clone(), vec![0.0; tensor.numbers()])).collect();
     store.restore(checkpoint, &mut numbers)?;
     write_model(vfs, &model, numbers, manifest.about().id.step, to)
 }
 
-/// Writes tensors to a file that PyTorch, Hugging Face and the like read, with the axes in their order, in place of what was there.
-/// `numbers` has those of each tensor by its name.
+/// Writes tensors to a file that PyTorch, Hugging Face and others read, with the axes in their order, replacing the
+/// file if it exists. `numbers` has the numbers of each tensor by name.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -91,7 +90,7 @@ fn permute(numbers: &[f32], shape: &[usize], axes: &[usize]) -> Vec<f32> {
     let mut out = Vec::with_capacity(numbers.len());
     for _ in 0..numbers.len() {
         out.push(numbers[at]);
-        // The last axis counts fastest; one that is at its end goes back to 0 and the one before it counts.
+        // The last axis counts fastest; an axis at its end goes back to 0 and the one before it counts.
         for (place, (extent, stride)) in index.iter_mut().zip(&steps).rev() {
             *place += 1;
             at += stride;

@@ -12,19 +12,19 @@ use switchyard_checkpoint::{CheckpointError, State, Store};
 
 const STEPS: [u64; 4] = [500, 1000, 1500, 2000];
 const KEEP: usize = 2;
-/// How often what survives a crash is drawn.
+/// How many possible outcomes of each crash are tried.
 const OUTCOMES: u64 = 12;
 
 fn store(disk: &MemoryDisk) -> Store<'_> {
     Store::new(disk, Path::new(DIRECTORY))
 }
 
-/// Four checkpoints, of which two are kept. Answers the last one that was published, and the first error.
+/// Four checkpoints, of which two are kept. Returns the last one that was published, and the first error.
 fn run(disk: &MemoryDisk, world: usize) -> (Option<u64>, Option<CheckpointError>) {
     let mut published = None;
     let mut first_error = None;
     for step in STEPS {
-        // As in a training run: what fails is told, and the run goes on.
+        // As in a training run: a failure is reported, and the run continues.
         match save(&store(disk), id(1, step), world) {
             Ok(_) => published = Some(step),
             Err(error) => {
@@ -40,16 +40,16 @@ fn run(disk: &MemoryDisk, world: usize) -> (Option<u64>, Option<CheckpointError>
     (published, first_error)
 }
 
-/// What could not be written takes no room, unless the machine is off.
+/// A file that could not be written takes no space, unless the machine is off.
 fn assert_no_temporary_files(disk: &MemoryDisk, step: u64) {
     let names = disk.list(&Path::new(DIRECTORY).join(id(1, step).directory())).unwrap_or_default();
     assert!(names.iter().all(|name| !name.ends_with(".tmp")), "{names:?}");
 }
 
-/// The newest published checkpoint, or a newer one, is there in full; and the next attempt can save another one.
+/// The newest published checkpoint, or a newer one, is complete; and the next attempt can save another one.
 fn check(disk: &MemoryDisk, published: Option<u64>, world: usize, what: &str) {
     let store = store(disk);
-    // A crash leaves checkpoints whole or unfinished.
+    // A crash leaves checkpoints complete or unfinished.
     for found in store.list().unwrap() {
         match found.state {
             State::Complete(checkpoint) => assert_whole(&store, &checkpoint),

@@ -1,4 +1,4 @@
-//! What happens to files afterwards: bits that flip, files that are cut, lost, or exchanged.
+//! Damage after writing: bits that flip, files that are truncated, lost, or exchanged.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -143,7 +143,7 @@ fn a_foreign_shard_is_named_as_one() {
         let error = refused(&disk);
         assert_eq!(error, format!("{}: {expected}", own.display()));
     }
-    // The two other shards have another length: what they are is said before they are published.
+    // The two other shards have another length: that is reported before publishing.
     for (content, expected) in [
         (foreign(JOB, ID, 2, 3), "rank of the shard: got `2`; expected `1`"),
         (foreign(JOB, ID, 1, 4), "world of the shard: got `4`; expected `3`"),
@@ -175,7 +175,7 @@ fn the_manifest_of_another_checkpoint_is_refused() {
     );
 }
 
-/// Wants one tensor, all of whose numbers are alike.
+/// Takes one tensor, all of whose numbers are equal.
 struct One(String, Vec<f32>);
 
 impl TensorSink for One {
@@ -238,7 +238,7 @@ fn damage_is_located_by_file_chunk_and_tensor() {
     assert_eq!(told, expected);
     assert_eq!(
         found[1].to_string(),
-        "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, has another digest \
-         than its manifest says; it holds second"
+        "/checkpoints/step-000000500.attempt-1/rank-0.safetensors: damaged: chunk 2, bytes 8388608 to 12000264, does not have \
+         the digest in its manifest; it holds second"
     );
 }

@@ -1,6 +1,6 @@
-//! Bytes that nobody wrote as they are: nothing panics, and nothing takes much more memory than there are bytes.
+//! Arbitrary bytes: nothing panics, and nothing takes much more memory than there are bytes.
 //!
-//! Beside what is always tried, other bytes are tried for [`SECONDS`], or as long as the variable `FUZZ_SECONDS` says.
+//! After the fixed cases, random bytes are tried for [`SECONDS`], or for the time in the variable `FUZZ_SECONDS`.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -19,20 +19,20 @@ use switchyard_checkpoint::{Checkpoint, Manifest, Store};
 
 const SECONDS: u64 = 1;
 
-/// Most bytes that may be held at once for each byte of input.
+/// Most bytes that may be held at once per byte of input.
 const FACTOR: usize = 16;
-/// What is held for an input of any size: errors in words, the disk of the test.
+/// Bytes held for an input of any size: texts of errors, the disk of the test.
 const FIXED: usize = 64 << 10;
 
 struct Counting;
 
 thread_local! {
-    /// Bytes that this thread holds, and the most it has held.
+    /// Bytes that this thread holds, and the most that it has held.
     static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
 fn count(bytes: isize) {
-    // During the end of a thread there is nothing to count any more.
+    // While a thread ends there is nothing left to count.
     let _ = HELD.try_with(|held| {
         let now = held.get().0 + bytes;
         held.set((now, held.get().1.max(now)));
@@ -43,12 +43,12 @@ fn count(bytes: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: as promised by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: as promised by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -74,7 +74,7 @@ fn sealed(inner: &[u8]) -> Vec<u8> {
     [b"{\"digest\":\"", Digest::of(inner).to_string().as_bytes(), b"\",\"manifest\":", inner, b"}\n"].concat()
 }
 
-/// A valid checkpoint, beside which others are put.
+/// A valid checkpoint, next to which others are placed.
 struct Bench {
     disk: MemoryDisk,
     checkpoint: Checkpoint,
@@ -111,7 +111,7 @@ impl Bench {
         self.try_shard(&file);
     }
 
-    /// The shard, of any length: an unfinished checkpoint is asked whose it is before it is removed.
+    /// A shard of any length: its owner is read before an unfinished checkpoint is removed.
     fn try_shard(&self, file: &[u8]) {
         let unfinished = Path::new(DIRECTORY).join(id(1, 4).directory());
         let _ = self.disk.create_directory(&unfinished);
@@ -130,7 +130,7 @@ impl Bench {
     }
 }
 
-/// JSON that is nearly a manifest or a header, many times over.
+/// JSON that is almost a manifest or a header, in many variants.
 fn worst_cases() -> Vec<Vec<u8>> {
     let bench = Bench::new();
     let text = String::from_utf8(bench.inner().to_vec()).unwrap();
@@ -173,7 +173,7 @@ fn the_worst_cases_take_little_memory() {
     }
 }
 
-/// Changes some bytes: flips, cuts, repeats, exchanges digits.
+/// Changes some bytes: flips, truncates, repeats, exchanges digits.
 fn mutate(bytes: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..=random.below(4) {
@@ -195,7 +195,7 @@ fn mutate(bytes: &[u8], random: &mut Random) -> Vec<u8> {
                 bytes.splice(to..to, part);
             }
             4 => {
-                // Numbers are where bounds are.
+                // Bounds are where numbers are.
                 let digits = (at..bytes.len()).find(|at| bytes[*at].is_ascii_digit());
                 let number = [&b"0"[..], b"-1", b"18446744073709551615", b"4294967296", b"1e308"][random.below(5)];
                 if let Some(at) = digits {
@@ -249,7 +249,7 @@ fn fuzz_manifests_and_shards() {
     let bench = Bench::new();
     let seed = std::env::var("SWITCHYARD_SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
-    // Shown where a round fails.
+    // Shown if a round fails.
     println!("again with SWITCHYARD_SEED={seed}");
     let mut random = Random(seed);
     while Instant::now() < end {

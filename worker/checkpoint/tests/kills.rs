@@ -17,8 +17,8 @@ const DIRECTORY: &str = "SWITCHYARD_TEST_CHECKPOINTS";
 const ATTEMPT: &str = "SWITCHYARD_TEST_ATTEMPT";
 const KILLS: u32 = 50;
 
-/// Saves until it is killed, and tells each step that is safe: the child of the test below, without which it has nothing to do. Not ignored,
-/// since a test that is skipped fails `cargo xtask test`.
+/// Saves until it is killed, and prints each step that is safe: the child of the test below, without which it does
+/// nothing. Not ignored, because a skipped test fails `cargo xtask test`.
 #[test]
 fn child() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
@@ -31,7 +31,7 @@ fn child() {
     let mut out = std::io::stdout();
     for step in first.. {
         save(&store, id(attempt, step), 2).unwrap();
-        // In one write, so that a line is there whole or not at all.
+        // In one write, so that a line is complete or absent.
         out.write_all(format!("\npublished {step}\n").as_bytes()).unwrap();
         out.flush().unwrap();
         store.prune(JOB, attempt, 2).unwrap();
@@ -53,7 +53,7 @@ fn a_killed_process_leaves_its_newest_checkpoint() {
             .spawn()
             .unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        // Where the start ends is known, and so is that something is being written now.
+        // Now the start is over, and something is being written.
         let started = out.by_ref().find(|line| line.starts_with("published "));
         std::thread::sleep(Duration::from_micros(random.next() % 200_000));
         child.kill().unwrap();
@@ -68,7 +68,7 @@ fn a_killed_process_leaves_its_newest_checkpoint() {
         assert!(step == last || step == last + 1, "attempt {attempt}: {last} was published, {step} is there");
         assert!(last > newest, "attempt {attempt} went on from step {newest}, and published {last}");
         newest = step;
-        // What the killed ones have left is removed by those that follow.
+        // The remains of killed processes are removed by later ones.
         let ids: Vec<_> = store.list().unwrap().iter().map(|found| found.id).collect();
         assert!(ids.len() <= 5, "{ids:?}");
     }

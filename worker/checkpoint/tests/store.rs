@@ -26,13 +26,14 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 #[test]
 fn what_is_saved_by_any_number_of_ranks_comes_back() {
     let directory = tempfile::tempdir().unwrap();
-    // The directory is made, with all that is above it.
+    // The directory is created, with its parents.
     let path = directory.path().join("a/b");
     let store = Store::new(&Disk, &path);
     assert!(store.list().unwrap().is_empty() && store.latest(JOB).unwrap().checkpoint.is_none());
     let memory = MemoryDisk::new(None);
     let in_memory = Store::new(&memory, Path::new(support::DIRECTORY));
-    // 200 ranks: more than some tensors have numbers. 1000: more than there are numbers, so that shards are empty.
+    // 200 ranks: more than some tensors have numbers. 1000: more than there are numbers at all, so that shards are
+    // empty.
     let real = [1, 2, 3, 8].map(|world| (store, world));
     for (step, (store, world)) in (1..).zip(real.into_iter().chain([(in_memory, 200), (in_memory, 1000)])) {
         let manifest = save(&store, id(1, step), world).unwrap();
@@ -102,7 +103,7 @@ fn an_old_attempt_neither_wins_nor_harms() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     save(&store, id(1, 500), 1).unwrap();
-    // Attempt 1 is cut off and still at work when attempt 2 has resumed from step 500.
+    // Attempt 1 is disconnected and still working when attempt 2 has resumed from step 500.
     let zombie = write_shards(&store, id(1, 1500), 1).unwrap();
     let attempt = store.next_attempt(2).unwrap();
     save(&store, id(attempt, 1000), 1).unwrap();
@@ -110,11 +111,11 @@ fn an_old_attempt_neither_wins_nor_harms() {
     assert!(superseded(store.publish(&zombie).unwrap_err()));
     assert!(superseded(write_shards(&store, id(1, 2000), 1).unwrap_err()));
     assert!(superseded(store.prune(JOB, 1, 1).unwrap_err()));
-    // It may have looked just before attempt 2 wrote: then it publishes, and loses all the same.
+    // It may have checked just before attempt 2 wrote: then it publishes, and loses anyway.
     fs::write(directory.path().join("step-000001500.attempt-1/manifest.json"), zombie.encode().unwrap()).unwrap();
     assert_eq!(store.latest(JOB).unwrap().checkpoint.unwrap().manifest().about().id, id(2, 1000));
     assert_eq!(ids(&store), [id(2, 1000), id(1, 1500), id(1, 500)]);
-    // A job that is started anew in the old directory is newer than all that is there.
+    // A job that is started again in the old directory is newer than everything in it.
     assert_eq!((store.next_attempt(1).unwrap(), store.next_attempt(9).unwrap()), (3, 9));
 }
 
@@ -130,7 +131,7 @@ fn what_exists_is_never_written_again() {
     ] {
         assert!(matches!(error, CheckpointError::Exists { .. }), "{error}");
     }
-    // One that was not finished is written over by its own attempt.
+    // An unfinished one is overwritten by its own attempt.
     write_shards(&store, id(1, 1000), 4).unwrap();
     save(&store, id(1, 1000), 2).unwrap();
     assert_whole(&store, &store.latest(JOB).unwrap().checkpoint.unwrap());
@@ -150,7 +151,7 @@ fn pruning_keeps_what_it_must() {
         let shard = directory.path().join(id(1, damaged).directory()).join("rank-1.safetensors");
         fs::remove_file(shard).unwrap();
     }
-    // Of another job: a checkpoint, and one that it is still writing.
+    // Checkpoints of another job: one that is complete, and one still being written.
     let other = |step| About { job: "other".into(), ..about(id(1, step)) };
     let plan = Plan::new(specs(), 1).unwrap();
     for (step, publish) in [(10, true), (11, false)] {
@@ -162,7 +163,7 @@ fn pruning_keeps_what_it_must() {
     symlink(directory.path().join("step-000000008.attempt-1"), directory.path().join("step-000000000.attempt-1"))
         .unwrap();
 
-    // The notes are not ours to remove, so the oldest checkpoint cannot go; that is told.
+    // The notes are not ours to remove, so the oldest checkpoint cannot be removed; that is reported.
     let error = store.prune(JOB, 1, 2).unwrap_err().to_string();
     assert!(error.contains("step-000000001.attempt-1: cannot remove it: "), "{error}");
     fs::remove_dir_all(directory.path().join("step-000000001.attempt-1")).unwrap();
@@ -236,7 +237,7 @@ fn a_place_that_cannot_be_written_is_named() {
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
     match save(&Store::new(&Disk, &closed), id(1, 1), 1) {
         Err(error) => assert!(error.to_string().contains("cannot create it: Permission denied"), "{error}"),
-        // Root may write everywhere.
+        // Root may write anywhere.
         Ok(_) => assert!(rustix::process::geteuid().is_root()),
     }
 }

@@ -3,40 +3,40 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// More CPUs than any kernel can be built for; a range up to 4294967295 in a broken file must not fill the memory.
+/// More CPUs than any kernel can be built for. A range up to 4294967295 in a broken file must not fill the memory.
 const MAX_CPU: u32 = 65_535;
 
-/// A set of CPU numbers, printed as the kernel does: ascending, without overlap, neighbours joined.
+/// A set of CPU numbers, printed as the kernel does: ascending, without overlap, neighbours merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CpuList(Vec<u32>);
 
-/// Why a text is no CPU list.
+/// Why a text is not a CPU list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CpuListError {
     /// A part is neither a number nor a range.
     #[error("`{part}` in the CPU list `{list}` is neither a number nor a range: expected for example `0-3,8`")]
     Part {
-        /// The part.
+        /// The invalid part.
         part: String,
         /// The whole list.
         list: String,
     },
-    /// The end lies before the start.
+    /// The end of a range is before its start.
     #[error("the range `{part}` in a CPU list ends before it starts")]
     Backwards {
-        /// The range.
+        /// The range as written.
         part: String,
     },
-    /// A number no kernel has.
+    /// A number that no kernel has.
     #[error("CPU {cpu} in a CPU list is too large: expected at most {MAX_CPU}")]
     TooLarge {
-        /// The number.
+        /// The CPU number.
         cpu: u32,
     },
 }
 
 impl CpuList {
-    /// The set of these numbers, in any order and with repetitions.
+    /// Builds the set from numbers in any order, with or without repetitions.
     pub fn new(cpus: impl IntoIterator<Item = u32>) -> Self {
         let mut cpus: Vec<u32> = cpus.into_iter().collect();
         cpus.sort_unstable();
@@ -49,12 +49,12 @@ impl CpuList {
         self.0.iter().copied()
     }
 
-    /// How many there are.
+    /// Number of CPUs in the set.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -69,7 +69,7 @@ impl CpuList {
         self.0.binary_search(&cpu).is_ok()
     }
 
-    /// What is in both sets.
+    /// The CPUs that are in both sets.
     pub fn intersection(&self, other: &CpuList) -> CpuList {
         CpuList(self.iter().filter(|cpu| other.contains(*cpu)).collect())
     }
@@ -168,7 +168,7 @@ mod tests {
             for cpu in cpus {
                 prop_assert!(list.contains(cpu));
             }
-            // Canonical: no two ranges that touch.
+            // Canonical: no two adjacent ranges.
             let bounds: Vec<(u32, u32)> = text.split(',').filter(|part| !part.is_empty()).map(|part| {
                 let (a, b) = part.split_once('-').unwrap_or((part, part));
                 (a.parse().expect("a number"), b.parse().expect("a number"))

@@ -1,4 +1,4 @@
-//! What a rank tells its launcher: one JSON object per line on standard output.
+//! What a rank reports to its launcher: one JSON object per line on standard output.
 //!
 //! Standard error is free text for people. A line on standard output that is not an event is passed through as text.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Event {
-    /// What the links between ranks achieve, where the job asks for it; printed by rank 0 before it is ready.
+    /// Measured speed of the links between ranks, if the job asks for it; printed by rank 0 before it is ready.
     Measured(Measured),
     /// The group is complete and connected; training starts next.
     Ready(Ready),
@@ -21,13 +21,13 @@ pub enum Event {
         step: u64,
         /// Mean cross entropy, nats.
         loss: f64,
-        /// Share of the samples that were classified right, 0 to 1; absent where the model does not classify.
+        /// Share of the samples that were classified correctly, 0 to 1; absent if the model does not classify.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         accuracy: Option<f64>,
     },
-    /// The state was saved, or could not be; printed by the rank that knows.
+    /// The state was saved, or could not be saved; printed by the rank that knows.
     Checkpoint(CheckpointReport),
-    /// Where the job is; printed by the supervisor of a pod, never by a rank.
+    /// State of the job; printed by the supervisor of a pod, never by a rank.
     Summary(Summary),
     /// All steps are done.
     Finished(Finished),
@@ -36,7 +36,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The rank it tells of: a process may compute several. `None`: of the whole job.
+    /// The rank that it is about: a process may compute several. `None`: the whole job.
     pub fn rank(&self) -> Option<u32> {
         match self {
             Event::Ready(ready) => Some(ready.rank),
@@ -48,18 +48,18 @@ impl Event {
     }
 }
 
-/// A checkpoint that is complete, or was given up.
+/// A checkpoint that is complete, or was abandoned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckpointReport {
-    /// Optimizer steps it holds.
+    /// Optimizer steps in the checkpoint.
     pub step: u64,
-    /// Bytes on the disk.
+    /// Bytes on the disk, if it is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// From the copy of the state to the end, seconds; the training went on meanwhile.
+    /// Seconds from the copy of the state to the end; the training continued meanwhile.
     pub seconds: f64,
-    /// Why there is none.
+    /// Why it was abandoned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
@@ -68,28 +68,29 @@ pub struct CheckpointReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ready {
-    /// Global rank.
+    /// Rank among all ranks of the job.
     pub rank: u32,
     /// Process id.
     pub pid: u32,
     /// Host name.
     pub host: String,
-    /// CPUs the rank may run on, as a kernel CPU list.
+    /// CPUs that the rank may run on, as a kernel CPU list.
     pub cpus: String,
     /// Compute threads.
     pub threads: u32,
     /// CPU kernels in use (`avx512`, `avx2`, `portable`).
     pub kernel: String,
-    /// Local address of the control connection; rank 0: the rendezvous address.
+    /// Local address of the control connection; on rank 0 the rendezvous address.
     pub address: String,
     /// How gradients travel.
     pub transport: Transport,
-    /// What carries data from this rank to others; every pair of ranks is joined by such links, over others where needed.
+    /// What carries data from this rank to others. Every pair of ranks is connected by such links, through other ranks
+    /// if needed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
     /// Measured time of one all-reduce of all gradient buckets, milliseconds; 0 with a single rank.
     pub all_reduce_ms: f64,
-    /// Steps done by the checkpoint that the training goes on from; absent where it begins.
+    /// Steps in the checkpoint that the training resumes from; absent if it starts from the beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<u64>,
 }
@@ -100,39 +101,40 @@ pub struct Ready {
 pub enum Link {
     /// Memory that the ranks of a host share.
     SharedMemory {
-        /// The others, as a list such as `1-3`.
+        /// The other ranks, as a list such as `1-3`.
         ranks: String,
     },
     /// A TCP connection to the next rank of the ring.
     Tcp {
-        /// That rank.
+        /// The next rank of the ring.
         rank: u32,
         /// This end, `ADDRESS:PORT`.
         local: String,
         /// The other end.
         remote: String,
-        /// The interface by which the kernel sends there. Absent: it is not known.
+        /// The interface through which the kernel sends there; absent if it is unknown.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         interface: Option<String>,
     },
 }
 
-/// An all-reduce over all ranks, and each TCP connection of its ring by itself.
+/// Results of an all-reduce over all ranks, and of each TCP connection of its ring on its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Measured {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Bytes that were reduced at a time.
+    /// Bytes reduced at a time.
     pub bytes: u64,
-    /// Time of one all-reduce, seconds.
+    /// Seconds of one all-reduce.
     pub seconds: f64,
-    /// Bus bandwidth of the all-reduce, bytes per second: `bytes / seconds * 2 (ranks - 1) / ranks`, as NCCL's tests define it
-    /// (<https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>): what every link of a ring has to carry for it.
+    /// Bus bandwidth of the all-reduce in bytes per second: `bytes / seconds * 2 (ranks - 1) / ranks`, as NCCL's tests
+    /// define it (<https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md>): what every link of a ring has
+    /// to carry.
     pub bus_bandwidth: f64,
-    /// What the job asks for, bytes per second.
+    /// Bytes per second that the job asks for.
     pub least: f64,
-    /// Connections between hosts, all of them sending at once.
+    /// Connections between hosts, measured while all of them send at once.
     pub links: Vec<MeasuredLink>,
 }
 
@@ -144,19 +146,19 @@ pub struct MeasuredLink {
     pub from: u32,
     /// The rank that receives.
     pub to: u32,
-    /// Bytes per second.
+    /// Measured rate.
     pub bytes_per_second: f64,
 }
 
 impl Measured {
-    /// From the time of one all-reduce of so many bytes.
+    /// Derives the bandwidth from the time of one all-reduce of this many bytes.
     pub fn new(ranks: u32, bytes: u64, seconds: f64, least: f64, links: Vec<MeasuredLink>) -> Measured {
         let factor = if ranks > 1 { 2.0 * f64::from(ranks - 1) / f64::from(ranks) } else { 0.0 };
         let bus_bandwidth = bytes as f64 / seconds.max(1e-9) * factor;
         Measured { ranks, bytes, seconds, bus_bandwidth, least, links }
     }
 
-    /// Connections that alone keep the all-reduce below what is asked for, the slowest first.
+    /// Connections that on their own keep the all-reduce below the target, slowest first.
     pub fn slow(&self) -> Vec<MeasuredLink> {
         let mut slow: Vec<MeasuredLink> =
             self.links.iter().filter(|link| link.bytes_per_second < self.least).copied().collect();
@@ -164,7 +166,7 @@ impl Measured {
         slow
     }
 
-    /// Why it is not enough, in one sentence; `None`: it is.
+    /// Why the bandwidth is insufficient, in one sentence; `None` if it is sufficient.
     pub fn shortfall(&self) -> Option<String> {
         if self.bus_bandwidth >= self.least {
             return None;
@@ -188,15 +190,15 @@ impl Measured {
     }
 }
 
-/// Figures over an interval of steps. Times are means per optimizer step.
+/// Measurements over an interval of steps. Times are means per optimizer step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Global rank.
+    /// Rank among all ranks of the job.
     pub rank: u32,
     /// Optimizer steps done.
     pub step: u64,
-    /// Steps in all.
+    /// Steps of the whole run.
     pub total_steps: u64,
     /// Steps that the figures cover.
     pub interval_steps: u64,
@@ -208,32 +210,32 @@ pub struct Progress {
     pub gradient_norm: f64,
     /// [`Item`]s per second of the whole job.
     pub items_per_second: f64,
-    /// What is counted.
+    /// The unit of `items_per_second`.
     #[serde(default)]
     pub item: Item,
-    /// Wall time per step, ms.
+    /// Wall-clock time per step, ms.
     pub step_ms: f64,
     /// Longest step of the interval, ms.
     pub max_step_ms: f64,
-    /// Forward, ms.
+    /// Forward passes, ms.
     pub forward_ms: f64,
-    /// Backward, ms.
+    /// Backward passes, ms.
     pub backward_ms: f64,
-    /// Time the compute thread waited for reductions after backward, ms: the exposed communication.
+    /// Time that the compute thread waited for reductions after backward, ms: exposed communication.
     pub communication_wait_ms: f64,
-    /// Time the compute thread waited for the reader, ms.
+    /// Time that the compute thread waited for the reader, ms.
     pub input_wait_ms: f64,
     /// Clipping and optimizer, ms.
     pub optimizer_ms: f64,
-    /// Factor of the loss after the last step; with mixed precision only.
+    /// Factor of the loss after the last step; only with mixed precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// Steps of the run that were skipped because their gradients overflowed; with mixed precision only.
+    /// Steps of the run that were skipped because their gradients overflowed; only with mixed precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_steps: Option<u64>,
 }
 
-/// What throughput counts.
+/// The unit of throughput.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Item {
@@ -247,7 +249,7 @@ pub enum Item {
 }
 
 impl Item {
-    /// The word printed for people.
+    /// The name for people.
     pub fn word(self) -> &'static str {
         match self {
             Item::Tokens => "tokens",
@@ -257,20 +259,20 @@ impl Item {
     }
 }
 
-/// Where a job is, complete in one line: whoever reads the end of a log needs nothing before it.
+/// State of a job, complete in one line: a reader of the end of a log needs nothing before it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
     /// Optimizer steps done.
     pub step: u64,
-    /// Steps in all.
+    /// Steps of the whole run.
     pub total_steps: u64,
     /// Mean training loss of the last interval over all ranks, nats.
     pub loss: f64,
     /// Last loss on the validation split, nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// Share of the validation split that was classified right, 0 to 1; absent where the model does not classify.
+    /// Share of the validation split that was classified correctly, 0 to 1; absent if the model does not classify.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// See [`Progress::loss_scale`].
@@ -281,23 +283,25 @@ pub struct Summary {
     pub skipped_steps: Option<u64>,
     /// [`Item`]s per second of the whole job.
     pub items_per_second: f64,
-    /// What is counted.
+    /// The unit of `items_per_second`.
     #[serde(default)]
     pub item: Item,
-    /// Seconds until the last step; `None` while too little is known.
+    /// Seconds until the last step; `None` as long as too little is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining_seconds: Option<f64>,
-    /// Share of the step time that the slowest rank waits for reductions, percent. In a pod: of the ranks of the first node.
+    /// Share of the step time that the slowest rank waits for reductions, in percent. In a pod: among the ranks of the
+    /// first node.
     pub communication_percent: f64,
-    /// Share of the step time that the slowest rank waits for input, percent. In a pod: of the ranks of the first node.
+    /// Share of the step time that the slowest rank waits for input, in percent. In a pod: among the ranks of the first
+    /// node.
     pub input_percent: f64,
 }
 
 impl Summary {
-    /// The last so many lines of the log of the first pod hold a summary, once there is one.
+    /// Once there is a summary, one is always among this many last lines of the first pod's log.
     pub const TAIL_LINES: usize = 64;
 
-    /// The last summary in the lines of a log. Lines that are anything else are passed over.
+    /// The last summary in the lines of a log. Other lines are skipped.
     pub fn last_in(log: &str) -> Option<Summary> {
         log.lines().rev().find_map(|line| match serde_json::from_str(line) {
             Ok(Event::Summary(summary)) => Some(summary),
@@ -310,27 +314,28 @@ impl Summary {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finished {
-    /// Global rank.
+    /// Rank among all ranks of the job.
     pub rank: u32,
     /// Optimizer steps done.
     pub step: u64,
-    /// Loss of the first step of this attempt, nats; absent where a checkpoint had done all of them.
+    /// Loss of the first step of this attempt, nats; absent if a checkpoint had done all steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_loss: Option<f64>,
-    /// Mean loss of the last interval, nats; absent as the first.
+    /// Mean loss of the last interval, nats; absent in the same case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_loss: Option<f64>,
-    /// Loss on the validation split at the end; absent when there is no validation split.
+    /// Loss on the validation split at the end; absent without a validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// Share of the validation split that was classified right at the end, 0 to 1; absent where the model does not classify.
+    /// Share of the validation split that was classified correctly at the end, 0 to 1; absent if the model does not
+    /// classify.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
     /// Digest of all weights; equal on all ranks.
     pub weights_digest: String,
-    /// Median wall time of a step, ms.
+    /// Median wall-clock time of a step, ms.
     pub step_ms_p50: f64,
-    /// 99th percentile of the wall time of a step, ms.
+    /// 99th percentile of the wall-clock time of a step, ms.
     pub step_ms_p99: f64,
     /// File of the trained weights, written by rank 0.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -345,15 +350,15 @@ pub struct Failure {
     pub rank: u32,
     /// The rank that failed first, as far as the group knows.
     pub origin_rank: u32,
-    /// What happened there.
+    /// What happened on the rank that failed first.
     pub cause: String,
     /// What this rank was doing.
     pub during: String,
-    /// Exit code that follows.
+    /// Exit code of the rank that prints this.
     pub exit_code: u8,
 }
 
-/// The answer of `switchyard-worker inspect`: the static plan and the data, examined before any rank starts.
+/// Output of `switchyard-worker inspect`: the static plan and the data, examined before any rank starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inspection {
@@ -361,24 +366,24 @@ pub struct Inspection {
     pub model: String,
     /// What a sample is, such as `128 tokens` or `32x32x3 pixels`.
     pub sample: String,
-    /// What throughput counts.
+    /// The unit of throughput.
     pub item: Item,
     /// Trainable numbers.
     pub parameters: u64,
-    /// Tensors that have a gradient.
+    /// Number of tensors with a gradient.
     pub gradient_tensors: u32,
-    /// Size of each fused bucket in the order in which they are reduced, bytes.
+    /// Size of each fused bucket in bytes, in the order in which they are reduced.
     pub bucket_bytes: Vec<u64>,
-    /// Memory one rank allocates.
+    /// Memory that one rank allocates.
     pub memory: MemoryUse,
-    /// What [`MemoryUse::total`] would be in FP32; `None` when that is what is used.
+    /// [`MemoryUse::total`] in FP32; `None` if FP32 is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp32_memory_bytes: Option<u64>,
     /// CPU kernels that will be used.
     pub kernel: String,
     /// Files read.
     pub files: u64,
-    /// Files left out because they are not readable text input (empty), with the patterns already applied.
+    /// Files skipped because they are empty, after the patterns were applied.
     pub empty_files: u64,
     /// Bytes of all files read.
     pub bytes: u64,
@@ -388,16 +393,16 @@ pub struct Inspection {
     pub validation_items: u64,
     /// Digest of both splits; every rank must find the same.
     pub data_digest: String,
-    /// Entropy of single tokens in the validation split, nats: no context-free model scores lower.
-    /// Of the training split when there is no validation split. Language models that predict the next token only.
+    /// Entropy of single tokens in the validation split, nats: no model without context can do better. Of the training
+    /// split if there is no validation split. Only for language models that predict the next token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unigram_nats: Option<f64>,
-    /// Entropy of a token given the one before it, same split: no bigram model scores lower.
+    /// Entropy of a token given the previous one, same split: no bigram model can do better.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bigram_nats: Option<f64>,
-    /// Samples of one optimizer step over all ranks.
+    /// Samples of one optimizer step on all ranks.
     pub samples_per_step: u64,
-    /// Items of one optimizer step over all ranks.
+    /// Items of one optimizer step on all ranks.
     pub items_per_step: u64,
     /// Optimizer steps in one pass over the training data.
     pub steps_per_epoch: u64,
@@ -405,24 +410,24 @@ pub struct Inspection {
     pub total_steps: u64,
 }
 
-/// Memory of one rank by what it is for, bytes.
+/// Memory of one rank by purpose, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryUse {
-    /// Weights in 32 bits, and working copies in 16.
+    /// 32-bit weights, and 16-bit working copies.
     pub weights: u64,
     /// Gradient buckets.
     pub gradients: u64,
-    /// Moments.
+    /// Moments and other state of the optimizer.
     pub optimizer: u64,
     /// Activations and their gradients, with scratch memory of the kernels.
     pub activations: u64,
-    /// Data kept in memory, and batches under way.
+    /// Data kept in memory, and batches being filled or used.
     pub input: u64,
 }
 
 impl MemoryUse {
-    /// The sum.
+    /// All memory of the rank.
     pub fn total(&self) -> u64 {
         let parts = [self.weights, self.gradients, self.optimizer, self.activations, self.input];
         parts.into_iter().fold(0, u64::saturating_add)

@@ -1,4 +1,4 @@
-//! Exit codes of `switchyard` and `switchyard-worker`, and how a process ended, in words.
+//! Exit codes of `switchyard` and `switchyard-worker`, and descriptions of how a process ended.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -7,9 +7,9 @@ use std::process::ExitStatus;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Done as asked.
+    /// Finished as requested.
     Done = 0,
-    /// A fault that nobody foresaw: a bug, or the machine.
+    /// An unexpected failure: a bug, or the machine.
     Unexpected = 1,
     /// Wrong command line or manifest.
     Usage = 2,
@@ -17,13 +17,13 @@ pub enum Exit {
     Data = 3,
     /// A peer failed; the root cause is elsewhere and is printed.
     PeerFailure = 4,
-    /// This rank (or, from the launcher, the job) failed by its own fault.
+    /// This rank (or, from the launcher, the job) failed on its own.
     OwnFailure = 5,
     /// A checkpoint was refused.
     CheckpointRefused = 6,
     /// Preflight refused the start.
     PreflightRefused = 7,
-    /// No placement satisfies the job on these nodes.
+    /// The job cannot be placed on these nodes.
     NotPlaceable = 8,
     /// Stopped by SIGINT, cleanly.
     Interrupted = 130,
@@ -32,7 +32,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// All codes with the sentence that `--help` prints.
+    /// All codes with the sentences for `--help`.
     pub const ALL: [(Exit, &'static str); 11] = [
         (Exit::Done, "done"),
         (Exit::Unexpected, "unexpected error"),
@@ -47,17 +47,17 @@ impl Exit {
         (Exit::Terminated, "stopped by SIGTERM"),
     ];
 
-    /// The exit code.
+    /// The number that the process returns.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The meaning of an exit code, if it is one of ours.
+    /// The exit code with this number, if it is one of ours.
     pub fn from_code(code: i32) -> Option<Exit> {
         Self::ALL.iter().map(|(exit, _)| *exit).find(|exit| i32::from(exit.code()) == code)
     }
 
-    /// One phrase for people.
+    /// A phrase for people.
     pub fn meaning(self) -> &'static str {
         Self::ALL.iter().find(|(exit, _)| *exit == self).map_or("", |(_, text)| text)
     }
@@ -76,7 +76,7 @@ const SIGNAL_NAMES: [(i32, &str); 9] = [
     (15, "SIGTERM"),
 ];
 
-/// How a process ended, in words.
+/// Describes how a process ended.
 pub fn describe(status: ExitStatus) -> String {
     if let Some(signal) = status.signal() {
         let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == signal);

@@ -1,34 +1,34 @@
-//! The reports of several ranks read as one: the slowest rank is the speed of the group.
+//! Combines the reports of several ranks into one: the slowest rank determines the speed of the group.
 
 use crate::event::{Progress, Summary};
 use std::collections::VecDeque;
 
-/// Steps before which an estimate would be a guess: the first ones warm caches up.
+/// Steps before which an estimate would be a guess, because the first steps warm up caches.
 const FIRST_ESTIMATE_STEP: u64 = 10;
 
 /// Steps whose median time an estimate uses.
 const ESTIMATE_STEPS: u64 = 50;
 
-/// Where the time of a step goes, over one interval of steps. Times are means per optimizer step.
+/// Where the time of a step goes, over an interval of steps. Times are means per optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Breakdown {
     /// Learning rate of the last step.
     pub learning_rate: f64,
     /// Global gradient norm of the last step, before clipping.
     pub gradient_norm: f64,
-    /// Wall time per step, ms.
+    /// Wall-clock time per step, ms.
     pub step_ms: f64,
     /// Forward, backward and optimizer of the slowest rank, ms.
     pub compute_ms: f64,
-    /// What the slowest rank waited for reductions, ms.
+    /// Time that the slowest rank waited for reductions, ms.
     pub communication_wait_ms: f64,
-    /// What the slowest rank waited for input, ms.
+    /// Time that the slowest rank waited for input, ms.
     pub input_wait_ms: f64,
     /// The rest of the slowest rank's step, ms.
     pub other_ms: f64,
     /// The rank with the most compute time.
     pub slowest_rank: u32,
-    /// How much more compute time it needs than the median rank, ms.
+    /// Its compute time beyond that of the median rank, ms.
     pub slowest_by_ms: f64,
 }
 
@@ -42,18 +42,18 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// Folds the reports of the first `ranks` ranks.
+    /// Starts without reports, for ranks below `ranks`.
     pub fn new(ranks: u32) -> Self {
         Fold { latest: vec![None; ranks as usize], recent: VecDeque::new(), validation_loss: None, accuracy: None }
     }
 
-    /// Remembers loss and accuracy on the validation split.
+    /// Records loss and accuracy on the validation split.
     pub fn evaluation(&mut self, loss: f64, accuracy: Option<f64>) {
         self.validation_loss = Some(loss);
         self.accuracy = accuracy;
     }
 
-    /// Takes the report of one rank; answers once all ranks have reported the same step.
+    /// Takes the report of one rank; returns the combined report once all ranks have reported the same step.
     pub fn progress(&mut self, progress: Progress) -> Option<(Summary, Breakdown)> {
         let (rank, step) = (progress.rank as usize, progress.step);
         *self.latest.get_mut(rank)? = Some(progress);

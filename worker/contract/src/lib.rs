@@ -1,10 +1,11 @@
 //! What a launcher (`switchyard run`, the controller) and the worker agree on.
 //!
-//! Here is everything that crosses the border between the two programs, and nothing else:
-//! the names of environment variables ([`mod@env`]), the resolved engine configuration ([`config`]),
-//! the events a rank prints ([`event`]) and how those of several ranks are read as one ([`fold`]), what ranks write down for a report ([`record`]), the last words of a pod
-//! ([`termination`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here does anything: no input, output or clock,
-//! so that the worker's dependency tree stays free of Kubernetes and the launcher's free of the engine.
+//! Here is everything that crosses the border between the two programs, and nothing else: the names of environment
+//! variables ([`mod@env`]), the resolved engine configuration ([`config`]), the events that a rank prints ([`event`])
+//! and how those of several ranks are combined ([`fold`]), what ranks record for a report ([`record`]), the termination
+//! message of a pod ([`termination`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here performs
+//! input or output or reads a clock, so that the worker's dependency tree stays free of Kubernetes and the launcher's
+//! free of the engine.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -19,17 +20,17 @@ pub mod termination;
 
 pub use cpu_list::{CpuList, CpuListError};
 
-/// Where things lie in a pod of a job.
+/// Paths and ports in a pod of a job.
 pub mod pod {
-    /// Port on which rank 0 listens.
+    /// Port that rank 0 listens on.
     pub const RENDEZVOUS_PORT: u16 = 29400;
     /// Directory of the engine configuration, `engine.json`, or of an MPI job's `hostfile`.
     pub const CONFIG_DIR: &str = "/etc/switchyard";
     /// Directory of the job's key, `key`.
     pub const KEY_DIR: &str = "/var/run/secrets/switchyard";
-    /// Directory for what a run leaves behind.
+    /// Directory for the results of a run.
     pub const RUN_DIR: &str = "/var/lib/switchyard";
-    /// The container's termination message.
+    /// Path of the container's termination message.
     pub const TERMINATION_LOG: &str = "/dev/termination-log";
     /// Name of the configuration's file and of its key in the ConfigMap.
     pub const CONFIG_FILE: &str = "engine.json";

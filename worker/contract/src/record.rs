@@ -1,41 +1,42 @@
-//! What each rank writes down in the run directory while it trains, and how a report finds it.
+//! What each rank records in the run directory while it trains, and where a report finds it.
 //!
 //! ```text
-//! RUN_DIR/record/rank-3.steps.jsonl      a StepRecord per optimizer step, appended; a line that is torn is the last one
+//! RUN_DIR/record/rank-3.steps.jsonl      a StepRecord per optimizer step, appended; only the last line can be
+//! incomplete
 //! RUN_DIR/record/rank-3.trace.json       Chrome trace of the profiled steps
 //! RUN_DIR/tensorboard/                   event files of rank 0
 //! ```
 //!
-//! A new attempt appends; its lines name it.
+//! A new attempt appends; its lines contain its number.
 
 use serde::{Deserialize, Serialize};
 
-/// Directory of the records below the run directory.
+/// Directory of the records in the run directory.
 pub const DIR: &str = "record";
-/// Directory of TensorBoard's event files below the run directory.
+/// Directory of TensorBoard's event files in the run directory.
 pub const TENSORBOARD_DIR: &str = "tensorboard";
 
-/// File of a rank's [`StepRecord`]s below [`DIR`].
+/// File of a rank's [`StepRecord`]s in [`DIR`].
 pub fn steps_file(rank: u32) -> String {
     format!("rank-{rank}.steps.jsonl")
 }
 
-/// File of a rank's operations below [`DIR`].
+/// File of a rank's operations in [`DIR`].
 pub fn trace_file(rank: u32) -> String {
     format!("rank-{rank}.trace.json")
 }
 
-/// One optimizer step of one rank. The parts are disjoint and sum up to `total_ms`.
+/// One optimizer step of one rank. The parts are disjoint and add up to `total_ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepRecord {
-    /// Attempt number.
+    /// Attempt that did the step.
     pub attempt: u32,
-    /// Optimizer steps done, this one included.
+    /// Optimizer steps done, including this one.
     pub step: u64,
-    /// When the step ended, microseconds since 1970 by the clock of rank 0 (see `clockOffsetUs` of the ready event).
+    /// End of the step in microseconds since 1970 by the clock of rank 0 (see `clockOffsetUs` of the ready event).
     pub end_us: i64,
-    /// Wall time since the end of the step before.
+    /// Wall-clock time since the end of the previous step.
     pub total_ms: f32,
     /// Waiting for the reader.
     pub input_ms: f32,
@@ -43,27 +44,27 @@ pub struct StepRecord {
     pub forward_ms: f32,
     /// Backward passes.
     pub backward_ms: f32,
-    /// Waiting for reductions after backward: the exposed communication.
+    /// Waiting for reductions after backward: exposed communication.
     pub communication_ms: f32,
     /// Norm, clipping, unscaling, optimizer.
     pub optimizer_ms: f32,
-    /// Taking a copy for a checkpoint, or waiting for the one before.
+    /// Taking a copy for a checkpoint, or waiting for the previous checkpoint.
     pub checkpoint_ms: f32,
-    /// Evaluation, progress reports, and whatever else lies between two steps.
+    /// Evaluation, progress reports, and everything else between two steps.
     pub other_ms: f32,
-    /// Time in which at least one all-reduce was under way, from the first start to the last end without the gaps, ms; what of it is not in
-    /// `communication_ms` was hidden behind the backward pass.
+    /// Time in which at least one all-reduce was running, from the first start to the last end without gaps, ms; the
+    /// part that is not in `communication_ms` was hidden behind the backward pass.
     pub reduce_ms: f32,
     /// Bytes of gradients reduced.
     pub reduce_bytes: u64,
-    /// Time the reader worked for the micro-batches of this step, ms, summed over its threads.
+    /// Time that the reader worked for the micro-batches of this step, ms, summed over its threads.
     pub read_ms: f32,
-    /// Mean loss over all ranks.
+    /// Mean loss over all ranks, nats.
     pub loss: f32,
-    /// Gradient norm before clipping; `None` when the step was skipped because of an overflow.
+    /// Gradient norm before clipping; `None` if the step was skipped because of an overflow.
     pub gradient_norm: Option<f32>,
     /// Factor of the loss; 1 without loss scaling.
     pub loss_scale: f32,
-    /// Learning rate.
+    /// Learning rate of this step.
     pub learning_rate: f32,
 }

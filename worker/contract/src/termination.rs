@@ -1,4 +1,4 @@
-//! The last words of a pod: a JSON document in the container's termination message, which stays when the log is gone.
+//! The termination message of a pod: a JSON document that remains when the log is gone.
 
 use crate::event::{Failure, Summary};
 use serde::{Deserialize, Serialize};
@@ -9,29 +9,29 @@ use serde::{Deserialize, Serialize};
 pub struct Termination {
     /// Exit code of the pod.
     pub exit_code: u8,
-    /// Where the job was; from the pod of the first node only.
+    /// State of the job; only from the pod of the first node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<Summary>,
-    /// The first failure, or the stop, as far as this pod knows; present whenever `exit_code` is not 0.
+    /// The first failure, or the stop, as far as this pod knows; present unless `exit_code` is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
 }
 
-/// Ends a text that was cut.
+/// Suffix of a truncated text.
 const CUT: &str = " ...";
 
 impl Termination {
-    /// Longest message that the kubelet keeps, bytes.
+    /// Longest message that the kubelet keeps, in bytes.
     pub const LIMIT: usize = 4096;
 
-    /// The message: JSON of at most [`Termination::LIMIT`] bytes. Texts that are too long are cut, never the JSON.
+    /// The message: JSON of at most [`Termination::LIMIT`] bytes. Long texts are truncated, never the JSON itself.
     pub fn message(&self) -> String {
         let mut cut = self.clone();
         loop {
             let text = serde_json::to_string(&cut).expect("invariant: a termination is plain data");
             let over = text.len().saturating_sub(Termination::LIMIT);
             let Some(failure) = cut.failure.as_mut().filter(|_| over > 0) else { return text };
-            // What was being done is worth less than what happened.
+            // What was being done matters less than what happened.
             if failure.during.is_empty() {
                 shorten(&mut failure.cause, over);
             } else {
@@ -40,20 +40,20 @@ impl Termination {
         }
     }
 
-    /// Reads a message; `None` when it is none of ours.
+    /// Parses a message; `None` if it is not one of ours.
     pub fn parse(message: &str) -> Option<Termination> {
         serde_json::from_str(message).ok()
     }
 
-    /// The failure behind all of these, the pods of one attempt: the words of the pod where it happened, else of any other.
+    /// The failure behind all pods of one attempt: as reported by the pod where it happened, otherwise by any other.
     pub fn root_cause(pods: &[Termination]) -> Option<&Failure> {
         let failures = || pods.iter().filter_map(|pod| pod.failure.as_ref());
         failures().find(|failure| failure.rank == failure.origin_rank).or_else(|| failures().next())
     }
 }
 
-/// Cuts the end of a text of which `over` bytes are too many in JSON. There a byte can be as long as six, so a sixth is
-/// what surely has to go; the caller asks again until it is enough.
+/// Truncates a text that makes the JSON `over` bytes too long. In JSON a byte can take up to six, so at least a sixth
+/// has to go; the caller repeats this until it fits.
 fn shorten(text: &mut String, over: usize) {
     let whole = text.strip_suffix(CUT).map_or(text.len(), str::len);
     let keep = text.floor_char_boundary(whole.saturating_sub(over.div_ceil(6) + CUT.len()));

@@ -1,4 +1,4 @@
-// One pass of AdamW over all parameters: unscaled gradient, moments, weight decay, and the weight once more in 16 bits.
+// One pass of AdamW over all parameters: unscaled gradient, moments, weight decay, and a 16-bit copy of the weight.
 // Compiled without contraction to fused multiply-adds, every operation is rounded as on the CPU.
 #include <cuda_bf16.h>
 

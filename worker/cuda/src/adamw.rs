@@ -1,4 +1,4 @@
-//! The kernel of the probe: source, machine code, and a launch that checks what it is given.
+//! The AdamW kernel: source, machine code, and a launch that checks its arguments.
 #![allow(unsafe_code)]
 
 use crate::driver::{Argument, Buffer, Context, Kernel};
@@ -15,17 +15,17 @@ impl Cubin {
     /// Compiles the kernel; `options` name the architecture and the folders of headers.
     ///
     /// # Errors
-    /// What the compiler says, or that it gave no machine code.
+    /// The compiler's messages, or that it produced no machine code.
     pub fn compile(nvrtc: &Nvrtc, options: &[String]) -> Result<Cubin, Error> {
         let cubin = nvrtc.cubin("adamw.cu", SOURCE, options)?;
         // A CUBIN is an ELF file; anything else would be PTX or nothing.
         if !cubin.starts_with(b"\x7fELF") {
-            return Err(Error::refused("nvrtcGetCUBIN", format!("{} bytes that are no ELF file", cubin.len())));
+            return Err(Error::refused("nvrtcGetCUBIN", format!("{} bytes that are not an ELF file", cubin.len())));
         }
         Ok(Cubin(cubin))
     }
 
-    /// Its size.
+    /// Size of the machine code.
     pub fn bytes(&self) -> usize {
         self.0.len()
     }
@@ -40,12 +40,12 @@ impl<'a> AdamW<'a> {
     /// Loads the machine code.
     ///
     /// # Errors
-    /// It is not for this device.
+    /// It is for another kind of device.
     pub fn load(context: &'a Context, cubin: &Cubin) -> Result<AdamW<'a>, Error> {
         Ok(AdamW { kernel: context.kernel(&cubin.0, "adamw")? })
     }
 
-    /// Starts one step of `count` parameters: buffers of weights, first and second moments and gradients in `f32`,
+    /// Launches one step of `count` parameters: buffers of weights, first and second moments and gradients in `f32`,
     /// and of weights in bf16; settings in the order of the kernel's arguments.
     ///
     /// # Errors
@@ -59,15 +59,15 @@ impl<'a> AdamW<'a> {
     ) -> Result<(), Error> {
         let needed = [4, 4, 4, 4, 2].map(|bytes| bytes * count);
         let given = buffers.map(Buffer::bytes);
-        // The kernel counts in `int` and steps by the size of its grid.
+        // The kernel counts in `int`, in steps of the size of its grid.
         let steps = i32::try_from(count + (blocks * THREADS) as usize).is_ok();
         if !steps || needed.iter().zip(given).any(|(needed, given)| *needed > given) {
             return Err(Error::refused("adamw", format!("buffers of {given:?} bytes for {count} parameters")));
         }
         let numbers = settings.map(Argument::Float).into_iter().chain([Argument::Int(count as i32)]);
         let arguments: Vec<Argument<'_>> = buffers.map(Argument::Buffer).into_iter().chain(numbers).collect();
-        // SAFETY: these are the arguments of the kernel in `adamw.cu`, from which alone a `Cubin` is made; it touches
-        // the first `count` elements of each buffer, which are there, as just checked.
+        // SAFETY: these are the arguments of the kernel in `adamw.cu`, the only source of a `Cubin`; it touches the
+        // first `count` elements of each buffer, which exist, as just checked.
         unsafe { self.kernel.launch(blocks, THREADS, &arguments) }
     }
 }

@@ -1,4 +1,4 @@
-//! cuBLASLt: products of matrices with a choice of algorithms.
+//! cuBLASLt: matrix products with a choice of algorithms.
 #![allow(unsafe_code)]
 
 use crate::driver::Buffer;
@@ -48,17 +48,17 @@ struct Heuristic {
     reserved: [i32; 4],
 }
 
-/// Elements of the matrices and how they are multiplied; sums are in f32.
+/// Format of the elements, and how they are multiplied; sums are in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// 16 bits in, 16 bits out.
+    /// 16 bits in and out.
     Bf16,
-    /// 32 bits in and out, rounded to TF32 on the way into the tensor cores.
+    /// 32 bits in and out, rounded to TF32 in the tensor cores.
     Tf32,
 }
 
 impl Precision {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Precision::Bf16 => 2,
@@ -74,15 +74,15 @@ pub struct CublasLt {
 }
 
 impl CublasLt {
-    /// Looks its functions up. Only [`CublasLt::start`] needs a GPU.
+    /// Looks up the functions. Only [`CublasLt::start`] needs a GPU.
     ///
     /// # Errors
-    /// One is missing.
+    /// A function is missing.
     pub fn new(library: &Library) -> Result<CublasLt, Error> {
         Ok(CublasLt { functions: Functions::load(library)?, handle: None })
     }
 
-    /// Makes it ready on the current device.
+    /// Starts the library on the current device.
     ///
     /// # Errors
     /// The call fails.
@@ -93,14 +93,14 @@ impl CublasLt {
         Ok(())
     }
 
-    /// Its version, as its number.
+    /// The version number.
     pub fn version(&self) -> usize {
         // SAFETY: takes nothing.
         unsafe { (self.functions.cublasLtGetVersion)() }
     }
 
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be given; the answer is a constant string.
+        // SAFETY: any number may be passed; the result is a constant string.
         check(CUBLASLT.name, call, code, || unsafe { text_at((self.functions.cublasLtGetStatusString)(code)) })
     }
 
@@ -115,7 +115,7 @@ impl CublasLt {
         Ok(Handle { raw, destroy })
     }
 
-    /// The product of a linear layer, `y[m,n] = x[m,k] * w[n,k]^T`, all by rows, with at most `candidates` algorithms
+    /// The product of a linear layer, `y[m,n] = x[m,k] * w[n,k]^T`, all row-major, with at most `candidates` algorithms
     /// and `workspace_bytes` of memory.
     ///
     /// # Errors
@@ -133,8 +133,8 @@ impl CublasLt {
             Precision::Bf16 => (R_16BF, COMPUTE_32F),
             Precision::Tf32 => (R_32F, COMPUTE_32F_FAST_TF32),
         };
-        // SAFETY (of the calls below): handles were made above and live; pointers are to live values of the types and
-        // sizes given.
+        // SAFETY: (of the calls below): handles were created above and are alive; pointers are to live values of the
+        // types and sizes given.
         let operation = self.create("cublasLtMatmulDescCreate", call.cublasLtMatmulDescDestroy, |raw| {
             // SAFETY: as above.
             unsafe { (call.cublasLtMatmulDescCreate)(raw, compute, R_32F) }
@@ -150,7 +150,7 @@ impl CublasLt {
             )
         };
         self.check("cublasLtMatmulDescSetAttribute", code)?;
-        // The library counts by columns: a matrix by rows is its transpose, and y^T[n,m] = w[n,k] * x^T[k,m].
+        // The library is column-major: a row-major matrix is its transpose, and y^T[n,m] = w[n,k] * x^T[k,m].
         let layout = |rows: usize, columns: usize| {
             self.create("cublasLtMatrixLayoutCreate", call.cublasLtMatrixLayoutDestroy, |raw| {
                 // SAFETY: as above.
@@ -176,7 +176,7 @@ impl CublasLt {
         let empty = Heuristic { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = (vec![empty; candidates], 0);
         let [w, x, y] = layouts.each_ref().map(|layout| layout.raw);
-        // SAFETY: as above; the library writes at most as many results as it is told to.
+        // SAFETY: as above; the library writes at most as many results as requested.
         let code = unsafe {
             (call.cublasLtMatmulAlgoGetHeuristic)(
                 handle.raw,
@@ -202,7 +202,7 @@ impl CublasLt {
     }
 }
 
-/// A product of one shape, planned.
+/// A planned product of one shape.
 pub struct Product<'a> {
     cublaslt: &'a CublasLt,
     handle: &'a Handle,
@@ -215,12 +215,11 @@ pub struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// How many algorithms there are.
     pub fn algorithms(&self) -> usize {
         self.found.len()
     }
 
-    /// Starts the product by one of the algorithms.
+    /// Launches the product with one of the algorithms.
     ///
     /// # Errors
     /// A buffer is too small, or the call fails.

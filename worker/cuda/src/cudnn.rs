@@ -1,4 +1,4 @@
-//! cuDNN: its handle, and convolutions by the calls that are deprecated since 9.0 and still there in 9.26. The graph
+//! cuDNN: its handle, and convolutions with the calls that are deprecated since 9.0 and still exist in 9.26. The graph
 //! calls are in `graph`.
 #![allow(unsafe_code)]
 
@@ -55,7 +55,7 @@ const BFLOAT16: i32 = 9;
 const CROSS_CORRELATION: i32 = 1;
 const TENSOR_OP_MATH: i32 = 1;
 
-/// `cudnnConvolutionFwdAlgoPerf_t` and its equals for the other two directions.
+/// `cudnnConvolutionFwdAlgoPerf_t` and its counterparts for the other two directions.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Found {
@@ -68,7 +68,7 @@ struct Found {
     reserved: [i32; 3],
 }
 
-/// A convolution of square images with square filters, by NHWC and in bf16 with sums in f32.
+/// A convolution of square images with square filters, in NHWC and in bf16 with sums in f32.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub images: usize,
@@ -98,10 +98,9 @@ impl Shape {
     }
 }
 
-/// What is computed from the other two of images, filters and results.
+/// Which of images, filters and results is computed from the other two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// The results.
     Forward,
     /// The gradient of the images.
     Images,
@@ -109,22 +108,22 @@ pub enum Direction {
     Filters,
 }
 
-/// The library.
+/// The library, on the current device once it is started.
 pub struct Cudnn {
     functions: Functions,
     handle: Option<Handle>,
 }
 
 impl Cudnn {
-    /// Looks its functions up. Only [`Cudnn::start`] needs a GPU.
+    /// Looks up the functions. Only [`Cudnn::start`] needs a GPU.
     ///
     /// # Errors
-    /// One is missing.
+    /// A function is missing.
     pub fn new(library: &Library) -> Result<Cudnn, Error> {
         Ok(Cudnn { functions: Functions::load(library)?, handle: None })
     }
 
-    /// Makes it ready on the current device.
+    /// Starts the library on the current device.
     ///
     /// # Errors
     /// The call fails.
@@ -135,14 +134,14 @@ impl Cudnn {
         Ok(())
     }
 
-    /// Its version, as its number.
+    /// The version number.
     pub fn version(&self) -> usize {
         // SAFETY: takes nothing.
         unsafe { (self.functions.cudnnGetVersion)() }
     }
 
     pub(crate) fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be given; the answer is a constant string.
+        // SAFETY: any number may be passed; the result is a constant string.
         check(CUDNN.name, call, code, || unsafe { text_at((self.functions.cudnnGetErrorString)(code)) })
     }
 
@@ -157,13 +156,13 @@ impl Cudnn {
         Ok(Handle { raw, destroy })
     }
 
-    /// The handle of the library.
+    /// The raw handle; an error if the library was not started.
     pub(crate) fn raw(&self) -> Result<Pointer, Error> {
         let started = self.handle.as_ref().map(|handle| handle.raw);
         started.ok_or_else(|| Error::refused("cudnn", "cuDNN was not started"))
     }
 
-    /// Describes a convolution.
+    /// Creates the descriptors of a convolution.
     ///
     /// # Errors
     /// A call fails.
@@ -200,7 +199,7 @@ impl Cudnn {
     }
 }
 
-/// A convolution, described.
+/// A convolution with its descriptors.
 pub struct Convolution<'a> {
     cudnn: &'a Cudnn,
     shape: Shape,
@@ -215,13 +214,12 @@ pub struct Convolution<'a> {
 pub struct Algorithm {
     direction: Direction,
     number: i32,
-    /// The kind of arithmetic with which it was found, by which alone it works.
+    /// The math type with which it was found; it only works with this one.
     math: i32,
     workspace_bytes: usize,
 }
 
 impl Convolution<'_> {
-    /// What it was made for.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -244,7 +242,7 @@ impl Convolution<'_> {
         Ok(())
     }
 
-    /// The three tensors in the order in which the direction's calls take them, the one that is written last.
+    /// The three tensors in the order of the direction's calls; the one that is written is last.
     fn operands(&self, direction: Direction, [x, w, y]: [&Buffer<'_>; 3]) -> [(Pointer, Pointer); 3] {
         let [x, w, y] = [(self.x.raw, x.pointer()), (self.w.raw, w.pointer()), (self.y.raw, y.pointer())];
         match direction {
@@ -254,10 +252,10 @@ impl Convolution<'_> {
         }
     }
 
-    /// The fastest algorithm by cuDNN's own measurement. Overwrites what the direction computes.
+    /// The fastest algorithm according to cuDNN's own measurement. Overwrites the result of the direction.
     ///
     /// # Errors
-    /// A buffer is too small, a call fails, or there is no algorithm.
+    /// A buffer is too small, a call fails, or no algorithm works.
     pub fn fastest(
         &self,
         direction: Direction,
@@ -290,8 +288,8 @@ impl Convolution<'_> {
             reserved: [0; 3],
         };
         let (mut found, mut count) = ([empty; MOST], 0);
-        // SAFETY: handles live, and the buffers are as large as they describe, as just checked; at most `MOST`
-        // results are written.
+        // SAFETY: handles are alive, and the buffers are as large as their descriptors say, as just checked; at most
+        // `MOST` results are written.
         let code = unsafe {
             find(
                 self.cudnn.raw()?,
@@ -317,7 +315,7 @@ impl Convolution<'_> {
         Ok(Algorithm { direction, number: best.algorithm, math: best.math, workspace_bytes: best.workspace_bytes })
     }
 
-    /// Starts one direction.
+    /// Launches one direction.
     ///
     /// # Errors
     /// A buffer is too small, or the call fails.

@@ -1,5 +1,5 @@
 //! The driver: devices, memory, kernels, time. Everything runs on the default stream of the device's primary context,
-//! which is the one that the libraries use too.
+//! which the libraries use too.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -49,11 +49,11 @@ pub struct Device {
     pub name: String,
     pub memory_bytes: usize,
     pub multiprocessors: i32,
-    /// Major and minor number of what its machine code must be made for.
+    /// Major and minor number of the architecture that machine code must be compiled for.
     pub capability: (i32, i32),
 }
 
-/// The driver, initialised.
+/// The initialised driver.
 pub struct Driver {
     functions: Functions,
 }
@@ -85,7 +85,7 @@ impl Driver {
         })
     }
 
-    /// The highest version of CUDA that the driver serves, as its number.
+    /// The highest version of CUDA that the driver supports, as its number.
     ///
     /// # Errors
     /// The call fails.
@@ -110,8 +110,8 @@ impl Driver {
     fn device(&self, index: i32) -> Result<Device, Error> {
         let call = &self.functions;
         let (mut raw, mut memory_bytes, mut name) = (0, 0, [0u8; 256]);
-        // SAFETY: all pointers are to live values of the types in the header; the name is cut to the length that is
-        // given.
+        // SAFETY: all pointers are to live values of the types in the header; the name is truncated to the given
+        // length.
         unsafe {
             self.check("cuDeviceGet", (call.cuDeviceGet)(&raw mut raw, index))?;
             self.check("cuDeviceGetName", (call.cuDeviceGetName)(name.as_mut_ptr().cast(), name.len() as i32, raw))?;
@@ -134,7 +134,7 @@ impl Driver {
         })
     }
 
-    /// Makes the primary context of a device that of this thread. It stays until the process ends.
+    /// Makes the primary context of a device current on this thread. It stays until the process ends.
     ///
     /// # Errors
     /// A call fails.
@@ -149,7 +149,7 @@ impl Driver {
     }
 }
 
-/// The context of one device, current on the thread that made it; it does not go to another.
+/// The context of one device, current on the thread that created it and bound to that thread.
 pub struct Context {
     driver: Driver,
     thread: PhantomData<*const ()>,
@@ -161,14 +161,14 @@ impl Context {
     /// # Errors
     /// The work failed.
     pub fn synchronize(&self) -> Result<(), Error> {
-        // SAFETY: takes nothing; the context is current on this thread, from which `self` cannot go away.
+        // SAFETY: takes nothing; the context is current on this thread, which `self` cannot leave.
         self.driver.check("cuCtxSynchronize", unsafe { (self.driver.functions.cuCtxSynchronize)() })
     }
 
-    /// Memory of the device, filled with zeros.
+    /// Allocates memory of the device, filled with zeros.
     ///
     /// # Errors
-    /// There is not enough.
+    /// There is not enough memory.
     pub fn zeros(&self, bytes: usize) -> Result<Buffer<'_>, Error> {
         let call = &self.driver.functions;
         let mut address = 0;
@@ -180,28 +180,28 @@ impl Context {
         Ok(buffer)
     }
 
-    /// Memory of the device with a copy of `values`.
+    /// Allocates memory of the device with a copy of `values`.
     ///
     /// # Errors
-    /// There is not enough.
+    /// There is not enough memory.
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<'_>, Error> {
         let buffer = self.zeros(size_of_val(values))?;
-        // SAFETY: both ranges have as many bytes; the call returns when the source may be freed.
+        // SAFETY: both ranges have the same number of bytes; when the call returns the source may be freed.
         let code =
             unsafe { (self.driver.functions.cuMemcpyHtoD_v2)(buffer.address, values.as_ptr().cast(), buffer.bytes) };
         self.driver.check("cuMemcpyHtoD", code)?;
         Ok(buffer)
     }
 
-    /// A kernel of a CUBIN.
+    /// Loads a kernel of a CUBIN.
     ///
     /// # Errors
-    /// The CUBIN is not for this device, or has no such kernel.
+    /// The CUBIN is for another kind of device, or has no such kernel.
     pub(crate) fn kernel(&self, cubin: &[u8], name: &str) -> Result<Kernel<'_>, Error> {
         let call = &self.driver.functions;
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         let name = CString::new(name).map_err(|_| Error::refused("cuModuleGetFunction", "a zero in the name"))?;
-        // SAFETY: a CUBIN says its own length in its header (ELF), and the driver copies what it needs.
+        // SAFETY: a CUBIN states its own length in its header (ELF), and the driver copies what it needs.
         let code = unsafe { (call.cuModuleLoadData)(&raw mut module, cubin.as_ptr().cast()) };
         self.driver.check("cuModuleLoadData", code)?;
         let module = Handle { raw: module, destroy: call.cuModuleUnload };
@@ -211,8 +211,8 @@ impl Context {
         Ok(Kernel { context: self, _module: module, function })
     }
 
-    /// Seconds of one call of `work`, the smallest of several measurements, each over `calls` calls on the device's
-    /// own clock.
+    /// Seconds of one call of `work`: the smallest of several measurements, each over `calls` calls by the device's own
+    /// clock.
     ///
     /// # Errors
     /// Those of `work`, and of the events.
@@ -245,7 +245,7 @@ impl Context {
 
     fn event(&self) -> Result<Handle, Error> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live handle; 0 asks for an event with a time.
+        // SAFETY: the pointer is to a live handle; 0 requests an event with a time.
         self.driver.check("cuEventCreate", unsafe { (self.driver.functions.cuEventCreate)(&raw mut raw, 0) })?;
         Ok(Handle { raw, destroy: self.driver.functions.cuEventDestroy_v2 })
     }
@@ -259,7 +259,6 @@ pub struct Buffer<'a> {
 }
 
 impl Buffer<'_> {
-    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -269,10 +268,10 @@ impl Buffer<'_> {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
 
-    /// A copy of `range` of its elements, once all work is done.
+    /// Copies `range` of its elements, once all work is done.
     ///
     /// # Errors
-    /// The range does not lie within, or the work before failed.
+    /// The range is out of bounds, or earlier work failed.
     pub fn download<T: Pod>(&self, range: std::ops::Range<usize>) -> Result<Vec<T>, Error> {
         self.context.synchronize()?;
         if range.end * size_of::<T>() > self.bytes {
@@ -281,8 +280,8 @@ impl Buffer<'_> {
         }
         let mut values = vec![T::zeroed(); range.len()];
         let from = self.address + (range.start * size_of::<T>()) as u64;
-        // SAFETY: the range lies within this allocation, as just checked, and the vector has as many bytes; any bytes
-        // are a `T`.
+        // SAFETY: the range is within this allocation, as just checked, and the vector has as many bytes; any bytes are
+        // a `T`.
         let code = unsafe {
             (self.context.driver.functions.cuMemcpyDtoH_v2)(values.as_mut_ptr().cast(), from, size_of_val(&values[..]))
         };
@@ -293,8 +292,8 @@ impl Buffer<'_> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
-        // SAFETY: allocated by `zeros`, freed once; the driver waits for work that uses it. What it returns would
-        // help nobody.
+        // SAFETY: allocated by `zeros`, freed once; the driver waits for work that uses it. The result could not be
+        // used.
         let _ = unsafe { (self.context.driver.functions.cuMemFree_v2)(self.address) };
     }
 }
@@ -317,15 +316,15 @@ pub(crate) enum Argument<'a> {
 }
 
 impl Kernel<'_> {
-    /// Starts the kernel on `blocks` blocks of `threads` threads.
+    /// Launches the kernel on `blocks` blocks of `threads` threads.
     ///
     /// # Errors
     /// The device refuses it.
     ///
     /// # Safety
-    /// The arguments must be those of the kernel, by number and type, and it must stay within its buffers.
+    /// The arguments must match those of the kernel, in number and type, and it must stay within its buffers.
     pub(crate) unsafe fn launch(&self, blocks: u32, threads: u32, arguments: &[Argument<'_>]) -> Result<(), Error> {
-        // The driver reads as many bytes as the kernel declares; eight are enough for each kind.
+        // The driver reads as many bytes as the kernel declares; eight are enough for every kind.
         let mut values: Vec<u64> = arguments
             .iter()
             .map(|argument| match argument {
@@ -335,8 +334,8 @@ impl Kernel<'_> {
             })
             .collect();
         let mut pointers: Vec<Pointer> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
-        // SAFETY: as promised by the caller; each pointer is to eight live bytes, of which a narrower type is the
-        // first on the little-endian machines that CUDA runs on.
+        // SAFETY: as promised by the caller; each pointer is to eight live bytes, and a narrower type is at their start
+        // on the little-endian machines that CUDA runs on.
         let code = unsafe {
             (self.context.driver.functions.cuLaunchKernel)(
                 self.function,

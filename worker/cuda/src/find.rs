@@ -1,19 +1,19 @@
-//! Where libraries and headers of CUDA may be.
+//! Finds libraries and headers of CUDA.
 //!
-//! The order is: the folders of [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), the
-//! toolkit below `/usr/local/cuda`, and the wheels that pip puts beside a Python (`site-packages/nvidia/*/lib`).
+//! The order is: the folders in [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), the toolkit
+//! in `/usr/local/cuda`, and the wheels that pip installs for a Python (`site-packages/nvidia/*/lib`).
 
 use crate::error::Error;
 use crate::library::Library;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Folders of libraries, separated by colons, that come before all others.
+/// Folders of libraries, separated by colons, that are searched before all others.
 pub const VARIABLE: &str = "SWITCHYARD_CUDA_LIBRARIES";
 
-/// A library, by the names under which it is known, best first.
+/// A library, with the file names that it may have, best first.
 pub struct Wanted {
-    /// As people call it.
+    /// Its common name.
     pub name: &'static str,
     files: &'static [&'static str],
 }
@@ -26,7 +26,7 @@ pub const CUDNN: Wanted = Wanted { name: "cuDNN", files: &["libcudnn.so.9", "lib
 pub const NVRTC: Wanted = Wanted { name: "NVRTC", files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] };
 pub const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"] };
 
-/// Which rule gave a candidate.
+/// The rule that led to a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     Variable,
@@ -36,7 +36,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// As it stands in results.
+    /// The name in results.
     pub fn name(self) -> &'static str {
         match self {
             Origin::Variable => VARIABLE,
@@ -47,7 +47,7 @@ impl Origin {
     }
 }
 
-/// The folders of this machine in which to look.
+/// The folders of this machine to search.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
     variable: Vec<PathBuf>,
@@ -55,15 +55,15 @@ pub struct Places {
     python: Vec<PathBuf>,
 }
 
-/// A library that was opened.
+/// An opened library.
 pub struct Found {
     pub library: Library,
     pub origin: Origin,
 }
 
 impl Places {
-    /// Reads the environment and the file system below `root`, which is `/` but in tests. `python` is an interpreter
-    /// whose packages to look at instead of those of `VIRTUAL_ENV` and `PATH`.
+    /// Reads the environment and the file system below `root`, which is `/` except in tests. `python` is an interpreter
+    /// whose packages are searched instead of those of `VIRTUAL_ENV` and `PATH`.
     pub fn new(get: impl Fn(&str) -> Option<OsString>, root: &Path, python: Option<&Path>) -> Places {
         let list =
             |name: &str| get(name).map(|value| std::env::split_paths(&value).collect::<Vec<_>>()).unwrap_or_default();
@@ -82,7 +82,7 @@ impl Places {
         }
     }
 
-    /// Every file that may be the library, in the order in which to try them. The loader's are bare names.
+    /// Every file that may be the library, in the order in which they are tried. Those for the loader are bare names.
     fn candidates(&self, wanted: &Wanted) -> Vec<(Origin, PathBuf)> {
         let toolkit = self.toolkit.iter().flat_map(|home| ["lib64", "lib", "compat"].map(|folder| home.join(folder)));
         let python = self.python.iter().map(|package| package.join("lib"));
@@ -99,8 +99,8 @@ impl Places {
             .collect()
     }
 
-    /// Opens the first candidate that can be opened, for the whole process: libraries that ask the loader for its
-    /// SONAME later get this one.
+    /// Opens the first candidate that can be opened, for the whole process: libraries that later ask the loader for its
+    /// SONAME get this one.
     ///
     /// # Errors
     /// [`Error::NotFound`] with everything that was tried; [`Error::NotLoaded`] if a file exists that the loader refuses.
@@ -113,7 +113,7 @@ impl Places {
             }
             match Library::open(path) {
                 Ok(library) => return Ok(Found { library, origin: *origin }),
-                // That no file has this name is what the loader says most of the time.
+                // Most of the time the loader just says that there is no file of this name.
                 Err(text) if *origin == Origin::Loader && text.contains("No such file") => {}
                 Err(text) => refused.push(text),
             }
@@ -125,18 +125,18 @@ impl Places {
         Err(Error::NotLoaded { library: wanted.name, text: refused.join("; ") })
     }
 
-    /// Folders of headers that are there, in the order of the search; `library` is the file of NVRTC.
+    /// Folders of headers that exist, in search order; `library` is the file of NVRTC.
     pub fn headers(&self, library: &Path) -> Vec<PathBuf> {
         let beside = library.parent().and_then(Path::parent).map(Path::to_path_buf);
         let homes = beside.into_iter().chain(self.toolkit.iter().cloned()).chain(self.python.iter().cloned());
-        // Since CUDA 13 the headers of the C++ core libraries stand in a folder of their own.
+        // Since CUDA 13 the headers of the C++ core libraries are in a separate folder.
         let folders = homes.flat_map(|home| [home.join("include"), home.join("include/cccl")]);
         distinct(folders.filter(|folder| folder.is_dir()))
     }
 }
 
-/// The folders `nvidia/*` in the packages of the Python whose program is in `bin`. A virtual environment's program is
-/// a link: its own packages come before those of the interpreter that it points to.
+/// The folders `nvidia/*` in the packages of the Python whose program is in `bin`. The program of a virtual environment
+/// is a link: its own packages come before those of the interpreter that it points to.
 fn wheels(bin: &Path) -> Vec<PathBuf> {
     let program = bin.join("python3");
     let real = program.canonicalize().ok();
@@ -152,7 +152,7 @@ fn wheels(bin: &Path) -> Vec<PathBuf> {
     sites.flat_map(|site| folders(&site.join("nvidia"))).collect()
 }
 
-/// The folders in a folder, in the order of their names; none where it cannot be read.
+/// The folders in a folder, sorted by name; none if it cannot be read.
 fn folders(parent: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();

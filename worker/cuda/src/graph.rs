@@ -1,4 +1,5 @@
-//! cuDNN's graph calls, as far as one operation needs them: descriptors with typed attributes, a plan, its execution.
+//! cuDNN's graph calls, as far as one operation needs them: descriptors with typed attributes, a plan, and its
+//! execution.
 #![allow(unsafe_code)]
 
 use crate::cudnn::Cudnn;
@@ -61,7 +62,7 @@ pub enum Element {
     Bf16 = 9,
 }
 
-/// What an attribute is set to; each kind has the size of element that its type tells cuDNN.
+/// Value of an attribute; cuDNN derives the element size from its type.
 enum Value<'a> {
     Library(Pointer),
     Element(Element),
@@ -74,17 +75,17 @@ enum Value<'a> {
 
 /// A tensor: dimensions (batch, heads, tokens, width) with their strides in elements.
 pub struct Tensor {
-    /// Its number in the graph, by which it gets its memory.
+    /// Its number in the graph, by which memory is assigned to it.
     pub id: i64,
     pub element: Element,
     pub dimensions: [i64; 4],
     pub strides: [i64; 4],
-    /// A single number in the memory of the host.
+    /// A single number in host memory.
     pub by_value: bool,
 }
 
 impl Tensor {
-    /// Bytes from its first to its last element on the device; `None` for one of the host.
+    /// Bytes from its first to its last element on the device; `None` for a number in host memory.
     fn bytes(&self) -> Option<usize> {
         let last: i64 =
             self.dimensions.iter().zip(self.strides).map(|(dimension, stride)| (dimension - 1) * stride).sum();
@@ -96,27 +97,27 @@ impl Tensor {
     }
 }
 
-/// The graph calls. Plans need a cuDNN that was started, operations do not.
+/// The graph calls. Plans need a started cuDNN, operations do not.
 pub struct Graph<'a> {
     functions: Functions,
     cudnn: &'a Cudnn,
 }
 
 impl<'a> Graph<'a> {
-    /// Looks the functions up.
+    /// Looks up the functions.
     ///
     /// # Errors
-    /// One is missing.
+    /// A function is missing.
     pub fn new(library: &Library, cudnn: &'a Cudnn) -> Result<Graph<'a>, Error> {
         Ok(Graph { functions: Functions::load(library)?, cudnn })
     }
 
-    /// As `Cudnn::check`, with what the graph calls say besides.
+    /// Same as `Cudnn::check`, with the additional text of the graph calls.
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
         self.cudnn.check(call, code).map_err(|error| match error {
             Error::Call { library, call, code, text } => {
                 let mut more = [0u8; 1024];
-                // SAFETY: cuDNN writes at most as many bytes as it is told.
+                // SAFETY: cuDNN writes at most as many bytes as it is told to.
                 unsafe { (self.functions.cudnnGetLastErrorString)(more.as_mut_ptr().cast(), more.len()) };
                 let end = more.iter().position(|byte| *byte == 0).unwrap_or(more.len());
                 let text = format!("{text}: {}", String::from_utf8_lossy(&more[..end]).trim());
@@ -145,7 +146,7 @@ impl<'a> Graph<'a> {
             Value::Descriptors(list) => (TYPE_BACKEND_DESCRIPTOR, list.len(), list.as_ptr().cast()),
         };
         // SAFETY: the address is of as many live elements of the kind as are given; cuDNN copies them, and refuses an
-        // attribute that is not of this kind.
+        // attribute of another kind.
         let code = unsafe {
             (self.functions.cudnnBackendSetAttribute)(descriptor.raw, attribute, kind, count as i64, address)
         };
@@ -174,10 +175,10 @@ impl<'a> Graph<'a> {
         Ok(descriptor)
     }
 
-    /// An operation of `kind`, whose attributes are the given tensors. Needs no GPU.
+    /// Creates an operation of `kind`, whose attributes are the given tensors. Needs no GPU.
     ///
     /// # Errors
-    /// cuDNN does not know the operation, or does not accept its tensors.
+    /// cuDNN does not know the operation, or refuses its tensors.
     pub fn operation(&self, kind: i32, tensors: &[(i32, Tensor)]) -> Result<Operation, Error> {
         let operation = self.descriptor(kind)?;
         let mut kept = Vec::new();
@@ -194,13 +195,13 @@ impl<'a> Graph<'a> {
     /// A plan for a graph of one operation.
     ///
     /// # Errors
-    /// A call fails, or no engine takes the graph.
-    pub fn plan(&self, operation: Operation) -> Result<Plan<'_, 'a>, Error> {
+    /// A call fails, or no engine accepts the graph.
+    pub fn plan(&self, operation: Operation) -> Result<ExecutionPlan<'_, 'a>, Error> {
         let graph = self.descriptor(OPERATIONGRAPH_DESCRIPTOR)?;
         self.set(&graph, OPERATIONGRAPH_HANDLE, &Value::Library(self.cudnn.raw()?))?;
         self.set(&graph, OPERATIONGRAPH_OPS, &Value::Descriptors(&[operation.descriptor.raw]))?;
         self.finalize(&graph, "operation graph")?;
-        // What the engine that the heuristic likes best says is the most telling.
+        // The error of the engine that the heuristic prefers says most.
         let mut first = None;
         for mode in [HEUR_MODE_A, HEUR_MODE_FALLBACK] {
             let engines = self.engines(&graph, mode).unwrap_or_else(|error| {
@@ -210,7 +211,7 @@ impl<'a> Graph<'a> {
             for engine in &engines {
                 match self.plan_with(engine) {
                     Ok((plan, workspace_bytes)) => {
-                        return Ok(Plan { graph: self, plan, tensors: operation.tensors, workspace_bytes });
+                        return Ok(ExecutionPlan { graph: self, plan, tensors: operation.tensors, workspace_bytes });
                     }
                     Err(error) => {
                         first.get_or_insert(error);
@@ -221,7 +222,7 @@ impl<'a> Graph<'a> {
         Err(first.unwrap_or_else(|| Error::refused("cudnnBackendGetAttribute(202)", "the heuristic names no engine")))
     }
 
-    /// Configurations of engines that the heuristic proposes, best first.
+    /// Engine configurations that the heuristic proposes, best first.
     fn engines(&self, graph: &Handle, mode: i32) -> Result<Vec<Handle>, Error> {
         const MOST: usize = 8;
         let heuristic = self.descriptor(ENGINEHEUR_DESCRIPTOR)?;
@@ -231,7 +232,7 @@ impl<'a> Graph<'a> {
         let mut engines = (0..MOST).map(|_| self.descriptor(ENGINECFG_DESCRIPTOR)).collect::<Result<Vec<_>, _>>()?;
         let mut list: Vec<Pointer> = engines.iter().map(|engine| engine.raw).collect();
         let mut count = 0i64;
-        // SAFETY: cuDNN fills the descriptors of the list, which live, and writes how many.
+        // SAFETY: cuDNN fills the live descriptors of the list, and writes their number.
         let code = unsafe {
             (self.functions.cudnnBackendGetAttribute)(
                 heuristic.raw,
@@ -273,23 +274,23 @@ impl<'a> Graph<'a> {
 pub struct Operation {
     descriptor: Handle,
     _tensors: Vec<Handle>,
-    /// Number of each tensor with its bytes on the device; `None` for one of the host.
+    /// Number of each tensor, and its bytes on the device; `None` for a number in host memory.
     tensors: Vec<(i64, Option<usize>)>,
 }
 
 /// A graph that is ready to run.
-pub struct Plan<'g, 'a> {
+pub struct ExecutionPlan<'g, 'a> {
     graph: &'g Graph<'a>,
     plan: Handle,
-    /// As in [`Operation`].
+    /// See [`Operation`].
     tensors: Vec<(i64, Option<usize>)>,
     /// Memory that it needs besides its tensors.
     pub workspace_bytes: usize,
 }
 
-impl Plan<'_, '_> {
-    /// Starts the graph: `buffers` are those of the tensors on the device in the order in which they were given, and
-    /// `value` is the number of all tensors of the host.
+impl ExecutionPlan<'_, '_> {
+    /// Launches the graph: `buffers` are those of the tensors on the device in the order in which they were given, and
+    /// `value` is the number for all tensors in host memory.
     ///
     /// # Errors
     /// Buffers are missing or too small, or a call fails.
@@ -315,8 +316,8 @@ impl Plan<'_, '_> {
         graph.set(&pack, VARIANT_PACK_DATA_POINTERS, &Value::Pointers(&pointers))?;
         graph.set(&pack, VARIANT_PACK_WORKSPACE, &Value::Pointers(&[workspace.pointer()]))?;
         graph.finalize(&pack, "variant pack")?;
-        // SAFETY: plan and pack live; the buffers are as large as their tensors, as checked above; numbers of the
-        // host are read before the call returns, and freeing a buffer waits for the work.
+        // SAFETY: plan and pack are alive; the buffers are as large as their tensors, as checked above; host numbers
+        // are read before the call returns, and freeing a buffer waits for the work.
         let code = unsafe { (graph.functions.cudnnBackendExecute)(graph.cudnn.raw()?, self.plan.raw, pack.raw) };
         graph.check("cudnnBackendExecute", code)
     }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 /// An address or handle of a library.
 pub(crate) type Pointer = *mut c_void;
 
-/// A shared library that stays open until the process ends: CUDA's do not survive being closed.
+/// A shared library that stays open until the process ends: CUDA's libraries do not survive being closed.
 pub struct Library {
     inner: &'static unix::Library,
-    /// Its file; a bare name where the loader found it and the kernel does not tell the path.
+    /// The file, or a bare name if the loader found it and the kernel does not show the path.
     pub path: PathBuf,
 }
 
@@ -37,7 +37,7 @@ impl Library {
     /// # Safety
     /// `T` must be the type of a function pointer with the signature that the library's header gives.
     pub(crate) unsafe fn function<T: Copy>(&self, name: &'static str) -> Result<T, Error> {
-        // SAFETY: as promised by the caller; the library is never closed, so that a copy of the pointer stays good.
+        // SAFETY: as promised by the caller; the library is never closed, so a copy of the pointer stays valid.
         let symbol = unsafe { self.inner.get::<T>(name.as_bytes()) };
         symbol.map(|symbol| *symbol).map_err(|_| Error::NoSymbol { file: self.path.clone(), symbol: name })
     }
@@ -46,7 +46,7 @@ impl Library {
 /// The file behind a name that the loader resolved.
 fn mapped(name: &Path) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    // The mapped file is the one that links lead to: `libcuda.so.1` is mapped as `libcuda.so.580.65.06`.
+    // The mapped file is the target of the links: `libcuda.so.1` is mapped as `libcuda.so.580.65.06`.
     let stem = name.to_str()?.split(".so").next()?;
     let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
     let mut same = files
@@ -72,7 +72,7 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// An object of a library, destroyed with it.
+/// An object of a library, which destroys it on drop.
 pub(crate) struct Handle {
     pub(crate) raw: Pointer,
     pub(crate) destroy: unsafe extern "C" fn(Pointer) -> i32,
@@ -80,13 +80,13 @@ pub(crate) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from the create function that belongs to `destroy` and is destroyed once. What it
-        // returns would help nobody.
+        // SAFETY: `raw` came from the create function that belongs to `destroy`, and is destroyed once. The result
+        // could not be used.
         let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// An error for a code that is not zero.
+/// An error for any code but zero.
 pub(crate) fn check(library: &'static str, call: &str, code: i32, text: impl FnOnce() -> String) -> Result<(), Error> {
     match code {
         0 => Ok(()),
@@ -94,7 +94,7 @@ pub(crate) fn check(library: &'static str, call: &str, code: i32, text: impl FnO
     }
 }
 
-/// Text of a library.
+/// Copies a text of a library.
 ///
 /// # Safety
 /// `text` is null or points to a C string.

@@ -30,20 +30,20 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Looks its functions up.
+    /// Looks up the functions.
     ///
     /// # Errors
-    /// One is missing.
+    /// A function is missing.
     pub fn new(library: &Library) -> Result<Nccl, Error> {
         Ok(Nccl { functions: Functions::load(library)? })
     }
 
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be given; the answer is a constant string.
+        // SAFETY: any number may be passed; the result is a constant string.
         check(NCCL.name, call, code, || unsafe { text_at((self.functions.ncclGetErrorString)(code)) })
     }
 
-    /// Its version, as its number.
+    /// The version number.
     ///
     /// # Errors
     /// The call fails.
@@ -54,7 +54,7 @@ impl Nccl {
         Ok(version)
     }
 
-    /// A communicator of this process alone, on the current device.
+    /// Creates a communicator of this process alone, on the current device.
     ///
     /// # Errors
     /// A call fails.
@@ -62,20 +62,19 @@ impl Nccl {
         let (mut id, mut raw) = (UniqueId([0; 128]), std::ptr::null_mut());
         // SAFETY: the pointer is to as many bytes as the header says.
         self.check("ncclGetUniqueId", unsafe { (self.functions.ncclGetUniqueId)(&raw mut id) })?;
-        // SAFETY: the pointer is to a live handle; one rank, of number 0.
+        // SAFETY: the pointer is to a live handle; one rank, number 0.
         self.check("ncclCommInitRank", unsafe { (self.functions.ncclCommInitRank)(&raw mut raw, 1, id, 0) })?;
         Ok(Communicator { nccl: self, handle: Handle { raw, destroy: self.functions.ncclCommDestroy } })
     }
 }
 
-/// A communicator.
 pub struct Communicator<'a> {
     nccl: &'a Nccl,
     handle: Handle,
 }
 
 impl Communicator<'_> {
-    /// Starts the sum over all ranks of all `f32` of `from` into `into`.
+    /// Launches the sum over all ranks of all `f32` of `from` into `into`.
     ///
     /// # Errors
     /// The sizes differ, or the call fails.

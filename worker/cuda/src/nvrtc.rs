@@ -24,16 +24,16 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Looks its functions up.
+    /// Looks up the functions.
     ///
     /// # Errors
-    /// One is missing.
+    /// A function is missing.
     pub fn new(library: &Library) -> Result<Nvrtc, Error> {
         Ok(Nvrtc { functions: Functions::load(library)? })
     }
 
     fn check(&self, call: &str, code: i32) -> Result<(), Error> {
-        // SAFETY: any number may be given; the answer is a constant string.
+        // SAFETY: any number may be passed; the result is a constant string.
         check(NVRTC.name, call, code, || unsafe { text_at((self.functions.nvrtcGetErrorString)(code)) })
     }
 
@@ -48,10 +48,11 @@ impl Nvrtc {
         Ok((major, minor))
     }
 
-    /// Compiles a file to a CUBIN; `options` must name a real architecture (`sm_…`), since a virtual one gives none.
+    /// Compiles a source to a CUBIN; `options` must name a real architecture (`sm_…`), because there is no CUBIN for a
+    /// virtual one.
     ///
     /// # Errors
-    /// What the compiler says of the source or the options.
+    /// The compiler's messages about the source or the options.
     pub fn cubin(&self, name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Error> {
         let call = &self.functions;
         let text =
@@ -73,14 +74,14 @@ impl Nvrtc {
             )
         };
         self.check("nvrtcCreateProgram", code)?;
-        // SAFETY: the program was made above; the list has as many strings as it says.
+        // SAFETY: the program was created above; the list has as many strings as it says.
         let code = unsafe { (call.nvrtcCompileProgram)(program.raw, pointers.len() as i32, pointers.as_ptr()) };
         check(NVRTC.name, "nvrtcCompileProgram", code, || self.log(&program).unwrap_or_else(|_| "no log".to_string()))?;
         let mut size = 0;
         // SAFETY: the program was compiled; `size` lives.
         self.check("nvrtcGetCUBINSize", unsafe { (call.nvrtcGetCUBINSize)(program.raw, &raw mut size) })?;
         let mut cubin = vec![0u8; size];
-        // SAFETY: NVRTC writes as many bytes as it just said.
+        // SAFETY: NVRTC writes as many bytes as it just reported.
         self.check("nvrtcGetCUBIN", unsafe { (call.nvrtcGetCUBIN)(program.raw, cubin.as_mut_ptr().cast()) })?;
         Ok(cubin)
     }
@@ -91,14 +92,14 @@ impl Nvrtc {
         let code = unsafe { (self.functions.nvrtcGetProgramLogSize)(program.raw, &raw mut size) };
         self.check("nvrtcGetProgramLogSize", code)?;
         let mut log = vec![0u8; size];
-        // SAFETY: NVRTC writes as many bytes as it just said.
+        // SAFETY: NVRTC writes as many bytes as it just reported.
         let code = unsafe { (self.functions.nvrtcGetProgramLog)(program.raw, log.as_mut_ptr().cast()) };
         self.check("nvrtcGetProgramLog", code)?;
         Ok(String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string())
     }
 }
 
-/// A program, destroyed through the address of its handle and therefore no `Handle`.
+/// A program. It is destroyed through the address of its handle and therefore is not a `Handle`.
 struct Program {
     raw: Pointer,
     destroy: unsafe extern "C" fn(*mut Pointer) -> i32,
@@ -107,7 +108,7 @@ struct Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: made by `nvrtcCreateProgram` and destroyed once.
+            // SAFETY: created by `nvrtcCreateProgram` and destroyed once.
             let _ = unsafe { (self.destroy)(&raw mut self.raw) };
         }
     }

@@ -1,4 +1,4 @@
-//! A part in a process of its own, which may crash or hang.
+//! Runs a part in its own process, which may crash or hang.
 
 use crate::outcome::Outcome;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Runs one part of this program with the arguments that it was itself given.
+/// Runs one part of this program, with the arguments of this process.
 pub(crate) fn run(part: &str, limit: Duration) -> Outcome {
     let program = match std::env::current_exe() {
         Ok(program) => program,
@@ -20,7 +20,7 @@ pub(crate) fn run(part: &str, limit: Duration) -> Outcome {
     within(command, limit)
 }
 
-/// The outcome that a command prints on its last line, or what became of it.
+/// The outcome that a command prints on its last line, or how it failed.
 fn within(mut command: Command, limit: Duration) -> Outcome {
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = match started {
@@ -30,7 +30,7 @@ fn within(mut command: Command, limit: Duration) -> Outcome {
     let output = child.stdout.take().map(collect);
     let errors = child.stderr.take().map(collect);
     let status = wait(&mut child, limit);
-    // A grandchild may hold the pipes open; what came until then is enough.
+    // A grandchild may hold the pipes open; what has arrived until then is enough.
     let text = |pipe: Option<Receiver<Vec<u8>>>| {
         let wait = Duration::from_secs(1);
         let chunks =
@@ -48,7 +48,7 @@ fn within(mut command: Command, limit: Duration) -> Outcome {
     }
 }
 
-/// Reads a pipe to its end on a thread, so that a part that writes much does not stand still.
+/// Reads a pipe to its end on a thread, so that a part with much output does not block.
 fn collect(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (send, receive) = channel();
     std::thread::spawn(move || {
@@ -62,7 +62,7 @@ fn collect(mut pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receive
 }
 
-/// How the process ended; `None` after it was ended at the limit.
+/// How the process ended; `None` if it was killed at the limit.
 fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {
@@ -71,7 +71,7 @@ fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus
         }
         if start.elapsed() > limit {
             child.kill()?;
-            // A process that waits for a device inside the kernel does not even die: it is not waited for.
+            // A process that waits for a device inside the kernel cannot even be killed: it is not waited for.
             std::thread::sleep(Duration::from_millis(100));
             child.try_wait()?;
             return Ok(None);

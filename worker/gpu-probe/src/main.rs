@@ -1,9 +1,8 @@
-//! `gpu-probe`: what of CUDA is on this machine, and whether the calls that a GPU back end of the engine needs work
-//! there.
+//! `gpu-probe`: which parts of CUDA are on this machine, and whether the calls that a GPU back end of the engine needs
+//! work there.
 //!
-//! Every part runs in a process of its own with a time limit: a library that crashes or hangs is an outcome like
-//! others. Nothing of CUDA is linked; a machine without a GPU is no error
-//! ([docs/gpu-probe.md](../../../docs/gpu-probe.md)).
+//! Every part runs in its own process with a time limit: a library that crashes or hangs is an outcome like any other.
+//! CUDA is not linked, and a machine without a GPU is not an error ([docs/gpu-probe.md](../../../docs/gpu-probe.md)).
 #![forbid(unsafe_code)]
 
 mod child;
@@ -24,17 +23,17 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use switchyard_cuda::find::Places;
 
-/// What of CUDA is on this machine, and whether what a GPU back end needs works there.
+/// Which parts of CUDA are on this machine, and whether the calls that a GPU back end needs work there.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
     /// Write the result to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Number of the GPU.
+    /// Index of the GPU.
     #[arg(long, default_value_t = 0)]
     device: usize,
-    /// Without a GPU: compute capability to compile for, without the point.
+    /// Without a GPU: compute capability to compile for, without the dot.
     #[arg(long, value_name = "NUMBER", default_value_t = 90)]
     sm: u32,
     /// Python interpreter whose packages to search, instead of those of VIRTUAL_ENV and PATH.
@@ -45,9 +44,9 @@ struct Arguments {
     part: Option<String>,
 }
 
-/// One part's answer.
+/// The result of one part.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct PartResult {
     part: &'static str,
     asks: &'static str,
     seconds: f64,
@@ -60,7 +59,7 @@ struct Answer {
 struct Report {
     benchmark: &'static str,
     cpu: Option<String>,
-    parts: Vec<Answer>,
+    parts: Vec<PartResult>,
 }
 
 fn main() -> ExitCode {
@@ -68,22 +67,22 @@ fn main() -> ExitCode {
     if let Some(name) = &arguments.part {
         return one(&arguments, name);
     }
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     for part in &PARTS {
         let start = Instant::now();
         let outcome = child::run(part.name, Duration::from_secs(part.limit));
-        let answer = Answer {
+        let result = PartResult {
             part: part.name,
             asks: part.asks,
             seconds: numbers::short(start.elapsed().as_secs_f64()),
             outcome,
         };
-        say(&show::answer(&answer));
-        answers.push(answer);
+        say(&show::part(&result));
+        results.push(result);
     }
-    say(&show::summary(&answers));
+    say(&show::summary(&results));
     let Some(file) = &arguments.json else { return ExitCode::SUCCESS };
-    let report = Report { benchmark: "gpu-probe", cpu: cpu(), parts: answers };
+    let report = Report { benchmark: "gpu-probe", cpu: cpu(), parts: results };
     let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string());
     match text.and_then(|text| std::fs::write(file, text + "\n").map_err(|error| error.to_string())) {
         Ok(()) => ExitCode::SUCCESS,
@@ -94,7 +93,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One part, in the process that the probe started for it.
+/// Runs one part, in the process that the probe started for it.
 fn one(arguments: &Arguments, name: &str) -> ExitCode {
     let Some(part) = PARTS.iter().find(|part| part.name == name) else {
         eprintln!("gpu-probe: no part `{name}`");
@@ -105,7 +104,7 @@ fn one(arguments: &Arguments, name: &str) -> ExitCode {
     let outcome = Outcome::from((part.run)(&probe));
     match serde_json::to_string(&outcome) {
         Ok(line) => {
-            // On a line of its own whatever the libraries have written.
+            // On its own line, whatever the libraries have printed.
             println!("\n{line}");
             ExitCode::SUCCESS
         }
@@ -116,7 +115,7 @@ fn one(arguments: &Arguments, name: &str) -> ExitCode {
     }
 }
 
-/// Prints; a reader that is gone is no reason to stop, since the result file may still be wanted.
+/// Prints. If the reader is gone the probe continues, since the result file may still be wanted.
 fn say(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

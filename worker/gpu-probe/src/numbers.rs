@@ -1,8 +1,8 @@
-//! Numbers to compute with, and what they are compared by.
+//! Test numbers, and how results are compared.
 
 /// The number at `index` of stream `seed`: one of the 16 odd multiples of 1/16 between -1 and 1, which bf16 and TF32
-/// hold exactly. Any element can be had without the others, so that a few elements of a large result can be computed
-/// again.
+/// represent exactly. Any element can be computed without the others, so that a few elements of a large result can be
+/// recomputed.
 pub(crate) fn pattern(seed: u32, index: usize) -> f32 {
     // The finalizer of MurmurHash3.
     let mut bits = (index as u32).wrapping_add(seed.wrapping_mul(0x9E37_79B9));
@@ -11,8 +11,7 @@ pub(crate) fn pattern(seed: u32, index: usize) -> f32 {
     ((bits >> 28) as f32 * 2.0 - 15.0) / 16.0
 }
 
-/// The largest difference between two arrays, divided by the largest number of the second; infinite where a number is
-/// none.
+/// The largest difference between two arrays, divided by the largest number of the second; infinite if a number is NaN.
 pub(crate) fn relative_error(got: &[f32], wanted: &[f32]) -> f64 {
     let scale = wanted.iter().fold(0.0f64, |largest, value| largest.max(f64::from(value.abs())));
     let difference = got.iter().zip(wanted).map(|(got, wanted)| f64::from(got - wanted).abs());
@@ -27,7 +26,7 @@ pub(crate) fn places(len: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |index| index * (len - 1) / count.max(2).saturating_sub(1))
 }
 
-/// Rounded to four significant digits, as results keep it.
+/// Rounds to four significant digits, for results.
 pub(crate) fn short(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;

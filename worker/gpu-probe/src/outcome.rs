@@ -1,10 +1,10 @@
-//! What came of one part.
+//! The outcome of one part.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use switchyard_cuda::Error;
 
-/// What came of one part of the probe. Functions return one that is not `Ok` as their error.
+/// The outcome of one part of the probe. Functions return outcomes other than `Ok` as their error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all_fields = "camelCase")]
 pub(crate) enum Outcome {
@@ -13,23 +13,21 @@ pub(crate) enum Outcome {
         /// What was found or measured; units are in the names.
         figures: Value,
     },
-    /// Something that it needs is not on this machine.
+    /// Something that the part needs is not on this machine.
     Absent {
-        /// What is missing.
         reason: String,
-        /// Names and folders that were tried, in order; empty where nothing was searched.
+        /// Names and folders that were tried, in order; empty if nothing was searched for.
         looked_for: Vec<String>,
     },
-    /// All is there and does not work.
+    /// Everything exists and does not work.
     Failed {
-        /// The call that failed.
         call: String,
-        /// What it returned, where it returns a number.
+        /// The returned code, if the call returns one.
         #[serde(skip_serializing_if = "Option::is_none")]
         code: Option<i64>,
-        /// What the library says to it.
+        /// The library's message.
         text: String,
-        /// What was found or measured in spite of it.
+        /// What was found or measured nevertheless.
         #[serde(skip_serializing_if = "Option::is_none")]
         figures: Option<Value>,
     },
@@ -41,7 +39,7 @@ impl Outcome {
         Outcome::Absent { reason: reason.into(), looked_for: Vec::new() }
     }
 
-    /// A failure without a number.
+    /// A failure without a code.
     pub(crate) fn failed(call: impl Into<String>, text: impl Into<String>) -> Outcome {
         Outcome::Failed { call: call.into(), code: None, text: text.into(), figures: None }
     }

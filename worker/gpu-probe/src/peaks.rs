@@ -1,8 +1,8 @@
-//! What products can do at most, by the vendor's data sheets: dense, without sparsity.
+//! Peak rates of products from the vendor's data sheets: dense, without sparsity.
 
 use switchyard_cuda::cublaslt::Precision;
 
-/// A word of the device's name, and TFLOP/s in bf16 and TF32. Of several that fit, the first counts.
+/// Words in the device's name, and TFLOP/s in bf16 and TF32. Of several that match, the first counts.
 const PEAKS: [(&str, f64, f64); 10] = [
     ("B200", 2250.0, 1125.0),
     ("H200 NVL", 835.0, 417.5),
@@ -16,9 +16,9 @@ const PEAKS: [(&str, f64, f64); 10] = [
     ("L4", 121.0, 60.0),
 ];
 
-/// Nominal peak of a device, TFLOP/s; `None` for one that is not in the table.
+/// Nominal peak of a device in TFLOP/s; `None` if it is not in the table.
 pub(crate) fn peak(device: &str, precision: Precision) -> Option<f64> {
-    // Words, not parts of words: an L4 is no L40.
+    // Whole words only: an L4 is not an L40.
     let words: Vec<&str> = device.split([' ', '-']).collect();
     let fits = |name: &str| {
         let name: Vec<&str> = name.split(' ').collect();

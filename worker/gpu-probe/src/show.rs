@@ -1,14 +1,14 @@
-//! Answers as people read them.
+//! Results as text for people.
 
-use crate::Answer;
+use crate::PartResult;
 use crate::outcome::Outcome;
 use serde_json::Value;
 use std::fmt::Write;
 
-/// One answer: a line, and one more for every row of its tables.
-pub(crate) fn answer(answer: &Answer) -> String {
+/// One result: a line, and another one for every row of its tables.
+pub(crate) fn part(result: &PartResult) -> String {
     let mut text = String::new();
-    let (status, line, rows) = match &answer.outcome {
+    let (status, line, rows) = match &result.outcome {
         Outcome::Ok { figures } => ("ok", scalars(figures), tables(figures)),
         Outcome::Absent { reason, looked_for } => {
             let tried = match looked_for.len() {
@@ -23,24 +23,24 @@ pub(crate) fn answer(answer: &Answer) -> String {
         }
     };
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {line}", answer.asks, answer.seconds);
+    let _ = writeln!(text, "{:<28} {status:<7} {:>7.2} s  {line}", result.asks, result.seconds);
     for row in rows {
         let _ = writeln!(text, "    {row}");
     }
     text
 }
 
-/// How many parts came to what.
-pub(crate) fn summary(answers: &[Answer]) -> String {
-    let count = |fits: fn(&Outcome) -> bool| answers.iter().filter(|answer| fits(&answer.outcome)).count();
+/// Counts of the outcomes.
+pub(crate) fn summary(results: &[PartResult]) -> String {
+    let count = |fits: fn(&Outcome) -> bool| results.iter().filter(|result| fits(&result.outcome)).count();
     let ok = count(|outcome| matches!(outcome, Outcome::Ok { .. }));
     let absent = count(|outcome| matches!(outcome, Outcome::Absent { .. }));
-    let gpu = answers.iter().any(|answer| answer.part == "driver" && matches!(answer.outcome, Outcome::Ok { .. }));
+    let gpu = results.iter().any(|result| result.part == "driver" && matches!(result.outcome, Outcome::Ok { .. }));
     let machine = if gpu { "" } else { "No GPU on this machine. " };
-    format!("{machine}{ok} ok, {absent} absent, {} failed\n", answers.len() - ok - absent)
+    format!("{machine}{ok} ok, {absent} absent, {} failed\n", results.len() - ok - absent)
 }
 
-/// `name value` of all that is no list of objects.
+/// `name value` of everything but lists of objects.
 fn scalars(figures: &Value) -> String {
     let pairs = figures.as_object().into_iter().flatten().filter(|(_, value)| !is_table(value) && !value.is_null());
     pairs.map(|(name, value)| pair(name, value)).collect::<Vec<_>>().join("  ")
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn an_answer_is_a_line_and_rows() {
         let figures = json!({"version": "13.2", "devices": [{"name": "H100", "share": null, "in": {"ms": 1.5}}]});
-        let shown = answer(&Answer { part: "x", asks: "driver", seconds: 0.5, outcome: Outcome::Ok { figures } });
+        let shown = part(&PartResult { part: "x", asks: "driver", seconds: 0.5, outcome: Outcome::Ok { figures } });
         let lines: Vec<&str> = shown.lines().collect();
         assert!(
             lines[0].starts_with("driver") && lines[0].contains("ok") && lines[0].ends_with("version 13.2"),
@@ -79,7 +79,7 @@ mod tests {
         );
         assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>().join(" "), "in (ms 1.5) name H100");
         let failed = Outcome::Failed { call: "cuInit".into(), code: Some(999), text: "unknown".into(), figures: None };
-        let shown = answer(&Answer { part: "x", asks: "driver", seconds: 0.5, outcome: failed });
+        let shown = part(&PartResult { part: "x", asks: "driver", seconds: 0.5, outcome: failed });
         assert!(shown.contains("FAILED") && shown.contains("cuInit 999: unknown"), "{shown}");
     }
 }

@@ -1,12 +1,12 @@
-//! Versions as the libraries write them: one number.
+//! Version numbers of the libraries.
 
 /// Version of a driver or of its API, `major * 1000 + minor * 10` (`cuda.h`).
 pub(crate) fn cuda(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// `major * 10000 + minor * 100 + patch`, as cuBLASLt, cuDNN since 9 and NCCL since 2.9 have it; older ones are
-/// `major * 1000 + minor * 100 + patch`, which is less than 10000 for all majors below 10.
+/// `major * 10000 + minor * 100 + patch`, as in cuBLASLt, cuDNN since 9 and NCCL since 2.9; older ones are `major *
+/// 1000 + minor * 100 + patch`, which is less than 10000 for all majors below 10.
 pub(crate) fn library(number: i64) -> String {
     let major = if number < 10_000 { 1000 } else { 10_000 };
     format!("{}.{}.{}", number / major, number % major / 100, number % 100)

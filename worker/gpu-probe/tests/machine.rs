@@ -1,4 +1,4 @@
-//! The whole program on the machine that runs the tests, most of which have no GPU.
+//! The whole program on the machine that runs the tests; most have no GPU.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn is_text(value: &Value) -> bool {
     value.as_str().is_some_and(|text| !text.is_empty())
 }
 
-/// What a result file promises its readers.
+/// The guaranteed structure of a result file.
 fn check_schema(report: &Value) -> Result<(), String> {
     let parts = report["parts"].as_array().ok_or("no list of parts")?;
     let names: Vec<&str> = parts.iter().filter_map(|part| part["part"].as_str()).collect();
@@ -89,7 +89,7 @@ fn a_library_that_cannot_be_opened_is_told_and_the_rest_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("libcudnn.so.9"), "").unwrap();
     let mut command = probe();
-    // Nothing but this folder, so that no other copy is taken in its place.
+    // Only this folder, so that no other copy is used instead.
     command.env_clear().env("SWITCHYARD_CUDA_LIBRARIES", folder.path());
     let (output, report) = run(&mut command, &folder.path().join("result.json"));
     assert!(output.status.success(), "{output:?}");

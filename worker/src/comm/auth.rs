@@ -167,7 +167,9 @@ impl Connector {
                 said.extend_from_slice(text);
                 let mac = self.key.mac("acceptor", &self.claims, (&self.nonce, &theirs), &said);
                 if !bool::from(mac.ct_eq(&payload[1..33])) {
-                    return because("the handshake failed; both sides must have the same job token and be of one job");
+                    return because(
+                        "the handshake failed; both sides must have the same job token and belong to the same job",
+                    );
                 }
                 match code {
                     ADMITTED => ConnectorStep::Admitted,
@@ -287,7 +289,7 @@ impl Gate {
                     let why = if claims.attempt == self.door.attempt {
                         "wrong job token".to_owned()
                     } else {
-                        format!("says that it is of attempt {}, this is attempt {}", claims.attempt, self.door.attempt)
+                        format!("claims to be of attempt {}, this is attempt {}", claims.attempt, self.door.attempt)
                     };
                     return GateStep::Refuse(frame::encode(Kind::Verdict, self.door.attempt, 0, &blank), why);
                 }

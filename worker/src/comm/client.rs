@@ -74,7 +74,7 @@ pub(super) fn reach_rank_zero(
                 Err(Denied::Io(error)) => last = format!("{address}: {error} during the handshake"),
                 // The group of the previous attempt is about to end and will free the address.
                 Err(Denied::Refused(Refusal::StaleAcceptor)) => {
-                    last = format!("{address}: an older attempt is still there");
+                    last = format!("{address}: an older attempt is still running");
                 }
                 Err(Denied::Refused(Refusal::Because(reason))) => {
                     return Err(CommError::Refused { by: format!("rank 0 at {address}"), reason });
@@ -226,7 +226,7 @@ impl Client {
                 self.hang_up();
             }
             Kind::Heartbeat => {}
-            other => self.fail(Cause::failed(0, format!("sent a {other:?} that has no meaning here"))),
+            other => self.fail(Cause::failed(0, format!("sent an unexpected {other:?}"))),
         }
     }
 

@@ -1,8 +1,8 @@
 //! How far this rank's wall clock is from rank 0's, measured by round trips over the control connection.
 //!
-//! For a question sent at `t0` and an answer that rank 0 stamped `t1` and that arrived at `t3`, the offset is `t1 - (t0
-//! + t3) / 2`: the formula of the Network Time Protocol (RFC 5905, section 8) for an answer that leaves as soon as the
-//! question arrives. Its error is at most half the round trip, so the fastest of several trips is used.
+//! A question leaves at `t0`, rank 0 stamps its answer `t1`, and the answer arrives at `t3`. The offset is
+//! `t1 - (t0 + t3) / 2`: the formula of the Network Time Protocol (RFC 5905, section 8) for an answer that leaves as soon
+//! as the question arrives. Its error is at most half the round trip, so the fastest of several trips is used.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

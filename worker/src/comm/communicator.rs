@@ -7,7 +7,7 @@ use super::{
     error::{Cause, CommError},
     host,
     hub::Ballot,
-    join::{Parts, Plan, join, spawn},
+    join::{BucketPlan, Parts, join, spawn},
     options::Options,
     probe::Probed,
     shm::{Mapping, Memory},
@@ -73,7 +73,7 @@ impl Drop for Threads {
     fn drop(&mut self) {
         if !self.left && self.control.is_some() {
             // Returns at once if the group has already failed.
-            let word = if std::thread::panicking() { "panicked" } else { "gave up without a word" };
+            let word = if std::thread::panicking() { "panicked" } else { "gave up without saying why" };
             self.shared.abort(Cause::failed(self.shared.rank, word));
         }
         for lane in &self.lanes {
@@ -98,7 +98,7 @@ impl Communicator {
         config.check()?;
         options.check()?;
         let (buckets, arena) = place(bucket_lens)?;
-        let plan = Plan { bucket_lens, arena, options: *options };
+        let plan = BucketPlan { bucket_lens, arena, options: *options };
         let lanes = plan.lanes() as usize;
         let shared = Arc::new(Shared::new((config.rank(), config.world()), lanes, config.connect_timeout)?);
         let mut threads =

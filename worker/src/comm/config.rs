@@ -37,7 +37,7 @@ impl Token {
         // The mode comes from the open file, so that the file cannot be swapped in between.
         let stat = rustix::fs::fstat(&fd).map_err(|errno| fault(errno.to_string(), READABLE))?;
         if !FileType::from_raw_mode(stat.st_mode).is_file() {
-            return Err(fault("no regular file".to_owned(), READABLE));
+            return Err(fault("something other than a regular file".to_owned(), READABLE));
         }
         let mode = Mode::from_raw_mode(stat.st_mode).bits() & 0o777;
         let user = rustix::process::geteuid();
@@ -358,7 +358,7 @@ mod tests {
             let text = Token::from_file(key.path()).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");
         }
-        for (path, word) in [("/nonexistent/key", "No such file"), ("/", "no regular file")] {
+        for (path, word) in [("/nonexistent/key", "No such file"), ("/", "other than a regular file")] {
             let text = Token::from_file(Path::new(path)).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");
         }

@@ -242,7 +242,7 @@ impl Hub {
             _ => false,
         };
         if !sense {
-            self.fail(Cause::failed(rank, format!("sent a {:?} that has no meaning here", header.kind)));
+            self.fail(Cause::failed(rank, format!("sent an unexpected {:?}", header.kind)));
         }
     }
 

@@ -45,14 +45,14 @@ pub(super) struct Parts {
 }
 
 /// What must be equal on all ranks.
-pub(super) struct Plan<'a> {
+pub(super) struct BucketPlan<'a> {
     pub bucket_lens: &'a [usize],
     /// Size of all buckets with their alignment, in floats.
     pub arena: usize,
     pub options: Options,
 }
 
-impl Plan<'_> {
+impl BucketPlan<'_> {
     /// Lanes that have a bucket, at least one; the others would idle.
     pub fn lanes(&self) -> u32 {
         self.options.lanes.min(self.bucket_lens.len().max(1) as u32)
@@ -62,7 +62,7 @@ impl Plan<'_> {
 /// Joins the group; `control` is set as soon as there is a control thread to end.
 pub(super) fn join(
     config: &GroupConfig,
-    plan: &Plan<'_>,
+    plan: &BucketPlan<'_>,
     shared: &Arc<Shared>,
     control: &mut Option<JoinHandle<()>>,
 ) -> Result<Parts, CommError> {
@@ -182,7 +182,7 @@ struct Listeners {
 
 fn introduce_myself(
     config: &GroupConfig,
-    plan: &Plan<'_>,
+    plan: &BucketPlan<'_>,
     local: SocketAddr,
 ) -> Result<(Member, Listeners), CommError> {
     let ring = (config.transport != Force::Shm).then(|| ring_listener(local.ip())).transpose()?;
@@ -220,7 +220,7 @@ fn connect_paths(
     roster: &Roster,
     paths: Paths,
     listeners: Listeners,
-    (plan, zero): (&Plan<'_>, IpAddr),
+    (plan, zero): (&BucketPlan<'_>, IpAddr),
     deadline: Instant,
     shared: &Arc<Shared>,
 ) -> Result<Connected, CommError> {

@@ -59,7 +59,7 @@ pub(super) struct Circle {
 
 /// The position of one of the two streams.
 #[derive(Default)]
-struct Place {
+struct StreamPosition {
     header: usize,
     step: usize,
     /// Bytes on the wire of this step's segment that are done (sent; or received and reduced).
@@ -110,7 +110,7 @@ impl Ring {
         };
         let mine = header.encode();
         let mut theirs = [0; HEADER];
-        let (mut sent, mut got) = (Place::default(), Place::default());
+        let (mut sent, mut got) = (StreamPosition::default(), StreamPosition::default());
         let (mut filled, mut staged, mut bytes_sent) = (0, 0..0, 0);
         loop {
             let out = self.send(&mut sent, &mut staged, &got, &mine, data)?;
@@ -137,9 +137,9 @@ impl Ring {
     /// Sends what may leave: in step 0 this member's own segment, later what arrived in step `t - 1`.
     fn send(
         &mut self,
-        sent: &mut Place,
+        sent: &mut StreamPosition,
         staged: &mut Staged,
-        got: &Place,
+        got: &StreamPosition,
         header: &[u8; HEADER],
         data: &[f32],
     ) -> Result<Flow, Broken> {
@@ -157,7 +157,7 @@ impl Ring {
             let segment = self.segment(data.len(), self.circle.position, sent.step);
             let end = segment.len() * size;
             if sent.offset == end {
-                *sent = Place { header: HEADER, step: sent.step + 1, offset: 0 };
+                *sent = StreamPosition { header: HEADER, step: sent.step + 1, offset: 0 };
                 *staged = 0..0;
                 continue;
             }
@@ -193,7 +193,7 @@ impl Ring {
         }
     }
 
-    fn receive_header(&self, got: &mut Place, raw: &mut [u8; HEADER], op: Operation) -> Result<Flow, Broken> {
+    fn receive_header(&self, got: &mut StreamPosition, raw: &mut [u8; HEADER], op: Operation) -> Result<Flow, Broken> {
         match self.read(&mut raw[got.header..])? {
             0 => return Ok(Flow::Idle),
             n if got.header + n < HEADER => {
@@ -217,7 +217,7 @@ impl Ring {
         Ok(Flow::Moved(HEADER))
     }
 
-    fn receive(&mut self, got: &mut Place, filled: &mut usize, data: &mut [f32]) -> Result<Flow, Broken> {
+    fn receive(&mut self, got: &mut StreamPosition, filled: &mut usize, data: &mut [f32]) -> Result<Flow, Broken> {
         let (m, size) = (self.circle.ranks.len(), self.wire.size());
         loop {
             if got.step == 2 * (m - 1) {
@@ -227,7 +227,7 @@ impl Ring {
             let segment = self.segment(data.len(), self.circle.position + m - 1, got.step);
             let missing = segment.len() * size - got.offset;
             if missing == 0 {
-                *got = Place { header: HEADER, step: got.step + 1, offset: 0 };
+                *got = StreamPosition { header: HEADER, step: got.step + 1, offset: 0 };
                 continue;
             }
             let want = missing.min(CHUNK * size);

@@ -6,7 +6,7 @@ use super::{
     error::CommError,
     frame::{HEADER, Header, Kind},
     roster::Roster,
-    shm::{Segment, Shape},
+    shm::{Segment, SegmentShape},
     socket::{Denied, collect_peers, introduce, nonce, poll_one, send_all, tune_tcp},
     state::Shared,
 };
@@ -172,7 +172,7 @@ pub(super) fn share_memory(
     shared: &Shared,
 ) -> Result<Segment, CommError> {
     let leader = local[0];
-    let shape = Shape { ranks: local.len(), lanes, arena };
+    let shape = SegmentShape { ranks: local.len(), lanes, arena };
     let me = local.iter().position(|rank| *rank == identity.rank).unwrap_or(0);
     let file = if identity.rank == leader {
         let file = Segment::create_file(shape)?;

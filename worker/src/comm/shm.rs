@@ -118,14 +118,14 @@ const PER_RANK: usize = (2 * FLAGS + 1) * LINE + 2 * SLOT_FLOATS * 4;
 
 /// What a segment holds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct SegmentShape {
     pub ranks: usize,
     pub lanes: usize,
     /// Bytes of each rank's arena.
     pub arena: usize,
 }
 
-impl Shape {
+impl SegmentShape {
     fn control(self) -> usize {
         (LINE + self.lanes * self.ranks * PER_RANK).next_multiple_of(PAGE)
     }
@@ -139,12 +139,12 @@ impl Shape {
 /// The memory shared by the ranks of one host.
 pub(super) struct Segment {
     mapping: Mapping,
-    shape: Shape,
+    shape: SegmentShape,
 }
 
 impl Segment {
     /// Creates the sealed file of a segment.
-    pub fn create_file(shape: Shape) -> Result<OwnedFd, CommError> {
+    pub fn create_file(shape: SegmentShape) -> Result<OwnedFd, CommError> {
         let size = shape
             .size()
             .ok_or_else(|| CommError::system("share gradient buckets", std::io::Error::from(Errno::OVERFLOW)))?;
@@ -161,7 +161,7 @@ impl Segment {
 
     /// Maps the file and allocates the memory of arena `me` (on this rank's NUMA node), so that a lack of memory is an
     /// error here and not a signal later.
-    pub fn open(fd: &OwnedFd, shape: Shape, me: usize) -> Result<Segment, CommError> {
+    pub fn open(fd: &OwnedFd, shape: SegmentShape, me: usize) -> Result<Segment, CommError> {
         let size = shape.size().unwrap_or(0);
         let stat = rustix::fs::fstat(fd).map_err(|e| CommError::system("inspect the shared memory", e))?;
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|e| CommError::system("inspect the shared memory", e))?;
@@ -171,7 +171,7 @@ impl Segment {
                 format_args!("shared memory of {} bytes with {seals:?}, expected {size} bytes, sealed", stat.st_size),
             ));
         }
-        let shape = Shape { arena: shape.arena.next_multiple_of(PAGE), ..shape };
+        let shape = SegmentShape { arena: shape.arena.next_multiple_of(PAGE), ..shape };
         let segment = Segment { mapping: Mapping::shared(fd, size)?, shape };
         allocate(fd, segment.arena_offset(me), shape.arena)?;
         Ok(segment)
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_segment_do_not_overlap_and_are_aligned() {
-        let shape = Shape { ranks: 3, lanes: 2, arena: 5000 };
+        let shape = SegmentShape { ranks: 3, lanes: 2, arena: 5000 };
         let fd = Segment::create_file(shape).unwrap();
         let segments: Vec<Segment> = (0..3).map(|me| Segment::open(&fd, shape, me).unwrap()).collect();
         let segment = &segments[0];
@@ -331,9 +331,9 @@ mod tests {
 
     #[test]
     fn an_unsealed_or_short_file_is_refused() {
-        let shape = Shape { ranks: 2, lanes: 1, arena: 4096 };
+        let shape = SegmentShape { ranks: 2, lanes: 1, arena: 4096 };
         let fd = Segment::create_file(shape).unwrap();
-        assert!(Segment::open(&fd, Shape { arena: 8192, ..shape }, 0).is_err());
+        assert!(Segment::open(&fd, SegmentShape { arena: 8192, ..shape }, 0).is_err());
         let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&plain, shape.size().unwrap() as u64).unwrap();
         assert!(Segment::open(&plain, shape, 0).is_err());

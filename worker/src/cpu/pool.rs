@@ -38,7 +38,7 @@ struct Job {
     tasks: usize,
 }
 
-struct State {
+struct PoolState {
     /// Generation, open bit and number of joined workers in one word, so that joining and closing cannot cross.
     word: AtomicU64,
     job: UnsafeCell<Option<Job>>,
@@ -59,9 +59,9 @@ struct State {
 
 // SAFETY: `job` is written only by the caller while the job is closed and nobody is joined, and read only by workers
 // that joined after the open bit was set (acquire/release through `word`). The pointer in it is to a `Sync` closure.
-unsafe impl Sync for State {}
+unsafe impl Sync for PoolState {}
 // SAFETY: as above; the raw pointer is the only field that is not `Send`.
-unsafe impl Send for State {}
+unsafe impl Send for PoolState {}
 
 /// A period in which a compute thread worked on one job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub struct Span {
 
 /// A fixed number of compute threads; thread 0 is the one that calls [`Pool::run`].
 pub struct Pool {
-    state: Arc<State>,
+    state: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
     /// Held for the length of a job: the jobs of several callers run one after another.
     turn: Mutex<()>,
@@ -97,7 +97,7 @@ impl Pool {
     /// # Panics
     /// If the operating system refuses to start a thread.
     pub fn new(threads: usize) -> Pool {
-        let state = Arc::new(State {
+        let state = Arc::new(PoolState {
             word: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             next: AtomicUsize::new(0),
@@ -181,7 +181,7 @@ impl Drop for Pool {
     }
 }
 
-fn take_tasks(state: &State, job: Job, thread: usize) {
+fn take_tasks(state: &PoolState, job: Job, thread: usize) {
     IN_TASK.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the caller keeps the closure alive until every worker that joined has left.
@@ -202,7 +202,7 @@ fn take_tasks(state: &State, job: Job, thread: usize) {
     }
 }
 
-fn wait_until_left(state: &State) {
+fn wait_until_left(state: &PoolState) {
     let left = || state.word.load(Ordering::SeqCst) & JOINED == 0;
     for _ in 0..SPINS {
         if left() {
@@ -218,7 +218,7 @@ fn wait_until_left(state: &State) {
     state.caller_sleeps.store(0, Ordering::SeqCst);
 }
 
-fn work(state: &State, thread: usize) {
+fn work(state: &PoolState, thread: usize) {
     let mut seen = 0;
     while let Some(generation) = join(state, seen) {
         seen = generation;
@@ -239,7 +239,7 @@ fn work(state: &State, thread: usize) {
 }
 
 /// Waits for an open job newer than `seen` and joins it; `None` at shutdown.
-fn join(state: &State, seen: u64) -> Option<u64> {
+fn join(state: &PoolState, seen: u64) -> Option<u64> {
     let mut spins = 0;
     loop {
         if state.shutdown.load(Ordering::SeqCst) {

@@ -165,7 +165,11 @@ pub(super) fn load(root: &Path, limit: u64) -> Result<Loaded, DataError> {
 
 fn safetensors<'a>(path: &Path, file: &'a [u8]) -> Result<Arrays<'a>, DataError> {
     let tensors = SafeTensors::deserialize(file).map_err(|error| {
-        DataError::format(path, format!("no safetensors ({error})"), "a file as safetensors writes it")
+        DataError::format(
+            path,
+            format!("something other than safetensors ({error})"),
+            "a file as safetensors writes it",
+        )
     })?;
     let mut arrays = Arrays::new();
     for (name, tensor) in tensors.tensors() {

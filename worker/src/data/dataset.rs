@@ -4,7 +4,7 @@ use super::bad::{Bad, BadSamples};
 use super::batch::{Batch, Lengths};
 use super::error::DataError;
 use super::open::open;
-use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::part::{Draw, Part, SampleError, Scratch, Spread};
 use super::pictures::Normalisation;
 use super::task::{Kind, Task};
 use switchyard_worker_contract::config::{Data, Reader};
@@ -207,8 +207,8 @@ impl Dataset {
                 let draw = draw((first + tries) % samples);
                 match part.write(&draw, &mut batch.row(row, &self.lengths), scratch) {
                     Ok(()) => break,
-                    Err(Fault::Data(error)) => return Err(error),
-                    Err(Fault::Bad(what)) => {
+                    Err(SampleError::Data(error)) => return Err(error),
+                    Err(SampleError::Bad(what)) => {
                         tries += 1;
                         if tries == samples {
                             return Err(DataError::BadSamples { count: samples, limit: samples - 1, last: what });

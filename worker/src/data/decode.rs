@@ -52,7 +52,7 @@ fn check_size(width: usize, height: usize) -> Result<(), String> {
 }
 
 fn jpeg(file: &[u8]) -> Result<Decoded, String> {
-    let wrong = |error| format!("is no JPEG that can be decoded: {error}");
+    let wrong = |error| format!("is not a JPEG that can be decoded: {error}");
     let options = DecoderOptions::default()
         .set_max_width(MAX_SIDE)
         .set_max_height(MAX_SIDE)
@@ -91,7 +91,7 @@ fn reaches_its_end(file: &[u8]) -> bool {
 }
 
 fn png(file: &[u8]) -> Result<Decoded, String> {
-    let wrong = |error| format!("is no PNG that can be decoded: {error}");
+    let wrong = |error| format!("is not a PNG that can be decoded: {error}");
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(file), Limits { bytes: 8 * MAX_PIXELS });
     decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
     decoder.set_ignore_text_chunk(true);

@@ -135,7 +135,7 @@ fn name_of(kind: FileType) -> &'static str {
         kind if kind.is_fifo() => "a pipe",
         kind if kind.is_socket() => "a socket",
         kind if kind.is_symlink() => "a link to nothing",
-        _ => "no regular file",
+        _ => "not a regular file",
     }
 }
 

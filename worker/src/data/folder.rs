@@ -3,7 +3,7 @@
 use super::decode::{CHANNELS, decode};
 use super::error::DataError;
 use super::files::{self, Stamp};
-use super::part::{Fault, Scratch};
+use super::part::{SampleError, Scratch};
 use super::pictures::Images;
 use super::scale::{Size, to_square};
 use super::split::{self, Block};
@@ -173,20 +173,20 @@ impl Listing {
 
 impl Folder {
     /// Reads a file into `bytes`.
-    fn read(&self, path: &Path, stamp: &Stamp, bytes: &mut Vec<u8>) -> Result<(), Fault> {
+    fn read(&self, path: &Path, stamp: &Stamp, bytes: &mut Vec<u8>) -> Result<(), SampleError> {
         if stamp.len > MAX_FILE {
-            return Err(Fault::Bad(format!("has {} bytes: expected at most {MAX_FILE}", stamp.len)));
+            return Err(SampleError::Bad(format!("has {} bytes: expected at most {MAX_FILE}", stamp.len)));
         }
         let file = files::open(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
-                Fault::Data(DataError::Changed { path: path.to_owned(), what: "it is gone".to_owned() })
+                SampleError::Data(DataError::Changed { path: path.to_owned(), what: "it is gone".to_owned() })
             }
-            _ => Fault::Bad(format!("cannot be opened ({error})")),
+            _ => SampleError::Bad(format!("cannot be opened ({error})")),
         })?;
         stamp.check(path, &file)?;
         bytes.clear();
         let read = (&file).take(stamp.len).read_to_end(bytes);
-        read.map_err(|error| Fault::Bad(format!("cannot be read ({error})")))?;
+        read.map_err(|error| SampleError::Bad(format!("cannot be read ({error})")))?;
         stamp.check(path, &file)?;
         Ok(())
     }
@@ -197,15 +197,15 @@ impl Images for Folder {
         self.files.len() as u64
     }
 
-    fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), Fault> {
+    fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), SampleError> {
         let File { path, class, stamp } = &self.files[sample as usize];
         let path = self.root.join(path);
         let named = |fault| match fault {
-            Fault::Bad(what) => Fault::Bad(format!("{} {what}", path.display())),
-            Fault::Data(error) => Fault::Data(error),
+            SampleError::Bad(what) => SampleError::Bad(format!("{} {what}", path.display())),
+            SampleError::Data(error) => SampleError::Data(error),
         };
         self.read(&path, stamp, &mut scratch.bytes).map_err(named)?;
-        let image = decode(&scratch.bytes).map_err(|what| named(Fault::Bad(what)))?;
+        let image = decode(&scratch.bytes).map_err(|what| named(SampleError::Bad(what)))?;
         let side = self.side as usize;
         scratch.pixels.resize(side * side * CHANNELS, 0);
         let size = Size { height: image.height, width: image.width, channels: CHANNELS };

@@ -48,7 +48,7 @@ pub use batch::{Batch, Making};
 pub use dataset::{Dataset, Entropies, Facts};
 pub use error::DataError;
 pub use open::MAX_BYTES;
-pub use order::{Order, Shape};
+pub use order::{Order, StepShape};
 pub use pictures::Normalisation;
 pub use prefetch::Prefetcher;
 pub use task::{Kind, Masking, Task};

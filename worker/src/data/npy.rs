@@ -16,7 +16,7 @@ pub(super) fn parse<'a>(path: &Path, file: &'a [u8]) -> Result<Array<'a>, DataEr
         _ => return Err(wrong(&format!("version {major} or a header that is cut off"))),
     };
     let (header, data) = rest.split_at_checked(length).ok_or_else(|| wrong("a header that is cut off"))?;
-    let header = std::str::from_utf8(header).map_err(|_| wrong("a header that is no text"))?;
+    let header = std::str::from_utf8(header).map_err(|_| wrong("a header that is not text"))?;
     let value = |key: &str| header.split_once(&format!("'{key}':")).map(|(_, value)| value.trim_start());
     match value("fortran_order") {
         Some(value) if value.starts_with("False") => {}

@@ -9,7 +9,7 @@ use super::synthetic::{FEATURES, MadeFeatures, MadeImages, MadeTokens};
 use super::task::{Kind, Masking, Task};
 use super::text::Corpus;
 use super::tokens::Tokens;
-use super::windows::{Shape, Windows};
+use super::windows::{WindowKind, Windows};
 use super::{arrays, cifar, csv, decode, files, folder, idx, token_file};
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::{self, Data, ImageShape, Reader, Source, Synthetic};
@@ -48,12 +48,12 @@ pub(super) fn open(data: &Data, reader: &Reader, task: &Task, seed: u64) -> Resu
     }
     match task {
         Task::NextToken { context, vocabulary } => {
-            let shape = Shape::NextToken { context: *context, vocabulary: *vocabulary };
+            let shape = WindowKind::NextToken { context: *context, vocabulary: *vocabulary };
             tokens(data, shape, *vocabulary, task, seed)
         }
         Task::Masked(masking) => {
             check_masking(masking)?;
-            tokens(data, Shape::Masked(*masking), masking.vocabulary, task, seed)
+            tokens(data, WindowKind::Masked(*masking), masking.vocabulary, task, seed)
         }
         Task::Classify => classes(data, reader, task, seed),
     }
@@ -84,7 +84,7 @@ fn check_masking(masking: &Masking) -> Result<(), DataError> {
     Ok(())
 }
 
-fn tokens(data: &Data, shape: Shape, vocabulary: u32, task: &Task, seed: u64) -> Result<Opened, DataError> {
+fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u64) -> Result<Opened, DataError> {
     if shape.stride() == 0 {
         return Err(DataError::Zero { field: "spec.engine.model.gpt.contextLength" });
     }
@@ -123,8 +123,8 @@ fn tokens(data: &Data, shape: Shape, vocabulary: u32, task: &Task, seed: u64) ->
         other => return Err(mismatch(other, task)),
     }
     let kind = match shape {
-        Shape::NextToken { context, vocabulary } => Kind::Tokens { context, vocabulary },
-        Shape::Masked(masking) => Kind::Masked(masking),
+        WindowKind::NextToken { context, vocabulary } => Kind::Tokens { context, vocabulary },
+        WindowKind::Masked(masking) => Kind::Masked(masking),
     };
     Ok(Opened {
         kind,

@@ -23,7 +23,7 @@ use std::ops::Range;
 
 /// How a step is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct StepShape {
     /// Samples per micro-batch of one rank.
     pub batch_size: u32,
     /// Micro-batches per step of one rank.
@@ -34,7 +34,7 @@ pub struct Shape {
 /// The order of the samples of all steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Order {
-    shape: Shape,
+    shape: StepShape,
     seed: u64,
     spread: Spread,
     origin: Origin,
@@ -55,7 +55,7 @@ impl Order {
     ///
     /// # Errors
     /// A size is 0, or there are too few samples for one step.
-    pub fn new(dataset: &Dataset, shape: Shape, seed: u64) -> Result<Self, DataError> {
+    pub fn new(dataset: &Dataset, shape: StepShape, seed: u64) -> Result<Self, DataError> {
         let order = Order::over(dataset.spread(), shape, seed)?;
         match order.samples_per_step() {
             needed if order.spread.samples < needed => Err(dataset.too_few(needed)),
@@ -63,7 +63,7 @@ impl Order {
         }
     }
 
-    fn over(spread: Spread, shape: Shape, seed: u64) -> Result<Self, DataError> {
+    fn over(spread: Spread, shape: StepShape, seed: u64) -> Result<Self, DataError> {
         for (size, field) in [
             (shape.batch_size, "spec.engine.batchSizePerProcess"),
             (shape.merge, "spec.engine.batchMerge"),
@@ -76,7 +76,7 @@ impl Order {
         Ok(Order { shape, seed, spread, origin: Origin::default() })
     }
 
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> StepShape {
         self.shape
     }
 
@@ -87,7 +87,7 @@ impl Order {
 
     /// Samples of a step on all ranks, `G`.
     pub fn samples_per_step(&self) -> u64 {
-        let Shape { batch_size, merge, world } = self.shape;
+        let StepShape { batch_size, merge, world } = self.shape;
         u64::from(batch_size).saturating_mul(merge.into()).saturating_mul(world.into())
     }
 
@@ -143,7 +143,7 @@ impl Order {
     /// # Panics
     /// `rank` or `micro_batch` is not below the world or merge of the shape.
     pub fn positions(&self, step: u64, rank: u32, micro_batch: u32) -> Range<u64> {
-        let Shape { batch_size, merge, world } = self.shape;
+        let StepShape { batch_size, merge, world } = self.shape;
         assert!(rank < world, "rank {rank} of {world}");
         assert!(micro_batch < merge, "micro-batch {micro_batch} of {merge}");
         let share = u64::from(batch_size) * u64::from(merge);
@@ -185,14 +185,15 @@ mod tests {
     /// step.
     fn order(tokens: u64, context: u32, (batch_size, merge, world): (u32, u32, u32), seed: u64) -> Option<Order> {
         let (samples, slack) = ((tokens - 1) / u64::from(context), (tokens - 1) % u64::from(context));
-        let order = Order::over(Spread { samples, slack }, Shape { batch_size, merge, world }, seed).expect("sizes");
+        let order =
+            Order::over(Spread { samples, slack }, StepShape { batch_size, merge, world }, seed).expect("sizes");
         (order.samples_per_step() <= samples).then_some(order)
     }
 
     /// Where the windows of one step start, in order: rank by rank, micro-batch by micro-batch.
     fn step(order: &Order, context: u32, step: u64) -> Vec<u64> {
         let epoch = order.epoch_order(order.epoch(step));
-        let Shape { merge, world, .. } = order.shape();
+        let StepShape { merge, world, .. } = order.shape();
         (0..world)
             .flat_map(|rank| (0..merge).map(move |micro| (rank, micro)))
             .flat_map(|(rank, micro)| order.positions(step, rank, micro))
@@ -210,10 +211,10 @@ mod tests {
 
     #[test]
     fn sizes_of_zero() {
-        let shape = Shape { batch_size: 1, merge: 0, world: 1 };
+        let shape = StepShape { batch_size: 1, merge: 0, world: 1 };
         let error = Order::over(Spread { samples: 10, slack: 0 }, shape, 1).expect_err("merge of 0");
         assert_eq!(error.to_string(), "spec.engine.batchMerge: got 0: expected at least 1");
-        let huge = Shape { batch_size: u32::MAX, merge: u32::MAX, world: u32::MAX };
+        let huge = StepShape { batch_size: u32::MAX, merge: u32::MAX, world: u32::MAX };
         let order = Order::over(Spread { samples: 10, slack: 0 }, huge, 1).expect("sizes");
         assert_eq!(order.samples_per_step(), u64::MAX);
     }

@@ -3,7 +3,7 @@
 use super::batch::Row;
 use super::dataset::Entropies;
 use super::error::DataError;
-use super::windows::Shape;
+use super::windows::WindowKind;
 
 /// Which sample, and its random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,16 +30,16 @@ pub(super) struct Spread {
 
 /// Why there is no sample.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum SampleError {
     /// Only this sample cannot be read: which one it is, and what is wrong with it.
     Bad(String),
     /// The data can no longer be read.
     Data(DataError),
 }
 
-impl From<DataError> for Fault {
+impl From<DataError> for SampleError {
     fn from(error: DataError) -> Self {
-        Fault::Data(error)
+        SampleError::Data(error)
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Scratch {
 pub(super) trait Part: std::fmt::Debug + Send + Sync {
     fn spread(&self) -> Spread;
 
-    fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), Fault>;
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), SampleError>;
 
     /// Checks that the files have not changed; called once per micro-batch.
     fn check(&self) -> Result<(), DataError> {
@@ -68,7 +68,7 @@ pub(super) trait Part: std::fmt::Debug + Send + Sync {
     }
 
     /// The token windows that the samples consist of; `None` for other samples.
-    fn windows(&self) -> Option<Shape> {
+    fn windows(&self) -> Option<WindowKind> {
         None
     }
 

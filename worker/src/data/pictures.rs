@@ -2,7 +2,7 @@
 
 use super::batch::Row;
 use super::error::DataError;
-use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::part::{Draw, Part, SampleError, Scratch, Spread};
 use super::random::Random;
 use switchyard_worker_contract::config::{self, ImageShape, SampleType};
 
@@ -13,7 +13,7 @@ const MAX_PADDING: u32 = 1024;
 pub(super) trait Images: std::fmt::Debug + Send + Sync {
     fn len(&self) -> u64;
 
-    fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), Fault>;
+    fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), SampleError>;
 
     fn memory_bytes(&self) -> u64;
 }
@@ -97,12 +97,12 @@ impl Part for Pictures {
         Spread { samples: self.images.len(), slack: 0 }
     }
 
-    fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), SampleError> {
         let (pixels, class) = self.images.image(draw.sample, scratch)?;
         row.targets[0] = class;
         let place = match draw.augment {
-            true => Place::random(self.padding, self.flip, &mut Random::new(draw.key)),
-            false => Place::default(),
+            true => Crop::random(self.padding, self.flip, &mut Random::new(draw.key)),
+            false => Crop::default(),
         };
         let width = self.shape.width as usize;
         match (&self.table, self.shape.channels) {
@@ -123,7 +123,7 @@ impl Part for Pictures {
 
 /// Which crop of an image with zero pixels around it is taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Place {
+struct Crop {
     /// Rows by which the crop lies below the image; negative: above.
     down: isize,
     /// Pixels by which it lies further right.
@@ -131,11 +131,11 @@ struct Place {
     mirrored: bool,
 }
 
-impl Place {
-    fn random(padding: usize, flip: bool, random: &mut Random) -> Place {
+impl Crop {
+    fn random(padding: usize, flip: bool, random: &mut Random) -> Crop {
         let mut shift = || random.below(2 * padding as u64 + 1) as isize - padding as isize;
         let (down, right) = (shift(), shift());
-        Place { down, right, mirrored: flip && random.below(2) == 1 }
+        Crop { down, right, mirrored: flip && random.below(2) == 1 }
     }
 
     /// Writes the crop, pixel by pixel of `[T; C]`. `convert` gets the bytes of a pixel; outside of the image they are
@@ -174,7 +174,7 @@ mod tests {
 
     fn cut(down: isize, right: isize, mirrored: bool) -> Vec<u8> {
         let mut to = vec![9; 6];
-        Place { down, right, mirrored }.cut(&IMAGE, 3, &mut to, |pixel: [u8; 1]| pixel);
+        Crop { down, right, mirrored }.cut(&IMAGE, 3, &mut to, |pixel: [u8; 1]| pixel);
         to
     }
 
@@ -191,12 +191,12 @@ mod tests {
     #[test]
     fn every_place_occurs() {
         let places: std::collections::BTreeSet<_> = (0..2000)
-            .map(|key| Place::random(2, true, &mut Random::new(key)))
+            .map(|key| Crop::random(2, true, &mut Random::new(key)))
             .map(|place| (place.down, place.right, place.mirrored))
             .collect();
         assert_eq!(places.len(), 5 * 5 * 2);
         assert!(places.iter().all(|(down, right, _)| (-2..=2).contains(down) && (-2..=2).contains(right)));
-        assert_eq!(Place::random(0, false, &mut Random::new(5)), Place::default());
+        assert_eq!(Crop::random(0, false, &mut Random::new(5)), Crop::default());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::bad::{BadSamples, Side};
 use super::batch::{Batch, Making};
 use super::dataset::Dataset;
 use super::error::DataError;
-use super::order::{Order, Shape};
+use super::order::{Order, StepShape};
 use super::part::Scratch;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,7 +102,7 @@ impl Prefetcher {
         first_step: u64,
         reader: &Reader,
     ) -> Result<Self, DataError> {
-        let Shape { batch_size, merge, world } = order.shape();
+        let StepShape { batch_size, merge, world } = order.shape();
         assert!(rank < world, "rank {rank} of {world}");
         let next = first_step * u64::from(merge);
         let buffers = buffers(reader);

@@ -2,7 +2,7 @@
 
 use super::batch::Row;
 use super::error::DataError;
-use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::part::{Draw, Part, SampleError, Scratch, Spread};
 use super::pictures::Images;
 use super::scale::{Size, to_square};
 use super::split::{self, Block};
@@ -102,7 +102,7 @@ impl Images for Rows<u8> {
         self.labels.len() as u64
     }
 
-    fn image<'a>(&'a self, sample: u64, _: &'a mut Scratch) -> Result<(&'a [u8], u32), Fault> {
+    fn image<'a>(&'a self, sample: u64, _: &'a mut Scratch) -> Result<(&'a [u8], u32), SampleError> {
         Ok((self.sample(sample), self.labels[sample as usize]))
     }
 
@@ -116,7 +116,7 @@ impl Part for Rows<f32> {
         Spread { samples: self.labels.len() as u64, slack: 0 }
     }
 
-    fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), Fault> {
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), SampleError> {
         row.values.copy_from_slice(self.sample(draw.sample));
         row.targets[0] = self.labels[draw.sample as usize];
         Ok(())

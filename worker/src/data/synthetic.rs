@@ -2,7 +2,7 @@
 //! and they can be learned, so the loss of such a run falls.
 
 use super::batch::Row;
-use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::part::{Draw, Part, SampleError, Scratch, Spread};
 use super::pictures::Images;
 use super::random::{Random, mix};
 use switchyard_worker_contract::config::ImageShape;
@@ -80,7 +80,7 @@ impl Images for MadeImages {
         self.samples
     }
 
-    fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), Fault> {
+    fn image<'a>(&'a self, sample: u64, scratch: &'a mut Scratch) -> Result<(&'a [u8], u32), SampleError> {
         let (class, mut random) = class(self.seed, sample, self.classes);
         let bands = &self.bands[class as usize * BANDS..][..BANDS];
         let noise = &self.noise[random.below(NOISE as u64) as usize..][..self.size];
@@ -112,7 +112,7 @@ impl Part for MadeFeatures {
         Spread { samples: self.samples, slack: 0 }
     }
 
-    fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), Fault> {
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, _: &mut Scratch) -> Result<(), SampleError> {
         let (class, mut random) = class(mix(self.seed), draw.sample, self.classes);
         // Uniform in -1 to 1, in as many steps as an f32 has.
         let unit = |bits: u64| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0;

@@ -4,7 +4,7 @@ use super::batch::Row;
 use super::dataset::Entropies;
 use super::entropy;
 use super::error::DataError;
-use super::part::{Draw, Fault, Part, Scratch, Spread};
+use super::part::{Draw, Part, SampleError, Scratch, Spread};
 use super::permutation::Permutation;
 use super::random::Random;
 use super::task::Masking;
@@ -12,25 +12,25 @@ use super::tokens::Tokens;
 
 /// What a window is used for.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Shape {
+pub(super) enum WindowKind {
     /// Tokens, and the token that follows each of them.
     NextToken { context: u32, vocabulary: u32 },
     /// A sequence with masked tokens.
     Masked(Masking),
 }
 
-impl Shape {
+impl WindowKind {
     /// Tokens from one window to the next.
     pub(super) fn stride(&self) -> u64 {
         match self {
-            Shape::NextToken { context, .. } => (*context).into(),
-            Shape::Masked(masking) => masking.window().into(),
+            WindowKind::NextToken { context, .. } => (*context).into(),
+            WindowKind::Masked(masking) => masking.window().into(),
         }
     }
 
     /// Tokens that `windows` windows need: the last target comes after the last window.
     pub(super) fn needed(&self, windows: u64) -> u64 {
-        let last = u64::from(matches!(self, Shape::NextToken { .. }));
+        let last = u64::from(matches!(self, WindowKind::NextToken { .. }));
         windows.saturating_mul(self.stride()).saturating_add(last)
     }
 }
@@ -39,7 +39,7 @@ impl Shape {
 #[derive(Debug)]
 pub(super) struct Windows {
     pub tokens: Tokens,
-    pub shape: Shape,
+    pub shape: WindowKind,
 }
 
 impl Part for Windows {
@@ -48,17 +48,17 @@ impl Part for Windows {
         Spread { samples: usable / self.shape.stride(), slack: usable % self.shape.stride() }
     }
 
-    fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), Fault> {
+    fn write(&self, draw: &Draw, row: &mut Row<'_>, scratch: &mut Scratch) -> Result<(), SampleError> {
         let start = draw.offset + draw.sample * self.shape.stride();
         match &self.shape {
-            Shape::NextToken { context, .. } => {
+            WindowKind::NextToken { context, .. } => {
                 let context = *context as usize;
                 scratch.tokens.resize(context + 1, 0);
                 self.tokens.read(start, &mut scratch.tokens, &mut scratch.bytes)?;
                 row.tokens.copy_from_slice(&scratch.tokens[..context]);
                 row.targets.copy_from_slice(&scratch.tokens[1..]);
             }
-            Shape::Masked(masking) => {
+            WindowKind::Masked(masking) => {
                 let mut random = Random::new(draw.key);
                 self.segments(masking, start, &mut random, row, scratch)?;
                 hide(masking, &mut random, row);
@@ -71,13 +71,13 @@ impl Part for Windows {
         self.tokens.check()
     }
 
-    fn windows(&self) -> Option<Shape> {
+    fn windows(&self) -> Option<WindowKind> {
         Some(self.shape)
     }
 
     fn entropies(&self) -> Result<Option<Entropies>, DataError> {
         match self.shape {
-            Shape::NextToken { vocabulary, .. } if self.tokens.is_real() => entropy::of(&self.tokens, vocabulary),
+            WindowKind::NextToken { vocabulary, .. } if self.tokens.is_real() => entropy::of(&self.tokens, vocabulary),
             _ => Ok(None),
         }
     }

@@ -4,7 +4,7 @@
 use crate::cpu::{AlignedBuffer, Format, Values, ValuesMut, bf16, f16};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Region {
     /// First byte, a multiple of a cache line.
     pub offset: usize,
     /// Length in numbers.
@@ -12,14 +12,14 @@ pub(super) struct Place {
     pub format: Format,
 }
 
-impl Place {
-    pub const EMPTY: Place = Place { offset: 0, len: 0, format: Format::F32 };
+impl Region {
+    pub const EMPTY: Region = Region { offset: 0, len: 0, format: Format::F32 };
 
     pub fn bytes(&self) -> usize {
         self.len * self.format.size()
     }
 
-    fn meets(&self, other: &Place) -> bool {
+    fn meets(&self, other: &Region) -> bool {
         self.len > 0
             && other.len > 0
             && self.offset < other.offset + other.bytes()
@@ -29,8 +29,8 @@ impl Place {
 
 /// Whether the places of `written` are disjoint from all other places of both lists, and all end within `bytes`: what
 /// [`Arena::write`] requires.
-pub(super) fn disjoint(bytes: usize, read: &[Place], written: &[Place]) -> bool {
-    let inside = |place: &Place| place.len == 0 || place.offset + place.bytes() <= bytes;
+pub(super) fn disjoint(bytes: usize, read: &[Region], written: &[Region]) -> bool {
+    let inside = |place: &Region| place.len == 0 || place.offset + place.bytes() <= bytes;
     read.iter().chain(written).all(inside)
         && written.iter().enumerate().all(|(i, place)| {
             !read.iter().any(|other| place.meets(other)) && !written[..i].iter().any(|other| place.meets(other))
@@ -59,14 +59,14 @@ impl Arena {
         self.bytes
     }
 
-    fn start(&self, place: &Place) -> *mut u8 {
+    fn start(&self, place: &Region) -> *mut u8 {
         debug_assert!(place.len == 0 || place.offset + place.bytes() <= self.bytes, "place in the arena");
         self.base.wrapping_add(place.offset)
     }
 
     /// # Safety
     /// The place lies in the arena, and nothing writes to it while the slice lives.
-    pub unsafe fn read<'a>(&self, place: &Place) -> Values<'a> {
+    pub unsafe fn read<'a>(&self, place: &Region) -> Values<'a> {
         let (start, len) = (self.start(place), place.len);
         // SAFETY: places are aligned to cache lines and hold `len` numbers; all bits are valid numbers; the rest is
         // promised by the caller.
@@ -81,7 +81,7 @@ impl Arena {
 
     /// # Safety
     /// The place lies in the arena, and nothing else reads or writes it while the slice lives.
-    pub unsafe fn write<'a>(&self, place: &Place) -> ValuesMut<'a> {
+    pub unsafe fn write<'a>(&self, place: &Region) -> ValuesMut<'a> {
         let (start, len) = (self.start(place), place.len);
         // SAFETY: as in `read`.
         unsafe {
@@ -95,7 +95,7 @@ impl Arena {
 
     /// # Safety
     /// As [`Arena::write`]; the place holds f32.
-    pub unsafe fn floats<'a>(&self, place: &Place) -> &'a mut [f32] {
+    pub unsafe fn floats<'a>(&self, place: &Region) -> &'a mut [f32] {
         // SAFETY: as promised by the caller.
         match unsafe { self.write(place) } {
             ValuesMut::F32(floats) => floats,

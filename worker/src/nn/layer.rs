@@ -80,7 +80,7 @@ pub struct Kernels {
 
 /// Sums over the losses of a network.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Outcome {
+pub struct LossSums {
     /// Mean cross entropy of a micro-batch in nats; the sum if a model has several losses.
     pub loss: f64,
     /// Right predictions among `predicted`; both are 0 if no loss counts them.
@@ -154,7 +154,7 @@ pub struct Forward<'a> {
     /// Statistics of this batch, to be written, in training; the running ones in evaluation.
     pub statistics: Statistics<'a>,
     /// Sums of the losses.
-    pub outcome: &'a mut Outcome,
+    pub loss_sums: &'a mut LossSums,
     pub parameters: Parameters<'a>,
 }
 

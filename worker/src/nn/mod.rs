@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Model::build(&mut Graph)   layers, tensors, parameters
-//!   └─> Plan                 order of parameters, readers and writers, offsets in one arena
+//!   └─> NetworkPlan          order of parameters, readers and writers, offsets in one arena
 //!         └─> Network        forward(weights, batch) -> loss      backward(weights, batch) -> GradientSink
 //! ```
 //!
@@ -24,7 +24,7 @@ mod plan;
 pub use error::ModelError;
 pub use graph::{Graph, Parameter, Statistic, Tensor};
 pub use layer::{
-    Backward, Flow, Forward, Gradients, INPUTS, InputGradient, Kernels, Layer, Needs, Outcome, Parameters, Statistics,
+    Backward, Flow, Forward, Gradients, INPUTS, InputGradient, Kernels, Layer, LossSums, Needs, Parameters, Statistics,
     Weights,
 };
 pub use layout::{Bucket, GradientSink, Initial, Layout, ParameterSlot, Role, fuse};

@@ -1,14 +1,14 @@
 //! A network with its memory: runs the layers of a graph, forward and backward.
 #![allow(unsafe_code)]
 
-use super::arena::{Arena, Place};
+use super::arena::{Arena, Region};
 use super::error::ModelError;
 use super::graph::{Graph, Node, StatisticInfo};
 use super::layer::{
-    Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, Outcome, Parameters, Statistics, Weights,
+    Backward, Forward, Gradients, INPUTS, InputGradient, Kernels, LossSums, Parameters, Statistics, Weights,
 };
 use super::layout::{GradientSink, Layout};
-use super::plan::{Mode, NodePlan, Plan};
+use super::plan::{Mode, NetworkPlan, NodePlan};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Gemm, Values, ops};
 use crate::data::Batch;
@@ -28,7 +28,7 @@ pub struct Operation {
 /// A network and its memory.
 pub struct Network {
     nodes: Vec<Node>,
-    plan: Plan,
+    plan: NetworkPlan,
     arena: Arena,
     kernels: Kernels,
     statistics: Vec<StatisticInfo>,
@@ -44,7 +44,7 @@ impl Network {
     /// # Errors
     /// The graph is not a valid network, or the machine lacks the memory.
     pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
-        let plan = Plan::new(&graph, &cpu)?;
+        let plan = NetworkPlan::new(&graph, &cpu)?;
         let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
         let Graph { nodes, statistics, .. } = graph;
         let len = statistics.iter().map(|statistic| statistic.len).sum();
@@ -115,7 +115,7 @@ impl Network {
     ///
     /// # Panics
     /// If the batch does not match the graph, or the weights do not match the layout.
-    pub fn forward(&mut self, weights: Weights<'_>, batch: &Batch) -> Outcome {
+    pub fn forward(&mut self, weights: Weights<'_>, batch: &Batch) -> LossSums {
         self.run_forward(weights, batch, true)
     }
 
@@ -123,15 +123,15 @@ impl Network {
     ///
     /// # Panics
     /// See [`Network::forward`].
-    pub fn evaluate(&mut self, weights: Weights<'_>, batch: &Batch) -> Outcome {
+    pub fn evaluate(&mut self, weights: Weights<'_>, batch: &Batch) -> LossSums {
         self.run_forward(weights, batch, false)
     }
 
-    fn run_forward(&mut self, weights: Weights<'_>, batch: &Batch, training: bool) -> Outcome {
+    fn run_forward(&mut self, weights: Weights<'_>, batch: &Batch, training: bool) -> LossSums {
         let Network { nodes, plan, arena, kernels, batch_statistics, recording, operations, .. } = self;
         assert_eq!(weights.master.len(), plan.layout.len, "length of the weights");
         operations.clear();
-        let mut outcome = Outcome::default();
+        let mut loss_sums = LossSums::default();
         for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
             let start = recording.then(Instant::now);
             let statistics = if training {
@@ -160,12 +160,12 @@ impl Network {
                 batch,
                 kernels,
                 statistics,
-                outcome: &mut outcome,
+                loss_sums: &mut loss_sums,
                 parameters,
             });
             note(operations, start, index, false);
         }
-        outcome
+        loss_sums
     }
 
     /// Gradients of `scale` times the loss of the last [`Network::forward`], with the same weights and batch.
@@ -218,7 +218,7 @@ fn note(operations: &mut Vec<Operation>, start: Option<Instant>, index: usize, b
 
 /// # Safety
 /// As [`Arena::read`].
-unsafe fn read<'a>(arena: &Arena, places: &[Place; INPUTS]) -> [Values<'a>; INPUTS] {
+unsafe fn read<'a>(arena: &Arena, places: &[Region; INPUTS]) -> [Values<'a>; INPUTS] {
     // SAFETY: as promised by the caller.
     std::array::from_fn(|k| unsafe { arena.read(&places[k]) })
 }

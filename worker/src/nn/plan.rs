@@ -8,7 +8,7 @@
 //!
 //! A gradient that a layer transforms in place shares the memory of the original.
 
-use super::arena::{Place, disjoint};
+use super::arena::{Region, disjoint};
 use super::error::ModelError;
 use super::graph::{Graph, Node};
 use super::layer::{Flow, INPUTS, Needs};
@@ -37,19 +37,19 @@ pub(super) struct Pass<P> {
 }
 
 pub(super) struct NodePlan {
-    pub inputs: [Place; INPUTS],
+    pub inputs: [Region; INPUTS],
     /// The `inputs` that backward reads; the others are empty.
-    pub backward_inputs: [Place; INPUTS],
-    pub output: Place,
-    pub backward_output: Place,
-    pub saved: Place,
-    pub kept: Place,
-    pub scratch: Place,
-    pub backward_scratch: Place,
-    pub d_output: Place,
-    pub d_inputs: [Place; INPUTS],
+    pub backward_inputs: [Region; INPUTS],
+    pub output: Region,
+    pub backward_output: Region,
+    pub saved: Region,
+    pub kept: Region,
+    pub scratch: Region,
+    pub backward_scratch: Region,
+    pub d_output: Region,
+    pub d_inputs: [Region; INPUTS],
     pub modes: [Mode; INPUTS],
-    pub passes: Vec<Pass<Place>>,
+    pub passes: Vec<Pass<Region>>,
     /// Whether backward has anything to do.
     pub backward: bool,
     /// Parameters in the order of the layer, by ordinal.
@@ -62,7 +62,7 @@ pub(super) struct NodePlan {
     pub statistics: std::ops::Range<usize>,
 }
 
-pub(super) struct Plan {
+pub(super) struct NetworkPlan {
     pub layout: Layout,
     pub nodes: Vec<NodePlan>,
     pub bytes: usize,
@@ -89,7 +89,7 @@ impl Buffers {
         (*from, *to) = ((*from).min(time), (*to).max(time));
     }
 
-    fn place(&self, f32_only: bool) -> Option<(Vec<Place>, usize)> {
+    fn place(&self, f32_only: bool) -> Option<(Vec<Region>, usize)> {
         let format = |format| if f32_only { Format::F32 } else { format };
         let spans: Option<Vec<Span>> = self
             .sizes
@@ -99,7 +99,7 @@ impl Buffers {
             .collect();
         let (offsets, bytes) = memory::place(&spans?)?;
         let places = offsets.iter().zip(&self.sizes);
-        Some((places.map(|(&offset, &(len, own))| Place { offset, len, format: format(own) }).collect(), bytes))
+        Some((places.map(|(&offset, &(len, own))| Region { offset, len, format: format(own) }).collect(), bytes))
     }
 }
 
@@ -146,8 +146,8 @@ struct Draft {
     backward: bool,
 }
 
-impl Plan {
-    pub fn new(graph: &Graph, cpu: &Cpu) -> Result<Plan, ModelError> {
+impl NetworkPlan {
+    pub fn new(graph: &Graph, cpu: &Cpu) -> Result<NetworkPlan, ModelError> {
         let (layout, ordinals) = lay_out(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
@@ -185,7 +185,7 @@ impl Plan {
             fresh.sort_unstable();
             node.finished = fresh;
         }
-        let plan = Plan { layout, nodes, bytes, bytes_f32 };
+        let plan = NetworkPlan { layout, nodes, bytes, bytes_f32 };
         plan.check();
         Ok(plan)
     }
@@ -204,7 +204,7 @@ impl Plan {
             for pass in &node.passes {
                 assert!(disjoint(self.bytes, &[pass.from], &[pass.to]), "invariant: a pass goes elsewhere");
                 // The memory that is added to must survive the layer.
-                let own: Vec<Place> = written.iter().filter(|place| **place != pass.to).copied().collect();
+                let own: Vec<Region> = written.iter().filter(|place| **place != pass.to).copied().collect();
                 assert!(disjoint(self.bytes, &own, &[pass.to]), "invariant: the layer leaves the sum alone");
             }
             let mut read = node.backward_inputs.to_vec();
@@ -309,12 +309,12 @@ fn node_plan(
     node: &Node,
     draft: &Draft,
     values: &[usize],
-    places: &[Place],
+    places: &[Region],
     ordinals: &[usize],
     written: &mut [bool],
     statistics: std::ops::Range<usize>,
 ) -> NodePlan {
-    let mut inputs = [Place::EMPTY; INPUTS];
+    let mut inputs = [Region::EMPTY; INPUTS];
     let mut backward_inputs = inputs;
     let mut d_inputs = inputs;
     for (k, &input) in node.inputs.iter().enumerate() {
@@ -322,21 +322,21 @@ fn node_plan(
         if draft.backward && draft.needs.inputs[k] && draft.modes[k] != Mode::OverInput {
             backward_inputs[k] = inputs[k];
         }
-        d_inputs[k] = draft.d_inputs[k].map_or(Place::EMPTY, |buffer| places[buffer]);
+        d_inputs[k] = draft.d_inputs[k].map_or(Region::EMPTY, |buffer| places[buffer]);
     }
-    let output = node.output.map_or(Place::EMPTY, |output| places[values[output]]);
+    let output = node.output.map_or(Region::EMPTY, |output| places[values[output]]);
     let own: Vec<usize> = node.parameters.iter().map(|&parameter| ordinals[parameter]).collect();
     let before = own.iter().map(|&ordinal| std::mem::replace(&mut written[ordinal], true)).collect();
     NodePlan {
         inputs,
         backward_inputs,
         output,
-        backward_output: if draft.backward && draft.needs.output { output } else { Place::EMPTY },
+        backward_output: if draft.backward && draft.needs.output { output } else { Region::EMPTY },
         saved: places[draft.saved],
         kept: places[draft.kept],
         scratch: places[draft.scratch],
         backward_scratch: places[draft.backward_scratch],
-        d_output: draft.d_output.map_or(Place::EMPTY, |buffer| places[buffer]),
+        d_output: draft.d_output.map_or(Region::EMPTY, |buffer| places[buffer]),
         d_inputs,
         modes: draft.modes,
         passes: draft

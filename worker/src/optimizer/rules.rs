@@ -2,7 +2,7 @@
 
 use super::kernels::{Descent, Moments, adam, descend, lamb_moments, lamb_step, roll};
 use super::norm::squares_with;
-use super::state::{Bucket, Norms, State};
+use super::state::{Bucket, Norms, OptimizerState};
 use crate::amp::HalfWeights;
 use crate::cpu::{Isa, Pool};
 use crate::nn::Layout;
@@ -25,7 +25,7 @@ pub struct Optimizer {
     rule: Rule,
     weight_decay: f64,
     isa: Isa,
-    state: State,
+    state: OptimizerState,
     /// LAMB: trust ratio of each parameter; LARS: its local rate. Empty for the other rules.
     ratios: Vec<f64>,
     steps: u64,
@@ -48,7 +48,7 @@ impl Optimizer {
     /// State of zeros for the parameters of `layout`. The kernels of every `isa` give the same bits.
     pub fn new(layout: &Layout, config: &config::Optimizer, isa: Isa) -> Optimizer {
         let layer_wise = matches!(config.rule, Rule::Lamb(_) | Rule::Lars(_));
-        let state = State::new(layout, config.decay_exclusions, arrays(&config.rule).len(), layer_wise);
+        let state = OptimizerState::new(layout, config.decay_exclusions, arrays(&config.rule).len(), layer_wise);
         Optimizer {
             rule: config.rule,
             weight_decay: config.weight_decay,

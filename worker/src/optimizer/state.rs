@@ -50,7 +50,7 @@ pub(super) struct Norms {
 }
 
 /// Arrays in the flat layout, and the pieces that the layout is cut into.
-pub(super) struct State {
+pub(super) struct OptimizerState {
     /// Arrays that the rule does not use are empty.
     pub arrays: [AlignedBuffer; 2],
     pieces: Vec<Piece>,
@@ -59,9 +59,9 @@ pub(super) struct State {
     len: usize,
 }
 
-impl State {
+impl OptimizerState {
     /// `arrays` (at most 2) arrays of zeros; `sums`: room for sums of squares.
-    pub fn new(layout: &Layout, exclusions: DecayExclusions, arrays: usize, sums: bool) -> State {
+    pub fn new(layout: &Layout, exclusions: DecayExclusions, arrays: usize, sums: bool) -> OptimizerState {
         let mut pieces = Vec::new();
         for (ordinal, parameter) in layout.parameters.iter().enumerate() {
             // The gap after a parameter holds zeros and keeps them.
@@ -73,7 +73,7 @@ impl State {
         }
         let array = |i| AlignedBuffer::zeroed(if i < arrays { layout.len } else { 0 });
         let squares = vec![[0.0; 2]; if sums { pieces.len() } else { 0 }];
-        State { arrays: [array(0), array(1)], pieces, squares, len: layout.len }
+        OptimizerState { arrays: [array(0), array(1)], pieces, squares, len: layout.len }
     }
 
     /// Indices of the pieces of a range of whole parameters.

@@ -50,7 +50,7 @@ pub(super) fn train(registry: &Registry) -> Exit {
     let saves = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
     let stopping = match process::stop_on_signal(group.rank(), saves) {
         Ok(stopping) => stopping,
-        Err(error) => return refuse(Exit::Unexpected, format!("cannot listen to signals: {error}")),
+        Err(error) => return refuse(Exit::Unexpected, format!("cannot handle signals: {error}")),
     };
     let run_dir = PathBuf::from(variable(env::RUN_DIR).unwrap_or_else(|| ".".into()));
     let process = Process { config, run_dir, fault, registry, stopping };

@@ -5,7 +5,7 @@ use super::TrainError;
 use super::memory;
 use super::state::Progress;
 use crate::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
-use crate::data::{Dataset, Order, Prefetcher, Shape, Task};
+use crate::data::{Dataset, Order, Prefetcher, StepShape, Task};
 use crate::model::{Model, Registry};
 use crate::nn::{Bucket, Graph, Network, fuse};
 use crate::optimizer::Optimizer;
@@ -52,7 +52,7 @@ impl Blueprint {
     ) -> Result<Blueprint, TrainError> {
         let (isa, half) = (Isa::detect(kernel)?, HalfKernel::detect(kernel)?);
         let cpu = Cpu { pool: Arc::new(Pool::new(config.cpu_threads as usize)), isa, half };
-        let shape = Shape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
+        let shape = StepShape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
         let order = Order::new(&dataset, shape, config.seed)?;
         let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
         let network = network(config, &dataset, &*model, &cpu)?;

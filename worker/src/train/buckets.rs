@@ -92,7 +92,7 @@ impl Buckets {
     }
 
     /// Writes this rank's part of a step's metrics.
-    pub fn tell(&self, communicator: &mut Communicator, flags: Flags, statistics: &[f32]) {
+    pub fn write_metrics(&self, communicator: &mut Communicator, flags: Flags, statistics: &[f32]) {
         let all = &mut communicator.bucket_mut(self.metrics.0)[self.metrics.1..];
         let Flags { loss, stop, due, written, failed } = flags;
         all[..5].copy_from_slice(&[loss, stop, due, written, failed]);
@@ -101,7 +101,7 @@ impl Buckets {
     }
 
     /// The sums over all ranks, once the bucket is reduced.
-    pub fn told<'a>(&self, communicator: &'a Communicator) -> (Flags, &'a [f32]) {
+    pub fn read_metrics<'a>(&self, communicator: &'a Communicator) -> (Flags, &'a [f32]) {
         let all = &communicator.bucket(self.metrics.0)[self.metrics.1..];
         let flags = Flags { loss: all[0], stop: all[1], due: all[2], written: all[3], failed: all[4] };
         (flags, &all[FLAGS..FLAGS + self.statistics])

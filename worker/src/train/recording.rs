@@ -29,8 +29,9 @@ impl Recording {
     /// Opens the files in the run directory.
     pub fn start(trainer: &Trainer, run_dir: &Path, attempt: u32) -> Recording {
         let rank = trainer.communicator().rank();
-        let steps = told("the record of steps", StepFile::open(run_dir, rank));
-        let scalars = (rank == 0).then(|| told("TensorBoard's events", EventFile::create(run_dir, attempt))).flatten();
+        let steps = or_warn("the record of steps", StepFile::open(run_dir, rank));
+        let scalars =
+            (rank == 0).then(|| or_warn("TensorBoard's events", EventFile::create(run_dir, attempt))).flatten();
         Recording {
             run_dir: run_dir.to_owned(),
             attempt,
@@ -124,7 +125,7 @@ impl Recording {
         if report.step + 1 == profile.from_step + u64::from(profile.steps) + 1
             && let Some(trace) = self.trace.take()
         {
-            told("the trace", trace.write(&self.run_dir));
+            or_warn("the trace", trace.write(&self.run_dir));
         }
     }
 
@@ -133,7 +134,7 @@ impl Recording {
         if let Some(steps) = &mut self.steps {
             steps.flush();
             if let Some(error) = steps.failure() {
-                told::<()>("the record of steps", Err(error));
+                or_warn::<()>("the record of steps", Err(error));
                 self.steps = None;
             }
         }
@@ -155,12 +156,12 @@ impl Recording {
     /// Scalars of a step, for TensorBoard.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) {
         let Some(file) = &mut self.scalars else { return };
-        if told("TensorBoard's events", file.scalars(step, scalars)).is_none() {
+        if or_warn("TensorBoard's events", file.scalars(step, scalars)).is_none() {
             self.scalars = None;
         }
     }
 }
 
-fn told<T>(what: &str, result: std::io::Result<T>) -> Option<T> {
-    result.map_err(|error| eprintln!("warning: cannot write {what}: {error}; the training goes on without")).ok()
+fn or_warn<T>(what: &str, result: std::io::Result<T>) -> Option<T> {
+    result.map_err(|error| eprintln!("warning: cannot write {what}: {error}; the training continues without it")).ok()
 }

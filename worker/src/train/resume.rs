@@ -3,7 +3,7 @@
 use super::TrainError;
 use super::blueprint::Blueprint;
 use super::buckets::Buckets;
-use super::state::{Difference, Fingerprint, Names, Progress, State};
+use super::state::{Difference, Fingerprint, Names, Progress, TrainingState};
 use crate::comm::Communicator;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -111,7 +111,7 @@ fn usable(latest: Latest) -> Result<Latest, String> {
 /// # Errors
 /// The checkpoint is damaged, or belongs to another model or optimizer.
 pub(super) fn restore(
-    state: &mut State,
+    state: &mut TrainingState,
     blueprint: &Blueprint,
     directory: &Path,
     checkpoint: &Checkpoint,
@@ -152,7 +152,7 @@ fn word(rule: Rule) -> &'static str {
 }
 
 struct Sink<'a> {
-    state: &'a mut State,
+    state: &'a mut TrainingState,
     names: &'a Names,
 }
 

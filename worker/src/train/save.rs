@@ -2,7 +2,7 @@
 
 use super::TrainError;
 use super::blueprint::Blueprint;
-use super::state::{Names, State};
+use super::state::{Names, TrainingState};
 use std::collections::BTreeMap;
 use std::path::Path;
 use switchyard_checkpoint::disk::Disk;
@@ -10,7 +10,7 @@ use switchyard_checkpoint::export::write_model;
 use switchyard_checkpoint::{Role, TensorSpec};
 
 /// Writes all parameters and statistics by name. The file appears under its name when it is complete, or not at all.
-pub(super) fn model(file: &Path, blueprint: &Blueprint, state: &State) -> Result<(), TrainError> {
+pub(super) fn model(file: &Path, blueprint: &Blueprint, state: &TrainingState) -> Result<(), TrainError> {
     let names = Names::new(state, blueprint);
     let tensors: Vec<TensorSpec> =
         state.tensors(blueprint).into_iter().filter(|tensor| tensor.role != Role::Optimizer).collect();

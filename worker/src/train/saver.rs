@@ -11,7 +11,7 @@
 //! stall, and the figures show it. A checkpoint that cannot be written is reported and abandoned; the next one that is
 //! due is a new attempt.
 
-use super::state::{Names, Progress, State};
+use super::state::{Names, Progress, TrainingState};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -145,7 +145,7 @@ impl Saver {
     }
 
     /// Copies this rank's pieces and starts to write them. No other checkpoint may be in progress.
-    pub fn begin(&mut self, state: &State, names: &Names, progress: Progress) {
+    pub fn begin(&mut self, state: &TrainingState, names: &Names, progress: Progress) {
         let id = CheckpointId { attempt: self.site.attempt, step: progress.step };
         let Some(mut copied) = self.copied.take() else { return };
         for piece in self.plan.pieces(self.site.rank) {

@@ -62,7 +62,7 @@ impl BucketSink<'_> {
     pub fn begin(&mut self, bucket: usize) {
         let Metrics { buckets, flags, statistics } = self.metrics;
         if bucket == buckets.of_metrics() {
-            buckets.tell(self.communicator, flags, statistics);
+            buckets.write_metrics(self.communicator, flags, statistics);
         }
         self.communicator.start(bucket);
     }

@@ -24,7 +24,7 @@ enum Half {
 }
 
 /// The training state of a rank; the same bits on every rank.
-pub(super) struct State {
+pub(super) struct TrainingState {
     /// Optimizer steps done, including skipped ones.
     pub step: u64,
     pub weights: AlignedBuffer,
@@ -101,9 +101,9 @@ pub(super) struct Progress {
     pub data: Option<Fingerprint>,
 }
 
-impl State {
+impl TrainingState {
     /// The state before the first step.
-    pub fn new(blueprint: &Blueprint) -> State {
+    pub fn new(blueprint: &Blueprint) -> TrainingState {
         let layout = blueprint.network.layout();
         let mut weights = AlignedBuffer::zeroed(layout.len);
         initialise(layout, blueprint.config.seed, &mut weights);
@@ -116,7 +116,7 @@ impl State {
             Precision::Fp32 => None,
             Precision::Amp(amp) => Some(LossScaler::new(amp.loss_scaling)),
         };
-        let mut state = State {
+        let mut state = TrainingState {
             step: 0,
             weights,
             half,
@@ -194,7 +194,7 @@ impl State {
         Ok(())
     }
 
-    /// The tensors of a checkpoint, in the order of [`State::tensor`].
+    /// The tensors of a checkpoint, in the order of [`TrainingState::tensor`].
     pub fn tensors(&self, blueprint: &Blueprint) -> Vec<TensorSpec> {
         let layout = blueprint.network.layout();
         let of_weights = |name: String, role, export: bool| {
@@ -266,7 +266,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub fn new(state: &State, blueprint: &Blueprint) -> Names {
+    pub fn new(state: &TrainingState, blueprint: &Blueprint) -> Names {
         let layout: &Layout = blueprint.network.layout();
         let mut places = std::collections::HashMap::new();
         let arrays: Vec<&str> = state.optimizer.state().map(|(name, _)| name).collect();

@@ -49,7 +49,7 @@ impl Trainer {
         self.compute(scale, flags, &mut report)?;
         let squares = self.collect(scale, &mut report)?;
         let at = Instant::now();
-        let (flags, statistics) = self.buckets.told(&self.communicator);
+        let (flags, statistics) = self.buckets.read_metrics(&self.communicator);
         report.loss = f64::from(flags.loss);
         self.statistics.copy_from_slice(statistics);
         self.update(squares, scale, &mut report)?;

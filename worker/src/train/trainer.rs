@@ -5,7 +5,7 @@ use super::buckets::{Buckets, Flags};
 use super::resume;
 use super::saver::{Saved, Saver, Site};
 use super::sink::Places;
-use super::state::{Names, State};
+use super::state::{Names, TrainingState};
 use super::{TrainError, save};
 use crate::comm::{Cause, Communicator, GroupConfig, Timing};
 use crate::cpu::pool::Span;
@@ -64,7 +64,7 @@ pub struct Trainer {
     pub(super) reader: Prefetcher,
     pub(super) places: Places,
     pub(super) buckets: Buckets,
-    pub(super) state: State,
+    pub(super) state: TrainingState,
     pub(super) checkpoints: Option<Checkpoints>,
     /// This rank's part of the mean of the batch statistics, summed over the micro-batches of a step.
     pub(super) statistics: Vec<f32>,
@@ -81,7 +81,7 @@ impl Trainer {
     /// # Errors
     /// The group cannot form, its ranks differ, or the checkpoint cannot be used.
     pub fn join(blueprint: Blueprint, group: &GroupConfig) -> Result<Trainer, TrainError> {
-        let mut state = State::new(&blueprint);
+        let mut state = TrainingState::new(&blueprint);
         let tensors = state.tensors(&blueprint);
         let bytes = tensors.iter().map(|tensor| 4 * tensor.numbers() as u64).sum();
         let slot = Saver::digest_room(bytes).max(resume::ROOM);

@@ -15,13 +15,13 @@ use switchyard_worker::comm::{CommError, Communicator, Force, GroupConfig, Optio
 
 pub const TOKEN: [u8; 32] = [42; 32];
 
-/// Tests that look at time, processor use or open files of this process run one after another.
+/// Tests that measure time, processor use or open files of this process run one after another.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A free loopback port. Ports are taken from below the range for clients, so that nobody gets it in between.
+/// A free loopback port. Ports are taken from below the range for clients, so that no other process gets it in between.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -69,7 +69,7 @@ pub fn try_group<T: Send>(
     try_group_with(world, |_| Options::default(), change, lens, body)
 }
 
-/// As [`group`], with options.
+/// Same as [`group`], with options.
 pub fn group_with<T: Send>(
     world: u32,
     options: Options,
@@ -80,7 +80,7 @@ pub fn group_with<T: Send>(
     try_group_with(world, |_| options, change, lens, |comm| body(comm.unwrap()))
 }
 
-/// As [`try_group`], with options by rank.
+/// Same as [`try_group`], with options by rank.
 pub fn try_group_with<T: Send>(
     world: u32,
     options: impl Fn(u32) -> Options + Sync,
@@ -111,7 +111,7 @@ pub fn number(rank: u32, round: u32, i: usize) -> f32 {
     (x >> 8) as f32 / 65_536.0 - 128.0
 }
 
-/// Starts a rank as a process of its own: this test binary again, running only the test `entry`.
+/// Starts a rank in its own process: this test binary again, running only the test `entry`.
 pub fn spawn_rank(entry: &str, rank: u32, world: u32, port: u16, extra: &[(&str, &str)]) -> Child {
     spawn_rank_with(Stdio::null(), entry, rank, world, port, extra)
 }

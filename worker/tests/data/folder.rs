@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use std::sync::Arc;
-use switchyard_worker::data::{DataError, Dataset, Kind, Order, Prefetcher, Shape, Task, ValidationSet};
+use switchyard_worker::data::{DataError, Dataset, Kind, Order, Prefetcher, StepShape, Task, ValidationSet};
 use switchyard_worker_contract::config::{Data, Reader, Source};
 
 fn folder(directory: &Dir) -> Data {
@@ -59,7 +59,7 @@ fn parts_of_their_own() {
 #[test]
 fn divided_by_content() {
     let directory = classes(40);
-    // The same image under another name goes where the first one goes.
+    // The same image under another name is on the same side as the first one.
     for image in 0..40 {
         directory.write(&format!("cat/copy-{image}.jpg"), jpeg(20 + image, 16, image));
     }
@@ -95,7 +95,7 @@ fn bad_images_are_replaced_counted_and_at_last_an_error() {
     directory.write("cat/3.JPG", &cut[..cut.len() / 2]);
     let dataset = with_bad(&directory, 2);
     let mut prefetcher = start(&dataset, order(&dataset, 3, 1, 1), &READER);
-    // Three epochs: every sample is met three times, and each bad one is counted once.
+    // Three epochs: every sample is read three times, and each bad one is counted once.
     let batches = take(&mut prefetcher, 12);
     assert_eq!(prefetcher.bad_samples().count(), 2);
     let good: Vec<Vec<u32>> = {
@@ -191,7 +191,7 @@ fn augmentation_is_for_training_and_the_same_for_every_division() {
     let plain = open(&Data { images: folder(&directory).images, ..data.clone() }, &Task::Classify).unwrap();
     assert_eq!(validation(&dataset), validation(&plain), "as they are");
     assert_ne!(training(&dataset), training(&plain));
-    let epoch_of = |dataset: &Arc<Dataset>, shape: Shape, step: u64| -> Vec<(Vec<u32>, u32)> {
+    let epoch_of = |dataset: &Arc<Dataset>, shape: StepShape, step: u64| -> Vec<(Vec<u32>, u32)> {
         let order = Order::new(dataset, shape, 7).unwrap();
         (0..shape.world)
             .flat_map(|rank| {
@@ -201,10 +201,10 @@ fn augmentation_is_for_training_and_the_same_for_every_division() {
             })
             .collect()
     };
-    let whole = Shape { batch_size: 4, merge: 1, world: 1 };
+    let whole = StepShape { batch_size: 4, merge: 1, world: 1 };
     for (batch_size, merge, world) in [(1, 1, 4), (2, 2, 1), (1, 2, 2)] {
         for step in [0, 3, 11] {
-            let divided = epoch_of(&dataset, Shape { batch_size, merge, world }, step);
+            let divided = epoch_of(&dataset, StepShape { batch_size, merge, world }, step);
             assert_eq!(divided, epoch_of(&dataset, whole, step), "{batch_size} x {merge} x {world}, step {step}");
         }
     }

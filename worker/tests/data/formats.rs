@@ -13,7 +13,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn cifar10() {
     let directory = cifar_directory();
-    // Red, green and blue of the first pixel lie apart in the file and together in the sample.
+    // Red, green and blue of the first pixel are apart in the file and adjacent in the sample.
     let mut records = cifar(&[(7, 0), (0, 0)]);
     (records[1], records[1 + 1024], records[1 + 2048]) = (11, 22, 33);
     directory.write("data_batch_1.bin", records);
@@ -222,7 +222,11 @@ fn arrays_that_are_no_samples() {
         "columns first",
     );
     directory.write("x.safetensors", "no tensors");
-    says(&data(Source::SafeTensors(files(&directory.path("x.safetensors")))), &Task::Classify, &["no safetensors"]);
+    says(
+        &data(Source::SafeTensors(files(&directory.path("x.safetensors")))),
+        &Task::Classify,
+        &["other than safetensors"],
+    );
 }
 
 #[test]
@@ -285,7 +289,7 @@ fn data_of_another_kind_than_the_model_wants() {
 fn too_few_samples_for_a_step() {
     let directory = idx_directory();
     let dataset = open(&data(Source::Idx(directory.files())), &Task::Classify).unwrap();
-    let shape = switchyard_worker::data::Shape { batch_size: 2, merge: 1, world: 2 };
+    let shape = switchyard_worker::data::StepShape { batch_size: 2, merge: 1, world: 2 };
     let text = switchyard_worker::data::Order::new(&dataset, shape, 1).unwrap_err().to_string();
     assert!(text.starts_with("spec.engine.data.path: 3 samples for training: one step needs 4"), "{text}");
     let text = "0123456789".repeat(7);

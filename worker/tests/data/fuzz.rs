@@ -1,7 +1,7 @@
 //! Files that are broken in any way: an error that says so, or samples; never a panic, nor more memory than the file
 //! justifies.
 //!
-//! Each format is tried for [`SECONDS`], or as long as the variable `FUZZ_SECONDS` says.
+//! Each format is tried for [`SECONDS`], or for the time in the variable `FUZZ_SECONDS`.
 
 use crate::memory::memory;
 use crate::support::*;
@@ -15,13 +15,13 @@ use switchyard_worker_contract::config::{Csv, Data, Reader, Source, TokenType};
 
 const SECONDS: u64 = 1;
 
-/// What is done to a file.
+/// A change to a file.
 #[derive(Debug, Clone)]
 enum Change {
     Random(Vec<u8>),
     Cut(Index),
     Set(Vec<(Index, u8)>),
-    /// A 32-bit number of all ones or of zeros, or one with a high bit: what sizes are made of.
+    /// A 32-bit number of all ones or of zeros, or one with a high bit: typical of sizes.
     Size(Index, [u8; 4]),
     Insert(Index, Vec<u8>),
     Remove(Index, Index),
@@ -49,7 +49,7 @@ impl Change {
             Change::Random(bytes) => return bytes.clone(),
             Change::Cut(end) => file.truncate(at(end)),
             Change::Set(bytes) => bytes.iter().for_each(|(place, byte)| file[at(place)] = *byte),
-            // Headers are at the beginning: half of the time there.
+            // Headers are at the beginning, so half of the changes are there.
             Change::Size(place, size) => {
                 let place = if size[0] == 0 { at(place) } else { place.index(good.len().min(64)) };
                 file.iter_mut().skip(place).zip(size).for_each(|(byte, size)| *byte = *size);
@@ -64,7 +64,7 @@ impl Change {
     }
 }
 
-/// Breaks one of the files again and again and reads the data: opening them and a batch of each side.
+/// Breaks one of the files repeatedly and reads the data: opens them and reads a batch of each side.
 fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl Fn(usize) -> usize) {
     let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -79,7 +79,7 @@ fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl
             directory.write(names[file], &broken);
             let input: usize = good.iter().map(Vec::len).sum::<usize>() + broken.len();
             let (result, bytes) = memory(|| read(data, task, 0));
-            // Bad samples are named on standard error, and the test program keeps that in memory: not measured.
+            // Bad samples are named on standard error, which the test program keeps in memory: not measured.
             let _ = read(data, task, 3);
             directory.write(names[file], &good[file]);
             if bytes > allowed(input) {
@@ -93,7 +93,7 @@ fn fuzz(directory: &Dir, names: &[&str], data: &Data, task: &Task, allowed: impl
     assert!(read(data, task, 0).is_ok(), "the files are good again");
 }
 
-/// Opens the data and reads them in this thread, so that its memory is counted. An error has to name a field.
+/// Opens and reads the data on this thread, so that its memory is counted. An error has to name a field.
 fn read(data: &Data, task: &Task, max_bad_samples: u64) -> Result<(), String> {
     let reader = Reader { max_bad_samples, ..READER };
     let read = || {
@@ -111,7 +111,7 @@ fn read(data: &Data, task: &Task, max_bad_samples: u64) -> Result<(), String> {
     })
 }
 
-/// For what is kept in memory: 16 times the files, and 1 MiB for what is always there.
+/// For data that are kept in memory: 16 times the files, plus a constant 1 MiB.
 fn by_size(input: usize) -> usize {
     16 * input + (1 << 20)
 }
@@ -179,8 +179,8 @@ fn token_files() {
     fuzz(&directory, &["train.bin", "val.bin"], &data, &next_token(16, 100), by_size);
 }
 
-/// An image may decode to 1000 times its file. What its header says is limited, and with it the memory: by a quarter of
-/// the largest picture for the sizes that small changes lead to.
+/// An image may decode to 1000 times its file. Sizes in its header are limited, and with them the memory: to a quarter
+/// of the largest picture for the sizes that small changes produce.
 fn pictures(extension: &str, image: &[u8]) {
     let directory = Dir::new();
     for name in ["train/a/1", "val/a/1", "val/a/2"] {

@@ -1,9 +1,9 @@
-//! The memory that a piece of work takes in its thread.
+//! The memory that a piece of work allocates on its thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Memory that a thread has and had.
+/// Counts the memory that a thread holds and has held.
 struct Counting;
 
 thread_local! {
@@ -20,12 +20,12 @@ fn count(bytes: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: as promised by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: as promised by the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Most bytes of memory that the work takes in this thread.
+/// Most bytes of memory that the work holds on this thread.
 pub(crate) fn memory<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     MOST.set(before);

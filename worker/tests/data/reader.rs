@@ -1,4 +1,4 @@
-//! The reader: what it delivers depends on nothing but data, seed, step and rank.
+//! The reader: what it delivers depends only on data, seed, step and rank.
 
 use crate::memory::memory;
 use crate::support::*;
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switchyard_worker::data::{Batch, Dataset, Order, Prefetcher, Shape, Task, ValidationSet};
+use switchyard_worker::data::{Batch, Dataset, Order, Prefetcher, StepShape, Task, ValidationSet};
 use switchyard_worker_contract::config::{ImageShape, Reader, SampleType};
 
 const SHAPE: ImageShape = ImageShape { height: 8, width: 6, channels: 3 };
 
-/// Small made-up data of each kind, 60 samples.
+/// Small synthetic data of each kind, 60 samples.
 fn every_kind() -> Vec<Arc<Dataset>> {
     let bert = |next_sentence| {
         Task::Masked(switchyard_worker::data::Masking {
@@ -29,7 +29,7 @@ fn every_kind() -> Vec<Arc<Dataset>> {
     tasks.into_iter().chain(classify).map(|(task, image)| open(&synthetic(60, image), &task).unwrap()).collect()
 }
 
-/// A folder of images with augmentation: what costs work and chance.
+/// A folder of images with augmentation: it costs work and uses random numbers.
 fn folder() -> (Dir, Arc<Dataset>) {
     let directory = Dir::new();
     for image in 0..24 {
@@ -41,7 +41,7 @@ fn folder() -> (Dir, Arc<Dataset>) {
     (directory, dataset)
 }
 
-/// The first so many batches with another reader.
+/// The first `count` batches with another reader.
 fn first(dataset: &Arc<Dataset>, order: Order, reader: Reader, count: usize) -> Vec<Batch> {
     take(&mut start(dataset, order, &reader), count)
 }
@@ -84,13 +84,13 @@ fn any_step_can_be_the_first() {
 #[test]
 fn another_number_of_ranks_sees_the_same_samples_in_each_step() {
     for dataset in every_kind() {
-        let step = |shape: Shape, step: u64| -> Vec<u32> {
+        let step = |shape: StepShape, step: u64| -> Vec<u32> {
             let order = Order::new(&dataset, shape, 7).unwrap();
             let batches = (0..shape.world).flat_map(|rank| {
                 let mut prefetcher = Prefetcher::start(Arc::clone(&dataset), order, rank, step, &READER).unwrap();
                 take(&mut prefetcher, shape.merge as usize)
             });
-            // Whatever the kind: the inputs one after the other, and the targets.
+            // For every kind: all inputs in sequence, and the targets.
             let (mut inputs, mut targets) = (Vec::new(), Vec::new());
             for batch in batches {
                 inputs.extend(batch.tokens);
@@ -104,9 +104,9 @@ fn another_number_of_ranks_sees_the_same_samples_in_each_step() {
             inputs
         };
         for number in [0, 4, 9] {
-            let whole = step(Shape { batch_size: 12, merge: 1, world: 1 }, number);
+            let whole = step(StepShape { batch_size: 12, merge: 1, world: 1 }, number);
             for (batch_size, merge, world) in [(6, 1, 2), (3, 2, 2), (1, 3, 4), (2, 6, 1)] {
-                assert_eq!(step(Shape { batch_size, merge, world }, number), whole, "{batch_size}x{merge}x{world}");
+                assert_eq!(step(StepShape { batch_size, merge, world }, number), whole, "{batch_size}x{merge}x{world}");
             }
         }
     }
@@ -145,7 +145,7 @@ fn made_up_samples_can_be_learned_and_cost_little() {
     let mut data = synthetic(2000, Some(SHAPE));
     data.validation_fraction = 0.5;
     let dataset = open(&data, &Task::Classify).unwrap();
-    // The class whose mean over the training samples is nearest is the class of a validation sample.
+    // The class of a validation sample is the one whose mean over the training samples is nearest.
     let mut means: BTreeMap<u32, (Vec<f64>, f64)> = BTreeMap::new();
     for (pixels, class) in training(&dataset) {
         let (sum, count) = means.entry(class).or_insert_with(|| (vec![0.0; pixels.len()], 0.0));
@@ -161,7 +161,7 @@ fn made_up_samples_can_be_learned_and_cost_little() {
         means.iter().min_by(|a, b| distance(a.1).total_cmp(&distance(b.1))).unwrap().0 == class
     });
     assert!(right.count() > 900, "of {}", held.len());
-    // A window of made-up text: its phrases occur again.
+    // A window of synthetic text: its phrases are repeated.
     let text = open(&synthetic(100, None), &next_token(64, 5000)).unwrap();
     let batch = start(&text, order(&text, 50, 1, 1), &READER).next().unwrap().clone();
     let pairs: BTreeSet<(u32, u32)> = batch.tokens.iter().copied().zip(batch.targets.iter().copied()).collect();
@@ -204,7 +204,7 @@ fn the_training_thread_takes_no_memory() {
 #[test]
 fn its_own_speed_is_told() {
     let (_directory, dataset) = folder();
-    // Made on demand, so that nothing is made that is not seen here.
+    // Filled on demand, so that no batch is filled that is not seen here.
     let reader = Reader { double_buffer: false, ..READER };
     let began = Instant::now();
     let mut prefetcher = start(&dataset, order(&dataset, 4, 1, 1), &reader);
@@ -229,7 +229,7 @@ fn without_a_drain_between_epochs_the_next_one_is_under_way() {
         let reader = Reader { workers: 2, infinite, ..READER };
         let mut prefetcher = start(&dataset, order(&dataset, 4, 1, 1), &reader);
         prefetcher.next().unwrap();
-        // The last one of the first epoch is in use: are samples of the next one made?
+        // The last batch of the first epoch is in use: are samples of the next epoch made?
         prefetcher.next().unwrap();
         let end = Instant::now() + wait;
         while prefetcher.samples_made() == 8 && Instant::now() < end {
@@ -265,7 +265,7 @@ fn an_idle_reader_waits_without_work() {
     let before = reader_ticks();
     std::thread::sleep(Duration::from_millis(300));
     let after = reader_ticks();
-    // A thread that spins would have used 30 ticks of 10 ms. Threads of other tests work, so at least two must rest.
+    // A spinning thread would have used 30 ticks of 10 ms. Threads of other tests are busy, so at least two must rest.
     let resting = before.iter().filter(|(id, ticks)| after.get(*id).is_some_and(|now| now - *ticks < 8)).count();
     assert!(resting >= 2, "{before:?} {after:?}");
 }

@@ -1,9 +1,9 @@
-//! Small data of every format, and reading them.
+//! Small data of every format, and helpers to read them.
 
 use image::ImageEncoder;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use switchyard_worker::data::{Batch, DataError, Dataset, Kind, Order, Prefetcher, Shape, Task, ValidationSet};
+use switchyard_worker::data::{Batch, DataError, Dataset, Kind, Order, Prefetcher, StepShape, Task, ValidationSet};
 use switchyard_worker_contract::config::{
     Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
 };
@@ -74,10 +74,10 @@ pub(crate) fn says(data: &Data, task: &Task, words: &[&str]) {
 }
 
 pub(crate) fn order(dataset: &Dataset, batch_size: u32, merge: u32, world: u32) -> Order {
-    Order::new(dataset, Shape { batch_size, merge, world }, 7).unwrap()
+    Order::new(dataset, StepShape { batch_size, merge, world }, 7).unwrap()
 }
 
-/// The next so many batches, without the time they took.
+/// The next `count` batches, without the time they took.
 pub(crate) fn take(prefetcher: &mut Prefetcher, count: usize) -> Vec<Batch> {
     let next = |_| {
         let mut batch = prefetcher.next().unwrap().clone();

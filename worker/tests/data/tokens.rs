@@ -1,4 +1,4 @@
-//! Text and token files: windows, hidden tokens, files that change.
+//! Text and token files: windows, masked tokens, files that change.
 
 use crate::support::*;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ fn file_of(tokens: impl Iterator<Item = u32>, token_type: TokenType) -> Vec<u8> 
     }
 }
 
-/// A run in which every token tells where it stands.
+/// A run in which every token contains its position.
 fn numbered(count: u32) -> impl Iterator<Item = u32> {
     0..count
 }
@@ -57,9 +57,9 @@ fn a_token_file_is_divided_by_blocks() {
     let trained = start(&dataset, order(&dataset, samples, 1, 1), &READER).next().unwrap().tokens.clone();
     let held: std::collections::BTreeSet<u32> = held.into_iter().collect();
     assert!(trained.iter().all(|token| !held.contains(token)));
-    // Windows go on over the places where blocks were taken out.
+    // Windows continue over the places where blocks were removed.
     assert!(trained.chunks(10).any(|window| window[9] - window[0] > 9));
-    // The file's own part is taken instead, and both are digested.
+    // The file's own part is used instead, and both are digested.
     directory.write("val.bin", file_of(numbered(50), TokenType::UInt16));
     data.source = directory.tokens("", TokenType::UInt16);
     let own = open(&data, &next_token(10, 60_000)).unwrap();
@@ -95,7 +95,7 @@ fn a_token_file_that_changes_is_an_error_and_no_crash() {
         }),
         ("it was written to", |path| {
             std::fs::write(path, vec![1; 120_000]).unwrap();
-            // The clock of a file system may tick too slowly to see it.
+            // The clock of a file system may be too coarse to show the change.
             let later = std::time::SystemTime::now() + std::time::Duration::from_secs(9);
             std::fs::OpenOptions::new().write(true).open(path).unwrap().set_modified(later).unwrap();
         }),
@@ -113,7 +113,7 @@ fn a_token_file_that_changes_is_an_error_and_no_crash() {
         assert!(matches!(error, DataError::Changed { .. }) && text.contains(words), "{words}: {text}");
         assert!(text.starts_with("spec.engine.data.path: ") && text.contains("x.bin has changed since the start"));
     }
-    // A file that is replaced as a whole stays open as it was.
+    // A file that is replaced as a whole stays open unchanged.
     let directory = Dir::new();
     directory.write("x.bin", vec![1; 120_000]);
     directory.write("y.bin", vec![2; 120_000]);
@@ -153,7 +153,8 @@ fn bert(context_length: u32, next_sentence: bool) -> Masking {
     masking
 }
 
-/// Checks a sequence and gives (what stands for a hidden token: MASK, itself or another; the tokens of the data).
+/// Checks a sequence; returns the tokens at masked positions (MASK, the token itself or another one) and the tokens of
+/// the data.
 fn check_sequence(masking: &Masking, tokens: &[u32], positions: &[u32], targets: &[u32]) -> (Vec<char>, Vec<u32>) {
     assert_eq!((positions.len(), targets.len()), (masking.predictions as usize, masking.predictions as usize));
     assert!(positions.windows(2).all(|pair| pair[0] < pair[1]), "ascending, none twice: {positions:?}");
@@ -214,12 +215,12 @@ fn hidden_tokens() {
                 }
             }
         }
-        // 20,000 hidden tokens: 80 % MASK, 10 % another one, 10 % as they were.
+        // 20,000 masked tokens: 80 % MASK, 10 % another token, 10 % unchanged.
         let share = |kind| f64::from(counts[&kind]) / 20_000.0;
         assert!((share('m') - 0.8).abs() < 0.01, "{counts:?}");
         assert!((share('o') - 0.1).abs() < 0.01 && (share('s') - 0.1).abs() < 0.01, "{counts:?}");
         assert!(!next_sentence || (900..1100).contains(&following), "{following} of 2000");
-        // Every place but the special ones, about equally often.
+        // Every position except the special ones, about equally often.
         assert_eq!(places.len() as u32, masking.window());
         assert!(places.values().all(|count| (230..430).contains(count)), "{places:?}");
     }

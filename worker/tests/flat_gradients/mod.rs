@@ -4,7 +4,7 @@
 use std::ops::Range;
 use switchyard_worker::nn::{GradientSink, Layout};
 
-/// Gradients with the ranges looked up once, as the step loop has them.
+/// Gradients with their ranges looked up once, as in the step loop.
 pub struct FlatGradients {
     ranges: Vec<Range<usize>>,
     pub gradients: Vec<f32>,

@@ -1,7 +1,9 @@
-//! The network between the pods of a job, in the hands of a test: all connections go through here, where they are reset, held up or slow.
+//! The network between the pods of a job, controlled by a test: all connections pass through here, where they can be
+//! reset, delayed or slowed down.
 //!
-//! Rank 0 is met through a door of its own for each other rank. Where ranks listen for data they tell each other over these connections:
-//! the addresses in `Join` and `Roster` frames are exchanged for further doors, of the same length, so that nothing else changes.
+//! Each other rank reaches rank 0 through its own door. Ranks announce over these connections where they listen for
+//! data: the addresses in `Join` and `Roster` frames are replaced by those of further doors, of the same length, so
+//! that nothing else changes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
@@ -14,45 +16,45 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Where rank 0 listens, and where all doors are.
+/// Where rank 0 and all doors listen.
 const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// Length of a frame's header, and where in it the kind and the length of the rest are.
+/// Length of a frame's header, and the positions of the kind and of the remaining length in it.
 const HEADER: usize = 32;
 const KIND: usize = 5;
 const LENGTH: std::ops::Range<usize> = 20..28;
-/// The kind of frame in which a rank tells of itself; a roster tells of all, in their order.
+/// The kind of frame in which a rank describes itself; a roster describes all ranks, in order.
 const JOIN: u8 = 5;
-/// What stands before an address in these frames.
+/// The text before an address in these frames.
 const RING: &[u8] = b"\"ring\":\"";
-/// How often a door looks for somebody.
+/// How often a door checks for a connection.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// What a connection carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carries {
-    /// Who is there, and who has failed: between a rank and rank 0.
+    /// Membership and failures: between a rank and rank 0.
     Control,
     /// Gradients: from a rank to the next one.
     Data,
 }
 
-/// A connection through a door: the rank that made it, the one that took it.
+/// A connection through a door: the rank that made it, and the one that accepted it.
 #[derive(Clone)]
 struct Link {
     ends: [usize; 2],
     carries: Carries,
     streams: Arc<[TcpStream; 2]>,
-    /// It ends by a reset, without an end of the stream before.
+    /// Set to end it by a reset, without an end of stream.
     reset: Arc<AtomicBool>,
 }
 
 struct Shared {
-    /// By rank: nothing passes.
+    /// By rank: whether nothing passes.
     cut: Vec<AtomicBool>,
-    /// By rank: microseconds for which each piece of at most 16 KiB is held up.
+    /// By rank: delay in microseconds of each piece of at most 16 KiB.
     slow: Vec<AtomicU64>,
     links: Mutex<Vec<Link>>,
-    /// Doors to the listeners of ranks, by their addresses.
+    /// Doors to the listeners of ranks, by address.
     doors: Mutex<HashMap<SocketAddr, SocketAddr>>,
     /// Bytes that have passed.
     passed: AtomicU64,
@@ -66,7 +68,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// For so many ranks, the first of which listens on this port of 127.0.0.2.
+    /// For `world` ranks, the first of which listens on this port of 127.0.0.2.
     pub fn new(world: usize, port: u16) -> Network {
         let shared = Arc::new(Shared {
             cut: (0..world).map(|_| AtomicBool::default()).collect(),
@@ -81,12 +83,12 @@ impl Network {
         Network { shared, doors }
     }
 
-    /// Where this rank meets rank 0.
+    /// Where this rank reaches rank 0.
     pub fn rendezvous(&self, rank: usize) -> SocketAddr {
         self.doors[rank]
     }
 
-    /// Resets the connections of this kind that a rank has made. Answers how many there were.
+    /// Resets the connections of this kind that a rank has made; returns their number.
     pub fn reset(&self, rank: usize, carries: Carries) -> usize {
         let mut links = self.shared.links();
         let before = links.len();
@@ -95,7 +97,8 @@ impl Network {
             if chosen {
                 link.reset.store(true, Ordering::SeqCst);
                 for stream in &*link.streams {
-                    // With this linger the end of the last handle is a reset; the threads that hold the others wake up.
+                    // With this linger setting, closing the last handle is a reset; the threads that hold the others
+                    // wake up.
                     let _ = set_socket_linger(stream, Some(Duration::ZERO));
                     let _ = stream.shutdown(Shutdown::Read);
                 }
@@ -105,12 +108,12 @@ impl Network {
         before - links.len()
     }
 
-    /// Nothing passes to or from a rank any more, the end of a connection neither; or everything does again.
+    /// Blocks everything to or from a rank, including the end of a connection; or lets everything pass again.
     pub fn cut(&self, rank: usize, on: bool) {
         self.shared.cut[rank].store(on, Ordering::SeqCst);
     }
 
-    /// Holds up each piece to or from a rank for so long.
+    /// Delays each piece to or from a rank by this time.
     pub fn slow(&self, rank: usize, delay: Duration) {
         self.shared.slow[rank].store(delay.as_micros() as u64, Ordering::SeqCst);
     }
@@ -135,7 +138,7 @@ impl Shared {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A door to this address.
+    /// Opens a door to this address.
     fn open(self: &Arc<Self>, ends: [usize; 2], carries: Carries, to: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind((HOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -180,7 +183,7 @@ impl Shared {
         ends.into_iter().any(|rank| self.cut[rank].load(Ordering::SeqCst)) && !self.over.load(Ordering::SeqCst)
     }
 
-    /// Passes on what comes until the end of the stream.
+    /// Forwards bytes until the end of the stream.
     fn pass(self: &Arc<Self>, link: &Link, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
         let mut bytes = vec![0; 16 << 10];
         loop {
@@ -204,7 +207,7 @@ impl Shared {
         }
     }
 
-    /// A frame of the control connection of `rank`, its addresses exchanged.
+    /// Forwards a frame of the control connection of `rank`, with its addresses replaced.
     fn frame(self: &Arc<Self>, rank: usize, mut from: &TcpStream) -> io::Result<Vec<u8>> {
         let mut frame = vec![0; HEADER];
         from.read_exact(&mut frame)?;
@@ -224,7 +227,7 @@ impl Shared {
         Ok(frame)
     }
 
-    /// The door to where this rank listens for the one before it.
+    /// The door to the address where this rank listens for the previous one.
     fn door(self: &Arc<Self>, rank: usize, told: SocketAddr) -> SocketAddr {
         let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
         if doors.values().any(|door| *door == told) {

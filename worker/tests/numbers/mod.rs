@@ -25,7 +25,7 @@ pub fn noise(len: usize, salt: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// For comparisons that tell zeros apart and equate NaNs.
+/// For comparisons that distinguish zeros and treat NaNs as equal.
 pub fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }

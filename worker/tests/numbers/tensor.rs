@@ -46,8 +46,8 @@ impl Tensor {
     }
 }
 
-/// How far a number that was rounded once to a format may be from the sum of `k` products of numbers below 1 that it stands
-/// for.
+/// Largest distance of a number that was rounded once to a format from the sum of `k` products of numbers below 1 that
+/// it represents.
 pub fn tolerance(format: Format, k: usize, want: f64) -> f64 {
     let rounding = match format {
         Format::F32 => 0.0,

@@ -41,7 +41,7 @@ pub fn rounding<E: Element>() -> f64 {
     }
 }
 
-/// Within one rounding to the format of `E` and `tolerance` besides.
+/// Within one rounding to the format of `E`, plus `tolerance`.
 pub fn close<E: Element>(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
@@ -50,7 +50,8 @@ pub fn close<E: Element>(what: &str, got: &[f32], want: &[f64], tolerance: f64) 
     }
 }
 
-/// Compares a gradient of `f` at `x` with finite differences: in single places, and in directions through all of them.
+/// Compares a gradient of `f` at `x` with finite differences: for single elements, and in directions through all of
+/// them.
 pub fn check_gradient<E: Element>(what: &str, f: &dyn Fn(&[f64]) -> f64, x: &[f64], got: &[f32], tolerance: f64) {
     const STEP: f64 = 1e-6;
     assert_eq!(got.len(), x.len(), "{what}");

@@ -1,4 +1,4 @@
-//! The engine configuration that tests change in one place or another.
+//! The engine configuration that tests modify.
 #![allow(dead_code)]
 
 use std::path::Path;
@@ -63,7 +63,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
     }
 }
 
-/// A small ResNet-18 on made-up images.
+/// A small ResNet-18 on synthetic images.
 pub fn resnet() -> EngineConfig {
     let image = Some(ImageShape { height: 8, width: 8, channels: 3 });
     let plain = gpt(Path::new("."), &[]);

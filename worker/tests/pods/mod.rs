@@ -17,7 +17,7 @@ use switchyard_worker_contract::termination::Termination;
 
 pub const WORKER: &str = env!("CARGO_BIN_EXE_switchyard-worker");
 
-/// Long enough for a loaded machine; a test that needs it has failed.
+/// Long enough for a busy machine; a test that needs it has failed.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// What the pods of a job share: a folder with data, configuration and key.
@@ -78,7 +78,7 @@ impl Job {
         fs::set_permissions(self.path("key"), Permissions::from_mode(mode)).unwrap();
     }
 
-    /// The pod of this node, ready to be changed and started.
+    /// The command of this node's pod, ready to be modified and started.
     pub fn command(&self, node: u32) -> Command {
         let run_dir = self.path(&format!("run-{node}"));
         fs::create_dir_all(&run_dir).unwrap();
@@ -98,7 +98,7 @@ impl Job {
         Running(self.command(node).spawn().unwrap())
     }
 
-    /// Starts all pods with these variables on top and waits for their exit codes.
+    /// Starts all pods with these additional variables and waits for their exit codes.
     pub fn run(&self, extra: &[(&str, &str)]) -> Vec<i32> {
         let mut pods: Vec<Running> = (0..self.nodes)
             .map(|node| Running(self.command(node).envs(extra.iter().copied()).spawn().unwrap()))
@@ -171,18 +171,18 @@ pub fn ready(log: &str) -> Vec<Ready> {
     events(log).into_iter().filter_map(only).collect()
 }
 
-/// The end of rank 0.
+/// The `finished` event of rank 0.
 pub fn finished(log: &str) -> Option<Finished> {
     let only = |event| if let Event::Finished(finished) = event { Some(finished) } else { None };
     events(log).into_iter().filter_map(only).find(|finished| finished.rank == 0)
 }
 
-/// The step from which the last attempt went on.
+/// The step from which the last attempt resumed.
 pub fn resumed(job: &Job) -> Option<u64> {
     ready(&job.read("out-0")).first().and_then(|ready| ready.resumed_step)
 }
 
-/// The last step that rank 0 told of.
+/// The last step that rank 0 reported.
 pub fn told(job: &Job) -> u64 {
     let last = events(&job.read("out-0")).into_iter().rev().find_map(|event| match event {
         Event::Progress(progress) => Some(progress.step),
@@ -191,7 +191,7 @@ pub fn told(job: &Job) -> u64 {
     last.unwrap_or(0)
 }
 
-/// Waits until rank 0 has told of a step; answers whether its pod still runs.
+/// Waits until rank 0 has reported a step; returns whether its pod is still running.
 pub fn wait_for_step(job: &Job, pod: &mut Running, step: u64) -> bool {
     assert!(wait_until(DEADLINE, || told(job) >= step || pod.0.try_wait().unwrap().is_some()), "no step {step}");
     pod.0.try_wait().unwrap().is_none()

@@ -13,7 +13,7 @@ use switchyard_worker::train::{Blueprint, Outside, Reporter, TrainError, Trainer
 use switchyard_worker_contract::config::{Checkpoint, EngineConfig};
 use switchyard_worker_contract::event::Event;
 
-/// What a rank saw of a training.
+/// What a rank observed in a training.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
     /// Loss and digest of the weights after every step.
@@ -47,7 +47,7 @@ pub fn blueprint(config: &EngineConfig, world: u32) -> Result<Blueprint, TrainEr
     Blueprint::new(config, open(config)?, world, None, &Registry::new())
 }
 
-/// Calls `body` on a thread for each rank with its place in the group.
+/// Calls `body` on a thread for each rank, with its group configuration.
 pub fn on_ranks<T: Send>(world: u32, body: impl Fn(GroupConfig) -> T + Sync) -> Vec<T> {
     let port = free_port();
     std::thread::scope(|scope| {
@@ -57,8 +57,8 @@ pub fn on_ranks<T: Send>(world: u32, body: impl Fn(GroupConfig) -> T + Sync) -> 
     })
 }
 
-/// Trains until `steps` are done and drops everything without a word, as a kill does, or leaves in order. Answers the step that it went on
-/// from, and what all ranks saw alike.
+/// Trains until `steps` are done and then drops everything silently, like a kill, or leaves in order. Returns the step
+/// from which it resumed, and the observations, which are equal on all ranks.
 pub fn train(config: &EngineConfig, world: u32, steps: u64, leave: bool) -> Result<(Option<u64>, History), TrainError> {
     train_over(Force::Auto, config, world, steps, leave)
 }
@@ -83,7 +83,7 @@ pub fn train_over(
                 history.evaluations.push(trainer.evaluate()?.map(|judgement| judgement.loss));
             }
         }
-        // A rank that drops its place ends the group, for one that has not come so far as well.
+        // A rank that drops its membership ends the group, also for a rank that is behind.
         trainer.agree_on_weights()?;
         if leave {
             trainer.leave()?;
@@ -104,8 +104,8 @@ pub fn saving(config: &EngineConfig, directory: &Path, every_steps: u64) -> Engi
     EngineConfig { checkpoint: Some(checkpoint), ..config.clone() }
 }
 
-/// Whole runs, as the program has them: outcome and events of each rank. `hook` sees each event as it is printed, and the rank's place for
-/// a signal.
+/// Whole runs, as in the program: outcome and events of each rank. `hook` sees each event as it is printed, and where
+/// to put a signal for the rank.
 pub fn runs(
     config: &EngineConfig,
     world: u32,
@@ -122,7 +122,7 @@ pub fn runs(
     })
 }
 
-/// Reads what a reporter prints: one whole event at a time.
+/// Parses the output of a reporter: one whole event at a time.
 struct Log<F> {
     events: Vec<Event>,
     hook: F,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use switchyard_worker::cpu::{Cpu, Format, HalfKernel, Isa, Pool, Values, bf16, f16};
 use switchyard_worker::data::{Batch, Kind, Task};
 use switchyard_worker::model::{Registry, initialise};
-use switchyard_worker::nn::{GradientSink, Graph, Network, Outcome, Weights};
+use switchyard_worker::nn::{GradientSink, Graph, LossSums, Network, Weights};
 use switchyard_worker_contract::config::{self, Model};
 
 pub fn gpt(tied_head: bool) -> Model {
@@ -144,7 +144,7 @@ impl Trial {
         trial
     }
 
-    /// Larger weights and biases that are not 0: every path carries a gradient worth measuring.
+    /// Larger weights and non-zero biases, so that every path has a measurable gradient.
     pub fn excite(mut self) -> Trial {
         for parameter in &self.network.layout().parameters {
             for (i, w) in self.weights[parameter.range()].iter_mut().enumerate() {
@@ -159,7 +159,7 @@ impl Trial {
         self
     }
 
-    /// After the weights changed.
+    /// Called after the weights changed.
     pub fn round(&mut self) {
         match &mut self.half {
             Half::None => {}
@@ -178,12 +178,12 @@ impl Trial {
         (&mut self.network, weights, &self.batch)
     }
 
-    pub fn forward(&mut self) -> Outcome {
+    pub fn forward(&mut self) -> LossSums {
         let (network, weights, batch) = self.parts();
         network.forward(weights, batch)
     }
 
-    pub fn evaluate(&mut self) -> Outcome {
+    pub fn evaluate(&mut self) -> LossSums {
         let (network, weights, batch) = self.parts();
         network.evaluate(weights, batch)
     }

@@ -10,8 +10,8 @@ fn gpu(uuid: &str) -> Gpu {
     Gpu { uuid: uuid.into(), ..Gpu::default() }
 }
 
-fn seen(facts: GPUTopologyStatus) -> Machine {
-    Machine { last: Some(Arc::new(Scan { facts, ..Scan::default() })), fault: None }
+fn seen(facts: GPUTopologyStatus) -> MachineState {
+    MachineState { last: Some(Arc::new(Scan { facts, ..Scan::default() })), fault: None }
 }
 
 fn at(second: i64) -> Timestamp {
@@ -61,7 +61,7 @@ fn a_look_that_hangs_keeps_the_facts() {
     let good = GPUTopologyStatus { observed_time: Some(Time(at(5))), gpus: vec![gpu("GPU-1")], ..Default::default() };
     let before = draft(&seen(good.clone()), &Kubelet::Disabled).status(None, at(6));
     let expected = ["Reported=False ScanHangs 9", "Fresh=False ScanHangs 9"];
-    for machine in [Machine { fault: hang.clone(), ..seen(good) }, Machine { fault: hang, last: None }] {
+    for machine in [MachineState { fault: hang.clone(), ..seen(good) }, MachineState { fault: hang, last: None }] {
         let status = draft(&machine, &Kubelet::Disabled).status(Some(&before), at(9));
         assert_eq!((&status.gpus, &status.observed_time), (&before.gpus, &before.observed_time));
         let told = conditions(&status);

@@ -1,7 +1,7 @@
 //! Headers of safetensors files: 8 bytes with the length, then JSON, padded with spaces.
 //!
-//! Written here and not by the `safetensors` crate, since that orders metadata by chance and reads headers with buffers of up to fifty
-//! times their size. `tests/format.rs` reads ours with that crate.
+//! Written here and not by the `safetensors` crate, because that crate orders metadata randomly and reads headers with
+//! buffers of up to fifty times their size. `tests/format.rs` reads our headers with that crate.
 
 use super::{CheckpointId, Fault};
 use serde::de::{MapAccess, Visitor};
@@ -10,12 +10,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use std::ops::Range;
 
-/// The key of a header that is no tensor.
+/// The key of a header that is not a tensor.
 pub(super) const METADATA: &str = "__metadata__";
 /// The value of `format` in shards.
 const SHARD_FORMAT: &str = "switchyard-shard/1";
 
-/// Whose shard this is. Stands in its header, so that a file that was copied to a wrong place is known by itself.
+/// Whose shard this is. It is in the header, so that a file copied to a wrong place is recognized by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ShardLabel {
     pub job: String,
@@ -55,7 +55,7 @@ impl Serialize for ShardLabel {
     }
 }
 
-/// What a header says of a tensor.
+/// A tensor in a header, as read.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Info {
@@ -64,14 +64,14 @@ struct Info {
     data_offsets: (u64, u64),
 }
 
-/// A header as it was read, not yet compared.
+/// A header as read, not yet compared.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
     label: RawLabel,
     tensors: Vec<(String, Info)>,
 }
 
-/// What a header says of one tensor, all of whose numbers are 32-bit floats.
+/// A tensor in a header. All numbers are 32-bit floats.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorEntry<'a> {
     pub name: &'a str,
@@ -106,14 +106,14 @@ pub(crate) fn encode<'a>(metadata: &impl Serialize, tensors: impl Iterator<Item 
     bytes
 }
 
-/// Reads the JSON of a header.
+/// Parses the JSON of a header.
 pub(crate) fn decode(json: &[u8]) -> Result<Header, Fault> {
     serde_json::from_slice(json)
-        .map_err(|error| Fault::new("header", format!("what is no header ({error})"), "that of a safetensors file"))
+        .map_err(|error| Fault::new("header", format!("something else ({error})"), "that of a safetensors file"))
 }
 
 impl Header {
-    /// Whether this is the shard that it has to be.
+    /// Checks that this is the expected shard.
     pub(crate) fn check_label(&self, label: &ShardLabel) -> Result<(), Fault> {
         let expected = RawLabel::from(label);
         let fields = [
@@ -135,7 +135,7 @@ impl Header {
         &self.label.job
     }
 
-    /// Whether it holds what it has to, and nothing else.
+    /// Checks that it holds exactly the expected tensors.
     pub(crate) fn check_tensors<'a>(&self, expected: impl Iterator<Item = TensorEntry<'a>>) -> Result<(), Fault> {
         let mut got = self.tensors.iter();
         for TensorEntry { name, shape, bytes } in expected {

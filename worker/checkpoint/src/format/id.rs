@@ -5,15 +5,15 @@ use std::fmt;
 /// The manifest's name in its directory.
 pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 
-/// Which checkpoint.
+/// Identifies a checkpoint.
 ///
-/// The order is by attempt first: attempt 2 may have resumed from step 500 when a process that is left over from attempt 1 writes step
-/// 1500. What attempt 2 writes at step 1000 is nevertheless newer.
+/// Ordered by attempt first: attempt 2 may have resumed from step 500 when a process left over from attempt 1 writes
+/// step 1500. What attempt 2 writes at step 1000 is still newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CheckpointId {
     /// The attempt of the job that wrote it.
     pub attempt: u32,
-    /// Steps that were done.
+    /// Steps done.
     pub step: u64,
 }
 
@@ -23,7 +23,7 @@ impl CheckpointId {
         format!("step-{:09}.attempt-{}", self.step, self.attempt)
     }
 
-    /// The checkpoint that a directory's name stands for; `None` for any other name.
+    /// Parses the name of a checkpoint's directory; `None` for any other name.
     pub fn parse(name: &str) -> Option<CheckpointId> {
         let (step, attempt) = name.strip_prefix("step-")?.split_once(".attempt-")?;
         let id = CheckpointId { attempt: attempt.parse().ok()?, step: step.parse().ok()? };
@@ -48,7 +48,7 @@ pub(crate) fn temporary(file: &str) -> String {
     format!("{file}.tmp")
 }
 
-/// Whether a file in a checkpoint's directory has a name that this crate gives.
+/// Whether this crate could have given this name to a file in a checkpoint's directory.
 pub(crate) fn is_ours(name: &str) -> bool {
     let name = name.strip_suffix(".tmp").unwrap_or(name);
     let rank = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));

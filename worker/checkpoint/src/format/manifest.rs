@@ -1,7 +1,7 @@
-//! The manifest: what makes files a checkpoint.
+//! The manifest, which turns files into a checkpoint.
 //!
-//! It is one JSON object, `{"digest":"…","manifest":{…}}`. The digest is that of the bytes of the inner object, so it is compared before
-//! anything is parsed.
+//! It is one JSON object, `{"digest":"…","manifest":{…}}`. The digest is that of the bytes of the inner object, so it
+//! can be compared before anything is parsed.
 
 use super::header::ShardLabel;
 use super::plan::{Piece, Plan, Role, TensorSpec, chunks};
@@ -12,24 +12,25 @@ use serde_json::value::RawValue;
 use std::fmt;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What stands before and behind the digest, and at the end of the file.
+/// The text before and after the digest, and at the end of the file.
 const BEFORE: &[u8] = b"{\"digest\":\"";
 const BETWEEN: &[u8] = b"\",\"manifest\":";
 const AFTER: &[u8] = b"}\n";
-/// Longest name of a job, bytes: that of an object in Kubernetes.
+/// Longest name of a job in bytes: that of an object in Kubernetes.
 const JOB_LIMIT: usize = 253;
 
-/// XXH3-128 of some bytes, as 32 hexadecimal digits. It finds damage; it does not stop somebody who changes data and digest.
+/// XXH3-128 of some bytes, as 32 hexadecimal digits. It detects damage; it does not stop anyone who changes both data
+/// and digest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Digest(u128);
 
 impl Digest {
-    /// The digest of bytes.
+    /// Hashes bytes.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(xxh3_128(bytes))
     }
 
-    /// From a hasher that has seen the bytes.
+    /// The result of a hasher that has seen the bytes.
     pub(crate) fn from_raw(digest: u128) -> Digest {
         Digest(digest)
     }
@@ -61,31 +62,31 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// What a rank tells about the shard that it has written; rank 0 gathers them for the manifest.
+/// What a rank reports about the shard that it has written; rank 0 collects the reports for the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShardDigest {
-    /// Length of the file, bytes.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// Digests of its bytes from the first on, 4 MiB each, the last of what is left.
+    /// Digests of consecutive pieces of 4 MiB; the last one may be shorter.
     pub chunks: Vec<Digest>,
 }
 
-/// Where the run was: a JSON value of which this crate knows nothing.
+/// Progress of the run: a JSON value that is opaque to this crate.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Progress(Box<RawValue>);
 
 impl Progress {
-    /// Keeps a value.
+    /// Stores a value.
     ///
     /// # Errors
-    /// The value is not JSON, as a map with keys that are no texts.
+    /// The value cannot be represented as JSON, such as a map with keys that are not strings.
     pub fn new(value: &impl Serialize) -> Result<Progress, serde_json::Error> {
         serde_json::value::to_raw_value(value).map(Progress)
     }
 
-    /// The value, bit for bit.
+    /// The stored value, bit for bit.
     ///
     /// # Errors
     /// It is not of this type.
@@ -106,18 +107,15 @@ impl PartialEq for Progress {
     }
 }
 
-/// What is known of a checkpoint beside its tensors.
+/// Facts about a checkpoint besides its tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct About {
-    /// Name of the job.
     pub job: String,
-    /// Step and attempt.
     pub id: CheckpointId,
-    /// Digest of the engine's configuration, as the engine makes it.
+    /// Digest of the engine's configuration, computed by the engine.
     pub config: String,
-    /// When it was made, seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created: u64,
-    /// Where the run was.
     pub progress: Progress,
 }
 
@@ -129,7 +127,7 @@ pub struct Manifest {
     shards: Vec<ShardDigest>,
 }
 
-/// The manifest as it stands in the file.
+/// The manifest as stored in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Raw {
@@ -172,10 +170,10 @@ struct RawPiece {
 }
 
 impl Manifest {
-    /// Joins what rank 0 knows with what the ranks told about their shards, in their order.
+    /// Combines what rank 0 knows with the reports of the ranks about their shards, in the order of the ranks.
     ///
     /// # Errors
-    /// A shard is missing or has another length than the plan gives it; the job's name is empty or too long.
+    /// A shard is missing, or its length does not match the plan; the job's name is empty or too long.
     pub fn new(about: About, plan: Plan, shards: Vec<ShardDigest>) -> Result<Manifest, Fault> {
         if about.job.is_empty() || about.job.len() > JOB_LIMIT || about.job.contains(char::is_control) {
             let expected = format!("1 to {JOB_LIMIT} bytes without control characters");
@@ -198,12 +196,12 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// What is known beside the tensors.
+    /// Facts besides the tensors.
     pub fn about(&self) -> &About {
         &self.about
     }
 
-    /// The tensors and where they are.
+    /// The tensors, and the shards that they are in.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -218,16 +216,16 @@ impl Manifest {
         self.shards.iter().map(|shard| shard.bytes).sum()
     }
 
-    /// What the header of a shard has to say.
+    /// The expected label in the header of a shard.
     pub(crate) fn label(&self, rank: usize) -> ShardLabel {
         let About { job, id, .. } = &self.about;
         ShardLabel { job: job.clone(), id: *id, rank, world: self.plan.world() }
     }
 
-    /// Whether a run with these tensors can go on from here; their order does not matter.
+    /// Checks that a run with these tensors can resume from here; their order does not matter.
     ///
     /// # Errors
-    /// The first tensor that the checkpoint lacks, has in another shape or for another use, or has beyond them.
+    /// The first tensor that is missing, has another shape or role, or exists only in the checkpoint.
     pub fn check_tensors(&self, wanted: &[TensorSpec]) -> Result<(), Fault> {
         let mut known: std::collections::BTreeMap<&str, &TensorSpec> =
             self.plan.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
@@ -244,7 +242,7 @@ impl Manifest {
             .map_or(Ok(()), |(name, _)| Err(Fault::new("tensor", format!("`{name}`"), "only those that this run has")))
     }
 
-    /// The file's content.
+    /// Encodes the file.
     ///
     /// # Errors
     /// It is longer than readers accept.
@@ -255,15 +253,15 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Reads the file's content.
+    /// Decodes the file.
     ///
     /// # Errors
-    /// Anything that is not as [`Manifest::encode`] writes it, or not consistent.
+    /// Anything that differs from the output of [`Manifest::encode`], or is inconsistent.
     pub fn decode(bytes: &[u8]) -> Result<Manifest, Fault> {
         check_length(bytes.len() as u64)?;
         let inner = open(bytes)?;
         let fault = |error: serde_json::Error| Fault::new("manifest", error, format!("one of format {FORMAT}"));
-        /// The one field that no format may lack.
+        /// The one field that every format has.
         #[derive(Deserialize)]
         struct Version {
             format: u32,

@@ -1,4 +1,4 @@
-//! The format, without a disk: names, the division into shards, headers, the manifest.
+//! The format, independent of a disk: names, the division into shards, headers, the manifest.
 
 mod header;
 mod id;
@@ -16,11 +16,11 @@ pub(crate) use header::{ShardLabel, TensorEntry, decode as decode_header, encode
 
 /// Version of the format that this crate writes and reads.
 pub const FORMAT: u32 = 1;
-/// Bytes of a shard that share a digest.
+/// Bytes of a shard with a common digest.
 pub const CHUNK: usize = 4 << 20;
-/// Longest header of a shard, bytes: room for 100,000 tensors. safetensors itself allows 100 MB.
+/// Longest header of a shard in bytes: room for 100,000 tensors. safetensors itself allows 100 MB.
 pub const HEADER_LIMIT: u64 = 16 << 20;
-/// Longest manifest, bytes: room for the digests of 7 TiB.
+/// Longest manifest in bytes: room for the digests of 7 TiB.
 pub const MANIFEST_LIMIT: u64 = 64 << 20;
 /// Most ranks of a run.
 pub const WORLD_LIMIT: usize = 1 << 16;
@@ -29,20 +29,17 @@ pub const WORLD_LIMIT: usize = 1 << 16;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: got {got}; expected {expected}")]
 pub struct Fault {
-    /// Which value.
     pub what: String,
-    /// What it is.
     pub got: String,
-    /// What it has to be.
     pub expected: String,
 }
 
-/// Longest description of what was got, characters.
+/// Longest description of the actual value, in characters.
 const GOT_LIMIT: usize = 300;
 
 impl Fault {
-    /// A fault in words. What was got may come from a file that anybody wrote, and goes to terminals and logs: it is cut, and without
-    /// control characters.
+    /// Describes a fault. The actual value may come from a file that anybody wrote, and goes to terminals and logs: it
+    /// is truncated, and control characters are replaced.
     pub(crate) fn new(what: impl Into<String>, got: impl ToString, expected: impl ToString) -> Fault {
         let got = got.to_string();
         let mut text: String = got.chars().take(GOT_LIMIT).map(|c| if c.is_control() { '?' } else { c }).collect();

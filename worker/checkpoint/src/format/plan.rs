@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Longest name of a tensor, bytes.
+/// Longest name of a tensor in bytes.
 const NAME_LIMIT: usize = 1024;
 /// Most dimensions of a tensor.
 const RANK_LIMIT: usize = 8;
@@ -16,29 +16,28 @@ const NUMBERS_LIMIT: usize = 1 << 48;
 /// What a tensor is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// Trained.
+    /// Trained parameters.
     Weight,
-    /// Measured while training and used by the model, such as the running mean of a batch normalisation.
+    /// Measured during training and used by the model, such as the running mean of a batch normalisation.
     Statistic,
-    /// Used by the optimizer only, such as moments.
+    /// Used only by the optimizer, such as moments.
     Optimizer,
 }
 
 /// A tensor of the state: 32-bit floats, row-major.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name, which no other has.
+    /// Unique among all tensors.
     pub name: String,
-    /// Its shape; empty for a single number.
+    /// Empty for a single number.
     pub shape: Vec<usize>,
-    /// What it is for.
     pub role: Role,
-    /// How other programs want it: axis `i` of the exported tensor is axis `export_axes[i]` of this one. `None`: as it is.
+    /// Axis order for other programs: axis `i` of the exported tensor is axis `export_axes[i]` of this one. `None`:
+    /// unchanged.
     pub export_axes: Option<Vec<usize>>,
 }
 
 impl TensorSpec {
-    /// Numbers in it.
     pub fn numbers(&self) -> usize {
         self.shape.iter().product()
     }
@@ -74,26 +73,25 @@ impl TensorSpec {
     }
 }
 
-/// A part of a tensor that lies in one shard.
+/// A part of a tensor that is in one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Index of the tensor.
     pub tensor: usize,
-    /// Its numbers, counted in row-major order.
+    /// Range of its numbers in row-major order.
     pub range: Range<usize>,
 }
 
-/// Tensors, divided over the shards of a checkpoint. What is here is valid.
+/// Tensors, divided over the shards of a checkpoint. Always valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     tensors: Vec<TensorSpec>,
-    /// For each shard its pieces, in the order of the tensors.
+    /// Pieces of each shard, in the order of the tensors.
     shards: Vec<Vec<Piece>>,
 }
 
 impl Plan {
-    /// Divides tensors over `world` ranks: in order, and to within one number equally. So a tensor may be cut, and a shard has at most
-    /// one piece of each.
+    /// Divides tensors over `world` ranks, in order and equally to within one number. So a tensor may be cut, and a
+    /// shard has at most one piece of each.
     ///
     /// # Errors
     /// A tensor without a name or numbers, two of the same name, too many ranks.
@@ -121,10 +119,10 @@ impl Plan {
         Ok(Plan { tensors, shards })
     }
 
-    /// A division that somebody else made: for each tensor its pieces, each with its shard.
+    /// A division from a manifest: the pieces of each tensor, with their shards.
     ///
     /// # Errors
-    /// As [`Plan::new`]; pieces that overlap, are missing, or are out of order.
+    /// See [`Plan::new`]; also pieces that overlap, are missing, or are out of order.
     pub(super) fn from_pieces(
         tensors: Vec<TensorSpec>,
         world: usize,
@@ -159,7 +157,6 @@ impl Plan {
         Ok(Plan { tensors, shards })
     }
 
-    /// The tensors.
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
     }
@@ -169,7 +166,7 @@ impl Plan {
         self.shards.len()
     }
 
-    /// What a shard holds, in the order of its bytes.
+    /// Pieces of a shard, in the order of its bytes.
     ///
     /// # Panics
     /// `shard` is not below [`Plan::world`].
@@ -182,7 +179,7 @@ impl Plan {
         self.tensors.iter().map(|tensor| tensor.numbers() as u64 * 4).sum()
     }
 
-    /// The header of a shard, with its length before it: the bytes that precede the first tensor.
+    /// The header of a shard, preceded by its length: the bytes before the first tensor.
     pub(crate) fn header(&self, label: &ShardLabel) -> Vec<u8> {
         header::encode(label, self.entries(label.rank))
     }
@@ -200,7 +197,7 @@ impl Plan {
         })
     }
 
-    /// Length of a shard with its header, bytes.
+    /// Length of a shard in bytes, including its header.
     ///
     /// # Errors
     /// The header is longer than readers accept.
@@ -226,14 +223,14 @@ fn check_world(world: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// All numbers of valid tensors.
+/// Number of all numbers, if the tensors are valid.
 fn check_tensors(tensors: &[TensorSpec]) -> Result<usize, Fault> {
     let mut names = BTreeSet::new();
     let mut total = 0_usize;
     for tensor in tensors {
         tensor.check()?;
         if !names.insert(tensor.name.as_str()) {
-            return Err(Fault::new("name of a tensor", format!("`{}` twice", tensor.name), "a name of its own"));
+            return Err(Fault::new("name of a tensor", format!("`{}` twice", tensor.name), "a unique name"));
         }
         total += tensor.numbers();
         if total > NUMBERS_LIMIT {

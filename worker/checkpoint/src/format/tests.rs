@@ -1,4 +1,4 @@
-//! Tests of the division, of names and of what a manifest may say.
+//! Tests of the division, of names and of the contents of a manifest.
 
 use super::*;
 use proptest::prelude::*;
@@ -147,7 +147,7 @@ proptest! {
             }
         }
         prop_assert_eq!(next, (sizes.len(), 0));
-        // The manifest's own way to write the division down makes the same plan.
+        // The manifest's own representation of the division makes the same plan.
         let mut pieces = vec![Vec::new(); sizes.len()];
         for shard in 0..world {
             plan.pieces(shard).iter().for_each(|piece| pieces[piece.tensor].push((shard, piece.range.clone())));

@@ -1,8 +1,9 @@
 //! Checkpoints in a directory, one directory per job.
 //!
-//! **Which is newest** goes by attempt, then by step ([`CheckpointId`]). **An old attempt cannot harm a newer one**: its number is in the
-//! names of all that it writes, it refuses to go on as soon as it sees a higher one, and it deletes nothing of a higher one. For this the
-//! number must never come again: a job that is started anew in an old directory takes [`Store::next_attempt`].
+//! **The newest checkpoint** is determined by attempt, then by step ([`CheckpointId`]). **An old attempt cannot harm a
+//! newer one**: its number is in the names of everything that it writes, it refuses to continue as soon as it sees a
+//! higher one, and it deletes nothing of a higher one. For this, numbers must never be reused: a job that is started
+//! again in an old directory uses [`Store::next_attempt`].
 
 mod prune;
 mod read;
@@ -18,15 +19,16 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use write::write_atomically;
 
-/// Where tensors come from.
+/// Source of tensors to write.
 pub trait TensorSource {
-    /// Some numbers of a tensor, row-major. Only those of the rank's own pieces are asked for: a copy need not hold more.
+    /// Some numbers of a tensor, row-major. Only numbers of the rank's own pieces are requested: a copy need not hold
+    /// more.
     fn numbers(&self, name: &str, range: Range<usize>) -> Option<&[f32]>;
 }
 
-/// Where tensors go.
+/// Destination of tensors that are read.
 pub trait TensorSink {
-    /// Room for all numbers of a tensor, row-major. `None`: nobody wants it.
+    /// Memory for all numbers of a tensor, row-major. `None`: the tensor is not needed.
     fn tensor(&mut self, name: &str) -> Option<&mut [f32]>;
 }
 
@@ -49,7 +51,8 @@ pub struct Store<'a> {
     directory: &'a Path,
 }
 
-/// A checkpoint whose manifest is valid and whose shards are there with the right lengths. Their content has not been looked at.
+/// A checkpoint with a valid manifest whose shards exist and have the right lengths. Their content has not been
+/// checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     directory: PathBuf,
@@ -57,56 +60,52 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Its own directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What it says of itself.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 }
 
-/// What is in the directory of a checkpoint.
+/// State of the directory of a checkpoint.
 #[derive(Debug)]
 pub enum State {
-    /// All of it, as far as lengths tell.
+    /// Complete, as far as lengths show.
     Complete(Box<Checkpoint>),
-    /// No manifest: it is being written, or never was finished.
+    /// No manifest: it is being written, or was never finished.
     Incomplete,
-    /// Something that must not be used.
+    /// Must not be used.
     Damaged(CheckpointError),
 }
 
-/// A checkpoint, or what is left of one.
+/// A checkpoint, or the remains of one.
 #[derive(Debug)]
 pub struct Found {
-    /// Which.
     pub id: CheckpointId,
-    /// Its state.
     pub state: State,
 }
 
 /// The newest checkpoint that can be used.
 #[derive(Debug)]
 pub struct Latest {
-    /// It; `None` if there is none.
+    /// `None` if there is none.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones that cannot be used, newest first, and why.
+    /// Newer ones that cannot be used, newest first, with the reasons.
     pub passed: Vec<(CheckpointId, CheckpointError)>,
 }
 
 impl<'a> Store<'a> {
-    /// The checkpoints in a directory, which need not exist before something is written.
+    /// The directory need not exist before something is written.
     pub fn new(vfs: &'a dyn Vfs, directory: &'a Path) -> Store<'a> {
         Store { vfs, directory }
     }
 
-    /// All checkpoints, newest first. Lengths are compared, contents are not: see [`Store::verify`].
+    /// All checkpoints, newest first. Lengths are checked, contents are not: see [`Store::verify`].
     ///
     /// # Errors
-    /// The directory cannot be read. What is wrong with a checkpoint is in its state.
+    /// The directory cannot be read. Problems of a checkpoint are in its state.
     pub fn list(&self) -> Result<Vec<Found>, CheckpointError> {
         let state = |id| match self.open(id) {
             Ok(checkpoint) => State::Complete(Box::new(checkpoint)),
@@ -116,8 +115,8 @@ impl<'a> Store<'a> {
         Ok(self.ids()?.into_iter().map(|id| Found { id, state: state(id) }).collect())
     }
 
-    /// The newest checkpoint of a job all of whose bytes are as they were written. One rank looks for it and tells the others, which
-    /// [`Store::open`] it: else each could find another one.
+    /// The newest checkpoint of a job whose bytes are all unchanged. One rank finds it and tells the others, which
+    /// [`Store::open`] it: otherwise each could find a different one.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -140,10 +139,10 @@ impl<'a> Store<'a> {
         Ok(Latest { checkpoint: None, passed })
     }
 
-    /// Reads the manifest of a checkpoint and compares the lengths of its shards.
+    /// Reads the manifest of a checkpoint and checks the lengths of its shards.
     ///
     /// # Errors
-    /// There is no manifest, it is not valid, or not that of this checkpoint; a shard is missing or too short or long.
+    /// The manifest is missing, invalid, or belongs to another checkpoint; a shard is missing or has the wrong length.
     pub fn open(&self, id: CheckpointId) -> Result<Checkpoint, CheckpointError> {
         let directory = self.path(id);
         expect_kind(self.vfs, &directory, Kind::Directory)?;
@@ -172,8 +171,8 @@ impl<'a> Store<'a> {
         Ok(Checkpoint { directory, manifest })
     }
 
-    /// The number under which a process that starts now writes: that with which it was launched, or one more than what has been written
-    /// if that is higher. One rank asks and tells the others.
+    /// The attempt under which a process that starts now writes: the one with which it was launched, or one more than
+    /// the highest that has written, whichever is higher. One rank determines it and tells the others.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -187,7 +186,7 @@ impl<'a> Store<'a> {
         self.directory.join(id.directory())
     }
 
-    /// All that have a directory, newest first.
+    /// All checkpoints that have a directory, newest first.
     fn ids(&self) -> Result<Vec<CheckpointId>, CheckpointError> {
         let names = match self.vfs.list(self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -198,7 +197,7 @@ impl<'a> Store<'a> {
         Ok(ids)
     }
 
-    /// Refuses to go on beside a newer attempt.
+    /// Refuses to continue if there is a newer attempt.
     fn check_attempt(&self, own: u32) -> Result<(), CheckpointError> {
         match self.ids()?.first() {
             Some(newest) if newest.attempt > own => {
@@ -209,7 +208,7 @@ impl<'a> Store<'a> {
         }
     }
 
-    /// The job that an unfinished checkpoint belongs to, as far as one of its shards says.
+    /// The job that an unfinished checkpoint belongs to, if one of its shards says so.
     fn job_of_shards(&self, id: CheckpointId) -> Option<String> {
         let directory = self.path(id);
         let names = self.vfs.list(&directory).ok()?;
@@ -237,7 +236,7 @@ fn open_file(vfs: &dyn Vfs, path: &Path) -> Result<Box<dyn ReadFile>, Checkpoint
     vfs.open(path).map_err(CheckpointError::io("open it", path))
 }
 
-/// Opens a shard that has to have this length.
+/// Opens a shard that must have this length.
 fn open_shard(vfs: &dyn Vfs, path: &Path, length: u64) -> Result<Box<dyn ReadFile>, CheckpointError> {
     let file = open_file(vfs, path)?;
     if file.length() != length {

@@ -1,16 +1,18 @@
-//! Removing what is not needed any more.
+//! Removes checkpoints that are no longer needed.
 
 use super::{Found, State, Store};
 use crate::error::CheckpointError;
 use crate::format::{CheckpointId, MANIFEST_FILE, is_ours};
 
 impl Store<'_> {
-    /// Removes all but the newest `keep` (at least one) complete checkpoints of a job, damaged ones that are older than these, and
-    /// unfinished ones that are older than the newest complete one: their ranks have given up, since each writes in order. Answers what it
-    /// removed. Nothing of another job is removed, nothing of a newer attempt, and no file that this crate has not written.
+    /// Removes all but the newest `keep` (at least one) complete checkpoints of a job, damaged ones older than these,
+    /// and unfinished ones older than the newest complete one: their ranks have given up, since each writes in order.
+    /// Returns what was removed. Nothing of another job is removed, nothing of a newer attempt, and no file that this
+    /// crate did not write.
     ///
     /// # Errors
-    /// There is a newer attempt; the directory cannot be read; a file cannot be removed, and then the rest stays too.
+    /// There is a newer attempt; the directory cannot be read; a file cannot be removed, in which case the rest stays
+    /// too.
     pub fn prune(&self, job: &str, own_attempt: u32, keep: usize) -> Result<Vec<CheckpointId>, CheckpointError> {
         self.check_attempt(own_attempt)?;
         let found = self.list()?;
@@ -33,7 +35,8 @@ impl Store<'_> {
         Ok(removed)
     }
 
-    /// Removes a checkpoint that could not be finished, so that it takes no room: by rank 0, when all ranks have given it up.
+    /// Removes a checkpoint that could not be finished, so that it takes no space. Called by rank 0 when all ranks have
+    /// given it up.
     ///
     /// # Errors
     /// The checkpoint exists; a file cannot be removed.
@@ -50,7 +53,7 @@ impl Store<'_> {
         let directory = self.path(id);
         let mut names = self.vfs.list(&directory).map_err(CheckpointError::io("list it", &directory))?;
         names.retain(|name| is_ours(name));
-        // The manifest first, and for sure: what is left is then unfinished, not damaged.
+        // The manifest first, and durably: the remains are then unfinished, not damaged.
         names.sort_unstable_by_key(|name| name != MANIFEST_FILE);
         for name in names {
             let file = directory.join(&name);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 impl Store<'_> {
-    /// Reads all bytes of a checkpoint and answers everything that is wrong with them; nothing if they are as they were written.
+    /// Reads all bytes of a checkpoint and returns everything that is wrong with them; nothing if they are unchanged.
     pub fn verify(&self, checkpoint: &Checkpoint) -> Vec<CheckpointError> {
         let mut faults = Vec::new();
         for rank in 0..checkpoint.manifest.plan().world() {
@@ -21,11 +21,12 @@ impl Store<'_> {
         faults
     }
 
-    /// Gives all tensors that somebody wants to the sink. Every digest is compared before the bytes below it are handed out. Only a part of
-    /// the state is in the sink after an error: it has to be filled from another checkpoint.
+    /// Passes all tensors that the sink wants to it. The digest of bytes is compared before they are handed out. After
+    /// an error the sink holds only a part of the state, and has to be filled from another checkpoint.
     ///
     /// # Errors
-    /// A shard cannot be read, is not the one it has to be, or is damaged; the sink's room has not the tensor's size.
+    /// A shard cannot be read, is not the expected one, or is damaged; the sink's memory does not match the size of a
+    /// tensor.
     pub fn restore(&self, checkpoint: &Checkpoint, sink: &mut dyn TensorSink) -> Result<(), CheckpointError> {
         (0..checkpoint.manifest.plan().world()).try_for_each(|rank| {
             let shard = Shard::new(checkpoint, rank);
@@ -34,16 +35,16 @@ impl Store<'_> {
     }
 }
 
-/// A shard that is being read.
+/// A shard being read.
 struct Shard<'a> {
     manifest: &'a Manifest,
     rank: usize,
     file: PathBuf,
-    /// Bytes of its header, as the manifest makes it.
+    /// Bytes of its header, according to the manifest.
     header: u64,
 }
 
-/// What is told of each chunk: its place in the file, and its bytes or what is wrong with them.
+/// Called for each chunk: its range in the file, and its bytes or what is wrong with them.
 type OnChunk<'a> = dyn FnMut(Range<u64>, Result<&[u8], CheckpointError>) -> Result<(), CheckpointError> + 'a;
 
 impl<'a> Shard<'a> {
@@ -53,7 +54,7 @@ impl<'a> Shard<'a> {
         Shard { manifest, rank, file: checkpoint.directory.join(shard_file(rank)), header }
     }
 
-    /// Reads all chunks. One that is damaged does not end it if `on_chunk` does not.
+    /// Reads all chunks. A damaged chunk ends this only if `on_chunk` returns an error.
     fn read(&self, vfs: &dyn Vfs, on_chunk: &mut OnChunk<'_>) -> Result<(), CheckpointError> {
         let ShardDigest { bytes: length, chunks } = &self.manifest.shards()[self.rank];
         let file = open_shard(vfs, &self.file, *length)?;
@@ -63,7 +64,7 @@ impl<'a> Shard<'a> {
             let decoded = decode_header(&json).map_err(refused(&self.file))?;
             Ok((json.len() as u64 + 8, decoded))
         });
-        // A shard from elsewhere says so itself: that tells more than that its digests are wrong.
+        // A shard from elsewhere identifies itself, which says more than that its digests are wrong.
         if let Ok((_, header)) = &header {
             header.check_label(&self.manifest.label(self.rank)).map_err(refused(&self.file))?;
         }
@@ -84,7 +85,7 @@ impl<'a> Shard<'a> {
                 on_chunk(place, Err(damage))?;
                 continue;
             }
-            // Compared only now, so that a damaged header is called damaged.
+            // Compared only now, so that a damaged header is reported as damage.
             if let Some(header) = header.take_if(|_| index == 0) {
                 let (bytes, header) = header?;
                 if bytes != self.header {
@@ -122,7 +123,7 @@ impl<'a> Shard<'a> {
         header.into_iter().chain(tensors).collect()
     }
 
-    /// Copies the numbers in a chunk to where they belong.
+    /// Copies the numbers in a chunk to their destination.
     fn deliver(&self, place: Range<u64>, bytes: &[u8], sink: &mut dyn TensorSink) -> Result<(), CheckpointError> {
         for Overlap { index, common, start } in self.overlaps(&place) {
             let piece = &self.plan().pieces(self.rank)[index];
@@ -144,14 +145,13 @@ impl<'a> Shard<'a> {
 
 /// Bytes that a piece of a shard and a part of its file have in common.
 struct Overlap {
-    /// Index of the piece.
     index: usize,
     common: Range<u64>,
-    /// Where the piece starts in the file.
+    /// Start of the piece in the file.
     start: u64,
 }
 
-/// The JSON of a shard's header, whose length is compared before there is room for it.
+/// The JSON of a shard's header, whose length is checked before memory is allocated.
 pub(super) fn header(file: &dyn ReadFile, path: &Path) -> Result<Vec<u8>, CheckpointError> {
     let mut length = [0; 8];
     file.read_exact_at(&mut length, 0).map_err(CheckpointError::io("read its header", path))?;

@@ -12,11 +12,12 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
 impl Store<'_> {
-    /// Writes the shard of a rank and answers its digest, which goes to rank 0. The file is on the disk then, under its name.
+    /// Writes the shard of a rank and returns its digest, which is for rank 0. By then the file is on the disk, under
+    /// its name.
     ///
     /// # Errors
-    /// The disk refuses: what was written is removed, as far as that is possible. There is a newer attempt, or the checkpoint exists. A
-    /// tensor of the plan is not in the source or has another size there; the rank is not one of the plan.
+    /// The disk refuses: what was written is removed, as far as possible. There is a newer attempt, or the checkpoint
+    /// exists. A tensor of the plan is not in the source or has another size there; the rank is not one of the plan.
     pub fn write_shard(
         &self,
         job: &str,
@@ -59,11 +60,12 @@ impl Store<'_> {
         })
     }
 
-    /// Makes the shards a checkpoint. Called by rank 0 when all ranks have written theirs; when it returns, the checkpoint survives a
-    /// crash of the machine.
+    /// Turns the shards into a checkpoint. Called by rank 0 when all ranks have written their shards. When it returns,
+    /// the checkpoint survives a crash of the machine.
     ///
     /// # Errors
-    /// The disk refuses; there is a newer attempt; the checkpoint exists; a shard is not there, or not the one it has to be.
+    /// The disk refuses; there is a newer attempt; the checkpoint exists; a shard is missing, or is not the expected
+    /// one.
     pub fn publish(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
         let id = manifest.about().id;
         let directory = self.path(id);
@@ -79,7 +81,7 @@ impl Store<'_> {
             header.check_label(&manifest.label(rank)).map_err(CheckpointError::refused(&path))?;
         }
         let bytes = manifest.encode().map_err(CheckpointError::refused(&file))?;
-        // The directory may have been made by somebody who died before it was sure to stay.
+        // The directory may have been created by a process that died before it was durable.
         sync_directory(self.vfs, self.directory)?;
         write_atomically(self.vfs, &file, bytes.len() as u64, |out| out.write_all(&bytes))
     }
@@ -95,7 +97,7 @@ impl Store<'_> {
     }
 }
 
-/// Creates a directory, and what is above it, so that it is still there after a crash.
+/// Creates a directory and its parents durably.
 fn ensure_directory(vfs: &dyn Vfs, path: &Path) -> Result<(), CheckpointError> {
     let parent = parent_of(path);
     match vfs.create_directory(path) {
@@ -122,8 +124,8 @@ pub(super) fn sync_directory(vfs: &dyn Vfs, path: &Path) -> Result<(), Checkpoin
     vfs.sync_directory(path).map_err(CheckpointError::io("write its names to the disk", path))
 }
 
-/// Writes a file of so many bytes. It appears whole under its name, or not at all, and when this returns it is on the disk: the content
-/// is, before it gets its name, and then the name is.
+/// Writes a file of this many bytes. It appears completely under its name, or not at all. When this returns it is
+/// durable: first the content, then the name.
 pub(crate) fn write_atomically<T>(
     vfs: &dyn Vfs,
     file: &Path,
@@ -133,7 +135,7 @@ pub(crate) fn write_atomically<T>(
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let temporary = file.with_file_name(temporary(&name));
     let failed = |action, source| {
-        // What cannot be used takes no room. If that fails too, the first error is the one to tell.
+        // A useless file must not take space. If removing it fails too, the first error is the one to report.
         let _ = vfs.remove_file(&temporary);
         CheckpointError::Io { file: file.to_path_buf(), action, needed: Some(length), source }
     };
@@ -141,16 +143,16 @@ pub(crate) fn write_atomically<T>(
     let result = write(out.as_mut()).map_err(|error| failed("write it", error))?;
     out.sync().map_err(|error| failed("write it to the disk", error))?;
     drop(out);
-    vfs.rename(&temporary, file).map_err(|error| failed("give it its name", error))?;
+    vfs.rename(&temporary, file).map_err(|error| failed("rename it", error))?;
     sync_directory(vfs, parent_of(file))?;
     Ok(result)
 }
 
-/// Takes the digests of what is written.
+/// Hashes what is written.
 struct Chunked<'a> {
     out: &'a mut dyn WriteFile,
     hasher: Xxh3,
-    /// Bytes of the chunk that has begun.
+    /// Bytes in the current chunk.
     filled: usize,
     digest: ShardDigest,
 }

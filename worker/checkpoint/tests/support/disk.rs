@@ -1,5 +1,5 @@
-//! A disk in memory. It counts calls that change something, fails at one of them, and can lose power: then of what was not synced any
-//! part may be lost, in any order, down to blocks of 512 bytes.
+//! A disk in memory. It counts calls that change something, fails at one of them, and can lose power: then any part of
+//! what was not synced may be lost, in any order, down to blocks of 512 bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -9,7 +9,7 @@ use switchyard_checkpoint::disk::{Kind, ReadFile, Vfs, WriteFile};
 
 const BLOCK: usize = 512;
 
-/// Numbers by chance, the same for the same seed (splitmix64).
+/// Random numbers, the same for the same seed (splitmix64).
 #[derive(Clone)]
 pub struct Random(pub u64);
 
@@ -40,7 +40,7 @@ enum Change {
 
 #[derive(Clone)]
 enum Node {
-    /// What programs see, and what is on the disk for sure.
+    /// What programs see, and what is durably on the disk.
     File {
         now: Vec<u8>,
         safe: Vec<u8>,
@@ -61,9 +61,9 @@ fn directory() -> Node {
 pub enum Fault {
     /// The power goes off in the middle of the n-th call that changes something.
     PowerOff(usize),
-    /// From the n-th write on, all writes fail so.
+    /// From the n-th write on, all writes fail with this error.
     Writes(usize, ErrorKind),
-    /// The n-th call that changes something fails so; the next one succeeds.
+    /// The n-th call that changes something fails with this error; the next one succeeds.
     Call(usize, ErrorKind),
 }
 
@@ -172,12 +172,12 @@ impl MemoryDisk {
         self.inner().is_off
     }
 
-    /// There is room again.
+    /// There is space again.
     pub fn repair(&self) {
         self.inner().fault = None;
     }
 
-    /// What is on the disk after the power has gone, one of the many possibilities.
+    /// One of the many possible contents of the disk after the power was lost.
     pub fn after_power_off(&self, seed: u64) -> MemoryDisk {
         let mut random = Random(seed);
         let survives = |node: &Node| match node {
@@ -201,7 +201,7 @@ impl MemoryDisk {
             Node::Directory { safe, pending, .. } => {
                 let mut names = safe.clone();
                 let mut changes: Vec<Change> = pending.iter().filter(|_| random.coin()).cloned().collect();
-                // One half of the time in their order, as a journal would have them.
+                // Half of the time in order, as with a journal.
                 if random.coin() {
                     (1..changes.len()).rev().for_each(|i| changes.swap(i, random.below(i + 1)));
                 }

@@ -21,7 +21,7 @@ pub fn spec(name: &str, shape: &[usize], role: Role) -> TensorSpec {
     TensorSpec { name: name.into(), shape: shape.to_vec(), role, export_axes: None }
 }
 
-/// A small model with all there is: matrices, a convolution, a single number, statistics, moments.
+/// A small model with everything: matrices, a convolution, a single number, statistics, moments.
 pub fn specs() -> Vec<TensorSpec> {
     let mut specs = vec![
         spec("wte.weight", &[50, 7], Role::Weight),
@@ -35,7 +35,7 @@ pub fn specs() -> Vec<TensorSpec> {
     specs
 }
 
-/// The number that a tensor has somewhere after some steps: no two are alike.
+/// The number of a tensor at an index after some steps: no two are equal.
 pub fn number(name: &str, step: u64, index: usize) -> f32 {
     let hash = xxh3_64(format!("{name} {step} {index}").as_bytes());
     f32::from_bits(hash as u32 & 0x3fff_ffff)
@@ -55,7 +55,7 @@ pub fn id(attempt: u32, step: u64) -> CheckpointId {
     CheckpointId { attempt, step }
 }
 
-/// All shards of a checkpoint, by `world` ranks.
+/// Writes all shards of a checkpoint as `world` ranks.
 pub fn write_shards(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifest, CheckpointError> {
     let plan = Plan::new(specs(), world).unwrap();
     let state = tensors(&specs(), id.step);
@@ -74,7 +74,7 @@ pub fn save(store: &Store<'_>, id: CheckpointId, world: usize) -> Result<Manifes
     Ok(manifest)
 }
 
-/// The tensors of a checkpoint, as a run would get them.
+/// The tensors of a checkpoint, as a run gets them.
 pub fn restored(store: &Store<'_>, checkpoint: &Checkpoint) -> Result<Tensors, CheckpointError> {
     let plan = checkpoint.manifest().plan();
     let mut room: Tensors =
@@ -98,7 +98,7 @@ pub fn read(vfs: &dyn Vfs, file: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Gives a file other content.
+/// Replaces the content of a file.
 pub fn write(vfs: &dyn Vfs, file: &Path, bytes: &[u8]) {
     vfs.create(file).unwrap().write_all(bytes).unwrap();
 }

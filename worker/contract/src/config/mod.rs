@@ -1,6 +1,6 @@
 //! The engine configuration: everything of a TrainJob that the engine needs, with every default filled in.
 //!
-//! The launcher's pure plan makes it from the manifest; the worker reads it as JSON. It holds no optional field whose
+//! The launcher's pure plan derives it from the manifest; the worker reads it as JSON. It has no optional field whose
 //! default would have to be known on both sides.
 
 mod data;
@@ -16,17 +16,18 @@ pub use optimizer::{
 
 use serde::{Deserialize, Serialize};
 
-/// What one rank needs to train. The same bytes go to every rank of a job.
+/// Everything that one rank needs to train. All ranks of a job get the same bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EngineConfig {
-    /// The network.
+    /// The network to train.
     pub model: Model,
-    /// Share of the target's probability that is spread over all classes, 0 to below 1 (Szegedy and others 2016).
+    /// Share of the target's probability that is spread over all classes, at least 0 and below 1 (Szegedy and others
+    /// 2016).
     pub label_smoothing: f64,
     /// Where the samples come from.
     pub data: Data,
-    /// How they are read.
+    /// How the samples are read.
     pub reader: Reader,
     /// Samples per process and micro-batch.
     pub batch_size_per_process: u32,
@@ -36,41 +37,41 @@ pub struct EngineConfig {
     pub length: Length,
     /// Seed of weights and sample order.
     pub seed: u64,
-    /// The optimizer.
+    /// Update rule and its settings.
     pub optimizer: Optimizer,
     /// Learning rate over the steps.
     pub schedule: Schedule,
-    /// Number formats.
+    /// Number formats of activations, weights and gradients.
     pub precision: Precision,
     /// Overlap of communication with the backward pass.
     pub overlap: Overlap,
-    /// Memory.
+    /// Memory that a rank may use.
     pub memory: Memory,
     /// Validation during training.
     pub evaluation: Evaluation,
-    /// A progress event is printed every so many steps.
+    /// Steps between two progress events.
     pub fetch_every_steps: u32,
-    /// Compute threads per process; 0: as many as the cores the process is given, which may differ between nodes.
-    /// The results do not depend on it.
+    /// Compute threads per process; 0: as many as the process has cores, which may differ between nodes. The results do
+    /// not depend on it.
     pub cpu_threads: u32,
-    /// Ranks that one process computes, each with a share of its cores; 1 in the mode of several processes.
+    /// Ranks per process, each with a share of its cores; 1 if every rank has its own process.
     pub devices_per_process: u32,
-    /// Steps that are recorded operation by operation.
+    /// Steps whose operations are recorded one by one.
     pub profile: Option<Profile>,
-    /// Where and when the state of the training is saved. `None`: only the trained model is.
+    /// Where and when the state of the training is saved. `None`: only the trained model is saved.
     pub checkpoint: Option<Checkpoint>,
-    /// What is measured before the first step. `None`: nothing.
+    /// The check before the first step. `None`: nothing is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_check: Option<BandwidthCheck>,
 }
 
-/// A measured check of the links between ranks before the first step.
+/// A measurement of the links between ranks before the first step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BandwidthCheck {
-    /// The least bus bandwidth that is enough, bytes per second.
+    /// The smallest sufficient bus bandwidth in bytes per second.
     pub least_bytes_per_second: f64,
-    /// With less the job does not start; otherwise it is told and goes on.
+    /// Whether the job must not start with less; otherwise it is reported, and the job continues.
     pub enforce: bool,
 }
 
@@ -78,9 +79,9 @@ pub struct BandwidthCheck {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Length {
-    /// Optimizer steps.
+    /// Number of optimizer steps.
     Steps(u64),
-    /// Passes over the training data.
+    /// Number of passes over the training data.
     Epochs(u64),
 }
 
@@ -92,15 +93,15 @@ pub struct Overlap {
     pub enabled: bool,
     /// Largest size of a gradient bucket, MiB.
     pub bucket_size_mib: u32,
-    /// All-reduces that may be under way at a time, each with connections of its own.
+    /// All-reduces that may run at a time, each with its own connections.
     pub communicators: u32,
     /// Format in which gradients travel between hosts.
     pub wire_type: WireType,
-    /// Wait for each all-reduce where it is started.
+    /// Wait for each all-reduce right after it is started.
     pub sync_all_reduce: bool,
 }
 
-/// Format in which gradients travel between hosts. They are summed in 32 bits in any case.
+/// Format in which gradients travel between hosts. They are always summed in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WireType {
@@ -118,17 +119,17 @@ pub enum WireType {
 pub struct Memory {
     /// Share of the memory that this rank may use, above 0 to 1; checked before the first step.
     pub fraction: f64,
-    /// Steps between two times when memory that is not in use is given back to the system; 0: never.
+    /// Steps between two releases of unused memory to the system; 0: never.
     pub release_every_steps: u32,
 }
 
-/// Steps that are recorded operation by operation.
+/// Steps whose operations are recorded one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Profile {
-    /// First of them, from 1.
+    /// The first recorded step, counted from 1.
     pub from_step: u64,
-    /// How many.
+    /// Number of recorded steps.
     pub steps: u32,
 }
 
@@ -136,11 +137,11 @@ pub struct Profile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Directory that all ranks see.
+    /// Directory that all ranks can access.
     pub path: String,
-    /// Steps between two checkpoints; 0: not by steps.
+    /// Steps between two checkpoints; 0: the number of steps does not matter.
     pub every_steps: u64,
-    /// Seconds between two checkpoints; 0: not by time.
+    /// Seconds between two checkpoints; 0: time does not matter.
     pub period_seconds: u64,
     /// Complete checkpoints that are kept, at least 1.
     pub keep: u32,
@@ -168,12 +169,12 @@ pub enum Transport {
     Shm,
     /// A ring of TCP connections.
     Tcp,
-    /// Shared memory inside each host, a TCP ring between the hosts.
+    /// Shared memory within each host, a TCP ring between the hosts.
     Hierarchical,
 }
 
 impl Transport {
-    /// The word printed for people.
+    /// The name for people.
     pub fn word(self) -> &'static str {
         match self {
             Transport::None => "-",

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The network.
+/// The network to train.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Model {
@@ -15,7 +15,7 @@ pub enum Model {
     ResNet(ResNet),
     /// Fully connected layers.
     Mlp(Mlp),
-    /// A network that the worker's program brings along, by name.
+    /// A network that the worker's program provides, by name.
     Custom(Custom),
 }
 
@@ -47,25 +47,28 @@ pub struct Bert {
     pub hidden_size: u32,
     /// Attention heads.
     pub heads: u32,
-    /// Tokens per sequence, special tokens included.
+    /// Tokens per sequence, including special tokens.
     pub context_length: u32,
-    /// Tokens of the data's vocabulary; `special_tokens` more follow them.
+    /// Tokens of the data's vocabulary; `special_tokens` follow them.
     pub vocabulary_size: u32,
     /// Share of the tokens that are predicted, above 0 to 0.5.
     pub masked_fraction: f64,
-    /// Each sequence is two segments, and whether the second follows the first in the text is predicted too.
+    /// Each sequence consists of two segments, and the model also predicts whether the second follows the first in the
+    /// text.
     pub next_sentence: bool,
 }
 
 impl Bert {
-    /// Special tokens after the data's vocabulary: MASK, CLS, SEP; with as many unused ones as make the embedding's rows a multiple of 8.
+    /// Offset of this special token after the data's vocabulary: MASK, CLS, SEP, then as many unused ones as make the
+    /// rows of the embedding a multiple of 8.
     pub const MASK: u32 = 0;
-    /// See [`Bert::MASK`].
+    /// Offset of CLS, see [`Bert::MASK`].
     pub const CLS: u32 = 1;
-    /// See [`Bert::MASK`].
+    /// Offset of SEP, see [`Bert::MASK`].
     pub const SEP: u32 = 2;
 
-    /// Rows of the token embedding: the vocabulary and the special tokens, a multiple of 8 for the sake of tensor cores.
+    /// Rows of the token embedding: the vocabulary and the special tokens, rounded up to a multiple of 8 for tensor
+    /// cores.
     pub fn embedding_rows(&self) -> u32 {
         (self.vocabulary_size + 3).next_multiple_of(8)
     }
@@ -82,7 +85,7 @@ impl Bert {
 pub struct ResNet {
     /// Number of layers.
     pub depth: ResNetDepth,
-    /// First layers.
+    /// Layers before the first stage.
     pub stem: Stem,
     /// Channels of the first stage; 64 in the paper. The others have 2, 4 and 8 times as many.
     pub width: u32,
@@ -91,7 +94,7 @@ pub struct ResNet {
 /// Number of layers of a ResNet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ResNetDepth {
-    /// Basic blocks, 2 in each stage.
+    /// Basic blocks, 2 per stage.
     #[serde(rename = "18")]
     D18,
     /// Bottleneck blocks: 3, 4, 6 and 3.
@@ -99,7 +102,7 @@ pub enum ResNetDepth {
     D50,
 }
 
-/// First layers of a ResNet.
+/// Layers of a ResNet before its first stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stem {
@@ -115,7 +118,7 @@ pub enum Stem {
 pub struct Mlp {
     /// Widths of the hidden layers. Input and output follow from the data.
     pub hidden_sizes: Vec<u32>,
-    /// Between the layers.
+    /// Nonlinear function between the layers.
     pub activation: Activation,
 }
 
@@ -125,16 +128,16 @@ pub struct Mlp {
 pub enum Activation {
     /// max(x, 0)
     Relu,
-    /// Gaussian error linear unit, by the tanh formula.
+    /// Gaussian error linear unit, tanh approximation.
     Gelu,
 }
 
-/// A network that the worker's program brings along.
+/// A network that the worker's program provides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Custom {
     /// Name under which the program registered it.
     pub name: String,
-    /// What it makes of them is its own affair.
+    /// Passed to the program as they are.
     pub parameters: BTreeMap<String, String>,
 }

@@ -2,31 +2,32 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The optimizer.
+/// Optimizer settings of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Optimizer {
-    /// The rule.
+    /// How weights follow from gradients.
     pub rule: Rule,
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Weight decay; see [`Rule`] for what it means. Not applied to biases, norms and what `decay_exclusions` says.
+    /// Weight decay; its meaning depends on the [`Rule`]. Not applied to biases, norms and the parameters in
+    /// `decay_exclusions`.
     pub weight_decay: f64,
     /// Largest global gradient norm; gradients above it are scaled down. `None`: no clipping.
     pub gradient_clip_norm: Option<f64>,
-    /// Parameters without weight decay beside biases and norms.
+    /// Parameters without weight decay, in addition to biases and norms.
     pub decay_exclusions: DecayExclusions,
 }
 
-/// Which parameters have no weight decay, beside biases and norms.
+/// Which parameters have no weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DecayExclusions {
-    /// None beside them.
+    /// Only biases and norms.
     Vectors,
-    /// Embeddings too.
+    /// Biases, norms and embeddings.
     VectorsAndEmbeddings,
-    /// Not even they: all parameters decay.
+    /// None: all parameters decay.
     Nothing,
 }
 
@@ -46,17 +47,17 @@ pub enum Rule {
     Lars(Lars),
 }
 
-/// Numbers of SGD.
+/// Settings of SGD.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Momentum {
-    /// Decay of the sum of gradients, below 1; 0: none is kept.
+    /// Decay of the sum of gradients, below 1; 0: no momentum.
     pub momentum: f64,
-    /// Nesterov's form.
+    /// Use Nesterov momentum.
     pub nesterov: bool,
 }
 
-/// Numbers of the Adam family.
+/// Settings of the Adam family.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Adam {
@@ -68,13 +69,13 @@ pub struct Adam {
     pub epsilon: f64,
 }
 
-/// Numbers of LARS.
+/// Settings of LARS.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Lars {
     /// Decay of the sum of steps, below 1.
     pub momentum: f64,
-    /// Share of the weights' norm that a layer's step may have, such as 0.001.
+    /// Largest step of a layer as a share of the norm of its weights, such as 0.001.
     pub trust_coefficient: f64,
 }
 
@@ -86,7 +87,7 @@ pub struct Schedule {
     pub kind: ScheduleKind,
     /// Steps of linear growth from 0 to the peak.
     pub warmup_steps: u64,
-    /// Learning rate at the end of `Cosine` and `Linear`; the least that `Step` goes down to.
+    /// Learning rate at the end of `Cosine` and `Linear`; the lowest that `Step` reaches.
     pub final_learning_rate: f64,
 }
 
@@ -105,7 +106,7 @@ pub enum ScheduleKind {
     Step {
         /// Steps between two changes.
         every: u64,
-        /// Above 0, below 1.
+        /// Factor of each change, above 0 and below 1.
         factor: f64,
     },
 }
@@ -124,7 +125,7 @@ pub enum Precision {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Amp {
-    /// The 16-bit format.
+    /// Format of activations and products.
     pub compute_type: HalfType,
     /// Factor of the loss that keeps small gradients from vanishing.
     pub loss_scaling: LossScaling,
@@ -144,22 +145,22 @@ pub enum HalfType {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum LossScaling {
-    /// The same factor always; 1: none. A step whose gradients overflow is skipped.
+    /// A constant factor; 1: no scaling. A step whose gradients overflow is skipped.
     #[serde(rename_all = "camelCase")]
     Static {
-        /// The factor.
+        /// The constant factor.
         scale: f64,
     },
-    /// Smaller after an overflow, larger after many steps without one.
+    /// Reduced after an overflow, increased after many steps without one.
     #[serde(rename_all = "camelCase")]
     Dynamic {
         /// The first factor.
         initial_scale: f64,
-        /// Above 1.
+        /// Factor of an increase, above 1.
         growth_factor: f64,
-        /// Above 0, below 1.
+        /// Factor of a reduction, above 0 and below 1.
         backoff_factor: f64,
-        /// Steps without overflow after which the factor grows.
+        /// Steps without overflow before the factor grows.
         growth_interval_steps: u64,
     },
 }

@@ -25,7 +25,7 @@ fn machine() -> (TempDir, impl Fn(&str) -> Option<OsString>) {
     (root, get)
 }
 
-/// A library of which no machine has a copy.
+/// A library that no machine has.
 const MADE_UP: Wanted = Wanted { name: "nothing", files: &["libswitchyard-nothing.so.2", "libswitchyard-nothing.so"] };
 
 #[test]
@@ -80,7 +80,7 @@ fn an_empty_library_is_told_as_such_and_the_next_is_taken() {
     let places = Places::new(get, root.path(), None);
     let Err(Error::NotLoaded { text, .. }) = places.open(&MADE_UP).map(|_| ()) else { panic!("not refused") };
     assert!(text.contains(&empty.display().to_string()) && text.contains("file too short"), "{text}");
-    // Some library that can be opened, under the name that is wanted.
+    // Any library that can be opened, under the expected name.
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let real = maps
         .lines()

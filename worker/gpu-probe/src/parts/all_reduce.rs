@@ -1,4 +1,4 @@
-//! A sum over the one rank that there is: NCCL starts, runs its kernel, and leaves the numbers as they are.
+//! A sum over a single rank: NCCL starts, runs its kernel, and leaves the numbers unchanged.
 
 use super::Probe;
 use crate::numbers::{pattern, short};

@@ -1,7 +1,6 @@
 //! Attention as a single node of cuDNN's graph, without the C++ front end.
 //!
-//! The node has no attribute for a causal mask: `softmax(scale * Q K^T) V` is all that it computes by itself (header
-//! of 9.26).
+//! The node has no attribute for a causal mask: by itself it only computes `softmax(scale * Q K^T) V` (header of 9.26).
 
 use super::Probe;
 use crate::numbers::{pattern, relative_error, short};
@@ -56,7 +55,7 @@ impl Shape {
         [self.batch, self.heads, self.tokens, self.width].map(|number| number as i64)
     }
 
-    /// In memory as linear layers leave it: batch, tokens, heads, width.
+    /// In the layout that linear layers produce: batch, tokens, heads, width.
     fn tensor(&self, id: i64) -> Tensor {
         let [b, h, s, d] = self.numbers();
         Tensor {
@@ -68,7 +67,7 @@ impl Shape {
         }
     }
 
-    /// Logarithms of the sums of a softmax, one a row.
+    /// Logarithms of the sums of a softmax, one per row.
     fn statistics(&self, id: i64) -> Tensor {
         let [b, h, s, _] = self.numbers();
         Tensor { id, element: Element::F32, dimensions: [b, h, s, 1], strides: [h * s, s, 1, 1], by_value: false }
@@ -103,7 +102,7 @@ fn backward_operation(graph: &Graph<'_>, shape: &Shape) -> Result<Operation, Err
     graph.operation(BACKWARD.kind, &inputs.chain(between).chain(gradients).collect::<Vec<_>>())
 }
 
-/// Whether cuDNN knows both nodes and accepts their tensors. This needs no GPU; whether an engine takes them does.
+/// Whether cuDNN knows both nodes and accepts their tensors, which needs no GPU. Whether an engine runs them does.
 pub(super) fn nodes(probe: &Probe) -> Result<Value, Outcome> {
     let (cudnn, library) = probe.cudnn()?;
     let graph = Graph::new(&library, &cudnn)?;
@@ -137,7 +136,7 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Runs forward and, if asked, backward; the results and the seconds of the last of them.
+/// Runs forward and, if requested, backward; returns the results and the seconds of the last pass.
 fn compute(context: &Context, graph: &Graph<'_>, shape: &Shape, backward: bool) -> Result<(Vec<Vec<f32>>, f64), Error> {
     let tensors = Tensors::new(context, shape)?;
     let plan = graph.plan(forward_operation(graph, shape)?)?;
@@ -205,7 +204,7 @@ fn measure(probe: &Probe, backward: bool) -> Result<Value, Outcome> {
     }))
 }
 
-/// Attention and its gradients in f32 from the definition, in the layout of the device.
+/// Attention and its gradients in f32, computed from the definition, in the layout of the device.
 struct Reference {
     o: Vec<f32>,
     dq: Vec<f32>,
@@ -253,8 +252,8 @@ impl Reference {
 mod tests {
     use super::*;
 
-    /// `<O, dO>` is linear in V, so that its product with dV is the same number; the softmax does not see a shift of
-    /// all scores, so that the rows of dS sum to nothing and dQ does not see a shift of K.
+    /// `<O, dO>` is linear in V, so its product with dV is the same number; the softmax is invariant to a shift of all
+    /// scores, so the rows of dS sum to zero and dQ is invariant to a shift of K.
     #[test]
     fn the_gradients_belong_to_the_result() {
         let shape = Shape { batch: 1, heads: 2, tokens: 5, width: 4 };

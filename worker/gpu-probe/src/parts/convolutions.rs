@@ -43,7 +43,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
         let inputs = [upload(1, images)?, upload(2, filters)?, upload(3, results)?];
         let convolution = cudnn.convolution(shape)?;
         let operations = 2.0 * (results * shape.window * shape.window * shape.channels) as f64;
-        // Nothing asks for the gradient of the images of the first layer.
+        // The gradient of the images of the first layer is never needed.
         for direction in DIRECTIONS.into_iter().filter(|direction| index > 0 || *direction != Direction::Images) {
             let [channels, size, filters, window, stride, _] = layer;
             let row = json!({
@@ -94,7 +94,7 @@ const RESULT: [usize; 3] = [2, 0, 1];
 /// Elements of a result that are compared.
 const PLACES: usize = 31;
 
-/// Relative error of elements all over the result.
+/// Relative error of elements spread over the result.
 fn error(result: &Buffer<'_>, shape: &Shape, direction: Direction) -> Result<f64, Outcome> {
     let len = shape.elements()[RESULT[direction as usize]];
     let (mut got, mut wanted) = (Vec::new(), Vec::new());
@@ -103,8 +103,8 @@ fn error(result: &Buffer<'_>, shape: &Shape, direction: Direction) -> Result<f64
         wanted.push(element(shape, direction, place) as f32);
     }
     let error = relative_error(&got, &wanted);
-    // Eight bits of mantissa in the result, and for the gradient of filters, which sums up to millions of products,
-    // those of the parts that are added.
+    // Eight bits of mantissa in the result, and for the gradient of filters, which sums millions of products, in the
+    // partial sums.
     let limit = 1.0 / 64.0;
     if error > limit {
         let text = format!("relative error {error:e} in {direction:?} of {shape:?}, expected at most {limit}");
@@ -113,14 +113,15 @@ fn error(result: &Buffer<'_>, shape: &Shape, direction: Direction) -> Result<f64
     Ok(error)
 }
 
-/// One element of a result from the definition: `y[n,p,q,k] = sum x[n, p*stride + r - padding, ..., c] * w[k,r,s,c]`.
+/// One element of a result, computed from the definition: `y[n,p,q,k] = sum x[n, p*stride + r - padding, ..., c] *
+/// w[k,r,s,c]`.
 fn element(shape: &Shape, direction: Direction, place: usize) -> f64 {
     let Shape { images, channels, size, filters, window, stride, padding } = *shape;
     let result = shape.result();
     let x = |n: usize, h: usize, w: usize, c: usize| ((n * size + h) * size + w) * channels + c;
     let weight = |k: usize, r: usize, s: usize, c: usize| ((k * window + r) * window + s) * channels + c;
     let y = |n: usize, p: usize, q: usize, k: usize| ((n * result + p) * result + q) * filters + k;
-    // The pixel that a place of the result meets through a place of the window, and the other way round.
+    // The pixel that belongs to a place of the result and a place of the window, and the other way round.
     let pixel = |p: usize, r: usize| (p * stride + r).checked_sub(padding).filter(|h| *h < size);
     let place_of = |h: usize, r: usize| {
         let shifted = (h + padding).checked_sub(r)?;
@@ -191,7 +192,7 @@ mod tests {
         assert!((inner(Direction::Filters, 2) - forward).abs() < 1e-9);
     }
 
-    /// A stride makes most gradients of images zero, which a wrong result may well be too.
+    /// With a stride most gradients of images are zero, and a wrong result may be zero as well.
     #[test]
     fn every_comparison_sees_numbers() {
         for layer in LAYERS {

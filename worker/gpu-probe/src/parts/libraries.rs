@@ -1,4 +1,4 @@
-//! Which libraries are here, and of which version.
+//! Which libraries exist, and their versions.
 
 use super::Probe;
 use crate::outcome::Outcome;

@@ -1,4 +1,4 @@
-//! The parts of the probe, each a question with an outcome of its own.
+//! The parts of the probe, each a question with its own outcome.
 
 mod all_reduce;
 mod attention;
@@ -14,19 +14,18 @@ use switchyard_cuda::driver::{Context, Device, Driver};
 use switchyard_cuda::find::{CUBLASLT, CUDNN, DRIVER, NVRTC, Places};
 use switchyard_cuda::{Error, Library};
 
-/// What every part is told.
+/// Arguments of every part.
 pub(crate) struct Probe {
     pub(crate) places: Places,
-    /// Number of the device.
+    /// Index of the device.
     pub(crate) device: usize,
-    /// Compute capability for which to compile where there is no device, as `major * 10 + minor`.
+    /// Compute capability to compile for if there is no device, as `major * 10 + minor`.
     pub(crate) capability: u32,
 }
 
-/// One part.
 pub(crate) struct Part {
     pub(crate) name: &'static str,
-    /// The question it answers.
+    /// The question, in a few words.
     pub(crate) asks: &'static str,
     /// Seconds after which it counts as hung. The libraries are up to 500 MB, read from a disk that may be slow.
     pub(crate) limit: u64,
@@ -51,12 +50,12 @@ pub(crate) const PARTS: [Part; 13] = [
 ];
 
 impl Probe {
-    /// The driver, where there is one and it has devices.
+    /// The driver, if it exists and has devices.
     fn driver(&self) -> Result<Driver, Error> {
         Driver::new(&self.places.open(&DRIVER)?.library)
     }
 
-    /// The device that was asked for, and its context.
+    /// The requested device, and its context.
     fn start(&self) -> Result<(Context, Device), Outcome> {
         let driver = self.driver().map_err(|error| match Outcome::from(error) {
             Outcome::Absent { reason, looked_for } => {
@@ -76,15 +75,15 @@ impl Probe {
 
     /// cuDNN, not started.
     fn cudnn(&self) -> Result<(Cudnn, Library), Error> {
-        // It asks the loader for these by name. What it cannot do without them it says itself.
+        // cuDNN asks the loader for these by name, and reports by itself what it cannot do without them.
         let _ = [CUBLASLT, NVRTC].map(|needed| self.places.open(&needed));
         let library = self.places.open(&CUDNN)?.library;
         Ok((Cudnn::new(&library)?, library))
     }
 }
 
-/// The figures of a part that has several measurements: those that failed do not hide the others, and the first of
-/// them is the outcome. `rows` begin with what was measured.
+/// Combines the figures of a part with several measurements: failed ones do not hide the others, and the first failure
+/// is the outcome. `rows` start with what was measured.
 fn gather(mut figures: Value, list: &str, rows: Vec<(Value, Result<Value, Outcome>)>) -> Result<Value, Outcome> {
     let mut first = None;
     let rows: Vec<Value> = rows

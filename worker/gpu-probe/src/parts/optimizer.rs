@@ -11,7 +11,7 @@ use switchyard_cuda::find::NVRTC;
 use switchyard_cuda::nvrtc::Nvrtc;
 
 const PARAMETERS: usize = 1 << 24;
-/// `f32` weight, two moments and gradient read; weight and moments written; the weight in 16 bits written.
+/// `f32` weight, two moments and gradient read; weight and moments written; the 16-bit weight written.
 const BYTES_PER_PARAMETER: usize = 4 * 4 + 3 * 4 + 2;
 /// Learning rate, beta1, beta2, epsilon, weight decay, factor of the gradient, and the corrections of the moments in
 /// step 3, `1 / (1 - beta^3)`.
@@ -25,7 +25,7 @@ struct Compiled {
 }
 
 pub(super) fn compile(probe: &Probe) -> Result<Value, Outcome> {
-    // Without a GPU the compiler still works; a driver that fails has said so in its own part.
+    // Without a GPU the compiler still works; a driver that fails is reported in its own part.
     let device = probe.driver().map_err(Outcome::from).and_then(|driver| probe.chosen(&driver));
     let capability = device.map_or(probe.capability, |device| number(device.capability));
     let compiled = cubin(probe, capability)?;
@@ -41,7 +41,7 @@ fn number((major, minor): (i32, i32)) -> u32 {
     u32::try_from(major * 10 + minor).unwrap_or(0)
 }
 
-/// Compiles to machine code and not to PTX: a driver refuses the PTX of a compiler that is newer than itself.
+/// Compiles to machine code rather than PTX: a driver refuses the PTX of a compiler that is newer than itself.
 fn cubin(probe: &Probe, capability: u32) -> Result<Compiled, Outcome> {
     let library = probe.places.open(&NVRTC)?.library;
     let headers = probe.places.headers(&library.path);

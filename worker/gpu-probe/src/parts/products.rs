@@ -1,4 +1,4 @@
-//! Products of matrices at the shapes of two GPT blocks.
+//! Matrix products at the shapes of two GPT blocks.
 
 use super::{Probe, gather};
 use crate::numbers::{pattern, places, relative_error, short};
@@ -49,7 +49,7 @@ pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     gather(json!({"device": device.name}), "products", rows)
 }
 
-/// Figures of one product, and its TFLOP/s.
+/// Measures one product; returns the figures, and the TFLOP/s.
 fn measure(
     context: &Context,
     cublaslt: &CublasLt,
@@ -79,7 +79,7 @@ fn upload<'a>(context: &'a Context, precision: Precision, seed: u32, len: usize)
     }
 }
 
-/// The fastest algorithm, run last, and its seconds. One that the device refuses is passed over.
+/// The fastest algorithm, which runs last, and its seconds. Algorithms that the device refuses are skipped.
 fn fastest(context: &Context, product: &Product<'_>, buffers: [&Buffer<'_>; 4]) -> Result<(usize, f64), Outcome> {
     let mut best: Option<(usize, f64)> = None;
     let mut refused = None;
@@ -97,7 +97,7 @@ fn fastest(context: &Context, product: &Product<'_>, buffers: [&Buffer<'_>; 4]) 
     Ok(best)
 }
 
-/// Relative error of elements all over the result.
+/// Relative error of elements spread over the result.
 fn error(y: &Buffer<'_>, precision: Precision, n: usize, k: usize) -> Result<f64, Outcome> {
     let (mut got, mut wanted) = (Vec::new(), Vec::new());
     for place in places(TOKENS * n, 61) {
@@ -110,7 +110,7 @@ fn error(y: &Buffer<'_>, precision: Precision, n: usize, k: usize) -> Result<f64
         wanted.push(sum as f32);
     }
     let error = relative_error(&got, &wanted);
-    // Eight bits of mantissa in the result; sums are in f32 and the factors exact.
+    // Eight bits of mantissa in the result; sums are in f32, and the factors are exact.
     let limit = 1.0 / 128.0;
     if error > limit {
         return Err(Outcome::failed(

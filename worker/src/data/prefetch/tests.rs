@@ -1,6 +1,6 @@
 use super::*;
 use crate::data::batch::Row;
-use crate::data::part::{Draw, Fault, Part, Spread};
+use crate::data::part::{Draw, Part, SampleError, Spread};
 
 const READER: Reader = Reader {
     workers: 1,
@@ -14,7 +14,7 @@ const READER: Reader = Reader {
 #[derive(Debug)]
 struct Trap {
     at: u64,
-    what: fn() -> Fault,
+    what: fn() -> SampleError,
 }
 
 impl Part for Trap {
@@ -22,7 +22,7 @@ impl Part for Trap {
         Spread { samples: 100, slack: 0 }
     }
 
-    fn write(&self, draw: &Draw, _: &mut Row<'_>, _: &mut Scratch) -> Result<(), Fault> {
+    fn write(&self, draw: &Draw, _: &mut Row<'_>, _: &mut Scratch) -> Result<(), SampleError> {
         if draw.sample == self.at { Err((self.what)()) } else { Ok(()) }
     }
 
@@ -34,7 +34,7 @@ impl Part for Trap {
 /// Starts a reader of batches of 5.
 fn start(part: Trap, workers: u32) -> Prefetcher {
     let dataset = Arc::new(Dataset::of_part(Box::new(part)));
-    let order = Order::new(&dataset, Shape { batch_size: 5, merge: 1, world: 1 }, 7).expect("100 samples");
+    let order = Order::new(&dataset, StepShape { batch_size: 5, merge: 1, world: 1 }, 7).expect("100 samples");
     Prefetcher::start(dataset, order, 0, 0, &Reader { workers, ..READER }).expect("started")
 }
 
@@ -50,7 +50,7 @@ fn a_thread_that_panics_is_an_error_and_not_a_wait() {
 
 #[test]
 fn an_error_comes_in_its_turn() {
-    let fault = || Fault::Data(DataError::Zero { field: "a field" });
+    let fault = || SampleError::Data(DataError::Zero { field: "a field" });
     let failed: Vec<usize> = [1, 2, 4]
         .into_iter()
         .map(|workers| {

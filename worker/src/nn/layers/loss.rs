@@ -79,10 +79,10 @@ impl Layer for Loss {
         });
         let counted = targets.counted();
         let sum: f64 = losses.iter().map(|&loss| f64::from(loss)).sum();
-        cx.outcome.loss += sum / counted.max(1) as f64;
+        cx.loss_sums.loss += sum / counted.max(1) as f64;
         if self.options.count {
-            cx.outcome.correct += correct.iter().filter(|&&correct| correct > 0.0).count() as u64;
-            cx.outcome.predicted += counted as u64;
+            cx.loss_sums.correct += correct.iter().filter(|&&correct| correct > 0.0).count() as u64;
+            cx.loss_sums.predicted += counted as u64;
         }
     }
 

@@ -1,7 +1,7 @@
 //! ValidJob and assignment to process specs: argv, environment with the reason of each entry, CPUs, devices. Total: cannot fail.
 
-use super::Snapshot;
-use super::validate::ValidJob;
+use super::LocalSnapshot;
+use crate::job::{EnvEntry, ValidJob, identity};
 use serde::Serialize;
 use switchyard_core::placement::{Assignment, Mode, Place};
 use switchyard_topology::cluster::NamedCluster;
@@ -11,7 +11,7 @@ use switchyard_worker_contract::{CpuList, env};
 /// Everything that will run in one attempt of a job, and why.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Plan {
+pub struct LocalPlan {
     /// Name of the job.
     pub job: String,
     /// Attempt number, from 1.
@@ -32,7 +32,7 @@ pub struct Plan {
     pub max_restarts: u32,
 }
 
-impl Plan {
+impl LocalPlan {
     /// Every process in rank order.
     pub fn processes(&self) -> impl Iterator<Item = &ProcessSpec> {
         self.nodes.iter().flat_map(|node| &node.processes)
@@ -48,7 +48,7 @@ impl Plan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedNode {
-    /// Name of the pod: JOB-ATTEMPT-NODERANK.
+    /// JOB-ATTEMPT-NODERANK, as a pod of a cluster would be called.
     pub name: String,
     /// Name of the node it runs on.
     pub node_name: String,
@@ -90,25 +90,13 @@ pub enum Device {
     Cpu,
 }
 
-/// One environment variable and why it is set.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EnvEntry {
-    /// Name.
-    pub name: String,
-    /// Value.
-    pub value: String,
-    /// Why it has this value.
-    pub reason: String,
-}
-
 pub(super) fn processes(
     job: &ValidJob,
     engine: &EngineConfig,
     named: &NamedCluster,
     assignment: &Assignment,
-    snapshot: &Snapshot<'_>,
-) -> Plan {
+    snapshot: &LocalSnapshot<'_>,
+) -> LocalPlan {
     let (per_node, per_process) = (job.request.processes_per_node, engine.devices_per_process.max(1));
     let nodes = assignment
         .places
@@ -117,7 +105,7 @@ pub(super) fn processes(
         .map(|(node_rank, places)| {
             let node_rank = node_rank as u32;
             PlannedNode {
-                name: format!("{}-{}-{node_rank}", job.name, snapshot.attempt),
+                name: job.pod_name(snapshot.attempt, node_rank),
                 node_name: named.names[places[0].node.0 as usize].clone(),
                 first_rank: node_rank * per_node,
                 processes: places
@@ -130,7 +118,7 @@ pub(super) fn processes(
         .collect();
     // Ranks share one configuration file, so they all get the threads of the narrowest place.
     let threads = assignment.places.iter().map(|place| place.threads).min().unwrap_or(1);
-    Plan {
+    LocalPlan {
         job: job.name.clone(),
         attempt: snapshot.attempt,
         reason: reason(job, per_process, named, assignment),
@@ -143,7 +131,13 @@ pub(super) fn processes(
 }
 
 /// The process of neighbouring ranks, whose places become one.
-fn process(job: &ValidJob, snapshot: &Snapshot<'_>, node_rank: u32, local_rank: u32, places: &[Place]) -> ProcessSpec {
+fn process(
+    job: &ValidJob,
+    snapshot: &LocalSnapshot<'_>,
+    node_rank: u32,
+    local_rank: u32,
+    places: &[Place],
+) -> ProcessSpec {
     let cpus = CpuList::new(places.iter().flat_map(|place| place.cpus.iter().copied()));
     let mut numa_nodes: Vec<u32> = places.iter().flat_map(|place| place.numa_nodes.iter().copied()).collect();
     numa_nodes.sort_unstable();
@@ -151,16 +145,9 @@ fn process(job: &ValidJob, snapshot: &Snapshot<'_>, node_rank: u32, local_rank: 
     // Places that share cores have no more of them than CPUs.
     let cores = places.iter().map(|place| place.cores).sum::<u32>().min(cpus.len() as u32);
     let cpus = (!cpus.is_empty()).then(|| cpus.to_string());
-    let mut env = Vec::new();
-    let mut set = |name: &str, value: String, reason: String| {
-        env.push(EnvEntry { name: name.to_string(), value, reason });
-    };
+    let mut env = identity(job, snapshot.attempt, node_rank);
+    let mut set = |name: &str, value: String, reason: String| env.push(EnvEntry::new(name, value, reason));
     let run_dir = snapshot.run_dir;
-    set(env::JOB, job.name.clone(), "metadata.name".into());
-    set(env::ATTEMPT, snapshot.attempt.to_string(), "fences off processes of older attempts".into());
-    set(env::NODE_RANK, node_rank.to_string(), "position of the node in the ring of nodes".into());
-    set(env::NUM_NODES, job.request.nodes.to_string(), "spec.trainer.numNodes".into());
-    set(env::PROCS_PER_NODE, job.request.processes_per_node.to_string(), "spec.trainer.numProcPerNode".into());
     set(env::LOCAL_RANK, local_rank.to_string(), "position of the process on its node".into());
     set(env::RENDEZVOUS, snapshot.rendezvous.to_string(), "rank 0 listens here and nowhere else".into());
     set(env::CONFIG, format!("{run_dir}/engine.json"), "engine configuration, the same for every rank".into());

@@ -8,7 +8,7 @@ mod precision;
 #[cfg(test)]
 mod tests;
 
-use super::validate::Invalid;
+use super::Invalid;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
     Checkpoint, EngineConfig, Evaluation, Length, Memory, Overlap, Profile, WireType,

@@ -1,12 +1,13 @@
 //! Golden plans and statuses: the product's real output, reviewed as YAML in `snapshots/`.
 
-use super::status::{Figures, Observed, status};
-use super::{Refusal, Snapshot, plan};
+use super::{LocalPlan, LocalSnapshot, Observed, Progress, Refusal, plan, status};
+use crate::job::tests::job;
+use crate::status::{Ending, Figures};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
-use switchyard_crds::{TrainJob, TrainJobStatus, validate};
+use switchyard_crds::{Restarts, TrainJob};
 use switchyard_worker_contract::event::Item;
 
 /// A machine: CPUs of each NUMA node, SMT siblings.
@@ -28,37 +29,8 @@ fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
     report
 }
 
-/// A job with `spec` merged over a small GPT.
-fn job(name: &str, spec: Value) -> TrainJob {
-    let mut document = json!({
-        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
-        "spec": {"engine": {
-            "model": {"type": "GPT", "gpt": {"layers": 4, "hiddenSize": 128, "heads": 4, "contextLength": 128}},
-            "data": {"path": ".", "include": ["**/*.rs"]},
-            "steps": 600,
-        }},
-    });
-    merge(&mut document["spec"], spec);
-    validate::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}"))
-}
-
-fn merge(target: &mut Value, source: Value) {
-    match (target, source) {
-        (Value::Object(target), Value::Object(source)) => {
-            for (key, value) in source {
-                if value.is_null() {
-                    target.remove(&key);
-                    continue;
-                }
-                merge(target.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (target, source) => *target = source,
-    }
-}
-
-fn planned(job: &TrainJob, nodes: &[GPUTopology], attempt: u32) -> Result<super::Plan, Refusal> {
-    plan(&Snapshot { job, nodes, attempt, rendezvous: "127.0.0.1:29400", run_dir: "runs/x" })
+fn planned(job: &TrainJob, nodes: &[GPUTopology], attempt: u32) -> Result<LocalPlan, Refusal> {
+    plan(&LocalSnapshot { job, nodes, attempt, rendezvous: "127.0.0.1:29400", run_dir: "runs/x" })
 }
 
 fn two_cores() -> Vec<GPUTopology> {
@@ -69,8 +41,8 @@ fn two_sockets() -> Vec<GPUTopology> {
     vec![machine("server", &["0-3,8-11", "4-7,12-15"], &["0,8", "1,9", "2,10", "3,11", "4,12", "5,13", "6,14", "7,15"])]
 }
 
-/// Compares with the committed YAML. After an intended change: `INSTA_UPDATE=always cargo test -p switchyard --lib`, then review the
-/// diff of `src/plan/snapshots` as what users will see.
+/// Compares with the committed YAML. After an intended change: `INSTA_UPDATE=always cargo test -p switchyard-plan --lib`, then review
+/// the diff of `src/plan/local/snapshots` as what users will see.
 fn snapshot(value: impl serde::Serialize, name: &str) {
     let mut settings = insta::Settings::clone_current();
     settings.set_omit_expression(true);
@@ -157,23 +129,6 @@ fn the_attempt_names_processes_and_keys() {
     assert!(env.contains(&"2") && env.contains(&"runs/x/attempt-2.key"), "{env:?}");
 }
 
-/// The CRD cannot name the contract's constants: the rule and the list must agree.
-#[test]
-fn the_rule_on_reserved_names_knows_every_setting_of_users() {
-    use switchyard_worker_contract::env::{ALL, USER_SETTABLE};
-    for name in ALL {
-        let document = json!({
-            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "names"},
-            "spec": {"trainer": {"env": [{"name": name, "value": "1"}]}, "engine": {
-                "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 8, "heads": 1, "contextLength": 4}},
-                "data": {"path": "."},
-                "steps": 1,
-            }},
-        });
-        assert_eq!(validate::train_job(&document).is_ok(), USER_SETTABLE.contains(&name), "{name}");
-    }
-}
-
 #[test]
 fn a_refusal_names_the_smallest_change() {
     let required = json!({"trainer": {"numProcPerNode": 4, "cpuThreads": 2}, "topologyPolicy": {"mode": "Required"}});
@@ -193,27 +148,6 @@ fn impossible_quantities_are_named() {
     assert!(refusal.contains("limits.memory: got `-1Gi`"), "{refusal}");
 }
 
-#[test]
-fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() {
-    let check = |preflight: Value, trainer: Value| {
-        let spec = json!({"fabric": {"preflight": preflight}, "trainer": trainer});
-        super::validate(&job("measured", spec)).map(|valid| valid.engine.unwrap().bandwidth_check)
-    };
-    let asked = json!({"mode": "Enforce", "minBusBandwidth": "1500M"});
-    let found = check(asked.clone(), json!({"numNodes": 2})).unwrap().unwrap();
-    assert_eq!((found.least_bytes_per_second, found.enforce), (1.5e9, true));
-    assert_eq!(check(json!({}), json!({"numNodes": 2})).unwrap(), None);
-    let text = |faults: Vec<super::Invalid>| faults[0].to_string();
-    let alone = check(asked, json!({})).map_err(text).unwrap_err();
-    assert!(alone.starts_with("spec.fabric.preflight.minBusBandwidth: got 1500M for a job of one process"), "{alone}");
-    let nothing = check(json!({"minBusBandwidth": "0"}), json!({"numNodes": 2})).map_err(text).unwrap_err();
-    assert!(nothing.contains("got `0`; expected bytes per second greater than 0"), "{nothing}");
-    // The engine has TCP only: a job that must not use it is refused, and not left to wait.
-    let required = job("required", json!({"fabric": {"mode": "Required"}, "trainer": {"numNodes": 2}}));
-    let refused = super::validate(&required).map_err(text).unwrap_err();
-    assert!(refused.starts_with("spec.fabric.mode: got Required with framework Switchyard"), "{refused}");
-}
-
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_795_000_000 + second).unwrap()
 }
@@ -221,7 +155,8 @@ fn at(second: i64) -> Timestamp {
 /// The whole life of a job with one restart.
 #[test]
 fn status_over_a_life_with_one_restart() {
-    let job = job("life", json!({"trainer": {"numProcPerNode": 2}}));
+    let mut job = job("life", json!({"trainer": {"numProcPerNode": 2}}));
+    job.metadata.generation = Some(1);
     let plan = planned(&job, &two_cores(), 1).unwrap();
     let figures = Figures {
         step: 240,
@@ -238,61 +173,27 @@ fn status_over_a_life_with_one_restart() {
         input_percent: 0.4,
         at: at(20),
     };
-    let stages = [
-        (Stage::Placing, "finding cores", None, 0, None, 0),
-        (Stage::Starting, "2 processes start", Some(1), 0, None, 1),
-        (Stage::Running, "training", Some(1), 0, Some(figures), 20),
-        (Stage::Restarting, "rank 1 was killed by signal 9", Some(1), 0, Some(figures), 21),
-        (Stage::Running, "training", Some(2), 1, Some(Figures { step: 300, ..figures }), 50),
+    let second = planned(&job, &two_cores(), 2).unwrap();
+    let stage = |stage, message: &str| Progress::Stage(stage, message.into());
+    let moments = [
+        (stage(Stage::Starting, "2 processes start"), &plan, 0, None, 1),
+        (stage(Stage::Running, "training"), &plan, 0, Some(figures), 20),
+        (stage(Stage::Restarting, "rank 1 was killed by signal 9"), &plan, 0, Some(figures), 21),
+        (stage(Stage::Running, "training"), &second, 1, Some(Figures { step: 300, ..figures }), 50),
         (
-            Stage::Complete,
-            "600 steps done",
-            Some(2),
+            Progress::Ended(Ending::complete("600 steps done".into())),
+            &second,
             1,
             Some(Figures { step: 600, remaining_seconds: Some(0.0), ..figures }),
             90,
         ),
     ];
-    let mut previous: Option<TrainJobStatus> = None;
     let mut history = Vec::new();
-    for (stage, message, attempt, restarts, figures, second) in stages {
-        let observed = Observed {
-            stage,
-            message: message.into(),
-            generation: Some(1),
-            attempt,
-            restarts,
-            start: attempt.map(|_| at(1)),
-            plan: attempt.map(|_| &plan),
-            not_placeable: None,
-            figures,
-        };
-        let next = status(&observed, previous.as_ref(), at(second));
+    for (progress, plan, restarts, figures, second) in moments {
+        let restarts = &Restarts { application: restarts, total: restarts, ..Restarts::default() };
+        let next = status(&job, Observed { progress, plan, restarts, start: at(1), figures }, at(second));
         history.push(next.clone());
-        previous = Some(next);
+        job.status = Some(next);
     }
     snapshot(history, "status_over_a_life_with_one_restart");
-}
-
-#[test]
-fn a_condition_keeps_its_time_until_it_changes() {
-    let observed = |stage| Observed {
-        stage,
-        message: String::new(),
-        generation: None,
-        attempt: None,
-        restarts: 0,
-        start: None,
-        plan: None,
-        not_placeable: Some("needs 2 nodes, 1 present".into()),
-        figures: None,
-    };
-    let first = status(&observed(Stage::Placing), None, at(0));
-    let second = status(&observed(Stage::Placing), Some(&first), at(9));
-    assert_eq!(first.conditions, second.conditions);
-    let failed = status(&observed(Stage::Failed), Some(&second), at(12));
-    assert_eq!(failed.conditions[0].last_transition_time.0, at(12));
-    assert_eq!(failed.completion_time.as_ref().unwrap().0, at(12));
-    let later = status(&observed(Stage::Failed), Some(&failed), at(20));
-    assert_eq!(later.completion_time.unwrap().0, at(12), "the end is written once");
 }

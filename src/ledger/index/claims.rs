@@ -1,0 +1,57 @@
+//! Reports of agents, slices of drivers and claims: the devices of the index.
+
+use super::{Effect, Index};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::objects::CLAIM;
+
+impl Index {
+    /// The agent of a node reported, or its report cannot be read.
+    pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
+        self.saw("GPUTopology", metadata);
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let mut effect = Effect { room: self.usage.set_report(name, report), ..Effect::default() };
+        if effect.room {
+            // What their pods really have may be other than the plan.
+            self.touch_node(name, &mut effect);
+        }
+        effect
+    }
+
+    /// Nobody reports for a node any more.
+    pub fn delete_report(&mut self, metadata: &ObjectMeta) -> Effect {
+        self.saw("GPUTopology", metadata);
+        self.usage.remove_report(metadata.name.as_deref().unwrap_or_default());
+        Effect::default()
+    }
+
+    /// A driver offers devices.
+    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str) -> Effect {
+        self.saw("ResourceSlice", &slice.metadata);
+        Effect { room: self.devices.apply_slice(slice, driver, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A driver offers them no more.
+    pub fn delete_slice(&mut self, metadata: &ObjectMeta) -> Effect {
+        self.saw("ResourceSlice", metadata);
+        let name = metadata.name.as_deref().unwrap_or_default();
+        Effect { room: self.devices.delete_slice(name, &mut self.usage), ..Effect::default() }
+    }
+
+    /// A claim appeared or changed, of a job or not.
+    pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
+        let room = self.devices.apply_claim(claim, &mut self.usage);
+        let mut effect = self.apply_object(CLAIM, &claim.metadata, content);
+        effect.room |= room;
+        effect
+    }
+
+    /// A claim is gone.
+    pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
+        let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
+        let mut effect = self.delete_object(CLAIM, metadata);
+        effect.room |= room;
+        effect
+    }
+}

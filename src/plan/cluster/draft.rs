@@ -1,0 +1,75 @@
+//! What only a cluster writes to a status: counts of pods, figures from their logs; and when a status is worth a write.
+
+use super::events::EventDraft;
+use super::view::{Phase, PodView};
+use super::{FIGURES_PERIOD, Reconciliation, Snapshot, clock};
+use crate::status::{Draft, Figures, time};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use switchyard_crds::{NodeCounts, TrainJobStatus};
+
+impl Draft<'_> {
+    /// Counts the pods of the current attempt.
+    pub(super) fn count(&mut self, pods: &[&PodView], desired: i32) {
+        let count = |is: fn(&PodView) -> bool| pods.iter().filter(|pod| is(pod)).count() as i32;
+        self.counts(NodeCounts {
+            // Negative in a job that nothing checked: the server takes no such count.
+            desired: desired.max(0),
+            ready: count(|pod| pod.ready && !pod.is_over()),
+            active: count(|pod| !pod.is_over()),
+            succeeded: count(|pod| pod.phase == Phase::Succeeded),
+            failed: count(|pod| pod.phase == Phase::Failed),
+        });
+    }
+
+    /// Takes over the newest figures: of a worker's termination message, else of the log that was read last.
+    pub(super) fn newest_figures(&mut self, snapshot: &Snapshot<'_>, pods: &[&PodView], now: Timestamp) {
+        let ended = pods.iter().find(|pod| pod.node_rank == 0).and_then(|pod| pod.ended.as_ref());
+        let account = ended.and_then(|ended| ended.account()).and_then(|account| account.summary);
+        let at = ended.and_then(|ended| ended.at).unwrap_or(now);
+        if let Some(summary) = account.as_ref().or(snapshot.summary) {
+            self.figures(&Figures::of(summary, time(at).0));
+        }
+    }
+
+    /// A decision: the status is all that is written.
+    pub(super) fn decide(self, events: Vec<EventDraft>) -> Reconciliation {
+        Reconciliation { status: Some(self.next), events, ..Reconciliation::default() }
+    }
+
+    /// No decision: the status is written when it says something new, figures not more often than every 10 s.
+    pub(super) fn act(self, snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+        let mut result = Reconciliation::default();
+        let previous = self.job.status.as_ref();
+        if previous == Some(&self.next) {
+            return result;
+        }
+        let due =
+            snapshot.status_written.map(|written| written.saturating_add(FIGURES_PERIOD).unwrap_or(Timestamp::MAX));
+        match due {
+            Some(due) if !clock::is_over(due, FIGURES_PERIOD, now) && !major(previous, &self.next) => {
+                result.wake_at(due)
+            }
+            _ => result.status = Some(self.next),
+        }
+        result
+    }
+}
+
+/// Whether a status says more than other figures: another stage, condition, attempt, place or count of restarts, or that the last
+/// pod is gone and its resources are free.
+pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
+    let Some(previous) = previous else { return true };
+    let is_empty = |status: &TrainJobStatus| status.nodes.as_ref().is_none_or(|nodes| nodes.active == 0);
+    let verdicts = |status: &TrainJobStatus| {
+        let verdict = |c: &Condition| (c.type_.clone(), c.status.clone(), c.reason.clone());
+        status.conditions.iter().map(verdict).collect::<Vec<_>>()
+    };
+    verdicts(previous) != verdicts(next)
+        || previous.attempt != next.attempt
+        || previous.restarts != next.restarts
+        || previous.placement != next.placement
+        || previous.completion_time != next.completion_time
+        || previous.observed_generation != next.observed_generation
+        || (is_empty(next) && !is_empty(previous))
+}

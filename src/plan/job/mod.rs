@@ -1,0 +1,181 @@
+//! A manifest becomes one [`ValidJob`], from which the plan for one machine and the plan for a cluster both start.
+//!
+//! ```text
+//! TrainJob ─> read ─┬─> request    what is asked of placement: nodes, processes, threads, policies
+//!                   ├─> engine     the worker's configuration (framework Switchyard)
+//!                   ├─> pod        the template with its trainer: what each pod asks of a node
+//!                   └─> or every fault that the schema and its CEL rules cannot see
+//! ```
+//!
+//! [`GangPod`] is one pod of an attempt of such a job. [`crate::validate`] adds the faults of objects and frameworks.
+
+mod engine;
+mod environment;
+mod gang_pod;
+mod pod;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use environment::EnvEntry;
+pub(crate) use environment::identity;
+pub use gang_pod::GangPod;
+pub use pod::{PodAsk, gpus};
+pub(crate) use pod::{set_devices, trainer, trainer_mut};
+
+use switchyard_core::placement::{Mode, NumaBinding, Request};
+use switchyard_core::quantity::parse_quantity;
+use switchyard_crds::{self as api, TrainJob};
+use switchyard_worker_contract::config::{BandwidthCheck, EngineConfig};
+
+/// A job that can be planned: every number is in the unit it is used in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ValidJob {
+    /// Name of the job.
+    pub name: String,
+    /// What is asked of placement.
+    pub request: Request,
+    /// What the engine needs, but for the number of threads, which placement decides; with framework Switchyard only.
+    pub engine: Option<EngineConfig>,
+    /// The user's environment, in the manifest's order.
+    pub env: Vec<(String, String)>,
+    /// What each pod asks of its node.
+    pub pod: PodAsk,
+    /// Memory limit of a node, bytes.
+    pub memory_limit: Option<u64>,
+    /// Restarts allowed after failures of the application.
+    pub max_restarts: u32,
+}
+
+impl ValidJob {
+    /// Name of the pod of a node, of its claim, and of the same node in a run on one machine.
+    pub fn pod_name(&self, attempt: u32, node_rank: u32) -> String {
+        format!("{}-{attempt}-{node_rank}", self.name)
+    }
+}
+
+/// A value that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: got {got}; expected {expected}")]
+pub struct Invalid {
+    /// Path of the field.
+    pub field: String,
+    /// What was got.
+    pub got: String,
+    /// What was expected.
+    pub expected: String,
+}
+
+/// Reads a job that its schema and rules accept.
+///
+/// # Errors
+/// All faults of the job by itself.
+pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
+    let mut faults = Vec::new();
+    let spec = &job.spec;
+    // The schema says so as well. A job that was stored without it must not ask for a million pods.
+    for (field, got, most) in [
+        ("numNodes", spec.trainer.num_nodes, api::MAX_NODES),
+        ("numProcPerNode", spec.trainer.num_proc_per_node.unwrap_or(1), api::MAX_PROC_PER_NODE),
+    ] {
+        if !(1..=most).contains(&got) {
+            let (field, expected) = (format!("spec.trainer.{field}"), format!("1 to {most}"));
+            faults.push(Invalid { field, got: got.to_string(), expected });
+        }
+    }
+    let limits = spec.trainer.resources_per_node.as_ref().map(|resources| &resources.limits);
+    let mut quantity = |name: &str, expected: &str| {
+        let text = &limits?.get(name)?.0;
+        let value = parse_quantity(text).filter(|value| *value > 0.0);
+        if value.is_none() {
+            faults.push(Invalid {
+                field: format!("spec.trainer.resourcesPerNode.limits.{name}"),
+                got: format!("`{text}`"),
+                expected: expected.to_string(),
+            });
+        }
+        value
+    };
+    let cpu = quantity("cpu", "a number of cores greater than 0, such as 2 or 500m");
+    let memory = quantity("memory", "a number of bytes greater than 0, such as 4Gi");
+    for (index, entry) in spec.trainer.env.iter().enumerate().filter(|(_, entry)| entry.value.contains('\0')) {
+        faults.push(Invalid {
+            field: format!("spec.trainer.env[{index}].value"),
+            got: format!("text with a NUL character for {}", entry.name),
+            expected: "text without, as the environment of a process cannot hold it".to_string(),
+        });
+    }
+    let processes_per_node = processes_per_node(job);
+    let engine = spec.engine.as_ref();
+    let engine =
+        engine.and_then(|engine| engine::config(engine, spec.checkpoint.as_ref(), processes_per_node, &mut faults));
+    let check = bandwidth_check(job, processes_per_node, &mut faults);
+    let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, ..engine });
+    faults.extend(fabric_faults(job));
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    let request = Request {
+        nodes: count(spec.trainer.num_nodes),
+        processes_per_node,
+        threads: spec.trainer.cpu_threads.map(count),
+        // Part of a core still has to be one core to place on.
+        core_limit: cpu.map(|cores| cores.max(1.0) as u32),
+        mode: match spec.topology_policy.mode {
+            api::TopologyMode::Required => Mode::Required,
+            api::TopologyMode::Preferred => Mode::Preferred,
+            api::TopologyMode::Ignored => Mode::Ignored,
+        },
+        numa_binding: match spec.topology_policy.node_topology.numa_binding {
+            api::NumaBinding::Required => NumaBinding::Required,
+            api::NumaBinding::Preferred => NumaBinding::Preferred,
+            api::NumaBinding::None => NumaBinding::None,
+        },
+    };
+    Ok(ValidJob {
+        name: job.metadata.name.clone().unwrap_or_default(),
+        request,
+        engine,
+        env: spec.trainer.env.iter().map(|entry| (entry.name.clone(), entry.value.clone())).collect(),
+        pod: PodAsk::of(job),
+        memory_limit: memory.map(|bytes| bytes as u64),
+        max_restarts: spec.failure_policy.max_restarts.unsigned_abs(),
+    })
+}
+
+/// Processes of each node: one for each GPU unless the job says otherwise.
+pub fn processes_per_node(job: &TrainJob) -> u32 {
+    job.spec.trainer.num_proc_per_node.map_or(gpus(job).max(1), count)
+}
+
+/// The measured check that a job asks for.
+fn bandwidth_check(job: &TrainJob, per_node: u32, faults: &mut Vec<Invalid>) -> Option<BandwidthCheck> {
+    let policy = &job.spec.fabric.preflight;
+    let text = &policy.min_bus_bandwidth.as_ref()?.0;
+    let mut fault = |got: String, expected: &str| {
+        let field = "spec.fabric.preflight.minBusBandwidth".to_string();
+        faults.push(Invalid { field, got, expected: expected.to_string() });
+    };
+    if per_node < 2 && job.spec.trainer.num_nodes < 2 {
+        fault(format!("{text} for a job of one process"), "at least two processes: there is nothing to measure");
+    }
+    let least = parse_quantity(text).filter(|least| least.is_finite() && *least > 0.0);
+    if least.is_none() {
+        fault(format!("`{text}`"), "bytes per second greater than 0, such as 40G");
+    }
+    Some(BandwidthCheck { least_bytes_per_second: least?, enforce: policy.mode == api::PreflightMode::Enforce })
+}
+
+/// What the engine cannot do over any fabric.
+fn fabric_faults(job: &TrainJob) -> Option<Invalid> {
+    let is_own = job.spec.trainer.framework == api::Framework::Switchyard && job.spec.trainer.num_nodes > 1;
+    (is_own && job.spec.fabric.mode == api::FabricMode::Required).then(|| Invalid {
+        field: "spec.fabric.mode".into(),
+        got: "Required with framework Switchyard on several nodes".into(),
+        expected: "Auto: the engine sends data between nodes over TCP, and has no other way".into(),
+    })
+}
+
+/// A count that the schema bounds from below.
+fn count(value: i32) -> u32 {
+    value.unsigned_abs().max(1)
+}

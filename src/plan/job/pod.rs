@@ -1,0 +1,79 @@
+//! What each pod of a job asks of its node: read once from the manifest, without building a pod.
+
+use crate::resources;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use switchyard_core::quantity::Resources;
+use switchyard_crds::names::{GPU_RESOURCE, TRAINER};
+use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
+
+/// The pod that the user describes, with its trainer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodAsk {
+    /// The template with a container for the trainer, which has the limits of `spec.trainer.resourcesPerNode`.
+    pub spec: PodSpec,
+    /// GPUs of the trainer.
+    pub gpus: u32,
+}
+
+impl PodAsk {
+    pub(super) fn of(job: &TrainJob) -> PodAsk {
+        let template = job.spec.template.as_ref().and_then(|template| template.spec.clone());
+        let mut spec = template.unwrap_or_default();
+        if trainer(&spec).is_none() {
+            spec.containers.insert(0, Container { name: TRAINER.into(), ..Container::default() });
+        }
+        let limits = job.spec.trainer.resources_per_node.iter().flat_map(|resources| &resources.limits);
+        if let Some(trainer) = trainer_mut(&mut spec) {
+            let resources = trainer.resources.get_or_insert_default();
+            for (name, quantity) in limits {
+                resources.limits.get_or_insert_default().entry(name.clone()).or_insert_with(|| quantity.clone());
+            }
+        }
+        PodAsk { spec, gpus: gpus(job) }
+    }
+
+    /// What the scheduler counts for a pod of an attempt with this status: what Switchyard adds to a pod costs nothing, apart from the
+    /// devices that the status names. Without a status: what the user asks for.
+    pub fn requests(&self, status: Option<&TrainJobStatus>) -> Resources {
+        let Some(status) = status else { return resources::of_pod(&self.spec) };
+        let mut spec = self.spec.clone();
+        if let Some(trainer) = trainer_mut(&mut spec) {
+            set_devices(trainer, status);
+        }
+        resources::of_pod(&spec)
+    }
+}
+
+/// Sets the devices that a trainer asks for by name: adds those of the fabric, and leaves out GPUs that come by a claim.
+pub(crate) fn set_devices(trainer: &mut Container, status: &TrainJobStatus) {
+    let resources = trainer.resources.get_or_insert_default();
+    for resource in status.fabric.iter().flat_map(|fabric| &fabric.resources) {
+        let limits = resources.limits.get_or_insert_default();
+        limits.entry(resource.name.clone()).or_insert_with(|| resource.quantity.clone());
+    }
+    if status.device_allocation == Some(DeviceAllocation::Claims) {
+        for amounts in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
+            amounts.remove(GPU_RESOURCE);
+        }
+    }
+}
+
+/// GPUs that the trainer of each pod asks for. The template comes before `spec.trainer.resourcesPerNode`, as in the pod.
+pub fn gpus(job: &TrainJob) -> u32 {
+    let template = job.spec.template.as_ref().and_then(|template| template.spec.as_ref());
+    let resources = template.and_then(trainer).and_then(|trainer| trainer.resources.as_ref());
+    let of_template =
+        resources.and_then(|resources| resources.limits.as_ref()).filter(|l| l.contains_key(GPU_RESOURCE));
+    let limits = of_template.or(job.spec.trainer.resources_per_node.as_ref().map(|resources| &resources.limits));
+    let count = limits.map_or(0, |limits| resources::of_quantities(limits).get(GPU_RESOURCE) / 1000);
+    u32::try_from(count.max(0)).unwrap_or(u32::MAX)
+}
+
+/// The container that trains.
+pub(crate) fn trainer(spec: &PodSpec) -> Option<&Container> {
+    spec.containers.iter().find(|container| container.name == TRAINER)
+}
+
+pub(crate) fn trainer_mut(spec: &mut PodSpec) -> Option<&mut Container> {
+    spec.containers.iter_mut().find(|container| container.name == TRAINER)
+}

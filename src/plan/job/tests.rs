@@ -1,0 +1,73 @@
+//! What becomes of a manifest, and what is refused.
+
+use super::Invalid;
+use crate::validate;
+use serde_json::{Value, json};
+use switchyard_crds::{TrainJob, validate as schema};
+
+/// A job with `spec` merged over a small GPT.
+pub(crate) fn job(name: &str, spec: Value) -> TrainJob {
+    let mut document = json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name},
+        "spec": {"engine": {
+            "model": {"type": "GPT", "gpt": {"layers": 4, "hiddenSize": 128, "heads": 4, "contextLength": 128}},
+            "data": {"path": ".", "include": ["**/*.rs"]},
+            "steps": 600,
+        }},
+    });
+    merge(&mut document["spec"], spec);
+    schema::train_job(&document).unwrap_or_else(|faults| panic!("{faults:?}"))
+}
+
+fn merge(target: &mut Value, source: Value) {
+    match (target, source) {
+        (Value::Object(target), Value::Object(source)) => {
+            for (key, value) in source {
+                if value.is_null() {
+                    target.remove(&key);
+                    continue;
+                }
+                merge(target.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (target, source) => *target = source,
+    }
+}
+
+/// The CRD cannot name the contract's constants: the rule and the list must agree.
+#[test]
+fn the_rule_on_reserved_names_knows_every_setting_of_users() {
+    use switchyard_worker_contract::env::{ALL, USER_SETTABLE};
+    for name in ALL {
+        let document = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "names"},
+            "spec": {"trainer": {"env": [{"name": name, "value": "1"}]}, "engine": {
+                "model": {"type": "GPT", "gpt": {"layers": 1, "hiddenSize": 8, "heads": 1, "contextLength": 4}},
+                "data": {"path": "."},
+                "steps": 1,
+            }},
+        });
+        assert_eq!(schema::train_job(&document).is_ok(), USER_SETTABLE.contains(&name), "{name}");
+    }
+}
+
+#[test]
+fn a_measured_check_reaches_the_engine_and_what_cannot_be_measured_is_refused() {
+    let check = |preflight: Value, trainer: Value| {
+        let spec = json!({"fabric": {"preflight": preflight}, "trainer": trainer});
+        validate(&job("measured", spec)).map(|valid| valid.engine.unwrap().bandwidth_check)
+    };
+    let asked = json!({"mode": "Enforce", "minBusBandwidth": "1500M"});
+    let found = check(asked.clone(), json!({"numNodes": 2})).unwrap().unwrap();
+    assert_eq!((found.least_bytes_per_second, found.enforce), (1.5e9, true));
+    assert_eq!(check(json!({}), json!({"numNodes": 2})).unwrap(), None);
+    let text = |faults: Vec<Invalid>| faults[0].to_string();
+    let alone = check(asked, json!({})).map_err(text).unwrap_err();
+    assert!(alone.starts_with("spec.fabric.preflight.minBusBandwidth: got 1500M for a job of one process"), "{alone}");
+    let nothing = check(json!({"minBusBandwidth": "0"}), json!({"numNodes": 2})).map_err(text).unwrap_err();
+    assert!(nothing.contains("got `0`; expected bytes per second greater than 0"), "{nothing}");
+    // The engine has TCP only: a job that must not use it is refused, and not left to wait.
+    let required = job("required", json!({"fabric": {"mode": "Required"}, "trainer": {"numNodes": 2}}));
+    let refused = validate(&required).map_err(text).unwrap_err();
+    assert!(refused.starts_with("spec.fabric.mode: got Required with framework Switchyard"), "{refused}");
+}

@@ -1,0 +1,155 @@
+//! What follows an attempt on one machine, and what the status says meanwhile.
+
+use super::LocalPlan;
+use crate::restart::{self, Class, Decision, Failure, GiveUp};
+use crate::status::{Draft, Ending, Figures, time};
+use jiff::Timestamp;
+use switchyard_crds::conditions::{self, Stage};
+use switchyard_crds::{FailurePolicy, PlacedNode, PlacementStatus, Restarts, TrainJob, TrainJobStatus};
+use switchyard_worker_contract::exit::Exit;
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// All steps are done on every rank.
+    Done,
+    /// The user asked to stop.
+    Stopped(Exit),
+    /// A rank failed; the code of the one that failed first, `None` when a signal ended it.
+    Failed(Option<i32>),
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Start the whole group again, with these counts.
+    Restart(Restarts),
+    /// No further attempt.
+    End(RunEnd),
+}
+
+/// How a run ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RunEnd {
+    Complete,
+    /// It stops as asked.
+    Stopped(Exit),
+    /// It is given up, with this exit code.
+    GivenUp(Exit, GiveUp),
+}
+
+/// Decides what follows an attempt. On one machine every failure is one of the application, and rules have no effect.
+pub fn next(end: AttemptEnd, policy: &FailurePolicy, restarts: &Restarts) -> Next {
+    let code = match end {
+        AttemptEnd::Done => return Next::End(RunEnd::Complete),
+        AttemptEnd::Stopped(exit) => return Next::End(RunEnd::Stopped(exit)),
+        AttemptEnd::Failed(code) => code,
+    };
+    let permanent = code.and_then(Exit::from_code).filter(|exit| restart::is_permanent(*exit));
+    let failure = Failure { class: Class::Application, permanent: permanent.is_some(), code, conditions: Vec::new() };
+    let policy = FailurePolicy { rules: Vec::new(), ..policy.clone() };
+    match restart::decide(&failure, &policy, restarts) {
+        Decision::Restart(restarts) => Next::Restart(restarts),
+        Decision::GiveUp(why) => Next::End(RunEnd::GivenUp(permanent.unwrap_or(Exit::OwnFailure), why)),
+    }
+}
+
+/// What a run has come to.
+#[derive(Debug, Clone)]
+pub enum Progress {
+    /// It goes on.
+    Stage(Stage, String),
+    /// The user stopped it.
+    Stopped(String),
+    Ended(Ending),
+}
+
+/// What is known of a run at one moment.
+#[derive(Debug, Clone)]
+pub struct Observed<'a> {
+    pub progress: Progress,
+    /// The plan of the current attempt.
+    pub plan: &'a LocalPlan,
+    /// Restarts so far.
+    pub restarts: &'a Restarts,
+    /// Start of the first attempt.
+    pub start: Timestamp,
+    /// The last figures.
+    pub figures: Option<Figures>,
+}
+
+/// The status that follows the one of the job.
+pub fn status(job: &TrainJob, observed: Observed<'_>, now: Timestamp) -> TrainJobStatus {
+    let Observed { progress, plan, restarts, start, figures } = observed;
+    let mut draft = Draft::new(job, now);
+    draft.next.start_time = Some(time(start));
+    draft.next.attempt = Some(plan.attempt as i32);
+    draft.next.restarts = Some(restarts.clone());
+    draft.next.placement = Some(placement(plan));
+    if let Some(figures) = &figures {
+        draft.figures(figures);
+    }
+    match progress {
+        Progress::Stage(stage, message) => draft.stage(stage, message),
+        Progress::Stopped(message) => {
+            draft.stage(Stage::Suspended, message);
+            draft.stop();
+        }
+        Progress::Ended(ending) => draft.end(ending),
+    }
+    draft.condition(conditions::PLACED, "True", "Placed", plan.reason.clone());
+    draft.next
+}
+
+fn placement(plan: &LocalPlan) -> PlacementStatus {
+    PlacementStatus {
+        reason: plan.reason.clone(),
+        nodes: plan
+            .nodes
+            .iter()
+            .map(|node| {
+                let mut numa_nodes: Vec<i32> =
+                    node.processes.iter().flat_map(|process| process.numa_nodes.iter().map(|id| *id as i32)).collect();
+                numa_nodes.sort_unstable();
+                numa_nodes.dedup();
+                PlacedNode {
+                    first_rank: node.first_rank as i32,
+                    node_name: node.node_name.clone(),
+                    cpus: node.processes.iter().filter_map(|process| process.cpus.clone()).collect(),
+                    numa_nodes,
+                    ..PlacedNode::default()
+                }
+            })
+            .collect(),
+        ..PlacementStatus::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table() {
+        let used = |count: i32| Restarts { application: count, total: count, ..Restarts::default() };
+        let budget = |used| GiveUp::Budget { class: Class::Application, field: "maxRestarts", used, most: used };
+        let failed = AttemptEnd::Failed;
+        for (end, restarts, most, next_is) in [
+            (AttemptEnd::Done, 0, 0, Next::End(RunEnd::Complete)),
+            (AttemptEnd::Stopped(Exit::Interrupted), 0, 3, Next::End(RunEnd::Stopped(Exit::Interrupted))),
+            (failed(None), 0, 1, Next::Restart(used(1))),
+            (failed(Some(5)), 0, 1, Next::Restart(used(1))),
+            (failed(Some(4)), 0, 1, Next::Restart(used(1))),
+            (failed(Some(101)), 2, 3, Next::Restart(used(3))),
+            (failed(None), 1, 1, Next::End(RunEnd::GivenUp(Exit::OwnFailure, budget(1)))),
+            (failed(Some(3)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Data, GiveUp::Permanent))),
+            (failed(Some(2)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Usage, GiveUp::Permanent))),
+        ] {
+            let rules =
+                serde_json::json!([{"action": "FailTrainJob", "onExitCodes": {"operator": "NotIn", "values": [99]}}]);
+            let policy = serde_json::json!({"maxRestarts": most, "rules": rules});
+            let policy: FailurePolicy = serde_json::from_value(policy).unwrap();
+            assert_eq!(next(end, &policy, &used(restarts)), next_is, "{end:?} after {restarts} of {most}");
+        }
+    }
+}

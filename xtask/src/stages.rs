@@ -1,0 +1,213 @@
+//! The stages of `cargo xtask test`: what each runs, and for how long it may.
+
+use crate::setup::Need;
+
+/// A part of the tests.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub name: &'static str,
+    pub what: &'static str,
+    /// Seconds; over twice as many the run fails. Measured beside a load, times two.
+    pub budget: u64,
+    pub lane: Lane,
+    /// What must be installed or built before.
+    pub needs: &'static [Need],
+    pub work: Work,
+}
+
+/// Stages of one lane follow each other; the lanes run side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Tests that keep cores busy. They yield to those of the other lane.
+    Compute,
+    /// Tests that wait for clusters.
+    Wait,
+}
+
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Formatting, clippy, licences: before anything else is built.
+    Lint,
+    /// Documentation: its tests and its links.
+    Documentation,
+    /// Programs of tests.
+    Tests { of: Tests, threads: Option<u32>, environment: &'static [(&'static str, &'static str)] },
+}
+
+/// Which tests.
+#[derive(Debug)]
+pub(crate) enum Tests {
+    /// All of every package but these and `switchyard-tests`, and the module of `rules`.
+    AllBut(&'static [&'static str]),
+    /// All of these packages.
+    Of(&'static [&'static str]),
+    /// Those of two programs of the worker whose names have this word, at the same time.
+    Beside([&'static str; 2], &'static str),
+    /// Modules of a program of `switchyard-tests`, one process after another: they share what is static.
+    Modules(&'static str, &'static [&'static str]),
+}
+
+const ENGINE: &[&str] = &[
+    "switchyard-worker",
+    "switchyard-checkpoint",
+    "switchyard-example-custom-model",
+    "switchyard-gpu-probe",
+    "switchyard-cuda",
+];
+
+/// Modules that need the frameworks of others: `cargo xtask test --frameworks`.
+pub(crate) const FRAMEWORKS: &str = "frameworks";
+
+const CONTROL_PLANE: Need = Need::Programs(&["etcd", "kubernetes"]);
+const CHART: Need = Need::Programs(&["helm", "prometheus-operator", "promtool", "kubeflow-trainer"]);
+
+/// All stages, in the order in which each lane runs them.
+pub(crate) const STAGES: [Stage; 15] = [
+    Stage {
+        name: "lint",
+        what: "formatting, clippy, licences of dependencies",
+        budget: 600,
+        lane: Lane::Compute,
+        needs: &[],
+        work: Work::Lint,
+    },
+    Stage {
+        name: "pure",
+        what: "crates whose tests need only the compiler, the node agent, what is generated, the rules of the repository",
+        budget: 240,
+        lane: Lane::Compute,
+        needs: &[],
+        work: Work::Tests { of: Tests::AllBut(ENGINE), threads: None, environment: &[] },
+    },
+    Stage {
+        name: "engine",
+        what: "engine, collectives, readers, checkpoints, accuracy, probe of the GPU",
+        budget: 900,
+        lane: Lane::Compute,
+        needs: &[Need::Digits],
+        work: Work::Tests { of: Tests::Of(ENGINE), threads: None, environment: &[("SWITCHYARD_TEST_DIGITS", "1")] },
+    },
+    Stage {
+        name: "fuzz",
+        what: "fuzzers of every file format, a minute each, side by side",
+        budget: 180,
+        lane: Lane::Compute,
+        needs: &[],
+        // All at the same time, on however few cores: each goes on for this long.
+        work: Work::Tests {
+            of: Tests::Beside(["data", "hostile"], "fuzz"),
+            threads: Some(16),
+            environment: &[("FUZZ_SECONDS", "60")],
+        },
+    },
+    Stage {
+        name: "processes",
+        what: "real processes on this machine",
+        budget: 600,
+        lane: Lane::Compute,
+        needs: &[],
+        work: Work::Tests {
+            of: Tests::Modules("processes", &["bad_input", "diagnose", "example", "fabric", "preflight", "run"]),
+            threads: None,
+            environment: &[],
+        },
+    },
+    Stage {
+        name: "report",
+        what: "reports of runs, and their page in a browser",
+        budget: 180,
+        lane: Lane::Compute,
+        needs: &[Need::Browser],
+        work: Work::Tests { of: Tests::Modules("processes", &["report"]), threads: None, environment: &[] },
+    },
+    Stage {
+        name: "images",
+        what: "what is in the images",
+        budget: 600,
+        lane: Lane::Compute,
+        needs: &[Need::Images],
+        work: Work::Tests { of: Tests::Modules("processes", &["images"]), threads: None, environment: &[] },
+    },
+    Stage {
+        name: "documentation",
+        what: "tests in the documentation, rustdoc",
+        budget: 300,
+        lane: Lane::Compute,
+        needs: &[],
+        work: Work::Documentation,
+    },
+    Stage {
+        name: "plane",
+        what: "controller and node agent on a real API server; commands of the documents",
+        budget: 900,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE, CHART],
+        work: Work::Tests {
+            of: Tests::Modules(
+                "plane",
+                &[
+                    "lifecycle",
+                    "admission",
+                    "controller",
+                    "verdicts",
+                    "malformed",
+                    "fights",
+                    "rights",
+                    "agent",
+                    "documents",
+                ],
+            ),
+            threads: Some(6),
+            environment: &[],
+        },
+    },
+    Stage {
+        name: "chart",
+        what: "the Helm chart",
+        budget: 300,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE, CHART],
+        work: Work::Tests { of: Tests::Modules("plane", &["chart"]), threads: Some(4), environment: &[] },
+    },
+    Stage {
+        name: "devices",
+        what: "exact GPUs, with claims and without",
+        budget: 400,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE],
+        work: Work::Tests { of: Tests::Modules("plane", &["devices"]), threads: Some(4), environment: &[] },
+    },
+    Stage {
+        name: "faults",
+        what: "controller under faults",
+        budget: 600,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE],
+        work: Work::Tests { of: Tests::Modules("plane", &["faults"]), threads: Some(2), environment: &[] },
+    },
+    Stage {
+        name: "churn",
+        what: "churn, judged offline",
+        budget: 400,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE],
+        work: Work::Tests { of: Tests::Modules("plane", &["churn"]), threads: Some(1), environment: &[] },
+    },
+    Stage {
+        name: "nodes",
+        what: "real nodes: pods, links, GPUs, what is left",
+        budget: 400,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE, Need::Nodes],
+        work: Work::Tests { of: Tests::Modules("cluster", &["nodes"]), threads: Some(1), environment: &[] },
+    },
+    Stage {
+        name: "e2e",
+        what: "the product on real nodes: from helm install to a trained model, and what fails on the way",
+        budget: 900,
+        lane: Lane::Wait,
+        needs: &[CONTROL_PLANE, CHART, Need::Nodes, Need::Images],
+        // Two clusters at a time: their tests wait more than they compute.
+        work: Work::Tests { of: Tests::Modules("cluster", &["e2e"]), threads: Some(2), environment: &[] },
+    },
+];

@@ -1,0 +1,205 @@
+//! Programs of tests: one build of all of them, and which tests a stage starts.
+
+use crate::stages::{FRAMEWORKS, STAGES, Tests, Work};
+use crate::steps::{cargo, stripped};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value as Json;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Package of the tests of the whole product.
+const PACKAGE: &str = "switchyard-tests";
+
+/// A program of tests.
+#[derive(Debug)]
+pub(crate) struct Program {
+    package: String,
+    /// Name of the target.
+    name: String,
+    /// Of a file in `tests/`, not of a library or of a program.
+    is_integration: bool,
+    file: PathBuf,
+    /// Folder of the package, in which its tests run.
+    folder: PathBuf,
+}
+
+/// What is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Selection {
+    /// Libraries, programs and the rules: what `check` runs.
+    Pure,
+    /// All programs of tests, and the programs that they start.
+    All,
+}
+
+/// Builds programs of tests.
+///
+/// The whole workspace is selected either way, so that each crate is compiled once.
+pub(crate) fn build(selection: Selection) -> Result<Vec<Program>> {
+    let integration = match selection {
+        Selection::All => Vec::new(),
+        Selection::Pure => integration_tests()?,
+    };
+    let mut command = match selection {
+        Selection::All => cargo(&["build", "--workspace", "--bins", "--tests"]),
+        Selection::Pure => cargo(&["test", "--no-run", "--workspace", "--lib", "--bins"]),
+    };
+    command.args(integration.iter().flat_map(|name| ["--test", name]));
+    command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+    let output = command.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "the tests do not build: {}", output.status);
+    let mut programs = Vec::new();
+    for line in String::from_utf8(output.stdout)?.lines() {
+        let message: Json = serde_json::from_str(line).with_context(|| format!("cargo reports {line}"))?;
+        if message["profile"]["test"] != true || !message["executable"].is_string() {
+            continue;
+        }
+        let text = |value: &Json| value.as_str().map(str::to_owned).with_context(|| format!("cargo reports {line}"));
+        let manifest = PathBuf::from(text(&message["manifest_path"])?);
+        programs.push(Program {
+            package: package_of(&text(&message["package_id"])?).to_owned(),
+            name: text(&message["target"]["name"])?,
+            is_integration: message["target"]["kind"][0] == "test",
+            file: text(&message["executable"])?.into(),
+            folder: manifest.parent().context("invariant: a manifest lies in a folder")?.into(),
+        });
+    }
+    // The order of names, not that in which the compiler was done.
+    programs.sort_by(|a, b| (&a.package, a.is_integration, &a.name).cmp(&(&b.package, b.is_integration, &b.name)));
+    Ok(programs)
+}
+
+/// Names of the files of tests that `check` runs.
+fn integration_tests() -> Result<Vec<String>> {
+    let output = cargo(&["metadata", "--no-deps", "--format-version", "1"]).output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo metadata: {}", output.status);
+    let metadata: Json = serde_json::from_slice(&output.stdout)?;
+    let list = |value: &Json| value.as_array().cloned().unwrap_or_default();
+    let mut names = vec!["rules".to_owned()];
+    for package in list(&metadata["packages"]) {
+        if package["name"] != PACKAGE && !engine().iter().any(|name| package["name"] == *name) {
+            let tests = list(&package["targets"]).into_iter().filter(|target| target["kind"][0] == "test");
+            names.extend(tests.filter_map(|target| target["name"].as_str().map(str::to_owned)));
+        }
+    }
+    Ok(names)
+}
+
+/// The packages of the stage `engine`.
+fn engine() -> &'static [&'static str] {
+    STAGES
+        .iter()
+        .find_map(|stage| match stage.work {
+            Work::Tests { of: Tests::Of(packages), .. } => Some(packages),
+            _ => None,
+        })
+        .unwrap_or_default()
+}
+
+/// Name of a package from its id: `path+file:///a/xtask#0.1.0`, or `path+file:///a/tests#switchyard-tests@0.1.0`.
+fn package_of(id: &str) -> &str {
+    let (path, version) = id.rsplit_once('#').unwrap_or((id, ""));
+    match version.split_once('@') {
+        Some((name, _)) => name,
+        None => path.rsplit('/').next().unwrap_or(path),
+    }
+}
+
+/// The commands of a stage, in groups that run one after another; those of a group run at the same time.
+pub(crate) fn commands(programs: &[Program], tests: &Tests) -> Result<Vec<Vec<Command>>> {
+    let of = |wanted: &dyn Fn(&Program) -> bool| programs.iter().filter(|program| wanted(program)).collect::<Vec<_>>();
+    let groups: Vec<Vec<Command>> = match tests {
+        Tests::AllBut(packages) => {
+            let own = |program: &Program| match program.package.as_str() {
+                PACKAGE => program.name == "rules",
+                package => !packages.contains(&package),
+            };
+            of(&own).into_iter().map(|program| vec![program.command()]).collect()
+        }
+        Tests::Of(packages) => of(&|program| packages.contains(&program.package.as_str()))
+            .into_iter()
+            .map(|program| vec![program.command()])
+            .collect(),
+        Tests::Beside(names, word) => {
+            let found = of(&|program| program.is_integration && names.contains(&program.name.as_str()));
+            let start = |program: &Program| {
+                let mut command = program.command();
+                command.arg(word);
+                command
+            };
+            vec![found.into_iter().map(start).collect()]
+        }
+        Tests::Modules(name, modules) => {
+            let found = of(&|program| program.package == PACKAGE && program.is_integration && program.name == *name);
+            let program = found.first().with_context(|| format!("no program of tests `{name}`"))?;
+            let all = program.list()?;
+            let module = |module: &&str| {
+                let own: Vec<&String> = all.iter().filter(|test| test.split("::").next() == Some(*module)).collect();
+                // Without a name the program would run all.
+                ensure!(!own.is_empty(), "{name} has no module `{module}`");
+                let mut command = program.command();
+                command.arg("--exact").args(own);
+                Ok(vec![command])
+            };
+            let mut groups: Vec<Vec<Command>> = modules.iter().map(module).collect::<Result<_>>()?;
+            // The library of the tests and the command of the cluster are checked with the first that use them.
+            if *name == "processes" && modules.len() > 1 {
+                let own = of(&|program| program.package == PACKAGE && !program.is_integration);
+                groups.splice(0..0, own.into_iter().map(|program| vec![program.command()]));
+            }
+            groups
+        }
+    };
+    ensure!(!groups.is_empty() && groups.iter().all(|group| !group.is_empty()), "{tests:?} names no program");
+    Ok(groups)
+}
+
+/// Fails where a module of tests is in no stage: it would be forgotten.
+pub(crate) fn all_are_in_a_stage(programs: &[Program]) -> Result<()> {
+    for program in programs.iter().filter(|program| program.package == PACKAGE && program.is_integration) {
+        let is_run = |module: &str| {
+            STAGES.iter().any(|stage| match &stage.work {
+                Work::Tests { of: Tests::Modules(name, modules), .. } => {
+                    *name == program.name && modules.contains(&module)
+                }
+                Work::Tests { of: Tests::AllBut(_), .. } => program.name == "rules",
+                _ => false,
+            })
+        };
+        for test in program.list()? {
+            let module = test.split("::").next().unwrap_or_default();
+            if module != FRAMEWORKS && !is_run(module) {
+                bail!("{}: no stage of xtask/src/stages.rs runs the module `{module}`", program.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Program {
+    /// Its start, as `cargo test` does it.
+    fn command(&self) -> Command {
+        let mut command = stripped(Command::new(&self.file));
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
+    /// Names of its tests.
+    fn list(&self) -> Result<Vec<String>> {
+        let output = self.command().args(["--list", "--format", "terse"]).output();
+        let output = output.with_context(|| format!("cannot start {}", self.file.display()))?;
+        let text = String::from_utf8(output.stdout)?;
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::package_of;
+
+    #[test]
+    fn packages_are_known_by_their_ids() {
+        assert_eq!(package_of("path+file:///a/xtask#0.1.0"), "xtask");
+        assert_eq!(package_of("path+file:///a/tests#switchyard-tests@0.1.0"), "switchyard-tests");
+    }
+}
