@@ -15,6 +15,7 @@
 
 mod claim;
 mod fabric;
+mod making;
 mod merge;
 mod pod;
 #[cfg(test)]
