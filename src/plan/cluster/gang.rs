@@ -117,7 +117,7 @@ fn earlier(job: &TrainJob, sites: &Sites<'_>) -> Vec<(Option<NodeOrd>, u32)> {
     placement.iter().flat_map(|placement| placement.nodes.iter().map(of_node)).collect()
 }
 
-/// Thousandths of the plan's value below which other GPUs are a loss worth telling.
+/// Thousandths of the plan's value below which other GPUs are a loss worth reporting.
 const AS_GOOD: u64 = 950;
 
 /// What a pod of a gang of `pods` has instead of the plan's GPUs, and what that costs; `None`: they are as good, or one of the two is not
@@ -125,7 +125,7 @@ const AS_GOOD: u64 = 950;
 pub(super) fn compare(machine: &Machine, pods: usize, planned: &[String], actual: &[String]) -> Option<String> {
     let mask = |uuids: &[String]| machine.mask(uuids.iter().map(String::as_str));
     let (planned, actual) = (mask(planned), mask(actual));
-    // A pod by itself sends nothing to others.
+    // A single pod sends nothing to others.
     let reach = (pods > 1).then_some(Level { share: 1000, nvlink: false });
     let value = |set: u32| machine.shape.value(set, reach, MinLink::System);
     let (wanted, got) = (value(planned), value(actual));

@@ -54,7 +54,7 @@ impl fmt::Display for DomainLevel {
     }
 }
 
-/// Why a level cannot be.
+/// Why a level is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LevelError {
     /// No oversubscription.
@@ -106,7 +106,7 @@ impl FromStr for DomainLevel {
     }
 }
 
-/// The levels of a cluster, small to large; the last one is the cluster.
+/// The levels of a cluster, small to large; the last one is the whole cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Levels(Vec<(String, Level)>);
 

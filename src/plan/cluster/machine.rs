@@ -17,13 +17,13 @@ use switchyard_worker_contract::CpuList;
 pub struct Machine {
     /// Values of its sets of GPUs.
     pub shape: Arc<Shape>,
-    /// Its report without what is of this node alone.
+    /// Its report without what only this node has.
     pub facts: Arc<GPUTopologyStatus>,
     /// Its GPUs, by position.
     pub gpus: Vec<NamedGpu>,
     /// The NICs that carry training traffic, by position: their order is that of the rails.
     pub nics: Vec<String>,
-    /// GPUs that may be taken, one bit each: whole ones that are well.
+    /// GPUs that may be allocated, one bit each: whole and healthy ones.
     pub usable: u32,
     /// Its NVLink domain.
     pub clique: Option<String>,
@@ -34,7 +34,7 @@ pub struct Machine {
 /// A GPU with its name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NamedGpu {
-    /// NVML's number, by which people call it.
+    /// NVML's index, which people use.
     pub index: u32,
     pub uuid: String,
     /// NUMA node of the PCI device.
@@ -51,7 +51,7 @@ impl Machine {
     }
 }
 
-/// Values and facts by kind of node: kept once for each kind, and forgotten with its last node.
+/// Values and facts by kind of node: one copy for each kind, dropped with its last node.
 #[derive(Debug, Default)]
 pub struct Shapes {
     known: BTreeMap<Devices, Weak<Shape>>,
@@ -70,7 +70,7 @@ impl Shapes {
         shape
     }
 
-    /// Facts that other nodes of the kind have are theirs.
+    /// Shares the facts of other nodes of the same kind.
     fn facts_of(&mut self, facts: GPUTopologyStatus) -> Arc<GPUTopologyStatus> {
         let text = serde_json::to_string(&facts).unwrap_or_default();
         if let Some(same) = self.facts.get(&text).and_then(Weak::upgrade) {

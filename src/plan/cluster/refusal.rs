@@ -70,7 +70,7 @@ pub(super) fn explain(
     if need.gpus() > 0 {
         asked.push(format!("{} GPU{}", need.gpus(), plural(need.gpus().into())));
     }
-    // One pod is what every pod asks for: said only where nothing else is.
+    // Every pod asks for one pod: mentioned only if it asks for nothing else.
     if need.gpus() == 0 || need.amounts.names().count() > 1 {
         asked.push(need.amounts.to_string());
     }
@@ -131,7 +131,7 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
         let most = Resources::amount(name, free.iter().copied().max().unwrap_or(0));
         text.push_str(&format!("; most free {name} on the others: {most}"));
     }
-    // What most have in common may be what the job itself wants: its selector. What the others lack is the news then.
+    // Most nodes may be excluded by the job's own selector. Then what the other nodes lack is the news.
     let mut refused: Vec<(String, usize)> = refused.into_iter().collect();
     refused.sort_by_key(|(_, nodes)| Reverse(*nodes));
     for (why, nodes) in refused.iter().take(NAMED) {

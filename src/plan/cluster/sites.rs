@@ -69,7 +69,7 @@ impl<'a> Sites<'a> {
         for (node, domains) in nodes.iter().zip(&tree.domains) {
             let (shape, free) = shapes.free(node, need.allocation);
             let why = exclude(node, need, free);
-            // Too few GPUs are the fleet's to count: it may be asked for fewer.
+            // A node with too few GPUs stays open: the fleet may be asked for fewer.
             let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < need.gpus();
             sites.push(Site { shape, free, open: why.is_none() || is_counted, domains: domains.clone() });
             excluded.push(why);
@@ -158,7 +158,7 @@ impl Kinds {
             _ => {
                 let free = count(GPU_RESOURCE);
                 let left = machine.usable & !node.taken;
-                // What the kubelet reports may be a minute old; the number of free GPUs is not.
+                // The kubelet's report may be a minute old; the number of free GPUs is current.
                 let known = left & !node.in_use;
                 let left = if known.count_ones() < free { left } else { known };
                 if free == 0 { 0 } else { left }
@@ -171,7 +171,7 @@ impl Kinds {
 /// An agent renews its report every ten minutes.
 const OLD: SignedDuration = SignedDuration::from_mins(30);
 
-/// Whether a report of that time says nothing about now.
+/// True if a report of that time is stale.
 pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
     now.duration_since(observed) > OLD
 }

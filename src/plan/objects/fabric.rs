@@ -1,6 +1,6 @@
 //! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
 
-use super::pod::{Making, add_volumes, from_annotation, mount, mounts};
+use super::making::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{metadata, object};
 use crate::job::{ValidJob, trainer_mut};
 use k8s_openapi::api::core::v1::{

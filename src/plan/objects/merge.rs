@@ -1,7 +1,8 @@
 //! Where the user's template and Switchyard set the same field: which value wins, in words; and what cannot be merged.
 
 use super::Defaults;
-use super::pod::{CONFIG, KEY, Making, mounted};
+use super::making::Making;
+use super::pod::{CONFIG, KEY, mounted};
 use crate::frameworks::{self, Entry, Source};
 use crate::job::{GangPod, Invalid, ValidJob, trainer};
 use std::collections::BTreeSet;

@@ -16,6 +16,7 @@
 mod claim;
 mod fabric;
 mod kind;
+mod making;
 mod merge;
 mod pod;
 #[cfg(test)]

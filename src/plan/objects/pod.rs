@@ -1,12 +1,12 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
+use super::making::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{Defaults, claim, config_name, fabric, key_name, metadata};
 use crate::frameworks;
 use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, trainer_mut};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
     PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
-    VolumeMount,
 };
 use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
@@ -109,12 +109,6 @@ fn secure_container(container: &mut Container) {
         context.allow_privilege_escalation.get_or_insert(false);
         context.capabilities.get_or_insert_with(|| Capabilities { drop: Some(vec!["ALL".into()]), add: None });
     }
-}
-
-/// A pod that is made with the operator's settings.
-pub(super) struct Making<'a> {
-    pub pod: GangPod<'a>,
-    pub defaults: &'a Defaults,
 }
 
 impl Making<'_> {
@@ -263,34 +257,6 @@ impl Making<'_> {
 /// Volume and directory of the checkpoints, where the job names a volume.
 pub(super) fn mounted(checkpoint: &Checkpoint) -> Option<(&str, &str)> {
     Some((checkpoint.volume_name.as_deref()?, checkpoint.path.trim_end_matches('/')))
-}
-
-/// Mounts a volume in place of what is mounted there.
-pub(super) fn mount(container: &mut Container, volume: &str, path: &str, read_only: bool) {
-    let mounts = container.volume_mounts.get_or_insert_default();
-    mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
-    let (name, mount_path) = (volume.to_string(), path.to_string());
-    mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
-}
-
-/// Adds volumes in place of those of the same names.
-pub(super) fn add_volumes(spec: &mut PodSpec, mut ours: Vec<Volume>) {
-    if !ours.is_empty() {
-        let volumes = spec.volumes.get_or_insert_default();
-        volumes.retain(|volume| !ours.iter().any(|our| our.name == volume.name));
-        volumes.append(&mut ours);
-    }
-}
-
-/// A variable with the value of an annotation: placement is decided after the pod is created, and only annotations can still change then.
-pub(super) fn from_annotation(name: &str, annotation: &str) -> EnvVar {
-    let field_path = format!("metadata.annotations['{annotation}']");
-    let source = json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field_path}}});
-    serde_json::from_value(source).expect("invariant: an environment variable")
-}
-
-pub(super) fn mounts(container: &Container, path: &str) -> bool {
-    container.volume_mounts.iter().flatten().any(|mount| mount.mount_path.trim_end_matches('/') == path)
 }
 
 /// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. While a pod is gated, terms of its
