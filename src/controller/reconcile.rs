@@ -19,7 +19,7 @@ use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Reconciliation};
-use switchyard_plan::objects::CLAIM;
+use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
 /// A job with a conflict is reconciled again after this time at the latest.
@@ -346,7 +346,7 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
     let of_pod = |pod: &PodView| {
         let gpus = match allocation {
             DeviceAllocation::Claims => {
-                let claim = family.objects.get(&(CLAIM, pod.name.clone()))?;
+                let claim = family.objects.get(&(Kind::ResourceClaim, pod.name.clone()))?;
                 devices.allocated(&claim.uid)?
             }
             DeviceAllocation::DevicePlugin => usage.given(pod.node.as_deref()?, namespace, &pod.name),

@@ -13,7 +13,7 @@ use switchyard_plan::cluster::gang;
 use switchyard_plan::cluster::turn::{self, Turn};
 use switchyard_plan::cluster::view;
 use switchyard_plan::cluster::{PlacementRules, Question};
-use switchyard_plan::objects::CLAIM;
+use switchyard_plan::objects::Kind;
 
 /// Jobs that give way, and where the one that they give way to goes then.
 pub struct Departure {
@@ -44,7 +44,7 @@ impl Index {
         let Some(family) = self.families.get(uid) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
         // A claim keeps its devices for a while after its pod is gone, whose name it has.
-        let is_theirs = |(kind, name): &(&str, String)| *kind == CLAIM && is_of(view::position(name).0);
+        let is_theirs = |(kind, name): &(Kind, String)| *kind == Kind::ResourceClaim && is_of(view::position(name).0);
         let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
         pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
     }

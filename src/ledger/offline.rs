@@ -16,7 +16,7 @@ use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{NoPlace, is_over};
 use switchyard_plan::cluster::{PlacementRules, Question};
-use switchyard_plan::objects::{CLAIM, Defaults, observed_content, pod};
+use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
 /// Kinds that matter for placement; others are ignored.
@@ -97,7 +97,7 @@ impl Cluster {
             "Pod" => drop(index.apply_pod(&read(item)?)),
             "TrainJob" => drop(index.apply_job(read(item)?)),
             "ResourceSlice" => drop(index.apply_slice(&read(item)?, &self.defaults.gpu_driver)),
-            CLAIM => drop(index.apply_claim(&read(item)?, observed_content(item))),
+            "ResourceClaim" => drop(index.apply_claim(&read(item)?, observed_content(item))),
             // As in the controller, a report that cannot be read costs its own node only.
             "GPUTopology" => match read::<GPUTopology>(item) {
                 Ok(report) => drop(index.apply_report(&report.metadata, Ok(&report))),

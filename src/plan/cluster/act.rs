@@ -3,7 +3,7 @@
 use super::attempt::Attempt;
 use super::view::PodView;
 use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back};
-use crate::objects::{self, Object};
+use crate::objects::{self, Kind, Object};
 use switchyard_crds::{DeviceAllocation, PlacementStatus};
 
 /// Creates or repairs the objects beside the pods. Returns what cannot be done, one sentence each.
@@ -30,11 +30,11 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
             Some(view) if view.deleting => {}
             Some(view) if view.covers(&object.content()) => {}
             // An immutable object cannot be repaired, and was right when it was created.
-            Some(_) if kind == "ConfigMap" => {}
+            Some(_) if kind == Kind::ConfigMap => {}
             Some(_) => actions.push(Action::Repair(object)),
         }
     }
-    let of_attempt = |kind: &str| kind == "ConfigMap" || kind == objects::CLAIM;
+    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim);
     let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
     actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
     strangers
@@ -50,7 +50,7 @@ pub(super) fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>)
     let missing = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
         let claim = objects::claim(job, attempt.valid, rules.defaults, attempt.number, rank, node);
         let name = claim.metadata.name.clone().unwrap_or_default();
-        (!existing.contains_key(&(objects::CLAIM, name))).then(|| Action::Create(Object::Claim(Box::new(claim))))
+        (!existing.contains_key(&(Kind::ResourceClaim, name))).then(|| Action::Create(Object::Claim(Box::new(claim))))
     });
     missing.collect()
 }

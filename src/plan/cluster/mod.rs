@@ -50,7 +50,7 @@ pub use question::{PlacementRules, Question};
 pub use refusal::{Change, NoPlace};
 pub use sites::{Excluded, is_old};
 
-use super::objects::{self, Object};
+use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
@@ -72,7 +72,7 @@ pub struct JobSnapshot<'a> {
     /// Its pods of all attempts, in the order of attempt and node rank.
     pub pods: &'a [&'a PodView],
     /// Other objects with names of the job's objects, by kind and name.
-    pub objects: &'a BTreeMap<(&'static str, String), ObjectView>,
+    pub objects: &'a BTreeMap<(Kind, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
     pub rules: PlacementRules<'a>,
@@ -103,7 +103,7 @@ pub enum Action {
     Release { pod: String, uid: String, patch: serde_json::Value },
     /// Deletes an object, if it still has this UID and this version.
     Delete {
-        kind: &'static str,
+        kind: Kind,
         name: String,
         uid: String,
         /// Resource version, where the decision depends on the state; `None`: whatever became of it.
@@ -166,12 +166,12 @@ pub fn remove(pods: &[&PodView]) -> Vec<Action> {
 }
 
 fn delete_pod(pod: &PodView) -> Action {
-    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: None }
+    Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: None }
 }
 
 /// Deletes a pod in the version that was seen. If it has ended since, it stays, for its log.
 fn delete_unfinished(pod: &PodView) -> Action {
-    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
+    Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
 }
 
 /// Complete or failed: nothing follows.
@@ -265,15 +265,15 @@ fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let mut result = draft.act(snapshot);
     result.actions = remove(snapshot.pods);
     // A claim without a pod holds no devices, but only once its controller has noticed.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::CLAIM));
+    result.actions.extend(give_back(snapshot, |kind, _| kind == Kind::ResourceClaim));
     result
 }
 
 /// Deletes the job's own objects whose kind and name match.
-fn give_back(snapshot: &JobSnapshot<'_>, matches: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
+fn give_back(snapshot: &JobSnapshot<'_>, matches: impl Fn(Kind, &str) -> bool) -> impl Iterator<Item = Action> {
     let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
-    objects.filter(move |((kind, name), _)| matches(kind, name)).map(|((kind, name), view)| Action::Delete {
-        kind,
+    objects.filter(move |((kind, name), _)| matches(*kind, name)).map(|((kind, name), view)| Action::Delete {
+        kind: *kind,
         name: name.clone(),
         uid: view.uid.clone(),
         version: None,
@@ -310,14 +310,16 @@ fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
         }
     }
     // A budget or claim that outlives its pods does no harm, but a finished job should leave nothing behind.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::BUDGET || kind == objects::CLAIM));
+    result
+        .actions
+        .extend(give_back(snapshot, |kind, _| matches!(kind, Kind::PodDisruptionBudget | Kind::ResourceClaim)));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
     if let (Some(seconds), Some(ended)) = (job.spec.ttl_seconds_after_finished, ended) {
         let due = ended.0.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX);
         if due <= now {
             let (name, uid) =
                 (job.metadata.name.clone().unwrap_or_default(), job.metadata.uid.clone().unwrap_or_default());
-            result.actions.push(Action::Delete { kind: "TrainJob", name, uid, version: None });
+            result.actions.push(Action::Delete { kind: Kind::TrainJob, name, uid, version: None });
         } else {
             result.wake_at(due);
         }

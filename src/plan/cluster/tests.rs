@@ -23,7 +23,7 @@ fn a_decision_writes_the_status_and_nothing_else() {
     );
     let second = world.step();
     let kinds: Vec<&str> =
-        second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind() } else { "-" }).collect();
+        second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind().name() } else { "-" }).collect();
     assert_eq!(kinds, ["PodDisruptionBudget", "Service", "NetworkPolicy", "Pod", "Pod"]);
     let place = world.step();
     assert!(place.actions.is_empty(), "the place is written before a gate is lifted");
@@ -130,7 +130,7 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     world.pods = old;
     let actions = world.plan().actions;
     let as_seen =
-        |action: &Action| matches!(action, Action::Delete { kind: "Pod", version: Some(seen), .. } if seen == "7");
+        |action: &Action| matches!(action, Action::Delete { kind: Kind::Pod, version: Some(seen), .. } if seen == "7");
     assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
 }
 
@@ -196,7 +196,7 @@ fn a_job_never_ends_before_its_start() {
     let status = world.job.status.clone().unwrap();
     assert_eq!((world.stage(), status.completion_time), ("Complete", status.start_time));
     world.now += 3610;
-    assert!(matches!(&world.plan().actions[..], [Action::Delete { kind: "TrainJob", .. }]));
+    assert!(matches!(&world.plan().actions[..], [Action::Delete { kind: Kind::TrainJob, .. }]));
 }
 
 #[test]

@@ -15,6 +15,7 @@
 
 mod claim;
 mod fabric;
+mod kind;
 mod making;
 mod merge;
 mod pod;
@@ -23,6 +24,7 @@ mod tests;
 
 pub use claim::claim;
 pub use fabric::fabric_config;
+pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod};
 
@@ -39,12 +41,6 @@ use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
-
-/// Kind of a disruption budget.
-pub const BUDGET: &str = "PodDisruptionBudget";
-
-/// Kind of a claim for devices.
-pub const CLAIM: &str = "ResourceClaim";
 
 /// Settings of the operator that show in objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,15 +86,15 @@ pub enum Object {
 }
 
 impl Object {
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> Kind {
         match self {
-            Object::Pod(_) => "Pod",
-            Object::Service(_) => "Service",
-            Object::Claim(_) => CLAIM,
-            Object::ConfigMap(_) => "ConfigMap",
-            Object::Secret(_) => "Secret",
-            Object::PodDisruptionBudget(_) => BUDGET,
-            Object::NetworkPolicy(_) => "NetworkPolicy",
+            Object::Pod(_) => Kind::Pod,
+            Object::Service(_) => Kind::Service,
+            Object::Claim(_) => Kind::ResourceClaim,
+            Object::ConfigMap(_) => Kind::ConfigMap,
+            Object::Secret(_) => Kind::Secret,
+            Object::PodDisruptionBudget(_) => Kind::PodDisruptionBudget,
+            Object::NetworkPolicy(_) => Kind::NetworkPolicy,
         }
     }
 

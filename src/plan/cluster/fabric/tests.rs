@@ -4,6 +4,7 @@ use super::super::Action;
 use super::super::machine::Shapes;
 use super::super::tests::World;
 use super::super::view::NodeView;
+use crate::objects::Kind;
 use crate::objects::Object;
 use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -187,7 +188,7 @@ fn our_own_engine_and_single_pods_without_gpus_have_no_fabric() {
     world.run();
     assert_eq!(world.stage(), "Running");
     assert_eq!(world.job.status.as_ref().unwrap().fabric, None);
-    assert!(world.objects.keys().all(|(kind, _)| *kind != "ConfigMap"));
+    assert!(world.objects.keys().all(|(kind, _)| *kind != Kind::ConfigMap));
 }
 
 #[test]
@@ -199,5 +200,5 @@ fn claims_and_files_are_both_waited_for() {
     world.run();
     assert_eq!(world.job.status.as_ref().unwrap().device_allocation, Some(DeviceAllocation::Claims));
     assert_eq!(world.stage(), "Running", "{}", world.message());
-    assert!(world.objects.contains_key(&("ConfigMap", "a-1-fabric".to_string())));
+    assert!(world.objects.contains_key(&(Kind::ConfigMap, "a-1-fabric".to_string())));
 }

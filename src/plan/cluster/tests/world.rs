@@ -4,7 +4,7 @@ use crate::cluster::levels::Levels;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, plan};
 use crate::eligible::NodeFacts;
-use crate::objects::{Defaults, Object};
+use crate::objects::{Defaults, Kind, Object};
 use crate::{resources, status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -27,7 +27,7 @@ fn amounts(cpu: &str) -> Resources {
 pub struct World {
     pub job: TrainJob,
     pub pods: Vec<PodView>,
-    pub objects: BTreeMap<(&'static str, String), ObjectView>,
+    pub objects: BTreeMap<(Kind, String), ObjectView>,
     pub nodes: BTreeMap<String, NodeView>,
     pub seen: BTreeMap<u32, Seen>,
     pub now: i64,
@@ -105,7 +105,7 @@ impl World {
                     let pod = self.pods.iter_mut().find(|other| other.name == *pod).unwrap();
                     (pod.gated, pod.node, pod.phase, pod.ready) = (false, Some(node.into()), Phase::Running, true);
                 }
-                Action::Delete { kind: "Pod", name, .. } => self.pods.retain(|pod| pod.name != *name),
+                Action::Delete { kind: Kind::Pod, name, .. } => self.pods.retain(|pod| pod.name != *name),
                 Action::Delete { kind, name, .. } => drop(self.objects.remove(&(*kind, name.clone()))),
             }
         }
