@@ -1,7 +1,7 @@
 //! What carries data between nodes: transport, adapters, addresses.
 
-use super::super::gang::{Gang, training_ports};
-use super::super::profile::Carrier;
+use super::super::gang::Gang;
+use super::super::profile::{Carrier, training_ports};
 use super::{Outcome, leave, section, set};
 use switchyard_core::units::plural;
 use switchyard_crds::FabricMode;

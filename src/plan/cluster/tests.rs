@@ -5,7 +5,7 @@ mod world;
 use super::levels::Levels;
 use super::view::{Phase, PodView, Waiting};
 use super::*;
-use crate::objects::Defaults;
+use crate::objects::{Defaults, Kind};
 use proptest::prelude::*;
 use serde_json::json;
 use switchyard_crds::DeviceAllocation;

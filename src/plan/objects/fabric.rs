@@ -12,7 +12,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_fabric::profile::{self, Profile};
-use switchyard_fabric::{self as fabric, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
+use switchyard_fabric::{self as fabric, CONF_FILE, CONF_PATH, FOLDER, MERGE, PLAN};
 
 /// Volume of NCCL's file as the container sees it, and name of the init container that writes it.
 const FABRIC: &str = "switchyard-fabric";
@@ -61,7 +61,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
         mount(trainer, SHARED_MEMORY, SHM, false);
     }
     if several && count > 0 {
-        set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(PATH.into()), value_from: None });
+        set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(CONF_PATH.into()), value_from: None });
         mount(trainer, FABRIC, FOLDER, true);
         let mut writer = Container {
             name: FABRIC.into(),
