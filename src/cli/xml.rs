@@ -1,4 +1,4 @@
-//! `switchyard topo xml`: NCCL's topology files made, checked and compared.
+//! `switchyard topo xml`: generates, checks and compares NCCL's topology files.
 
 use crate::args::{Cli, XmlArgs};
 use crate::failure::Failure;
@@ -14,9 +14,9 @@ use switchyard_topology::xml::{
 };
 use switchyard_worker_contract::exit::Exit;
 
-/// As linters answer when they found an error in what they read.
+/// As linters exit when they find an error in their input.
 const FOUND: Exit = Exit::Unexpected;
-/// What nobody should load a file without knowing.
+/// What to know before loading a file.
 const WHEN: &str = "a topology file is right only in a virtual machine, or with devices passed through, where the kernel shows a flat \
                     tree and you know the true one; on bare metal NCCL reads the same from the kernel, so do without";
 
@@ -47,7 +47,7 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     let text = generate(&status, content).map_err(|error| Failure::usage(format!("GPUTopology {name}: {error}")))?;
     let parsed = parse(&text);
     let notes = notes(&Machine::read(&parsed.document, None), content);
-    // A file for people is not one for NCCL.
+    // A file for people is not meant for NCCL.
     let found = if content == Content::Tree { findings(parsed, None) } else { Vec::new() };
     let checked = Checked { findings: found, name };
     let made = json!({"file": text, "notes": notes, "findings": checked.rows()});
@@ -59,7 +59,7 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     Ok(checked.exit())
 }
 
-/// What should be known before a made file is loaded.
+/// What to know before loading a generated file.
 fn notes(machine: &Machine, content: Content) -> Vec<String> {
     let tree = if machine.is_flat() {
         "no device is behind a switch here: if this is a virtual machine, put the devices that share a switch into a <pci> of your own \

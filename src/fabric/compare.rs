@@ -1,38 +1,38 @@
-//! The forecast beside what the ranks say after their start. Pure: what is foretold and what was seen in, a verdict out.
+//! The forecast compared with what the ranks report after their start. Pure: prediction and observation in, a verdict out.
 
 use super::seen::{SOCKET, Seen, Way};
 use switchyard_core::units::plural;
 use switchyard_crds::{FabricObservation, GpuDirect, ObservedVerdict, Transport};
 
-/// Nodes that are named; of more the number is told.
+/// Most nodes that are named; the rest is counted.
 const NAMED: usize = 4;
 
-/// What was foretold.
+/// What was predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Foretold {
-    /// What carries data between the nodes; of one node between its ranks.
+    /// What carries data between the nodes, or between the ranks of a single node.
     pub transport: Transport,
     /// Whether NICs reach the memory of all GPUs.
     pub gpu_direct: Option<GpuDirect>,
     /// Data leaves a node.
     pub several_nodes: bool,
-    /// Our own engine speaks, and needs no variable for that.
+    /// It is our own engine, which reports without any variable.
     pub is_own: bool,
-    /// Ranks of one node share memory; of our own engine only.
+    /// Ranks of one node share memory; only for our own engine.
     pub shares_memory: bool,
 }
 
-/// What one node says beside what was foretold of it.
+/// The report of one node compared with its prediction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     verdict: ObservedVerdict,
     transport: Option<Transport>,
-    /// The words that say so.
+    /// The words of the log.
     words: String,
 }
 
-/// Compares the nodes of a gang, by rank with their names. `None`: wait, since nodes are missing and those that spoke agree with the
-/// forecast. One node with a lesser transport is enough for a verdict.
+/// Compares the nodes of a gang, by rank with their names. `None`: wait, since nodes are missing and those that reported agree with the forecast.
+/// One node with a lesser transport is enough for a verdict.
 pub fn compare(foretold: Foretold, nodes: &[(&str, Option<&Seen>)]) -> Option<FabricObservation> {
     let found: Vec<(&str, Finding)> =
         nodes.iter().filter_map(|(name, seen)| Some((*name, of_node(foretold, (*seen)?)?))).collect();
@@ -42,7 +42,7 @@ pub fn compare(foretold: Foretold, nodes: &[(&str, Option<&Seen>)]) -> Option<Fa
     if !is_all && !is_worst {
         return None;
     }
-    // Where some nodes are silent the others speak for the gang only if they differ.
+    // If some nodes are silent, the others decide for the gang only if they differ from the forecast.
     let worst = [ObservedVerdict::OtherTransport, ObservedVerdict::Slower, ObservedVerdict::Unknown];
     let worst = worst.into_iter().find(|worst| found.iter().any(|found| verdict(found) == *worst));
     let worst = worst.unwrap_or(ObservedVerdict::AsForecast);
@@ -84,7 +84,7 @@ fn of_node(foretold: Foretold, seen: &Seen) -> Option<Finding> {
     Some(if foretold.several_nodes { between(foretold, seen) } else { within(foretold, seen) })
 }
 
-/// Why nothing is known, and how it could be.
+/// Why nothing is known, and what would help.
 fn silence(foretold: Foretold) -> String {
     match foretold.is_own {
         true => "the log has no word of the ranks about their links: the worker is older than this controller".into(),
@@ -94,18 +94,18 @@ fn silence(foretold: Foretold) -> String {
     }
 }
 
-/// How data leaves the node: by what its ranks say of their channels, else by the network that NCCL chose.
+/// How data leaves the node: by what its ranks report about their channels, else by the network that NCCL chose.
 fn between(foretold: Foretold, seen: &Seen) -> Finding {
     let find = |is: &dyn Fn(&Way) -> bool| seen.ways.iter().find(|(way, _)| is(way)).map(|(_, words)| words.clone());
     let by_socket = find(&is_socket);
     let by_network = find(&|way| matches!(way, Way::Network { .. }));
     let by_domain = find(&|way| *way == Way::Domain);
-    // With NVLink between nodes NCCL names a network too, which it does not use.
+    // With NVLink between nodes, NCCL also names a network that it does not use.
     let (transport, words) = match (by_domain, by_socket, by_network) {
         (Some(words), None, None) => (Transport::NVLink, words),
         (_, Some(words), _) => (Transport::TCP, words),
         (_, None, Some(words)) => (of_networks(seen).unwrap_or(Transport::RDMA), words),
-        // Pods of our engine that are on one machine all the same.
+        // Pods of our engine that share one machine after all.
         (None, None, None) if foretold.is_own => {
             (Transport::SharedMemory, find(&|way| *way == Way::HostMemory).unwrap_or_default())
         }
@@ -138,7 +138,7 @@ fn is_socket(way: &Way) -> bool {
     matches!(way, Way::Network { name, .. } if name == SOCKET)
 }
 
-/// What NCCL's network is. A plugin for libfabric may go over TCP itself, and says so.
+/// The transport of NCCL's network. A plugin for libfabric may go over TCP itself, and says so.
 fn of_networks<'a>(seen: &'a Seen) -> Option<Transport> {
     let tcp_provider = |name: &String| ["tcp", "sockets"].iter().any(|tcp| name.starts_with(tcp));
     let by_socket = seen.networks.iter().any(|name| name == SOCKET) || seen.ways.keys().any(is_socket);
@@ -167,7 +167,7 @@ fn within(foretold: Foretold, seen: &Seen) -> Finding {
             (ObservedVerdict::Slower, Some(Transport::SharedMemory), words.clone())
         }
         (None, Some((_, words)), _) => (ObservedVerdict::AsForecast, Some(Transport::SharedMemory), words.clone()),
-        // NCCL does not say over what GPUs reach each other.
+        // NCCL does not log how GPUs reach each other.
         (None, None, Some((_, words))) => (ObservedVerdict::AsForecast, Some(foretold.transport), words.clone()),
         (None, None, None) => {
             let words = "no channel is in the beginning of the log: NCCL_DEBUG_SUBSYS has to have P2P and SHM";

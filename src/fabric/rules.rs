@@ -1,7 +1,7 @@
-//! The rule table: every variable that is set or deliberately left alone, when, to what, and why.
+//! The rule table: every variable that is set or deliberately not set, when, to what, and why.
 //!
 //! Sources: NCCL's user guide 2.30.7 (`env.rst`, `troubleshooting/*.rst`) and code (`src/transport/net_ib/*.cc`, `src/misc/socket.cc`,
-//! `src/init.cc`, `src/mnnvl.cc`); where an issue tells what went wrong it is named with the rule.
+//! `src/init.cc`, `src/mnnvl.cc`); if an issue describes a failure, the rule names it.
 
 mod interfaces;
 mod ports;
@@ -23,25 +23,25 @@ const TORCH: &str = "https://docs.pytorch.org/docs/stable/torch_nccl_environment
 const GLOO: &str = "https://docs.pytorch.org/docs/stable/distributed.html";
 /// The variable that names NCCL's file.
 pub const CONF_FILE: &str = "NCCL_CONF_FILE";
-/// The file in the trainer: what the image brings, and then ours.
+/// The file in the trainer: the image's settings, then ours.
 pub const CONF_PATH: &str = "/etc/switchyard/fabric/nccl.conf";
 
 /// What is decided for a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Outcome {
-    /// The value; `None`: left alone.
+    /// The value; `None`: not set.
     pub value: Option<String>,
     pub reason: String,
-    /// The fact and where it is from.
+    /// The fact and its source.
     pub evidence: String,
 }
 
 /// How a decision is reached.
 #[derive(Clone, Copy)]
 pub(super) enum Decide {
-    /// Always left alone.
+    /// Never set.
     Leave(&'static str),
-    /// By the facts of the node.
+    /// From the facts of the node.
     Node(fn(&Gang<'_>, u32) -> Outcome),
     /// The same for all nodes.
     Gang(fn(&Gang<'_>) -> Outcome),
@@ -169,7 +169,7 @@ pub(super) const RULES: [Rule; 52] = [
     ),
     rule("NCCL_IB_ADDR_RANGE", May, NcclNodes, Node(address_range), GUIDE),
     rule("NCCL_DEBUG", May, NcclNodes, Once(debug), GUIDE),
-    // What only the fabric's administrator can know.
+    // Known only to the fabric's administrator.
     rule("NCCL_IB_TC", May, NcclNodes, Once(of_switches), GUIDE),
     rule("NCCL_IB_FIFO_TC", May, NcclNodes, Once(of_switches), GUIDE),
     rule("NCCL_IB_SL", May, NcclNodes, Once(of_switches), GUIDE),
@@ -213,7 +213,7 @@ pub(super) const RULES: [Rule; 52] = [
         Leave("NCCL decides by the graph; 0 is for fabrics without links between rails, which a profile says"),
         GUIDE,
     ),
-    // What NCCL decides better.
+    // Better decided by NCCL.
     rule(
         "NCCL_NET_GDR_LEVEL",
         Never,
@@ -337,7 +337,7 @@ pub(super) const RULES: [Rule; 52] = [
     ),
     rule("NCCL_HOSTID", Never, Nccl, Leave("one pod per node of a gang: no two pods have to pass for one host"), GUIDE),
     rule("NCCL_RAS_ENABLE", Never, Nccl, Leave("listens on the loopback interface of the pod only"), GUIDE),
-    // What belongs to others.
+    // Owned by others.
     rule(
         "CUDA_VISIBLE_DEVICES",
         Never,
@@ -412,7 +412,7 @@ pub(super) fn is_for(decision: &FabricDecision, rank: u32) -> bool {
     nodes.parse::<CpuList>().is_ok_and(|nodes| nodes.iter().any(|node| node == rank))
 }
 
-/// Where the vendor has a variable.
+/// The vendor's section about a variable.
 fn section(name: &str) -> String {
     match nccl::find(name).map(|key| key.section) {
         Some(Section::System) => "section \"System configuration\" of NCCL's user guide: may stay in scripts".into(),

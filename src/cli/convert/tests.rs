@@ -1,4 +1,4 @@
-//! What is read, refused and told.
+//! What is read, refused and reported.
 
 use super::*;
 

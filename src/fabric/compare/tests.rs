@@ -1,4 +1,4 @@
-//! Logs as NCCL's releases and our engine write them, beside what was foretold.
+//! Logs as NCCL's releases and our engine write them, compared with the forecast.
 
 use super::*;
 use ObservedVerdict::{AsForecast, OtherTransport, Slower, Unknown};

@@ -1,4 +1,4 @@
-//! GPUs that are lost or that the driver wants reset.
+//! GPUs that are lost or need a reset.
 
 use super::fault::{Fault, Outcome, each, list};
 use super::scene::{Scene, is_of_gang};
@@ -12,7 +12,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    // Where equal machines of the gang have GPUs.
+    // The GPUs of equal machines in the gang.
     let all: Vec<BTreeSet<&str>> = scene
         .gang
         .members
@@ -53,7 +53,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
                     .fix(fix),
             ]);
         }
-        // A plugin that shares GPUs offers each several times; a driver of claims offers none this way.
+        // A plugin that shares GPUs offers each several times; a DRA driver offers none this way.
         let is_odd = offered > 0 && answering > 0 && !is_split && !offered.is_multiple_of(answering);
         if is_odd && offered > answering {
             return Ok(vec![
@@ -75,7 +75,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Check 14: what the driver says of each GPU.
+/// Check 14: what the driver reports about each GPU.
 pub(super) fn recovery(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs".into());

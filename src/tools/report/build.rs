@@ -1,4 +1,4 @@
-//! A record becomes a report.
+//! From a record to a report.
 
 use super::advice::{self, Chart, Ranked};
 use super::facts::Facts;
@@ -10,7 +10,7 @@ use super::{curves, setting};
 use switchyard_core::units::three_digits;
 
 impl Record {
-    /// The report of what was read.
+    /// Builds the report.
     pub fn report(&self) -> Report {
         let skew = Skew::of_ranks(self.ranks());
         let facts = Facts::of(self, &skew);

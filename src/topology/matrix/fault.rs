@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// As many faults are printed; a text with more is broken everywhere.
+/// Most faults that are printed; a text with more is broken everywhere.
 const MOST_SHOWN: usize = 20;
 /// Longer words are cut, so that a message stays a line.
 const LONGEST_WORD: usize = 60;
@@ -74,7 +74,7 @@ impl Place {
     }
 }
 
-/// Words of the text go to a terminal: nothing in them may steer it.
+/// Words of the text go to a terminal and must not control it.
 fn printable(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(LONGEST_WORD).collect()
 }

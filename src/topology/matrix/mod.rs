@@ -1,8 +1,8 @@
-//! The text of `nvidia-smi topo -m` as data: who is how far from whom.
+//! The text of `nvidia-smi topo -m` as data: how far each device is from each other.
 //!
-//! [`parse`] takes what people paste: tabs or spaces, wrapped or merged rows, prompts around it, the escapes that
-//! underline the header. It refuses what contradicts itself or is not whole, since a matrix that lost its last rows
-//! still looks like one. What the text means for PCIe paths is the business of [`super::import`].
+//! [`parse`] takes what people paste: tabs or spaces, wrapped or merged rows, prompts around it, the escapes that underline the header. It
+//! refuses contradictory or incomplete text, since a matrix without its last rows still looks like one. What the text means for PCIe paths is the
+//! business of [`super::import`].
 
 mod fault;
 mod text;
@@ -31,7 +31,7 @@ pub struct Matrix {
     pub gpus: Vec<Gpu>,
     /// The NICs, in the order of their columns.
     pub nics: Vec<Nic>,
-    /// By device and device; `None`: the text does not say.
+    /// By device and device; `None`: unknown.
     cells: Vec<Vec<Option<Cell>>>,
 }
 
@@ -40,7 +40,7 @@ pub struct Matrix {
 pub struct Gpu {
     /// The number in its label.
     pub index: u32,
-    /// CPUs near it; `None`: not said, or `N/A`.
+    /// CPUs near it; `None`: unknown, or `N/A`.
     pub cpus: Option<CpuList>,
     /// NUMA nodes near it. Several on machines whose GPU memory is a NUMA node too.
     pub numa: Option<CpuList>,
@@ -53,7 +53,7 @@ pub struct Gpu {
 pub struct Nic {
     /// Its column: `NIC0` or `mlx5_0`.
     pub label: String,
-    /// The RDMA device, by the legend or the column; `None`: not said.
+    /// The RDMA device, from the legend or the column; `None`: unknown.
     pub device: Option<String>,
 }
 
@@ -64,12 +64,11 @@ impl Nic {
     }
 }
 
-/// One cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cell {
-    /// The way over PCIe; `X` is [`PathClass::Same`].
+    /// The path over PCIe; `X` is [`PathClass::Same`].
     Pcie(PathClass),
-    /// So many NVLinks. It hides the way over PCIe.
+    /// This many NVLinks. They hide the path over PCIe.
     NvLink(u32),
 }
 
@@ -80,7 +79,7 @@ impl Cell {
                 count.parse().ok().map(Cell::NvLink)
             }
             Some(_) => None,
-            // What drivers of 2016 called SYS.
+            // What drivers in 2016 called SYS.
             None if word == "SOC" => Some(Cell::Pcie(PathClass::Sys)),
             None => PathClass::from_word(word).map(Cell::Pcie),
         }
@@ -101,12 +100,12 @@ impl Matrix {
         self.gpus.len() + self.nics.len()
     }
 
-    /// What the text says about two devices.
+    /// The cell of two devices.
     pub fn cell(&self, a: usize, b: usize) -> Option<Cell> {
         *self.cells.get(a)?.get(b)?
     }
 
-    /// The way over PCIe between two devices, where the text says it.
+    /// The path over PCIe between two devices, if known.
     pub fn class(&self, a: usize, b: usize) -> Option<PathClass> {
         match self.cell(a, b) {
             Some(Cell::Pcie(class)) => Some(class),
@@ -156,11 +155,11 @@ pub fn parse(text: &str) -> Result<Matrix, Faults> {
 /// The number of a GPU's label.
 fn gpu_index(label: &str) -> Option<u32> {
     let index = label.strip_prefix("GPU")?.parse::<u32>().ok()?;
-    // Nothing else that reads as this number, such as GPU01.
+    // Not another spelling of the number, such as GPU01.
     (label == format!("GPU{index}")).then_some(index)
 }
 
-/// The row of each column, with everything that is wrong with their number.
+/// The row of each column, with all faults in their number.
 fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<Fault>) -> Vec<Option<&'t Row<'a>>> {
     let header = table.header_line;
     let gpus = table.columns.iter().filter(|label| gpu_index(label).is_some()).count();
@@ -276,7 +275,7 @@ fn cells_of_row(table: &Table<'_>, row: &Row<'_>, at: usize, faults: &mut Vec<Fa
     cells
 }
 
-/// Puts the columns into the order of the devices and reads what stands beside the cells.
+/// Sorts the columns into the order of the devices and reads the text beside the cells.
 fn assemble(
     table: &Table<'_>,
     rows: &[Option<&Row<'_>>],

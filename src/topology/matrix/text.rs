@@ -1,4 +1,4 @@
-//! From a paste to header, rows and legend: words and line numbers, not yet their meaning.
+//! From pasted text to header, rows and legend: words and line numbers, without their meaning.
 
 use super::fault::{Fault, Place};
 use super::{Cell, gpu_index};
@@ -84,7 +84,7 @@ pub(super) fn without_escapes(text: &str) -> String {
     plain.replace("[4m", "").replace("[0m", "")
 }
 
-/// Whether a word is a list of numbers or `N/A`, and so no cell.
+/// Whether a word is a list of numbers or `N/A`, and so not a cell.
 pub(super) fn is_list(word: &str) -> bool {
     word == "N/A" || word.starts_with(|c: char| c.is_ascii_digit())
 }
@@ -156,7 +156,7 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Table<'
     Some(Table { header_line, columns, affinities, rows, legend })
 }
 
-/// A row begins with the label of a column; one that lost its column is still one when cells follow.
+/// A row begins with the label of a column; if its column is missing, it is still a row if cells follow.
 fn begins_row(words: &[&str], columns: &[&str]) -> bool {
     let Some((first, cells)) = words.split_first() else { return false };
     let follows = |count: usize| cells.len() >= count && cells.iter().take(count).all(|word| is_cell(word));

@@ -10,7 +10,7 @@ use crate::report::{self, numa_of};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// What the report says of an address.
+/// What the report says about an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
@@ -33,7 +33,7 @@ struct Known {
     numa_node: Option<u32>,
 }
 
-/// What of a file is not as the report of its machine says.
+/// Where a file differs from the report of its machine.
 pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Findings {
     let mut findings = Findings::default();
     let (known, moved) = addresses(status);
@@ -86,7 +86,7 @@ pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Finding
     findings
 }
 
-/// GPUs and training NICs by the address under which NCCL looks for them; and the addresses that NCCL does not look at.
+/// GPUs and training NICs by the address under which NCCL looks for them; and the addresses that NCCL ignores.
 fn addresses(status: &GPUTopologyStatus) -> (BTreeMap<String, Known>, BTreeMap<String, String>) {
     let mut known = BTreeMap::new();
     let mut moved = BTreeMap::new();
@@ -147,7 +147,7 @@ fn check_device(
     }
 }
 
-/// A file that says the same as the machine is good for nothing.
+/// A file that says the same as the machine has no use.
 fn needless(machine: &Machine, status: &GPUTopologyStatus, findings: &mut Findings) {
     let Ok(own) = generate(status, Content::Tree) else { return };
     let own = Machine::read(&parse(&own).document, None);

@@ -1,16 +1,16 @@
 //! What is wrong with a file, and why it matters.
 
-/// How grave a finding is.
+/// How serious a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// NCCL stops, or does not take what the file says.
+    /// NCCL stops, or ignores what the file says.
     Error,
-    /// NCCL takes what may not be true.
+    /// NCCL accepts something that may not be true.
     Warning,
 }
 
 impl Severity {
-    /// The word for people and programs.
+    /// The word that people and programs see.
     pub fn word(self) -> &'static str {
         match self {
             Severity::Error => "error",
@@ -24,7 +24,7 @@ impl Severity {
 pub struct Rule {
     /// Its name, for programs.
     pub name: &'static str,
-    /// How grave it is.
+    /// How serious it is.
     pub severity: Severity,
     /// What it finds, for the documentation.
     pub finds: &'static str,
@@ -32,25 +32,24 @@ pub struct Rule {
     pub why: &'static str,
 }
 
-/// Something in a file.
+/// A finding in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Which rule.
     pub rule: &'static Rule,
     /// Lines of the file, ascending, from 1; none: the file as a whole.
     pub lines: Vec<u32>,
-    /// What was got.
     pub got: String,
     /// The change.
     pub fix: String,
 }
 
-/// Findings in the order of the file; the same in several lines is one.
+/// Findings in the order of the file; equal findings on several lines are one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings(Vec<Finding>);
 
 impl Findings {
-    /// Adds a finding, or its line to one that says the same.
+    /// Adds a finding, or adds its line to an equal one.
     pub(super) fn add(
         &mut self,
         rule: &'static Rule,
@@ -72,7 +71,7 @@ impl Findings {
         self.0
     }
 
-    /// Puts others behind these.
+    /// Appends other findings.
     pub fn extend(&mut self, others: Findings) {
         self.0.extend(others.0);
     }

@@ -18,19 +18,19 @@ pub struct Site {
     pub shape: u32,
     /// GPUs that may be taken, one bit each.
     pub free: u32,
-    /// The node may be used at all.
+    /// Whether the node may be used at all.
     pub open: bool,
     /// Its domain of each level but the largest, small to large; `None`: not known, then its smaller domain is one of its own there.
     pub domains: Vec<Option<u32>>,
 }
 
-/// Why there is no fleet of what was given.
+/// Why no fleet can be built from the input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
     /// The number of levels.
     #[error("{0} levels of domains: expected 1 (the cluster) to {MOST_LEVELS}")]
     Levels(usize),
-    /// A factor that is no factor, or that grows.
+    /// A factor out of range, or larger than that of the level below.
     #[error(
         "level {level}: {share} thousandths of the injection: expected 1 to {most}, that of the level below: \
          a larger domain cannot carry more than the smaller ones in it"
@@ -51,7 +51,7 @@ pub enum FleetError {
         /// How many it has.
         gpus: usize,
     },
-    /// A node that does not fit to the rest.
+    /// A node that does not match the rest.
     #[error("node {0}: its shape or its number of domains is not of this fleet")]
     Site(u32),
 }
@@ -136,7 +136,7 @@ impl Fleet {
         Ok(Fleet { levels, shapes, sites, positions, domains, views: BTreeMap::new() })
     }
 
-    /// A node has other free GPUs than before, or may be used or not.
+    /// Updates the free GPUs of a node, and whether it may be used.
     pub fn set(&mut self, node: NodeOrd, free: u32, open: bool) {
         let position = self.positions[node.0 as usize] as usize;
         let place = &mut self.sites[position];
@@ -154,7 +154,7 @@ impl Fleet {
         }
     }
 
-    /// Position of a node; `None`: it is not of this fleet.
+    /// Position of a node; `None`: it is not in this fleet.
     pub(super) fn position(&self, node: NodeOrd) -> Option<usize> {
         self.positions.get(node.0 as usize).map(|position| *position as usize)
     }

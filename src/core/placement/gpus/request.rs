@@ -1,9 +1,9 @@
-//! What is asked of a fleet, and what comes back.
+//! The request to a fleet, and its result.
 
 use super::ring::MinLink;
 use crate::model::NodeOrd;
 
-/// Most groups of a gang: every set of groups is looked at.
+/// Most groups of a gang: every set of groups is checked.
 pub const MOST_GROUPS: usize = 6;
 
 /// Equal pods.
@@ -24,7 +24,7 @@ pub struct Slices {
     pub pods: u32,
 }
 
-/// A gang that wants a place.
+/// A gang to be placed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Its pods: 1 to [`MOST_GROUPS`] groups.
@@ -53,9 +53,7 @@ pub struct Placement {
 /// A place for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Its group.
     pub group: usize,
-    /// Its node.
     pub node: NodeOrd,
     /// Its GPUs as a mask.
     pub set: u32,

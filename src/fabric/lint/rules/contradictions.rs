@@ -108,7 +108,7 @@ fn pair(first: &Variable, second: &Variable, severity: Severity, why: &str, foun
     found.add("contradiction", severity, &second.path, if is_of_nccl { text.link(GUIDE) } else { text });
 }
 
-/// RDMA is switched off, and something is set or asked for that only matters with it.
+/// RDMA is disabled, and something is set or requested that only matters with it.
 fn without_rdma(container: &Container, found: &mut Found) {
     let Some(off) = container.has("NCCL_IB_DISABLE", "1").or_else(|| container.has("NCCL_NET", "Socket")) else {
         return;

@@ -16,7 +16,7 @@ pub(super) fn check(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
         let fix = format!("rename it to {}", renamed.to);
         return found.add("renamed-key", Severity::Warning, &variable.path, Text::of(variable, why, fix));
     }
-    // Names are case-sensitive, and nobody means `nccl_debug` for anything else.
+    // Names are case-sensitive, and `nccl_debug` can only mean the one in capitals.
     if !variable.name.to_ascii_uppercase().starts_with(nccl::PREFIX) {
         return;
     }

@@ -29,7 +29,7 @@ pub(in crate::report) struct Plot<'a> {
     pub layers: Vec<Layer<'a>>,
     /// Lines and dots.
     pub series: Vec<Series<'a>>,
-    /// A value all over, with its name.
+    /// Horizontal lines: value and name.
     pub levels: Vec<(f64, &'a str)>,
     /// Steps that are marked: name, class, steps.
     pub marks: Vec<(&'a str, &'a str, Vec<f64>)>,
@@ -132,7 +132,7 @@ fn draw(body: &mut String, scale: &Scale, series: &Series<'_>) {
         let _ = write!(body, "{}{:.1} {:.1}", if index == 0 { 'M' } else { 'L' }, scale.x(*x), scale.y(*y));
     }
     if let [(x, _)] = points.as_slice() {
-        // A line of one point would not be seen.
+        // A line of one point would be invisible.
         let _ = write!(body, "H{:.1}", scale.x(*x) + 3.0);
     }
     body.push_str("\"/>");

@@ -11,7 +11,7 @@ pub(super) const RIGHT: f64 = 18.0;
 /// Room for the labels below.
 pub(super) const BELOW: f64 = 34.0;
 
-/// Places of steps and values in the picture.
+/// Coordinates of steps and values.
 pub(super) struct Scale {
     pub(super) x: (f64, f64),
     pub(super) y: (f64, f64),
