@@ -14,34 +14,34 @@ use switchyard_crds::{
     PlacedNode, PreflightMode, TrainJob, Transport, conditions,
 };
 pub use switchyard_fabric::Seen;
-use switchyard_fabric::{Foretold, compare};
+use switchyard_fabric::{Prediction, compare};
 
 /// Slow links that are named; of more the number is told.
 const SLOW_NAMED: usize = 4;
 
 /// Whether the beginnings of the logs of this job's pods say something that nobody has compared yet.
 pub fn wants_logs(job: &TrainJob, ranks: u32) -> bool {
-    observed(job).is_none() && foretold(job, ranks).is_some()
+    observed(job).is_none() && predicted(job, ranks).is_some()
 }
 
 fn observed(job: &TrainJob) -> Option<&FabricObservation> {
     job.status.as_ref()?.fabric.as_ref()?.observed.as_ref()
 }
 
-/// What was foretold of a job that has a place; `None`: nothing, or there is only one way. `per_node`: ranks of each node.
-fn foretold(job: &TrainJob, per_node: u32) -> Option<Foretold> {
+/// What was predicted of a job that has a place; `None`: nothing, or there is only one way. `per_node`: ranks of each node.
+fn predicted(job: &TrainJob, per_node: u32) -> Option<Prediction> {
     let several_nodes = job.spec.trainer.num_nodes > 1;
     if job.spec.trainer.framework == Framework::Switchyard {
         // The engine has one way between hosts, and one within.
         let shares_memory = per_node > 1;
         let transport = if several_nodes { Transport::TCP } else { Transport::SharedMemory };
-        let own = Foretold { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
+        let own = Prediction { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
         return (several_nodes || shares_memory).then_some(own);
     }
     let fabric = job.status.as_ref()?.fabric.as_ref().filter(|_| gpus(job) > 0)?;
     let (transport, gpu_direct) = (fabric.transport?, fabric.gpu_direct);
     let has_links = several_nodes || gpus(job) > 1;
-    has_links.then_some(Foretold { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
+    has_links.then_some(Prediction { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
 }
 
 /// Compares what the ranks say with the forecast, and writes that down once.
@@ -50,11 +50,11 @@ pub(super) fn tell(snapshot: &Snapshot<'_>, valid: &ValidJob, draft: &mut Draft<
     if seen.is_empty() || observed(job).is_some() {
         return None;
     }
-    let foretold = foretold(job, valid.request.processes_per_node)?;
+    let predicted = predicted(job, valid.request.processes_per_node)?;
     let nodes = &job.status.as_ref()?.placement.as_ref()?.nodes;
     let nodes: Vec<_> = (0_u32..).zip(nodes).map(|(rank, node)| (node.node_name.as_str(), seen.get(&rank))).collect();
     let slow = measured(snapshot, draft);
-    let Some(found) = compare(foretold, &nodes) else { return slow };
+    let Some(found) = compare(predicted, &nodes) else { return slow };
     let (state, reason) = match found.verdict {
         ObservedVerdict::AsForecast => ("True", conditions::AS_FORECAST),
         ObservedVerdict::OtherTransport if job.spec.fabric.mode == FabricMode::Required => {
