@@ -3,7 +3,7 @@
 //! ```text
 //! plan ─> inspect (worker, before anything starts) ─> run directory ─> attempt ─> ... ─> status.yaml
 //!                                                        ^                 | a rank failed
-//!                                                        └── plan::restart ┘
+//!                                                        └─ plan::local::next ┘
 //! ```
 //!
 //! [`switchyard_plan`] decides; this crate acts. [`switchyard_cli`] decides what a person sees, from [`Update`]s.

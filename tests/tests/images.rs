@@ -10,10 +10,12 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use switchyard_tests::{cargo, root, target};
 
-/// Image, stage of the Dockerfile, and the most MiB that it may have: as it is pulled, which is the goal, and unpacked. Unpacked, the
-/// operator is over the goal of 25 MiB: half of it reads and writes objects of Kubernetes in three formats.
+/// Image, stage of the Dockerfile, and the most MiB that it may have: as it is pulled, which is the goal, and unpacked.
+///
+/// Made of the release programs, which CI has compiled already. Those of the profile `dist`, which are shipped, are smaller: `cargo xtask
+/// images` refuses an image over the limits in `xtask/src/images.rs`.
 const IMAGES: [(&str, &str, f64, f64); 3] = [
-    ("switchyard", "operator", 25.0, 40.0),
+    ("switchyard", "operator", 25.0, 52.0),
     ("switchyard-node-agent", "agent", 25.0, 25.0),
     ("switchyard-worker", "worker", 20.0, 20.0),
 ];

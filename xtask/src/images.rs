@@ -29,18 +29,25 @@ pub(crate) struct Image {
     pub package: &'static str,
     /// Libraries that the program loads at run time, and what these need: by their names in the linker's cache.
     pub loads: &'static [&'static str],
+    /// The most MiB that it may have when it is shipped: to pull, and unpacked. The goal is 25; unpacked, the operator is over it: half of
+    /// it reads and writes objects of Kubernetes in three formats.
+    most: (f64, f64),
 }
+
+/// Profile of the programs that are shipped.
+pub(crate) const SHIPPED: &str = "dist";
 
 /// All images. NVML is the driver's own library; it is linked with these parts of the C library, which newer ones have as empty files.
 pub(crate) const IMAGES: [Image; 3] = [
-    Image { stage: "operator", name: "switchyard", package: "switchyard", loads: &[] },
+    Image { stage: "operator", name: "switchyard", package: "switchyard", loads: &[], most: (25.0, 40.0) },
     Image {
         stage: "agent",
         name: "switchyard-node-agent",
         package: "switchyard-node-agent-daemon",
         loads: &["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"],
+        most: (25.0, 25.0),
     },
-    Image { stage: "worker", name: "switchyard-worker", package: "switchyard-worker", loads: &[] },
+    Image { stage: "worker", name: "switchyard-worker", package: "switchyard-worker", loads: &[], most: (20.0, 20.0) },
 ];
 
 /// Where the images are written.
@@ -67,7 +74,10 @@ pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     lay_out(&files, &built, &version)?;
     let start = Instant::now();
     for image in &IMAGES {
-        let made = make(image, &folder, &files, &version);
+        let made = make(image, &folder, &files, &version).and_then(|size| match profile == SHIPPED {
+            true => small(image, size),
+            false => Ok(()),
+        });
         // buildah's store is of no use after that, and holds every layer twice.
         made.with_context(|| format!("image {}", image.name))?;
     }
@@ -85,8 +95,20 @@ fn lay_out(folder: &Path, built: &Path, version: &Version) -> Result<()> {
     Ok(())
 }
 
-/// Builds one image, writes its archive, and prints its size and digest.
-fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result<()> {
+/// Fails for an image that is larger than it may be: MiB to pull, and unpacked.
+fn small(image: &Image, (pulled, unpacked): (f64, f64)) -> Result<()> {
+    let most = image.most;
+    ensure!(
+        pulled <= most.0 && unpacked <= most.1,
+        "{pulled:.1} MiB to pull and {unpacked:.1} unpacked; expected at most {} and {}",
+        most.0,
+        most.1
+    );
+    Ok(())
+}
+
+/// Builds one image, writes its archive, and prints its size and digest. Returns its MiB to pull, and unpacked.
+fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result<(f64, f64)> {
     // What a name without a registry means, such as those of the chart without values.
     let tag = format!("docker.io/library/{}:{}", image.name, version.number);
     let store = |command: &mut Command| {
@@ -120,7 +142,7 @@ fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result
     let (pulled, unpacked) = (mib(compressed.stdout.len()), mib(fs::metadata(&archive)?.len() as usize));
     fs::write(folder.join(format!("{}.digest", image.name)), format!("sha256:{id}\n"))?;
     println!("{}:{}  {pulled:.1} MiB to pull, {unpacked:.1} MiB unpacked, sha256:{id}", image.name, version.number);
-    Ok(())
+    Ok((pulled, unpacked))
 }
 
 /// What is built.
@@ -157,5 +179,18 @@ impl Version {
             Some(commit) => format!("{} ({commit})", self.number),
             None => self.number.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{IMAGES, small};
+
+    #[test]
+    fn a_large_image_is_refused() {
+        let [operator, ..] = &IMAGES;
+        assert!(small(operator, operator.most).is_ok());
+        let refused = small(operator, (1.0, operator.most.1 + 1.0)).unwrap_err().to_string();
+        assert!(refused.contains("41.0 unpacked; expected at most 25 and 40"), "{refused}");
     }
 }

@@ -90,7 +90,7 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         layout: Option<PathBuf>,
         /// Profile of the programs: `dist` is small and takes minutes to link; `release` is what `run` has built.
-        #[arg(long, default_value = "dist")]
+        #[arg(long, default_value = images::SHIPPED)]
         profile: String,
     },
     /// Write what is generated: CRDs, parts of the chart, docs/api.md, docs/performance.md.

@@ -101,7 +101,7 @@ pub(crate) fn chaos() -> Result<()> {
 
 /// A module of the tests on real nodes, in full; its result goes to `folder`.
 pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
-    crate::images::images(None, "dist")?;
+    crate::images::images(None, crate::images::SHIPPED)?;
     step("both programs in release mode", &mut build())?;
     control_plane()?;
     real_nodes()?;

@@ -36,7 +36,6 @@ pub struct Machine {
 pub struct NamedGpu {
     /// NVML's number, by which people call it.
     pub index: u32,
-    /// UUID.
     pub uuid: String,
     /// NUMA node of the PCI device.
     pub numa_node: Option<u32>,
@@ -45,7 +44,7 @@ pub struct NamedGpu {
 }
 
 impl Machine {
-    /// Positions of these GPUs as a mask; names that are not of this machine are nobody's.
+    /// Positions of these GPUs as a mask; names of other machines are ignored.
     pub fn mask<'a>(&self, uuids: impl IntoIterator<Item = &'a str>) -> u32 {
         let position = |uuid: &str| self.gpus.iter().position(|gpu| gpu.uuid == uuid);
         uuids.into_iter().filter_map(position).fold(0, |mask, gpu| mask | 1 << gpu)
@@ -115,7 +114,7 @@ impl Shapes {
             gpus,
             nics: named.nics.iter().map(name).collect(),
             usable: named.usable,
-            // Before the fabric manager is done it is nobody's.
+            // Not valid before the fabric manager has completed.
             clique: status
                 .fabric
                 .as_ref()
@@ -142,7 +141,7 @@ fn share_cores(report: &GPUTopology, gpus: &mut [NamedGpu]) {
     }
 }
 
-/// Values of a node that says how many GPUs it has, and of which nobody reports more: nothing but the slowest links are certain.
+/// Values of a node whose number of GPUs is all that is known: only the slowest links can be assumed.
 pub(super) fn unreported(gpus: usize) -> Shape {
     let count = gpus.min(MOST_GPUS);
     let gpu = Gpu { pcie_rate: rates::pcie(None), ..Gpu::default() };

@@ -53,7 +53,6 @@ pub enum Refusal {
         job: String,
         /// Name of the node that is too small, where it is one.
         node: Option<String>,
-        /// What is missing.
         reason: Reason,
     },
 }

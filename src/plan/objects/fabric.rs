@@ -35,7 +35,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
         return;
     }
     if spec.host_network == Some(true) {
-        // Or names of the cluster would be asked of the node's own resolver.
+        // Without this, names of the cluster would go to the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
     let profile = profile(making);
@@ -138,7 +138,7 @@ pub fn fabric_config(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<C
     if !is_used {
         return None;
     }
-    // A job whose place an older version decided has no decisions: its files are empty, but there.
+    // A job that an older version placed has no decisions: its files exist, but are empty.
     let decisions =
         job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
     let decisions = decisions.unwrap_or_default();

@@ -17,7 +17,7 @@ use switchyard_worker_contract::{env, pod as paths};
 pub(super) const CONFIG: &str = "switchyard-config";
 /// Volume of the job's key.
 pub(super) const KEY: &str = "switchyard-key";
-/// Volume for what the run leaves behind; a user's volume of this name is taken instead of ours.
+/// Volume for the output of the run; a user's volume of this name replaces ours.
 pub(super) const RUN: &str = "switchyard-run";
 /// User and group of the worker image.
 const WORKER_ID: i64 = 65532;
@@ -75,7 +75,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     Pod { metadata: meta, spec: Some(spec), status: None }
 }
 
-/// Says which port the pod takes of its node, so that the scheduler sees it.
+/// Declares the port that the pod uses on its node, so that the scheduler sees it.
 fn declare_port(spec: &mut PodSpec, port: u16) {
     let Some(trainer) = trainer_mut(spec) else { return };
     let ports = trainer.ports.get_or_insert_default();
@@ -85,26 +85,26 @@ fn declare_port(spec: &mut PodSpec, port: u16) {
     }
 }
 
-/// What Pod Security `restricted` asks for, where the template does not say otherwise.
+/// What Pod Security `restricted` requires, unless the template sets it.
 fn secure_pod(spec: &mut PodSpec, framework: Framework) {
     let context: &mut PodSecurityContext = spec.security_context.get_or_insert_default();
     context.run_as_non_root.get_or_insert(true);
     context
         .seccomp_profile
         .get_or_insert_with(|| SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None });
-    // Of other images the user is not known: theirs stays.
+    // The user of other images is unknown, so theirs stays.
     if framework == Framework::Switchyard {
         context.run_as_user.get_or_insert(WORKER_ID);
         context.run_as_group.get_or_insert(WORKER_ID);
         context.fs_group.get_or_insert(WORKER_ID);
-        // Or a large volume of data would be given to the group anew at every start.
+        // Without this, a large data volume would change its group again at every start.
         context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
     }
 }
 
 fn secure_container(container: &mut Container) {
     let context: &mut SecurityContext = container.security_context.get_or_insert_default();
-    // A privileged container cannot be without privilege escalation: the template has decided.
+    // A privileged container always allows privilege escalation, so the template has decided.
     if context.privileged != Some(true) {
         context.allow_privilege_escalation.get_or_insert(false);
         context.capabilities.get_or_insert_with(|| Capabilities { drop: Some(vec!["ALL".into()]), add: None });
@@ -195,7 +195,7 @@ impl Making<'_> {
         };
         asked.env.iter().for_each(|entry| set(entry.name.clone(), entry.value.clone()));
         self.environment().into_iter().for_each(|entry| set(entry.name, entry.value));
-        // After the user's: theirs win, and what refers to one of them finds it.
+        // After the user's variables: theirs win, and references to them resolve.
         for entry in frameworks::environment(&self.pod) {
             if !merged.iter().any(|before| before.name == entry.name) {
                 merged.push(entry.into());
@@ -218,7 +218,7 @@ impl Making<'_> {
             ours.push((RUN, paths::RUN_DIR, false));
         }
         if let Some((name, path)) = self.pod.job.spec.checkpoint.as_ref().and_then(mounted)
-            // A mount of the same volume may say more, such as a part of it.
+            // The user's mount of the same volume may have more options, such as a subPath.
             && !mounts.iter().any(|mount| mount.name == name && mount.mount_path.trim_end_matches('/') == path)
         {
             ours.push((name, path, false));
@@ -282,7 +282,7 @@ pub(super) fn add_volumes(spec: &mut PodSpec, mut ours: Vec<Volume>) {
     }
 }
 
-/// A variable with the value of an annotation: the place is decided after the pod is made, and only annotations can follow it.
+/// A variable with the value of an annotation: placement is decided after the pod is created, and only annotations can still change then.
 pub(super) fn from_annotation(name: &str, annotation: &str) -> EnvVar {
     let field_path = format!("metadata.annotations['{annotation}']");
     let source = json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field_path}}});
