@@ -131,7 +131,7 @@ fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
     if meant.is_empty() && is_chosen {
         let known = if known.is_empty() { "none".to_string() } else { format!("steps {}", known.join(", ")) };
         return Err(Failure::usage(format!(
-            "{name}: got no such checkpoint; expected one of those that are there: {known}"
+            "{name}: got no such checkpoint; expected one of the existing ones: {known}"
         )));
     }
     Ok(meant)

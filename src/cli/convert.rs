@@ -90,7 +90,7 @@ fn said(file: &File) -> String {
     let passed = file.passed_over.len() as u64;
     if passed > 0 {
         let kinds = file.passed_over.join(", ");
-        out.push_str(&format!("{passed} document{} passed over: {kinds}\n", plural(passed)));
+        out.push_str(&format!("{passed} document{} skipped: {kinds}\n", plural(passed)));
     }
     out
 }

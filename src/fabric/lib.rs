@@ -24,7 +24,7 @@ mod rules;
 mod seen;
 pub mod variables;
 
-pub use compare::{Foretold, compare};
+pub use compare::{Prediction, compare};
 pub use conf::{FOLDER, MERGE, PLAN, conf, reasons};
 pub use decide::{Refused, decide};
 pub use gang::{Gang, Member, facts};

@@ -164,7 +164,7 @@ pub(super) const RULES: [Rule; 52] = [
         "NCCL_IB_ROCE_VERSION_NUM",
         May,
         NcclNodes,
-        Leave("NCCL takes RoCE v2, which routers pass on, unless it is told otherwise"),
+        Leave("NCCL uses RoCE v2, which routers forward, by default"),
         GUIDE,
     ),
     rule("NCCL_IB_ADDR_RANGE", May, NcclNodes, Node(address_range), GUIDE),
@@ -178,7 +178,7 @@ pub(super) const RULES: [Rule; 52] = [
         Never,
         NcclNodes,
         Leave(
-            "more queue pairs help RoCE without adaptive routing to spread over equal paths; whether that is so, the profile has to say",
+            "more queue pairs help RoCE without adaptive routing to spread over equal paths; the profile has to say whether that applies",
         ),
         TROUBLE,
     ),
@@ -363,7 +363,7 @@ pub(super) const RULES: [Rule; 52] = [
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         Never,
         Torch,
-        Leave("the watchdog's own time is enough to tell a hang from a slow step"),
+        Leave("the watchdog's default time is enough to distinguish a hang from a slow step"),
         TORCH,
     ),
     rule(

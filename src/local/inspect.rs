@@ -24,7 +24,7 @@ pub enum InspectError {
     #[error("cannot run {program}: {source}")]
     Start { program: String, source: io::Error },
     /// The worker ended without a result.
-    #[error("{program} inspect ended with {status} and no answer: {stderr}")]
+    #[error("{program} inspect ended with {status} and no result: {stderr}")]
     NoAnswer {
         program: String,
         /// How it ended.
@@ -73,7 +73,7 @@ pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, In
     if output.status.success() {
         return serde_json::from_slice(&output.stdout).map_err(|error| InspectError::NoAnswer {
             program: program.clone(),
-            status: "an answer this version cannot read".into(),
+            status: "output that this version cannot read".into(),
             stderr: error.to_string(),
         });
     }

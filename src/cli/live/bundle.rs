@@ -43,7 +43,7 @@ pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
         archive.finish().map_err(cannot)
     });
     let (files, bytes, missing) = result.inspect_err(|_| drop(std::fs::remove_file(partial(&path))))?;
-    let missing = if missing == 0 { String::new() } else { format!("; {missing} could not be had (README.txt)") };
+    let missing = if missing == 0 { String::new() } else { format!("; {missing} could not be collected (README.txt)") };
     print(&format!("{}: {}, {}{missing}", path.display(), counted(files, "file"), binary(bytes)));
     Ok(Exit::Done)
 }

@@ -30,7 +30,7 @@ pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
 pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang), Failure> {
     wait_for(async {
         let no_file = |failure: Failure| {
-            let both = "there is no such file or folder, and no such TrainJob either";
+            let both = "there is no such file, folder or TrainJob";
             Failure::usage(format!("cannot read {name}: {both}: {failure}"))
         };
         let live = Live::open(&args.connection).await.map_err(no_file)?;

@@ -23,7 +23,7 @@ const INTERFACES: [&str; 5] = [
 pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
     let gang = scene.gang;
     if !gang.has_several_nodes() {
-        return Err("one node: nobody is looked for on a network".into());
+        return Err("one node: no peer is looked up on a network".into());
     }
     let mut found = Vec::new();
     for name in INTERFACES {
@@ -34,7 +34,7 @@ pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
     }
     if !gang.uses_host_network() {
         if found.is_empty() {
-            return Err("pod network: the interfaces of a pod are made with it, and no report has them".into());
+            return Err("pod network: the interfaces of a pod are created with it, and no report has them".into());
         }
         return Ok(found);
     }
@@ -171,9 +171,9 @@ pub(super) fn gid(scene: &Scene<'_>) -> Outcome {
         for nic in training_ports(facts) {
             let fault = match pinned.filter(|index| *index >= 0) {
                 Some(index) => match at(nic, index) {
-                    Place::Good => None,
-                    Place::Bad(is) => Some((format!("GID index {index} {is}"), right(nic))),
-                    Place::Unknown => {
+                    GidEntry::Good => None,
+                    GidEntry::Bad(is) => Some((format!("GID index {index} {is}"), right(nic))),
+                    GidEntry::Unknown => {
                         unsure = true;
                         None
                     }
@@ -209,19 +209,19 @@ pub(super) fn gid(scene: &Scene<'_>) -> Outcome {
 }
 
 /// What is at an index of the table.
-enum Place {
+enum GidEntry {
     Good,
     Bad(&'static str),
     Unknown,
 }
 
-fn at(nic: &Nic, index: i64) -> Place {
+fn at(nic: &Nic, index: i64) -> GidEntry {
     match nic.gids.iter().find(|group| i64::from(group.first_index) == index) {
-        Some(group) if group.kind == GidType::RoCEv2 => Place::Good,
-        Some(_) => Place::Bad("is RoCE v1"),
+        Some(group) if group.kind == GidType::RoCEv2 => GidEntry::Good,
+        Some(_) => GidEntry::Bad("is RoCE v1"),
         // All indices are known if every kind has one address.
-        None if nic.gids.iter().all(|group| group.count == 1) => Place::Bad("is empty"),
-        None => Place::Unknown,
+        None if nic.gids.iter().all(|group| group.count == 1) => GidEntry::Bad("is empty"),
+        None => GidEntry::Unknown,
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
         if is_odd {
             return Ok(vec![
                 Fault::warn(format!("the device plugin offers {offered} of {answering} GPUs"))
-                    .effect("it takes the others for broken, or for somebody else's")
+                    .effect("it treats the others as broken, or as in use by others")
                     .evidence(format!("{GPU_RESOURCE} of the node's allocatable; gpus[] of the GPUTopology"))
                     .fix("look into the log of the device plugin on that node"),
             ]);
@@ -97,7 +97,7 @@ pub(super) fn recovery(scene: &Scene<'_>) -> Outcome {
                 (None, Some(RowRemapping::Pending)) => (
                     "a row of memory waits to be replaced".into(),
                     false,
-                    "reset the GPU when nobody uses it (nvidia-smi -r)",
+                    "reset the GPU when it is free (nvidia-smi -r)",
                 ),
                 (None, _) => continue,
             };

@@ -145,7 +145,7 @@ pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
         return Err("no GPUs: how much a process needs is not known".into());
     }
     let Some(limit) = bytes(scene.limit("memory")) else {
-        return Err("no memory limit; a kill for memory is told as that (OOMKilled) when it happens".into());
+        return Err("no memory limit; an out-of-memory kill is reported when it happens (OOMKilled)".into());
     };
     let shared = match shared_memory(scene) {
         Shared::Volume(empty) if empty.medium.as_deref() == Some("Memory") => size_of(empty).unwrap_or(0),
@@ -164,7 +164,7 @@ pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
     ))
     .effect("a container that is killed for memory shows as an error of NCCL on all other ranks")
     .evidence(format!(
-        "memory of the trainer's limits; {} for each process is a rough lower bound of ours",
+        "memory of the trainer's limits; {} for each process is our own rough lower bound",
         binary(PER_PROCESS)
     ))
     .fix(format!("raise the memory limit to {}Gi or more", least.div_ceil(1 << 30)));

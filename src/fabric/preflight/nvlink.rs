@@ -162,7 +162,7 @@ pub(super) fn links(scene: &Scene<'_>) -> Outcome {
                 Fault::warn(what)
                     .effect("this GPU is slower than the others, and the ring goes at its pace")
                     .evidence("gpus[].nvlinks of the GPUTopology")
-                    .fix("nvidia-smi nvlink -s on the node; reset the GPU when nobody uses it, then have it looked at"),
+                    .fix("nvidia-smi nvlink -s on the node; reset the GPU when it is free, then have it checked"),
             );
         }
         Ok(faults)

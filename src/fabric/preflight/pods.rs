@@ -62,7 +62,7 @@ pub(super) fn apart(scene: &Scene<'_>) -> Outcome {
     let fault = if is_fast { Fault::warn(what) } else { Fault::block(what) };
     let fault = fault
         .effect(if is_fast { "data between them takes the NIC" } else { "data between them takes TCP" })
-        .evidence("placement: NCCL tells hosts apart by name and boot id, and each pod has its own /dev/shm")
+        .evidence("placement: NCCL distinguishes hosts by name and boot id, and each pod has its own /dev/shm")
         .fix(format!("halve trainer.numNodes and give each pod all GPUs of a node, now {}", gang.gpus));
     Ok(vec![fault.of_job()])
 }

@@ -173,7 +173,7 @@ pub(super) fn alike(scene: &Scene<'_>) -> Outcome {
             Fault::warn(format!("errors of {} grow: {counters}", port_name(nic)))
                 .effect("packets are sent again, and the queue pair may give up: \"error 12\"")
                 .evidence("portWatch of nics[] in the GPUTopology, within the last hour")
-                .fix("look at cable and transceiver of that port, and at its switch port's own counters")
+                .fix("check cable and transceiver of that port, and the counters of its switch port")
         };
         Ok(training_ports(facts).filter(grow).map(fault).collect())
     });
@@ -289,7 +289,7 @@ pub(super) fn flaps(scene: &Scene<'_>) -> Outcome {
             )
             .effect("a link that fails again ends the job, or stops it for seconds")
             .evidence("portWatch.lastLinkDown of nics[] in the GPUTopology (counter link_downed)")
-            .fix("look at cable and transceiver of the port before a long job"),
+            .fix("check cable and transceiver of the port before a long job"),
         ])
     })
 }

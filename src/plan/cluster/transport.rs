@@ -14,7 +14,7 @@ use switchyard_crds::{
     PlacedNode, PreflightMode, TrainJob, Transport, conditions,
 };
 pub use switchyard_fabric::Seen;
-use switchyard_fabric::{Foretold, compare};
+use switchyard_fabric::{Prediction, compare};
 
 /// Slow links that are named; further ones are counted.
 const SLOW_NAMED: usize = 4;
@@ -29,19 +29,19 @@ fn observed(job: &TrainJob) -> Option<&FabricObservation> {
 }
 
 /// What was predicted for a job that is placed; `None`: nothing, or there is only one way. `per_node`: ranks of each node.
-fn prediction(job: &TrainJob, per_node: u32) -> Option<Foretold> {
+fn prediction(job: &TrainJob, per_node: u32) -> Option<Prediction> {
     let several_nodes = job.spec.trainer.num_nodes > 1;
     if job.spec.trainer.framework == Framework::Switchyard {
         // The engine has one way between hosts, and one within.
         let shares_memory = per_node > 1;
         let transport = if several_nodes { Transport::TCP } else { Transport::SharedMemory };
-        let own = Foretold { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
+        let own = Prediction { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
         return (several_nodes || shares_memory).then_some(own);
     }
     let fabric = job.status.as_ref()?.fabric.as_ref().filter(|_| gpus(job) > 0)?;
     let (transport, gpu_direct) = (fabric.transport?, fabric.gpu_direct);
     let has_links = several_nodes || gpus(job) > 1;
-    has_links.then_some(Foretold { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
+    has_links.then_some(Prediction { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
 }
 
 /// Compares what the ranks report with the prediction, and writes the verdict once.

@@ -12,7 +12,7 @@ const ADVICE: [(&str, &str); 30] = [
     ("managedFields", "of the old object"),
     ("selfLink", "of the old object"),
     ("ownerReferences", "of the old object: whoever owns it would delete the new one too"),
-    ("finalizers", "of the old object: nobody would take them away"),
+    ("finalizers", "they belong to the old object: nothing would remove them"),
     ("generateName", "a TrainJob has a name: set metadata.name for each run"),
     ("cleanPodPolicy", "pods of a finished job stay for their logs until spec.ttlSecondsAfterFinished"),
     ("elasticPolicy", "the number of nodes is fixed in this version: spec.trainer.numNodes"),

@@ -129,7 +129,7 @@ fn of_check(fabric: &FabricStatus, check: i32) -> Fact {
         (Some(finding), _) => {
             format!("preflight check {check} had found it: {}; fix: {}", finding.message, finding.fix)
         }
-        (None, Some(skip)) => format!("preflight check {check} ({}) could not tell: {}", skip.title, skip.reason),
+        (None, Some(skip)) => format!("preflight check {check} ({}) could not run: {}", skip.title, skip.reason),
         (None, None) => format!("preflight check {check} found nothing wrong when the gang was placed"),
     };
     Fact { about, text }
@@ -190,7 +190,7 @@ mod tests {
         );
         let of_log = facts(&gang, "NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory");
         assert_eq!(of_log[0], "here: pod gpt-1-1 on gpu-2, GPUs GPU-c GPU-d, NICs mlx5_0");
-        assert!(of_log[1].contains("check 8 (locked memory) could not tell: no report of gpu-2"), "{of_log:?}");
+        assert!(of_log[1].contains("check 8 (locked memory) could not run: no report of gpu-2"), "{of_log:?}");
         let of_setting = facts(&gang, "NCCL WARN Bootstrap : no socket interface found");
         assert_eq!(of_setting[1], "setting: NCCL_SOCKET_IFNAME=eth9 is your own: it is yours");
         assert!(of_setting[2].contains("check 2 found nothing wrong"), "{of_setting:?}");

@@ -167,7 +167,7 @@ fn a_timeout_names_the_rank_that_is_behind_or_silent() {
     assert_eq!(only(&[("all.log", &all)]).suspects.as_deref(), Some("rank 2: behind the others, at collective 811"));
     let (zero, one) = (waits(0, 9), waits(1, 9));
     let attempt = only(&[("rank-0.log", &zero), ("rank-1.log", &one), ("rank-2.log", "step 811")]);
-    assert_eq!(attempt.suspects.as_deref(), Some("rank 2: says nothing while the others wait"));
+    assert_eq!(attempt.suspects.as_deref(), Some("rank 2: silent while the others wait"));
     assert_eq!(first(&attempt), ("nccl-timeout", "rank 0"));
 }
 

@@ -185,7 +185,7 @@ fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
     if of(Role::Follower).next().is_some() {
         return (
             None,
-            "everything here follows from the end of another process, whose log is missing or says nothing".to_owned(),
+            "everything here follows from the end of another process, whose log is missing or has no error".to_owned(),
         );
     }
     (None, "no error".to_owned())
@@ -212,7 +212,7 @@ fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Opti
     }
     let is_silent = |speaker: &&Speaker| speakers[*speaker].is_empty() && matches!(speaker, Speaker::Rank(_));
     let silent: Vec<&Speaker> = speakers.keys().filter(is_silent).collect();
-    (!silent.is_empty()).then(|| format!("{}: says nothing while the others wait", names(silent.into_iter())))
+    (!silent.is_empty()).then(|| format!("{}: silent while the others wait", names(silent.into_iter())))
 }
 
 fn said((speaker, hit): Heading<'_>) -> Said {

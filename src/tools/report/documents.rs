@@ -41,7 +41,7 @@ impl Document {
 /// The documents; unreadable ones are absent.
 #[derive(Debug, Default)]
 pub(super) struct Documents {
-    pub plan: Option<Plan>,
+    pub plan: Option<PlanFile>,
     pub engine: Option<EngineConfig>,
     pub inspection: Option<Inspection>,
     pub machine: Option<MachineStatus>,
@@ -53,7 +53,7 @@ pub(super) struct Documents {
 /// The plan of the last attempt.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Plan {
+pub(super) struct PlanFile {
     pub job: String,
     #[serde(default)]
     pub reason: String,
@@ -97,7 +97,7 @@ pub(super) struct Variable {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Machine {
+struct MachineFile {
     #[serde(default)]
     status: MachineStatus,
 }
@@ -167,7 +167,7 @@ impl Documents {
             }
             Document::Engine => self.engine = Some(serde_json::from_str(text).map_err(json)?),
             Document::Inspection => self.inspection = Some(serde_json::from_str(text).map_err(json)?),
-            Document::Machine => self.machine = Some(serde_json::from_str::<Machine>(text).map_err(json)?.status),
+            Document::Machine => self.machine = Some(serde_json::from_str::<MachineFile>(text).map_err(json)?.status),
             Document::Status => {
                 self.job = Some(serde_saphyr::from_str::<Manifest>(text).map_err(yaml)?.status);
                 let mut manifest: Value = serde_saphyr::from_str(text).map_err(yaml)?;

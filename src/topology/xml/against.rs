@@ -3,7 +3,7 @@
 use super::diff::diff;
 use super::finding::{Findings, Rule};
 use super::generate::searched_address;
-use super::machine::{Device, Machine};
+use super::graph::{Device, NcclGraph};
 use super::tables::{INVENTED, MOST_ELEMENTS, class, is_bus_id, most_beside};
 use super::{Content, Document, generate, parse};
 use crate::report::{self, numa_of};
@@ -37,7 +37,7 @@ struct Known {
 pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Findings {
     let mut findings = Findings::default();
     let (known, moved) = addresses(status);
-    let machine = Machine::read(document, Some(status));
+    let machine = NcclGraph::read(document, Some(status));
     let bridges: BTreeSet<&str> = status
         .gpus
         .iter()
@@ -112,7 +112,7 @@ fn addresses(status: &GPUTopologyStatus) -> (BTreeMap<String, Known>, BTreeMap<S
 fn check_device(
     device: &Device,
     said: Option<Kind>,
-    machine: &Machine,
+    machine: &NcclGraph,
     known: &BTreeMap<String, Known>,
     moved: &BTreeMap<String, String>,
     findings: &mut Findings,
@@ -148,9 +148,9 @@ fn check_device(
 }
 
 /// A file that says the same as the machine has no use.
-fn needless(machine: &Machine, status: &GPUTopologyStatus, findings: &mut Findings) {
+fn needless(machine: &NcclGraph, status: &GPUTopologyStatus, findings: &mut Findings) {
     let Ok(own) = generate(status, Content::Tree) else { return };
-    let own = Machine::read(&parse(&own).document, None);
+    let own = NcclGraph::read(&parse(&own).document, None);
     let classes_are_equal = diff(&own, machine).is_ok_and(|changes| changes.iter().all(|change| !change.is_of_ways()));
     if classes_are_equal {
         findings.add(

@@ -1,6 +1,6 @@
 //! The differences between two files, as NCCL sees them.
 
-use super::machine::{Cpu, Device, Machine, TooManyGpus};
+use super::graph::{Cpu, Device, NcclGraph, TooManyGpus};
 use crate::nccl::{NcclPath, Ways};
 use std::collections::BTreeSet;
 use switchyard_core::rates::gigabytes;
@@ -85,9 +85,9 @@ impl Change {
 ///
 /// # Errors
 /// More GPUs than a machine has.
-pub fn diff(first: &Machine, second: &Machine) -> Result<Vec<Change>, TooManyGpus> {
+pub fn diff(first: &NcclGraph, second: &NcclGraph) -> Result<Vec<Change>, TooManyGpus> {
     let (mut first, mut second) = (first.clone(), second.clone());
-    let has_links = |machine: &Machine| {
+    let has_links = |machine: &NcclGraph| {
         machine.gpus.iter().any(|gpu| gpu.switch_links > 0 || !gpu.nvlinks.is_empty() || gpu.coherent)
     };
     if !(has_links(&first) && has_links(&second)) {
@@ -152,7 +152,7 @@ impl Shared {
 }
 
 /// Paths of another class between devices that both files have.
-fn ways(first: &Machine, second: &Machine, gpus: &Shared, nics: &Shared) -> Result<Vec<Change>, TooManyGpus> {
+fn ways(first: &NcclGraph, second: &NcclGraph, gpus: &Shared, nics: &Shared) -> Result<Vec<Change>, TooManyGpus> {
     let (first_devices, first_coherent) = first.devices()?;
     let (second_devices, second_coherent) = second.devices()?;
     let (before, after) = (Ways::new(&first_devices, first_coherent), Ways::new(&second_devices, second_coherent));

@@ -91,7 +91,7 @@ macro_rules! rules {
 rules! {
     SYNTAX "syntax" Error
         "text that NCCL's reader stops at: an XML declaration, a tab, an attribute on a new line, a tag that is not closed"
-        "NCCL's reader is no XML parser: it stops here, and no communicator is made"
+        "NCCL's reader is not an XML parser: it stops here, and no communicator is created"
     SYSTEM "system" Error
         "not exactly one `<system>`, or one of another version than 1"
         "NCCL takes one `<system version=\"1\">`, and stops at any other version"
@@ -123,7 +123,7 @@ rules! {
         "a bus id that is there twice"
         "NCCL finds the first only: what the second says is lost"
     CLASS "class" Error
-        "a bridge without a class that no kernel can tell, or devices in one of another class"
+        "a bridge without a class that no kernel can supply, or devices in one of another class"
         "NCCL stops at a `<pci>` without class, and does not look into one that is no bridge"
     LINK_SPEED "link-speed" Warning
         "a speed in words that NCCL does not know"
@@ -162,6 +162,6 @@ rules! {
         "a device that is another one on the machine (with --topology)"
         "the file is of another machine, or bus ids have moved"
     NEEDLESS "needless" Warning
-        "a file that says nothing that the machine does not (with --topology)"
+        "a file that only repeats what the machine reports (with --topology)"
         "NCCL reads the same from the kernel, and the kernel is never out of date"
 }

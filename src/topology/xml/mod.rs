@@ -3,7 +3,7 @@
 //! ```text
 //!  text ── parse ── Document ──┬── check ──────┐
 //!                              ├── against ────┴── Findings
-//!                              └── Machine ── Devices ── diff
+//!                              └── NcclGraph ── Devices ── diff
 //!  GPUTopology ── generate ── text
 //! ```
 //!
@@ -19,7 +19,7 @@ mod check;
 mod diff;
 mod finding;
 mod generate;
-mod machine;
+mod graph;
 mod parse;
 mod tables;
 
@@ -28,7 +28,7 @@ pub use check::check;
 pub use diff::{Change, diff};
 pub use finding::{Finding, Findings, Rule, Severity};
 pub use generate::{Content, GenerateError, generate};
-pub use machine::{Cpu, Device, Machine, TooManyGpus};
+pub use graph::{Cpu, Device, NcclGraph, TooManyGpus};
 pub use parse::{Parsed, parse};
 
 /// The tags of a file, in the order of the text.

@@ -45,7 +45,7 @@ pub(in super::super) fn svg(topology: &GPUTopology) -> String {
     let gpus = drawing.devices.iter().filter(|device| device.is_gpu).count();
     let nics = drawing.devices.len() - gpus;
     let about = format!(
-        "{} and {} on {}, below the root complexes and PCIe switches they hang on",
+        "{} and {} on {}, below their root complexes and PCIe switches",
         counted(gpus as u64, "GPU"),
         counted(nics as u64, "NIC"),
         counted(drawing.numa.len() as u64, "NUMA node"),

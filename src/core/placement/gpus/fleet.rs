@@ -61,7 +61,7 @@ pub enum FleetError {
 pub struct Fleet {
     pub(super) levels: Vec<Level>,
     pub(super) shapes: Vec<Arc<Shape>>,
-    pub(super) sites: Vec<Place>,
+    pub(super) sites: Vec<Slot>,
     /// Position of each node.
     pub(super) positions: Vec<u32>,
     /// Domains of each level, as ranges of positions.
@@ -71,7 +71,7 @@ pub struct Fleet {
 
 /// A node in its position.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct Slot {
     pub node: NodeOrd,
     pub shape: u32,
     pub free: u32,
@@ -161,7 +161,7 @@ impl Fleet {
 
     /// Level of the smallest domain with all these nodes; `None` for a single one.
     pub fn spread_of(&self, nodes: &[NodeOrd]) -> Option<usize> {
-        let places: Vec<&Place> =
+        let places: Vec<&Slot> =
             nodes.iter().map(|node| &self.sites[self.positions[node.0 as usize] as usize]).collect();
         let [first, others @ ..] = places.as_slice() else { return None };
         if others.is_empty() {
@@ -205,7 +205,7 @@ impl Fleet {
 }
 
 impl Spread {
-    fn rank(&self, place: &Place) -> u32 {
+    fn rank(&self, place: &Slot) -> u32 {
         if place.open { self.tables[place.shape as usize][place.free as usize] } else { 0 }
     }
 
@@ -225,7 +225,7 @@ impl Spread {
 }
 
 /// Nodes in the order of the tree, and the domains as ranges.
-fn tree(levels: usize, shapes: &[Arc<Shape>], sites: &[Site]) -> (Vec<Place>, Vec<Vec<Range<usize>>>) {
+fn tree(levels: usize, shapes: &[Arc<Shape>], sites: &[Site]) -> (Vec<Slot>, Vec<Vec<Range<usize>>>) {
     /// Larger than any number of a domain.
     const OWN: u64 = 1 << 32;
     // Domains from the largest down; a node whose domain is not known is alone with its smaller domain.
@@ -256,7 +256,7 @@ fn tree(levels: usize, shapes: &[Arc<Shape>], sites: &[Site]) -> (Vec<Place>, Ve
         }
         let free = site.free & shapes[site.shape as usize].all();
         let node = NodeOrd(*number as u32);
-        places.push(Place { node, shape: site.shape, free, open: site.open, domain });
+        places.push(Slot { node, shape: site.shape, free, open: site.open, domain });
     }
     (places, domains)
 }

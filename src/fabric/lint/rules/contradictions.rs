@@ -60,7 +60,7 @@ const PAIRS: [Pair; 9] = [
         Setting("NCCL_P2P_DISABLE", "1"),
         Setting("NCCL_P2P_LEVEL", ""),
         Severity::Warning,
-        "with P2P disabled its level means nothing",
+        "with P2P disabled its level has no effect",
     ),
     excludes(
         Setting("NCCL_IB_GID_INDEX", ""),
@@ -96,7 +96,7 @@ const PAIRS: [Pair; 9] = [
         Setting("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
         Setting("PYTORCH_CUDA_ALLOC_CONF", ""),
         Severity::Warning,
-        "without the caching allocator its configuration means nothing",
+        "without the caching allocator its configuration has no effect",
     ),
 ];
 

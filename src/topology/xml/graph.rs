@@ -9,7 +9,7 @@ use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
 /// The machine of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct NcclGraph {
     /// NUMA nodes in the order of the file.
     pub cpus: Vec<Cpu>,
     /// GPUs by bus id.
@@ -39,7 +39,7 @@ pub struct Device {
     pub bus_id: String,
     /// Name of the port (`mlx5_0`), where the file says it.
     pub name: Option<String>,
-    /// Position of its NUMA node in [`Machine::cpus`].
+    /// Position of its NUMA node in [`NcclGraph::cpus`].
     pub cpu: usize,
     /// Bus ids of the bridges above it, from the CPU down: one for each switch.
     pub bridges: Vec<String>,
@@ -64,10 +64,10 @@ pub struct Device {
 #[error("{0} GPUs: expected at most 32, those of one machine")]
 pub struct TooManyGpus(pub usize);
 
-impl Machine {
+impl NcclGraph {
     /// The machine of a file. The kind of a device that the file calls neither GPU nor NIC is taken from a report.
-    pub fn read(document: &Document, status: Option<&GPUTopologyStatus>) -> Machine {
-        let mut machine = Machine::default();
+    pub fn read(document: &Document, status: Option<&GPUTopologyStatus>) -> NcclGraph {
+        let mut machine = NcclGraph::default();
         let systems = document.outermost().filter(|at| document.elements[*at].tag == "system");
         let cpus: Vec<usize> =
             systems.flat_map(|system| document.children(system, "cpu").collect::<Vec<_>>()).collect();
