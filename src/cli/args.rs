@@ -52,8 +52,8 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The arguments of this process. `version` is what the program calls its version. Usage, help and errors call the program as it
-    /// was called: as a plugin, `kubectl switchyard`. Ends the process where they are no arguments of ours, or ask for help.
+    /// The arguments of this process. `version` is the version of the program. Usage, help and errors use the name by which the program was
+    /// called: as a plugin, `kubectl switchyard`. Exits on invalid arguments and on requests for help.
     pub fn parse_as(version: &'static str) -> Cli {
         let called = std::env::args_os().next().map(PathBuf::from);
         let plugin = called.as_deref().and_then(|path| path.file_name()?.to_str()?.strip_prefix("kubectl-"));
@@ -97,7 +97,7 @@ pub(super) enum Command {
     Run(RunArgs),
     /// Show how a run went, where its time went, and what would make it faster; writes RUN_DIR/report.html and report.json.
     Report(ReportArgs),
-    /// Show what a TrainJob would become on this machine, or where it would go in a cluster, and why; starts nothing.
+    /// Show how a TrainJob would run on this machine, or where it would be placed in a cluster, and why; starts nothing.
     #[command(after_long_help = exit_codes())]
     Plan(PlanArgs),
     /// Show how placements would change: a node drained, a job added, a level required, a link lost; changes nothing.
@@ -132,13 +132,13 @@ pub(super) enum Command {
     Controller(ControllerArgs),
     /// Print the CRDs of Switchyard, for `kubectl apply --server-side -f -`.
     Crd,
-    /// Explain why a job is where it is or why it waits; or an error code, such as SY0003.
+    /// Explain why a job is placed where it is or why it waits; or explain an error code, such as SY0003.
     Explain(ExplainArgs),
     /// Print the completion script of a shell; `kubectl`: the program that kubectl runs for completion.
     Completions(CompletionsArgs),
     /// Write manual pages, one per command, into a folder.
     Man(ManArgs),
-    /// What kubectl asks through `completions kubectl`.
+    /// Called by kubectl through `completions kubectl`.
     #[command(name = "__complete", hide = true, disable_help_flag = true)]
     Complete(CompleteArgs),
     /// Print the version.
@@ -153,16 +153,16 @@ pub(super) struct CompletionsArgs {
     pub shell: CompletionShell,
 }
 
-/// What completes command lines.
+/// A shell, or kubectl.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum CompletionShell {
-    /// To be evaluated by bash.
+    /// For bash to evaluate.
     Bash,
-    /// To be evaluated by zsh.
+    /// For zsh to evaluate.
     Zsh,
-    /// To be evaluated by fish.
+    /// For fish to evaluate.
     Fish,
-    /// A program to be put on the PATH as `kubectl_complete-switchyard`.
+    /// A program to put on the PATH as `kubectl_complete-switchyard`.
     Kubectl,
 }
 
@@ -191,7 +191,7 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 
-    /// Program of the ranks, for one with networks of its own. Default: switchyard-worker beside this program or on the PATH.
+    /// Program of the ranks, such as one with custom models. Default: switchyard-worker beside this program or on the PATH.
     #[arg(long, value_name = "FILE", env = "SWITCHYARD_WORKER")]
     pub worker: Option<PathBuf>,
 }
@@ -203,11 +203,11 @@ pub(super) struct ReportArgs {
     #[arg(value_name = "RUN_DIR|JOB")]
     pub subject: PathBuf,
 
-    /// Write the page to this file instead of RUN_DIR/report.html; RUN_DIR is then left as it is.
+    /// Write the page to this file instead of RUN_DIR/report.html; RUN_DIR is then left unchanged.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 
-    /// A run of the same job with synthetic data: whether input is the limit is then measured.
+    /// A run of the same job with synthetic data, to measure whether input is the bottleneck.
     #[arg(long, value_name = "RUN_DIR")]
     pub synthetic: Option<PathBuf>,
 
@@ -227,7 +227,7 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["cluster", "snapshot"])]
     pub topology: Vec<PathBuf>,
 
-    /// Show where the job would go in the cluster of the kubeconfig.
+    /// Show where the job would be placed in the cluster of the kubeconfig.
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,
 
@@ -235,11 +235,11 @@ pub(super) struct PlanArgs {
     #[arg(long)]
     pub fabric: bool,
 
-    /// Print a drawing of the place in the cluster (SVG). Why there is no place is printed as text.
+    /// Print a drawing of the placement in the cluster (SVG). If there is none, the reason is printed as text.
     #[arg(long, requires = "of a cluster", conflicts_with = "fabric")]
     pub svg: bool,
 
-    /// Where a cluster is looked at.
+    /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,
 }
@@ -274,7 +274,7 @@ pub(super) struct WhichArgs {
 /// Arguments of `checkpoint export`.
 #[derive(Debug, Args)]
 pub(super) struct ExportArgs {
-    /// The newest complete one of these.
+    /// Which checkpoints: the newest complete one is exported.
     #[command(flatten)]
     pub which: WhichArgs,
 
@@ -283,7 +283,7 @@ pub(super) struct ExportArgs {
     pub to: PathBuf,
 }
 
-/// A switch of the command line, with the words of the API.
+/// A switch, with the values of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub(super) enum Toggle {
@@ -328,7 +328,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub renew_deadline_seconds: u16,
 
-    /// Seconds between two tries to take or renew the Lease.
+    /// Seconds between two attempts to take or renew the Lease.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub retry_period_seconds: u16,
 
@@ -375,7 +375,7 @@ pub(super) struct ControllerArgs {
     pub log_level: String,
 }
 
-/// The levels of the command line; none there: those that are known.
+/// The levels of the command line; if there are none, the known ones.
 pub(super) fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
     if domains.is_empty() { Ok(Levels::default()) } else { Levels::new(domains.to_vec()) }
 }

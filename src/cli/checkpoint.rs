@@ -1,5 +1,4 @@
-//! `switchyard checkpoint`: which checkpoints a directory holds, whether they are as they were written, and their models for other
-//! programs.
+//! `switchyard checkpoint`: lists the checkpoints of a directory, verifies them, and exports their models.
 
 use crate::args::{CheckpointCommand, Cli, ExportArgs, WhichArgs};
 use crate::failure::Failure;
@@ -13,7 +12,7 @@ use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Found, St
 use switchyard_core::units::{binary, counted, grouped};
 use switchyard_worker_contract::exit::Exit;
 
-/// What a command answers: a kind for programs, the result for them, and for people.
+/// The result of a command: its kind and value for programs, and text for people.
 struct Answer {
     kind: &'static str,
     value: Value,
@@ -53,9 +52,9 @@ struct Row {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 enum RowState {
-    /// Lengths are right.
+    /// All lengths are correct.
     Complete,
-    /// All digests are right.
+    /// All digests are correct.
     Verified,
     Incomplete,
     Damaged,
@@ -114,10 +113,10 @@ fn answer(kind: &'static str, rows: &[Row], exit: Exit) -> Answer {
     Answer { kind, value: json!({"checkpoints": rows}), text, exit }
 }
 
-/// The checkpoints that are meant, newest first.
+/// The requested checkpoints, newest first.
 fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
     let name = args.directory.display();
-    // A store takes one that is missing for empty; somebody who looks has mistyped it.
+    // A store treats a missing directory as empty; here it is a typing error.
     if !args.directory.is_dir() {
         return Err(Failure::usage(format!("{name}: got no directory; expected that of a job's checkpoints")));
     }
@@ -132,7 +131,7 @@ fn find(args: &WhichArgs) -> Result<Vec<Found>, Failure> {
     if meant.is_empty() && is_chosen {
         let known = if known.is_empty() { "none".to_string() } else { format!("steps {}", known.join(", ")) };
         return Err(Failure::usage(format!(
-            "{name}: got no such checkpoint; expected one of those that are there: {known}"
+            "{name}: got no such checkpoint; expected one of the existing ones: {known}"
         )));
     }
     Ok(meant)
@@ -143,7 +142,7 @@ fn list(args: &WhichArgs) -> Result<Answer, Failure> {
     Ok(answer("CheckpointList", &rows, Exit::Done))
 }
 
-/// An unfinished checkpoint is no fault as long as another one can be used: every crash leaves one.
+/// An unfinished checkpoint is not an error if another one can be used: every crash leaves one.
 fn verify(args: &WhichArgs) -> Result<Answer, Failure> {
     let store = Store::new(&Disk, &args.directory);
     let verified = |found: &Found| {
@@ -160,8 +159,7 @@ fn verify(args: &WhichArgs) -> Result<Answer, Failure> {
     Ok(answer("CheckpointVerification", &rows, if is_good { Exit::Done } else { Exit::CheckpointRefused }))
 }
 
-/// Exports the newest complete checkpoint that is meant. If that is damaged nothing is exported: an older model would not be what was
-/// asked for.
+/// Exports the newest requested checkpoint. If that is damaged, nothing is exported: an older model is not what was requested.
 fn export_model(args: &ExportArgs) -> Result<Answer, Failure> {
     let name = args.which.directory.display();
     let found = find(&args.which)?;

@@ -1,4 +1,4 @@
-//! Commands that look at a cluster, running or in a file: `plan --cluster`, `explain JOB`, `snapshot`. They change nothing.
+//! Commands that read a cluster, running or in a file: `plan --cluster`, `explain JOB`, `snapshot`. They change nothing.
 
 use crate::args::{Cli, ExplainArgs, PlanArgs, SnapshotArgs};
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use switchyard_crds::TrainJob;
 use switchyard_plan::cluster::fabric::Decided;
 use switchyard_worker_contract::exit::Exit;
 
-/// Prints what decides about places.
+/// Prints the objects that decide placements.
 pub(super) fn snapshot(cli: &Cli, args: &SnapshotArgs) -> Result<Exit, Failure> {
     emit_object(cli.output, &snapshot::read(&args.place)?);
     Ok(Exit::Done)
@@ -50,7 +50,7 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
     };
     let found = look(&mut cluster, &job)?;
     if args.fabric {
-        // What was decided counts; before that, what would be.
+        // The decision counts; before there is one, what would be decided.
         let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
         let forecast = found.fabric.as_ref().and_then(|found| found.as_ref().ok()?.forecast.clone());
         let decided = decided.map(|status| Ok(Decided { status, forecast }));

@@ -1,4 +1,4 @@
-//! `switchyard completions` and `switchyard man`: made from the command line's own description, so that they cannot lag behind it.
+//! `switchyard completions` and `switchyard man`: generated from the command line's own description, so that they cannot go stale.
 
 use crate::args::{Cli, CompletionShell};
 use crate::failure::Failure;
@@ -9,15 +9,15 @@ use std::ffi::OsString;
 use std::path::Path;
 use switchyard_worker_contract::exit::Exit;
 
-/// What kubectl runs to complete `kubectl switchyard` (kubernetes/kubernetes#105867): it hands over the words of the line.
+/// What kubectl runs to complete `kubectl switchyard` (kubernetes/kubernetes#105867): it passes the words of the line.
 const FOR_KUBECTL: &str =
     "#!/bin/sh\n# kubectl_complete-switchyard, anywhere on the PATH.\nexec kubectl-switchyard __complete \"$@\"\n";
-/// The end of an answer: after the candidates kubectl may also offer files (ShellCompDirectiveDefault of cobra), or may not
+/// The last line of the output: after the candidates kubectl may also offer files (ShellCompDirectiveDefault of cobra), or may not
 /// (ShellCompDirectiveNoFileComp).
 const FILES: &str = ":0";
 const NO_FILES: &str = ":4";
 
-/// Prints the script of a shell.
+/// Prints the completion script of a shell.
 pub(super) fn script(shell: CompletionShell) -> Exit {
     let shell = match shell {
         CompletionShell::Bash => Shell::Bash,
@@ -34,7 +34,7 @@ pub(super) fn script(shell: CompletionShell) -> Exit {
     Exit::Done
 }
 
-/// Answers kubectl: a candidate per line with its description after a tab, then what to do with them.
+/// Completes for kubectl: a candidate per line with its description after a tab, then what to do with them.
 pub(super) fn complete(words: &[String]) -> Exit {
     print(&candidates(words));
     Exit::Done
@@ -43,7 +43,7 @@ pub(super) fn complete(words: &[String]) -> Exit {
 fn candidates(words: &[String]) -> String {
     let line: Vec<OsString> = std::iter::once("switchyard".into()).chain(words.iter().map(OsString::from)).collect();
     let last = line.len() - 1;
-    // Files are the shell's business: it knows how to quote them.
+    // The shell completes files: it knows how to quote them.
     let found = engine::complete(&mut Cli::command(), line, last.max(1), None).unwrap_or_default();
     let mut text = String::new();
     for candidate in found.iter().filter(|candidate| !candidate.is_hide_set()) {
@@ -56,7 +56,6 @@ fn candidates(words: &[String]) -> String {
     text + if found.is_empty() { FILES } else { NO_FILES }
 }
 
-/// Writes manual pages.
 pub(super) fn man(folder: &Path) -> Result<Exit, Failure> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();

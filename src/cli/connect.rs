@@ -5,10 +5,10 @@ use kube::Client;
 use std::sync::Arc;
 use switchyard_service::{Connection, client, connect};
 
-/// Does something that waits for a network.
+/// Runs work that waits for the network.
 ///
 /// # Errors
-/// Its own; the system gives no runtime.
+/// The error of `work`, or no runtime can be created.
 pub(crate) fn wait_for<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::unexpected(format!("cannot start: {error}")))?.block_on(work)

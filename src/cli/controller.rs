@@ -11,7 +11,7 @@ use switchyard_worker_contract::exit::Exit;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Sender, channel};
 
-/// Namespace of the Lease when nothing says another one.
+/// Default namespace of the Lease.
 const NAMESPACE: &str = "switchyard-system";
 
 pub(super) fn controller(args: &ControllerArgs) -> Result<Exit, Failure> {
@@ -24,7 +24,7 @@ pub(super) fn controller(args: &ControllerArgs) -> Result<Exit, Failure> {
     runtime.block_on(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
         let config = connect(&connection).await.map_err(Failure::usage)?;
-        // Outside a pod the namespace of a kubeconfig is only where its user happens to work.
+        // Outside a pod, the namespace of a kubeconfig is only where its user works.
         let namespace = args.namespace.clone().unwrap_or_else(|| NAMESPACE.to_string());
         let settings = Settings {
             namespace,
@@ -71,12 +71,12 @@ fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {
     Ok(Some(timing))
 }
 
-/// A name that no other start of this program has, also not in the same pod.
+/// A name that is unique to this start of the program, even in the same pod.
 fn identity(args: &ControllerArgs) -> String {
     let name =
         args.identity.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
     let mut random = [0; 4];
-    // Without random bytes the process id tells two starts apart.
+    // Without random bytes, the process id distinguishes two starts.
     if getrandom::fill(&mut random).is_err() {
         random = std::process::id().to_ne_bytes();
     }
@@ -96,7 +96,7 @@ fn stop_on_signal(stop: Sender<bool>, sent: Sender<Exit>) -> std::io::Result<()>
             if *stop.borrow() {
                 std::process::exit(exit.code().into());
             }
-            // A pod that is stopped has done what it was asked to do.
+            // A pod that is asked to stop has succeeded.
             sent.send_replace(if exit == Exit::Terminated { Exit::Done } else { exit });
             stop.send_replace(true);
         }

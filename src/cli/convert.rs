@@ -1,4 +1,4 @@
-//! `switchyard convert`: manifests of other operators as TrainJobs on standard output, and what they lack on standard error.
+//! `switchyard convert`: prints manifests of other operators as TrainJobs, and lists on standard error what they lack.
 
 use crate::args::{Cli, ConvertArgs, Output};
 use crate::failure::Failure;
@@ -11,7 +11,7 @@ use switchyard_plan as plan;
 use switchyard_tools::convert::{self, ConvertError, Converted};
 use switchyard_worker_contract::exit::Exit;
 
-/// What a file becomes: the TrainJobs with what they lack, and what was passed over.
+/// The conversion of a file: the TrainJobs with what they lack, and the skipped documents.
 struct File {
     jobs: Vec<Converted>,
     passed_over: Vec<String>,
@@ -62,7 +62,7 @@ fn is_list(document: &Value) -> bool {
     document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"))
 }
 
-/// Whether a cluster would take it.
+/// Checks that a cluster would accept it.
 fn check(job: &Value) -> Result<(), String> {
     let faults: Vec<String> = match switchyard_crds::validate::train_job(job) {
         Err(faults) => faults.iter().map(ToString::to_string).collect(),
@@ -74,7 +74,7 @@ fn check(job: &Value) -> Result<(), String> {
     Err(format!("what it becomes is no valid TrainJob; expected a manifest without these:\n  {}", faults.join("\n  ")))
 }
 
-/// What has no counterpart, field by field.
+/// Fields without a counterpart.
 fn said(file: &File) -> String {
     let mut out = String::new();
     for converted in &file.jobs {
@@ -90,7 +90,7 @@ fn said(file: &File) -> String {
     let passed = file.passed_over.len() as u64;
     if passed > 0 {
         let kinds = file.passed_over.join(", ");
-        out.push_str(&format!("{passed} document{} passed over: {kinds}\n", plural(passed)));
+        out.push_str(&format!("{passed} document{} skipped: {kinds}\n", plural(passed)));
     }
     out
 }

@@ -1,4 +1,4 @@
-//! `switchyard doctor`: reads logs and says what was first, what followed, and what to look at.
+//! `switchyard doctor`: reads logs and reports the first error, what followed, and what to check.
 
 use crate::args::{Cli, DoctorArgs};
 use crate::failure::Failure;
@@ -18,11 +18,11 @@ use switchyard_tools::doctor::gang::Gang;
 use switchyard_tools::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
 
-/// Folders are followed so deep, and no farther: `logs/attempt-1/rank-0.log` is at 3.
+/// Depth to which folders are followed: `logs/attempt-1/rank-0.log` is at 3.
 const DEEPEST: usize = 6;
-/// Files of a folder that are taken.
+/// Most files of a folder that are read.
 const MOST_FILES: usize = 100_000;
-/// Ends of files in folders that are no logs.
+/// Extensions of files that are not logs.
 const NO_LOGS: [&str; 18] = [
     "safetensors",
     "pt",
@@ -43,11 +43,11 @@ const NO_LOGS: [&str; 18] = [
     "parquet",
     "tfevents",
 ];
-/// Bytes between two looks at the clock.
+/// Bytes between two checks of the clock.
 const STRIDE: u64 = 8 << 20;
 /// Time before progress is shown.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Time between two lines about progress where there is no terminal.
+/// Time between two progress lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads logs and explains them.
@@ -97,12 +97,12 @@ fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, Failure> {
     Ok(doctor.diagnosis())
 }
 
-/// The year of times that have none.
+/// The year for times without one.
 fn this_year(time: Option<Timestamp>) -> i16 {
     time.unwrap_or_else(Timestamp::now).to_zoned(TimeZone::UTC).year()
 }
 
-/// The files that are meant: those that are named, and in folders whatever may be a log.
+/// The requested files: those named, and in folders every file that may be a log.
 fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for path in paths {
@@ -140,7 +140,7 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<
         // Without following links: one may lead back here.
         let Ok(about) = path.symlink_metadata() else { continue };
         if about.is_dir() && depth < DEEPEST {
-            // What cannot be entered in a folder is left out; the folder itself was asked for.
+            // Unreadable subfolders are skipped; the folder itself was requested.
             let _ = collect(&path, depth + 1, found);
         } else if about.is_file() && may_be_log(&path) && found.len() < MOST_FILES {
             found.push(path);
@@ -152,11 +152,11 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<
 fn may_be_log(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let end = name.rsplit_once('.').map_or("", |(_, end)| end);
-    // Records of steps are large and have no errors in them.
+    // Step records are large and contain no errors.
     !name.starts_with('.') && !NO_LOGS.contains(&end) && !name.ends_with(".steps.jsonl") && !name.contains("tfevents")
 }
 
-/// Hands every line of a log over, keeping no more than one.
+/// Passes on every line of a log, keeping only one in memory.
 fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, progress: &mut Progress) -> io::Result<()> {
     let mut log = doctor.open(name, year);
     let mut line = Vec::new();
@@ -174,7 +174,7 @@ fn read(doctor: &mut Doctor, name: &str, year: i16, mut from: impl BufRead, prog
     }
 }
 
-/// Passes over the rest of a line that is too long; answers how much that was.
+/// Skips the rest of a line that is too long; returns its length.
 fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
     let mut skipped = 0;
     loop {
@@ -193,7 +193,7 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
     }
 }
 
-/// A bar on a terminal, a line now and then elsewhere, and nothing for what is quick.
+/// A bar on a terminal, an occasional line elsewhere, and nothing if reading is quick.
 struct Progress {
     total: u64,
     done: u64,
@@ -244,7 +244,7 @@ impl Progress {
     }
 }
 
-/// The diagnosis for people; the last attempt first, since that is why they ask.
+/// The diagnosis for people, the last attempt first.
 fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, width: usize) -> String {
     let mut screen = Screen::new(width);
     for attempt in diagnosis.attempts.iter().rev() {

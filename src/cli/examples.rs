@@ -1,4 +1,4 @@
-//! What becomes of the manifests in `examples/`, reviewed as YAML in `snapshots/`.
+//! Plans of the manifests in `examples/`, reviewed as YAML in `snapshots/`.
 
 use crate::{manifest, yaml};
 use serde_json::json;

@@ -9,7 +9,7 @@ use switchyard_crds::{
 use switchyard_fabric::forecast::{Between, Forecast, lines};
 use switchyard_fabric::preflight::CHECKS;
 
-/// How the processes of a job reach each other, for people. `verbose`: also where each word is from.
+/// How the processes of a job reach each other, for people. `verbose`: also the source of each entry.
 pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&Forecast>, verbose: bool) -> String {
     let mut text = format!("fabric of {}: {}\n", name_of(job), headline(fabric));
     for resource in &fabric.resources {
@@ -47,7 +47,7 @@ pub(super) fn table(job: &TrainJob, fabric: &FabricStatus, forecast: Option<&For
     text
 }
 
-/// What the checks of the chosen nodes found, for people. `verbose`: also why each check that does not apply does not.
+/// What the checks of the chosen nodes found, for people. `verbose`: also why checks do not apply.
 pub(super) fn checks(job: &TrainJob, fabric: &FabricStatus, nodes: &str, verbose: bool) -> String {
     let none = PreflightStatus::default();
     let preflight = fabric.preflight.as_ref().unwrap_or(&none);

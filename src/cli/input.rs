@@ -1,4 +1,4 @@
-//! Files of the command line as text, never more of one than is expected.
+//! Reads files of the command line as text, up to a limit.
 
 use crate::failure::Failure;
 use std::io::Read;
@@ -13,7 +13,7 @@ const ONE_OBJECT: Limit = (1 << 20, "1 MiB");
 /// Several manifests in one file may be more than a cluster stores of each.
 pub(crate) const MANIFESTS: Limit = (16 << 20, "16 MiB");
 
-/// What messages call a file; `-` is standard input.
+/// The name of a file in messages; `-` is standard input.
 pub(crate) fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() }
 }
@@ -24,7 +24,7 @@ pub(crate) fn read_object(path: &Path, kind: &str) -> Result<String, Failure> {
     read(path, &kind, ONE_OBJECT)
 }
 
-/// The text of a file; `kind`: what is expected in it. Never waits for a pipe or a device.
+/// The text of a file; `kind` describes the expected content. Never waits for a pipe or a device.
 pub(crate) fn read(path: &Path, kind: &str, (largest, most): Limit) -> Result<String, Failure> {
     let name = name(path);
     let unreadable = |what: &str| Failure::usage(format!("error[SY0001]: cannot read {name}: {what}"));

@@ -14,7 +14,7 @@ use switchyard_core::units::{counted, plural};
 use switchyard_fabric::lint::{self, Finding, Linted, Options, Severity, Step};
 use switchyard_worker_contract::exit::Exit;
 
-/// As other linters answer when they found an error in what they read.
+/// As other linters exit when they find an error in their input.
 const FOUND: Exit = Exit::Unexpected;
 
 /// A file with what was found in it.
@@ -61,7 +61,7 @@ fn count(files: &[File], severity: Severity) -> u64 {
     findings(files).filter(|finding| finding.severity == severity).count() as u64
 }
 
-/// Bytes of the text where a finding lies: its field, and in a script the word that it is about.
+/// Position of a finding in the text: its field, or the word in question in a script.
 fn place(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Range<usize>> {
     let steps: Vec<String> = finding
         .field
@@ -82,7 +82,7 @@ fn place(text: &str, document: &Spanned<Node>, finding: &Finding) -> Option<Rang
     }
 }
 
-/// Findings with excerpts, and the sum.
+/// Findings with excerpts, and the totals.
 fn screen(files: &[File]) -> String {
     let mut out = String::new();
     for file in files {
@@ -132,7 +132,7 @@ fn excerpt(file: &File, document: &Spanned<Node>, linted: &Linted, finding: &Fin
     Renderer::styled().render(&[group])
 }
 
-/// Everything for programs.
+/// The report for programs.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report<'a> {

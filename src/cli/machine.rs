@@ -16,7 +16,7 @@ pub(super) fn this_machine() -> Result<GPUTopology, Failure> {
         .map_err(|error| Failure::unexpected(format!("cannot describe this machine: {error}")))
 }
 
-/// The host name in the form of a node's name, as kubelet takes it: lower case, and nothing that the API would refuse.
+/// The host name in the form of a node's name, as the kubelet derives it: lower case, without characters that the API would refuse.
 fn node_name() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
     let name: String = host
@@ -49,7 +49,7 @@ pub(super) fn read_file(path: &Path) -> Result<GPUTopology, Failure> {
     Ok(topology)
 }
 
-/// The machine that is meant: this one, that of a file, or a node of a cluster.
+/// The requested machine: this one, that of a file, or a node of a cluster.
 pub(super) fn find(target: Option<&str>, place: &ClusterArgs) -> Result<GPUTopology, Failure> {
     let names_a_cluster = place.snapshot.is_some() || place.kubeconfig.is_some() || place.context.is_some();
     match target {

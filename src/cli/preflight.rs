@@ -34,7 +34,7 @@ pub(super) fn preflight(cli: &Cli, args: &PreflightArgs) -> Result<Exit, Failure
 
 /// The nodes in words: their names, or how many there are.
 fn nodes(placement: &PlacementStatus) -> String {
-    /// More names than this are a wall.
+    /// More names than this are unreadable.
     const NAMED: usize = 8;
     match placement.nodes.len() {
         count if count > NAMED => counted(count as u64, "node"),

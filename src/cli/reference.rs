@@ -1,4 +1,4 @@
-//! What is committed of the program's own words and drawings: `docs/cli.md`, made from the arguments, and the picture of README.md.
+//! Committed output of the program: `docs/cli.md`, generated from the arguments, and the picture of README.md.
 //!
 //! When a test here fails after an intended change: `INSTA_UPDATE=always cargo test -p switchyard-cli reference`, and commit the file.
 #![allow(clippy::unwrap_used)]
@@ -47,7 +47,6 @@ fn root() -> Command {
     root
 }
 
-/// The page.
 fn page() -> String {
     let root = root();
     let mut text = HEAD.to_owned();
@@ -67,7 +66,7 @@ fn page() -> String {
     text
 }
 
-/// Commands that do something, in the order of `--help`, by the words that call them.
+/// Commands without a required subcommand, in the order of `--help`, by their words.
 fn leaves<'a>(command: &'a Command, before: &str, found: &mut Vec<(String, &'a Command)>) {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         let name = format!("{before}{}", sub.get_name());
@@ -143,7 +142,7 @@ fn first(command: &Command) -> String {
     command.get_about().map(|about| sentence(&about.to_string())).unwrap_or_default()
 }
 
-/// On one line, and with the full stop that clap takes away.
+/// On one line, with the full stop that clap removes.
 fn sentence(text: &str) -> String {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if text.is_empty() || text.ends_with('.') { text } else { format!("{text}.") }
@@ -153,7 +152,7 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// Compares a committed file, or writes it where snapshots are written.
+/// Compares a committed file, or writes it if snapshots are being updated.
 fn held(path: &str, text: &str) {
     let full = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     if std::env::var_os("INSTA_UPDATE").is_some_and(|how| how == "always") {

@@ -22,7 +22,7 @@ const LONGEST_DOCUMENT: u64 = 8 << 20;
 /// Bytes of a line that are read; an event has less than 4 KiB.
 const LONGEST_LINE: u64 = 1 << 20;
 
-/// Whether a report is wanted of a job in a cluster. A name is no path: what has a separator, or exists, is meant as a directory.
+/// Whether the subject is the name of a job in a cluster. A subject with a separator, or one that exists, is a directory.
 pub(super) fn is_job(subject: &Path) -> bool {
     subject.components().count() == 1 && !subject.exists()
 }
@@ -48,7 +48,7 @@ pub(super) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
 
 /// Writes the report of a run that has ended, and returns the lines about it; `None` when nothing was started.
 pub(super) fn after_run(run_dir: &RunDir) -> Result<Option<String>, Failure> {
-    // What was refused before the start leaves no plan behind; the directory may be somebody else's.
+    // A run that was refused before the start leaves no plan; the directory may belong to someone else.
     if !run_dir.path().join(Document::Plan.file()).is_file() {
         return Ok(None);
     }
@@ -81,7 +81,7 @@ fn make(folder: &Path, synthetic: Option<&Path>) -> Result<Report, Failure> {
     Ok(record.report())
 }
 
-/// Reads what is there of a run directory.
+/// Reads the existing files of a run directory.
 fn read(folder: &Path) -> Result<Record, Failure> {
     if !folder.is_dir() {
         return Err(Failure::usage(format!("{}: expected the directory of a run", folder.display())));
@@ -133,7 +133,7 @@ fn text(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Hands over every line of a file that is not empty, without keeping more than one.
+/// Passes on every line of a file that is not empty, keeping only one in memory.
 fn lines(path: &Path, mut take: impl FnMut(&str)) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(1 << 18, File::open(path)?);
     let mut line = Vec::new();
@@ -143,7 +143,7 @@ fn lines(path: &Path, mut take: impl FnMut(&str)) -> io::Result<()> {
             return Ok(());
         }
         if line.len() as u64 == LONGEST_LINE && line.last() != Some(&b'\n') {
-            // It cannot be one of ours: what follows of it is passed over.
+            // It cannot be one of ours: its rest is skipped.
             reader.skip_until(b'\n')?;
         }
         let text = String::from_utf8_lossy(&line);
@@ -197,7 +197,7 @@ fn advice(report: &Report, page: &str) -> String {
         screen.paragraph(&format!("  {}  {}", index + 1, gain(item)), &words(item));
     }
     report.notes.iter().for_each(|note| screen.paragraph("  note", &note.text));
-    // What most people ask first, also where there is nothing to say.
+    // The usual first questions, even if there is nothing to report.
     let asked = |rule: &str| report.fine.iter().find(|remark| remark.rule == rule).map(|remark| remark.text.clone());
     let fine: Vec<String> = ["input-bound", "communication-bound", "straggler"].into_iter().filter_map(asked).collect();
     if !fine.is_empty() {

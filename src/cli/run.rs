@@ -14,7 +14,7 @@ use switchyard_plan::local::{LocalSnapshot, plan as make_plan};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
-/// Time between two progress lines where there is no terminal.
+/// Time between two progress lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Runs a TrainJob on this machine.
@@ -28,7 +28,7 @@ pub(super) fn run(cli: &Cli, args: &RunArgs) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::unexpected(format!("cannot start the event loop: {error}")))?;
     let mut show = Show::new(cli, &topology, &run_dir);
-    // The processes are started from this very thread: the kernel ends them when it does.
+    // The processes are started from this thread: the kernel ends them when it ends.
     let tasks = tokio::task::LocalSet::new();
     let ended = tasks.block_on(&runtime, local::run(job, &topology, &run_dir, &worker, &mut show));
     show.clear();
@@ -70,7 +70,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Shows a run: on a terminal with a bar, else with lines, for programs as JSON.
+/// Shows a run: as a bar on a terminal, else as lines; as JSON for programs.
 struct Show<'a> {
     output: Output,
     quiet: bool,
@@ -112,7 +112,7 @@ impl<'a> Show<'a> {
         }
     }
 
-    /// The advice: a result like the summary after a good run, an explanation after another one.
+    /// The advice: part of the result after a successful run, else an explanation.
     fn result(&self, ended: &Result<local::Outcome, local::RunError>, advice: &str) {
         if ended.as_ref().is_ok_and(|outcome| outcome.exit == Exit::Done) {
             print(advice);

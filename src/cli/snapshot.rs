@@ -29,21 +29,21 @@ const MOST: Limit = (1 << 30, "1 GiB");
 pub(crate) struct SnapshotFile {
     api_version: String,
     kind: String,
-    /// When it was taken. Lists of kubectl do not say; then reports are not old.
+    /// When it was taken. Lists of kubectl do not have it; then no report counts as old.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_at: Option<Timestamp>,
-    /// Levels of domains, as on the command line; empty: those that the controller knows.
+    /// Levels of domains, as on the command line; empty: the known ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     domains: Vec<String>,
-    /// Lists of kubectl have it.
+    /// Present in lists of kubectl.
     #[serde(default, skip_serializing)]
     #[allow(dead_code)]
     metadata: Value,
     pub items: Vec<Value>,
-    /// Of the command line only.
+    /// Only from the command line.
     #[serde(skip)]
     fabric_profile: Option<Profile>,
-    /// Of the context of a running cluster.
+    /// From the context of a running cluster.
     #[serde(skip)]
     namespace: Option<String>,
 }
@@ -83,7 +83,7 @@ pub(crate) fn read(args: &ClusterArgs) -> Result<SnapshotFile, Failure> {
 pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
     let name = input::name(path);
     let text = input::read(path, "snapshot of a cluster of at most 1 GiB", MOST)?;
-    // JSON is read by its own reader: it is twenty times as fast, and a snapshot may be large.
+    // JSON has its own reader: it is twenty times as fast, and a snapshot may be large.
     let file: SnapshotFile = if text.trim_start().starts_with('{') {
         serde_json::from_str(&text).map_err(|error| Failure::usage(format!("{name} is no snapshot: {error}")))?
     } else {
@@ -97,7 +97,7 @@ pub(crate) fn read_file(path: &Path) -> Result<SnapshotFile, Failure> {
     }
 }
 
-/// Lists the running cluster of the kubeconfig; of one node only its report, where there is one. Also says the namespace of the context.
+/// Lists the running cluster of the kubeconfig; for one node only its report, if it exists. Also returns the namespace of the context.
 pub(crate) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<(Vec<Value>, String), Failure> {
     connect::wait_for(async {
         let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
@@ -110,7 +110,7 @@ pub(crate) fn list(args: &ClusterArgs, node: Option<&str>) -> Result<(Vec<Value>
     })
 }
 
-/// The cluster of these objects.
+/// Builds the cluster of these objects.
 pub(crate) fn cluster(file: &SnapshotFile) -> Result<Cluster, Failure> {
     let wrong = |error: LevelError| Failure::usage(format!("domains: {error}"));
     let domains = file.domains.iter().map(|text| text.parse::<DomainLevel>().map_err(wrong));

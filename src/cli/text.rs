@@ -4,7 +4,7 @@ use unicode_width::UnicodeWidthStr;
 
 /// Rows are not made narrower than this, whatever the terminal is.
 pub(crate) const NARROWEST: usize = 40;
-/// CPU lists longer than this (interleaved numbering) are given as a count; they would not leave room for anything.
+/// CPU lists longer than this (interleaved numbering) are given as a count; they would leave no room for anything else.
 const LONGEST_CPU_LIST: usize = 28;
 
 /// Text of limited width.
@@ -28,7 +28,7 @@ impl Screen {
         self.text.push('\n');
     }
 
-    /// A label, filled to at least six characters, and a text that continues below itself.
+    /// A label, padded to at least six characters, and a text that wraps with a hanging indent.
     pub(crate) fn paragraph(&mut self, label: &str, text: &str) {
         let indent = label.len().max(6) + 2;
         let mut line = format!("{label:<width$}", width = indent);
@@ -49,7 +49,7 @@ impl Screen {
         self.line(&line);
     }
 
-    /// A label and a text on one line, with a hint where there is room for it.
+    /// A label and a text on one line, with a hint if there is room.
     pub(crate) fn labelled(&mut self, label: &str, text: &str, hint: &str) {
         let line = format!("{label}  {text}");
         if length(&line) <= self.width {
@@ -60,7 +60,7 @@ impl Screen {
         }
     }
 
-    /// A text that continues on the next line where it has to.
+    /// A text that wraps.
     pub(crate) fn sentence(&mut self, text: &str) {
         let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
         let mut line = first.to_owned();
@@ -94,7 +94,7 @@ impl Screen {
         }
     }
 
-    /// The widest of these tables that fits, or all columns of the last one in parts below each other, each with the first column.
+    /// The widest of these tables that fits, or all columns of the last one in parts, one below the other, each with the first column.
     pub(crate) fn whole(&mut self, mut variants: Vec<Table>) {
         let last = variants.len().saturating_sub(1);
         let chosen = variants.iter().position(|table| table.width() <= self.width).unwrap_or(last);
@@ -188,7 +188,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The list, or how many CPUs it has when it is too long.
+/// The list, or its number of CPUs if it is too long.
 pub(crate) fn short_list(list: &str) -> String {
     if list.len() <= LONGEST_CPU_LIST {
         return list.to_owned();
@@ -206,7 +206,7 @@ pub(crate) fn short_list(list: &str) -> String {
     format!("{count} CPUs")
 }
 
-/// Printable ASCII only: names come from firmware, and what steers a terminal or turns the direction of a line is not one.
+/// Printable ASCII only: names come from firmware and must not control a terminal or change the direction of text.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|letter| if letter == ' ' || letter.is_ascii_graphic() { letter } else { '?' }).collect()
 }
@@ -215,7 +215,7 @@ pub(crate) fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// At most `width` characters, with `..` in the middle in place of what is cut.
+/// At most `width` characters, with `..` in the middle if it is cut.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     let letters: Vec<char> = text.chars().collect();
     if letters.len() <= width {

@@ -1,7 +1,7 @@
 //! `switchyard topo`: one machine, what its links carry, and what is wrong with it; or a cluster.
 //!
-//! A pure function from the description to text. No row is ever wrapped: equal rows and columns are folded, then what does not fit is
-//! dropped from the right, the columns that another table repeats first.
+//! Rendering is a pure function from the description to text. No row is ever wrapped: equal rows and columns are folded, then columns that do not
+//! fit are dropped from the right, those that another table repeats first.
 
 pub(super) mod cluster;
 mod devices;
@@ -29,7 +29,7 @@ use switchyard_worker_contract::exit::Exit;
 /// Shows a machine or a cluster, or carries out a subcommand.
 pub(super) fn topo(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
     match &args.command {
-        // clap could refuse this, but then also `topo -o json import FILE`.
+        // clap could refuse this, but it would also refuse `topo -o json import FILE`.
         Some(command) if args.target.is_some() => {
             let name = command.name();
             let expected = format!("expected it after: switchyard topo {name} FILE");
@@ -62,7 +62,7 @@ fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// When a report was made: how long ago for people, the time for logs; and whether its agent has gone silent.
+/// When a report was made: its age for people, the time for logs; and whether it is stale.
 fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String> {
     let observed = topology.status.as_ref()?.observed_time.as_ref()?.0;
     let now = Timestamp::now();
@@ -71,7 +71,7 @@ fn seen(topology: &GPUTopology, args: &TopoArgs, target: &str) -> Option<String>
     } else {
         observed.to_string()
     };
-    // What was saved is old by itself.
+    // A saved report is expected to be old.
     let is_stale = args.place.snapshot.is_none() && !machine::is_file(target) && is_old(observed, now);
     Some(if is_stale { format!("{when} (stale)") } else { when })
 }
@@ -83,7 +83,7 @@ struct View {
     pub width: usize,
     /// Complete matrices.
     pub full: bool,
-    /// When the description was made, in words.
+    /// Age or time of the description.
     pub seen: Option<String>,
 }
 
@@ -135,7 +135,7 @@ fn header(screen: &mut Screen, name: &str, status: &GPUTopologyStatus, seen: Opt
     let memory = status.memory_bytes.map(binary);
     phrases.push([memory, nodes].into_iter().flatten().collect::<Vec<_>>().join(", "));
     phrases.retain(|phrase| !phrase.is_empty());
-    // The name and the devices stay; what the tables below repeat goes first.
+    // The name and the devices stay; phrases that the tables below repeat are dropped first.
     let seen = seen.map_or(String::new(), |seen| format!("   seen {seen}"));
     while phrases.len() > 1 && length(&phrases.join("   ")) + seen.len() > screen.width {
         phrases.pop();
@@ -177,7 +177,7 @@ fn cpu_name(cpus: &Cpus) -> String {
     }
 }
 
-/// A product name without what every product of that vendor has in it.
+/// A product name without the words that all products of that vendor share.
 fn short_name(model: &str) -> String {
     let model = plain(model).replace("(R)", "").replace("(TM)", "").replace("(tm)", "");
     let model = model.split(" @ ").next().unwrap_or_default();

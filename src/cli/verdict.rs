@@ -1,4 +1,4 @@
-//! Screens of placements: where a job would go or is, and why; what binds it and what would help.
+//! Screens of placements: where a job would go or runs, and why; what limits it and what would help.
 
 use crate::fabric;
 use crate::snapshot::name_of;
@@ -12,9 +12,9 @@ use switchyard_plan::cluster::{Excluded, NoPlace};
 use switchyard_plan::job::gpus;
 use switchyard_plan::resources::{bytes_per_second, gigabytes_per_second};
 
-/// Nodes of one reason that are named.
+/// Most nodes that are named per reason.
 const NAMED: usize = 4;
-/// Nodes of a placement that are listed unless everything is asked for.
+/// Most nodes of a placement that are listed without `--verbose`.
 const LISTED: usize = 16;
 
 /// Where a job would go, for people.
@@ -51,7 +51,7 @@ fn bandwidths(status: &PlacementStatus) -> String {
 }
 
 fn placement(text: &mut String, status: &PlacementStatus, job: &TrainJob, cluster: &Cluster, verbose: bool) {
-    // One sentence of the status, a part of it on each line.
+    // A sentence of the status, one part per line.
     for (number, part) in status.reason.split("; ").enumerate() {
         row(text, if number == 0 { "why" } else { "" }, part);
     }

@@ -1,5 +1,5 @@
-//! `switchyard whatif`: placements before and after a change, both from one snapshot. Changes are made to the objects, so that everything
-//! that follows is decided as in a cluster that is so.
+//! `switchyard whatif`: placements before and after a change, both from one snapshot. Changes are made to the objects, so that everything that
+//! follows is decided as in a cluster with that change.
 
 use crate::args::{Cli, WhatifArgs};
 use crate::failure::Failure;
@@ -120,20 +120,20 @@ fn look(cluster: &mut Cluster, job: &TrainJob, earlier: Earlier) -> Result<Verdi
     })
 }
 
-/// The job looks for a place.
+/// Whether the job waits for a placement.
 fn waits(job: &TrainJob) -> bool {
     let placed = job.status.as_ref().and_then(|status| status.condition(conditions::PLACED));
     !job.spec.suspend && placed.is_none_or(|placed| placed.reason == conditions::NO_ROOM)
 }
 
-/// The job is on one of these nodes.
+/// Whether the job is on one of these nodes.
 fn is_on(job: &TrainJob, nodes: &BTreeSet<&str>) -> bool {
     let placed = job.status.as_ref().filter(|status| status.is(conditions::PLACED));
     let placement = placed.and_then(|status| status.placement.as_ref());
     placement.is_some_and(|place| place.nodes.iter().any(|node| nodes.contains(node.node_name.as_str())))
 }
 
-/// The job with one domain of a level required.
+/// The job, required to be in one domain of a level.
 fn require(job: &TrainJob, key: &str) -> TrainJob {
     let mut job = job.clone();
     let domains = &mut job.spec.topology_policy.domains;
@@ -149,14 +149,14 @@ fn find<'a>(file: &'a mut SnapshotFile, kind: &str, name: &str) -> Result<&'a mu
     file.items.iter_mut().find(is).ok_or_else(|| Failure::usage(format!("there is no {kind} `{name}` in this cluster")))
 }
 
-/// A node takes no more pods, and has none.
+/// Cordons a node and removes its pods.
 fn drain(file: &mut SnapshotFile, name: &str) -> Result<(), Failure> {
     find(file, "Node", name)?["spec"]["unschedulable"] = true.into();
     file.items.retain(|item| item["kind"] != "Pod" || item["spec"]["nodeName"] != name);
     Ok(())
 }
 
-/// NVLinks of a GPU or between two, or a NIC, are down.
+/// Takes down the NVLinks of a GPU or between two, or a NIC.
 fn lose(file: &mut SnapshotFile, device: &str) -> Result<(), Failure> {
     let wrong = |message: String| Failure::usage(format!("--lose-link: {message}"));
     let expected = "expected NODE/GPU, NODE/GPU-GPU or NODE/NIC, such as gpu-07/5 or gpu-07/mlx5_0";

@@ -1,4 +1,4 @@
-//! `switchyard topo xml`: NCCL's topology files made, checked and compared.
+//! `switchyard topo xml`: generates, checks and compares NCCL's topology files.
 
 use crate::args::{Cli, XmlArgs};
 use crate::failure::Failure;
@@ -10,13 +10,13 @@ use std::path::Path;
 use switchyard_core::units::counted;
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use switchyard_topology::xml::{
-    Change, Content, Finding, Machine, Parsed, Severity, check, check_against, diff, generate, parse,
+    Change, Content, Finding, NcclGraph, Parsed, Severity, check, check_against, diff, generate, parse,
 };
 use switchyard_worker_contract::exit::Exit;
 
-/// As linters answer when they found an error in what they read.
+/// As linters exit when they find an error in their input.
 const FOUND: Exit = Exit::Unexpected;
-/// What nobody should load a file without knowing.
+/// What to know before loading a file.
 const WHEN: &str = "a topology file is right only in a virtual machine, or with devices passed through, where the kernel shows a flat \
                     tree and you know the true one; on bare metal NCCL reads the same from the kernel, so do without";
 
@@ -46,8 +46,8 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     let content = if args.devices { Content::Devices } else { Content::Tree };
     let text = generate(&status, content).map_err(|error| Failure::usage(format!("GPUTopology {name}: {error}")))?;
     let parsed = parse(&text);
-    let notes = notes(&Machine::read(&parsed.document, None), content);
-    // A file for people is not one for NCCL.
+    let notes = notes(&NcclGraph::read(&parsed.document, None), content);
+    // A file for people is not meant for NCCL.
     let found = if content == Content::Tree { findings(parsed, None) } else { Vec::new() };
     let checked = Checked { findings: found, name };
     let made = json!({"file": text, "notes": notes, "findings": checked.rows()});
@@ -59,8 +59,8 @@ fn make(cli: &Cli, args: &XmlArgs) -> Result<Exit, Failure> {
     Ok(checked.exit())
 }
 
-/// What should be known before a made file is loaded.
-fn notes(machine: &Machine, content: Content) -> Vec<String> {
+/// What to know before loading a generated file.
+fn notes(machine: &NcclGraph, content: Content) -> Vec<String> {
     let tree = if machine.is_flat() {
         "no device is behind a switch here: if this is a virtual machine, put the devices that share a switch into a <pci> of your own \
          (busid=\"ffff:ff:01.0\" class=\"0x060400\"), else NCCL makes the same tree itself"
@@ -153,15 +153,15 @@ fn lines(name: &str, finding: &Finding) -> String {
 }
 
 /// The machine of a topology file, or of a report as NCCL sees it.
-fn machine_of(path: &Path) -> Result<Machine, Failure> {
+fn machine_of(path: &Path) -> Result<NcclGraph, Failure> {
     let is_report = path.extension().is_some_and(|ending| ["yaml", "yml", "json"].iter().any(|known| ending == *known));
     if !is_report {
-        return read(path).map(|(_, parsed)| Machine::read(&parsed.document, None));
+        return read(path).map(|(_, parsed)| NcclGraph::read(&parsed.document, None));
     }
     let status = status_of(machine::read_file(path)?);
     let text =
         generate(&status, Content::Devices).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    Ok(Machine::read(&parse(&text).document, None))
+    Ok(NcclGraph::read(&parse(&text).document, None))
 }
 
 fn compare(cli: &Cli, first: &Path, second: &Path) -> Result<Exit, Failure> {

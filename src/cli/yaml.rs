@@ -1,4 +1,4 @@
-//! YAML that remembers where each of its parts lies, so that whatever is wrong with it can be shown in the user's file.
+//! YAML that remembers the position of each part, so that errors can be shown in the user's file.
 
 use crate::failure::Failure;
 use serde::Deserialize;
@@ -10,14 +10,14 @@ use std::ops::Range;
 /// The documents of a text; `name`: of the file, for the error.
 ///
 /// # Errors
-/// The text is no YAML, or a key appears twice.
+/// The text is not YAML, or a key appears twice.
 pub(super) fn documents(name: &str, text: &str) -> Result<Vec<Spanned<Node>>, Failure> {
     let options = options! { strict_booleans: true };
     serde_saphyr::from_multiple_with_options(text, options)
         .map_err(|error| Failure::usage(format!("error[SY0001]: {name} is not valid YAML\n{error}")))
 }
 
-/// A YAML value that remembers where each of its parts lies.
+/// A YAML value that remembers the position of each part.
 #[derive(Debug)]
 pub(super) enum Node {
     Scalar(serde_json::Value),
@@ -26,7 +26,7 @@ pub(super) enum Node {
 }
 
 impl Node {
-    /// The value without its places.
+    /// The value without positions.
     pub(super) fn to_json(&self) -> serde_json::Value {
         match self {
             Node::Scalar(value) => value.clone(),
@@ -101,11 +101,11 @@ impl<'de> Deserialize<'de> for Node {
 pub(super) enum Shown {
     /// Its key.
     Key,
-    /// Its value where that is one word, else its key.
+    /// Its value if that is a scalar, else its key.
     Value,
 }
 
-/// Bytes of the text where a field lies; of the nearest parent when it is missing.
+/// Position of a field in the text; of the nearest parent if it is missing.
 pub(super) fn locate<'a>(
     document: &Spanned<Node>,
     path: impl IntoIterator<Item = &'a str>,

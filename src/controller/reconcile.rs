@@ -1,7 +1,7 @@
 //! One reconcile of one job: snapshot, plan, apply, status.
 //!
 //! ```text
-//! index ─> Snapshot ─> plan (no client) ─> apply ─> status ─> events
+//! index ─> JobSnapshot ─> plan (no client) ─> apply ─> status ─> events
 //! ```
 
 use super::Context;
@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
-use switchyard_ledger::contention::Rules;
 use switchyard_ledger::devices::Devices;
 use switchyard_ledger::index::{Family, Index, Unreadable};
 use switchyard_ledger::job::{Key, attempt_of, is_another_place, message_of, place_in, stage_of};
@@ -19,8 +18,8 @@ use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::view::PodView;
-use switchyard_plan::cluster::{self, Action, Reconciliation, Snapshot};
-use switchyard_plan::objects::CLAIM;
+use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Reconciliation};
+use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
 /// A job with a conflict is reconciled again after this time at the latest.
@@ -123,13 +122,13 @@ impl Context {
         // Without the shares that do not stand in the way of this job.
         let usage = Without::new(&mut index.usage, &aside);
         let actual = actual(&job, family, &index.devices, &usage);
-        let snapshot = Snapshot {
+        let rules = PlacementRules { defaults: &self.settings.defaults, levels: &self.settings.levels, now };
+        let snapshot = JobSnapshot {
             job: &job,
             pods: &pods,
             objects: &family.objects,
             nodes: usage.nodes(),
-            defaults: &self.settings.defaults,
-            levels: &self.settings.levels,
+            rules,
             actual: &actual,
             held_for: held_for.as_deref(),
             gives_way_to: gives_way.as_deref(),
@@ -139,7 +138,7 @@ impl Context {
             status_written: family.status_written,
         };
         let start = Instant::now();
-        let mut plan = cluster::plan(&snapshot, now);
+        let mut plan = cluster::plan(&snapshot);
         self.metrics.planned(start.elapsed());
         drop(usage);
         plan.actions.retain(|action| !matches!(action, Action::Delete { uid, .. } if family.own.deleted(uid, instant)));
@@ -151,7 +150,7 @@ impl Context {
         let mut others = Vec::new();
         if plan.waiting {
             index.waiting.insert(key.clone());
-            others = index.waits(key, Rules { defaults: &self.settings.defaults, levels: &self.settings.levels, now });
+            others = index.waits(key, rules);
         } else if index.waiting.remove(key) && index.waits_no_more(&uid) {
             others = index.waiting.iter().cloned().collect();
         }
@@ -347,7 +346,7 @@ fn actual(job: &TrainJob, family: &Family, devices: &Devices, usage: &Usage) -> 
     let of_pod = |pod: &PodView| {
         let gpus = match allocation {
             DeviceAllocation::Claims => {
-                let claim = family.objects.get(&(CLAIM, pod.name.clone()))?;
+                let claim = family.objects.get(&(Kind::ResourceClaim, pod.name.clone()))?;
                 devices.allocated(&claim.uid)?
             }
             DeviceAllocation::DevicePlugin => usage.given(pod.node.as_deref()?, namespace, &pod.name),

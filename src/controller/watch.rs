@@ -18,7 +18,7 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, labels};
 use switchyard_ledger::index::{Effect, Index};
 use switchyard_ledger::job::Key;
-use switchyard_plan::objects::{CLAIM, observed_content};
+use switchyard_plan::objects::{Kind, observed_content};
 use tracing::{debug, info, warn};
 
 /// Changes within this time are handled together: a thousand starting pods do not cause a thousand reconciles.
@@ -38,7 +38,7 @@ pub(super) const KINDS: [&str; 10] = [
     "Node",
     "GPUTopology",
     "ResourceSlice",
-    CLAIM,
+    "ResourceClaim",
     "Service",
     "ConfigMap",
     "PodDisruptionBudget",
@@ -89,7 +89,7 @@ pub(super) fn start(context: &Context) {
         delete: Index::delete_slice,
     };
     let claims = Rules::<ResourceClaim> {
-        kind: CLAIM,
+        kind: Kind::ResourceClaim.name(),
         apply: Box::new(|index, claim| {
             let content = observed_content(&serde_json::to_value(&claim).unwrap_or_default());
             index.apply_claim(&claim, content)
@@ -104,22 +104,22 @@ pub(super) fn start(context: &Context) {
     spawn(context, claims, Api::all(context.client.clone()), everything.clone());
     spawn(context, jobs, scoped(context), everything);
     macro_rules! object {
-        ($type:ty, $kind:literal) => {
+        ($type:ident) => {
             let rules = Rules::<$type> {
-                kind: $kind,
+                kind: Kind::$type.name(),
                 apply: Box::new(|index, object| {
                     let content = observed_content(&serde_json::to_value(&object).unwrap_or_default());
-                    index.apply_object($kind, &object.metadata, content)
+                    index.apply_object(Kind::$type, &object.metadata, content)
                 }),
-                delete: |index, metadata| index.delete_object($kind, metadata),
+                delete: |index, metadata| index.delete_object(Kind::$type, metadata),
             };
             spawn(context, rules, scoped(context), ours.clone());
         };
     }
-    object!(Service, "Service");
-    object!(ConfigMap, "ConfigMap");
-    object!(PodDisruptionBudget, "PodDisruptionBudget");
-    object!(NetworkPolicy, "NetworkPolicy");
+    object!(Service);
+    object!(ConfigMap);
+    object!(PodDisruptionBudget);
+    object!(NetworkPolicy);
 }
 
 fn scoped<K>(context: &Context) -> Api<K>

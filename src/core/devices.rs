@@ -2,10 +2,10 @@
 
 use crate::path::PathClass;
 
-/// A NIC of which nothing is known, and a node without one that is known: NCCL counts an unknown speed as 10 Gbit/s (graph/topo.cc).
+/// The rate of a NIC of unknown speed, and of a node without a known NIC: NCCL counts an unknown speed as 10 Gbit/s (graph/topo.cc).
 pub const UNKNOWN_NIC: u32 = 1_250;
 
-/// GPUs and NICs of a node and the ways between them. Nodes that are equal here have the same values for the same sets.
+/// GPUs and NICs of a node and the paths between them. Nodes that are equal here have equal values for equal sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Devices {
     /// GPUs, by position.
@@ -22,7 +22,6 @@ pub struct Devices {
     pub socket_rate: u32,
 }
 
-/// One GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gpu {
     /// Rate of its PCIe link.
@@ -33,7 +32,6 @@ pub struct Gpu {
     pub switch_links: u8,
 }
 
-/// One NIC.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nic {
     /// Rate of its port.
@@ -56,7 +54,7 @@ impl Devices {
         self.nic_paths[gpu * self.nics.len() + nic]
     }
 
-    /// The node as a job sees it that has these GPUs only, by position: GPUs that no rank has are none to NCCL.
+    /// The node as seen by a job that has only these GPUs, by position: NCCL ignores GPUs without a rank.
     pub fn only(&self, gpus: &[usize]) -> Devices {
         let pairs = || gpus.iter().flat_map(|a| gpus.iter().map(move |b| a * self.gpus.len() + b));
         Devices {
@@ -94,7 +92,7 @@ impl Devices {
 }
 
 impl Gpu {
-    /// What it can send to its switches.
+    /// The rate at which it can send to its switches.
     pub fn switch_rate(self) -> u32 {
         u32::from(self.switch_links) * self.link_rate
     }

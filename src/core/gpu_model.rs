@@ -1,16 +1,15 @@
-//! What GPU models have of NVLink (how many links, and how fast each one is) and of PCIe.
+//! The NVLinks (how many, and how fast) and the PCIe generation of GPU models.
 //!
 //! Raw rate of a link, one direction, before protocol: its lanes times its signalling rate. From NVIDIA's architecture
 //! white papers, where the totals are given for both directions together: P100 160 GB/s, V100 300, A100 600, H100 900,
 //! Blackwell 1800. A800 and H800 are sold with 400 GB/s, H20 and H200 with 900, A30 with 200 over a bridge; the PCIe
 //! editions of A100 and H100 use 12 of the links that are listed here.
 
-/// A model of GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuModel {
     /// The word in the product name.
     pub name: &'static str,
-    /// NVLinks of one GPU; 0: it has none.
+    /// NVLinks of one GPU; 0: none.
     pub links: u32,
     /// Speed of one link, one direction, megabytes (10^6) per second.
     pub megabytes_per_link: u64,
@@ -69,7 +68,7 @@ pub fn find(name: &str) -> Option<GpuModel> {
     let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     if words.contains(&"RTX") {
         let known = WITHOUT_NVLINK.iter().any(|all| all.iter().all(|word| words.contains(word)));
-        // The oldest of them is of 2022: Gen4. What is newer than that loses by it, which is the safe side.
+        // The oldest of them is from 2022: Gen4. For a newer GPU this is too low, which is the safe side.
         return known.then(|| model("RTX", 0, 0, 4));
     }
     MODELS.into_iter().find(|model| words.contains(&model.name))

@@ -9,7 +9,7 @@ pub enum PathClass {
     Pix,
     /// Over several PCIe switches, without a host bridge.
     Pxb,
-    /// At a host bridge: the two hang on different ports of one root complex.
+    /// At a host bridge: the two are on different ports of one root complex.
     Phb,
     /// At different root complexes of one NUMA node.
     Node,
@@ -49,12 +49,12 @@ impl PathClass {
     }
 }
 
-/// The class of the way between two devices.
+/// The class of the path between two devices.
 ///
-/// A path is what sysfs shows: the root complex (`pci0000:17`), a root port, for every switch on the way its upstream
-/// and its downstream port, and the device. A switch is thus two elements. An empty path is an unknown one: then the
-/// NUMA nodes alone decide. An unknown NUMA node equals no other: unless the paths say otherwise the answer is the far
-/// one, [`PathClass::Sys`]. On a machine with a single NUMA node the caller knows better and should pass its number.
+/// A path is what sysfs shows: the root complex (`pci0000:17`), a root port, for every switch on the way its upstream and its downstream port,
+/// and the device. A switch is thus two elements. An empty path is an unknown one: then the NUMA nodes alone decide. An unknown NUMA node equals
+/// no other: unless the paths say otherwise, the result is the farthest class, [`PathClass::Sys`]. On a machine with a single NUMA node the
+/// caller should pass its number.
 ///
 /// ```
 /// use switchyard_core::path::{PathClass, path_class};
@@ -98,7 +98,7 @@ mod tests {
         // Two functions of one card.
         assert_eq!(class(device, "pci0000:17 17:01.0 18:00.0 19:00.0 1a:00.1", same_node), PathClass::Pix);
         assert_eq!(class("pci0000:17 17:01.0 18:00.0", "pci0000:17 17:01.0 18:00.1", same_node), PathClass::Pix);
-        // Behind a second switch that hangs on the first.
+        // Behind a second switch below the first.
         let cascade = "pci0000:17 17:01.0 18:00.0 19:02.0 20:00.0 21:00.0 22:00.0";
         assert_eq!(class(device, cascade, same_node), PathClass::Pxb);
         assert_eq!(class(device, "pci0000:17 17:02.0 30:00.0", same_node), PathClass::Phb);

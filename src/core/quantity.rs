@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Resource of which every pod takes one: nodes bound the number of their pods.
+/// Every pod takes one of this resource: it limits the number of pods on a node.
 const PODS: &str = "pods";
 
 /// Amounts by resource name, in thousandths of the resource's unit (cores, bytes, devices). A name that is absent has none.
@@ -27,13 +27,13 @@ impl Resources {
         self
     }
 
-    /// Reads amounts by name, each written as a quantity. What is no quantity counts as zero: the API server accepts no such thing.
+    /// Reads amounts by name, each written as a quantity. Anything else counts as zero; the API server never accepts it.
     pub fn read<'a>(quantities: impl IntoIterator<Item = (&'a str, &'a str)>) -> Resources {
         let amount = |(name, text): (&str, &str)| (name.to_string(), thousandths(text));
         Resources(quantities.into_iter().map(amount).collect())
     }
 
-    /// The same for a pod: it takes one place of those that bound the number of pods on a node.
+    /// The same for a pod: it also takes one of the pod slots of a node.
     pub fn with_one_pod(mut self) -> Resources {
         self.0.insert(PODS.to_string(), 1000);
         self
@@ -49,7 +49,7 @@ impl Resources {
         self.merge(other, i64::saturating_sub)
     }
 
-    /// The larger of both, name by name.
+    /// The larger of the two, name by name.
     pub fn max(&self, other: &Resources) -> Resources {
         self.merge(other, i64::max)
     }
@@ -89,7 +89,7 @@ impl fmt::Display for Resources {
 }
 
 fn thousandths(text: &str) -> i64 {
-    // Up, as Kubernetes rounds; a float holds every whole number up to 9e15 exactly, and `as` saturates.
+    // Rounds up, as Kubernetes does; a float holds every whole number up to 9e15 exactly, and `as` saturates.
     parse_quantity(text).map_or(0, |value| (value * 1000.0).ceil() as i64)
 }
 

@@ -18,7 +18,7 @@ pub fn binary(bytes: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-/// Three significant digits without zeros at the end of a fraction; whole numbers from 100 on whole.
+/// Three significant digits without trailing zeros; numbers of 100 and more are rounded to whole ones.
 pub fn three_digits(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 99.95 => 0,
@@ -66,7 +66,7 @@ pub fn percent(share: f64) -> String {
     format!("{} %", three_digits(100.0 * share))
 }
 
-/// The ending of a counted word.
+/// The plural `s` of a word after this count.
 pub fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
 }

@@ -1,48 +1,48 @@
-//! The forecast beside what the ranks say after their start. Pure: what is foretold and what was seen in, a verdict out.
+//! The forecast compared with what the ranks report after their start. Pure: prediction and observation in, a verdict out.
 
 use super::seen::{SOCKET, Seen, Way};
 use switchyard_core::units::plural;
 use switchyard_crds::{FabricObservation, GpuDirect, ObservedVerdict, Transport};
 
-/// Nodes that are named; of more the number is told.
+/// Most nodes that are named; the rest is counted.
 const NAMED: usize = 4;
 
-/// What was foretold.
+/// What was predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Foretold {
-    /// What carries data between the nodes; of one node between its ranks.
+pub struct Prediction {
+    /// What carries data between the nodes, or between the ranks of a single node.
     pub transport: Transport,
     /// Whether NICs reach the memory of all GPUs.
     pub gpu_direct: Option<GpuDirect>,
     /// Data leaves a node.
     pub several_nodes: bool,
-    /// Our own engine speaks, and needs no variable for that.
+    /// It is our own engine, which reports without any variable.
     pub is_own: bool,
-    /// Ranks of one node share memory; of our own engine only.
+    /// Ranks of one node share memory; only for our own engine.
     pub shares_memory: bool,
 }
 
-/// What one node says beside what was foretold of it.
+/// The report of one node compared with its prediction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     verdict: ObservedVerdict,
     transport: Option<Transport>,
-    /// The words that say so.
+    /// The words of the log.
     words: String,
 }
 
-/// Compares the nodes of a gang, by rank with their names. `None`: wait, since nodes are missing and those that spoke agree with the
-/// forecast. One node with a lesser transport is enough for a verdict.
-pub fn compare(foretold: Foretold, nodes: &[(&str, Option<&Seen>)]) -> Option<FabricObservation> {
+/// Compares the nodes of a gang, by rank with their names. `None`: wait, since nodes are missing and those that reported agree with the forecast.
+/// One node with a lesser transport is enough for a verdict.
+pub fn compare(predicted: Prediction, nodes: &[(&str, Option<&Seen>)]) -> Option<FabricObservation> {
     let found: Vec<(&str, Finding)> =
-        nodes.iter().filter_map(|(name, seen)| Some((*name, of_node(foretold, (*seen)?)?))).collect();
+        nodes.iter().filter_map(|(name, seen)| Some((*name, of_node(predicted, (*seen)?)?))).collect();
     let verdict = |(_, finding): &(&str, Finding)| finding.verdict;
     let is_worst = found.iter().any(|found| verdict(found) == ObservedVerdict::OtherTransport);
     let is_all = nodes.iter().all(|(_, seen)| seen.is_some_and(|seen| seen.is_complete));
     if !is_all && !is_worst {
         return None;
     }
-    // Where some nodes are silent the others speak for the gang only if they differ.
+    // If some nodes are silent, the others decide for the gang only if they differ from the forecast.
     let worst = [ObservedVerdict::OtherTransport, ObservedVerdict::Slower, ObservedVerdict::Unknown];
     let worst = worst.into_iter().find(|worst| found.iter().any(|found| verdict(found) == *worst));
     let worst = worst.unwrap_or(ObservedVerdict::AsForecast);
@@ -52,11 +52,11 @@ pub fn compare(foretold: Foretold, nodes: &[(&str, Option<&Seen>)]) -> Option<Fa
     let more = if of.len() > NAMED { format!(" and {} more", of.len() - NAMED) } else { String::new() };
     let who =
         format!("{} of {} node{} ({}{more})", of.len(), nodes.len(), plural(nodes.len() as u64), names.join(", "));
-    let message = format!("forecast {}; {who}: {}", foretold.words(), first.words);
+    let message = format!("forecast {}; {who}: {}", predicted.words(), first.words);
     Some(FabricObservation { verdict: worst, transport: first.transport, message })
 }
 
-impl Foretold {
+impl Prediction {
     fn words(&self) -> String {
         let direct = match self.gpu_direct {
             Some(GpuDirect::Yes) => " with GPUDirect",
@@ -69,24 +69,24 @@ impl Foretold {
 }
 
 /// `None`: too early. NCCL names its network before it knows whether it needs one.
-fn of_node(foretold: Foretold, seen: &Seen) -> Option<Finding> {
+fn of_node(predicted: Prediction, seen: &Seen) -> Option<Finding> {
     if seen.ways.is_empty() && !seen.is_complete {
         return None;
     }
     if seen.is_silent() {
-        return Some(Finding { verdict: ObservedVerdict::Unknown, transport: None, words: silence(foretold) });
+        return Some(Finding { verdict: ObservedVerdict::Unknown, transport: None, words: silence(predicted) });
     }
-    if foretold.shares_memory && !seen.ways.contains_key(&Way::HostMemory) {
+    if predicted.shares_memory && !seen.ways.contains_key(&Way::HostMemory) {
         let words = seen.ways.values().next().cloned().unwrap_or_default();
         let words = format!("ranks of one node share no memory; {words}");
         return Some(Finding { verdict: ObservedVerdict::OtherTransport, transport: Some(Transport::TCP), words });
     }
-    Some(if foretold.several_nodes { between(foretold, seen) } else { within(foretold, seen) })
+    Some(if predicted.several_nodes { between(predicted, seen) } else { within(predicted, seen) })
 }
 
-/// Why nothing is known, and how it could be.
-fn silence(foretold: Foretold) -> String {
-    match foretold.is_own {
+/// Why nothing is known, and what would help.
+fn silence(predicted: Prediction) -> String {
+    match predicted.is_own {
         true => "the log has no word of the ranks about their links: the worker is older than this controller".into(),
         false => "the log has no line of NCCL about its network, so this cannot be judged; NCCL says it with NCCL_DEBUG=INFO and \
                   NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM in trainer.env, and NCCL_DEBUG_FILE not set"
@@ -94,22 +94,22 @@ fn silence(foretold: Foretold) -> String {
     }
 }
 
-/// How data leaves the node: by what its ranks say of their channels, else by the network that NCCL chose.
-fn between(foretold: Foretold, seen: &Seen) -> Finding {
+/// How data leaves the node: by what its ranks report about their channels, else by the network that NCCL chose.
+fn between(predicted: Prediction, seen: &Seen) -> Finding {
     let find = |is: &dyn Fn(&Way) -> bool| seen.ways.iter().find(|(way, _)| is(way)).map(|(_, words)| words.clone());
     let by_socket = find(&is_socket);
     let by_network = find(&|way| matches!(way, Way::Network { .. }));
     let by_domain = find(&|way| *way == Way::Domain);
-    // With NVLink between nodes NCCL names a network too, which it does not use.
+    // With NVLink between nodes, NCCL also names a network that it does not use.
     let (transport, words) = match (by_domain, by_socket, by_network) {
         (Some(words), None, None) => (Transport::NVLink, words),
         (_, Some(words), _) => (Transport::TCP, words),
         (_, None, Some(words)) => (of_networks(seen).unwrap_or(Transport::RDMA), words),
-        // Pods of our engine that are on one machine all the same.
-        (None, None, None) if foretold.is_own => {
+        // Pods of our engine that share one machine after all.
+        (None, None, None) if predicted.is_own => {
             (Transport::SharedMemory, find(&|way| *way == Way::HostMemory).unwrap_or_default())
         }
-        (None, None, None) => match (foretold.transport, of_networks(seen)) {
+        (None, None, None) => match (predicted.transport, of_networks(seen)) {
             (Transport::NVLink, _) | (_, None) => {
                 let words = "no channel between nodes is in the beginning of the log: NCCL_DEBUG_SUBSYS has to have NET and P2P";
                 return Finding { verdict: ObservedVerdict::Unknown, transport: None, words: words.into() };
@@ -117,7 +117,7 @@ fn between(foretold: Foretold, seen: &Seen) -> Finding {
             (_, Some(transport)) => (transport, format!("Using network {}", seen.networks.join(", "))),
         },
     };
-    let verdict = match (foretold.transport, transport) {
+    let verdict = match (predicted.transport, transport) {
         (Transport::RDMA | Transport::Plugin | Transport::NVLink, Transport::TCP) => ObservedVerdict::OtherTransport,
         (Transport::NVLink | Transport::Plugin, Transport::RDMA) | (Transport::NVLink, Transport::Plugin) => {
             ObservedVerdict::Slower
@@ -125,7 +125,7 @@ fn between(foretold: Foretold, seen: &Seen) -> Finding {
         _ => ObservedVerdict::AsForecast,
     };
     let staged = find(&|way| matches!(way, Way::Network { direct: false, .. }));
-    match staged.filter(|_| verdict == ObservedVerdict::AsForecast && foretold.gpu_direct == Some(GpuDirect::Yes)) {
+    match staged.filter(|_| verdict == ObservedVerdict::AsForecast && predicted.gpu_direct == Some(GpuDirect::Yes)) {
         Some(words) => {
             let words = format!("{words}: not from the memory of the GPU (no GDRDMA)");
             Finding { verdict: ObservedVerdict::Slower, transport: Some(transport), words }
@@ -138,7 +138,7 @@ fn is_socket(way: &Way) -> bool {
     matches!(way, Way::Network { name, .. } if name == SOCKET)
 }
 
-/// What NCCL's network is. A plugin for libfabric may go over TCP itself, and says so.
+/// The transport of NCCL's network. A plugin for libfabric may go over TCP itself, and says so.
 fn of_networks<'a>(seen: &'a Seen) -> Option<Transport> {
     let tcp_provider = |name: &String| ["tcp", "sockets"].iter().any(|tcp| name.starts_with(tcp));
     let by_socket = seen.networks.iter().any(|name| name == SOCKET) || seen.ways.keys().any(is_socket);
@@ -155,20 +155,20 @@ fn of_networks<'a>(seen: &'a Seen) -> Option<Transport> {
 }
 
 /// How data goes inside the one node.
-fn within(foretold: Foretold, seen: &Seen) -> Finding {
+fn within(predicted: Prediction, seen: &Seen) -> Finding {
     let ways = || seen.ways.iter();
     let network = ways().find(|(way, _)| matches!(way, Way::Network { .. }));
     let host = ways().find(|(way, _)| **way == Way::HostMemory);
     let peer = ways().find(|(way, _)| matches!(way, Way::Peer | Way::Domain));
-    let by_gpus = matches!(foretold.transport, Transport::NVLink | Transport::PCIe);
+    let by_gpus = matches!(predicted.transport, Transport::NVLink | Transport::PCIe);
     let (verdict, transport, words) = match (network, host, peer) {
         (Some((_, words)), _, _) => (ObservedVerdict::OtherTransport, of_networks(seen), words.clone()),
         (None, Some((_, words)), _) if by_gpus => {
             (ObservedVerdict::Slower, Some(Transport::SharedMemory), words.clone())
         }
         (None, Some((_, words)), _) => (ObservedVerdict::AsForecast, Some(Transport::SharedMemory), words.clone()),
-        // NCCL does not say over what GPUs reach each other.
-        (None, None, Some((_, words))) => (ObservedVerdict::AsForecast, Some(foretold.transport), words.clone()),
+        // NCCL does not log how GPUs reach each other.
+        (None, None, Some((_, words))) => (ObservedVerdict::AsForecast, Some(predicted.transport), words.clone()),
         (None, None, None) => {
             let words = "no channel is in the beginning of the log: NCCL_DEBUG_SUBSYS has to have P2P and SHM";
             (ObservedVerdict::Unknown, None, words.to_string())

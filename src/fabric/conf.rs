@@ -1,20 +1,17 @@
-//! The settings that NCCL reads from a file, one file for each node: the only channel for what depends on the node, since the environment
-//! of a pod is fixed before its node is known, and one by which no user's value can be overridden.
+//! The settings that NCCL reads from a file, one file for each node: the only channel for settings that depend on the node, since the environment
+//! of a pod is fixed before its node is known. It cannot override a user's value.
 
-use super::rules::Rule;
+use super::rules::{Rule, is_for};
 use switchyard_crds::{DecisionOutcome, FabricDecision};
-use switchyard_worker_contract::CpuList;
 
 /// Directory of the file in the trainer.
 pub const FOLDER: &str = "/etc/switchyard/fabric";
-/// The file in the trainer: what the image brings, and then ours.
-pub const PATH: &str = "/etc/switchyard/fabric/nccl.conf";
-/// Where our part is while the two are put together.
+/// The folder of our part until the two are merged.
 pub const PLAN: &str = "/etc/switchyard/fabric-plan";
 
-/// What the init container runs, in the trainer's image: of one variable NCCL takes the first line that it reads
-/// (`setEnvFile` with `overwrite` 0, `src/misc/param.cc`), so the image's own files come first and win. A comment ends a last line without
-/// its end; it has to stand in the first column. The reasons go to the log, where whoever looks at a run later finds them.
+/// What the init container runs, in the trainer's image: NCCL uses the first line that it reads for a variable (`setEnvFile` with `overwrite` 0,
+/// `src/misc/param.cc`), so the image's own files come first and win. The comment ends a last line without a line feed; it must start in the
+/// first column. The reasons go to the log, where they can be read later.
 pub const MERGE: &str = "set -eu
 for own in \"${HOME:-/root}/.nccl.conf\" /etc/nccl.conf /etc/switchyard/fabric-plan/nccl.conf; do
   if [ -r \"$own\" ]; then
@@ -30,13 +27,13 @@ pub fn conf(decisions: &[FabricDecision], rank: u32) -> String {
     let mut text =
         String::from("# Settings that Switchyard derived from this node. Reasons: switchyard explain JOB --fabric\n");
     for decision in decisions.iter().filter(|decision| is_in_file(decision) && is_for(decision, rank)) {
-        // Everything behind the first `=` is the value, blanks too.
+        // Everything after the first `=` is the value, including blanks.
         text.push_str(&format!("{}={}\n", decision.name, decision.value.as_deref().unwrap_or_default()));
     }
     text
 }
 
-/// The settings of all nodes with their reasons, one in a line: what the init container writes to its log.
+/// The settings of all nodes with their reasons, one per line: what the init container writes to its log.
 pub fn reasons(decisions: &[FabricDecision]) -> String {
     let mut text = String::new();
     for FabricDecision { name, outcome, value, reason, nodes, .. } in decisions {
@@ -54,10 +51,4 @@ pub fn reasons(decisions: &[FabricDecision]) -> String {
 
 fn is_in_file(decision: &FabricDecision) -> bool {
     decision.outcome == DecisionOutcome::Set && !Rule::is_env(&decision.name)
-}
-
-/// Whether a decision is for the node of this rank.
-pub fn is_for(decision: &FabricDecision, rank: u32) -> bool {
-    let Some(nodes) = &decision.nodes else { return true };
-    nodes.parse::<CpuList>().is_ok_and(|nodes| nodes.iter().any(|node| node == rank))
 }

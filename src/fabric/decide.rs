@@ -1,7 +1,7 @@
 //! All decisions about one gang: the rules, what the profile says, and what the user set.
 
 use super::gang::Gang;
-use super::profile::{Carrier, Profile};
+use super::profile::{Carrier, Profile, training_ports};
 use super::rules::{self, Outcome, Rule};
 use crate::variables::{self, nccl};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +17,10 @@ const LONGEST: usize = 512;
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// Decides every setting. The order is that of the rules, what is set first.
+/// Decides every setting. Settings come first, each group in the order of the rules.
 ///
 /// # Errors
-/// The job asks for a transport that is not there, or a value does not fit into a file of NCCL: one sentence, with the nodes and the fix.
+/// The job asks for a missing transport, or a value does not fit into NCCL's file: one sentence, with the nodes and the fix.
 pub fn decide(gang: &Gang<'_>) -> Result<Vec<FabricDecision>, Refused> {
     required(gang)?;
     let mut decisions = Vec::new();
@@ -81,9 +81,8 @@ fn required(gang: &Gang<'_>) -> Result<(), Refused> {
         ),
         Some(Carrier::Plugin) => Ok(()),
         Some(Carrier::InfiniBand | Carrier::RoCE) => {
-            let without = ranks(gang, |member| {
-                member.facts.is_some_and(|facts| super::gang::training_ports(facts).next().is_none())
-            });
+            let without =
+                ranks(gang, |member| member.facts.is_some_and(|facts| training_ports(facts).next().is_none()));
             if !without.is_empty() {
                 return refuse(format!("{}: no RDMA port is up; NCCL would use TCP there", gang.names(&without)));
             }
@@ -99,12 +98,12 @@ fn required(gang: &Gang<'_>) -> Result<(), Refused> {
     }
 }
 
-/// Ranks of the nodes of which something is so.
+/// Ranks of the nodes for which a predicate holds.
 pub(super) fn ranks(gang: &Gang<'_>, is: impl Fn(&super::Member<'_>) -> bool) -> Vec<u32> {
     (0..).zip(&gang.members).filter(|(_, member)| is(member)).map(|(rank, _)| rank).collect()
 }
 
-/// What a profile says of a variable.
+/// What a profile says about a variable.
 fn of_profile(profile: &Profile, name: &str, class: DecisionClass) -> Option<FabricDecision> {
     let evidence = format!("{}: the profile of this fabric", profile.name);
     if let Some(setting) = profile.settings.iter().find(|setting| setting.name == name) {
@@ -167,7 +166,7 @@ fn users(decision: FabricDecision, value: Option<&str>, what: &str) -> FabricDec
     let cut = |text: String| text.chars().take(LONGEST).collect();
     FabricDecision {
         outcome: DecisionOutcome::User,
-        // A value may be longer than what a status holds.
+        // A value may be longer than a status allows.
         value: Some(value.map_or("(from a reference)".into(), |value| value.chars().take(256).collect())),
         reason: cut(format!("the user's own value stays. {what}")),
         ..decision

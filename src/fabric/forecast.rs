@@ -1,9 +1,9 @@
-//! What NCCL will do between the ranks of a gang: the way between any two GPUs, the NIC of each, with GPUDirect RDMA or not, and what
-//! that carries. From reports alone, before anything runs.
+//! What NCCL will do between the ranks of a gang: the path between any two GPUs, the NIC of each, with or without GPUDirect RDMA, and the rates.
+//! From reports alone, before anything runs.
 //!
-//! Ways and rates are NCCL's own ([`switchyard_topology::nccl`], [`switchyard_core::rates`]), and so is the rule which NIC a GPU takes. Rates are
-//! megabytes (10^6) per second, one direction; what is not known is absent. Not here: what users force by `NCCL_*` variables, and the
-//! switches between nodes beyond the share that a level says.
+//! Paths and rates are NCCL's own ([`switchyard_topology::nccl`], [`switchyard_core::rates`]), and so is the rule for the NIC of a GPU. Rates are
+//! megabytes (10^6) per second, one direction; unknown is absent. Not covered: `NCCL_*` variables of users, and the switches between nodes beyond
+//! the share of a level.
 
 mod text;
 
@@ -19,9 +19,8 @@ pub use text::lines;
 /// A node of a gang. Ranks are counted over all members, in their order.
 #[derive(Debug, Clone, Copy)]
 pub struct Member<'a> {
-    /// Name of the node.
     pub node: &'a str,
-    /// What its agent reports.
+    /// The report of its agent.
     pub status: &'a GPUTopologyStatus,
     /// GPUs in the order of the ranks, by their position in the report.
     pub gpus: &'a [usize],
@@ -33,7 +32,6 @@ pub enum ForecastError {
     /// A report that contradicts itself.
     #[error("GPUTopology {node}: {source}")]
     Report {
-        /// Name of the node.
         node: String,
         /// What is wrong.
         source: ReportError,
@@ -41,7 +39,6 @@ pub enum ForecastError {
     /// A GPU that the report does not have, or has for two ranks.
     #[error("node {node}: got GPU {gpu}: expected each of {count} GPUs at most once")]
     Gpu {
-        /// Name of the node.
         node: String,
         /// Position that was asked for.
         gpu: usize,
@@ -59,34 +56,30 @@ pub struct Forecast {
     pub summary: Summary,
 }
 
-/// Nodes of which the same is foretold.
+/// Nodes with equal predictions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeForecast {
     /// Their names.
     pub names: Vec<String>,
-    /// The first rank of each.
     pub first_ranks: Vec<u32>,
-    /// What is foretold.
+    /// The prediction.
     pub ways: NodeWays,
 }
 
-/// The ways of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeWays {
-    /// For each rank of the node how it leaves it.
+    /// How each rank leaves the node.
     pub exits: Vec<Exit>,
     /// Between any two of its ranks: row by row.
     pub pairs: Vec<Pair>,
-    /// Interface of TCP, where no NIC can do RDMA: that of the default route.
+    /// Interface of TCP, if no NIC can do RDMA: that of the default route.
     pub interface: Option<String>,
     /// What all its ranks together send to other nodes. Absent without a NIC.
     pub outward: Option<u32>,
 }
 
-/// Two ranks of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pair {
-    /// The way.
     pub path: NcclPath,
     /// How data goes.
     pub transport: Within,
@@ -114,9 +107,9 @@ pub struct Exit {
     pub gpu: u32,
     /// NICs that NCCL gives it, the one of the first channel first. None: no NIC is known.
     pub nics: Vec<String>,
-    /// The way to the first of them. Absent without a NIC.
+    /// The path to the first of them. Absent without a NIC.
     pub path: Option<NcclPath>,
-    /// Local rank of the GPU that passes on what is sent (PXN).
+    /// Local rank of the GPU that relays (PXN).
     pub relay: Option<usize>,
     /// Whether the NIC reaches the GPU's memory itself.
     pub direct: Direct,
@@ -133,9 +126,9 @@ pub enum Direct {
     Unknown,
     /// Neither nvidia-peermem nor DMA-BUF.
     NoModule,
-    /// The way is longer than NCCL allows.
+    /// The path is longer than NCCL allows.
     TooFar,
-    /// Nothing tells whether the NIC can do RDMA.
+    /// Unknown whether the NIC can do RDMA.
     RdmaUnknown,
     /// The NIC cannot do RDMA, or there is none.
     NoRdma,
@@ -148,7 +141,7 @@ pub struct Summary {
     pub within: Vec<Within>,
     /// How data goes between nodes; `None` for one node.
     pub between: Option<Between>,
-    /// The slowest way of a rank.
+    /// The slowest path of a rank.
     pub slowest: Option<Slowest>,
     /// What every node sends to others at least, after the share of the level; `None` for one node, or where a node's is not known.
     pub outward: Option<u32>,
@@ -159,47 +152,42 @@ pub struct Summary {
 pub enum Between {
     /// NVLink, as the nodes are in one domain of it.
     NvLink,
-    /// RDMA.
     Rdma {
-        /// What holds for every rank; the worst where ranks differ.
+        /// What holds for every rank; the worst if ranks differ.
         direct: Direct,
         /// The best of any rank.
         best: Direct,
         /// NICs in use on the node that has the fewest.
         nics: usize,
     },
-    /// RDMA or TCP: nothing tells.
+    /// RDMA or TCP: unknown.
     Unknown,
-    /// TCP.
     Tcp {
         /// Its interface, where it has one name on all nodes and that is known.
         interface: Option<String>,
     },
 }
 
-/// A way of a rank.
+/// A path of a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slowest {
-    /// The rank.
     pub rank: u32,
     /// Where to.
     pub to: Target,
-    /// The way.
     pub path: NcclPath,
     /// What it carries.
     pub rate: u32,
 }
 
-/// The other end of a way.
+/// The other end of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// A rank of the same node.
     Rank(u32),
-    /// A NIC.
     Nic(String),
 }
 
-/// Foretells what NCCL does in a gang. `level`: the domain that the nodes are in; `None`: no level slows them down.
+/// Predicts what NCCL does in a gang. `level`: the domain that the nodes are in; `None`: no level slows them down.
 ///
 /// # Errors
 /// A report that contradicts itself, or a GPU that it does not have.
@@ -285,7 +273,7 @@ impl Node<'_> {
         let near = relay.unwrap_or(place);
         let to_relay = relay.map_or(u32::MAX, |relay| self.devices.nvlink_rate(place, relay));
         let of_nics = nics.iter().map(|nic| self.devices.nic_rate(near, *nic)).fold(0, u32::saturating_add);
-        // Several NICs beyond the socket share the way to it.
+        // Several NICs beyond the socket share the path to it.
         let is_across = self.ways.nic(near, first) == NcclPath::Sys;
         let across = if is_across { self.devices.socket_rate } else { u32::MAX };
         let nic = |nic: &usize| &self.status.nics[self.nics[*nic]];
@@ -305,14 +293,13 @@ impl Node<'_> {
     }
 }
 
-/// A NIC without an RDMA device has none only if the source of the facts would know: names of NICs in a matrix need not be those of
-/// devices.
+/// A NIC is known to have no RDMA device only if the source of the facts would know one: names of NICs in a matrix need not be device names.
 fn without_rdma_device(status: &GPUTopologyStatus) -> Direct {
     let is_partial = status.source(Facts::NICs).is_some_and(|source| source.state != SourceState::Complete);
     if is_partial { Direct::RdmaUnknown } else { Direct::NoRdma }
 }
 
-/// Whether the modules for GPUDirect RDMA are there: one of the two is enough.
+/// Whether a module for GPUDirect RDMA is loaded: one of the two is enough.
 fn modules(status: &GPUTopologyStatus) -> Direct {
     let host = status.host.as_ref();
     match (host.and_then(|host| host.peermem), host.and_then(|host| host.dma_buf)) {
@@ -334,7 +321,7 @@ impl Within {
 }
 
 impl NodeWays {
-    /// What is between two local ranks.
+    /// The path between two local ranks.
     pub fn pair(&self, a: usize, b: usize) -> Pair {
         self.pairs[a * self.exits.len() + b]
     }
@@ -374,7 +361,7 @@ fn between(nodes: &[NodeForecast]) -> Between {
     let (best, worst) = (exits().map(|exit| exit.direct).min(), exits().map(|exit| exit.direct).max());
     match best.zip(worst) {
         Some((_, Direct::RdmaUnknown)) => Between::Unknown,
-        // One rank without RDMA takes all to TCP: NCCL uses one network.
+        // One rank without RDMA moves all to TCP: NCCL uses one network.
         Some((best, worst)) if worst != Direct::NoRdma => {
             Between::Rdma { direct: worst, best, nics: nodes.iter().map(|node| node.ways.nics()).min().unwrap_or(0) }
         }
@@ -386,7 +373,7 @@ fn between(nodes: &[NodeForecast]) -> Between {
     }
 }
 
-/// The ways of the ranks of a node, with a rate that is known.
+/// The paths of the ranks of a node that have a known rate.
 fn slow(node: &NodeForecast, leaves: bool) -> impl Iterator<Item = Slowest> + '_ {
     let pairs = node.ways.each_pair().filter_map(|(a, b)| {
         let Pair { path, rate, .. } = node.ways.pair(a, b);

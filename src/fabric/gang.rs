@@ -1,4 +1,4 @@
-//! The chosen gang as the rules see it: what its pods ask for, and what is known of its nodes.
+//! The chosen gang as the rules see it: what its pods request, and the facts about its nodes.
 
 use super::profile::{Carrier, LinkLayer, Profile, link_layer};
 use jiff::Timestamp;
@@ -7,29 +7,27 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::topology::CONSISTENT;
-use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus, Nic};
+use switchyard_crds::gpu_topology::{FabricState, GPUTopologyStatus};
 use switchyard_crds::{FabricMode, Framework, Transport};
-use switchyard_topology::report;
 use switchyard_worker_contract::CpuList;
 
 /// A node of the gang.
 #[derive(Debug, Clone, Copy)]
 pub struct Member<'a> {
-    /// Its name.
     pub name: &'a str,
-    /// What its agent reports; `None`: nothing that can be used.
+    /// What its agent reports; `None`: nothing usable.
     pub facts: Option<&'a GPUTopologyStatus>,
     /// Why there are no facts, or that they are old; empty: neither.
     pub silence: &'a str,
-    /// Nobody has renewed the facts for long.
+    /// The facts have not been renewed for too long.
     pub is_old: bool,
     /// Positions of the GPUs in the report, in the order of ranks.
     pub gpus: &'a [usize],
-    /// What it offers.
+    /// Resources that it offers.
     pub allocatable: &'a Resources,
 }
 
-/// A gang that has a place.
+/// A gang with its placement.
 #[derive(Debug, Clone)]
 pub struct Gang<'a> {
     /// What runs in the trainer.
@@ -48,7 +46,7 @@ pub struct Gang<'a> {
     pub members: Vec<Member<'a>>,
     /// Data pack or administrator's profile; `None`: the nodes fit none.
     pub profile: Option<&'a Profile>,
-    /// When the place was decided.
+    /// When the placement was decided.
     pub now: Timestamp,
 }
 
@@ -68,7 +66,7 @@ impl<'a> Gang<'a> {
         self.members.len() > 1
     }
 
-    /// What carries data between the nodes, by the profile, else by what the ports of all nodes are.
+    /// What carries data between the nodes, from the profile, else from the ports of all nodes.
     pub fn carrier(&self) -> Option<Carrier> {
         if self.mode == FabricMode::Disabled {
             return Some(Carrier::Socket);
@@ -94,7 +92,7 @@ impl<'a> Gang<'a> {
         privileged || limits.into_iter().flatten().any(|(name, _)| is_rdma_resource(name))
     }
 
-    /// What will carry data, as far as it is known.
+    /// The transport that will carry data, as far as known.
     pub fn transport(&self) -> Option<Transport> {
         if !self.has_several_nodes() {
             return None;
@@ -148,27 +146,21 @@ pub fn is_rdma_resource(name: &str) -> bool {
         })
 }
 
-/// RDMA ports that are for training.
-pub fn training_ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
-    let ports = report::training_nics(facts).into_iter().map(|nic| &facts.nics[nic]);
-    ports.filter(|nic| nic.rdma_device.is_some())
-}
-
-/// A report without what is of this one machine only, so that machines of one kind share it: identities, times, users. GPUs have the names of
+/// A report without what is specific to one machine (identities, times, users), so that machines of one kind share it. GPUs have the names of
 /// their positions.
 pub fn facts(status: &GPUTopologyStatus) -> GPUTopologyStatus {
     let mut facts = status.clone();
     facts.observed_time = None;
     facts.host_identity = None;
     facts.in_use.clear();
-    // What contradicts itself is told by the preflight; when that began is of the node.
+    // The preflight reports contradictions; when they began is specific to the node.
     facts.conditions.retain(|condition| condition.type_ == CONSISTENT && condition.status == "False");
     facts.conditions.iter_mut().for_each(|condition| condition.last_transition_time = Time(Timestamp::UNIX_EPOCH));
     let position =
         |uuid: &str| status.gpus.iter().position(|gpu| gpu.uuid == uuid).map(|position| position.to_string());
     for link in &mut facts.links {
         for end in [&mut link.a, &mut link.b] {
-            // A name that no GPU has stays, for whoever reads the devices to complain of.
+            // A name that no GPU has stays, so that readers of the devices can report it.
             *end = position(end).unwrap_or_else(|| end.clone());
         }
     }

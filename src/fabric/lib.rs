@@ -4,11 +4,11 @@
 //! the chosen gang (reports, devices, pod) + profile ─> decide ─> decisions ─> conf (per node), env, status
 //! ```
 //!
-//! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of
-//! NCCL's guide allows to stay; *Never*, which is for finding faults and is left alone with the reason. A user's own value always wins.
+//! Three classes (`docs/fabric.md`): *Must*, without which the job breaks or falls back silently; *May*, which the system section of NCCL's guide
+//! allows to stay; *Never*, which is for debugging and is not set, with the reason. A user's own value always wins.
 //!
-//! [`variables`] knows the environment variables that people set, as tables; [`lint`] judges manifests by them without a cluster, and
-//! [`preflight`] judges the chosen gang with the facts of its nodes.
+//! [`variables`] knows the environment variables that people set, as tables; [`lint`] checks manifests against them without a cluster, and
+//! [`preflight`] checks the chosen gang with the facts of its nodes.
 #![forbid(unsafe_code)]
 
 mod compare;
@@ -24,10 +24,10 @@ mod rules;
 mod seen;
 pub mod variables;
 
-pub use compare::{Foretold, compare};
-pub use conf::{FOLDER, MERGE, PATH, PLAN, conf, reasons};
+pub use compare::{Prediction, compare};
+pub use conf::{FOLDER, MERGE, PLAN, conf, reasons};
 pub use decide::{Refused, decide};
 pub use gang::{Gang, Member, facts};
 pub use needs::{Asked, needs, shared_memory};
-pub use rules::{CONF_FILE, interface, interfaces};
+pub use rules::{CONF_FILE, CONF_PATH, interface, interfaces};
 pub use seen::{Seen, Way};

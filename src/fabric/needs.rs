@@ -1,7 +1,7 @@
-//! What pods need so that they reach the fabric: devices, and room for NCCL's buffers. Decided before the pods are made, from what the
-//! nodes offer.
+//! What pods need to reach the fabric: devices, and room for NCCL's buffers. Decided before the pods are created, from what the nodes offer.
 
-use super::gang::{is_rdma_resource, training_ports};
+use super::gang::is_rdma_resource;
+use super::profile::training_ports;
 use super::profile::{Count, Profile, ResourceRule, Site};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeSet;
@@ -9,10 +9,10 @@ use switchyard_core::quantity::{Resources, parse_quantity};
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{FabricMode, FabricResource};
 
-/// Size of `/dev/shm` where no profile says one. NCCL takes 9.6 MB for each connection inside a node, and data loaders take more.
+/// Size of `/dev/shm` if no profile sets it. NCCL takes 9.6 MB for each connection inside a node, and data loaders take more.
 const SHARED_MEMORY: &str = "16Gi";
 
-/// What a job asks for, as far as the fabric is concerned.
+/// The part of a job's requests that concerns the fabric.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
     /// What may carry data between nodes.
@@ -25,8 +25,8 @@ pub struct Asked<'a> {
     pub requests: &'a Resources,
 }
 
-/// Resources that pods ask for beside the job's own: a device of RDMA, and what the profile adds. Nothing where the job names one itself,
-/// and nothing where several would do: which of them leads to the fabric is not guessed.
+/// Resources that pods ask for beside the job's own: a device of RDMA, and what the profile adds. Nothing if the job names one itself, and
+/// nothing if several would match: we do not guess which one leads to the fabric.
 pub fn needs(asked: Asked<'_>, profile: Option<&Profile>, sites: &[Site<'_>]) -> Vec<FabricResource> {
     let Some(profile) = profile else { return Vec::new() };
     if asked.gpus == 0 || asked.nodes < 2 || asked.mode == FabricMode::Disabled {
@@ -70,7 +70,7 @@ fn offered(rule: &ResourceRule, asked: Asked<'_>, sites: &[Site<'_>]) -> BTreeSe
     names.into_iter().filter(is_enough).map(str::to_string).collect()
 }
 
-/// As many devices as the pod has a part of the node's GPUs; at least one.
+/// Devices in proportion to the pod's share of the node's GPUs; at least one.
 fn share(name: &str, asked: Asked<'_>, sites: &[Site<'_>]) -> String {
     let of_site = |site: &Site<'_>| {
         let gpus = (site.allocatable.get(GPU_RESOURCE) / 1000).max(1);
@@ -81,7 +81,7 @@ fn share(name: &str, asked: Asked<'_>, sites: &[Site<'_>]) -> String {
     least.unwrap_or(1).max(1).to_string()
 }
 
-/// Training ports for the pod's part of the GPUs.
+/// Training ports for the pod's share of the GPUs.
 fn nics(asked: Asked<'_>, sites: &[Site<'_>]) -> String {
     let of_site = |site: &Site<'_>| {
         let facts = site.facts?;
@@ -90,7 +90,7 @@ fn nics(asked: Asked<'_>, sites: &[Site<'_>]) -> String {
     sites.iter().filter_map(of_site).min().unwrap_or(1).max(1).to_string()
 }
 
-/// Size of `/dev/shm`: the profile's, but at most half of the memory that the pod may use, of which it is a part.
+/// Size of `/dev/shm`: the profile's, but at most half of the pod's memory limit, which includes it.
 pub fn shared_memory(profile: Option<&Profile>, memory: Option<&Quantity>) -> Quantity {
     let wanted = profile.and_then(|profile| profile.shared_memory.as_deref()).unwrap_or(SHARED_MEMORY);
     let half = memory.and_then(|memory| parse_quantity(&memory.0)).map(|bytes| bytes / 2.0);

@@ -1,16 +1,15 @@
-//! Fabrics and clouds as data: what pods need there, what is set and what is left alone. Packs are shipped with the program; an
-//! administrator's profile has the same form and wins over them.
+//! Fabrics and clouds as data: what pods need there, what is set and what is left alone. Packs ship with the program; an administrator's profile
+//! has the same form and overrides them.
 
-use super::gang::training_ports;
 use crate::variables::{self, nccl};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use switchyard_core::quantity::Resources;
-use switchyard_crds::gpu_topology::GPUTopologyStatus;
-use switchyard_topology::report::INFINIBAND;
+use switchyard_crds::gpu_topology::{GPUTopologyStatus, Nic};
+use switchyard_topology::report::{self, INFINIBAND};
 
-/// The packs, from the most particular to the most general: the first that fits is taken.
+/// The packs, from the most specific to the most general: the first match is used.
 const PACKS: [&str; 10] = [
     include_str!("packs/aws-efa.yaml"),
     include_str!("packs/gcp-tcpxo.yaml"),
@@ -28,7 +27,6 @@ const PACKS: [&str; 10] = [
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Profile {
-    /// Its name.
     pub name: String,
     /// What it is for, in words.
     #[serde(default)]
@@ -36,7 +34,7 @@ pub struct Profile {
     /// The pack that it builds on; an administrator's profile only.
     #[serde(default)]
     pub extends: Option<String>,
-    /// On which nodes it holds. Absent: on all.
+    /// The nodes it applies to. Absent: all.
     #[serde(default)]
     pub detect: Option<Detect>,
     /// What carries data between nodes.
@@ -58,25 +56,25 @@ pub struct Profile {
     /// NetworkAttachmentDefinitions in its short form or in JSON.
     #[serde(default)]
     pub networks: Option<String>,
-    /// What the image brings by itself.
+    /// What the image provides.
     #[serde(default)]
     pub image: Option<ImageSettings>,
     /// What is set.
     #[serde(default)]
     pub settings: Vec<Setting>,
-    /// What is left alone here although it might be set elsewhere.
+    /// Variables that are not set here although they might be set elsewhere.
     #[serde(default)]
     pub leave: Vec<Left>,
 }
 
-/// On which nodes a pack holds: all that is named must fit.
+/// The nodes a pack applies to: all conditions must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Detect {
-    /// Resources that the node offers.
+    /// Resources that the node must offer.
     #[serde(default)]
     pub resources: Vec<String>,
-    /// Labels and what their values begin with.
+    /// Labels, and prefixes of their values.
     #[serde(default)]
     pub labels: BTreeMap<String, Beginnings>,
     /// Link layer of the RDMA ports.
@@ -84,7 +82,7 @@ pub struct Detect {
     pub link_layer: Option<LinkLayer>,
 }
 
-/// One beginning of a value, or several.
+/// One prefix of a value, or several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beginnings(pub Vec<String>);
 
@@ -106,7 +104,6 @@ impl<'de> Deserialize<'de> for Beginnings {
 /// Link layer of RDMA ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum LinkLayer {
-    /// InfiniBand.
     InfiniBand,
     /// RoCE.
     Ethernet,
@@ -138,7 +135,7 @@ impl Carrier {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResourceRule {
-    /// Its name, or its beginning and `*`.
+    /// Its name, or a prefix and `*`.
     pub name: String,
     /// How many of it a pod takes.
     #[serde(default)]
@@ -151,7 +148,7 @@ pub struct ResourceRule {
 /// How many of a resource a pod takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum Count {
-    /// One: the device plugin gives all devices with it.
+    /// One: it gives access to all devices.
     One,
     /// One for each NIC near the pod's GPUs.
     PerNIC,
@@ -159,7 +156,7 @@ pub enum Count {
     All,
 }
 
-/// What an image brings.
+/// What an image provides.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImageSettings {
@@ -169,44 +166,38 @@ pub struct ImageSettings {
     /// A file of settings for NCCL.
     #[serde(default)]
     pub conf: Option<String>,
-    /// Where it is described.
+    /// Its documentation.
     pub link: String,
 }
 
-/// A value that holds on this fabric.
+/// A value for this fabric.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Setting {
-    /// The variable.
     pub name: String,
-    /// Its value.
     pub value: String,
-    /// Why.
     pub reason: String,
-    /// Where that is from.
+    /// The source.
     pub link: String,
 }
 
-/// A variable that is left alone.
+/// A variable that is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Left {
-    /// The variable.
     pub name: String,
-    /// Why.
     pub reason: String,
-    /// Where that is from.
+    /// The source.
     pub link: String,
 }
 
-/// What a profile is chosen by: one node.
+/// One node, as far as the choice of a profile needs it.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
-    /// Labels.
     pub labels: &'a BTreeMap<String, String>,
-    /// What it offers.
+    /// Resources that it offers.
     pub allocatable: &'a Resources,
-    /// What its agent reports.
+    /// The report of its agent.
     pub facts: Option<&'a GPUTopologyStatus>,
 }
 
@@ -216,9 +207,7 @@ pub struct Site<'a> {
 pub struct ProfileError {
     /// Path of the field.
     pub field: String,
-    /// What was got.
     pub got: String,
-    /// What was expected.
     pub expected: String,
 }
 
@@ -226,11 +215,11 @@ impl Profile {
     /// Reads and checks a profile.
     ///
     /// # Errors
-    /// Text that has not the form of a profile, a variable that nobody reads, a value that its reader does not take.
+    /// Text that is not a profile, a variable that nobody reads, or a value that its reader does not accept.
     pub fn parse(text: &str) -> Result<Profile, ProfileError> {
         let wrong = |error: serde_saphyr::Error| ProfileError {
             field: "profile".into(),
-            // What prints this says that it is an error.
+            // The caller adds the prefix `error`.
             got: error.to_string().trim_start_matches("error: ").to_string(),
             expected: "the fields of docs/fabric.md".into(),
         };
@@ -250,7 +239,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Whether every variable has a reader, every value is one that its reader takes, and nothing is said twice.
+    /// Checks that every variable has a reader which accepts the value, and that nothing is listed twice.
     ///
     /// # Errors
     /// The first field that is wrong.
@@ -306,7 +295,7 @@ impl Profile {
         Ok(())
     }
 
-    /// This profile, and what it does not say from the pack below it.
+    /// This profile, completed from the pack it extends.
     fn over(self, base: Profile) -> Profile {
         let settings: Vec<Setting> = {
             let own =
@@ -335,7 +324,7 @@ impl Profile {
         }
     }
 
-    /// Whether it is for this node.
+    /// Whether it applies to this node.
     pub fn fits(&self, site: &Site<'_>) -> bool {
         let Some(detect) = &self.detect else { return true };
         let label = |(name, beginnings): (&String, &Beginnings)| {
@@ -349,7 +338,7 @@ impl Profile {
     }
 }
 
-/// A variable that somebody reads; of NCCL's a release that is current.
+/// A variable that some program reads; NCCL's must be read by a current release.
 fn known(name: &str) -> Result<(), String> {
     if let Some(key) = nccl::find(name) {
         return match key.gone {
@@ -366,7 +355,13 @@ fn known(name: &str) -> Result<(), String> {
     if variables::is_name(name) { Ok(()) } else { Err("letters, digits and `_`, not beginning with a digit".into()) }
 }
 
-/// Link layer of the RDMA ports that are for training; `None`: there are some, and nobody says of which.
+/// RDMA ports that are for training.
+pub fn training_ports(facts: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
+    let ports = report::training_nics(facts).into_iter().map(|nic| &facts.nics[nic]);
+    ports.filter(|nic| nic.rdma_device.is_some())
+}
+
+/// Link layer of the RDMA ports that are for training; `None`: there are some, of unknown link layer.
 pub fn link_layer(facts: &GPUTopologyStatus) -> Option<LinkLayer> {
     let mut ports = training_ports(facts).peekable();
     if ports.peek().is_none() {
@@ -376,7 +371,7 @@ pub fn link_layer(facts: &GPUTopologyStatus) -> Option<LinkLayer> {
     Some(if layer == INFINIBAND { LinkLayer::InfiniBand } else { LinkLayer::Ethernet })
 }
 
-/// The packs that are shipped.
+/// The packs that ship with the program.
 pub fn packs() -> &'static [Profile] {
     static READ: LazyLock<Vec<Profile>> = LazyLock::new(|| {
         let parse = |text: &&str| serde_saphyr::from_str(text).expect("invariant: a test reads every pack");
@@ -390,7 +385,7 @@ pub fn named(name: &str) -> Option<&'static Profile> {
     packs().iter().find(|pack| pack.name == name)
 }
 
-/// The pack that fits all of these nodes; `None`: they are not alike, or there are none.
+/// The pack that applies to all of these nodes; `None`: they differ, or there are none.
 pub fn detect<'a>(sites: impl IntoIterator<Item = Site<'a>>) -> Option<&'static Profile> {
     let mut found = sites.into_iter().map(|site| packs().iter().find(|pack| pack.fits(&site)));
     let first = found.next()??;

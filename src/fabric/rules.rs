@@ -1,7 +1,7 @@
-//! The rule table: every variable that is set or deliberately left alone, when, to what, and why.
+//! The rule table: every variable that is set or deliberately not set, when, to what, and why.
 //!
 //! Sources: NCCL's user guide 2.30.7 (`env.rst`, `troubleshooting/*.rst`) and code (`src/transport/net_ib/*.cc`, `src/misc/socket.cc`,
-//! `src/init.cc`, `src/mnnvl.cc`); where an issue tells what went wrong it is named with the rule.
+//! `src/init.cc`, `src/mnnvl.cc`); if an issue describes a failure, the rule names it.
 
 mod interfaces;
 mod ports;
@@ -12,7 +12,8 @@ use super::gang::Gang;
 use crate::variables::nccl::{self, GUIDE, Section};
 use interfaces::{plain_interface, socket_interface};
 use ports::{address_family, address_range, debug, gid_index, hca, ib_disable, net, of_switches, topology_file};
-use switchyard_crds::{DecisionClass, Framework};
+use switchyard_crds::{DecisionClass, FabricDecision, Framework};
+use switchyard_worker_contract::CpuList;
 
 /// Where NCCL's troubleshooting pages are.
 const TROUBLE: &str = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html";
@@ -22,23 +23,25 @@ const TORCH: &str = "https://docs.pytorch.org/docs/stable/torch_nccl_environment
 const GLOO: &str = "https://docs.pytorch.org/docs/stable/distributed.html";
 /// The variable that names NCCL's file.
 pub const CONF_FILE: &str = "NCCL_CONF_FILE";
+/// The file in the trainer: the image's settings, then ours.
+pub const CONF_PATH: &str = "/etc/switchyard/fabric/nccl.conf";
 
 /// What is decided for a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Outcome {
-    /// The value; `None`: left alone.
+    /// The value; `None`: not set.
     pub value: Option<String>,
     pub reason: String,
-    /// The fact and where it is from.
+    /// The fact and its source.
     pub evidence: String,
 }
 
 /// How a decision is reached.
 #[derive(Clone, Copy)]
 pub(super) enum Decide {
-    /// Always left alone.
+    /// Never set.
     Leave(&'static str),
-    /// By the facts of the node.
+    /// From the facts of the node.
     Node(fn(&Gang<'_>, u32) -> Outcome),
     /// The same for all nodes.
     Gang(fn(&Gang<'_>) -> Outcome),
@@ -161,12 +164,12 @@ pub(super) const RULES: [Rule; 52] = [
         "NCCL_IB_ROCE_VERSION_NUM",
         May,
         NcclNodes,
-        Leave("NCCL takes RoCE v2, which routers pass on, unless it is told otherwise"),
+        Leave("NCCL uses RoCE v2, which routers forward, by default"),
         GUIDE,
     ),
     rule("NCCL_IB_ADDR_RANGE", May, NcclNodes, Node(address_range), GUIDE),
     rule("NCCL_DEBUG", May, NcclNodes, Once(debug), GUIDE),
-    // What only the fabric's administrator can know.
+    // Known only to the fabric's administrator.
     rule("NCCL_IB_TC", May, NcclNodes, Once(of_switches), GUIDE),
     rule("NCCL_IB_FIFO_TC", May, NcclNodes, Once(of_switches), GUIDE),
     rule("NCCL_IB_SL", May, NcclNodes, Once(of_switches), GUIDE),
@@ -175,7 +178,7 @@ pub(super) const RULES: [Rule; 52] = [
         Never,
         NcclNodes,
         Leave(
-            "more queue pairs help RoCE without adaptive routing to spread over equal paths; whether that is so, the profile has to say",
+            "more queue pairs help RoCE without adaptive routing to spread over equal paths; the profile has to say whether that applies",
         ),
         TROUBLE,
     ),
@@ -210,7 +213,7 @@ pub(super) const RULES: [Rule; 52] = [
         Leave("NCCL decides by the graph; 0 is for fabrics without links between rails, which a profile says"),
         GUIDE,
     ),
-    // What NCCL decides better.
+    // Better decided by NCCL.
     rule(
         "NCCL_NET_GDR_LEVEL",
         Never,
@@ -334,7 +337,7 @@ pub(super) const RULES: [Rule; 52] = [
     ),
     rule("NCCL_HOSTID", Never, Nccl, Leave("one pod per node of a gang: no two pods have to pass for one host"), GUIDE),
     rule("NCCL_RAS_ENABLE", Never, Nccl, Leave("listens on the loopback interface of the pod only"), GUIDE),
-    // What belongs to others.
+    // Owned by others.
     rule(
         "CUDA_VISIBLE_DEVICES",
         Never,
@@ -360,7 +363,7 @@ pub(super) const RULES: [Rule; 52] = [
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         Never,
         Torch,
-        Leave("the watchdog's own time is enough to tell a hang from a slow step"),
+        Leave("the watchdog's default time is enough to distinguish a hang from a slow step"),
         TORCH,
     ),
     rule(
@@ -403,7 +406,13 @@ fn set(value: impl Into<String>, reason: impl Into<String>, evidence: impl Into<
     Outcome { value: Some(value.into()), ..leave(reason, evidence) }
 }
 
-/// Where the vendor has a variable.
+/// Whether a decision is for the node of this rank.
+pub(super) fn is_for(decision: &FabricDecision, rank: u32) -> bool {
+    let Some(nodes) = &decision.nodes else { return true };
+    nodes.parse::<CpuList>().is_ok_and(|nodes| nodes.iter().any(|node| node == rank))
+}
+
+/// The vendor's section about a variable.
 fn section(name: &str) -> String {
     match nccl::find(name).map(|key| key.section) {
         Some(Section::System) => "section \"System configuration\" of NCCL's user guide: may stay in scripts".into(),
@@ -417,7 +426,7 @@ fn conf_file(gang: &Gang<'_>) -> Outcome {
     let image = gang.profile.and_then(|profile| profile.image.as_ref()?.conf.as_deref());
     let merged = image.map(|path| format!(", {path} of the image before it")).unwrap_or_default();
     set(
-        super::conf::PATH,
+        CONF_PATH,
         format!("names of interfaces and adapters differ from node to node: each pod has a file of its own{merged}"),
         "NCCL sets from files only what the environment has not set (src/misc/param.cc): a user's value always wins",
     )

@@ -1,4 +1,4 @@
-//! What the log of a node says about how its ranks reach others: the first lines of NCCL, or the events of our own engine.
+//! The log of a node about how its ranks reach others: the first lines of NCCL, or the events of our own engine.
 //!
 //! NCCL prints them with `NCCL_DEBUG=INFO` only. Their forms, by release: the network as `Using network IB` (2.6 and newer; since 2.25 also
 //! `Assigned NET plugin IB to comm`), links as `Channel 00/0 : 3[3] -> 8[0] [send] via NET/IB/0/GDRDMA`, `… via P2P/IPC`, `… via SHM/…`
@@ -11,7 +11,7 @@ use switchyard_worker_contract::event::{Event, Link, Measured};
 /// Characters of a quoted line.
 const QUOTED: usize = 120;
 
-/// What the log of one node says so far.
+/// The contents of the log of one node so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seen {
     /// Networks that NCCL says it uses.
@@ -20,9 +20,9 @@ pub struct Seen {
     pub ways: BTreeMap<Way, String>,
     /// Providers of libfabric.
     pub providers: Vec<String>,
-    /// What our own ranks measured.
+    /// Measurements of our own ranks.
     pub measured: Option<Measured>,
-    /// Whether all is said that will be.
+    /// Whether the log is complete.
     pub is_complete: bool,
 }
 
@@ -33,9 +33,8 @@ pub enum Way {
     Domain,
     /// From GPU to GPU.
     Peer,
-    /// Memory of the host.
     HostMemory,
-    /// A network. `direct`: from and to the memory of GPUs; of receiving ends NCCL says it as well.
+    /// A network. `direct`: from and to the memory of GPUs; NCCL logs it for receiving ends as well.
     Network {
         /// NCCL's name of it, such as `IB`, `Socket` or `AWS Libfabric`.
         name: String,
@@ -69,7 +68,7 @@ impl Seen {
         seen
     }
 
-    /// Nothing is said that could be compared.
+    /// Whether there is nothing to compare.
     pub fn is_silent(&self) -> bool {
         self.networks.is_empty() && self.ways.is_empty()
     }
@@ -109,7 +108,7 @@ fn note(list: &mut Vec<String>, name: &str) {
     }
 }
 
-/// The way of a line about a channel: `Channel 00/0 : 3[3] -> 8[0] [send] via NET/IB/0/GDRDMA`; before 2.5 `Ring 00 : 3 -> 8 [send] via …`.
+/// The path in a line about a channel: `Channel 00/0 : 3[3] -> 8[0] [send] via NET/IB/0/GDRDMA`; before 2.5 `Ring 00 : 3 -> 8 [send] via …`.
 fn channel(said: &str) -> Option<Way> {
     if !said.starts_with("Channel ") && !said.starts_with("Ring ") {
         return None;

@@ -6,30 +6,14 @@ use crate::index::Index;
 use crate::job::{Key, attempt_of, is_live, placement_of};
 use crate::reservation::Reservation;
 use crate::usage::{Share, Usage, Without};
-use jiff::Timestamp;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
-use switchyard_plan::cluster::gang::{self, Question};
-use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan as plan;
+use switchyard_plan::cluster::gang;
 use switchyard_plan::cluster::turn::{self, Turn};
 use switchyard_plan::cluster::view;
-use switchyard_plan::objects::{CLAIM, Defaults};
-use switchyard_plan::{self as plan, ValidJob};
-
-/// Settings of the operator that decide about places.
-#[derive(Debug, Clone, Copy)]
-pub struct Rules<'a> {
-    pub defaults: &'a Defaults,
-    pub levels: &'a Levels,
-    pub now: Timestamp,
-}
-
-/// A job that looks for a place.
-pub struct Asker<'a> {
-    pub job: &'a TrainJob,
-    pub valid: &'a ValidJob,
-    pub rules: Rules<'a>,
-}
+use switchyard_plan::cluster::{PlacementRules, Question};
+use switchyard_plan::objects::Kind;
 
 /// Jobs that give way, and where the one that they give way to goes then.
 pub struct Departure {
@@ -37,17 +21,10 @@ pub struct Departure {
     nodes: Vec<PlacedNode>,
 }
 
-impl Asker<'_> {
-    pub fn question<'a>(&'a self, usage: &'a Usage) -> Question<'a> {
-        let Rules { defaults, levels, now } = self.rules;
-        Question { job: self.job, valid: self.valid, defaults, levels, now, nodes: usage.nodes() }
-    }
-
-    /// Where it would go without these.
-    fn place_without(&self, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
-        let without = Without::new(usage, takers);
-        gang::place(&self.question(&without)).ok().map(|placed| placed.status.nodes)
-    }
+/// Where a job would go without these takers.
+fn place_without(question: &Question<'_>, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
+    let without = Without::new(usage, takers);
+    gang::place(question, without.nodes()).ok().map(|placed| placed.status.nodes)
 }
 
 impl Index {
@@ -67,7 +44,7 @@ impl Index {
         let Some(family) = self.families.get(uid) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
         // A claim keeps its devices for a while after its pod is gone, whose name it has.
-        let is_theirs = |(kind, name): &(&str, String)| *kind == CLAIM && is_of(view::position(name).0);
+        let is_theirs = |(kind, name): &(Kind, String)| *kind == Kind::ResourceClaim && is_of(view::position(name).0);
         let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
         pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
     }
@@ -141,12 +118,12 @@ impl Index {
     }
 
     /// A job found no place. At the head of the queue it holds nodes, and jobs of lower priority may have to give way: those are answered.
-    pub fn waits(&mut self, key: &Key, rules: Rules<'_>) -> Vec<Key> {
+    pub fn waits(&mut self, key: &Key, rules: PlacementRules<'_>) -> Vec<Key> {
         let Some(job) = self.jobs.get(key).cloned() else { return Vec::new() };
         let Ok(valid) = plan::validate(&job) else { return Vec::new() };
         let uid = job.metadata.uid.clone().unwrap_or_default();
         let turn = self.turn(&job);
-        let asker = Asker { job: &job, valid: &valid, rules };
+        let question = Question { job: &job, valid: &valid, rules };
         if !self.is_head(key, &turn) {
             self.waits_no_more(&uid);
             return Vec::new();
@@ -155,10 +132,10 @@ impl Index {
         let mut without = Without::new(self, &aside);
         let is_kept = without.reservation.as_ref().is_some_and(|held| held.uid == uid && without.is_usable(held));
         // What others leave for it is what it holds, or they would be the first to take it again.
-        let (victims, reserved) = match without.departure(&asker, &turn) {
+        let (victims, reserved) = match without.departure(&question, &turn) {
             Some(Departure { victims, nodes }) => (victims, Some(Some(nodes))),
             None if is_kept => (Vec::new(), None),
-            None => (Vec::new(), Some(turn::reserve(&asker.question(&without.usage)))),
+            None => (Vec::new(), Some(turn::reserve(&question, without.usage.nodes()))),
         };
         drop(without);
         let hopeless = matches!(reserved, Some(None));
@@ -169,7 +146,7 @@ impl Index {
             self.release(&uid);
         }
         if let Some(Some(nodes)) = reserved {
-            self.reserve(Reservation { uid, turn, nodes }, &asker);
+            self.reserve(Reservation { uid, turn, nodes }, &question);
         }
         victims
     }
@@ -201,17 +178,17 @@ impl Index {
         })
     }
 
-    fn reserve(&mut self, next: Reservation, asker: &Asker<'_>) {
+    fn reserve(&mut self, next: Reservation, question: &Question<'_>) {
         if let Some(before) = self.reservation.as_ref().map(|before| before.uid.clone()) {
             self.release(&before);
         }
-        self.hold(asker, next.takers(), &next.nodes);
+        self.hold(question, next.takers(), &next.nodes);
         self.reservation = Some(next);
     }
 
     /// Takes what the pods of a job would take on these nodes, one taker for each.
-    pub fn hold(&mut self, asker: &Asker<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
-        let amount = asker.valid.pod.requests(asker.job.status.as_ref());
+    pub fn hold(&mut self, question: &Question<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
+        let amount = question.valid.pod.requests(question.job.status.as_ref());
         for (taker, placed) in takers.zip(nodes) {
             let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
             self.usage.set_share(&taker, Some(share));
@@ -219,8 +196,8 @@ impl Index {
     }
 
     /// The jobs that have to give way: none while others do already that are enough. `None`: that would not help.
-    pub fn departure(&mut self, asker: &Asker<'_>, turn: &Turn) -> Option<Departure> {
-        if asker.job.spec.topology_policy.preemption != Preemption::LowerPriority {
+    pub fn departure(&mut self, question: &Question<'_>, turn: &Turn) -> Option<Departure> {
+        if question.job.spec.topology_policy.preemption != Preemption::LowerPriority {
             return None;
         }
         let mut leaving = Vec::new();
@@ -240,7 +217,7 @@ impl Index {
         let mut place_without = |without: &[usize]| {
             let theirs = without.iter().flat_map(|candidate| candidates[*candidate].2.iter());
             let takers: Vec<String> = leaving.iter().chain(theirs).cloned().collect();
-            asker.place_without(&mut self.usage, &takers)
+            place_without(question, &mut self.usage, &takers)
         };
         let chosen = turn::fewest(candidates.len(), |without| place_without(without).is_some())?;
         let nodes = place_without(&chosen)?;

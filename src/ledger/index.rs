@@ -17,6 +17,7 @@ use std::sync::Arc;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
+use switchyard_plan::objects::Kind;
 use switchyard_worker_contract::event::Summary;
 
 /// A job that cannot be read, and why.
@@ -50,7 +51,7 @@ struct Kept {
 pub struct Family {
     pub key: Option<Key>,
     pub pods: BTreeMap<Slot, PodView>,
-    pub objects: BTreeMap<(&'static str, String), ObjectView>,
+    pub objects: BTreeMap<(Kind, String), ObjectView>,
     /// A place that was decided a moment ago and is not in the cache yet.
     pub assumed: Option<(u32, PlacementStatus)>,
     pub own: OwnWrites,
@@ -243,8 +244,8 @@ impl Index {
     }
 
     /// An object other than a pod appeared or changed.
-    pub fn apply_object(&mut self, kind: &'static str, metadata: &ObjectMeta, content: serde_json::Value) -> Effect {
-        self.saw(kind, metadata);
+    pub fn apply_object(&mut self, kind: Kind, metadata: &ObjectMeta, content: serde_json::Value) -> Effect {
+        self.saw(kind.name(), metadata);
         let mut effect = Effect::default();
         let (Some(job), Some(name)) = (label(metadata, labels::JOB_UID), metadata.name.clone()) else { return effect };
         let next = ObjectView {
@@ -262,8 +263,8 @@ impl Index {
     }
 
     /// An object other than a pod is gone, or lost its label.
-    pub fn delete_object(&mut self, kind: &'static str, metadata: &ObjectMeta) -> Effect {
-        self.saw(kind, metadata);
+    pub fn delete_object(&mut self, kind: Kind, metadata: &ObjectMeta) -> Effect {
+        self.saw(kind.name(), metadata);
         let mut effect = Effect::default();
         let name = metadata.name.clone().unwrap_or_default();
         let place = (kind, name);

@@ -1,6 +1,5 @@
 //! A cluster as a list of objects, looked at as the controller looks at it: what it would decide, and why. No client, no clock.
 
-use crate::contention::{Asker, Rules};
 use crate::index::Index;
 use crate::job::{Key, attempt_of, key_of};
 use crate::usage::Without;
@@ -10,12 +9,14 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, conditions};
+use switchyard_plan::cluster::allocation;
 use switchyard_plan::cluster::fabric::{self, Decided};
 use switchyard_plan::cluster::gang::{self, Placed};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{NoPlace, is_over};
-use switchyard_plan::objects::{CLAIM, Defaults, observed_content, pod};
+use switchyard_plan::cluster::{PlacementRules, Question};
+use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
 /// Kinds that matter for placement; others are ignored.
@@ -96,7 +97,7 @@ impl Cluster {
             "Pod" => drop(index.apply_pod(&read(item)?)),
             "TrainJob" => drop(index.apply_job(read(item)?)),
             "ResourceSlice" => drop(index.apply_slice(&read(item)?, &self.defaults.gpu_driver)),
-            CLAIM => drop(index.apply_claim(&read(item)?, observed_content(item))),
+            "ResourceClaim" => drop(index.apply_claim(&read(item)?, observed_content(item))),
             // As in the controller, a report that cannot be read costs its own node only.
             "GPUTopology" => match read::<GPUTopology>(item) {
                 Ok(report) => drop(index.apply_report(&report.metadata, Ok(&report))),
@@ -126,7 +127,7 @@ impl Cluster {
         let mut waiting: Vec<Key> =
             self.index.jobs.iter().filter(|(_, job)| waits(job)).map(|(key, _)| key.clone()).collect();
         self.index.waiting.extend(waiting.iter().cloned());
-        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
         for key in waiting {
             self.index.waits(&key, rules);
@@ -166,7 +167,7 @@ impl Cluster {
         let valid = validate(&job)?;
         let uid = job.metadata.uid.get_or_insert_with(|| "new".to_string()).clone();
         job.metadata.namespace.get_or_insert_with(|| self.namespace.clone());
-        let allocation = gang::allocation(&job, self.index.usage.nodes());
+        let allocation = allocation::allocation(&job, self.index.usage.nodes());
         let attempt = attempt_of(&job).max(1);
         let status = job.status.get_or_insert_default();
         (status.device_allocation, status.attempt) = (allocation, Some(attempt as i32));
@@ -187,17 +188,16 @@ impl Cluster {
         let held_for = without.held_for(&job);
         let free = without.not_in_the_way(&job);
         without.and(&free);
-        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
-        let asker = Asker { job: &job, valid: &valid, rules };
-        let question = asker.question(&without.usage);
-        let place = gang::place(&question);
+        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        let question = Question { job: &job, valid: &valid, rules };
+        let place = gang::place(&question, without.usage.nodes());
         let decided = place.as_ref().ok().map(|placed| {
-            let decided = fabric::decide(&question, &placed.status)?;
+            let decided = fabric::decide(&question, without.usage.nodes(), &placed.status)?;
             fabric::enforced(&job, decided.as_ref()).map_or(Ok(decided), Err)
         });
         let fabric = decided.and_then(|decided| decided.map_err(|refused| refused.to_string()).transpose());
         let turn = without.turn(&job);
-        let departure = if place.is_err() { without.departure(&asker, &turn) } else { None };
+        let departure = if place.is_err() { without.departure(&question, &turn) } else { None };
         let victims = departure.map(|departure| departure.victims).unwrap_or_default();
         drop(without);
         Ok(Verdict { place, held_for, victims: victims.iter().map(ToString::to_string).collect(), fabric })
@@ -218,9 +218,9 @@ impl Cluster {
     /// Places a job: for later questions its resources are taken.
     pub fn settle(&mut self, job: &TrainJob, placed: &Placed) {
         let Ok(valid) = validate(job) else { return };
-        let rules = Rules { defaults: &self.defaults, levels: &self.levels, now: self.now };
+        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let takers = (0..).map(|rank: usize| format!("settled/{}/{rank}", key_of(&job.metadata)));
-        self.index.hold(&Asker { job, valid: &valid, rules }, takers, &placed.status.nodes);
+        self.index.hold(&Question { job, valid: &valid, rules }, takers, &placed.status.nodes);
     }
 }
 

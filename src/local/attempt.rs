@@ -1,9 +1,10 @@
-//! One attempt: starts the processes of a plan, listens to them, and ends them all when one fails or a stop is asked for.
+//! One attempt: starts the processes of a plan, reads their events, and ends them all when one fails or a stop is requested.
 
 #[cfg(test)]
 mod tests;
 
 use super::cause::{RootCause, root_cause};
+use super::error::AttemptError;
 use super::process::{Heard, Message, Process, next_exit, start};
 use super::progress::Interval;
 use super::run_dir::{LogFile, RunDir, RunDirError};
@@ -11,7 +12,6 @@ use super::worker::Worker;
 use super::{Observer, Update};
 use jiff::Timestamp;
 use rustix::process::Signal;
-use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::{ExitStatus, Stdio};
@@ -26,16 +26,16 @@ use tokio::time::Instant;
 /// After the first failure the other ranks have this long to stop by themselves, with the root cause in their logs.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_millis(1200);
 
-/// After a stop was asked for the ranks have this long to finish their step.
+/// After a stop request, the ranks have this long to finish their step.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(4);
 
-/// The same where they save a checkpoint then; as long as in a pod.
+/// The same if they save a checkpoint first; as long as in a pod.
 const GRACE_TO_SAVE: Duration = Duration::from_secs(30);
 
-/// After the last process has ended its pipes have this long to run dry.
+/// After the last process has ended, its pipes have this long to drain.
 const GRACE_FOR_PIPES: Duration = Duration::from_secs(1);
 
-/// What became of an attempt.
+/// The outcome of an attempt.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub end: AttemptEnd,
@@ -44,29 +44,8 @@ pub(super) struct Ended {
     pub interval: Option<Interval>,
     /// Seconds from ready to the end.
     pub seconds: f64,
-    /// Steps that a checkpoint had done already.
+    /// Steps that the checkpoint had already done.
     pub resumed_step: u64,
-}
-
-/// An attempt that could not be watched to its end.
-#[derive(Debug, thiserror::Error)]
-pub enum AttemptError {
-    /// A process could not be started.
-    #[error("cannot start {program} for rank {rank}: {source}")]
-    Start {
-        /// The rank.
-        rank: u32,
-        /// The program.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// A log or event could not be written.
-    #[error("{0}; all ranks were stopped")]
-    Log(#[from] RunDirError),
-    /// Signals cannot be listened to.
-    #[error("cannot listen to signals: {0}")]
-    Signals(io::Error),
 }
 
 /// Stop requests from outside.
@@ -93,7 +72,7 @@ impl Signals {
     }
 }
 
-/// Starts every process of `plan` and stays until all have ended.
+/// Starts every process of `plan` and waits until all have ended.
 pub(super) async fn run(
     plan: &LocalPlan,
     worker: &Worker,
@@ -117,7 +96,7 @@ pub(super) async fn run(
     };
     let mut listener = Some(OwnedFd::from(listener));
     for (index, process) in plan.processes().enumerate() {
-        // Rank 0 gets the listening socket as its standard input: the port cannot be lost to another program in between.
+        // Rank 0 gets the listening socket as its standard input: no other program can take the port in between.
         let stdin = listener.take().map_or_else(Stdio::null, Stdio::from);
         match start(process, index, plan.attempt, worker, stdin, run_dir, &sender) {
             Ok(process) => group.processes.push(process),
@@ -133,7 +112,7 @@ pub(super) async fn run(
     group.ended()
 }
 
-/// The processes of an attempt and what is known of it.
+/// The processes of an attempt and its state.
 struct Group<'a> {
     plan: &'a LocalPlan,
     processes: Vec<Process>,
@@ -145,12 +124,12 @@ struct Group<'a> {
     log_failed: Option<RunDirError>,
     stopped: Option<Exit>,
     ready_at: Option<Instant>,
-    /// When patience with what still runs, or with pipes that stay open, ends.
+    /// Deadline for processes that still run, or for pipes that stay open.
     kill_at: Option<Instant>,
 }
 
 impl Group<'_> {
-    /// Stays until every process has ended and everything they printed is read.
+    /// Waits until every process has ended and all their output is read.
     async fn watch(&mut self, mut messages: Receiver<Message>, signals: &mut Signals, observer: &mut dyn Observer) {
         let mut listening = true;
         while self.running() > 0 || listening {
@@ -219,7 +198,7 @@ impl Group<'_> {
             self.on_failure(index);
         }
         if self.running() == 0 {
-            // What is still in the pipes arrives within this time; a stray process that keeps one open does not hold us.
+            // What is still in the pipes arrives within this time; a stray process that keeps one open does not block us.
             self.kill_at = Some(Instant::now() + GRACE_FOR_PIPES);
         }
     }
@@ -246,7 +225,7 @@ impl Group<'_> {
         }
     }
 
-    /// A run that leaves no trace of what it does is not continued.
+    /// A run that can no longer be recorded is stopped.
     fn give_up_on_log(&mut self, error: RunDirError) {
         if self.log_failed.is_none() {
             self.log_failed = Some(error);
@@ -254,7 +233,7 @@ impl Group<'_> {
         }
     }
 
-    /// What became of the attempt, once all processes have ended.
+    /// The outcome of the attempt, once all processes have ended.
     fn ended(self) -> Result<Ended, AttemptError> {
         if let Some(error) = self.log_failed {
             return Err(error.into());
@@ -278,7 +257,7 @@ impl Group<'_> {
         Ok(Ended { end, cause, finished, interval: self.interval, seconds, resumed_step })
     }
 
-    /// What was heard of every rank.
+    /// The events of every rank.
     fn heard(&self) -> impl Iterator<Item = &Heard> {
         self.processes.iter().flat_map(|process| &process.heard)
     }

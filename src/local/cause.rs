@@ -1,4 +1,4 @@
-//! Which rank failed first, and why: a pure answer from what was seen of all of them.
+//! Which rank failed first, and why: a pure function of what was observed of all of them.
 
 use std::process::ExitStatus;
 use switchyard_worker_contract::event::Failure;
@@ -9,15 +9,13 @@ use switchyard_worker_contract::exit::{Exit, describe};
 pub struct RootCause {
     /// The rank that failed first.
     pub rank: u32,
-    /// Its process.
     pub pid: u32,
     /// What happened.
     pub cause: String,
-    /// What it, or its peers, were doing; empty when not known.
+    /// What it, or its peers, were doing; empty if unknown.
     pub during: String,
     /// Exit code of that rank; `None` when a signal ended it.
     pub code: Option<i32>,
-    /// Its log.
     pub log: RankLog,
     /// Ranks that stopped because of it.
     pub others: Vec<u32>,
@@ -26,30 +24,28 @@ pub struct RootCause {
 /// The end of a rank's log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RankLog {
-    /// Where it lies.
+    /// Its path.
     pub path: String,
     /// The last lines.
     pub tail: Vec<String>,
 }
 
-/// What was seen of a rank.
+/// What was observed of a rank.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
-    /// Its process.
     pub pid: u32,
     /// How it ended; `None` while it runs.
     pub ended: Option<ExitStatus>,
-    /// Ended by us after the grace: not a cause.
+    /// Ended by us after the grace period: not a cause.
     pub killed: bool,
-    /// What it said about a failure.
+    /// Its own report of a failure.
     pub failure: Option<Failure>,
-    /// Its log.
     pub log: RankLog,
 }
 
-/// The first failure: a rank that ended by itself and does not blame another one; else the rank that its peers blame. Of several that
-/// ended by themselves it is the one that the group has agreed on: what was heard first is a matter of pipes and of how long a
-/// process takes to end. `first_failed` is the rank that was heard of first.
+/// The first failure: a rank that ended by itself and does not blame another one; else the rank that its peers blame. Of several that ended by
+/// themselves it is the one that the group agreed on, because the order of arrival depends on pipes and on how long a process takes to end.
+/// `first_failed` is the rank whose failure arrived first.
 pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCause {
     let blames_another =
         |rank: &Seen| rank.ended.and_then(|status| status.code()) == Some(i32::from(Exit::PeerFailure.code()));
@@ -73,7 +69,7 @@ pub(super) fn root_cause(ranks: &[&Seen], first_failed: Option<usize>) -> RootCa
         _ => (Some(i32::from(Exit::OwnFailure.code())), "did not answer and was ended".to_string()),
     };
     let cause = match (&rank.failure, blamed) {
-        // Its own words are worth more than its exit code, and that more than what its peers saw.
+        // Its own report is better evidence than its exit code, and that is better than what its peers saw.
         (Some(own), _) => format!("{} ({ended})", own.cause),
         (None, Some(seen)) if rank.killed || rank.ended.is_none() => format!("{} ({ended})", seen.cause),
         (None, _) => ended,
@@ -154,7 +150,7 @@ mod tests {
                 "heard of {heard} first"
             );
         }
-        // A rank that is blamed and lives on is not the cause where another one has failed.
+        // A rank that is blamed but keeps running is not the cause if another one has failed.
         assert_eq!(root_cause(&[&Seen::default(), &signalled(11), &blaming(0, 2)], Some(1)).rank, 1);
     }
 }

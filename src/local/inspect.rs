@@ -1,4 +1,4 @@
-//! Asks the worker what it would do, before anything starts: data, static plan, memory.
+//! Asks the worker for its data, static plan and memory, before anything starts.
 
 use super::worker::Worker;
 use std::io;
@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 /// Why the job cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// The worker refused, and said why.
+    /// The worker refused, with a reason.
     #[error("{message}")]
     Refused {
         /// The worker's words.
@@ -20,18 +20,12 @@ pub enum InspectError {
         /// Its exit code.
         exit: Exit,
     },
-    /// The worker could not be asked.
+    /// The worker could not be started.
     #[error("cannot run {program}: {source}")]
-    Start {
-        /// The program.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The worker ended without an answer.
-    #[error("{program} inspect ended with {status} and no answer: {stderr}")]
+    Start { program: String, source: io::Error },
+    /// The worker ended without a result.
+    #[error("{program} inspect ended with {status} and no result: {stderr}")]
     NoAnswer {
-        /// The program.
         program: String,
         /// How it ended.
         status: String,
@@ -41,7 +35,7 @@ pub enum InspectError {
 }
 
 impl InspectError {
-    /// The exit code that fits.
+    /// The exit code for this error.
     pub fn exit(&self) -> Exit {
         match self {
             InspectError::Refused { exit, .. } => *exit,
@@ -54,7 +48,7 @@ impl InspectError {
 /// rank. Ends the worker when the future is dropped.
 ///
 /// # Errors
-/// The worker refuses the configuration or its data, or cannot be asked.
+/// The worker refuses the configuration or its data, or cannot be started.
 pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, InspectError> {
     let program = worker.path.display().to_string();
     let start = |source| InspectError::Start { program: program.clone(), source };
@@ -71,7 +65,7 @@ pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, In
         .map_err(start)?;
     let config = serde_json::to_vec(&plan.engine).expect("invariant: an engine configuration serialises to JSON");
     if let Some(mut stdin) = child.stdin.take() {
-        // A worker that ends without reading says why itself.
+        // A worker that ends without reading reports the reason itself.
         let _ = stdin.write_all(&config).await;
     }
     let output = child.wait_with_output().await.map_err(start)?;
@@ -79,7 +73,7 @@ pub async fn inspect(worker: &Worker, plan: &LocalPlan) -> Result<Inspection, In
     if output.status.success() {
         return serde_json::from_slice(&output.stdout).map_err(|error| InspectError::NoAnswer {
             program: program.clone(),
-            status: "an answer this version cannot read".into(),
+            status: "output that this version cannot read".into(),
             stderr: error.to_string(),
         });
     }

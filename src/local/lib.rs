@@ -3,15 +3,15 @@
 //! ```text
 //! plan ─> inspect (worker, before anything starts) ─> run directory ─> attempt ─> ... ─> status.yaml
 //!                                                        ^                 | a rank failed
-//!                                                        └── plan::restart ┘
+//!                                                        └─ plan::local::next ┘
 //! ```
 //!
-//! What to do is decided in [`switchyard_plan`]; here it is done. What a person sees is decided in [`switchyard_cli`], which is told by
-//! [`Update`]s.
+//! [`switchyard_plan`] decides; this crate acts. [`switchyard_cli`] decides what a person sees, from [`Update`]s.
 #![forbid(unsafe_code)]
 
 mod attempt;
 mod cause;
+mod error;
 mod inspect;
 mod process;
 mod progress;
@@ -19,8 +19,8 @@ mod run;
 mod run_dir;
 mod worker;
 
-pub use attempt::AttemptError;
 pub use cause::{RankLog, RootCause};
+pub use error::AttemptError;
 pub use inspect::InspectError;
 pub use progress::Interval;
 pub use run::{Outcome, RunError, run};
@@ -31,7 +31,7 @@ use switchyard_plan::local::LocalPlan;
 use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::{CheckpointReport, Finished, Inspection, Ready};
 
-/// What happens while a job runs, in order, for whoever shows it.
+/// What happens while a job runs, in order, for display.
 #[derive(Debug)]
 pub enum Update<'a> {
     /// Planned and examined; the first attempt starts next.
@@ -40,14 +40,12 @@ pub enum Update<'a> {
         plan: &'a LocalPlan,
         /// What the worker found in the data and the model.
         inspection: &'a Inspection,
-        /// Where everything of this run goes.
+        /// The directory of this run.
         run_dir: &'a RunDir,
     },
     /// The group of an attempt is complete and connected; training starts.
     Ready {
-        /// Attempt number.
         attempt: u32,
-        /// The plan of the attempt.
         plan: &'a LocalPlan,
         /// One per rank, in rank order.
         ranks: &'a [Ready],
@@ -60,14 +58,13 @@ pub enum Update<'a> {
         step: u64,
         /// The loss, nats.
         loss: f64,
-        /// Share classified right, where the model classifies.
+        /// Share classified correctly, if the model classifies.
         accuracy: Option<f64>,
     },
-    /// A checkpoint is complete, or was given up.
+    /// A checkpoint is complete, or was abandoned.
     Checkpoint(&'a CheckpointReport),
     /// A rank failed; all others are stopped.
     Failed {
-        /// Attempt number.
         attempt: u32,
         /// What happened first.
         cause: &'a RootCause,
@@ -76,16 +73,15 @@ pub enum Update<'a> {
     Restarting {
         /// Number of the attempt that starts.
         attempt: u32,
-        /// Whether there is a directory of checkpoints to go on from.
+        /// Whether there is a directory of checkpoints to resume from.
         saved: bool,
         /// Restarts so far, this one included.
         restarts: u32,
         /// Restarts allowed.
         max_restarts: u32,
     },
-    /// A stop was asked for; the ranks are told.
+    /// A stop was requested; the ranks are notified.
     Stopping {
-        /// Name of the signal.
         signal: &'a str,
         /// Whether they save a checkpoint first.
         saves: bool,
@@ -105,11 +101,11 @@ pub enum Update<'a> {
     },
 }
 
-/// Told of every [`Update`].
+/// Receives every [`Update`].
 pub trait Observer {
     /// Takes note of one update.
     ///
     /// # Errors
-    /// What should be kept of it cannot be written; the run is then given up.
+    /// Its record cannot be written; the run is then aborted.
     fn observe(&mut self, update: Update<'_>) -> Result<(), RunDirError>;
 }

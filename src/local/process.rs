@@ -1,7 +1,7 @@
-//! One process of an attempt, with one rank or several: started, listened to, waited for.
+//! One process of an attempt, with one rank or several: started, read, and waited for.
 
-use super::attempt::AttemptError;
 use super::cause::{RankLog, Seen};
+use super::error::AttemptError;
 use super::run_dir::{LogFile, RunDir, RunDirError};
 use super::worker::Worker;
 use rustix::process::{Pid, Signal};
@@ -20,7 +20,7 @@ use tokio::sync::mpsc::Sender;
 /// Lines of a log that an error shows.
 const TAIL_LINES: usize = 5;
 
-/// Longest line taken from a process; the rest of a longer one is cut.
+/// Longest line read from a process; the rest is cut off.
 const LONGEST_LINE: usize = 64 * 1024;
 
 /// Something that a process did, with its number in the plan.
@@ -33,7 +33,7 @@ pub(super) enum Message {
     LogFailed(RunDirError),
 }
 
-/// What a rank said.
+/// Events of a rank so far.
 #[derive(Default)]
 pub(super) struct Heard {
     pub ready: Option<Ready>,
@@ -41,7 +41,7 @@ pub(super) struct Heard {
     pub failure: Option<Failure>,
 }
 
-/// A process and what was seen of it.
+/// A process and what was observed of it.
 pub(super) struct Process {
     child: Child,
     pub seen: Seen,
@@ -52,19 +52,19 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// What was heard of the rank that an event names; of the first where it names none of this process.
+    /// The state of the rank that an event names; of the first one if it names no rank of this process.
     pub fn rank_of(&mut self, event: &Event) -> &mut Heard {
         let index = event.rank().and_then(|rank| rank.checked_sub(self.first_rank)).unwrap_or(0) as usize;
         let index = if index < self.heard.len() { index } else { 0 };
         &mut self.heard[index]
     }
 
-    /// What was seen of each rank: all of them end with the process.
+    /// The observations of each rank: all of them end with the process.
     pub fn seen_of_ranks(&self) -> impl Iterator<Item = Seen> {
         self.heard.iter().map(|heard| Seen { failure: heard.failure.clone(), ..self.seen.clone() })
     }
 
-    /// The rank that failed, if the process failed by itself: the one that says so, else the first.
+    /// The rank that failed, if the process failed by itself: the one that reports it, else the first.
     pub fn failed_rank(&self) -> u32 {
         let own = |heard: &Heard| heard.failure.as_ref().is_some_and(|failure| failure.origin_rank == failure.rank);
         self.first_rank + self.heard.iter().position(own).unwrap_or(0) as u32
@@ -75,7 +75,7 @@ impl Process {
         if self.seen.ended.is_none()
             && let Some(pid) = i32::try_from(self.seen.pid).ok().and_then(Pid::from_raw)
         {
-            // The process is our child and not yet waited for, so the number cannot belong to another.
+            // The process is our child and has not been waited for, so the pid cannot have been reused.
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
@@ -187,7 +187,7 @@ async fn read_line(reader: &mut (impl tokio::io::AsyncBufRead + Unpin), line: &m
     }
 }
 
-/// The next process that ends. Pending for ever when none is left.
+/// The next process that ends. Never resolves if none is left.
 pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) {
     let waiting: Vec<_> = processes
         .iter_mut()
@@ -202,7 +202,7 @@ pub(super) async fn next_exit(processes: &mut [Process]) -> (usize, ExitStatus) 
     std::future::poll_fn(move |context| {
         for future in &mut waiting {
             if let std::task::Poll::Ready((index, result)) = future.as_mut().poll(context) {
-                // Waiting fails only for a process that was waited for already; it has ended either way.
+                // Waiting fails only for a process that was reaped already; it has ended either way.
                 return std::task::Poll::Ready((index, result.unwrap_or_else(|_| ExitStatus::from_raw(1 << 8))));
             }
         }

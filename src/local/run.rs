@@ -1,7 +1,8 @@
 //! A job from its plan to its end, over all attempts.
 
-use super::attempt::{self, AttemptError, Ended, Signals};
+use super::attempt::{self, Ended, Signals};
 use super::cause::RootCause;
+use super::error::AttemptError;
 use super::inspect::{InspectError, inspect};
 use super::run_dir::{RunDir, RunDirError};
 use super::worker::{Worker, WorkerNotFound};
@@ -20,7 +21,7 @@ use switchyard_plan::status::{Ending, Figures};
 use switchyard_worker_contract::event::Inspection;
 use switchyard_worker_contract::exit::Exit;
 
-/// New figures reach the status file no more often: a rank that reports every step must not wait for the disk.
+/// Shortest interval between status files that only have new figures: a rank that reports every step must not wait for the disk.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How a job ended.
@@ -30,11 +31,11 @@ pub struct Outcome {
     pub exit: Exit,
     /// The job with its final status.
     pub job: TrainJob,
-    /// Why it was given up.
+    /// Why it was abandoned.
     pub cause: Option<RootCause>,
 }
 
-/// Why a job did not start, or could not be watched.
+/// Why a job did not start, or could not be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// There is no plan.
@@ -52,14 +53,12 @@ pub enum RunError {
     /// An attempt could not be carried out.
     #[error(transparent)]
     Attempt(#[from] AttemptError),
-    /// More memory than there is.
+    /// More memory than available.
     #[error(
         "not placeable: {job}: {ranks} ranks of {need} need {total}, {limit_name} is {limit}; smallest change that fits: a smaller batchSizePerProcess, fewer ranks, or a higher limit"
     )]
     Memory {
-        /// Name of the job.
         job: String,
-        /// Number of ranks.
         ranks: u64,
         /// Memory of one rank.
         need: String,
@@ -72,21 +71,18 @@ pub enum RunError {
     },
     /// No port on the loopback interface.
     #[error("cannot listen on {address}: {source}", address = Ipv4Addr::LOCALHOST)]
-    Listen {
-        /// Why.
-        source: io::Error,
-    },
+    Listen { source: io::Error },
     /// A stop was asked for before anything started.
     #[error("stopped by {1} before the start")]
     Stopped(Exit, &'static str),
 }
 
 impl RunError {
-    /// The exit code that fits.
+    /// The exit code for this error.
     pub fn exit(&self) -> Exit {
         match self {
             RunError::Refused(Refusal::Invalid(_)) => Exit::Usage,
-            // The directory that was asked for: the command line is what has to change. What fails later is the machine's fault.
+            // The requested directory: the command line has to change. What fails later is the machine's fault.
             RunError::RunDir(
                 RunDirError::Create { .. } | RunDirError::NotEmpty { .. } | RunDirError::NotText { .. },
             ) => Exit::Usage,
@@ -105,7 +101,7 @@ impl RunError {
 /// Runs a valid job on this machine until it ends.
 ///
 /// # Errors
-/// It cannot start, or its processes cannot be watched; then none is left running.
+/// It cannot start, or its processes cannot be followed; then none is left running.
 pub async fn run(
     job: TrainJob,
     machine: &GPUTopology,
@@ -118,7 +114,7 @@ pub async fn run(
     let plan_attempt = |attempt: u32, rendezvous: &str| {
         plan(&LocalSnapshot { job: &job, nodes, attempt, rendezvous, run_dir: run_dir.text() })
     };
-    // The address is not known before the attempt; everything else of the plan is.
+    // Only the address is unknown before the attempt.
     let first = plan_attempt(1, "127.0.0.1:0")?;
     let inspection = tokio::select! {
         found = inspect(worker, &first) => found?,
@@ -151,7 +147,7 @@ pub async fn run(
         let ended = match ended {
             Ok(ended) => ended,
             Err(error) => {
-                // The disk may be what failed: the status is worth a try, the error is what is reported.
+                // The disk may be what failed: try to write the status, but report the original error.
                 let failed = Ending::failed(conditions::INFRASTRUCTURE_FAILURE, error.to_string());
                 let _ = run.write(Progress::Ended(failed), &plan);
                 return Err(error.into());
@@ -240,7 +236,7 @@ impl Run<'_> {
     }
 }
 
-/// Writes the status beside what the observer sees.
+/// Writes the status, and passes updates on to the observer.
 struct Recorder<'a, 'b> {
     run: &'a mut Run<'b>,
     plan: &'a LocalPlan,

@@ -24,56 +24,40 @@ pub struct RunDir {
     path: PathBuf,
 }
 
-/// Something about the run directory that cannot be.
+/// A problem with the run directory.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    /// It cannot be made.
+    /// It cannot be created.
     #[error("cannot make the run directory {}: {source}; choose another with --run-dir", path.display())]
-    Create {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It holds something already.
+    Create { path: PathBuf, source: io::Error },
+    /// It is not empty.
     #[error("the run directory {} is not empty; expected a new or an empty directory", path.display())]
-    NotEmpty {
-        /// The directory.
-        path: PathBuf,
-    },
+    NotEmpty { path: PathBuf },
     /// A file in it cannot be written.
     #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Its path cannot be passed on.
+    Write { path: PathBuf, source: io::Error },
+    /// Its path is not UTF-8.
     #[error("the path of the run directory {} is not valid UTF-8", path.display())]
-    NotText {
-        /// The directory.
-        path: PathBuf,
-    },
+    NotText { path: PathBuf },
 }
 
 impl RunDir {
-    /// The directory a run will have: the one asked for, or `runs/JOB-xxxx` below the current directory. Nothing is created yet.
+    /// The directory of a new run: the requested one, or `runs/JOB-xxxx` below the current directory. Nothing is created yet.
     pub fn choose(job: &str, asked: Option<&Path>) -> RunDir {
         let path = asked.map_or_else(|| Path::new("runs").join(format!("{job}-{}", random_suffix())), PathBuf::from);
         // Absolute, so that a rank finds it whatever its working directory.
         RunDir { path: std::path::absolute(&path).unwrap_or(path) }
     }
 
-    /// The directory of a run that was.
+    /// The directory of an earlier run.
     pub fn existing(path: &Path) -> RunDir {
         RunDir { path: std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()) }
     }
 
-    /// Makes the directory, readable by its owner only.
+    /// Creates the directory, readable by its owner only.
     ///
     /// # Errors
-    /// It exists and is not empty, or cannot be made.
+    /// It exists and is not empty, or cannot be created.
     pub fn create(&self) -> Result<(), RunDirError> {
         let create = |source| RunDirError::Create { path: self.path.clone(), source };
         if self.path.to_str().is_none() {
@@ -90,12 +74,11 @@ impl RunDir {
             }
             Err(error) => return Err(create(error)),
         }
-        // Existing is not enough: the logs must go in.
+        // It is not enough that it exists: logs must be writable.
         let probe = self.path.join(".writable");
         File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(create)
     }
 
-    /// The path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -105,13 +88,13 @@ impl RunDir {
         self.path.to_str().unwrap_or_default()
     }
 
-    /// The path as people want to read it: relative to the current directory where it lies below it.
+    /// The path for people: relative to the current directory if it is below it.
     pub fn short(&self) -> String {
         let here = std::env::current_dir().unwrap_or_default();
         self.path.strip_prefix(here).unwrap_or(&self.path).display().to_string()
     }
 
-    /// Replaces a file as a whole: nobody ever reads half of it.
+    /// Replaces a file atomically: no reader ever sees half of it.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -154,7 +137,7 @@ impl RunDir {
         self.path.join(format!("attempt-{attempt}.key"))
     }
 
-    /// Opens a file that grows: a log, or the events.
+    /// Opens an append-only file: a log, or the events.
     ///
     /// # Errors
     /// The file cannot be opened.
@@ -173,7 +156,7 @@ impl RunDir {
     }
 }
 
-/// A file that grows by lines.
+/// A file to which lines are appended.
 #[derive(Debug)]
 pub struct LogFile {
     file: File,
@@ -193,11 +176,11 @@ impl LogFile {
     }
 }
 
-/// Four hexadecimal digits, so that two runs of one job do not meet.
+/// Four hexadecimal digits, so that two runs of one job do not collide.
 fn random_suffix() -> String {
     let mut bytes = [0_u8; 2];
     if getrandom::fill(&mut bytes).is_err() {
-        // Without a random source the process id is what differs between two runs.
+        // Without a random source, the process id distinguishes two runs.
         bytes = (std::process::id() as u16).to_be_bytes();
     }
     format!("{:02x}{:02x}", bytes[0], bytes[1])

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-/// The program a plan names.
+/// Name of the program in a plan.
 const PROGRAM: &str = "switchyard-worker";
 
 /// The worker program on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Worker {
-    /// Its path.
     pub path: PathBuf,
 }
 
@@ -18,16 +17,16 @@ pub enum WorkerNotFound {
     /// In none of these folders.
     #[error("the program {PROGRAM} was not found; looked in {}; build it with `cargo build --release -p switchyard-worker`", .0.join(", "))]
     Nowhere(Vec<String>),
-    /// The one that was asked for.
+    /// The requested one is not a file.
     #[error("the worker program: got {0}, expected an existing file")]
     Asked(String),
 }
 
 impl Worker {
-    /// The program that was asked for, such as one with networks of its own; else looks beside the running program, then on the PATH.
+    /// The requested program, such as one with custom models; else the one beside the running program, else on the PATH.
     ///
     /// # Errors
-    /// The one asked for is no file, or all places that were looked at.
+    /// The requested one is not a file, or all places that were searched.
     pub fn find(asked: Option<&Path>) -> Result<Worker, WorkerNotFound> {
         if let Some(asked) = asked {
             // Absolute: the ranks are not started in this directory.

@@ -1,7 +1,7 @@
-//! Whether a pod may go to a node at all: what the scheduler would check before it looks at free resources.
+//! Whether a pod may go to a node at all: what the scheduler would check before free resources.
 //!
 //! Node selector, required node affinity, taints, cordons and readiness are here. Volumes, pod affinity and spreading are left to
-//! the scheduler: a gang that it does not bind in time is taken back.
+//! the scheduler: a gang that it does not bind in time is rolled back.
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
 use std::collections::BTreeMap;
@@ -9,11 +9,8 @@ use std::collections::BTreeMap;
 /// What decides about a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFacts {
-    /// Name.
     pub name: String,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Taints.
     pub taints: Vec<Taint>,
     /// Cordoned.
     pub unschedulable: bool,
@@ -24,19 +21,14 @@ pub struct NodeFacts {
 /// Why a node is left out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// Does not report.
     #[error("not ready")]
     NotReady,
-    /// Cordoned.
     #[error("cordoned")]
     Cordoned,
-    /// Not tolerated.
     #[error("taint {0} is not tolerated")]
     Tainted(String),
-    /// Node selector.
     #[error("label {0} is not what spec.template.spec.nodeSelector asks for")]
     Selector(String),
-    /// Node affinity.
     #[error("spec.template.spec.affinity.nodeAffinity does not match")]
     Affinity,
 }

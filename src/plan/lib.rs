@@ -1,15 +1,17 @@
 //! The plan: from a TrainJob and what is observed to processes, objects and a status. Pure: no client, no clock, no files.
 //!
 //! ```text
-//!                               ┌─> local    one machine: placement of cores ─> processes ─> LocalPlan
-//! TrainJob ─> job ─> ValidJob ──┤
-//!                               └─> cluster  pods, nodes, objects as observed ─> placement of GPUs, fabric ─> one decision, or actions
-//!                                            objects: what a job has in a cluster; frameworks: what launchers read
-//! an attempt has failed ─> restart (again, or not)       what is observed ─> status (what to show)
+//!                       ┌─> local ─────> cores ─> processes ───────────────────────> LocalPlan
+//! TrainJob ─> ValidJob ─┤                                                            (switchyard-local starts it)
+//!  (validate)           └─> cluster ───> nodes and GPUs ─> fabric ─> objects ──────> a decision, or actions
+//!                              ^                                                     (the controller's apply writes it)
+//!                              └ pods, nodes and objects as observed
+//!
+//! a failure ─> restart ─> again, or the end        what was observed ─> status ─> the next status
 //! ```
 //!
-//! `job`, `restart` and `status` are shared. Two executors carry plans out: `switchyard-local` starts processes, and the controller's `apply`
-//! writes objects. Neither decides anything.
+//! `job`, `restart` and `status` are the same for both ways: where one machine and a cluster differ, the difference is an argument. `objects`
+//! are what a job has in a cluster, `frameworks` what launchers other than Switchyard's read. The two executors decide nothing.
 #![forbid(unsafe_code)]
 
 pub mod cluster;

@@ -13,7 +13,6 @@ use switchyard_worker_contract::exit::Exit;
 const LASTED: SignedDuration = SignedDuration::from_secs(600);
 /// Pause before the second restart in a row; the first has none, each further one twice the one before.
 const FIRST_PAUSE: i64 = 10;
-/// Longest pause.
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
 
 /// Who pays for a failure.
@@ -71,7 +70,6 @@ pub struct Failure {
 pub enum Decision {
     /// The whole group starts again, with these counts.
     Restart(Restarts),
-    /// The job fails.
     GiveUp(GiveUp),
 }
 

@@ -1,6 +1,6 @@
 //! Tools around a training that need no cluster: manifests of others to ours, errors in logs, and what a run did.
 //!
-//! - [`convert`]: Kubeflow's manifests to TrainJobs; every field is accounted for, so that nothing is dropped in silence.
+//! - [`convert`]: Kubeflow's manifests to TrainJobs; every field is accounted for, so that nothing is dropped silently.
 //! - [`doctor`]: known errors as a table, who reports a line and when, and which error was first.
 //! - [`report`]: a run directory to figures, advice by rules, charts and one page.
 //!

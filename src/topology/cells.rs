@@ -1,4 +1,4 @@
-//! A report as the matrix of `nvidia-smi topo -m`: which devices are in it, and what two of them are to each other.
+//! A report as the matrix of `nvidia-smi topo -m`: its devices, and the cell of each pair.
 
 use super::matrix::Cell;
 use super::report::{numa_of, reported_class};
@@ -22,13 +22,13 @@ pub fn devices<'a>(status: &'a GPUTopologyStatus) -> Vec<Device<'a>> {
     status.gpus.iter().map(gpu).chain(nics).collect()
 }
 
-/// NICs on the PCI bus. A virtual function is no device of its own here: it is a port that is there already.
+/// NICs on the PCI bus. A virtual function is not a device here: its port is listed already.
 pub fn nics(status: &GPUTopologyStatus) -> impl Iterator<Item = &Nic> {
     status.nics.iter().filter(|nic| !nic.pcie_path.is_empty() && nic.virtual_function_of.is_none())
 }
 
-/// What stands in the row of `a` and the column of `b`: NVLinks where there are some, else the way over PCIe by the driver, else by
-/// the paths.
+/// The cell in the row of `a` and the column of `b`: NVLinks if there are any, else the path over PCIe as the driver reports it, else by the
+/// paths.
 pub fn cell(status: &GPUTopologyStatus, a: &Device<'_>, b: &Device<'_>) -> Cell {
     if std::ptr::eq(a, b) {
         return Cell::Pcie(PathClass::Same);

@@ -16,7 +16,7 @@ pub struct NamedCluster {
 /// Why a report cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
-    /// A CPU list that is none.
+    /// An invalid CPU list.
     #[error("GPUTopology {node}: {field}: {source}")]
     CpuList {
         /// Name of the report.
@@ -85,7 +85,7 @@ fn node(name: &str, report: &GPUTopology) -> Result<Node, BuildError> {
             numa_nodes.push((NumaNode { id: numa.id, cores: own, distances: Vec::new() }, numa.distances.clone()));
         }
     }
-    // Distances are listed against every NUMA node of the machine; kept are those that have usable cores.
+    // Distances are listed to every NUMA node of the machine; only those with usable cores are kept.
     let kept: Vec<usize> = numa_nodes
         .iter()
         .filter_map(|(node, _)| status.numa_nodes.iter().position(|numa| numa.id == node.id))

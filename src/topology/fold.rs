@@ -2,8 +2,8 @@
 
 use switchyard_worker_contract::CpuList;
 
-/// Members of `0..count` that are the same to all others, in the order of their first ones. Any two of a group have the same value as any
-/// other two of it, and two groups have one value between them.
+/// Members of `0..count` grouped by equal relations to all others, in the order of their first members. Any two of a group have the same value as
+/// any other two of it, and two groups have one value between them.
 pub fn twins<T: PartialEq>(count: usize, value: impl Fn(usize, usize) -> T) -> Vec<Vec<usize>> {
     let is_twin = |a: usize, b: usize| (0..count).all(|c| c == a || c == b || value(a, c) == value(b, c));
     grouped(count, is_twin)

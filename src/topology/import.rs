@@ -1,9 +1,9 @@
-//! A [`Matrix`] to a `GPUTopology`, as good as a matrix can be.
+//! A [`Matrix`] to a `GPUTopology`, as exact as a matrix allows.
 //!
-//! A matrix has classes where a `GPUTopology` has paths, so the paths are reconstructed ([`super::tree`]); addresses and
-//! UUIDs are made up, and `sources` says so. The way over PCIe between two GPUs joined by NVLink, which the matrix hides,
-//! comes out as the nearest that other devices prove; without proof the NUMA nodes decide. What the result cannot say
-//! as the matrix does is said to be farther, never nearer, and named in the warnings.
+//! A matrix has classes where a `GPUTopology` has paths, so the paths are reconstructed ([`super::tree`]); addresses and UUIDs are made up, and
+//! `sources` says so. The matrix hides the path over PCIe between two GPUs joined by NVLink: it becomes the nearest one that other devices prove;
+//! without proof the NUMA nodes decide. A pair that the result cannot show as the matrix does comes out farther, never nearer, and is named in
+//! the warnings.
 
 mod notes;
 
@@ -19,17 +19,15 @@ use switchyard_crds::gpu_topology::{
 };
 use switchyard_worker_contract::CpuList;
 
-/// As much of the name of a node goes into a UUID, which a `GPUTopology` limits to 96 characters.
+/// Characters of a node's name in a UUID, which a `GPUTopology` limits to 96 characters.
 const NAME_IN_UUID: usize = 80;
 
-/// What a matrix does not say.
+/// What a matrix does not contain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Name of the node.
     pub name: String,
     /// Product name of the GPUs.
     pub gpu_model: Option<String>,
-    /// Rates of NICs.
     pub rates: Vec<NicRate>,
 }
 
@@ -42,24 +40,21 @@ pub struct NicRate {
     pub megabits_per_second: u64,
 }
 
-/// The result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
-    /// The machine.
     pub topology: GPUTopology,
     /// What the user should know, one line each.
     pub warnings: Vec<String>,
 }
 
-/// Why a matrix and options make no `GPUTopology`.
+/// Why a matrix and its options cannot become a `GPUTopology`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
     /// A rate for a NIC that is not there.
     #[error("got a rate for {got}; expected one of the NICs of the matrix: {expected}")]
     NoSuchNic {
-        /// The name.
         got: String,
-        /// The names that would do.
+        /// The valid names.
         expected: String,
     },
     /// A tree that PCI cannot number.
@@ -141,7 +136,6 @@ fn uuid(node: &str, index: u32) -> String {
     format!("GPU-import-{node}-{index}")
 }
 
-/// The rate of each NIC.
 fn rates(matrix: &Matrix, given: &[NicRate]) -> Result<Vec<Option<u64>>, ImportError> {
     let is = |nic: &super::matrix::Nic, name: &str| nic.label == name || nic.device.as_deref() == Some(name);
     for name in given.iter().filter_map(|rate| rate.nic.as_deref()) {
@@ -161,9 +155,8 @@ fn rates(matrix: &Matrix, given: &[NicRate]) -> Result<Vec<Option<u64>>, ImportE
 
 /// The NUMA node of each device.
 ///
-/// The text gives those of GPUs; of a list the first, since the others are mostly the memory of GPUs. A NIC is where the
-/// devices are to which it is NODE or nearer, unless they are in several nodes or another device of that node is
-/// said to be across NUMA nodes.
+/// The text gives those of GPUs; of a list, the first one, since the others are mostly the memory of GPUs. A NIC is in the node of the devices to
+/// which it is NODE or nearer, unless those are in several nodes or the matrix has another device of that node across NUMA nodes.
 fn numa_nodes_of_devices(matrix: &Matrix) -> Vec<Option<u32>> {
     let mut numa: Vec<Option<u32>> = matrix.gpus.iter().map(|gpu| gpu.numa.as_ref()?.first()).collect();
     numa.resize(matrix.devices(), None);
@@ -242,7 +235,7 @@ fn links(
     class: impl Fn(usize, usize) -> PathClass,
 ) -> Vec<Link> {
     let total = |gpu: usize| (0..gpus.len()).filter_map(|other| matrix.nvlinks(gpu, other)).sum::<u32>();
-    // Links that go to each peer by themselves cannot be more than the GPU has.
+    // Direct links to all peers cannot exceed the links of the GPU.
     let most = model.map_or(MOST_LINKS, |model| model.links);
     let link = |(a, b): (usize, usize)| {
         let count = matrix.nvlinks(a, b);
@@ -257,7 +250,7 @@ fn links(
             megabytes_per_second: count.zip(model).map(|(count, model)| u64::from(count) * model.megabytes_per_link),
             path_class: said.map(|said| {
                 let numa_unknown = gpus[a].numa_node.is_none() || gpus[b].numa_node.is_none();
-                // NODE cannot be told from paths without NUMA nodes; that is no reason to doubt it.
+                // Paths without NUMA nodes cannot show NODE; that is no reason to doubt it.
                 reported(if said == PathClass::Node && numa_unknown { said } else { said.max(class(a, b)) })
             }),
         }
@@ -275,7 +268,7 @@ fn reported(class: PathClass) -> Reported {
     }
 }
 
-/// Notes every pair that the result shows otherwise than the matrix.
+/// Notes every pair that the result shows differently from the matrix.
 fn notes_on_pairs(matrix: &Matrix, numa: &[Option<u32>], class: impl Fn(usize, usize) -> PathClass, notes: &mut Notes) {
     for (a, b) in pairs(matrix.devices()) {
         let Some(said) = matrix.class(a, b) else { continue };
@@ -305,7 +298,7 @@ fn notes_on_pairs(matrix: &Matrix, numa: &[Option<u32>], class: impl Fn(usize, u
     }
 }
 
-/// A device that shows that two others cannot be as near as they are said to be, with its classes.
+/// A device which proves that two others cannot be as near as the matrix says, with its classes.
 fn third(matrix: &Matrix, a: usize, b: usize) -> Option<(String, PathClass, PathClass)> {
     let said = matrix.class(a, b)?;
     (0..matrix.devices()).filter(|c| *c != a && *c != b).find_map(|c| {

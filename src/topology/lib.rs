@@ -1,4 +1,4 @@
-//! What is written about machines, read into the core's model and back.
+//! Descriptions of machines, read into core's model and back.
 //!
 //! ```text
 //! GPUTopology ─> cluster (nodes, cores), report (GPUs, NICs, paths) ─> nccl (NCCL's classes), cells (the matrix people know)
@@ -6,7 +6,7 @@
 //! NCCL's topology file <─> xml (parse, check, generate, diff)
 //! ```
 //!
-//! Pure: texts and objects in, values out. What a text does not say stays absent, and what is reconstructed is named in `status.sources`.
+//! Pure: texts and objects in, values out. What a text does not contain stays absent, and what is reconstructed is named in `status.sources`.
 #![forbid(unsafe_code)]
 
 pub mod cells;

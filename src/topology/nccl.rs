@@ -1,12 +1,12 @@
-//! The ways between devices as NCCL classifies them, which is not how `nvidia-smi topo` does.
+//! The paths between devices as NCCL classifies them, which differs from `nvidia-smi topo`.
 //!
-//! NCCL has no NODE: it keeps one CPU for each NUMA node, so that two host bridges of one NUMA node meet there like two ports of one
-//! host bridge, and both are PHB. It knows ways that the matrix of `nvidia-smi` cannot show: over the NVLinks of a third GPU, and over
-//! NVLink-C2C. Classes and their order are those of NVIDIA/nccl `src/include/graph.h`; how they arise is in `src/graph/paths.cc`
-//! (`ncclTopoSetPaths`, `ncclTopoComputePaths`) and, for PCIe, in `src/graph/xml.cc` (`ncclTopoGetXmlFromSys`).
+//! NCCL has no NODE: it keeps one CPU for each NUMA node, so that two host bridges of one NUMA node meet there like two ports of one host bridge,
+//! and both are PHB. It knows paths that the matrix of `nvidia-smi` cannot show: over the NVLinks of a third GPU, and over NVLink-C2C. Classes
+//! and their order are those of NVIDIA/nccl `src/include/graph.h`; how they arise is in `src/graph/paths.cc` (`ncclTopoSetPaths`,
+//! `ncclTopoComputePaths`) and, for PCIe, in `src/graph/xml.cc` (`ncclTopoGetXmlFromSys`).
 //!
-//! Two things are as the report has them, not as NCCL would find them by itself: pairs of PCIe switches that NCCL takes for one
-//! (`ncclTopoFlattenBcmSwitches`), and devices whose NUMA node the kernel does not know, which NCCL puts together and we keep apart.
+//! Two things follow the report, not what NCCL would find: pairs of PCIe switches that NCCL treats as one (`ncclTopoFlattenBcmSwitches`), and
+//! devices whose NUMA node the kernel does not know, which NCCL puts together and we keep apart.
 
 use std::cmp::Reverse;
 use switchyard_core::devices::Devices;
@@ -14,7 +14,7 @@ use switchyard_core::gpu_model;
 use switchyard_core::path::PathClass;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu};
 
-/// What a way between two devices is to NCCL, nearest first.
+/// NCCL's classes of a path between two devices, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NcclPath {
     /// The same device.
@@ -29,7 +29,7 @@ pub enum NcclPath {
     Pix,
     /// Over several PCIe switches, without a CPU.
     Pxb,
-    /// GPU to NIC over NVLink-C2C to the CPU that the NIC hangs on.
+    /// GPU to NIC over NVLink-C2C to the CPU of the NIC.
     P2c,
     /// GPU to NIC over the NVLink of a GPU that is next to the NIC.
     Pxn,
@@ -72,7 +72,7 @@ impl NcclPath {
         }
     }
 
-    /// What a way over PCIe alone is.
+    /// The class of a path over PCIe alone.
     pub fn of_pcie(class: PathClass) -> NcclPath {
         match class {
             PathClass::Same => NcclPath::Loc,
@@ -83,20 +83,20 @@ impl NcclPath {
         }
     }
 
-    /// Whether NCCL lets two GPUs at this distance reach each other's memory; else their data goes through the host's. As
-    /// `NCCL_P2P_LEVEL` is PXB unless it is set; between two GPUs of a machine with CPUs of AMD it is SYS (`ncclTopoCheckP2p`).
+    /// Whether NCCL lets two GPUs at this distance reach each other's memory; else their data goes through the host's. By default
+    /// `NCCL_P2P_LEVEL` is PXB; between two GPUs of a machine with CPUs of AMD it is SYS (`ncclTopoCheckP2p`).
     pub fn has_p2p(self, is_amd_pair: bool) -> bool {
         self <= NcclPath::Pxb || is_amd_pair
     }
 
-    /// Whether NCCL lets a NIC at this distance reach the memory of the GPU itself: `NCCL_NET_GDR_LEVEL` is PXB unless it is set, and
-    /// P2C as `NCCL_NET_GDR_C2C` is on unless it is set (`ncclTopoCheckGdr`).
+    /// Whether NCCL lets a NIC at this distance reach the memory of the GPU itself: `NCCL_NET_GDR_LEVEL` is PXB by default, and P2C because
+    /// `NCCL_NET_GDR_C2C` is on by default (`ncclTopoCheckGdr`).
     pub fn has_direct_rdma(self) -> bool {
         self <= NcclPath::P2c
     }
 }
 
-/// The ways between the devices of one node.
+/// The paths between the devices of one node.
 #[derive(Debug, Clone, Copy)]
 pub struct Ways<'a> {
     devices: &'a Devices,
@@ -105,19 +105,19 @@ pub struct Ways<'a> {
 }
 
 impl<'a> Ways<'a> {
-    /// The ways between `devices`, which are those of `status`.
+    /// The paths between `devices`, which are those of `status`.
     pub fn of(status: &GPUTopologyStatus, devices: &'a Devices) -> Ways<'a> {
         let gpus = status.gpus.iter().take(devices.gpus.len()).enumerate();
         let coherent = gpus.filter(|(_, gpu)| is_coherent(gpu)).fold(0, |mask, (gpu, _)| mask | 1 << gpu);
         Ways::new(devices, coherent)
     }
 
-    /// The ways between `devices`; `coherent`: GPUs that are joined to their CPU by NVLink-C2C, one bit each.
+    /// The paths between `devices`; `coherent`: GPUs that are joined to their CPU by NVLink-C2C, one bit each.
     pub fn new(devices: &'a Devices, coherent: u32) -> Ways<'a> {
         Ways { devices, coherent }
     }
 
-    /// The way between two GPUs.
+    /// The path between two GPUs.
     pub fn gpus(&self, a: usize, b: usize) -> NcclPath {
         if a == b {
             return NcclPath::Loc;
@@ -127,7 +127,7 @@ impl<'a> Ways<'a> {
         }
         let class = self.devices.gpu_path(a, b);
         let relayed = self.relayed_rate(a, b);
-        // Inside one PCIe switch the way is as short as over another GPU; then the faster one counts.
+        // Inside one PCIe switch the path is as short as over another GPU; then the faster one counts.
         if relayed > 0 && (class > PathClass::Pix || relayed >= self.devices.pcie_rate(a, b)) {
             return NcclPath::Nvb;
         }
@@ -156,14 +156,14 @@ impl<'a> Ways<'a> {
         (0..self.devices.gpus.len()).map(|over| direct(a, over).min(direct(over, b))).max().unwrap_or(0)
     }
 
-    /// The GPU's own way to a NIC; [`Ways::relay`] says where NCCL sends another way.
+    /// The GPU's own path to a NIC; see [`Ways::relay`] for where NCCL takes another one.
     pub fn nic(&self, gpu: usize, nic: usize) -> NcclPath {
         let class = NcclPath::of_pcie(self.devices.nic_path(gpu, nic));
         if class == NcclPath::Phb && self.is_coherent(gpu) && self.is_local(gpu, nic) { NcclPath::P2c } else { class }
     }
 
-    /// The GPU over which NCCL sends to a NIC that is far from this one (PXN): next to the NIC, and joined to this one by NVLink. What
-    /// comes in goes the GPU's own way.
+    /// The GPU over which NCCL sends to a NIC that is far from this one (PXN): next to the NIC, and joined to this one by NVLink. Incoming data
+    /// takes the GPU's own path.
     pub fn relay(&self, gpu: usize, nic: usize) -> Option<usize> {
         let next = self.local_gpu(nic)?;
         let is_worth_it =
@@ -175,8 +175,7 @@ impl<'a> Ways<'a> {
         is_relay.then_some(next)
     }
 
-    /// The GPU that stands for all others in front of a NIC: of those that are nearest to it the first one that takes it
-    /// (`ncclTopoGetLocalGpu`).
+    /// The GPU that relays for all others to a NIC: the first of the GPUs nearest to the NIC that uses it (`ncclTopoGetLocalGpu`).
     fn local_gpu(&self, nic: usize) -> Option<usize> {
         let near: Vec<(usize, Vec<usize>)> = self.nearest(nic).map(|gpu| (gpu, self.nics(gpu))).collect();
         let channels = near.iter().map(|(_, nics)| nics.len()).max().unwrap_or(0);
@@ -185,7 +184,7 @@ impl<'a> Ways<'a> {
         (0..channels).find_map(taken)
     }
 
-    /// The GPUs that are nearest to a NIC: the fastest ways, and of those the shortest.
+    /// The GPUs that are nearest to a NIC: those with the fastest paths, and among these the shortest.
     fn nearest(&self, nic: usize) -> impl Iterator<Item = usize> + '_ {
         let rank = move |gpu: usize| {
             (Reverse(self.devices.nic_rate(gpu, nic)), NcclPath::of_pcie(self.devices.nic_path(gpu, nic)))
@@ -194,15 +193,15 @@ impl<'a> Ways<'a> {
         (0..self.devices.gpus.len()).filter(move |gpu| Some(rank(*gpu)) == best)
     }
 
-    /// Whether a NIC is among the ones that this GPU takes: the fastest for it, and of those the nearest (`ncclTopoGetLocal`).
+    /// Whether this GPU uses a NIC: one of the fastest for it, and among these the nearest (`ncclTopoGetLocal`).
     pub fn is_local(&self, gpu: usize, nic: usize) -> bool {
         let rank =
             |nic: usize| (Reverse(self.devices.nic_rate(gpu, nic)), NcclPath::of_pcie(self.devices.nic_path(gpu, nic)));
         (0..self.devices.nics.len()).all(|other| rank(nic) <= rank(other))
     }
 
-    /// The NICs that NCCL gives a GPU, the one of the first channel first (`ncclTopoGetLocalNetType`): GPUs that are near the same NICs
-    /// divide them, by the number of the GPU. None: there is no NIC.
+    /// The NICs that NCCL gives a GPU, the one of the first channel first (`ncclTopoGetLocalNetType`): GPUs that are near the same NICs divide
+    /// them, by the number of the GPU. Empty: there is no NIC.
     pub fn nics(&self, gpu: usize) -> Vec<usize> {
         let near: Vec<usize> = (0..self.devices.nics.len()).filter(|nic| self.is_local(gpu, *nic)).collect();
         let Some(first) = near.first() else { return near };
@@ -217,7 +216,7 @@ impl<'a> Ways<'a> {
     }
 }
 
-/// The bits of a number below a power of two in reverse, so that neighbours come to lie far apart (`mirrorBits`).
+/// The bits of a number below a power of two in reverse, so that neighbours end up far apart (`mirrorBits`).
 fn mirrored(value: usize, power: usize) -> usize {
     let bits = power.trailing_zeros();
     (0..bits).filter(|bit| value & 1 << bit != 0).fold(0, |mirrored, bit| mirrored | 1 << (bits - 1 - bit))

@@ -14,7 +14,7 @@ use switchyard_crds::gpu_topology::{
 pub struct NamedDevices {
     /// What placement sees.
     pub devices: Devices,
-    /// GPUs that may be taken, one bit each: whole ones, of which the driver asks nothing.
+    /// GPUs that may be used, one bit each: whole ones without a pending recovery action.
     pub usable: u32,
     /// For each NIC of `devices` its position in the report.
     pub nics: Vec<usize>,
@@ -23,7 +23,7 @@ pub struct NamedDevices {
 /// Why a report has no devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    /// More than a mask has bits.
+    /// More GPUs than a mask has bits.
     #[error("status.gpus: {0} GPUs: expected at most 32")]
     TooManyGpus(usize),
     /// Two GPUs of one name.
@@ -31,23 +31,15 @@ pub enum ReportError {
         "status.gpus[{second}].uuid: {uuid:?} is also that of gpus[{first}]: expected a UUID of its own for every GPU"
     )]
     SameUuid {
-        /// The name.
         uuid: String,
         /// Who has it first.
         first: usize,
         /// Who has it again.
         second: usize,
     },
-    /// A link to a GPU that is not there.
+    /// A link to a missing GPU.
     #[error("status.links[{link}].{end}: {uuid:?} is not the UUID of a GPU in status.gpus")]
-    UnknownGpu {
-        /// Position of the link.
-        link: usize,
-        /// Which end.
-        end: &'static str,
-        /// The name.
-        uuid: String,
-    },
+    UnknownGpu { link: usize, end: &'static str, uuid: String },
     /// A link from a GPU to itself.
     #[error("status.links[{0}]: both ends are the same GPU: expected two")]
     Loop(usize),
@@ -64,7 +56,7 @@ pub(super) fn reported_class(class: Reported) -> PathClass {
     }
 }
 
-/// NUMA node of a device. Firmware of machines with one NUMA node often does not say in which one a device is.
+/// NUMA node of a device. Firmware of machines with one NUMA node often leaves it out.
 pub fn numa_of(status: &GPUTopologyStatus, reported: Option<u32>) -> Option<u32> {
     match status.numa_nodes.as_slice() {
         [only] => reported.or(Some(only.id)),
@@ -72,7 +64,7 @@ pub fn numa_of(status: &GPUTopologyStatus, reported: Option<u32>) -> Option<u32>
     }
 }
 
-/// Reads the devices of a report. Rates are those of [`rates`], because a report has raw ones.
+/// Reads the devices of a report. Rates come from [`rates`], because a report has raw ones.
 ///
 /// # Errors
 /// The first contradiction in the report.
@@ -128,7 +120,7 @@ pub fn devices(status: &GPUTopologyStatus) -> Result<NamedDevices, ReportError> 
     Ok(NamedDevices { devices, usable, nics })
 }
 
-/// Speeds that were measured on this machine, in place of the usual ones.
+/// Replaces the usual speeds by those measured on this machine.
 fn measured(status: &GPUTopologyStatus, devices: &mut Devices) {
     for Measured { link, megabytes_per_second, .. } in &status.measured {
         let rate = (*megabytes_per_second).clamp(1, rates::MOST.into()) as u32;
@@ -143,8 +135,8 @@ fn measured(status: &GPUTopologyStatus, devices: &mut Devices) {
     }
 }
 
-/// Rate of a PCIe link as it is trained: fewer lanes than there could be are fewer under load, too. `usual`: the generation where the link
-/// does not tell.
+/// Rate of a PCIe link as trained: a link with fewer lanes than possible has fewer under load, too. `usual`: the generation if the link does not
+/// report one.
 fn link_rate(link: Option<&PcieLink>, usual: Option<u32>) -> u32 {
     let generation = link.and_then(|link| link.generation.or(link.max_generation)).or(usual);
     let width = link.and_then(|link| link.width).unwrap_or(rates::LANES).clamp(1, rates::LANES);
@@ -153,7 +145,7 @@ fn link_rate(link: Option<&PcieLink>, usual: Option<u32>) -> u32 {
 
 fn is_usable(gpu: &ReportedGpu) -> bool {
     let is_whole = gpu.mig.as_ref().is_none_or(|mig| mig.mode == MigMode::Disabled);
-    // Programs do not start on a GPU whose place in the fabric is not settled (CUDA error 802), nor should they on memory that is broken.
+    // Programs do not start on a GPU that is not registered with the fabric (CUDA error 802), and should not on one with broken memory.
     let is_settled = gpu.fabric.as_ref().is_none_or(|fabric| {
         fabric.state == FabricState::Completed && fabric.result.as_deref().is_none_or(|result| result == "Success")
     });
@@ -164,7 +156,7 @@ fn is_usable(gpu: &ReportedGpu) -> bool {
 fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut Devices) -> Result<(), ReportError> {
     let gpus = &status.gpus;
     let count = gpus.len();
-    // What is said not to go through a switch, but is more than any GPU has links, goes through one.
+    // A direct link with more NVLinks than any GPU has must go through a switch.
     let is_switched = |uuid: &str| {
         let own =
             status.links.iter().filter(|link| link.kind == LinkKind::NVLink && (link.a == uuid || link.b == uuid));
@@ -187,7 +179,7 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
             }
             continue;
         };
-        // The model knows better: 25 GB/s is what data sheets say of a link of A100 and of H100, which carries more.
+        // The model is more exact: data sheets give 25 GB/s for a link of A100 and of H100, which carries more.
         let raw = models[a].filter(|model| model.links > 0).map(|model| model.megabytes_per_link);
         let raw = raw.or(reported.megabytes_per_second.map(|all| all / u64::from(links)));
         let rate = raw.map_or(rates::UNKNOWN_NVLINK, rates::nvlink);
@@ -207,9 +199,9 @@ fn links(status: &GPUTopologyStatus, models: &[Option<GpuModel>], devices: &mut 
     Ok(())
 }
 
-/// NICs that carry training traffic, by position: RDMA ports that are not down, of one link layer (InfiniBand where there is any: Ethernet
-/// ports beside it are for storage) and of the highest rate; without one, every device on the PCI bus that is up. A virtual function is no
-/// rail of its own: it shares the port of its physical function.
+/// NICs that carry training traffic, by position: RDMA ports that are not down, of one link layer (InfiniBand where there is any: Ethernet ports
+/// beside it are for storage) and of the highest rate; without any, every device on the PCI bus that is up. A virtual function is not a rail: it
+/// shares the port of its physical function.
 pub fn training_nics(status: &GPUTopologyStatus) -> Vec<usize> {
     let up = |nic: &ReportedNic| nic.state.as_deref().is_none_or(|state| ["Active", "Up", "Unknown"].contains(&state));
     let own_port = |nic: &ReportedNic| nic.virtual_function_of.is_none();

@@ -1,4 +1,4 @@
-//! A PCIe tree for devices of which only the distances are known.
+//! A PCIe tree for devices of known distances.
 //!
 //! The classes up to [`PathClass::Phb`] say where two devices meet: in one switch (PIX), in switches below one root port
 //! (PXB), in one root complex (PHB). So devices are put together level by level, and each level becomes one step of a
@@ -10,23 +10,22 @@ use switchyard_core::path::PathClass;
 const LEVELS: [PathClass; 3] = [PathClass::Pix, PathClass::Pxb, PathClass::Phb];
 /// Buses of one PCI domain.
 const BUSES: usize = 256;
-/// Device numbers of one bus; what is more becomes further functions.
+/// Device numbers of one bus; more devices become functions.
 const SLOTS: usize = 32;
 
 /// More devices at one root complex than its buses can hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a root complex with device {device} needs {buses} PCI buses; expected at most {BUSES}")]
 pub struct TooManyBuses {
-    /// One of the devices.
     pub device: usize,
     /// How many buses it takes to keep them apart.
     pub buses: usize,
 }
 
-/// A path for each device, so that [`switchyard_core::path::path_class`] answers the known classes up to PHB.
+/// A path for each device, so that [`switchyard_core::path::path_class`] returns the known classes up to PHB.
 ///
-/// Where no tree gives all the known classes, devices are kept apart: a pair may come out farther than it was said to
-/// be, never nearer. Addresses are made up; the same classes give the same ones.
+/// If no tree gives all the known classes, devices are kept apart: a pair may come out farther than known, never nearer. Addresses are made up;
+/// the same classes give the same ones.
 ///
 /// # Errors
 /// A root complex would need more buses than PCI has.
@@ -49,7 +48,7 @@ pub fn paths(
         for (slot, leaves) in ports.iter().enumerate() {
             let mut path = vec![format!("pci{root}"), root.address(slot)];
             let mut bus = buses.take();
-            // Several leaf switches hang on one of their own.
+            // Several leaf switches share a switch above them.
             let inner = (leaves.len() > 1).then(|| {
                 path.push(bus.address(0));
                 buses.take()
@@ -112,8 +111,8 @@ fn groups(members: impl IntoIterator<Item = usize>, cluster: &[usize]) -> Vec<Ve
 
 /// For each level the cluster of each device, named by its first member.
 ///
-/// Two clusters become one when a pair across them is known to be that near and none is known to be farther. Where the
-/// classes are those of a tree the second condition always holds.
+/// Two clusters become one if a pair across them is known to be that near and none is known to be farther. For classes of a tree the second
+/// condition always holds.
 fn clusters(devices: usize, class: impl Fn(usize, usize) -> Option<PathClass>) -> [Vec<usize>; 3] {
     let known = |a: usize, b: usize| if a == b { None } else { class(a.min(b), a.max(b)) };
     // The farthest known pair between two clusters; only the entries of first members are kept true.

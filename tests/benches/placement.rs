@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use switchyard_core::devices::Devices;
 use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::{Fleet, Group, Level, MinLink, Request, Shape, Site};
-use switchyard_plan::cluster::gang::{self, Question};
+use switchyard_plan::cluster::gang;
 use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::objects::Defaults;
 use switchyard_plan::validate;
 use switchyard_tests::Random;
@@ -319,16 +320,10 @@ fn time() -> Vec<Value> {
     ] {
         let job = cluster::job(count, required);
         let (valid, defaults) = (validate(&job).unwrap(), Defaults::default());
-        let question = Question {
-            job: &job,
-            valid: &valid,
-            defaults: &defaults,
-            nodes: &nodes,
-            levels: &levels,
-            now: Timestamp::now(),
-        };
-        assert_eq!(gang::place(&question).is_ok(), !required);
-        once(what, 30, Box::new(|| drop(black_box(gang::place(&question)))));
+        let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::now() };
+        let question = Question { job: &job, valid: &valid, rules };
+        assert_eq!(gang::place(&question, &nodes).is_ok(), !required);
+        once(what, 30, Box::new(|| drop(black_box(gang::place(&question, &nodes)))));
     }
     rows
 }

@@ -25,14 +25,14 @@ struct Mutant {
 const MUTANTS: [Mutant; 7] = [
     Mutant {
         name: "waits-for-zombies",
-        file: "src/plan/cluster/attempt.rs",
-        before: "    let strangers = objects_of(attempt, &mut actions);\n",
+        file: "src/plan/cluster/step.rs",
+        before: "    let missing = attempt.pods.iter().filter(|pod| pod.is_none()).count();\n",
         insert: "    if bug!() && attempt.snapshot.pods.iter().any(|pod| pod.attempt < attempt.number) {\n        \
                  return Reconciliation { actions, ..Reconciliation::default() };\n    }\n",
     },
     Mutant {
         name: "half-a-gang",
-        file: "src/plan/cluster/attempt.rs",
+        file: "src/plan/cluster/step.rs",
         before: "    actions.extend(numbered.map(|(rank, _)| {\n",
         insert: "    let numbered = numbered.filter(|_| !(bug!() && missing < attempt.pods.len()));\n",
     },

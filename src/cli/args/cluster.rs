@@ -1,4 +1,4 @@
-//! Arguments of the commands that look at where jobs go in a cluster, running or in a file.
+//! Arguments of the commands about placements in a cluster, running or in a file.
 
 use clap::Args;
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ pub(crate) struct PreflightArgs {
     #[arg(long, conflicts_with = "snapshot")]
     pub cluster: bool,
 
-    /// Where a cluster is looked at.
+    /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,
 }
 
-/// Which cluster is looked at, and how.
+/// Which cluster, and how to read it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArgs {
     /// A cluster in a file instead of a running one: from `switchyard snapshot`, or a List of kubectl; `-` reads standard input.
@@ -38,7 +38,7 @@ pub(crate) struct ClusterArgs {
     #[arg(long, value_name = "FILE")]
     pub fabric_profile: Option<PathBuf>,
 
-    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else those that the controller knows.
+    /// A level of domains of nodes, as for the controller. Default: those of the snapshot, else the ones built into the controller.
     #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
     pub domains: Vec<DomainLevel>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long)]
     pub fabric: bool,
 
-    /// Where a cluster is looked at.
+    /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,
 }
@@ -66,7 +66,7 @@ pub(crate) struct ExplainArgs {
 /// Arguments of `snapshot`.
 #[derive(Debug, Args)]
 pub(crate) struct SnapshotArgs {
-    /// Where a cluster is looked at.
+    /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,
 }
@@ -74,27 +74,27 @@ pub(crate) struct SnapshotArgs {
 /// Arguments of `whatif`.
 #[derive(Debug, Args)]
 pub(crate) struct WhatifArgs {
-    /// Manifests of TrainJobs that are not in the cluster: where would they go, before and after the change? Without one: the jobs that
+    /// Manifests of TrainJobs that are not in the cluster: shows where they would be placed, before and after the change. Default: the jobs that
     /// wait, and those that the change moves.
     pub files: Vec<PathBuf>,
 
-    /// This node is drained. May be repeated.
+    /// Drain this node. May be repeated.
     #[arg(long, value_name = "NODE")]
     pub drain: Vec<String>,
 
-    /// This job runs as well. May be repeated.
+    /// Add this job. May be repeated.
     #[arg(long, value_name = "FILE")]
     pub add: Vec<PathBuf>,
 
-    /// One domain of this level has to contain the job.
+    /// Require that one domain of this level contains the job.
     #[arg(long, value_name = "KEY")]
     pub require: Option<String>,
 
-    /// The NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC (NODE/NIC) fail; GPUs by their index. May be repeated.
+    /// Take down the NVLinks of a GPU (NODE/GPU), or between two (NODE/GPU-GPU), or a NIC (NODE/NIC); GPUs by index. May be repeated.
     #[arg(long, value_name = "NODE/DEVICE")]
     pub lose_link: Vec<String>,
 
-    /// Where a cluster is looked at.
+    /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,
 }

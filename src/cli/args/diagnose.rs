@@ -1,4 +1,4 @@
-//! Arguments of the commands that look at what others wrote: manifests and logs.
+//! Arguments of the commands that diagnose manifests and logs.
 
 use super::ConnectionArgs;
 use clap::Args;
@@ -12,7 +12,7 @@ pub(crate) struct LintArgs {
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 
-    /// Version of the NCCL in the image, such as 2.21.5: variables that it does not read are named.
+    /// Version of NCCL in the image, such as 2.21.5: reports variables that it does not read.
     #[arg(long, value_name = "VERSION")]
     pub nccl: Option<nccl::Version>,
 }
@@ -27,8 +27,8 @@ pub(crate) struct ConvertArgs {
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input. Or the name of a TrainJob in the
-    /// cluster of the kubeconfig, whose pods' logs are read.
+    /// Logs of ranks, or folders of them such as the directory of a run; `-` reads standard input. Or the name of a TrainJob in the cluster of
+    /// the kubeconfig, to read the logs of its pods.
     #[arg(value_name = "LOG|JOB", required = true)]
     pub logs: Vec<PathBuf>,
 

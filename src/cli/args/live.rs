@@ -1,4 +1,4 @@
-//! Arguments of the commands that look at jobs while they run in a cluster.
+//! Arguments of the commands about jobs in a running cluster.
 
 use clap::Args;
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ pub(crate) struct LogsArgs {
     #[arg(short, long)]
     pub follow: bool,
 
-    /// Number of lines per node, from the end. Default: all that the kubelet keeps.
+    /// Number of lines per node, from the end. Default: everything that the kubelet keeps.
     #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(i64).range(0..))]
     pub tail: Option<i64>,
 

@@ -29,7 +29,7 @@ pub(crate) struct TopoArgs {
     #[arg(long)]
     pub svg: bool,
 
-    /// Where a cluster is looked at.
+    /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,
 }
@@ -67,7 +67,7 @@ pub(crate) struct ImportArgs {
     #[arg(long, default_value = "imported", value_parser = values::object_name)]
     pub name: String,
 
-    /// Model of the GPUs, such as H100 or A100-SXM4-80GB: the speed of NVLinks follows from it.
+    /// Model of the GPUs, such as H100 or A100-SXM4-80GB: determines the speed of NVLinks.
     #[arg(long, value_name = "MODEL", value_parser = values::product_name)]
     pub gpu_model: Option<String>,
 
@@ -87,7 +87,7 @@ pub(crate) struct XmlArgs {
     #[arg(long)]
     pub devices: bool,
 
-    /// Check a topology file instead of making one; `-` reads standard input.
+    /// Check a topology file instead of generating one; `-` reads standard input.
     #[arg(long, value_name = "FILE.xml", conflicts_with_all = ["target", "devices", "diff"])]
     pub check: Option<PathBuf>,
 
@@ -99,7 +99,7 @@ pub(crate) struct XmlArgs {
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["target", "devices"])]
     pub diff: Vec<PathBuf>,
 
-    /// Where a cluster is looked at.
+    /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,
 }

@@ -1,4 +1,4 @@
-//! What is read, refused and told.
+//! What is read, refused and reported.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn documents_are_converted_and_others_passed_over() {
         text.starts_with("a: 1 field to look at\n  spec.pytorchReplicaSpecs.Worker.restartPolicy: OnFailure\n"),
         "{text}"
     );
-    assert!(text.ends_with("1 document passed over: ConfigMap of v1\n"), "{text}");
+    assert!(text.ends_with("1 document skipped: ConfigMap of v1\n"), "{text}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What `status` shows, as functions of what is known.
+//! The screen of `status`, as pure functions.
 
 use super::ranks;
 use crate::snapshot::name_of;
@@ -15,24 +15,24 @@ use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
 
-/// Label by which a queue takes a job, as in the QUEUE column of kubectl.
+/// Label with the queue of a job, as in the QUEUE column of kubectl.
 const QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
-/// What is known of the jobs that are looked at.
+/// The state of the jobs on the screen.
 #[derive(Default)]
 pub(super) struct Known {
     /// By namespace and name.
     pub jobs: BTreeMap<String, TrainJob>,
-    /// Of the one job that is looked at, by attempt and node rank.
+    /// Pods of the only job, by attempt and node rank.
     pub pods: BTreeMap<(u32, u32), PodView>,
-    /// One job is looked at.
+    /// Only one job is shown.
     pub only: bool,
-    /// Names need their namespaces.
+    /// Names are shown with their namespaces.
     pub all_namespaces: bool,
 }
 
 impl Known {
-    /// What a watch says of a job; answers the name of one that was deleted.
+    /// Applies an event of a job; returns the name of a deleted one.
     pub(super) fn job(&mut self, event: Event<TrainJob>) -> Option<String> {
         match event {
             Event::Apply(job) | Event::InitApply(job) => {
@@ -44,7 +44,7 @@ impl Known {
         }
     }
 
-    /// What a watch says of a pod.
+    /// Applies an event of a pod.
     pub(super) fn pod(&mut self, event: Event<Pod>) {
         match event {
             Event::Apply(pod) | Event::InitApply(pod) => {
@@ -54,7 +54,7 @@ impl Known {
             Event::Delete(pod) => {
                 let pod = PodView::of(&pod);
                 let position = (pod.attempt, pod.node_rank);
-                // Its successor may be here already.
+                // Its successor may exist already.
                 if self.pods.get(&position).is_some_and(|known| known.uid == pod.uid) {
                     self.pods.remove(&position);
                 }
@@ -80,7 +80,7 @@ pub(super) fn stage(job: &TrainJob) -> &str {
     summary.map_or("-", |condition| condition.reason.as_str())
 }
 
-/// What a line of a log says of a job: everything that may have changed.
+/// The state of a job in a log line: everything that may have changed.
 pub(super) fn state(job: &TrainJob) -> String {
     let mut text = stage(job).to_owned();
     let Some(status) = &job.status else { return text };
@@ -103,13 +103,13 @@ pub(super) fn state(job: &TrainJob) -> String {
 
 type Condition = k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-/// The conditions that hold the job up.
+/// The conditions that block the job.
 fn waits(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
     let kinds = [conditions::PLACED, conditions::FABRIC_READY].into_iter();
     kinds.filter_map(|kind| status.condition(kind)).filter(|condition| condition.status == "False")
 }
 
-/// What stands below a job: why it waits or failed, or its figures.
+/// The note below a job: why it waits or failed, or its figures.
 fn note(job: &TrainJob) -> Option<String> {
     let status = job.status.as_ref()?;
     if let Some(failed) = status.condition(conditions::FAILED).filter(|failed| failed.status == "True") {
@@ -147,7 +147,7 @@ fn topology(job: &TrainJob) -> Option<String> {
     Some(rate.map_or_else(|| nodes.clone(), |rate| format!("{nodes}, {rate} GB/s")))
 }
 
-/// The screen: a line per job, what it waits for or how it does below it; of a single job its pods too.
+/// The screen: a line per job, with what it waits for or its figures below; for a single job also its pods.
 pub(super) fn table(known: &Known, now: Timestamp, width: usize) -> String {
     if known.jobs.is_empty() {
         return "no TrainJob\n".into();
@@ -197,7 +197,7 @@ fn row(name: &str, job: &TrainJob, now: Timestamp) -> Vec<String> {
     cells.map(|cell| cell.unwrap_or_else(|| "-".into())).to_vec()
 }
 
-/// A table of at most this width: columns that say nothing go first, then the last ones; name and stage always stay.
+/// A table of at most this width: empty columns are dropped first, then the last ones; name and stage always stay.
 fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
     let is_empty = |rows: &[Vec<String>], at: usize| rows[1..].iter().all(|row| row[at] == "-");
     loop {
@@ -211,7 +211,7 @@ fn narrow(mut rows: Vec<Vec<String>>, width: usize) -> String {
     }
 }
 
-/// The pods of a job, with the reason where one does not run.
+/// The pods of a job, with the reason if one does not run.
 fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> String {
     let ranks = ranks(job);
     let placed = job.status.as_ref().and_then(|status| status.placement.as_ref());
@@ -234,7 +234,7 @@ fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> S
     narrow(rows, width)
 }
 
-/// What a pod does, and why it does not run.
+/// The state of a pod, and why it does not run.
 fn pod_state(pod: &PodView) -> String {
     let reason = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     match pod.phase {
@@ -264,7 +264,7 @@ pub(super) fn body(job: &TrainJob) -> Value {
     json!({"name": job.name_any(), "namespace": job.namespace(), "stage": stage(job), "status": job.status})
 }
 
-/// What is looked at as data.
+/// The screen as data.
 pub(super) fn bodies(known: &Known) -> Value {
     match known.jobs.values().next().filter(|_| known.only) {
         Some(job) => {

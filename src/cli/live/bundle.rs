@@ -1,7 +1,7 @@
-//! `switchyard support-bundle`: one archive with what is needed to understand a fault from afar.
+//! `switchyard support-bundle`: one archive with everything needed to understand a fault remotely.
 //!
-//! What the user may not read is told in the archive and left out. Secrets are never asked for, and objects go through the same strip as in
-//! `switchyard snapshot`: no environments, commands, annotations. The cluster in it works with `--snapshot` of all other commands.
+//! What the user may not read is left out and listed in the archive. Secrets are never requested, and objects are stripped as in `switchyard
+//! snapshot`: no environments, commands, annotations. The cluster in it works with `--snapshot` of all other commands.
 
 use super::board::{ended, stage};
 use super::{Live, asked, selector};
@@ -31,7 +31,6 @@ const BYTES: i64 = 8 << 20;
 /// Label of the pods of our chart.
 const OURS: &str = "app.kubernetes.io/name=switchyard";
 
-/// Writes the archive.
 pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
     let now = Timestamp::now();
     let stem = format!("switchyard-bundle-{}", now.strftime("%Y%m%dT%H%M%SZ"));
@@ -44,7 +43,7 @@ pub(crate) fn bundle(cli: &Cli, args: &BundleArgs) -> Result<Exit, Failure> {
         archive.finish().map_err(cannot)
     });
     let (files, bytes, missing) = result.inspect_err(|_| drop(std::fs::remove_file(partial(&path))))?;
-    let missing = if missing == 0 { String::new() } else { format!("; {missing} could not be had (README.txt)") };
+    let missing = if missing == 0 { String::new() } else { format!("; {missing} could not be collected (README.txt)") };
     print(&format!("{}: {}, {}{missing}", path.display(), counted(files, "file"), binary(bytes)));
     Ok(Exit::Done)
 }
@@ -100,7 +99,7 @@ async fn of_job(live: &Live, args: &BundleArgs, archive: &mut Archive, job: &Tra
     let ours = ListParams::default().labels(&selector(job));
     let maps: Api<ConfigMap> = Api::namespaced(live.client.clone(), &live.namespace);
     match maps.list(&ours).await {
-        // Ours: the engine's configuration and the settings of the fabric, which hold nothing secret.
+        // Our own: the engine's configuration and the settings of the fabric, which contain no secrets.
         Ok(maps) => {
             for map in &maps.items {
                 archive.json(&format!("{folder}/{}.json", map.name_any()), &json!(map.data))?;
@@ -198,7 +197,7 @@ fn partial(path: &Path) -> PathBuf {
     path.with_added_extension("partial")
 }
 
-/// An archive that is whole when it has its name.
+/// An archive that gets its name once it is complete.
 struct Archive {
     tar: tar::Builder<GzEncoder<File>>,
     path: PathBuf,
@@ -232,7 +231,7 @@ impl Archive {
         }
     }
 
-    /// Something that was not to be had.
+    /// Notes something that could not be collected.
     fn missing(&mut self, path: &str, why: &str) {
         self.says(&format!("warning: {path}: {why}"));
         self.missing.push(format!("{path}: {why}"));
@@ -256,7 +255,7 @@ impl Archive {
         self.tar.append_data(&mut header, format!("{}/{path}", self.stem), content)
     }
 
-    /// Completes it; answers files, bytes, and how much is missing.
+    /// Completes the archive; returns the number of files, of bytes, and of missing items.
     fn finish(mut self) -> io::Result<(u64, u64, usize)> {
         let missing = std::mem::take(&mut self.missing);
         let mut text = String::from(

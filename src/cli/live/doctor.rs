@@ -15,7 +15,7 @@ use switchyard_plan::cluster::view::PodView;
 use switchyard_tools::doctor::gang::{Gang, PodFacts};
 use switchyard_tools::doctor::{Diagnosis, Doctor, LONGEST_LINE};
 
-/// Whether the only argument may be the name of a job: it is no file, and could be one of an object.
+/// The only argument, if it may be the name of a job: it is not a file, and has the form of a name.
 pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
     let [only] = args.logs.as_slice() else { return None };
     let name = only.to_str().filter(|_| !Path::new(only).exists())?;
@@ -30,7 +30,7 @@ pub(crate) fn name_in(args: &DoctorArgs) -> Option<&str> {
 pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang), Failure> {
     wait_for(async {
         let no_file = |failure: Failure| {
-            let both = "there is no such file or folder, and no such TrainJob either";
+            let both = "there is no such file, folder or TrainJob";
             Failure::usage(format!("cannot read {name}: {both}: {failure}"))
         };
         let live = Live::open(&args.connection).await.map_err(no_file)?;
@@ -62,11 +62,11 @@ pub(crate) fn diagnose(args: &DoctorArgs, name: &str) -> Result<(Diagnosis, Gang
 }
 
 async fn of_pod(live: &Live, pod: &PodView, per_node: u32, doctor: &mut Doctor) -> Result<(), String> {
-    // The rank of a log is in its name; lines of several say whose they are.
+    // The name of a log has its rank; lines of a log with several ranks name theirs.
     let rank = if per_node == 1 { format!("/rank-{}", pod.node_rank) } else { String::new() };
     let log_name = |end: &str| format!("attempt-{}/{}{rank}.{end}", pod.attempt, pod.name);
     let year = Timestamp::now().to_zoned(TimeZone::UTC).year();
-    // What the kubelet knows of the end is in no log.
+    // The log lacks what the kubelet knows about the end.
     if let Some(words) = ended(pod) {
         let mut log = doctor.open(&log_name("status"), year);
         doctor.stamped_line(&mut log, words.as_bytes());
@@ -76,7 +76,7 @@ async fn of_pod(live: &Live, pod: &PodView, per_node: u32, doctor: &mut Doctor) 
     lines(doctor, &log_name("log"), year, stream).await.map_err(|error| error.to_string())
 }
 
-/// Hands every line of a stream over, keeping no more than one.
+/// Passes on every line of a stream, keeping only one in memory.
 async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRead) -> std::io::Result<()> {
     let mut from = pin!(from);
     let mut log = doctor.open(name, year);
@@ -105,7 +105,7 @@ async fn lines(doctor: &mut Doctor, name: &str, year: i16, from: impl AsyncBufRe
     Ok(())
 }
 
-/// How the kubelet says that a pod ended badly, with the time before it.
+/// The kubelet's words about a pod that failed, with the time before them.
 fn ended(pod: &PodView) -> Option<String> {
     if let Some((reason, message)) = pod.reason.as_ref().filter(|(reason, _)| !reason.is_empty()) {
         return Some(format!("Pod status: {reason}: {message}"));

@@ -1,4 +1,4 @@
-//! `switchyard logs`: what the ranks of a job say, each line with its node.
+//! `switchyard logs`: the output of the ranks of a job, each line with its node.
 
 use super::{Live, asked, ranks};
 use crate::args::{Cli, LogsArgs};
@@ -15,7 +15,6 @@ use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_worker_contract::event::Event;
 use switchyard_worker_contract::exit::Exit;
 
-/// Prints logs.
 pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Result<Exit, Failure> {
     wait_for(async {
         let live = Live::open(&args.connection).await?;
@@ -43,7 +42,7 @@ pub(crate) fn logs(cli: &Cli, args: &LogsArgs) -> Result<Exit, Failure> {
 
 type Lines = BoxStream<'static, (u32, std::io::Result<String>)>;
 
-/// The logs of pods. Without `follow` one after the other, else as they come.
+/// The logs of pods: one after the other, or interleaved with `follow`.
 async fn open(live: &Live, args: &LogsArgs, pods: &[PodView]) -> Result<Vec<Lines>, Failure> {
     let params = LogParams {
         container: Some(TRAINER.into()),
@@ -64,7 +63,7 @@ async fn open(live: &Live, args: &LogsArgs, pods: &[PodView]) -> Result<Vec<Line
     Ok(vec![futures::stream::iter(logs).flatten().boxed()])
 }
 
-/// The pods whose logs are meant, and have begun.
+/// The requested pods that have started.
 pub(super) fn chosen(args: &LogsArgs, job: &TrainJob, mut pods: Vec<PodView>) -> Result<Vec<PodView>, Failure> {
     let attempts: Vec<u32> = pods.iter().map(|pod| pod.attempt).collect();
     let attempt = args.attempt.or(attempts.iter().copied().max());
@@ -104,7 +103,6 @@ fn list(numbers: &[u32]) -> String {
     rank_list(numbers.iter().copied())
 }
 
-/// The node of a rank.
 fn node_of(rank: u32, job: &TrainJob, nodes: u32) -> Result<u32, String> {
     let mut ranks = ranks(job);
     if ranks.is_empty() {
@@ -118,13 +116,13 @@ fn node_of(rank: u32, job: &TrainJob, nodes: u32) -> Result<u32, String> {
     })
 }
 
-/// Whether a line of a pod is of this rank: our worker marks each with it, and events name it.
+/// Whether a line of a pod comes from this rank: our worker marks each line with its rank, and events name it.
 pub(super) fn is_of(rank: u32, line: &str) -> bool {
     if let Some(rest) = line.strip_prefix("[rank ") {
         return rest.split_once(']').is_some_and(|(number, _)| number.parse() == Ok(rank));
     }
     match serde_json::from_str::<Event>(line) {
-        // What is said of the whole job, rank 0 says.
+        // Rank 0 reports about the whole job.
         Ok(event) => event.rank().unwrap_or(0) == rank,
         Err(_) => false,
     }

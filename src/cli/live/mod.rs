@@ -1,4 +1,4 @@
-//! Jobs in a running cluster, for those who wait for them: `status`, `logs`, `report JOB`, `doctor JOB`, `support-bundle`. Everything here reads.
+//! Jobs in a running cluster, for their users: `status`, `logs`, `report JOB`, `doctor JOB`, `support-bundle`. Everything here reads.
 
 mod board;
 mod bundle;
@@ -68,12 +68,12 @@ impl Live {
     }
 }
 
-/// Selects the pods of a job, and of no other that had its name.
+/// Selects the pods of a job, but not those of an earlier job of that name.
 fn selector(job: &TrainJob) -> String {
     format!("{}={}", labels::JOB_UID, job.uid().unwrap_or_default())
 }
 
-/// What the server said to a question.
+/// The server's error about a request.
 fn asked(what: &str, error: kube::Error) -> Failure {
     let words = match error {
         kube::Error::Api(status) if status.code == 404 && status.message.contains("could not find the requested") => {
@@ -95,7 +95,7 @@ fn ranks(job: &TrainJob) -> Vec<(u32, u32)> {
     let last = firsts.len().checked_sub(2).map(|at| firsts[at + 1] - firsts[at]);
     let count = |at: usize| match firsts.get(at + 1) {
         Some(next) => next - firsts[at],
-        // The last node has as many as the one before it; a single one as many as the manifest says.
+        // The last node has as many as the one before it; a single node has as many as the manifest sets.
         None => last.or(each).unwrap_or(1),
     };
     (0..firsts.len()).map(|at| (firsts[at], count(at))).collect()

@@ -1,8 +1,7 @@
-//! `switchyard report JOB`: the report of a job in a cluster, from what the API server has of it.
+//! `switchyard report JOB`: the report of a job in a cluster, from what the API server knows of it.
 //!
-//! A pod that has ended cannot be entered, so what its ranks wrote down step by step is out of reach, unless the job keeps its run
-//! directory on a volume. The logs have the events of rank 0: they, the configuration and the status become a run directory here, and the
-//! report says what is missing.
+//! A pod that has ended cannot be entered, so the records of its ranks are out of reach, unless the job keeps its run directory on a volume. The
+//! logs have the events of rank 0: they, the configuration and the status become a local run directory, and the report lists what is missing.
 
 use super::{Live, asked};
 use crate::args::{Cli, ReportArgs};
@@ -27,7 +26,7 @@ use switchyard_worker_contract::exit::Exit;
 pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
     let name = args.subject.display().to_string();
     let folder = wait_for(async {
-        // Either may have been meant, so a failure says what both would have been.
+        // The subject may be either, so a failure describes both.
         let neither = |Failure { message, exit }: Failure| {
             let text = "expected the directory of a run, which is not here, or the name of a TrainJob in a cluster";
             Failure::new(format!("{name}: {text}: {message}"), exit)
@@ -45,7 +44,7 @@ pub(crate) fn report(cli: &Cli, args: &ReportArgs) -> Result<Exit, Failure> {
     local::report(cli, &ReportArgs { subject: folder, ..args.clone() })
 }
 
-/// Makes the run directory of a job.
+/// Creates the run directory of a job.
 async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     let folder = Path::new("runs").join(format!("{}-cluster", job.name_any()));
     let cannot = |error: std::io::Error| Failure::unexpected(format!("cannot write {}: {error}", folder.display()));
@@ -66,7 +65,7 @@ async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     let mut events = String::new();
     for pod in live.pods_of(job).await? {
         let params = LogParams { container: Some(TRAINER.into()), timestamps: true, ..LogParams::default() };
-        // Without its log the report says less; the others are there.
+        // Without its log the report has less; the other logs remain.
         match live.pods().logs(&pod.name, &params).await {
             Ok(log) => log.lines().filter_map(|line| event(line, pod.attempt)).for_each(|line| events.push_str(&line)),
             Err(error) => anstream::eprintln!("warning: {}", asked(&format!("read the log of {}", pod.name), error)),
@@ -80,7 +79,7 @@ async fn fetch(live: &Live, job: &TrainJob) -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-/// A line of a log with its time, as a line of `events.jsonl`; `None`: it is no event, or repeats others.
+/// A line of a log with its time, as a line of `events.jsonl`; `None`: not an event, or one that repeats others.
 pub(super) fn event(line: &str, attempt: u32) -> Option<String> {
     let (time, line) = line.split_once(' ')?;
     let event: Event = serde_json::from_str(line).ok()?;

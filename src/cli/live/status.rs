@@ -1,4 +1,4 @@
-//! `switchyard status`: where jobs are, once or for as long as somebody looks.
+//! `switchyard status`: shows jobs once, or until interrupted.
 
 use super::board::{self, Known};
 use super::{Live, asked, selector};
@@ -21,12 +21,12 @@ use std::time::Duration;
 use switchyard_crds::TrainJob;
 use switchyard_worker_contract::exit::Exit;
 
-/// The screen changes at most so often.
+/// Shortest interval between two redraws.
 const REDRAW: Duration = Duration::from_millis(200);
-/// Ages grow also when nothing changes.
+/// Ages are redrawn even if nothing changes.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Shows where jobs are.
+/// Shows the state of jobs.
 pub(crate) fn status(cli: &Cli, args: &StatusArgs) -> Result<Exit, Failure> {
     wait_for(async {
         let live = Live::open(&args.connection).await?;
@@ -56,7 +56,7 @@ fn api(live: &Live, args: &StatusArgs) -> Api<TrainJob> {
     if args.all_namespaces { Api::all(live.client.clone()) } else { live.jobs() }
 }
 
-/// What a watch brings.
+/// An event of a watch.
 enum News {
     Job(Box<watcher::Event<TrainJob>>),
     Pod(Box<watcher::Event<Pod>>),
@@ -69,7 +69,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
     let mut jobs = watcher::Config::default();
     let mut news: BoxStream<'_, News> = match &args.job {
         Some(name) => {
-            // A job that is not there is told at once, and its pods are those of its UID.
+            // A missing job is reported at once, and its pods are selected by its UID.
             let job = live.job(name).await?;
             jobs = jobs.fields(&format!("metadata.name={name}"));
             let pods = watcher::Config::default().labels(&selector(&job));
@@ -102,7 +102,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
             }
             Some(News::Pod(event)) => known.pod(*event),
             Some(News::Trouble(trouble)) => {
-                // Once, not with every try.
+                // Once, not with every retry.
                 if told.as_ref() != Some(&trouble) {
                     show.note(&format!("warning: {trouble}; tried again"));
                     told = Some(trouble);
@@ -121,7 +121,7 @@ async fn watch(cli: &Cli, args: &StatusArgs, live: &Live) -> Result<Exit, Failur
     }
 }
 
-/// A watch that goes on after troubles.
+/// A watch that continues after errors.
 fn stream<K>(api: Api<K>, config: watcher::Config, news: fn(Box<watcher::Event<K>>) -> News) -> BoxStream<'static, News>
 where
     K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
@@ -140,11 +140,11 @@ fn words(error: &watcher::Error) -> String {
     }
 }
 
-/// Where a watch is shown.
+/// The output of a watch.
 struct Show {
     output: Output,
     bar: Option<ProgressBar>,
-    /// What was told of each job.
+    /// The last printed state of each job.
     told: BTreeMap<String, String>,
 }
 
@@ -199,7 +199,7 @@ impl Show {
         }
     }
 
-    /// What was shown last stays.
+    /// Leaves the last screen in place.
     fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.abandon();

@@ -1,5 +1,4 @@
-//! What a person sees of a run: header, rank table, progress, failure, summary. Text is made here by pure functions; see `run.rs` for
-//! where it goes.
+//! What a person sees of a run: header, rank table, progress, failure, summary. Pure functions build the text; `run.rs` prints it.
 
 mod header;
 mod progress;
@@ -67,7 +66,7 @@ pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready])
     line
 }
 
-/// Where the training goes on, if it does not begin.
+/// Where the training resumes, if it does.
 pub(super) fn resumed(plan: &LocalPlan, ranks: &[Ready]) -> Option<String> {
     let step = ranks.first()?.resumed_step?;
     let place = plan.engine.checkpoint.as_ref().map_or_else(String::new, |checkpoint| format!(", {}", checkpoint.path));
@@ -101,7 +100,7 @@ pub(super) fn failure(cause: &RootCause, attempt: u32) -> String {
     lines.join("\n")
 }
 
-/// The two honest yardsticks of a language model's loss, unigram and bigram, where they are known.
+/// The two yardsticks of a language model's loss, unigram and bigram entropy, if known.
 fn entropies(inspection: &Inspection) -> Option<(f64, f64)> {
     Some((inspection.unigram_nats?, inspection.bigram_nats?))
 }

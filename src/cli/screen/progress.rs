@@ -1,4 +1,4 @@
-//! How far a run is, and how it ended well.
+//! The progress of a run, and its successful end.
 
 use super::entropies;
 use crate::text::columns;
@@ -78,7 +78,7 @@ fn amp_words(figures: &Figures) -> Option<String> {
     Some(format!("{skipped} skipped{scale}"))
 }
 
-/// The end of a good run.
+/// The end of a successful run.
 pub(crate) fn summary(
     report: &Finished,
     inspection: &Inspection,

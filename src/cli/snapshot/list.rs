@@ -1,4 +1,4 @@
-//! The objects of a cluster that decide about places, all of one moment as nearly as an API server gives it.
+//! Lists the objects of a cluster that decide placements, as close to one moment as an API server allows.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
@@ -13,10 +13,10 @@ use switchyard_crds::TrainJob;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_ledger::offline::KINDS;
 
-/// Lists what decides about places, in a fixed order and without what changes nothing.
+/// Lists what decides placements, in a fixed order and without irrelevant fields.
 ///
 /// # Errors
-/// A list that the server does not give: its kind and the server's words.
+/// A list that the server refuses: its kind and the server's message.
 pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     let mut items = Vec::new();
     macro_rules! list {
@@ -31,10 +31,10 @@ pub(crate) async fn take(client: &Client) -> Result<Vec<Value>, String> {
     Ok(items)
 }
 
-/// What the agent of one node reports; empty: nothing.
+/// The report of the agent of one node; empty: none.
 ///
 /// # Errors
-/// The server's words.
+/// The server's message.
 pub(crate) async fn report(client: &Client, node: &str) -> Result<Vec<Value>, String> {
     let found = Api::<GPUTopology>::all(client.clone()).get_opt(node).await;
     let found = found.map_err(|error| format!("cannot get GPUTopology {node}: {error}"))?;
@@ -52,7 +52,7 @@ where
     list.items.into_iter().map(typed).collect()
 }
 
-/// An object with its kind, without what decides nothing.
+/// An object with its kind, without irrelevant fields.
 fn typed<K: Resource<DynamicType = ()> + Serialize>(object: K) -> Result<Value, String> {
     let kind = K::kind(&());
     let mut value = serde_json::to_value(object).map_err(|error| format!("{kind}: {error}"))?;
@@ -61,7 +61,7 @@ fn typed<K: Resource<DynamicType = ()> + Serialize>(object: K) -> Result<Value, 
     Ok(value)
 }
 
-/// Takes out what decides nothing, and what others need not see: environments of pods, images, annotations.
+/// Removes irrelevant fields, and what others need not see: environments of pods, images, annotations.
 fn strip(object: &mut Value) {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata
@@ -75,7 +75,7 @@ fn strip(object: &mut Value) {
     let pod = match object["kind"].as_str() {
         Some("Pod") => object.get_mut("spec"),
         Some("TrainJob") => {
-            // What the user gives to the program may be secret.
+            // The user's input to the program may be secret.
             if let Some(trainer) = object.pointer_mut("/spec/trainer").and_then(Value::as_object_mut) {
                 trainer.retain(|key, _| !matches!(key.as_str(), "env" | "command" | "args"));
             }

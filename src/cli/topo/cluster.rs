@@ -31,13 +31,13 @@ use users::Users;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     Free,
-    /// Split, or the driver asks for something.
+    /// Split, or the driver requests an action.
     NotUsable,
-    /// Somebody has it, and nobody says who.
+    /// In use by an unknown user.
     Unknown,
     /// The user of this number.
     By(usize),
-    /// One of as many as the user of this number has; nobody says which.
+    /// The user of this number has this many GPUs; which ones is unknown.
     Counted(usize),
 }
 
@@ -47,15 +47,15 @@ struct NodeRow {
     name: String,
     /// Domain of each level, small to large.
     domains: Vec<Option<String>>,
-    /// Number and use of each GPU. Those of nodes without a report have no numbers but their order.
+    /// Number and use of each GPU. On nodes without a report the numbers are only positions.
     gpus: Vec<(u32, Use)>,
     /// GPUs that a job could get now.
     free: usize,
-    /// NICs for training that work, and all of them; `None`: nobody says.
+    /// Working NICs for training, and all of them; `None`: unknown.
     nics: Option<(usize, usize)>,
-    /// What the ring over all GPUs carries, megabytes (10^6) per second.
+    /// Bandwidth of the ring over all GPUs, megabytes (10^6) per second.
     inside: Option<u32>,
-    /// What all GPUs together send to other nodes, megabytes (10^6) per second.
+    /// Bandwidth of all GPUs together to other nodes, megabytes (10^6) per second.
     outward: Option<u32>,
     /// Why no job can be placed here.
     excluded: Option<Excluded>,
@@ -70,7 +70,7 @@ struct LevelRow {
     level: Level,
 }
 
-/// A cluster as it is shown.
+/// A cluster for display.
 #[derive(Debug, Clone, PartialEq)]
 struct ClusterTopology {
     taken_at: Option<Timestamp>,
@@ -80,11 +80,10 @@ struct ClusterTopology {
     nodes: Vec<NodeRow>,
     /// Nodes without GPUs.
     without_gpus: usize,
-    /// Namespace and name of who uses GPUs, in the order of the nodes.
+    /// Namespace and name of the users of GPUs, in the order of the nodes.
     users: Vec<String>,
 }
 
-/// Shows the cluster.
 pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
     let file = snapshot::read(&args.place)?;
     let topology = ClusterTopology::of(&file, &snapshot::cluster(&file)?);
@@ -95,7 +94,7 @@ pub(super) fn show(cli: &Cli, args: &TopoArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// A job where it would go, as a picture of the cluster (SVG).
+/// The placement of a job as a picture of the cluster (SVG).
 pub(crate) fn drawing(file: &SnapshotFile, cluster: &Cluster, job: &str, place: &PlacementStatus) -> String {
     let numbers = |node: &str, uuids: &[String]| {
         let machine = cluster.nodes().get(node).and_then(|view| view.described());
@@ -119,7 +118,7 @@ impl ClusterTopology {
             let gpus = users.of_node(view);
             let unused = gpus.iter().filter(|(_, used)| *used == Use::Free).count();
             let counted = usize::try_from(view.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
-            // Where GPUs are given out by claims only, none are counted.
+            // If GPUs are allocated by claims only, the node counts none.
             let most = if view.allocatable.get(GPU_RESOURCE) > 0 { counted } else { unused };
             let is_closed = matches!(excluded, Some(Excluded::Unfit(_)));
             nodes.push(NodeRow {

@@ -1,4 +1,4 @@
-//! GPUs and NICs: what each pair of them carries, which way, and what that means for traffic that leaves the node.
+//! GPUs and NICs: what each pair of them carries, over which path, and what that means for traffic that leaves the node.
 
 use super::health::{self, Health};
 use super::{cpus_of_node, nic_name};
@@ -15,14 +15,14 @@ use switchyard_topology::report::{self, NamedDevices, ReportError};
 
 /// One of several equal nodes: what leaves the node counts.
 pub(super) const GANG: Level = Level { share: 1000, nvlink: false };
-/// More rows of GPUs than this are folded where they are equal.
+/// If there are more rows of GPUs than this, equal ones are folded.
 const MOST_ROWS: usize = 8;
 
-/// What placement and NCCL make of a report.
+/// A report as placement and NCCL see it.
 pub(super) struct Known<'a> {
     pub(super) status: &'a GPUTopologyStatus,
     pub(super) named: NamedDevices,
-    /// Values of sets of GPUs; `None`: more GPUs than placement values.
+    /// Values of sets of GPUs; `None`: more GPUs than placement supports.
     pub(super) shape: Option<Shape>,
 }
 
@@ -34,7 +34,7 @@ struct Pair {
     rate: Option<u32>,
 }
 
-/// Columns that say which memory and processors are near a GPU; another table has them too.
+/// Columns for the memory and processors near a GPU; another table has them too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Memory {
     Neither,
@@ -99,7 +99,6 @@ impl<'a> Known<'a> {
         format!("GPU{}", numbers(gpus.iter().map(|gpu| self.status.gpus[*gpu].index)))
     }
 
-    /// The name of a NIC.
     pub(super) fn nic_name(&self, nic: usize) -> String {
         plain(nic_name(&self.status.nics[self.named.nics[nic]]))
     }
@@ -118,7 +117,7 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// What all GPUs together send to other nodes, megabytes (10^6) per second.
+    /// Bandwidth of all GPUs together to other nodes, megabytes (10^6) per second.
     pub(super) fn outward(&self) -> Option<u32> {
         let shape = self.shape.as_ref().filter(|_| self.nic_count() > 0 && self.gpu_count() > 0)?;
         Some(shape.outward(shape.all(), Some(GANG)))
@@ -179,7 +178,7 @@ fn gpu_pairs(screen: &mut Screen, known: &Known<'_>, full: bool) {
     screen.whole(vec![Table { rows, gap: 2 }, narrow]);
 }
 
-/// ` (17 of 18 links up)`, where that makes a GPU slower than another.
+/// ` (17 of 18 links up)`, if that makes a GPU slower than another.
 fn links_up(known: &Known<'_>, gpu: usize, usual: usize) -> String {
     let gpus = &known.named.devices.gpus;
     let (has, others) = (gpus[gpu].switch_links, gpus[usual].switch_links);
@@ -258,7 +257,7 @@ fn gpu_rows(screen: &mut Screen, known: &Known<'_>, full: bool) {
     }
 }
 
-/// What the words mean, and what `nvidia-smi topo` calls them where it has another one.
+/// The meaning of the words, and the name in `nvidia-smi topo` if it differs.
 fn legend(screen: &mut Screen, known: &Known<'_>) {
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     let mut used: BTreeMap<NcclPath, BTreeSet<PathClass>> = BTreeMap::new();
@@ -280,7 +279,7 @@ fn legend(screen: &mut Screen, known: &Known<'_>) {
     screen.phrases(&phrases);
 }
 
-/// What leaves the node, and how.
+/// Traffic that leaves the node, and its path.
 fn leaving(screen: &mut Screen, known: &Known<'_>) {
     let (gpus, nics) = (known.gpu_count(), known.nic_count());
     if gpus == 0 || nics == 0 {
@@ -322,7 +321,7 @@ fn leaving(screen: &mut Screen, known: &Known<'_>) {
     }
 }
 
-/// How many GPUs have the same NICs to go to.
+/// How many GPUs share the same NICs.
 fn sharing(ways: &Ways<'_>, gpus: usize, nics: usize) -> String {
     let own = |gpu: usize| (0..nics).filter(|nic| ways.is_local(gpu, *nic)).collect::<Vec<_>>();
     let groups = grouped(gpus, |a, b| own(a) == own(b));

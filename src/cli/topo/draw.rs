@@ -16,7 +16,7 @@ use switchyard_core::units::{plural, three_digits};
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus};
 use switchyard_topology::{cells, report};
 
-/// Switches between a root complex and a device that are drawn; no machine has that many.
+/// Switches between a root complex and a device that are drawn; no machine has more.
 const MOST_SWITCHES: usize = 8;
 
 /// What is drawn.
@@ -95,8 +95,7 @@ impl Drawing {
         drawing
     }
 
-    /// Hangs the last device below its NUMA node, root complex and switches. A switch is two bridges, of which NCCL and we name the
-    /// upper one.
+    /// Adds the last device below its NUMA node, root complex and switches. A switch is two bridges; NCCL and we use the upper one.
     fn hang(&mut self, status: &GPUTopologyStatus, numa: Option<u32>, path: &[String]) {
         let label = match numa {
             Some(node) => format!("NUMA {node}, CPUs {}", cpus_of_node(status, numa)),

@@ -7,12 +7,11 @@ use switchyard_crds::gpu_topology::{
 };
 use switchyard_topology::fold::numbers;
 
-/// How a device is.
+/// The health of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Health {
-    /// Nobody says.
     Unknown,
-    /// Nothing is wrong, as far as is known.
+    /// Nothing is known to be wrong.
     Good,
     /// What is wrong.
     Faulty(Vec<String>),
@@ -37,7 +36,6 @@ impl Health {
     }
 }
 
-/// How a GPU is.
 pub(super) fn of_gpu(gpu: &Gpu) -> Health {
     let checks = [
         gpu.health.as_ref().map(|health| recovery(&health.recovery_action)),

@@ -47,7 +47,7 @@ pub(super) fn table(screen: &mut Screen, status: &GPUTopologyStatus, rails: &[us
     }
 }
 
-/// One line for all devices of which the same is to be said.
+/// One line for all devices with equal cells.
 fn grouped_lines(screen: &mut Screen, label: &str, status: &GPUTopologyStatus, say: impl Fn(&Nic) -> Option<String>) {
     let mut lines: Vec<(String, Vec<String>)> = Vec::new();
     for nic in &status.nics {

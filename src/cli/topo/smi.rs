@@ -1,4 +1,4 @@
-//! The matrix of `nvidia-smi topo -m`, which people know by heart.
+//! The matrix of `nvidia-smi topo -m`, which people know well.
 
 use super::nic_name;
 use crate::text::{Screen, Table, plain};
@@ -11,7 +11,7 @@ use switchyard_topology::matrix::Cell;
 /// A GPU or a NIC in the matrix.
 struct Device<'a> {
     label: String,
-    /// Its name where there is room for it.
+    /// Its name, shown if there is room.
     name: String,
     shown: cells::Device<'a>,
 }

@@ -47,7 +47,7 @@ fn a_job_that_runs_is_explained() {
     insta::assert_snapshot!(explanation(&job, &now, &cluster, false));
 }
 
-/// The same file gives the same decision, byte for byte, and it is the one that the running job has.
+/// The same file gives the same decision, byte for byte, and it equals that of the running job.
 #[test]
 fn a_snapshot_gives_the_decision_of_the_controller_again() {
     let mut cluster = open();

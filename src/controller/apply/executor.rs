@@ -4,7 +4,8 @@ use super::error::{Cause, Refusal};
 use futures::StreamExt;
 use futures::stream;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
@@ -17,7 +18,7 @@ use switchyard_crds::TrainJob;
 use switchyard_crds::labels::PLAN_MANAGER;
 use switchyard_plan::cluster::Action;
 use switchyard_plan::cluster::view;
-use switchyard_plan::objects::{CLAIM, Object};
+use switchyard_plan::objects::{Kind, Object};
 use tokio::sync::Semaphore;
 
 /// Time for one call, retries of the client included.
@@ -100,18 +101,18 @@ impl Executor {
     async fn one(&self, job: Job<'_>, action: Action) -> Result<Done, Refusal> {
         match action {
             Action::Create(object) => match object {
-                Object::Pod(pod) => self.create(job, "Pod", *pod).await,
-                Object::Service(service) => self.create(job, "Service", *service).await,
-                Object::Claim(claim) => self.create(job, CLAIM, *claim).await,
-                Object::ConfigMap(config) => self.create(job, "ConfigMap", config).await,
-                Object::PodDisruptionBudget(budget) => self.create(job, "PodDisruptionBudget", budget).await,
-                Object::NetworkPolicy(policy) => self.create(job, "NetworkPolicy", policy).await,
+                Object::Pod(pod) => self.create(job, Kind::Pod, *pod).await,
+                Object::Service(service) => self.create(job, Kind::Service, *service).await,
+                Object::Claim(claim) => self.create(job, Kind::ResourceClaim, *claim).await,
+                Object::ConfigMap(config) => self.create(job, Kind::ConfigMap, config).await,
+                Object::PodDisruptionBudget(budget) => self.create(job, Kind::PodDisruptionBudget, budget).await,
+                Object::NetworkPolicy(policy) => self.create(job, Kind::NetworkPolicy, policy).await,
                 Object::Secret(secret) => self.create_secret(job, secret).await,
             },
             Action::Repair(object) => match object {
-                Object::Service(service) => self.set(job, "Service", &*service).await,
-                Object::PodDisruptionBudget(budget) => self.set(job, "PodDisruptionBudget", &budget).await,
-                Object::NetworkPolicy(policy) => self.set(job, "NetworkPolicy", &policy).await,
+                Object::Service(service) => self.set(job, Kind::Service, &*service).await,
+                Object::PodDisruptionBudget(budget) => self.set(job, Kind::PodDisruptionBudget, &budget).await,
+                Object::NetworkPolicy(policy) => self.set(job, Kind::NetworkPolicy, &policy).await,
                 // Immutable: what has its name is what was made.
                 Object::Pod(_) | Object::Claim(_) | Object::ConfigMap(_) | Object::Secret(_) => {
                     Ok(Done::Written("", None))
@@ -127,16 +128,19 @@ impl Executor {
                 Ok(Done::Written("Pod", pod.resource_version()))
             }
             Action::Delete { kind, name, uid, version } => match kind {
-                "Pod" => self.delete::<Pod>(job, kind, &name, uid, version).await,
-                CLAIM => self.delete::<ResourceClaim>(job, kind, &name, uid, version).await,
-                "ConfigMap" => self.delete::<ConfigMap>(job, kind, &name, uid, version).await,
-                "PodDisruptionBudget" => self.delete::<PodDisruptionBudget>(job, kind, &name, uid, version).await,
-                _ => self.delete::<TrainJob>(job, kind, &name, uid, version).await,
+                Kind::ConfigMap => self.delete::<ConfigMap>(job, kind, &name, uid, version).await,
+                Kind::NetworkPolicy => self.delete::<NetworkPolicy>(job, kind, &name, uid, version).await,
+                Kind::Pod => self.delete::<Pod>(job, kind, &name, uid, version).await,
+                Kind::PodDisruptionBudget => self.delete::<PodDisruptionBudget>(job, kind, &name, uid, version).await,
+                Kind::ResourceClaim => self.delete::<ResourceClaim>(job, kind, &name, uid, version).await,
+                Kind::Secret => self.delete::<Secret>(job, kind, &name, uid, version).await,
+                Kind::Service => self.delete::<Service>(job, kind, &name, uid, version).await,
+                Kind::TrainJob => self.delete::<TrainJob>(job, kind, &name, uid, version).await,
             },
         }
     }
 
-    async fn create<K>(&self, job: Job<'_>, kind: &'static str, object: K) -> Result<Done, Refusal>
+    async fn create<K>(&self, job: Job<'_>, kind: Kind, object: K) -> Result<Done, Refusal>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
             + Serialize
@@ -149,15 +153,15 @@ impl Executor {
         let params = PostParams { field_manager: Some(PLAN_MANAGER.into()), ..PostParams::default() };
         let what = format!("create {kind} {name}");
         match self.call(&what, api.create(&params, &object)).await {
-            Ok(made) => Ok(Done::Written(kind, made.resource_version())),
+            Ok(made) => Ok(Done::Written(kind.name(), made.resource_version())),
             Err(refusal) if refusal.cause == Cause::Exists => {
                 let Some(found) = self.call(&what, api.get_opt(&name)).await? else { return Err(refusal) };
                 if view::owner(found.meta()) != Some(job.uid) {
                     let why = "the name is taken by an object that does not belong to this job".to_string();
                     return Err(Refusal { what, why, cause: Cause::Taken });
                 }
-                if kind == "Pod" {
-                    return Ok(Done::Written(kind, found.resource_version()));
+                if kind == Kind::Pod {
+                    return Ok(Done::Written(kind.name(), found.resource_version()));
                 }
                 // Ours, but without our labels: somebody removed them.
                 self.set(job, kind, &object).await
@@ -184,7 +188,7 @@ impl Executor {
     }
 
     /// Sets the fields that are ours, whoever set them last.
-    async fn set<K>(&self, job: Job<'_>, kind: &'static str, object: &K) -> Result<Done, Refusal>
+    async fn set<K>(&self, job: Job<'_>, kind: Kind, object: &K) -> Result<Done, Refusal>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
             + Serialize
@@ -197,13 +201,13 @@ impl Executor {
         let params = PatchParams::apply(PLAN_MANAGER).force();
         let what = format!("repair {kind} {name}");
         let made = self.call(&what, api.patch(&name, &params, &Patch::Apply(object))).await?;
-        Ok(Done::Written(kind, made.resource_version()))
+        Ok(Done::Written(kind.name(), made.resource_version()))
     }
 
     async fn delete<K>(
         &self,
         job: Job<'_>,
-        kind: &'static str,
+        kind: Kind,
         name: &str,
         uid: String,
         version: Option<String>,

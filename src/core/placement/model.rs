@@ -1,11 +1,11 @@
-//! What is asked and what is answered.
+//! The request, and its result.
 
 use crate::model::NodeOrd;
 
 /// How strictly the structure of the nodes is respected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// What cannot be respected makes the group not placeable.
+    /// If it cannot be respected, the group is not placeable.
     Required,
     /// The best placement found is taken, with warnings.
     Preferred,
@@ -20,11 +20,11 @@ pub enum NumaBinding {
     Required,
     /// They should.
     Preferred,
-    /// NUMA nodes are not looked at.
+    /// NUMA nodes are ignored.
     None,
 }
 
-/// A group of processes that wants a place.
+/// A group of processes to be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Nodes of the group; at least 1.
@@ -35,16 +35,15 @@ pub struct Request {
     pub threads: Option<u32>,
     /// Cores that the processes of one node may use together; `None`: all.
     pub core_limit: Option<u32>,
-    /// How strictly all this is meant.
+    /// How strictly this is enforced.
     pub mode: Mode,
-    /// How strictly NUMA nodes are meant.
+    /// How strictly NUMA nodes are respected.
     pub numa_binding: NumaBinding,
 }
 
 /// Where one process runs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The node.
     pub node: NodeOrd,
     /// Logical CPUs the process may use, ascending; empty: not pinned.
     pub cpus: Vec<u32>,
@@ -52,7 +51,6 @@ pub struct Place {
     pub cores: u32,
     /// Kernel numbers of the NUMA nodes of those CPUs, ascending.
     pub numa_nodes: Vec<u32>,
-    /// Compute threads.
     pub threads: u32,
 }
 
@@ -61,17 +59,16 @@ pub struct Place {
 pub struct Assignment {
     /// In rank order.
     pub places: Vec<Place>,
-    /// What was given up, with numbers.
+    /// Preferences that were not met, with numbers.
     pub warnings: Vec<Warning>,
 }
 
-/// Something the request prefers and the nodes do not give.
+/// A preference of the request that the nodes cannot meet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Warning {
     /// Processes of several nodes share one.
     #[error("{asked} nodes were asked for and {present} present: the processes of all of them run here")]
     NodesShared {
-        /// Nodes asked for.
         asked: u32,
         /// Nodes there are.
         present: u32,
@@ -80,9 +77,7 @@ pub enum Warning {
     #[error("oversubscribed: {processes} processes with {threads} threads each want {} cores, {cores} can be used: expect at most {}% of the speed of one core per thread",
         processes * threads, 100 * cores / (processes * threads).max(1))]
     Oversubscribed {
-        /// Processes on the node.
         processes: u32,
-        /// Threads of each.
         threads: u32,
         /// Cores that can be used.
         cores: u32,
@@ -105,7 +100,6 @@ pub enum Reason {
     /// Not enough nodes.
     #[error("needs {need} nodes, {have} present")]
     TooFewNodes {
-        /// Nodes asked for.
         need: u32,
         /// Nodes there are.
         have: u32,
@@ -113,11 +107,9 @@ pub enum Reason {
     /// Not enough cores on a node.
     #[error("needs {processes} processes x {threads} threads = {} cores on one node, {have} can be used", processes * threads)]
     TooFewCores {
-        /// The node.
         node: NodeOrd,
         /// Processes for it.
         processes: u32,
-        /// Threads of each.
         threads: u32,
         /// Cores that can be used.
         have: u32,
@@ -127,11 +119,9 @@ pub enum Reason {
         "needs {threads} cores in one NUMA node for each of {processes} processes on one node, there is room for {have}"
     )]
     NoNumaNodeFits {
-        /// The node.
         node: NodeOrd,
         /// Processes for it.
         processes: u32,
-        /// Threads of each.
         threads: u32,
         /// Processes that fit.
         have: u32,
@@ -139,7 +129,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The node that is too small, where it is one.
+    /// The node that is too small, if it is a single one.
     pub fn node(&self) -> Option<NodeOrd> {
         match self {
             Reason::TooFewNodes { .. } => None,

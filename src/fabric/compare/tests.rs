@@ -1,4 +1,4 @@
-//! Logs as NCCL's releases and our engine write them, beside what was foretold.
+//! Logs as NCCL's releases and our engine write them, compared with the forecast.
 
 use super::*;
 use ObservedVerdict::{AsForecast, OtherTransport, Slower, Unknown};
@@ -53,8 +53,8 @@ const OWN_TCP: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0"
 const OWN_SHARED: &str = r#"{"event":"ready","rank":0,"pid":1,"host":"a","cpus":"0","threads":1,"kernel":"avx2","address":"","transport":"shm","links":[{"by":"sharedMemory","ranks":"1"}],"allReduceMs":1.0}
 "#;
 
-fn foretold(transport: Transport, several_nodes: bool) -> Foretold {
-    Foretold { transport, gpu_direct: None, several_nodes, is_own: false, shares_memory: false }
+fn predicted(transport: Transport, several_nodes: bool) -> Prediction {
+    Prediction { transport, gpu_direct: None, several_nodes, is_own: false, shares_memory: false }
 }
 
 fn seen(log: &str) -> Seen {
@@ -63,41 +63,44 @@ fn seen(log: &str) -> Seen {
 
 #[test]
 fn every_log_has_its_verdict() {
-    let direct = |gpu_direct| Foretold { gpu_direct, ..foretold(RDMA, true) };
-    let own =
-        |transport, several, shares| Foretold { is_own: true, shares_memory: shares, ..foretold(transport, several) };
-    let table: [(Foretold, &str, ObservedVerdict, Option<Transport>); 27] = [
-        (foretold(RDMA, true), IB, AsForecast, Some(RDMA)),
+    let direct = |gpu_direct| Prediction { gpu_direct, ..predicted(RDMA, true) };
+    let own = |transport, several, shares| Prediction {
+        is_own: true,
+        shares_memory: shares,
+        ..predicted(transport, several)
+    };
+    let table: [(Prediction, &str, ObservedVerdict, Option<Transport>); 27] = [
+        (predicted(RDMA, true), IB, AsForecast, Some(RDMA)),
         (direct(Some(GpuDirect::Yes)), IB, AsForecast, Some(RDMA)),
         (direct(Some(GpuDirect::Yes)), STAGED, Slower, Some(RDMA)),
         (direct(Some(GpuDirect::No)), STAGED, AsForecast, Some(RDMA)),
-        (foretold(RDMA, true), SOCKET, OtherTransport, Some(TCP)),
-        (foretold(RDMA, true), OLD, OtherTransport, Some(TCP)),
-        (foretold(RDMA, true), NOTHING, Unknown, None),
-        (foretold(RDMA, true), PEERS, Unknown, None),
-        (foretold(RDMA, true), DOMAIN, AsForecast, Some(NVLink)),
-        (foretold(Plugin, true), EFA, AsForecast, Some(Plugin)),
-        (foretold(Plugin, true), OFI_TCP, OtherTransport, Some(TCP)),
-        (foretold(Plugin, true), SOCKET, OtherTransport, Some(TCP)),
-        (foretold(Plugin, true), IB, Slower, Some(RDMA)),
-        (foretold(NVLink, true), DOMAIN, AsForecast, Some(NVLink)),
-        (foretold(NVLink, true), IB, Slower, Some(RDMA)),
-        (foretold(NVLink, true), SOCKET, OtherTransport, Some(TCP)),
-        (foretold(TCP, true), SOCKET, AsForecast, Some(TCP)),
-        (foretold(TCP, true), IB, AsForecast, Some(RDMA)),
-        (foretold(NVLink, false), PEERS, AsForecast, Some(NVLink)),
-        (foretold(NVLink, false), HOST, Slower, Some(SharedMemory)),
-        (foretold(PCIe, false), OLD_HOST, Slower, Some(SharedMemory)),
-        (foretold(SharedMemory, false), HOST, AsForecast, Some(SharedMemory)),
-        (foretold(NVLink, false), SOCKET, OtherTransport, Some(TCP)),
+        (predicted(RDMA, true), SOCKET, OtherTransport, Some(TCP)),
+        (predicted(RDMA, true), OLD, OtherTransport, Some(TCP)),
+        (predicted(RDMA, true), NOTHING, Unknown, None),
+        (predicted(RDMA, true), PEERS, Unknown, None),
+        (predicted(RDMA, true), DOMAIN, AsForecast, Some(NVLink)),
+        (predicted(Plugin, true), EFA, AsForecast, Some(Plugin)),
+        (predicted(Plugin, true), OFI_TCP, OtherTransport, Some(TCP)),
+        (predicted(Plugin, true), SOCKET, OtherTransport, Some(TCP)),
+        (predicted(Plugin, true), IB, Slower, Some(RDMA)),
+        (predicted(NVLink, true), DOMAIN, AsForecast, Some(NVLink)),
+        (predicted(NVLink, true), IB, Slower, Some(RDMA)),
+        (predicted(NVLink, true), SOCKET, OtherTransport, Some(TCP)),
+        (predicted(TCP, true), SOCKET, AsForecast, Some(TCP)),
+        (predicted(TCP, true), IB, AsForecast, Some(RDMA)),
+        (predicted(NVLink, false), PEERS, AsForecast, Some(NVLink)),
+        (predicted(NVLink, false), HOST, Slower, Some(SharedMemory)),
+        (predicted(PCIe, false), OLD_HOST, Slower, Some(SharedMemory)),
+        (predicted(SharedMemory, false), HOST, AsForecast, Some(SharedMemory)),
+        (predicted(NVLink, false), SOCKET, OtherTransport, Some(TCP)),
         (own(TCP, true, true), OWN, AsForecast, Some(TCP)),
         (own(TCP, true, false), OWN_SHARED, AsForecast, Some(SharedMemory)),
         (own(SharedMemory, false, true), OWN_TCP, OtherTransport, Some(TCP)),
         (own(TCP, true, true), OWN_TCP, OtherTransport, Some(TCP)),
     ];
-    for (number, (foretold, log, verdict, transport)) in table.into_iter().enumerate() {
-        let found = compare(foretold, &[("gpu-1", Some(&seen(log)))]).unwrap_or_else(|| panic!("{number}: {log}"));
-        assert_eq!((found.verdict, found.transport), (verdict, transport), "{number}: {foretold:?} {log} {found:?}");
+    for (number, (predicted, log, verdict, transport)) in table.into_iter().enumerate() {
+        let found = compare(predicted, &[("gpu-1", Some(&seen(log)))]).unwrap_or_else(|| panic!("{number}: {log}"));
+        assert_eq!((found.verdict, found.transport), (verdict, transport), "{number}: {predicted:?} {log} {found:?}");
     }
 }
 
@@ -105,22 +108,22 @@ fn every_log_has_its_verdict() {
 fn the_sentence_names_nodes_forecast_and_what_was_seen() {
     let (good, bad) = (seen(IB), seen(SOCKET));
     let nodes = [("gpu-1", Some(&good)), ("gpu-2", Some(&bad)), ("gpu-3", None)];
-    let found = compare(Foretold { gpu_direct: Some(GpuDirect::Yes), ..foretold(RDMA, true) }, &nodes).unwrap();
+    let found = compare(Prediction { gpu_direct: Some(GpuDirect::Yes), ..predicted(RDMA, true) }, &nodes).unwrap();
     insta::assert_snapshot!(found.message, @"forecast RDMA with GPUDirect between nodes; 1 of 3 nodes (gpu-2): Channel 01/0 : 0[0] -> 1[0] [send] via NET/Socket/0");
     let silent = seen(NOTHING);
-    let found = compare(foretold(RDMA, true), &[("gpu-1", Some(&silent))]).unwrap();
+    let found = compare(predicted(RDMA, true), &[("gpu-1", Some(&silent))]).unwrap();
     assert!(found.message.contains("NCCL_DEBUG=INFO"), "{}", found.message);
 }
 
 #[test]
 fn nothing_is_said_before_all_have_spoken_or_one_differs() {
     let good = seen(IB);
-    assert_eq!(compare(foretold(RDMA, true), &[("a", Some(&good)), ("b", None)]), None);
+    assert_eq!(compare(predicted(RDMA, true), &[("a", Some(&good)), ("b", None)]), None);
     let early = Seen::of("n:1:1 [0] NCCL INFO Using network Socket\n", 8);
     assert!(!early.is_complete);
-    assert_eq!(compare(foretold(RDMA, true), &[("a", Some(&early))]), None, "NVLink may still carry the data");
+    assert_eq!(compare(predicted(RDMA, true), &[("a", Some(&early))]), None, "NVLink may still carry the data");
     let late = Seen { is_complete: true, ..early };
-    assert_eq!(compare(foretold(RDMA, true), &[("a", Some(&late))]).map(|found| found.verdict), Some(OtherTransport));
+    assert_eq!(compare(predicted(RDMA, true), &[("a", Some(&late))]).map(|found| found.verdict), Some(OtherTransport));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A forecast as lines for people.
+//! A forecast as text for people.
 
 use super::{Between, Direct, Exit, Forecast, NodeForecast, Pair, Slowest, Summary, Target, Within};
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use switchyard_core::rates::gigabytes;
 use switchyard_core::units::{counted, rank_list};
 use switchyard_topology::fold::{grouped, twins};
 
-/// More blocks of equal ranks than this are shown by what is between them.
+/// If there are more blocks of equal ranks than this, pairs are listed by the kind of path.
 const MOST_BLOCKS: usize = 3;
 
 /// The forecast in full: the gang in a line or two, then every node, equal ranks folded. Ranks of equal nodes are those of the first.
@@ -21,7 +21,7 @@ pub fn lines(forecast: &Forecast) -> Vec<String> {
 }
 
 impl Summary {
-    /// The gang in a line, and its slowest way in another.
+    /// The gang in a line, and its slowest path in another.
     pub fn lines(&self) -> Vec<String> {
         let mut phrases = Vec::new();
         if !self.within.is_empty() {
@@ -130,7 +130,7 @@ fn named(node: &NodeForecast, members: &[usize]) -> String {
     format!("{word} {}", rank_list(members.iter().map(|member| node.rank(*member))))
 }
 
-/// What is between ranks: by blocks of equal ones, or, where there are many, by what it is.
+/// The paths between ranks: by blocks of equal ranks, or, if there are many, by kind.
 fn pairs(node: &NodeForecast) -> Vec<String> {
     let ways = &node.ways;
     let blocks = twins(ways.exits.len(), |a, b| ways.pair(a, b));

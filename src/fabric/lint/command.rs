@@ -1,9 +1,9 @@
-//! What command lines and scripts set: assignments of variables, and processes per node.
+//! Settings in command lines and scripts: assignments of variables, and processes per node.
 
 use super::view::{Count, Setting};
 use crate::variables::is_name;
 
-/// Options of launchers that say how many processes a node gets.
+/// Options of launchers that set the number of processes per node.
 const PROCESS_OPTIONS: [&str; 2] = ["--nproc_per_node", "--nproc-per-node"];
 
 /// Words of a command line: separated by white space and by what ends a command, without quotes and without comments.
@@ -46,12 +46,12 @@ pub(super) fn assignments(words: &[String]) -> impl Iterator<Item = (&str, Setti
     })
 }
 
-/// A value, unless it is made of other variables or the output of a command.
+/// A value, unless it is built from other variables or the output of a command.
 pub(super) fn setting(value: &str) -> Setting {
     if value.contains(['$', '`']) { Setting::Computed } else { Setting::Text(value.to_owned()) }
 }
 
-/// The number of processes per node that words ask for, with the words.
+/// The number of processes per node that a command line asks for, with its words.
 pub(super) fn processes(words: &[String]) -> Option<(Count, String)> {
     words.iter().enumerate().find_map(|(index, word)| {
         let (option, value) = match word.split_once('=') {
@@ -63,7 +63,7 @@ pub(super) fn processes(words: &[String]) -> Option<(Count, String)> {
     })
 }
 
-/// A number of processes as torchrun takes it.
+/// A number of processes in torchrun's form.
 pub(super) fn count(text: &str) -> Count {
     match text.trim() {
         "gpu" => Count::PerGpu,

@@ -1,9 +1,9 @@
-//! A value of a document together with its place.
+//! A value of a document together with its path.
 
 use super::path::Path;
 use serde_json::Value;
 
-/// A value and where it stands. What is not there has no cursor.
+/// A value and its path. A missing value has no cursor.
 #[derive(Debug, Clone)]
 pub struct Cursor<'a> {
     pub value: &'a Value,

@@ -4,8 +4,8 @@
 //! TrainJob, PyTorchJob, MPIJob, … ─> read ─> Workload (pods, containers, environment) ─> rules ─> Finding
 //! ```
 //!
-//! Nothing is known of a cluster here: what depends on nodes is for the preflight. A field of an unexpected type is passed over: the API
-//! server refuses it with a better message.
+//! Nothing here knows a cluster: the preflight covers what depends on nodes. A field of an unexpected type is skipped: the API server refuses it
+//! with a better message.
 
 mod command;
 mod cursor;
@@ -27,7 +27,7 @@ use serde_json::Value;
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// The job fails, or does something else than the manifest says.
+    /// The job fails, or does something other than the manifest says.
     Error,
     /// The job works, slower or by luck.
     Warning,
@@ -53,26 +53,24 @@ pub struct Finding {
     pub rule: &'static str,
     /// How much it matters.
     pub severity: Severity,
-    /// The field.
     pub field: Path,
-    /// What was got.
     pub got: String,
     /// Why it matters, in one sentence.
     pub why: String,
-    /// The exact change that mends it.
+    /// The exact change that fixes it.
     pub fix: String,
-    /// Where a vendor says so.
+    /// The vendor's documentation.
     pub link: Option<&'static str>,
 }
 
-/// What is known besides the manifest.
+/// Facts beside the manifest.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
     /// The NCCL of the image; otherwise any release.
     pub nccl: Option<Version>,
 }
 
-/// A document that was looked at.
+/// A document that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linted {
     /// What it is.
@@ -85,7 +83,7 @@ pub struct Linted {
     pub findings: Vec<Finding>,
 }
 
-/// Looks at a document. A `List` is looked at item by item; what starts no training is left out.
+/// Checks a document. A `List` is checked item by item; objects that start no training are left out.
 pub fn lint(document: &Value, options: Options) -> Vec<Linted> {
     let look = |workload: view::Workload| {
         let mut findings = rules::findings(&workload, options);

@@ -29,7 +29,7 @@ impl Path {
         self.with(Step::Index(index))
     }
 
-    /// The list that this is in, or in an item of.
+    /// The innermost list around this field.
     pub fn list(&self) -> Path {
         let last = self.0.iter().rposition(|step| matches!(step, Step::Index(_))).unwrap_or_default();
         Path(self.0[..last].to_vec())

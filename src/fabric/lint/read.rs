@@ -7,10 +7,10 @@ use serde_json::Value;
 use switchyard_crds::labels;
 use switchyard_crds::names::TRAINER;
 
-/// Items of lists of lists are not followed deeper than this.
+/// Depth to which nested lists are followed.
 const DEEPEST_LIST: usize = 4;
 
-/// What a document starts; nothing for what starts no pods.
+/// The workloads of a document; empty if it starts no pods.
 pub(super) fn workloads(document: &Value) -> Vec<Workload> {
     let mut found = Vec::new();
     collect(&Cursor::new(document), 0, &mut found);
@@ -39,7 +39,7 @@ fn collect(top: &Cursor<'_>, depth: usize, found: &mut Vec<Workload>) {
 
 type Read = (Kind, Option<u64>, Vec<Group>);
 
-/// Our TrainJob: the template, and what `trainer` puts over its container.
+/// Our TrainJob: the template, and the settings of `trainer` over its container.
 fn switchyard(top: &Cursor<'_>) -> Read {
     let template = top.at(&["spec", "template", "spec"]);
     let mut group = template.as_ref().map(of_pod).unwrap_or_default();
@@ -47,7 +47,7 @@ fn switchyard(top: &Cursor<'_>) -> Read {
     if let Some(trainer) = top.at(&["spec", "trainer"]) {
         nodes = trainer.number("numNodes").or(nodes);
         group.processes = field(&trainer, "numProcPerNode");
-        // The template's container that trains, or the one that will be made.
+        // The training container of the template, or the one that will be added.
         let names: Vec<Option<&str>> = template
             .iter()
             .flat_map(|spec| spec.list("initContainers").into_iter().chain(spec.list("containers")))
@@ -67,7 +67,7 @@ fn switchyard(top: &Cursor<'_>) -> Read {
     (Kind::TrainJob, nodes, vec![group])
 }
 
-/// Kubeflow Trainer: the trainer over a runtime that is elsewhere, and overrides of its pods.
+/// Kubeflow Trainer: the trainer on top of a runtime defined elsewhere, and overrides of its pods.
 fn kubeflow(top: &Cursor<'_>) -> Read {
     let mut groups = Vec::new();
     let mut nodes = None;
@@ -115,7 +115,7 @@ fn replicas(top: &Cursor<'_>, kind_word: &str) -> Option<Read> {
     Some((kind, Some(nodes), groups))
 }
 
-/// A Pod, or whatever has a template: Job, CronJob, JobSet, StatefulSet, …
+/// A Pod, or any kind with a template: Job, CronJob, JobSet, StatefulSet, …
 fn pods(top: &Cursor<'_>) -> Read {
     let Some(spec) = top.get("spec") else { return (Kind::Pods, None, Vec::new()) };
     if spec.get("containers").is_some() {
@@ -213,7 +213,7 @@ fn of_container(container: &Cursor<'_>, resources: &str) -> Container {
     read
 }
 
-/// GPUs and MIG devices, unless some are shared, or an amount cannot be read.
+/// GPUs and MIG devices; `None` if some are shared or an amount cannot be read.
 fn gpus(amounts: &[(&str, Cursor<'_>)]) -> Option<u64> {
     let is_gpu = |name: &str| name.ends_with("/gpu") || name.starts_with("nvidia.com/mig-");
     if amounts.iter().any(|(name, _)| name.contains("gpu.shared")) {

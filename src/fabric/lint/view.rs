@@ -11,7 +11,6 @@ pub enum Kind {
     KubeflowTrainJob,
     /// A PyTorchJob of the training operator.
     PyTorchJob,
-    /// An MPIJob.
     MpiJob,
     /// Another job of the training operator: TFJob, PaddleJob, …
     ReplicaJob,
@@ -37,11 +36,11 @@ pub(super) struct Workload {
     pub groups: Vec<Group>,
     /// The framework whose rendezvous Switchyard sets; empty for everything but our TrainJobs.
     pub framework: String,
-    /// Pods that train together, where the manifest says how many.
+    /// Number of pods that train together, if the manifest has it.
     pub nodes: Option<u64>,
 }
 
-/// Pods that are alike.
+/// Equal pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Group {
     pub host_network: bool,
@@ -50,7 +49,7 @@ pub(super) struct Group {
     pub containers: Vec<Container>,
 }
 
-/// How many processes are started in a pod, and where that is said.
+/// How many processes start in a pod, and which field sets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Processes {
     pub count: Count,
@@ -65,18 +64,17 @@ pub(super) enum Count {
     Number(u64),
     /// `gpu`: one per GPU, and there must be one.
     PerGpu,
-    /// `auto`, `cpu`, or what a script computes.
+    /// `auto`, `cpu`, or a value that a script computes.
     Open,
 }
 
-/// A container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Container {
     pub path: Path,
     pub variables: Vec<Variable>,
-    /// What its command line says about processes.
+    /// The processes that its command line asks for.
     pub processes: Option<Processes>,
-    /// GPUs that it asks for; absent when that is not a whole number of whole GPUs.
+    /// GPUs that it asks for; absent if not a whole number of whole GPUs.
     pub gpus: Option<u64>,
     /// The RDMA resource that it asks for.
     pub rdma: Option<String>,
@@ -87,7 +85,7 @@ pub(super) struct Container {
 pub(super) struct Variable {
     pub name: String,
     pub setting: Setting,
-    /// Of the value, or of the entry where there is none.
+    /// Path of the value, or of the entry without one.
     pub path: Path,
     pub origin: Origin,
 }
@@ -96,11 +94,11 @@ pub(super) struct Variable {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Setting {
     Text(String),
-    /// Something that is no text, as YAML has it.
+    /// Not a string, in YAML's notation.
     NotText(String),
     /// A line of an `nccl.conf` without `=`.
     Absent,
-    /// From a ConfigMap, a Secret, a field, or made of other variables.
+    /// From a ConfigMap, a Secret, a field, or built from other variables.
     Computed,
 }
 
@@ -116,7 +114,7 @@ pub(super) enum Origin {
 }
 
 impl Variable {
-    /// The value, where the manifest has it.
+    /// The value, if the manifest has it.
     pub(super) fn text(&self) -> Option<&str> {
         match &self.setting {
             Setting::Text(text) => Some(text),
@@ -142,12 +140,12 @@ impl Variable {
 }
 
 impl Container {
-    /// The variable of this name that counts: Kubernetes takes the last, and a script comes after it.
+    /// The effective variable of this name: Kubernetes uses the last entry, and a script overrides it.
     pub(super) fn variable(&self, name: &str) -> Option<&Variable> {
         self.variables.iter().rev().find(|variable| variable.name == name)
     }
 
-    /// Its value, where the manifest has it.
+    /// Its value, if the manifest has it.
     pub(super) fn value(&self, name: &str) -> Option<&str> {
         self.variable(name)?.text()
     }

@@ -1,7 +1,7 @@
 //! How processes find each other: interfaces and addresses of RoCE ports.
 
-use super::super::gang::{Gang, training_ports};
-use super::super::profile::Carrier;
+use super::super::gang::Gang;
+use super::super::profile::{Carrier, training_ports};
 use super::fault::{Fault, Found, Outcome, each, list};
 use super::scene::{Scene, port_name};
 use crate::variables::nccl::{self, List};
@@ -19,26 +19,26 @@ const INTERFACES: [&str; 5] = [
     "OMPI_MCA_btl_tcp_if_include",
 ];
 
-/// Check 2: a name of an interface means one that leads to the other nodes, on every node.
+/// Check 2: the name of an interface matches one that reaches the other nodes, on every node.
 pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
     let gang = scene.gang;
     if !gang.has_several_nodes() {
-        return Err("one node: nobody is looked for on a network".into());
+        return Err("one node: no peer is looked up on a network".into());
     }
     let mut found = Vec::new();
     for name in INTERFACES {
-        // A value that leads nowhere is wrong in any network.
+        // A value that reaches no other node is wrong in any network.
         if let Some(Some(value)) = gang.own.get(name) {
             found.extend(nowhere(name, value).map(Fault::of_job));
         }
     }
     if !gang.uses_host_network() {
         if found.is_empty() {
-            return Err("pod network: the interfaces of a pod are made with it, and no report has them".into());
+            return Err("pod network: the interfaces of a pod are created with it, and no report has them".into());
         }
         return Ok(found);
     }
-    // What no node has may be a bond or VLAN, which the agents do not list; what others have is missing.
+    // An interface that no node has may be a bond or VLAN, which the agents do not list; one that other nodes have is missing.
     let exists = |name: &str, value: &str| {
         gang.members.iter().filter_map(|member| member.facts).any(|facts| !matches(name, value, facts).is_empty())
     };
@@ -46,7 +46,7 @@ pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
         let mut faults = Vec::new();
         for name in INTERFACES {
             let Some((value, is_own)) = scene.value(name, rank)? else { continue };
-            // OMPI takes networks as well.
+            // Open MPI accepts networks as well.
             if value.contains('/') || nowhere(name, value).is_some() {
                 continue;
             }
@@ -86,7 +86,7 @@ pub(super) fn interface(scene: &Scene<'_>) -> Outcome {
     Ok(found)
 }
 
-/// A value that only means interfaces which lead to no other node.
+/// A value that matches only interfaces which reach no other node.
 fn nowhere(name: &str, value: &str) -> Option<Fault> {
     let list = if is_exact(name) { List::of_names(value) } else { List::parse(value) };
     let is_nowhere = |name: &str| name == "lo" || is_virtual_interface(name);
@@ -129,7 +129,7 @@ pub(super) fn gloo(scene: &Scene<'_>) -> Outcome {
     }
     let mut ranks = Vec::new();
     for rank in 0..gang.members.len() as u32 {
-        // From a Secret or a field it is set, whatever it is.
+        // A value from a Secret or a field counts as set, whatever it is.
         if let Ok(None) = scene.value("GLOO_SOCKET_IFNAME", rank) {
             ranks.push(rank);
         }
@@ -166,14 +166,14 @@ pub(super) fn gid(scene: &Scene<'_>) -> Outcome {
         let pinned = scene.value("NCCL_IB_GID_INDEX", rank)?.and_then(|(value, _)| nccl::number(value));
         let mut faults = Vec::new();
         let mut unsure = false;
-        // Ports with the same fault are one.
+        // Ports with the same fault are one finding.
         let mut bad: Vec<(String, String, Vec<String>)> = Vec::new();
         for nic in training_ports(facts) {
             let fault = match pinned.filter(|index| *index >= 0) {
                 Some(index) => match at(nic, index) {
-                    Place::Good => None,
-                    Place::Bad(is) => Some((format!("GID index {index} {is}"), right(nic))),
-                    Place::Unknown => {
+                    GidEntry::Good => None,
+                    GidEntry::Bad(is) => Some((format!("GID index {index} {is}"), right(nic))),
+                    GidEntry::Unknown => {
                         unsure = true;
                         None
                     }
@@ -209,19 +209,19 @@ pub(super) fn gid(scene: &Scene<'_>) -> Outcome {
 }
 
 /// What is at an index of the table.
-enum Place {
+enum GidEntry {
     Good,
     Bad(&'static str),
     Unknown,
 }
 
-fn at(nic: &Nic, index: i64) -> Place {
+fn at(nic: &Nic, index: i64) -> GidEntry {
     match nic.gids.iter().find(|group| i64::from(group.first_index) == index) {
-        Some(group) if group.kind == GidType::RoCEv2 => Place::Good,
-        Some(_) => Place::Bad("is RoCE v1"),
-        // All indices are known where every kind has one address.
-        None if nic.gids.iter().all(|group| group.count == 1) => Place::Bad("is empty"),
-        None => Place::Unknown,
+        Some(group) if group.kind == GidType::RoCEv2 => GidEntry::Good,
+        Some(_) => GidEntry::Bad("is RoCE v1"),
+        // All indices are known if every kind has one address.
+        None if nic.gids.iter().all(|group| group.count == 1) => GidEntry::Bad("is empty"),
+        None => GidEntry::Unknown,
     }
 }
 

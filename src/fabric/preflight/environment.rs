@@ -1,6 +1,6 @@
 //! What the nodes run: releases, device files, limits.
 
-use super::super::gang::training_ports;
+use super::super::profile::training_ports;
 use super::fault::{Fault, Found, Outcome, differences, each, list};
 use super::scene::{Scene, gpus};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,10 +11,10 @@ use switchyard_crds::gpu_topology::{FileState, GPUTopologyStatus};
 const FILES_PER_RANK: u64 = 256;
 /// What any job needs.
 const FEWEST_FILES: u64 = 1024;
-/// The file by which programs share memory with the GPU.
+/// The device file for unified memory.
 const UVM: &str = "nvidia-uvm";
 
-/// Check 23: nodes of a gang are alike, and all report.
+/// Check 23: the nodes of a gang are equal, and all report.
 pub(super) fn mixed(scene: &Scene<'_>) -> Outcome {
     let gang = scene.gang;
     let mut found = silent(scene);
@@ -72,7 +72,7 @@ pub(super) fn mixed(scene: &Scene<'_>) -> Outcome {
     Ok(found)
 }
 
-/// Nodes of which nothing is known.
+/// Nodes without facts.
 fn silent(scene: &Scene<'_>) -> Vec<Found> {
     let mut reasons: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for (rank, member) in (0..).zip(&scene.gang.members).filter(|(_, member)| member.facts.is_none() || member.is_old) {
@@ -88,7 +88,7 @@ fn silent(scene: &Scene<'_>) -> Vec<Found> {
     reasons.into_iter().map(fault).collect()
 }
 
-/// Nodes whose agent is of an older release than this program: it may not know what is asked for.
+/// Nodes whose agent is of an older release than this program: it may not report what the checks need.
 fn outdated(scene: &Scene<'_>) -> Outcome {
     let release = |text: &str| {
         let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
@@ -106,7 +106,7 @@ fn outdated(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Check 25: the files by which programs reach the GPUs.
+/// Check 25: the device files of the GPUs.
 pub(super) fn device_files(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs".into());
@@ -127,7 +127,7 @@ pub(super) fn device_files(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Device files that are not there.
+/// Missing device files.
 fn missing(facts: &GPUTopologyStatus) -> Result<Vec<&str>, String> {
     let files = facts.host.as_ref().map(|host| host.device_files.as_slice()).unwrap_or_default();
     if files.is_empty() {

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use switchyard_crds::PreflightSeverity;
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// Nodes and devices that are named; more are counted.
+/// Most nodes and devices that are named; the rest is counted.
 const NAMED: usize = 3;
 
 /// What is wrong, on a node or with the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
     pub severity: PreflightSeverity,
-    /// What is wrong; the node stands before it.
+    /// What is wrong; the message begins with the node.
     pub what: String,
-    /// What comes of it.
+    /// The consequence.
     pub effect: String,
-    /// The fact and where it is from.
+    /// The fact and its source.
     pub evidence: String,
     /// What to do.
     pub fix: String,
@@ -67,8 +67,8 @@ pub(super) struct Found {
 /// What a check found, or why it does not apply.
 pub(super) type Outcome = Result<Vec<Found>, String>;
 
-/// Looks at every node that reports. `look` answers the faults of a node, or which fact is missing there. Where nothing is wrong but not
-/// everything is known, the check is not passed.
+/// Checks every node that reports. `look` returns the faults of a node, or which fact is missing there. If nothing is wrong but a fact is
+/// missing, the check does not pass.
 pub(super) fn each(
     gang: &Gang<'_>,
     look: impl Fn(u32, &Member<'_>, &GPUTopologyStatus) -> Result<Vec<Fault>, String>,
@@ -116,15 +116,15 @@ fn names(gang: &Gang<'_>, ranks: &[u32]) -> String {
 /// Names in words: `mlx5_0, mlx5_1, mlx5_2 and 5 more`.
 pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
-    // One more name is as short as saying that there is one.
+    // Another name is as short as `and 1 more`.
     let shown = if names.len() <= NAMED + 1 { names.len() } else { NAMED };
     let more = names.len() - shown;
     let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("{}{rest}", names[..shown].join(", "))
 }
 
-/// What nodes say of one thing, where they do not all say the same: `9000 on 6 of 8 nodes (…), 1500 on gpu-07`. What is most frequent comes
-/// first. A node that says nothing does not differ.
+/// The values of a fact, if the nodes differ: `9000 on 6 of 8 nodes (…), 1500 on gpu-07`. The most frequent value comes first. A node without a
+/// value does not differ.
 pub(super) fn differences(
     gang: &Gang<'_>,
     value: impl Fn(&Member<'_>, &GPUTopologyStatus) -> Option<String>,

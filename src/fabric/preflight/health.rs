@@ -1,4 +1,4 @@
-//! GPUs that are lost or that the driver wants reset.
+//! GPUs that are lost or need a reset.
 
 use super::fault::{Fault, Outcome, each, list};
 use super::scene::{Scene, is_of_gang};
@@ -12,7 +12,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs".into());
     }
-    // Where equal machines of the gang have GPUs.
+    // The GPUs of equal machines in the gang.
     let all: Vec<BTreeSet<&str>> = scene
         .gang
         .members
@@ -53,7 +53,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
                     .fix(fix),
             ]);
         }
-        // A plugin that shares GPUs offers each several times; a driver of claims offers none this way.
+        // A plugin that shares GPUs offers each several times; a DRA driver offers none this way.
         let is_odd = offered > 0 && answering > 0 && !is_split && !offered.is_multiple_of(answering);
         if is_odd && offered > answering {
             return Ok(vec![
@@ -66,7 +66,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
         if is_odd {
             return Ok(vec![
                 Fault::warn(format!("the device plugin offers {offered} of {answering} GPUs"))
-                    .effect("it takes the others for broken, or for somebody else's")
+                    .effect("it treats the others as broken, or as in use by others")
                     .evidence(format!("{GPU_RESOURCE} of the node's allocatable; gpus[] of the GPUTopology"))
                     .fix("look into the log of the device plugin on that node"),
             ]);
@@ -75,7 +75,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Check 14: what the driver says of each GPU.
+/// Check 14: what the driver reports about each GPU.
 pub(super) fn recovery(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs".into());
@@ -97,7 +97,7 @@ pub(super) fn recovery(scene: &Scene<'_>) -> Outcome {
                 (None, Some(RowRemapping::Pending)) => (
                     "a row of memory waits to be replaced".into(),
                     false,
-                    "reset the GPU when nobody uses it (nvidia-smi -r)",
+                    "reset the GPU when it is free (nvidia-smi -r)",
                 ),
                 (None, _) => continue,
             };

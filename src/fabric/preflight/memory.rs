@@ -7,22 +7,22 @@ use switchyard_core::quantity::parse_quantity;
 use switchyard_core::units::binary;
 use switchyard_crds::PreflightSeverity;
 
-/// Where processes exchange data through host memory.
+/// The mount through which processes exchange data in host memory.
 const SHM: &str = "/dev/shm";
-/// What container runtimes mount there by themselves, bytes.
+/// The size that container runtimes mount there by default, bytes.
 const DEFAULT: u64 = 64 << 20;
-/// What is enough for each GPU, bytes. Ours: NCCL takes 9.6 MB for each connection, and data loaders take more.
+/// Enough for each GPU, bytes. Our own estimate: NCCL takes 9.6 MB per connection, and data loaders take more.
 const PER_GPU: u64 = 1 << 30;
-/// Host memory of a process with CUDA, NCCL and a framework, before any data: a rough lower bound of ours, bytes.
+/// Host memory of a process with CUDA, NCCL and a framework, before any data, bytes. Our own rough lower bound.
 const PER_PROCESS: u64 = 2 << 30;
 
 /// What is mounted at `/dev/shm`.
 enum Shared<'a> {
-    /// Nothing: the runtime's own.
+    /// Nothing; the runtime's default.
     Runtime,
     /// A volume of memory or disk.
     Volume(&'a EmptyDirVolumeSource),
-    /// Something else, whose size nobody here knows.
+    /// Something else, of unknown size.
     Other,
 }
 
@@ -127,7 +127,7 @@ pub(super) fn locked(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Root with the capability is not bound by the limit; for others the capability means nothing.
+/// The limit does not apply to root with the capability; for other users the capability has no effect.
 fn may_lock(scene: &Scene<'_>, trainer: &Container) -> bool {
     let context = trainer.security_context.as_ref();
     let of_pod = scene.gang.pod.security_context.as_ref();
@@ -138,14 +138,14 @@ fn may_lock(scene: &Scene<'_>, trainer: &Container) -> bool {
     user == Some(0) && (has_capability || is_privileged)
 }
 
-/// Check 27: a container that runs out of memory is killed in the middle of a collective, and the other ranks blame the network. Before the
-/// start only the arithmetic can be looked at; afterwards a kill is told as what it is (reason `OOMKilled` of the attempt).
+/// Check 27: a container that runs out of memory is killed in the middle of a collective, and the other ranks blame the network. Before the start
+/// only the arithmetic can be checked; a later kill is reported as such (reason `OOMKilled` of the attempt).
 pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs: how much a process needs is not known".into());
     }
     let Some(limit) = bytes(scene.limit("memory")) else {
-        return Err("no memory limit; a kill for memory is told as that (OOMKilled) when it happens".into());
+        return Err("no memory limit; an out-of-memory kill is reported when it happens (OOMKilled)".into());
     };
     let shared = match shared_memory(scene) {
         Shared::Volume(empty) if empty.medium.as_deref() == Some("Memory") => size_of(empty).unwrap_or(0),
@@ -164,7 +164,7 @@ pub(super) fn limit(scene: &Scene<'_>) -> Outcome {
     ))
     .effect("a container that is killed for memory shows as an error of NCCL on all other ranks")
     .evidence(format!(
-        "memory of the trainer's limits; {} for each process is a rough lower bound of ours",
+        "memory of the trainer's limits; {} for each process is our own rough lower bound",
         binary(PER_PROCESS)
     ))
     .fix(format!("raise the memory limit to {}Gi or more", least.div_ceil(1 << 30)));

@@ -1,5 +1,5 @@
-//! Preflight: 27 checks of the chosen gang before anything starts, from what the agents report, the pod and the decisions. No GPU second is
-//! spent. Pure.
+//! Preflight: 27 checks of the chosen gang before anything starts, from what the agents report, the pod and the decisions. No GPU time is spent.
+//! Pure.
 //!
 //! ```text
 //! gang (reports, pod, own environment) + decisions ─> 27 looks ─> faults of nodes ─> folded ─> PreflightStatus
@@ -25,15 +25,14 @@ use scene::Scene;
 use switchyard_core::units::counted;
 use switchyard_crds::{FabricDecision, PreflightFinding, PreflightSeverity, PreflightSkip, PreflightStatus};
 
-/// Most entries of `findings`, and of one check: a fault that is another on every node must not hide what other checks found.
+/// Most entries of `findings`, and of one check: a fault that differs on every node must not hide what other checks found.
 const MOST: usize = 64;
 const MOST_OF_CHECK: usize = 4;
 
-/// A check.
 pub struct Check {
-    /// Its number; stable.
+    /// Stable.
     pub number: u8,
-    /// Its name on the screen; stable.
+    /// On the screen; stable.
     pub title: &'static str,
     look: fn(&Scene<'_>) -> Outcome,
 }
@@ -73,7 +72,7 @@ pub const CHECKS: [Check; 27] = [
     check(27, "memory limit", memory::limit),
 ];
 
-/// Looks at a gang. `decisions` are those of [`super::decide`] about it.
+/// Checks a gang. `decisions` come from [`super::decide`].
 pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> PreflightStatus {
     let scene = Scene { gang, decisions };
     let mut status = PreflightStatus::default();
@@ -112,7 +111,7 @@ pub fn count(status: &PreflightStatus) -> Option<String> {
     }
 }
 
-/// The first findings of a check, what blocks before what does not, and how many more there are.
+/// The first findings of a check, blocking ones first, and how many more there are.
 fn findings(gang: &Gang<'_>, check: &Check, mut found: Vec<Found>) -> Vec<PreflightFinding> {
     found.sort_by_key(|found| found.fault.severity);
     let more = found.len().saturating_sub(MOST_OF_CHECK);

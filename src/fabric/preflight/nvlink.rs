@@ -4,7 +4,7 @@ use super::fault::{Fault, Outcome, differences, each, list};
 use super::scene::{Scene, gpus, is_of_gang};
 use switchyard_crds::gpu_topology::{Fabric, FabricState, FabricSummary};
 
-/// Check 11: on machines with NVSwitch every GPU is registered at the Fabric Manager.
+/// Check 11: on machines with NVSwitch every GPU is registered with the Fabric Manager.
 pub(super) fn fabric_manager(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs".into());
@@ -35,7 +35,7 @@ pub(super) fn fabric_manager(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// What a registration is short of.
+/// What is missing in a registration.
 fn unsettled(fabric: &Fabric) -> Option<String> {
     match (fabric.state, fabric.result.as_deref()) {
         (FabricState::Completed, None | Some("Success")) => None,
@@ -162,7 +162,7 @@ pub(super) fn links(scene: &Scene<'_>) -> Outcome {
                 Fault::warn(what)
                     .effect("this GPU is slower than the others, and the ring goes at its pace")
                     .evidence("gpus[].nvlinks of the GPUTopology")
-                    .fix("nvidia-smi nvlink -s on the node; reset the GPU when nobody uses it, then have it looked at"),
+                    .fix("nvidia-smi nvlink -s on the node; reset the GPU when it is free, then have it checked"),
             );
         }
         Ok(faults)

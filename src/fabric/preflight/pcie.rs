@@ -1,6 +1,6 @@
 //! PCIe: redirection by ACS, the way from NICs to GPU memory, and links that came up slow.
 
-use super::super::gang::training_ports;
+use super::super::profile::training_ports;
 use super::fault::{Fault, Outcome, each, list};
 use super::scene::{Scene, gpus, is_flat};
 use std::collections::BTreeSet;
@@ -70,7 +70,7 @@ pub(super) fn direct(scene: &Scene<'_>) -> Outcome {
             );
         }
         let own = gpus(member, facts);
-        // One GPU near a NIC passes the data of its neighbours on (PXN).
+        // One GPU near a NIC relays the data of its neighbours (PXN).
         if !is_flat(facts) && !own.is_empty() && own.iter().all(|gpu| is_far(gpu, facts)) {
             faults.push(
                 Fault::warn("no NIC is on the PCIe switch of a GPU")
@@ -86,8 +86,8 @@ pub(super) fn direct(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Whether every NIC is farther than NCCL's GPUDirect goes. Ways that are not known are not far, and on Grace data goes over the CPU's own
-/// link (`NCCL_NET_GDR_C2C`).
+/// Whether every NIC is farther than NCCL's GPUDirect reaches. Unknown paths do not count as far, and on Grace data goes over the CPU's own link
+/// (`NCCL_NET_GDR_C2C`).
 fn is_far(gpu: &Gpu, facts: &GPUTopologyStatus) -> bool {
     let is_grace = facts.cpus.as_ref().is_some_and(|cpus| cpus.architecture.as_deref() == Some("aarch64"));
     if gpu.pcie_path.is_empty() || gpu.memory_numa_node.is_some() || is_grace {
@@ -99,7 +99,7 @@ fn is_far(gpu: &Gpu, facts: &GPUTopologyStatus) -> bool {
     ways.min().is_some_and(|nearest| nearest > PathClass::Pxb)
 }
 
-/// Check 15: links with fewer lanes or of an older generation than there could be.
+/// Check 15: links with fewer lanes or of an older generation than possible.
 pub(super) fn link(scene: &Scene<'_>) -> Outcome {
     if scene.gang.gpus == 0 {
         return Err("no GPUs".into());
@@ -115,7 +115,7 @@ pub(super) fn link(scene: &Scene<'_>) -> Outcome {
         if devices.is_empty() {
             return Err("pcieLink of gpus[] and nics[] is not reported".into());
         }
-        // Of equal GPUs the best slot is what the others should have.
+        // Among equal GPUs, the best slot is what the others should have.
         let widest =
             |link: &PcieLink| own.iter().filter_map(|gpu| gpu.pcie_link.as_ref()?.max_width).max().max(link.max_width);
         let mut faults = Vec::new();

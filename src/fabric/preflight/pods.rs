@@ -1,4 +1,4 @@
-//! What the manifest says about processes, pods and settings, against the nodes of the gang.
+//! Processes, pods and settings of the manifest, checked against the nodes of the gang.
 
 use super::fault::{Fault, Found, Outcome, differences, each, list};
 use super::scene::{Scene, gpus, is_flat};
@@ -57,12 +57,12 @@ pub(super) fn apart(scene: &Scene<'_>) -> Outcome {
         "{}: these pods cannot use NVLink or shared memory with each other",
         list(shared.iter().map(String::as_str))
     );
-    // Over RDMA the data still goes by the NIC; over TCP it is slow without a word.
+    // Over RDMA the data still goes through the NIC; over TCP it is slow without any message.
     let is_fast = matches!(gang.transport(), Some(Transport::RDMA | Transport::Plugin));
     let fault = if is_fast { Fault::warn(what) } else { Fault::block(what) };
     let fault = fault
         .effect(if is_fast { "data between them takes the NIC" } else { "data between them takes TCP" })
-        .evidence("placement: NCCL tells hosts apart by name and boot id, and each pod has its own /dev/shm")
+        .evidence("placement: NCCL distinguishes hosts by name and boot id, and each pod has its own /dev/shm")
         .fix(format!("halve trainer.numNodes and give each pod all GPUs of a node, now {}", gang.gpus));
     Ok(vec![fault.of_job()])
 }
@@ -162,10 +162,10 @@ pub(super) fn cpus(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// Rules of the linter whose subject other checks have, with the facts of the nodes.
+/// Rules of the linter whose subject other checks cover, with the facts of the nodes.
 const ELSEWHERE: [&str; 5] = ["gid-index", "visible-devices", "process-count", "debug-section", "launcher-owned"];
 
-/// Check 22: what `switchyard lint` says of the user's own environment.
+/// Check 22: the findings of `switchyard lint` in the user's own environment.
 pub(super) fn settings(scene: &Scene<'_>) -> Outcome {
     let gang = scene.gang;
     if gang.own.is_empty() {

@@ -1,8 +1,8 @@
-//! What a check looks at, and questions that several of them ask.
+//! The input of a check, and questions that several checks ask.
 
-use super::super::conf;
 use super::super::gang::{Gang, Member};
 use super::super::profile::Carrier;
+use super::super::rules::is_for;
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Gpu, Nic};
 use switchyard_crds::{DecisionOutcome, FabricDecision, FabricMode, Transport};
@@ -25,7 +25,7 @@ impl<'a> Scene<'a> {
         mounts.iter().find(|mount| mount.mount_path.trim_end_matches('/') == path)
     }
 
-    /// The trainer's limit of a resource, as it is written.
+    /// The trainer's limit for a resource, as written.
     pub fn limit(&self, name: &str) -> Option<&'a str> {
         let limits = self.trainer()?.resources.as_ref()?.limits.as_ref()?;
         limits.get(name).map(|quantity| quantity.0.as_str())
@@ -38,14 +38,14 @@ impl<'a> Scene<'a> {
             Some(None) => Err(format!("the value of {name} is not in the manifest")),
             None => {
                 let is_set =
-                    |d: &&FabricDecision| d.name == name && d.outcome == DecisionOutcome::Set && conf::is_for(d, rank);
+                    |d: &&FabricDecision| d.name == name && d.outcome == DecisionOutcome::Set && is_for(d, rank);
                 let decision = self.decisions.iter().find(is_set);
                 Ok(decision.and_then(|decision| Some((decision.value.as_deref()?, false))))
             }
         }
     }
 
-    /// Whether NCCL carries data between nodes, by something else than TCP on purpose.
+    /// Whether NCCL carries data between nodes, and is meant to use something other than TCP.
     pub fn across(&self) -> Result<(), String> {
         if !self.gang.has_several_nodes() {
             return Err("one node: no data leaves it".into());
@@ -71,7 +71,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Whether the pods use RDMA devices, whoever drives them.
+    /// Whether the pods use RDMA devices, with any transport.
     pub fn uses_rdma(&self) -> Result<(), String> {
         self.across()?;
         let is_used = matches!(self.gang.transport(), Some(Transport::RDMA))
@@ -80,12 +80,12 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The GPUs of the gang on a node; all of the node's where it is not known which.
+/// The GPUs of the gang on a node; all of the node's if it is not known which.
 pub(super) fn gpus<'a>(member: &Member<'_>, facts: &'a GPUTopologyStatus) -> Vec<&'a Gpu> {
     facts.gpus.iter().enumerate().filter(|(position, _)| is_of_gang(member, *position)).map(|(_, gpu)| gpu).collect()
 }
 
-/// Whether the GPU at this position of the report may be the gang's.
+/// Whether the gang may have the GPU at this position of the report.
 pub(super) fn is_of_gang(member: &Member<'_>, position: usize) -> bool {
     member.gpus.is_empty() || member.gpus.contains(&position)
 }
@@ -100,7 +100,7 @@ pub(super) fn is_active(nic: &Nic) -> bool {
     nic.state.as_deref() == Some("Active")
 }
 
-/// How people call a port: `mlx5_2`, `mlx5_2 port 2`.
+/// The usual name of a port: `mlx5_2`, `mlx5_2 port 2`.
 pub(super) fn port_name(nic: &Nic) -> String {
     let name = nic.rdma_device.as_deref().unwrap_or(&nic.name);
     match nic.port {
@@ -109,7 +109,7 @@ pub(super) fn port_name(nic: &Nic) -> String {
     }
 }
 
-/// Whether a hypervisor hides the PCIe switches: every GPU hangs directly below a root, and there are several.
+/// Whether a hypervisor hides the PCIe switches: every GPU is directly below a root, and there are several.
 pub(super) fn is_flat(facts: &GPUTopologyStatus) -> bool {
     let mut paths = facts.gpus.iter().map(|gpu| &gpu.pcie_path).filter(|path| !path.is_empty()).peekable();
     facts.gpus.len() > 1 && paths.peek().is_some() && paths.all(|path| path.len() <= 2)

@@ -1,7 +1,7 @@
 //! What carries data between nodes: RDMA devices of the pods, ports that are alike, and links that stay up.
 
-use super::super::gang::{Gang, is_rdma_resource, training_ports};
-use super::super::profile::{Carrier, LinkLayer, link_layer};
+use super::super::gang::{Gang, is_rdma_resource};
+use super::super::profile::{Carrier, LinkLayer, link_layer, training_ports};
 use super::fault::{Fault, Outcome, differences, each, list};
 use super::scene::{Scene, is_active, port_name, ports};
 use crate::variables::nccl::List;
@@ -12,10 +12,10 @@ use switchyard_crds::gpu_topology::{FileState, GPUTopologyStatus, Nic};
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{PreflightSeverity, Transport};
 
-/// What was seen within this time before the placement counts.
+/// Only what was seen within this time before the placement counts.
 const RECENT: SignedDuration = SignedDuration::from_hours(1);
 
-/// Check 1: RDMA is there, and the pods get it.
+/// Check 1: RDMA is available, and the pods get it.
 pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
     scene.across()?;
     let gang = scene.gang;
@@ -47,7 +47,7 @@ pub(super) fn granted(scene: &Scene<'_>) -> Outcome {
                 .fix("mend the cables, drivers or switch ports there, or keep the job off the node; fabric.mode Disabled if TCP is wanted"),
         ])
     });
-    // A node that is silent does not hide what is wrong with the job.
+    // A node without a report does not hide what is wrong with the job.
     let (mut found, unknown) = match of_nodes {
         Ok(found) => (found, None),
         Err(why) => (Vec::new(), Some(why)),
@@ -141,7 +141,7 @@ pub(super) fn alike(scene: &Scene<'_>) -> Outcome {
             .fix("set one MTU on the ports and on the switches between them");
         found.push(fault.of_job());
     }
-    // A port that came up slower than the others is no training port any more: all that are up are compared.
+    // A port that came up slower than the others no longer counts as a training port, so all ports that are up are compared.
     let rates = |facts: &GPUTopologyStatus| {
         let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
         let layer = training_ports(facts).next()?.link_layer.clone();
@@ -173,7 +173,7 @@ pub(super) fn alike(scene: &Scene<'_>) -> Outcome {
             Fault::warn(format!("errors of {} grow: {counters}", port_name(nic)))
                 .effect("packets are sent again, and the queue pair may give up: \"error 12\"")
                 .evidence("portWatch of nics[] in the GPUTopology, within the last hour")
-                .fix("look at cable and transceiver of that port, and at its switch port's own counters")
+                .fix("check cable and transceiver of that port, and the counters of its switch port")
         };
         Ok(training_ports(facts).filter(grow).map(fault).collect())
     });
@@ -189,7 +189,7 @@ fn is_recent(at: Timestamp, now: Timestamp) -> bool {
     now.duration_since(at) <= RECENT
 }
 
-/// Check 5: the list of RDMA devices means ports that can carry data.
+/// Check 5: the list of RDMA devices matches ports that can carry data.
 pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
     scene.verbs()?;
     each(scene.gang, |rank, _, facts| {
@@ -207,7 +207,7 @@ pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
         if let Some((value, _)) = value {
             faults.extend(expansion(value, &taken, facts));
         }
-        // An agent that finds no device says nothing of one; a report that no agent made knows of none.
+        // An agent that finds no device reports none; a report not made by an agent knows of none.
         let is_without = |nic: &&&Nic| match &nic.char_device {
             Some(device) => device.state == FileState::Missing,
             None => facts.agent_version.is_some(),
@@ -228,7 +228,7 @@ pub(super) fn adapters(scene: &Scene<'_>) -> Outcome {
     })
 }
 
-/// What is wrong with the ports that a list means.
+/// What is wrong with the ports that a list matches.
 fn expansion(value: &str, taken: &[&Nic], facts: &GPUTopologyStatus) -> Option<Fault> {
     let said = format!("NCCL_IB_HCA={value}");
     let names =
@@ -267,7 +267,7 @@ fn exact_list(nics: &[&Nic]) -> String {
     nics.iter().map(name).collect::<Vec<_>>().join(",")
 }
 
-/// Check 24: links that are up now and went down not long ago.
+/// Check 24: links that are up now and went down recently.
 pub(super) fn flaps(scene: &Scene<'_>) -> Outcome {
     scene.verbs()?;
     let now = scene.gang.now;
@@ -289,7 +289,7 @@ pub(super) fn flaps(scene: &Scene<'_>) -> Outcome {
             )
             .effect("a link that fails again ends the job, or stops it for seconds")
             .evidence("portWatch.lastLinkDown of nics[] in the GPUTopology (counter link_downed)")
-            .fix("look at cable and transceiver of the port before a long job"),
+            .fix("check cable and transceiver of the port before a long job"),
         ])
     })
 }

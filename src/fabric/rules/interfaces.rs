@@ -2,7 +2,7 @@
 
 use super::super::gang::Gang;
 use super::super::profile::Profile;
-use super::{Outcome, RULES, Rule, leave, set};
+use super::{Outcome, RULES, Rule, is_for, leave, set};
 use switchyard_crds::{DecisionOutcome, FabricDecision, Framework};
 
 /// The interface of the pod network inside a pod, as container runtimes name it.
@@ -14,13 +14,11 @@ pub fn interface(decisions: &[FabricDecision], rank: u32) -> Option<&str> {
         let rule = RULES.iter().find(|rule| rule.name == decision.name);
         rule.is_some_and(|rule| rule.is_per_node() && Rule::is_env(rule.name))
     };
-    let of_rank = |decision: &&FabricDecision| {
-        decision.outcome == DecisionOutcome::Set && super::super::conf::is_for(decision, rank)
-    };
+    let of_rank = |decision: &&FabricDecision| decision.outcome == DecisionOutcome::Set && is_for(decision, rank);
     decisions.iter().filter(is_interface).find(of_rank)?.value.as_deref()
 }
 
-/// For NCCL, which takes names as beginnings without the sign.
+/// For NCCL, which treats names without the sign as prefixes.
 pub(super) fn socket_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
     let reason =
         "NCCL would try other interfaces first, such as ib0 or a secondary network, which may not lead to all nodes";
@@ -34,7 +32,7 @@ pub(super) fn plain_interface(gang: &Gang<'_>, rank: u32) -> Outcome {
     way_out(gang, rank, "", reason)
 }
 
-/// The interface by which the processes of a node reach the others, behind a sign.
+/// The interface through which the processes of a node reach the others, after a sign.
 fn way_out(gang: &Gang<'_>, rank: u32, sign: &str, reason: &str) -> Outcome {
     if !gang.uses_host_network() {
         let name = pod_interface(gang.profile);
@@ -47,8 +45,8 @@ fn way_out(gang: &Gang<'_>, rank: u32, sign: &str, reason: &str) -> Outcome {
     }
 }
 
-/// The variables that name the interface of processes which read no file, and their value in the pod network; `None`: it is that of the node,
-/// known when the place is.
+/// The variables that name the interface of processes which read no file, and their value in the pod network; `None`: it depends on the node, and
+/// is known after placement.
 pub fn interfaces(
     framework: Framework,
     uses_host_network: bool,

@@ -1,7 +1,7 @@
 //! What carries data between nodes: transport, adapters, addresses.
 
-use super::super::gang::{Gang, training_ports};
-use super::super::profile::Carrier;
+use super::super::gang::Gang;
+use super::super::profile::{Carrier, training_ports};
 use super::{Outcome, leave, section, set};
 use switchyard_core::units::plural;
 use switchyard_crds::FabricMode;
@@ -116,7 +116,7 @@ pub(super) fn address_family(gang: &Gang<'_>, rank: u32) -> Outcome {
     match (addresses(facts, GidFamily::IPv4).0, addresses(facts, GidFamily::IPv6).0) {
         (0, 1..) => set(
             "AF_INET6",
-            "NCCL looks for an IPv4 address unless it is told, and there is none",
+            "NCCL looks for an IPv4 address by default, and there is none",
             format!(
                 "nics[].gids of the GPUTopology: {ports} port{} with RoCE v2 addresses of IPv6 only",
                 plural(ports as u64)

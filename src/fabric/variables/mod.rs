@@ -1,7 +1,7 @@
-//! Environment variables that people set in training pods: who reads them, since when, and what values they take. Tables as data,
-//! for the linter and for whoever else has to judge or write an environment.
+//! Environment variables that people set in training pods: who reads them, since when, and what values they take. Tables as data, for the linter
+//! and for everything else that checks or writes an environment.
 //!
-//! Nothing here knows a manifest or a node.
+//! Nothing here depends on a manifest or a node.
 
 pub mod nccl;
 mod others;

@@ -3,7 +3,7 @@
 /// Who reads a name that begins with `NCCL_` and is none of NCCL's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reader {
-    /// The name, or its beginning when it ends with `_`.
+    /// The name, or a prefix that ends with `_`.
     pub name: &'static str,
     /// Who reads it.
     pub who: &'static str,
@@ -13,7 +13,7 @@ const fn reader(name: &'static str, who: &'static str) -> Reader {
     Reader { name, who }
 }
 
-/// Plugins, builds and images. A name that is here is not judged: its values are somebody else's.
+/// Plugins, builds and images. Names listed here are not checked: their values belong to others.
 const READERS: [Reader; 16] = [
     reader("NCCL_FASTRAK_", "GPUDirect-TCPXO of Google Cloud"),
     reader("NCCL_GPUDIRECTTCPX_", "GPUDirect-TCPX of Google Cloud"),
@@ -38,14 +38,14 @@ pub fn reader_of(name: &str) -> Option<&'static Reader> {
     READERS.iter().find(|reader| reader.name == name || reader.name.ends_with('_') && name.starts_with(reader.name))
 }
 
-/// A variable that has another name by now.
+/// A variable that has been renamed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Renamed {
-    /// As it was.
+    /// The old name.
     pub from: &'static str,
-    /// As it is.
+    /// The new name.
     pub to: &'static str,
-    /// Since which release of what.
+    /// The program and release that renamed it.
     pub since: &'static str,
 }
 
@@ -68,14 +68,13 @@ pub fn renamed(name: &str) -> Option<&'static Renamed> {
     RENAMED.iter().find(|renamed| renamed.from == name)
 }
 
-/// A setting that is for finding a fault and costs speed, or hides the fault, when it stays.
+/// A debug setting that costs speed, or hides the fault, if it stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Debugging {
-    /// The variable.
     pub name: &'static str,
     /// Its value, in any case; empty for any value.
     pub value: &'static str,
-    /// Whether it does harm, or only fills the log.
+    /// Whether it is harmful, or only fills the log.
     pub does_harm: bool,
     /// What it does.
     pub why: &'static str,
@@ -133,15 +132,15 @@ const DEBUGGING: [Debugging; 27] = [
     harm("HOROVOD_LOG_LEVEL", "TRACE", "every message of Horovod is printed"),
 ];
 
-/// What a setting does that is for debugging.
+/// The effect of a debug setting.
 pub fn debugging_only(name: &str, value: &str) -> Option<&'static Debugging> {
     DEBUGGING
         .iter()
         .find(|entry| entry.name == name && (entry.value.is_empty() || entry.value.eq_ignore_ascii_case(value.trim())))
 }
 
-/// What differs from process to process on one node: whoever starts the processes sets it, and one value for all is always wrong.
-/// Sources: torchrun (`torch/distributed/run.py`), `python/paddle/distributed/launch`, `mpirun(1)`, `srun(1)`.
+/// Variables that differ from process to process on one node: the launcher sets them, and one value for all is always wrong. Sources: torchrun
+/// (`torch/distributed/run.py`), `python/paddle/distributed/launch`, `mpirun(1)`, `srun(1)`.
 const PER_PROCESS: [&str; 17] = [
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
@@ -172,10 +171,9 @@ pub fn set_by_launcher(name: &str) -> bool {
     TORCH.iter().any(|variable| variable.name == name)
 }
 
-/// A variable by which Switchyard tells a framework's launcher where it is.
+/// A variable by which Switchyard describes its position to a framework's launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rendezvous {
-    /// The variable.
     pub name: &'static str,
     /// Whether it differs from node to node, so that one value for all is wrong.
     pub differs: bool,
@@ -228,7 +226,7 @@ const MPI: [Rendezvous; 14] = [
     same("HOROVOD_CPU_OPERATIONS"),
 ];
 
-/// What Switchyard sets for a framework, by the word of `trainer.framework`. The values: `plan::frameworks`.
+/// What Switchyard sets for a framework, by the value of `trainer.framework`. The values: `plan::frameworks`.
 pub fn rendezvous(framework: &str) -> &'static [Rendezvous] {
     match framework {
         "Torch" => &TORCH,
@@ -251,7 +249,7 @@ pub fn is_interface_list(name: &str) -> bool {
     ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"].contains(&name)
 }
 
-/// Beginnings of interfaces that lead to no other node: of container engines and pod networks (Calico, Flannel, Cilium, kube-proxy, OVN).
+/// Prefixes of interfaces that reach no other node: of container engines and pod networks (Calico, Flannel, Cilium, kube-proxy, OVN).
 const VIRTUAL: [&str; 15] = [
     "docker",
     "virbr",
@@ -270,7 +268,7 @@ const VIRTUAL: [&str; 15] = [
     "ovn",
 ];
 
-/// Whether an interface of this name leads to no other node.
+/// Whether an interface of this name reaches no other node.
 pub fn is_virtual_interface(name: &str) -> bool {
     VIRTUAL.iter().any(|start| name.starts_with(start))
 }

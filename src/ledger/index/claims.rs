@@ -4,7 +4,7 @@ use super::{Effect, Index};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use switchyard_crds::gpu_topology::GPUTopology;
-use switchyard_plan::objects::CLAIM;
+use switchyard_plan::objects::Kind;
 
 impl Index {
     /// The agent of a node reported, or its report cannot be read.
@@ -42,7 +42,7 @@ impl Index {
     /// A claim appeared or changed, of a job or not.
     pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
         let room = self.devices.apply_claim(claim, &mut self.usage);
-        let mut effect = self.apply_object(CLAIM, &claim.metadata, content);
+        let mut effect = self.apply_object(Kind::ResourceClaim, &claim.metadata, content);
         effect.room |= room;
         effect
     }
@@ -50,7 +50,7 @@ impl Index {
     /// A claim is gone.
     pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
         let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
-        let mut effect = self.delete_object(CLAIM, metadata);
+        let mut effect = self.delete_object(Kind::ResourceClaim, metadata);
         effect.room |= room;
         effect
     }

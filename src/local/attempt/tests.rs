@@ -1,4 +1,4 @@
-//! Attempts with a worker that says what a test tells it to: several ranks in one process.
+//! Attempts with a worker that prints what the test wants: several ranks in one process.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -105,7 +105,7 @@ impl Observer for Seen {
     }
 }
 
-/// What becomes of an attempt whose only process prints these events and ends with this code.
+/// The outcome of an attempt whose only process prints these events and ends with this code.
 fn attempt(name: &str, events: &[Event], code: i32) -> (Ended, Seen) {
     let folder = std::env::temp_dir().join(format!("switchyard-attempt-{name}-{}", std::process::id()));
     let run_dir = RunDir::choose("one", Some(&folder));

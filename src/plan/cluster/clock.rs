@@ -1,13 +1,13 @@
-//! Pauses that begin at a time somebody wrote down: this controller, one before it, or another machine. Clocks are set right
-//! while jobs run, by an hour where a zone or a battery was wrong.
+//! Pauses that start at a recorded time: by this controller, an earlier one, or another machine. Clocks are corrected while jobs run, by an
+//! hour where a zone or a battery was wrong.
 
 use jiff::{SignedDuration, Timestamp};
 
 /// Clocks of a cluster differ by less than this: a certificate or a token would not work with more.
 const SKEW: SignedDuration = SignedDuration::from_secs(60);
 
-/// Whether a pause of at most `longest` that ends at `end` is over. One that would still last longer than it can began in a future
-/// that is not ours: the clock was set back, and nobody waits for it to come there again.
+/// True if a pause of at most `longest` that ends at `end` is over. If more than `longest` is left, the clock was set back since, and the
+/// pause counts as over.
 pub(super) fn is_over(end: Timestamp, longest: SignedDuration, now: Timestamp) -> bool {
     let left = end.duration_since(now);
     !left.is_positive() || left > longest.saturating_add(SKEW)

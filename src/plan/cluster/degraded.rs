@@ -1,4 +1,4 @@
-//! Pods that have other GPUs than the plan's: what that costs.
+//! Pods that got other GPUs than planned, and what that costs.
 
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
@@ -6,8 +6,8 @@ use super::gang;
 use crate::status::Draft;
 use switchyard_crds::{PlacementStatus, conditions};
 
-/// Says of pods that got other GPUs than the plan's what that costs.
-pub(super) fn tell(
+/// Writes to the status which pods got other GPUs than planned, and what that costs.
+pub(super) fn report(
     attempt: &Attempt<'_>,
     placement: Option<&PlacementStatus>,
     draft: &mut Draft<'_>,

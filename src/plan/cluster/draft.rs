@@ -2,7 +2,7 @@
 
 use super::events::EventDraft;
 use super::view::{Phase, PodView};
-use super::{FIGURES_PERIOD, Reconciliation, Snapshot, clock};
+use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, clock};
 use crate::status::{Draft, Figures, time};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -13,7 +13,7 @@ impl Draft<'_> {
     pub(super) fn count(&mut self, pods: &[&PodView], desired: i32) {
         let count = |is: fn(&PodView) -> bool| pods.iter().filter(|pod| is(pod)).count() as i32;
         self.counts(NodeCounts {
-            // Negative in a job that nothing checked: the server takes no such count.
+            // Negative in a job that was never validated: the server refuses such a count.
             desired: desired.max(0),
             ready: count(|pod| pod.ready && !pod.is_over()),
             active: count(|pod| !pod.is_over()),
@@ -23,10 +23,10 @@ impl Draft<'_> {
     }
 
     /// Takes over the newest figures: of a worker's termination message, else of the log that was read last.
-    pub(super) fn newest_figures(&mut self, snapshot: &Snapshot<'_>, pods: &[&PodView], now: Timestamp) {
+    pub(super) fn newest_figures(&mut self, snapshot: &JobSnapshot<'_>, pods: &[&PodView]) {
         let ended = pods.iter().find(|pod| pod.node_rank == 0).and_then(|pod| pod.ended.as_ref());
         let account = ended.and_then(|ended| ended.account()).and_then(|account| account.summary);
-        let at = ended.and_then(|ended| ended.at).unwrap_or(now);
+        let at = ended.and_then(|ended| ended.at).unwrap_or(snapshot.rules.now);
         if let Some(summary) = account.as_ref().or(snapshot.summary) {
             self.figures(&Figures::of(summary, time(at).0));
         }
@@ -38,7 +38,7 @@ impl Draft<'_> {
     }
 
     /// No decision: the status is written when it says something new, figures not more often than every 10 s.
-    pub(super) fn act(self, snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+    pub(super) fn act(self, snapshot: &JobSnapshot<'_>) -> Reconciliation {
         let mut result = Reconciliation::default();
         let previous = self.job.status.as_ref();
         if previous == Some(&self.next) {
@@ -47,7 +47,7 @@ impl Draft<'_> {
         let due =
             snapshot.status_written.map(|written| written.saturating_add(FIGURES_PERIOD).unwrap_or(Timestamp::MAX));
         match due {
-            Some(due) if !clock::is_over(due, FIGURES_PERIOD, now) && !major(previous, &self.next) => {
+            Some(due) if !clock::is_over(due, FIGURES_PERIOD, snapshot.rules.now) && !major(previous, &self.next) => {
                 result.wake_at(due)
             }
             _ => result.status = Some(self.next),
@@ -56,8 +56,8 @@ impl Draft<'_> {
     }
 }
 
-/// Whether a status says more than other figures: another stage, condition, attempt, place or count of restarts, or that the last
-/// pod is gone and its resources are free.
+/// True if more than figures changed: the stage, a condition, the attempt, the placement, the restarts, or the last pod is gone and its
+/// resources are free.
 pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
     let Some(previous) = previous else { return true };
     let is_empty = |status: &TrainJobStatus| status.nodes.as_ref().is_none_or(|nodes| nodes.active == 0);

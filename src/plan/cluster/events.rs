@@ -1,22 +1,19 @@
-//! What is told about a decision as a Kubernetes Event. Reasons are constants: people and alerts match them.
+//! Decisions that are reported as Kubernetes Events. Reasons are constants: people and alerts match them.
 
 /// Severity of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// As expected.
     Normal,
-    /// Somebody should look.
+    /// A person should check.
     Warning,
 }
 
 /// An event to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventDraft {
-    /// Severity.
     pub severity: Severity,
     /// One of the constants of this module.
     pub reason: &'static str,
-    /// One sentence.
     pub note: String,
 }
 
@@ -36,15 +33,14 @@ pub const PLACED: &str = "GangPlaced";
 pub const NO_ROOM: &str = "NoRoom";
 /// There is room, but the job must not start over the fabric that is there.
 pub const FABRIC_NOT_READY: &str = "FabricNotReady";
-/// The ranks say that their data goes another way than was foretold.
+/// The ranks report another transport than predicted.
 pub const TRANSPORT_DIFFERS: &str = "TransportDiffers";
 /// The ranks measured less bandwidth than the job asks for.
 pub const SLOW_FABRIC: &str = "SlowFabric";
 /// A pod got other GPUs than the plan's.
 pub const DEGRADED: &str = "PlacementDegraded";
-/// The scheduler did not bind the whole gang in time; the attempt is taken back.
+/// The scheduler did not bind the whole gang in time; the attempt is rolled back.
 pub const ROLLED_BACK: &str = "GangRolledBack";
-/// All pods run.
 pub const RUNNING: &str = "Running";
 /// The group is started again.
 pub const RESTARTING: &str = "Restarting";
@@ -52,9 +48,7 @@ pub const RESTARTING: &str = "Restarting";
 pub const SUSPENDED: &str = "Suspended";
 /// `spec.suspend` became false.
 pub const RESUMED: &str = "Resumed";
-/// Ended well.
 pub const COMPLETE: &str = "Complete";
-/// Given up.
 pub const FAILED: &str = "Failed";
 /// Two settings of the same thing, and which one won.
 pub const MERGE_CONFLICT: &str = "MergeConflict";

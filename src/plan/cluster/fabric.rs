@@ -1,6 +1,6 @@
 //! The fabric of a gang: what its pods need before they are made, and what is decided when it has a place.
 
-use super::gang::Question;
+use super::question::{PlacementRules, Question};
 use super::sites::is_old;
 use super::view::NodeView;
 use crate::eligible;
@@ -43,7 +43,7 @@ pub fn before(
         return None;
     }
     if gpus == 0 {
-        // Gloo and MPI over TCP need no devices: not every node has to be looked at for that.
+        // Gloo and MPI over TCP need no devices, so the nodes need not be read.
         return Some(FabricStatus::default());
     }
     let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&valid.pod.spec, &node.facts).is_ok();
@@ -65,8 +65,12 @@ fn site(node: &NodeView) -> Site<'_> {
 ///
 /// # Errors
 /// The job must not start over the fabric of these nodes.
-pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Option<Decided>, Refused> {
-    let Question { job, valid, defaults, nodes, now, .. } = *question;
+pub fn decide(
+    question: &Question<'_>,
+    nodes: &BTreeMap<String, NodeView>,
+    placement: &PlacementStatus,
+) -> Result<Option<Decided>, Refused> {
+    let Question { job, valid, rules: PlacementRules { defaults, now, .. } } = *question;
     let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
     if framework == Framework::Switchyard || (gpus == 0 && valid.request.nodes < 2) {
@@ -131,7 +135,7 @@ pub fn decide(question: &Question<'_>, placement: &PlacementStatus) -> Result<Op
     Ok(Some(Decided { status, forecast }))
 }
 
-/// What NCCL will do between the ranks; `None`: a node does not tell, or there are no GPUs.
+/// What NCCL will do between the ranks; `None`: a node has no report, or there are no GPUs.
 fn forecast_of(gang: &Gang<'_>) -> Option<Forecast> {
     fn of<'a>(member: &Member<'a>) -> Option<forecast::Member<'a>> {
         let status = member.facts.filter(|_| !member.gpus.is_empty())?;
@@ -141,7 +145,7 @@ fn forecast_of(gang: &Gang<'_>) -> Option<Forecast> {
     forecast::forecast(&members?, None).ok()
 }
 
-/// Whether NICs reach the memory of the GPUs; `None`: nothing tells.
+/// Whether NICs reach the memory of the GPUs; `None`: unknown.
 fn gpu_direct(forecast: &Forecast) -> Option<GpuDirect> {
     match forecast.summary.between.as_ref()? {
         Between::Rdma { direct: Direct::Yes, .. } => Some(GpuDirect::Yes),
@@ -159,7 +163,7 @@ fn within(forecast: &Forecast) -> Option<Transport> {
     })
 }
 
-/// Why nothing is known of a node, and whether what is known is old.
+/// Why a node has no usable report, and whether its report is stale.
 fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
     match view.map(|view| view.machine.as_ref()) {
         None => ("the node is gone", false),
@@ -196,7 +200,7 @@ fn summary(transport: Option<Transport>, forecast: Option<&Forecast>, placement:
             Transport::Plugin => "the cloud's network plugin".into(),
             other => format!("{other:?}"),
         };
-        // Of TCP, and of NICs that nobody reports, the prediction says nothing.
+        // There is no prediction for TCP, or for NICs without a report.
         let is_predicted = transport != Transport::TCP && (nics > 0 || transport == Transport::NVLink);
         let rate = placement.predicted_bus_bandwidth.as_ref().filter(|_| is_predicted).and_then(gigabytes_per_second);
         format!("{over} between nodes{}", rate.map(|rate| format!(", {rate} GB/s predicted")).unwrap_or_default())
@@ -226,13 +230,13 @@ fn own<'a>(job: &'a TrainJob, spec: &'a PodSpec) -> BTreeMap<&'a str, Option<&'a
     own.map(|entry| (entry.name.as_str(), entry.value.as_deref())).collect()
 }
 
-/// Writes what the checks found of a job that must not start because of it.
-pub(super) fn tell_findings(draft: &mut Draft<'_>, decided: Option<Decided>) {
+/// Writes the findings of the checks to the status of a job that they keep from starting.
+pub(super) fn report_findings(draft: &mut Draft<'_>, decided: Option<Decided>) {
     draft.next.fabric.get_or_insert_default().preflight = decided.and_then(|decided| decided.status.preflight);
 }
 
 /// Writes what was decided to the status.
-pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<Decided>) {
+pub(super) fn report(draft: &mut Draft<'_>, decided: Option<Decided>) {
     let decided = decided.map(|decided| decided.status);
     if let Some(fabric) = &decided {
         let count = |outcome: DecisionOutcome| fabric.decisions.iter().filter(|d| d.outcome == outcome).count();
@@ -248,7 +252,7 @@ pub(super) fn tell(draft: &mut Draft<'_>, decided: Option<Decided>) {
     draft.next.fabric = decided;
 }
 
-/// The interface that the pod of this rank has to be told, since it uses the network of its node.
+/// The interface to set for the pod of this rank, if it uses the network of its node.
 pub(super) fn interface<'a>(job: &'a TrainJob, pod: &Pod, rank: u32) -> Option<&'a str> {
     let uses_host_network = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
     let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref()).filter(|_| uses_host_network)?;

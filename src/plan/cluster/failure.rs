@@ -8,11 +8,11 @@ use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::Framework;
 use switchyard_worker_contract::exit::Exit;
 
-/// A node that does not answer for this long is lost. The node's own controller has waited for 40 s before it says so.
+/// A node that has been not ready for this long is lost. The node controller has waited 40 s before it says so.
 pub(super) const NODE_GRACE: SignedDuration = SignedDuration::from_secs(5);
 /// A container that cannot be started for this long has failed.
 const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
-/// Ranks that report a failed peer are given this long to show which one it was.
+/// After a rank reports a failed peer, that peer has this long to show up.
 const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 
 /// The failure of a pod.
@@ -26,13 +26,13 @@ pub(super) struct PodFailure {
 }
 
 impl PodFailure {
-    /// Of a pod about which nothing is known.
+    /// Of a pod whose state is unknown.
     fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
         PodFailure { failure, pod, node: None, cause, at: None }
     }
 
-    /// Says whether it would happen again the same way.
+    /// Sets whether it would happen again the same way.
     fn permanently(mut self, permanent: bool) -> PodFailure {
         self.failure.permanent = permanent;
         self
@@ -48,15 +48,14 @@ impl PodFailure {
 /// What the pods of an attempt say.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
-    /// Nothing failed.
     Well,
-    /// Perhaps; it is known then.
+    /// Undecided; check again at this time.
     Look(Timestamp),
-    /// This failed first.
+    /// The first failure.
     Failed(PodFailure),
 }
 
-/// Looks at all pods of an attempt.
+/// Finds the failure that came first among the pods of an attempt.
 pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
     let mut failures = Vec::new();
     let mut look: Option<Timestamp> = None;
@@ -67,12 +66,12 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
                 Verdict::Look(at) => look = Some(look.map_or(at, |look| look.min(at))),
                 Verdict::Failed(failure) => failures.push(failure),
             },
-            // Before the gates are lifted a pod that is gone has done nothing, and is simply created again.
+            // Before the gates are lifted a missing pod has done nothing, and is simply created again.
             None if attempt.placed => failures.push(gone(attempt, rank)),
             None => {}
         }
     }
-    // Where a node went, the ranks elsewhere fail as a consequence.
+    // When a node is lost, ranks elsewhere fail as a consequence.
     if let Some(first) =
         failures.iter().filter(|f| f.failure.class != Class::Application).min_by_key(|f| f.at.unwrap_or(Timestamp::MIN))
     {
@@ -86,9 +85,9 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
     }
     match earliest(true) {
         Some(echo) => {
-            let until = echo.at.unwrap_or(attempt.now).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now);
+            let until = echo.at.unwrap_or(attempt.now()).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now());
             let others_run = attempt.existing().iter().any(|pod| !pod.is_over());
-            let waits = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now);
+            let waits = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now());
             if waits { Verdict::Look(until) } else { Verdict::Failed(echo.clone()) }
         }
         None => look.map_or(Verdict::Well, Verdict::Look),
@@ -159,7 +158,7 @@ fn after(
     failure: impl FnOnce() -> PodFailure,
 ) -> Verdict {
     let due = since.saturating_add(grace).unwrap_or(Timestamp::MAX);
-    if clock::is_over(due, grace, attempt.now) { Verdict::Failed(failure()) } else { Verdict::Look(due) }
+    if clock::is_over(due, grace, attempt.now()) { Verdict::Failed(failure()) } else { Verdict::Look(due) }
 }
 
 /// A container that cannot be started.
@@ -174,7 +173,7 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
         | "CreateContainerConfigError"
         | "CreateContainerError"
         | "RunContainerError" => {
-            after(attempt, pod.started.unwrap_or(attempt.now), START_GRACE, || failure(Class::Infrastructure, text()))
+            after(attempt, pod.started.unwrap_or(attempt.now()), START_GRACE, || failure(Class::Infrastructure, text()))
         }
         _ => Verdict::Well,
     }

@@ -12,7 +12,7 @@ pub const CLIQUE: &str = "nvidia.com/gpu.clique";
 /// Name of the level that contains everything, where levels are given by name.
 const CLUSTER: &str = "cluster";
 
-/// Labels that are looked at unless the operator is told others, small to large: NVLink domains; Topograph's; those of Google, Amazon and
+/// Labels that are read unless the operator names others, small to large: NVLink domains; Topograph's; those of Google, Amazon and
 /// Oracle; the zone.
 /// (NVIDIA/topograph docs/k8s.md; cloud.google.com "view the physical topology of nodes"; AWS "Amazon EC2 instance topology";
 /// Oracle's "RDMA network locality" labels; kubernetes.io well-known labels.)
@@ -54,17 +54,14 @@ impl fmt::Display for DomainLevel {
     }
 }
 
-/// Why a level cannot be.
+/// Why a level is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LevelError {
     /// No oversubscription.
     #[error(
         "`{got}`: expected KEY, KEY:NVLink, or KEY:FACTOR with an oversubscription from 1 to 1000, such as example.com/rack:2"
     )]
-    Factor {
-        /// What was got.
-        got: String,
-    },
+    Factor { got: String },
     /// A level twice.
     #[error("`{0}` twice: expected each level once")]
     Twice(String),
@@ -77,14 +74,11 @@ pub enum LevelError {
          smaller ones in it"
     )]
     Grows {
-        /// The level.
         key: String,
-        /// Its factor.
         got: String,
         /// That of the level below.
         below: String,
     },
-    /// Too many.
     #[error("{0} levels: expected at most {most}", most = MOST_LEVELS - 1)]
     TooMany(usize),
 }
@@ -112,7 +106,7 @@ impl FromStr for DomainLevel {
     }
 }
 
-/// The levels of a cluster, small to large; the last one is the cluster.
+/// The levels of a cluster, small to large; the last one is the whole cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Levels(Vec<(String, Level)>);
 
@@ -219,7 +213,7 @@ impl Tree {
             let share = place.checked_sub(1).map_or(1000, |below| found[below].1.share);
             found.insert(place, (domain.key.clone(), Level { share, nvlink: false }, domains));
         }
-        // Levels that nobody asks for give way, the largest first.
+        // Levels that the job does not name are dropped, the largest first.
         while found.len() >= MOST_LEVELS {
             let spare = found.iter().rposition(|(key, ..)| asked(key).is_none()).unwrap_or(found.len() - 1);
             found.remove(spare);

@@ -17,13 +17,13 @@ use switchyard_worker_contract::CpuList;
 pub struct Machine {
     /// Values of its sets of GPUs.
     pub shape: Arc<Shape>,
-    /// Its report without what is of this node alone.
+    /// Its report without what only this node has.
     pub facts: Arc<GPUTopologyStatus>,
     /// Its GPUs, by position.
     pub gpus: Vec<NamedGpu>,
     /// The NICs that carry training traffic, by position: their order is that of the rails.
     pub nics: Vec<String>,
-    /// GPUs that may be taken, one bit each: whole ones that are well.
+    /// GPUs that may be allocated, one bit each: whole and healthy ones.
     pub usable: u32,
     /// Its NVLink domain.
     pub clique: Option<String>,
@@ -34,9 +34,8 @@ pub struct Machine {
 /// A GPU with its name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NamedGpu {
-    /// NVML's number, by which people call it.
+    /// NVML's index, which people use.
     pub index: u32,
-    /// UUID.
     pub uuid: String,
     /// NUMA node of the PCI device.
     pub numa_node: Option<u32>,
@@ -45,14 +44,14 @@ pub struct NamedGpu {
 }
 
 impl Machine {
-    /// Positions of these GPUs as a mask; names that are not of this machine are nobody's.
+    /// Positions of these GPUs as a mask; names of other machines are ignored.
     pub fn mask<'a>(&self, uuids: impl IntoIterator<Item = &'a str>) -> u32 {
         let position = |uuid: &str| self.gpus.iter().position(|gpu| gpu.uuid == uuid);
         uuids.into_iter().filter_map(position).fold(0, |mask, gpu| mask | 1 << gpu)
     }
 }
 
-/// Values and facts by kind of node: kept once for each kind, and forgotten with its last node.
+/// Values and facts by kind of node: one copy for each kind, dropped with its last node.
 #[derive(Debug, Default)]
 pub struct Shapes {
     known: BTreeMap<Devices, Weak<Shape>>,
@@ -71,7 +70,7 @@ impl Shapes {
         shape
     }
 
-    /// Facts that other nodes of the kind have are theirs.
+    /// Shares the facts of other nodes of the same kind.
     fn facts_of(&mut self, facts: GPUTopologyStatus) -> Arc<GPUTopologyStatus> {
         let text = serde_json::to_string(&facts).unwrap_or_default();
         if let Some(same) = self.facts.get(&text).and_then(Weak::upgrade) {
@@ -115,7 +114,7 @@ impl Shapes {
             gpus,
             nics: named.nics.iter().map(name).collect(),
             usable: named.usable,
-            // Before the fabric manager is done it is nobody's.
+            // Not valid before the fabric manager has completed.
             clique: status
                 .fabric
                 .as_ref()
@@ -142,7 +141,7 @@ fn share_cores(report: &GPUTopology, gpus: &mut [NamedGpu]) {
     }
 }
 
-/// Values of a node that says how many GPUs it has, and of which nobody reports more: nothing but the slowest links are certain.
+/// Values of a node whose number of GPUs is all that is known: only the slowest links can be assumed.
 pub(super) fn unreported(gpus: usize) -> Shape {
     let count = gpus.min(MOST_GPUS);
     let gpu = Gpu { pcie_rate: rates::pcie(None), ..Gpu::default() };

@@ -1,15 +1,29 @@
 //! The life of a job in a cluster: from what is observed to what is done next. Pure: no client, no clock.
 //!
 //! ```text
-//! Snapshot, now ─> plan ─┬─> a decision: one status write, and nothing else       (attempt, place, end)
-//!                        └─> actions: creates, releases, deletes, then the status  (what the decision asks for)
+//! JobSnapshot ─> plan ─┬─> a decision: one status write, and nothing else       (attempt, place, end)
+//!                      └─> actions: creates, releases, deletes, then the status  (what the decision asks for)
 //! ```
 //!
 //! **A reconcile decides or acts, never both.** A decision (next attempt, place of the gang, end of the job) is one write of the
 //! status under its resource version, so two controllers cannot decide differently. Everything that follows from it is a pure
-//! function of the status and of what exists, with names that contain the attempt: done twice, or half and then again, it ends
-//! the same. That is all there is to crash safety here.
+//! function of the status and of what exists, with names that contain the attempt: if it runs twice, or half and then again, the result is
+//! the same. Nothing else is needed for crash safety.
+//!
+//! What each type on the way to a placement adds to the one before:
+//!
+//! | type | adds |
+//! |---|---|
+//! | [`JobSnapshot`] | the job with everything observed, and [`PlacementRules`]: the operator's settings and the time |
+//! | `Attempt` | the valid job, the attempt's number, its pods by node rank, whether it has a place |
+//! | [`Question`] | nothing observed: a valid job and the rules. The ledger asks it for jobs that wait |
+//! | `Need` | what its pods ask of a node |
+//! | `Sites` | the nodes, each open or excluded with a reason |
+//! | `Chosen` | the placement that was found, to be put into words |
 
+mod act;
+mod again;
+pub mod allocation;
 mod attempt;
 mod clock;
 mod degraded;
@@ -20,8 +34,11 @@ mod failure;
 pub mod gang;
 pub mod levels;
 pub mod machine;
+mod need;
+mod question;
 mod refusal;
 mod sites;
+mod step;
 #[cfg(test)]
 mod tests;
 pub mod transport;
@@ -29,15 +46,15 @@ pub mod turn;
 pub mod view;
 
 pub use draft::major;
+pub use question::{PlacementRules, Question};
 pub use refusal::{Change, NoPlace};
 pub use sites::{Excluded, is_old};
 
-use super::objects::{self, Defaults, Object};
+use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
 use jiff::{SignedDuration, Timestamp};
-use levels::Levels;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
@@ -48,32 +65,28 @@ use view::{NodeView, ObjectView, PodView};
 /// Seconds between two writes of a status in which only figures change.
 pub const FIGURES_PERIOD: SignedDuration = SignedDuration::from_secs(10);
 
-/// Everything that one reconcile looks at.
+/// Everything that a reconcile of one job reads.
 #[derive(Debug, Clone, Copy)]
-pub struct Snapshot<'a> {
-    /// The job.
+pub struct JobSnapshot<'a> {
     pub job: &'a TrainJob,
     /// Its pods of all attempts, in the order of attempt and node rank.
     pub pods: &'a [&'a PodView],
     /// Other objects with names of the job's objects, by kind and name.
-    pub objects: &'a BTreeMap<(&'static str, String), ObjectView>,
+    pub objects: &'a BTreeMap<(Kind, String), ObjectView>,
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
-    /// Settings of the operator.
-    pub defaults: &'a Defaults,
-    /// Levels of domains of nodes.
-    pub levels: &'a Levels,
-    /// Nodes that are held for a job ahead in the queue, in words.
+    pub rules: PlacementRules<'a>,
+    /// Nodes reserved for a job ahead in the queue, in words.
     pub held_for: Option<&'a str>,
-    /// The job of higher priority that this attempt gives way to.
+    /// The job of higher priority that preempts this attempt.
     pub gives_way_to: Option<&'a str>,
-    /// GPUs that the pods of the current attempt really have, by node rank, as far as it is known.
+    /// GPUs that the pods of the current attempt really have, by node rank, where known.
     pub actual: &'a BTreeMap<u32, Vec<String>>,
-    /// What the last try to write met.
+    /// The error of the last failed write.
     pub trouble: Option<&'a str>,
     /// Last figures of the training.
     pub summary: Option<&'a Summary>,
-    /// What the logs of the current attempt say of links between ranks, by node rank.
+    /// What the logs of the current attempt say about links between ranks, by node rank.
     pub seen: &'a BTreeMap<u32, Seen>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
@@ -84,24 +97,14 @@ pub struct Snapshot<'a> {
 pub enum Action {
     /// Creates an object of the job.
     Create(Object),
-    /// Sets the fields of an object that somebody changed.
+    /// Restores the fields of an object that were changed.
     Repair(Object),
     /// Lifts our gate of a pod and pins it to its node.
-    Release {
-        /// Name of the pod.
-        pod: String,
-        /// Its UID.
-        uid: String,
-        /// The patch.
-        patch: serde_json::Value,
-    },
+    Release { pod: String, uid: String, patch: serde_json::Value },
     /// Deletes an object, if it still has this UID and this version.
     Delete {
-        /// Kind.
-        kind: &'static str,
-        /// Name.
+        kind: Kind,
         name: String,
-        /// UID.
         uid: String,
         /// Resource version, where the decision depends on the state; `None`: whatever became of it.
         version: Option<String>,
@@ -117,12 +120,12 @@ pub struct Reconciliation {
     pub status: Option<TrainJobStatus>,
     /// Sent once the status is written.
     pub events: Vec<EventDraft>,
-    /// A pod whose absence the decision stands on. The server is asked before it is written: the job may have been seen newer than its
-    /// pods, by a controller that has just begun or that works beside another one.
+    /// A missing pod on which the decision depends. The server is asked before the decision is written: a controller that has just started,
+    /// or that runs beside another one, may have seen a newer job than its pods.
     pub absent: Option<String>,
-    /// When to look again even if nothing changes.
+    /// When to reconcile again even if nothing changes.
     pub wake: Option<Timestamp>,
-    /// The gang has no room: look again when resources become free.
+    /// The gang has no room: reconcile again when resources become free.
     pub waiting: bool,
 }
 
@@ -133,7 +136,7 @@ impl Reconciliation {
 }
 
 /// Plans the next step of a job.
-pub fn plan(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+pub fn plan(snapshot: &JobSnapshot<'_>) -> Reconciliation {
     let job = snapshot.job;
     if job.spec.managed_by != ManagedBy::TrainJobController {
         return Reconciliation::default();
@@ -142,33 +145,33 @@ pub fn plan(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         return Reconciliation { actions: remove(snapshot.pods), ..Reconciliation::default() };
     }
     if is_over(job) {
-        return after_the_end(snapshot, now);
+        return after_the_end(snapshot);
     }
     let valid = match validate(job) {
         Ok(valid) => valid,
         Err(faults) => {
             let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
-            return end(snapshot, now, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
+            return end(snapshot, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
         }
     };
     if job.spec.suspend {
-        return suspended(snapshot, now);
+        return suspended(snapshot);
     }
-    alive(snapshot, &valid, now)
+    alive(snapshot, &valid)
 }
 
-/// What is left of a job that is gone: its pods, which are not left to the slow garbage collection.
+/// Deletes the pods of a job that is gone, rather than leave them to the slow garbage collector.
 pub fn remove(pods: &[&PodView]) -> Vec<Action> {
     pods.iter().filter(|pod| !pod.deleting).map(|pod| delete_pod(pod)).collect()
 }
 
 fn delete_pod(pod: &PodView) -> Action {
-    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: None }
+    Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: None }
 }
 
-/// Deletes a pod as it was seen. One that has ended meanwhile stays, for its log.
+/// Deletes a pod in the version that was seen. If it has ended since, it stays, for its log.
 fn delete_unfinished(pod: &PodView) -> Action {
-    Action::Delete { kind: "Pod", name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
+    Action::Delete { kind: Kind::Pod, name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
 }
 
 /// Complete or failed: nothing follows.
@@ -176,30 +179,31 @@ pub fn is_over(job: &TrainJob) -> bool {
     job.status.as_ref().is_some_and(status::is_over)
 }
 
-/// Number of the current attempt: never below that of a pod that exists, whatever somebody wrote into the status.
-fn attempt_number(snapshot: &Snapshot<'_>) -> Option<u32> {
+/// Number of the current attempt: never below that of a pod that exists, even if the status was edited.
+fn attempt_number(snapshot: &JobSnapshot<'_>) -> Option<u32> {
     let written = snapshot.job.status.as_ref().and_then(|status| status.attempt).map(i32::unsigned_abs);
     let observed = snapshot.pods.iter().map(|pod| pod.attempt).max();
     written.max(observed).filter(|attempt| *attempt > 0)
 }
 
-fn alive(snapshot: &Snapshot<'_>, valid: &ValidJob, now: Timestamp) -> Reconciliation {
+fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
+    let now = snapshot.rules.now;
     let status = snapshot.job.status.clone().unwrap_or_default();
     let resumed = status::reason_of(&status, conditions::SUCCEEDED) == Some(Stage::Suspended.reason());
     let (Some(attempt), false) = (attempt_number(snapshot), resumed) else {
-        return begin(snapshot, valid, resumed, now);
+        return begin(snapshot, valid, resumed);
     };
     if status.attempt != Some(attempt as i32) {
         let mut draft = Draft::new(snapshot.job, now);
         draft.next.attempt = Some(attempt as i32);
         return draft.decide(Vec::new());
     }
-    let mut result = attempt::step(snapshot, valid, attempt, now);
+    let mut result = step::step(snapshot, valid, attempt);
     if let (Some(seconds), Some(start)) = (snapshot.job.spec.active_deadline_seconds, &status.start_time) {
         let deadline = start.0.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
         if deadline <= now {
             let text = format!("the job ran for more than {seconds} s (spec.activeDeadlineSeconds)");
-            return end(snapshot, now, Ending::failed(conditions::DEADLINE_EXCEEDED, text));
+            return end(snapshot, Ending::failed(conditions::DEADLINE_EXCEEDED, text));
         }
         result.wake_at(deadline);
     }
@@ -207,12 +211,13 @@ fn alive(snapshot: &Snapshot<'_>, valid: &ValidJob, now: Timestamp) -> Reconcili
 }
 
 /// The first attempt, or the first one after the job was suspended.
-fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestamp) -> Reconciliation {
-    // Schema and rules are the server's to check, but not for what was stored before it knew them. Only here: what has begun goes on,
+fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconciliation {
+    let now = snapshot.rules.now;
+    // The server checks schema and rules, but not for jobs that were stored before it had them. Only here: a job that has started goes on,
     // even if a later version would refuse it.
     if let Err(faults) = switchyard_crds::validate::stored(snapshot.job) {
         let text: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        return end(snapshot, now, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
+        return end(snapshot, Ending::failed(conditions::INVALID_SPEC, text.join("; ")));
     }
     let attempt = attempt_number(snapshot).map_or(1, |attempt| attempt + 1);
     let mut draft = Draft::new(snapshot.job, now);
@@ -221,8 +226,8 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
     draft.next.start_time = Some(status::time(now));
     draft.next.restarts.get_or_insert_default();
     draft.next.placement = None;
-    draft.next.device_allocation = gang::allocation(snapshot.job, snapshot.nodes);
-    draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.defaults, snapshot.nodes);
+    draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
+    draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
     draft.count(&[], snapshot.job.spec.trainer.num_nodes);
     draft.stage(Stage::Placing, "creating the pods".into());
     draft.condition(conditions::PLACED, "False", "Placing", "the pods are not created yet".into());
@@ -231,7 +236,7 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
         draft.condition(conditions::SUSPENDED, "False", "Resumed", "spec.suspend is false".into());
         events.push(EventDraft::normal(events::RESUMED, format!("attempt {attempt} begins")));
     }
-    let conflicts = objects::conflicts(snapshot.job, valid, snapshot.defaults);
+    let conflicts = objects::conflicts(snapshot.job, valid, snapshot.rules.defaults);
     if !conflicts.is_empty() {
         let text: Vec<String> = conflicts.iter().map(ToString::to_string).collect();
         let text = text.join("; ");
@@ -241,7 +246,8 @@ fn begin(snapshot: &Snapshot<'_>, valid: &ValidJob, resumed: bool, now: Timestam
     draft.decide(events)
 }
 
-fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+fn suspended(snapshot: &JobSnapshot<'_>) -> Reconciliation {
+    let now = snapshot.rules.now;
     let mut draft = Draft::new(snapshot.job, now);
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Suspended.reason());
     draft.stage(Stage::Suspended, "spec.suspend is true; no pods run".into());
@@ -256,18 +262,18 @@ fn suspended(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
         return draft
             .decide(vec![EventDraft::normal(events::SUSPENDED, "the job is suspended; its pods are deleted".into())]);
     }
-    let mut result = draft.act(snapshot, now);
+    let mut result = draft.act(snapshot);
     result.actions = remove(snapshot.pods);
-    // A claim without a pod has no devices, but not before its controller has seen that.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::CLAIM));
+    // A claim without a pod holds no devices, but only once its controller has noticed.
+    result.actions.extend(give_back(snapshot, |kind, _| kind == Kind::ResourceClaim));
     result
 }
 
-/// Deletes those of the job's own objects whose kind and name are such.
-fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> impl Iterator<Item = Action> {
+/// Deletes the job's own objects whose kind and name match.
+fn give_back(snapshot: &JobSnapshot<'_>, matches: impl Fn(Kind, &str) -> bool) -> impl Iterator<Item = Action> {
     let objects = snapshot.objects.iter().filter(|(_, view)| view.owned && !view.deleting);
-    objects.filter(move |((kind, name), _)| is_such(kind, name)).map(|((kind, name), view)| Action::Delete {
-        kind,
+    objects.filter(move |((kind, name), _)| matches(*kind, name)).map(|((kind, name), view)| Action::Delete {
+        kind: *kind,
         name: name.clone(),
         uid: view.uid.clone(),
         version: None,
@@ -275,14 +281,15 @@ fn give_back(snapshot: &Snapshot<'_>, is_such: impl Fn(&str, &str) -> bool) -> i
 }
 
 /// The decision that ends a job.
-fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliation {
+fn end(snapshot: &JobSnapshot<'_>, ending: Ending) -> Reconciliation {
+    let now = snapshot.rules.now;
     let mut draft = Draft::new(snapshot.job, now);
     let attempt = attempt_number(snapshot);
     let current: Vec<&PodView> = snapshot.pods.iter().copied().filter(|pod| Some(pod.attempt) == attempt).collect();
     draft.count(&current, snapshot.job.spec.trainer.num_nodes);
-    // What still runs is deleted right after this, and the status of a finished job does not change again.
+    // Whatever still runs is deleted right after this, and the status of a finished job does not change again.
     draft.rest();
-    draft.newest_figures(snapshot, &current, now);
+    draft.newest_figures(snapshot, &current);
     let event = match ending.is_complete() {
         true => EventDraft::normal(events::COMPLETE, ending.message().to_string()),
         false => EventDraft::warning(events::FAILED, ending.message().to_string()),
@@ -292,7 +299,8 @@ fn end(snapshot: &Snapshot<'_>, now: Timestamp, ending: Ending) -> Reconciliatio
 }
 
 /// A finished job only gives back what it holds. Nothing is created.
-fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
+fn after_the_end(snapshot: &JobSnapshot<'_>) -> Reconciliation {
+    let now = snapshot.rules.now;
     let mut result = Reconciliation::default();
     let job = snapshot.job;
     for pod in snapshot.pods.iter().filter(|pod| !pod.is_over() && !pod.deleting) {
@@ -301,15 +309,17 @@ fn after_the_end(snapshot: &Snapshot<'_>, now: Timestamp) -> Reconciliation {
             None => result.actions.push(delete_unfinished(pod)),
         }
     }
-    // A budget or claim that outlives its pods hurts nobody, but a finished job owes the cluster nothing.
-    result.actions.extend(give_back(snapshot, |kind, _| kind == objects::BUDGET || kind == objects::CLAIM));
+    // A budget or claim that outlives its pods does no harm, but a finished job should leave nothing behind.
+    result
+        .actions
+        .extend(give_back(snapshot, |kind, _| matches!(kind, Kind::PodDisruptionBudget | Kind::ResourceClaim)));
     let ended = job.status.as_ref().and_then(|status| status.completion_time.as_ref());
     if let (Some(seconds), Some(ended)) = (job.spec.ttl_seconds_after_finished, ended) {
         let due = ended.0.saturating_add(SignedDuration::from_secs(seconds.into())).unwrap_or(Timestamp::MAX);
         if due <= now {
             let (name, uid) =
                 (job.metadata.name.clone().unwrap_or_default(), job.metadata.uid.clone().unwrap_or_default());
-            result.actions.push(Action::Delete { kind: "TrainJob", name, uid, version: None });
+            result.actions.push(Action::Delete { kind: Kind::TrainJob, name, uid, version: None });
         } else {
             result.wake_at(due);
         }

@@ -1,12 +1,14 @@
 //! Why there is no place for a gang, in numbers, and the smallest changes with which there is one.
 
-use super::gang::{Question, plural};
-use super::sites::{Excluded, Need, Sites};
+use super::need::Need;
+use super::question::Question;
+use super::sites::{Excluded, Sites};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use switchyard_core::placement::gpus::{Fleet, Group, MinLink, Refusal, Request, UNLIMITED};
 use switchyard_core::quantity::Resources;
 use switchyard_core::rates::gigabytes;
+use switchyard_core::units::plural;
 use switchyard_crds::MinLink as Asked;
 
 /// Reasons that are named.
@@ -55,21 +57,21 @@ impl std::fmt::Display for NoPlace {
 
 /// Names the binding constraint, and tries which changes would lift it.
 pub(super) fn explain(
-    question: &Question<'_>,
-    sites: &mut Sites<'_>,
-    fleet: &mut Fleet,
     need: &Need<'_>,
+    sites: &Sites<'_>,
+    fleet: &mut Fleet,
     request: &Request,
     refusal: &Refusal,
 ) -> NoPlace {
+    let question = need.question;
     let count = question.valid.request.nodes;
     let [_, badly, fit] = refusal.groups.first().copied().unwrap_or_default();
     let mut asked: Vec<String> = Vec::new();
-    if need.gpus > 0 {
-        asked.push(format!("{} GPU{}", need.gpus, plural(need.gpus as usize)));
+    if need.gpus() > 0 {
+        asked.push(format!("{} GPU{}", need.gpus(), plural(need.gpus().into())));
     }
-    // One pod is what every pod asks for: said only where nothing else is.
-    if need.gpus == 0 || need.amounts.names().count() > 1 {
+    // Every pod asks for one pod: mentioned only if it asks for nothing else.
+    if need.gpus() == 0 || need.amounts.names().count() > 1 {
         asked.push(need.amounts.to_string());
     }
     let mut text = match (request.within, refusal.fullest) {
@@ -97,17 +99,15 @@ pub(super) fn explain(
         let link = question.job.spec.topology_policy.node_topology.min_link;
         text.push_str(&format!(
             "; on {badly} node{} the free GPUs are not joined by {link:?} or better",
-            plural(badly as usize)
+            plural(badly.into())
         ));
     }
     text.push_str(&left_out(&sites.excluded));
-    if question.nodes.is_empty() {
+    if sites.nodes.is_empty() {
         text.push_str("; the cluster has no nodes");
     }
     let changes = changes(question, fleet, request, &sites.tree.keys);
-    let excluded = sites.nodes.iter().zip(&sites.excluded);
-    let excluded = excluded.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect();
-    NoPlace { sentence: text, changes, excluded }
+    NoPlace { sentence: text, changes, excluded: sites.left_out() }
 }
 
 /// What most of the excluded nodes lack, and for which reasons most of the others cannot be used.
@@ -131,11 +131,11 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
         let most = Resources::amount(name, free.iter().copied().max().unwrap_or(0));
         text.push_str(&format!("; most free {name} on the others: {most}"));
     }
-    // What most have in common may be what the job itself wants: its selector. What the others lack is the news then.
+    // Most nodes may be excluded by the job's own selector. Then what the other nodes lack is the news.
     let mut refused: Vec<(String, usize)> = refused.into_iter().collect();
     refused.sort_by_key(|(_, nodes)| Reverse(*nodes));
     for (why, nodes) in refused.iter().take(NAMED) {
-        text.push_str(&format!("; {nodes} node{} cannot be used: {why}", plural(*nodes)));
+        text.push_str(&format!("; {nodes} node{} cannot be used: {why}", plural(*nodes as u64)));
     }
     text
 }

@@ -2,30 +2,16 @@
 
 use super::levels::{Levels, Tree};
 use super::machine::{self, Machine};
+use super::need::Need;
 use super::view::NodeView;
 use crate::eligible;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::PodSpec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Shape, Site};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, TopologyPolicy};
-
-/// What the pods of a job ask of a node.
-#[derive(Debug)]
-pub(super) struct Need<'a> {
-    pub spec: &'a PodSpec,
-    /// Amounts, without GPUs.
-    pub amounts: Resources,
-    /// GPUs of each pod.
-    pub gpus: u32,
-    pub allocation: Option<DeviceAllocation>,
-    /// A node that nobody describes may not be used.
-    pub reported_only: bool,
-    pub now: Timestamp,
-}
 
 /// Why a node is left out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,28 +22,20 @@ pub enum Excluded {
     /// Not enough of a resource.
     #[error("{name}: {} free, {} asked for", Resources::amount(name, *free), Resources::amount(name, *need))]
     Short {
-        /// The resource.
         name: String,
         /// What is free, thousandths.
         free: i64,
         /// What is asked for, thousandths.
         need: i64,
     },
-    /// Not enough GPUs.
     #[error("{free} of {all} GPUs free")]
-    Gpus {
-        /// Free ones.
-        free: u32,
-        /// All.
-        all: u32,
-    },
+    Gpus { free: u32, all: u32 },
     /// The report cannot be used.
     #[error("its GPUTopology cannot be used: {0}")]
     Report(String),
     /// The report is old.
-    #[error("its GPUTopology is of {0}: nobody has renewed it since")]
+    #[error("its GPUTopology is from {0} and has not been renewed since")]
     Stale(Timestamp),
-    /// No report.
     #[error("no GPUTopology: the node agent does not run there")]
     NoReport,
     /// No driver offers its GPUs for claims.
@@ -91,8 +69,8 @@ impl<'a> Sites<'a> {
         for (node, domains) in nodes.iter().zip(&tree.domains) {
             let (shape, free) = shapes.free(node, need.allocation);
             let why = exclude(node, need, free);
-            // Too few GPUs are the fleet's to count: it may be asked for fewer.
-            let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < need.gpus;
+            // A node with too few GPUs stays open: the fleet may be asked for fewer.
+            let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < need.gpus();
             sites.push(Site { shape, free, open: why.is_none() || is_counted, domains: domains.clone() });
             excluded.push(why);
         }
@@ -137,6 +115,12 @@ impl<'a> Sites<'a> {
         open.map(|(node, _)| node)
     }
 
+    /// Nodes that are left out, with the reason.
+    pub fn left_out(&self) -> Vec<(String, Excluded)> {
+        let nodes = self.nodes.iter().zip(&self.excluded);
+        nodes.filter_map(|(node, why)| Some((node.facts.name.clone(), why.clone()?))).collect()
+    }
+
     /// The fleet without the nodes that have GPUs.
     pub fn without_gpus(&self) -> Fleet {
         let plain = |(site, node): (&Site, &&NodeView)| Site { open: site.open && node.gpus() == 0, ..site.clone() };
@@ -148,7 +132,7 @@ impl<'a> Sites<'a> {
 #[derive(Default)]
 struct Kinds {
     list: Vec<Arc<Shape>>,
-    /// Of nodes that nobody describes, by their number of GPUs.
+    /// Of nodes without a report, by their number of GPUs.
     unreported: BTreeMap<usize, u32>,
 }
 
@@ -174,7 +158,7 @@ impl Kinds {
             _ => {
                 let free = count(GPU_RESOURCE);
                 let left = machine.usable & !node.taken;
-                // What the kubelet reports may be a minute old; the number of free GPUs is not.
+                // The kubelet's report may be a minute old; the number of free GPUs is current.
                 let known = left & !node.in_use;
                 let left = if known.count_ones() < free { left } else { known };
                 if free == 0 { 0 } else { left }
@@ -187,21 +171,23 @@ impl Kinds {
 /// An agent renews its report every ten minutes.
 const OLD: SignedDuration = SignedDuration::from_mins(30);
 
-/// Whether a report of that time says nothing about now.
+/// True if a report of that time is stale.
 pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
     now.duration_since(observed) > OLD
 }
 
 fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
-    if let Err(unfit) = eligible::may_run(need.spec, &node.facts) {
+    if let Err(unfit) = eligible::may_run(&need.question.valid.pod.spec, &node.facts) {
         return Some(Excluded::Unfit(unfit));
     }
-    if need.gpus > 0 {
+    if need.gpus() > 0 {
         let is_claim = need.allocation == Some(DeviceAllocation::Claims);
         match &node.machine {
             Some(Err(why)) if is_claim || need.reported_only => return Some(Excluded::Report(why.clone())),
             None if is_claim || need.reported_only => return Some(Excluded::NoReport),
-            Some(Ok(Machine { observed: Some(at), .. })) if need.reported_only && is_old(*at, need.now) => {
+            Some(Ok(Machine { observed: Some(at), .. }))
+                if need.reported_only && is_old(*at, need.question.rules.now) =>
+            {
                 return Some(Excluded::Stale(*at));
             }
             _ if is_claim && node.offered.is_none() => return Some(Excluded::NoSlice),
@@ -209,7 +195,7 @@ fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
         }
         let counted = if is_claim { u32::MAX } else { (node.free.get(GPU_RESOURCE) / 1000).clamp(0, 64) as u32 };
         let free = free.count_ones().min(counted);
-        if free < need.gpus {
+        if free < need.gpus() {
             return Some(Excluded::Gpus { free, all: node.gpus() });
         }
     }

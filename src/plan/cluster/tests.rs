@@ -1,148 +1,17 @@
 //! The life of a job, from snapshots written down by hand.
 
-use super::view::{Ended, NodeView, Phase, PodView, Waiting};
+mod world;
+
+use super::levels::Levels;
+use super::view::{Phase, PodView, Waiting};
 use super::*;
-use crate::eligible::NodeFacts;
-use crate::resources;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use crate::objects::{Defaults, Kind};
 use proptest::prelude::*;
-use serde_json::{Value, json};
-use switchyard_core::quantity::Resources;
-use switchyard_crds::{DeviceAllocation, validate as schema};
+use serde_json::json;
+use switchyard_crds::DeviceAllocation;
+use world::at;
 
-fn at(second: i64) -> Timestamp {
-    Timestamp::from_second(1_000_000 + second).unwrap()
-}
-
-fn amounts(cpu: &str) -> Resources {
-    let quantities = [("cpu", cpu), ("pods", "9")].map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
-    resources::of_quantities(&quantities.into())
-}
-
-/// A cluster of one job.
-pub(super) struct World {
-    pub job: TrainJob,
-    pub pods: Vec<PodView>,
-    pub objects: BTreeMap<(&'static str, String), ObjectView>,
-    pub nodes: BTreeMap<String, NodeView>,
-    pub seen: BTreeMap<u32, Seen>,
-    now: i64,
-}
-
-impl World {
-    pub fn new(nodes: u32, spec: Value) -> World {
-        let mut document = json!({
-            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"},
-            "spec": {"trainer": {
-                "framework": "Plain", "image": "i", "numNodes": nodes, "resourcesPerNode": {"limits": {"cpu": "2"}},
-            }},
-        });
-        for (key, value) in spec.as_object().unwrap() {
-            document["spec"][key] = value.clone();
-        }
-        let mut job = schema::train_job(&document).unwrap();
-        (job.metadata.uid, job.metadata.namespace) = (Some("0123456789".into()), Some("ns".into()));
-        job.metadata.generation = Some(1);
-        let (objects, nodes_of, seen) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut world = World { job, pods: Vec::new(), objects, nodes: nodes_of, seen, now: 0 };
-        for number in 0..nodes {
-            world.node(&format!("n{number}"), "4");
-        }
-        world
-    }
-
-    fn node(&mut self, name: &str, cpu: &str) {
-        let facts = NodeFacts { name: name.into(), ready: true, ..NodeFacts::default() };
-        let (free, allocatable) = (amounts(cpu), amounts(cpu));
-        self.nodes.insert(name.into(), NodeView { facts, free, allocatable, ..NodeView::default() });
-    }
-
-    fn plan(&self) -> Reconciliation {
-        let mut pods: Vec<&PodView> = self.pods.iter().collect();
-        pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
-        let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
-        let levels = Levels::default();
-        let snapshot = Snapshot {
-            job: &self.job,
-            pods: &pods,
-            objects: &self.objects,
-            nodes: &self.nodes,
-            defaults: &defaults,
-            levels: &levels,
-            actual: &BTreeMap::new(),
-            held_for: None,
-            gives_way_to: None,
-            trouble: None,
-            summary: None,
-            seen: &self.seen,
-            status_written: None,
-        };
-        plan(&snapshot, at(self.now))
-    }
-
-    /// Plans and does what the plan says, as the API server, the scheduler and the kubelets would.
-    pub fn step(&mut self) -> Reconciliation {
-        let done = self.plan();
-        for action in &done.actions {
-            match action {
-                Action::Create(Object::Pod(pod)) => self.pods.push(PodView::of(pod)),
-                Action::Create(object) | Action::Repair(object) => {
-                    let view = ObjectView {
-                        uid: object.name().into(),
-                        owned: true,
-                        deleting: false,
-                        content: object.content(),
-                    };
-                    self.objects.insert((object.kind(), object.name().into()), view);
-                }
-                Action::Release { pod, patch, .. } => {
-                    let terms =
-                        "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
-                    let node = patch.pointer(&format!("{terms}/0/matchFields/0/values/0")).unwrap().as_str().unwrap();
-                    let pod = self.pods.iter_mut().find(|other| other.name == *pod).unwrap();
-                    (pod.gated, pod.node, pod.phase, pod.ready) = (false, Some(node.into()), Phase::Running, true);
-                }
-                Action::Delete { kind: "Pod", name, .. } => self.pods.retain(|pod| pod.name != *name),
-                Action::Delete { kind, name, .. } => drop(self.objects.remove(&(*kind, name.clone()))),
-            }
-        }
-        if let Some(status) = &done.status {
-            self.job.status = Some(status.clone());
-        }
-        done
-    }
-
-    pub fn run(&mut self) {
-        for _ in 0..20 {
-            let done = self.step();
-            if done.actions.is_empty() && done.status.is_none() {
-                return;
-            }
-        }
-        panic!("does not come to rest: {:?}", self.job.status);
-    }
-
-    pub fn stage(&self) -> &str {
-        self.job.status.as_ref().and_then(|status| status::reason_of(status, conditions::SUCCEEDED)).unwrap_or("-")
-    }
-
-    pub fn message(&self) -> String {
-        let status = self.job.status.as_ref().unwrap();
-        status.condition(conditions::SUCCEEDED).unwrap().message.clone()
-    }
-
-    fn attempt(&self) -> i32 {
-        self.job.status.as_ref().unwrap().attempt.unwrap()
-    }
-
-    fn exit(&mut self, name: &str, code: i32, message: &str) {
-        let now = at(self.now);
-        let pod = self.pods.iter_mut().find(|pod| pod.name == name).unwrap();
-        pod.phase = if code == 0 { Phase::Succeeded } else { Phase::Failed };
-        (pod.ready, pod.ended) =
-            (false, Some(Ended { code, reason: "Error".into(), message: message.into(), at: Some(now) }));
-    }
-}
+pub(super) use world::World;
 
 #[test]
 fn a_decision_writes_the_status_and_nothing_else() {
@@ -154,7 +23,7 @@ fn a_decision_writes_the_status_and_nothing_else() {
     );
     let second = world.step();
     let kinds: Vec<&str> =
-        second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind() } else { "-" }).collect();
+        second.actions.iter().map(|a| if let Action::Create(o) = a { o.kind().name() } else { "-" }).collect();
     assert_eq!(kinds, ["PodDisruptionBudget", "Service", "NetworkPolicy", "Pod", "Pod"]);
     let place = world.step();
     assert!(place.actions.is_empty(), "the place is written before a gate is lifted");
@@ -178,7 +47,7 @@ fn a_gang_waits_as_a_whole_and_says_what_is_short() {
     assert_eq!(world.stage(), "Running");
 }
 
-/// It took the device plugin, of which there was none either, and waited for it for ever.
+/// It chose the device plugin, which did not exist either, and waited for it forever.
 #[test]
 fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     let limits = json!({"cpu": "2", "nvidia.com/gpu": 1});
@@ -190,11 +59,11 @@ fn a_job_that_was_there_before_the_driver_gets_its_gpus_by_claims() {
     world.nodes.get_mut("n0").unwrap().offered = Some(0b1);
     let decided = world.step();
     assert_eq!((world.attempt(), way(&world)), (2, Some(DeviceAllocation::Claims)));
-    assert!(world.message().starts_with("the nodes give GPUs by Claims now: the pods are made anew; "));
+    assert!(world.message().starts_with("the nodes give GPUs by Claims now: the pods are created again; "));
     assert_eq!((decided.actions.len(), decided.events.len()), (0, 1));
     world.run();
     assert!(world.pods.iter().all(|pod| pod.attempt == 2), "{:?}", world.pods);
-    // While no node gives any, in whatever way, nothing is made anew.
+    // While no node gives any, in whatever way, nothing is created again.
     world.nodes.get_mut("n0").unwrap().offered = None;
     world.run();
     assert_eq!((world.stage(), world.attempt(), way(&world)), ("Queued", 2, Some(DeviceAllocation::Claims)));
@@ -261,7 +130,7 @@ fn a_pod_that_may_have_ended_unseen_is_deleted_only_as_it_was_seen() {
     world.pods = old;
     let actions = world.plan().actions;
     let as_seen =
-        |action: &Action| matches!(action, Action::Delete { kind: "Pod", version: Some(seen), .. } if seen == "7");
+        |action: &Action| matches!(action, Action::Delete { kind: Kind::Pod, version: Some(seen), .. } if seen == "7");
     assert!(actions.len() >= 2 && actions.iter().filter(|action| as_seen(action)).count() == 2, "{actions:?}");
 }
 
@@ -284,7 +153,7 @@ fn a_pod_whose_containers_have_ended_is_left_to_its_kubelet() {
         // A kubelet that says nothing more is not waited for.
         world.now += 10;
         world.run();
-        assert!(world.pods.iter().all(|pod| pod.name != follows), "{follows} is there for ever");
+        assert!(world.pods.iter().all(|pod| pod.name != follows), "{follows} was never deleted");
     }
     assert_eq!(world.stage(), "Failed");
 }
@@ -327,7 +196,7 @@ fn a_job_never_ends_before_its_start() {
     let status = world.job.status.clone().unwrap();
     assert_eq!((world.stage(), status.completion_time), ("Complete", status.start_time));
     world.now += 3610;
-    assert!(matches!(&world.plan().actions[..], [Action::Delete { kind: "TrainJob", .. }]));
+    assert!(matches!(&world.plan().actions[..], [Action::Delete { kind: Kind::TrainJob, .. }]));
 }
 
 #[test]
@@ -359,13 +228,12 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
     let pods: Vec<&PodView> = world.pods.iter().collect();
     let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
     let levels = Levels::default();
-    let mut snapshot = Snapshot {
+    let mut snapshot = JobSnapshot {
         job: &world.job,
         pods: &pods,
         objects: &world.objects,
         nodes: &world.nodes,
-        defaults: &defaults,
-        levels: &levels,
+        rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(3) },
         actual: &BTreeMap::new(),
         held_for: None,
         gives_way_to: None,
@@ -374,21 +242,27 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         seen: &world.seen,
         status_written: Some(at(0)),
     };
-    let waits = plan(&snapshot, at(3));
+    let waits = plan(&snapshot);
     assert_eq!((waits.status, waits.wake), (None, Some(at(10))));
-    assert!(plan(&snapshot, at(10)).status.is_some());
-    assert!(plan(&snapshot, at(-3600)).status.is_some(), "a clock that is set back does not stop them");
-    snapshot.trouble = None;
+    snapshot.rules.now = at(10);
+    assert!(plan(&snapshot).status.is_some());
+    snapshot.rules.now = at(-3600);
+    assert!(plan(&snapshot).status.is_some(), "a clock that is set back does not stop them");
+    snapshot.rules.now = at(3);
     let mut held = world.job.clone();
     held.spec.suspend = true;
     snapshot.job = &held;
-    let suspended = plan(&snapshot, at(3)).status;
+    let suspended = plan(&snapshot).status;
     assert!(suspended.as_ref().is_some_and(|status| status.nodes.as_ref().is_some_and(|nodes| nodes.active > 0)));
     let held = TrainJob { status: suspended, ..held.clone() };
     snapshot.job = &held;
     snapshot.pods = &[];
-    let freed = plan(&snapshot, at(4)).status;
-    assert!(freed.is_some_and(|status| status.nodes.is_some_and(|nodes| nodes.active == 0)), "free resources are told");
+    snapshot.rules.now = at(4);
+    let freed = plan(&snapshot).status;
+    assert!(
+        freed.is_some_and(|status| status.nodes.is_some_and(|nodes| nodes.active == 0)),
+        "free resources are reported"
+    );
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! After the start: what the ranks say of their links, beside the forecast of the fabric.
+//! After the start: what the ranks report about their links, compared with the prediction.
 //!
 //! The verdict is written to the status with the words of the ranks. Whether it ends the job is decided from the status alone: a
 //! controller that takes over decides the same without reading a log.
 
-use super::Snapshot;
+use super::JobSnapshot;
 use super::events::{self, EventDraft};
 use crate::job::{ValidJob, gpus};
 use crate::resources::gigabytes_per_second;
@@ -14,47 +14,47 @@ use switchyard_crds::{
     PlacedNode, PreflightMode, TrainJob, Transport, conditions,
 };
 pub use switchyard_fabric::Seen;
-use switchyard_fabric::{Foretold, compare};
+use switchyard_fabric::{Prediction, compare};
 
-/// Slow links that are named; of more the number is told.
+/// Slow links that are named; further ones are counted.
 const SLOW_NAMED: usize = 4;
 
-/// Whether the beginnings of the logs of this job's pods say something that nobody has compared yet.
+/// True if the beginnings of the logs of this job's pods still have to be compared with the prediction.
 pub fn wants_logs(job: &TrainJob, ranks: u32) -> bool {
-    observed(job).is_none() && foretold(job, ranks).is_some()
+    observed(job).is_none() && prediction(job, ranks).is_some()
 }
 
 fn observed(job: &TrainJob) -> Option<&FabricObservation> {
     job.status.as_ref()?.fabric.as_ref()?.observed.as_ref()
 }
 
-/// What was foretold of a job that has a place; `None`: nothing, or there is only one way. `per_node`: ranks of each node.
-fn foretold(job: &TrainJob, per_node: u32) -> Option<Foretold> {
+/// What was predicted for a job that is placed; `None`: nothing, or there is only one way. `per_node`: ranks of each node.
+fn prediction(job: &TrainJob, per_node: u32) -> Option<Prediction> {
     let several_nodes = job.spec.trainer.num_nodes > 1;
     if job.spec.trainer.framework == Framework::Switchyard {
         // The engine has one way between hosts, and one within.
         let shares_memory = per_node > 1;
         let transport = if several_nodes { Transport::TCP } else { Transport::SharedMemory };
-        let own = Foretold { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
+        let own = Prediction { transport, gpu_direct: None, several_nodes, is_own: true, shares_memory };
         return (several_nodes || shares_memory).then_some(own);
     }
     let fabric = job.status.as_ref()?.fabric.as_ref().filter(|_| gpus(job) > 0)?;
     let (transport, gpu_direct) = (fabric.transport?, fabric.gpu_direct);
     let has_links = several_nodes || gpus(job) > 1;
-    has_links.then_some(Foretold { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
+    has_links.then_some(Prediction { transport, gpu_direct, several_nodes, is_own: false, shares_memory: false })
 }
 
-/// Compares what the ranks say with the forecast, and writes that down once.
-pub(super) fn tell(snapshot: &Snapshot<'_>, valid: &ValidJob, draft: &mut Draft<'_>) -> Option<EventDraft> {
+/// Compares what the ranks report with the prediction, and writes the verdict once.
+pub(super) fn report(snapshot: &JobSnapshot<'_>, valid: &ValidJob, draft: &mut Draft<'_>) -> Option<EventDraft> {
     let (job, seen) = (snapshot.job, snapshot.seen);
     if seen.is_empty() || observed(job).is_some() {
         return None;
     }
-    let foretold = foretold(job, valid.request.processes_per_node)?;
+    let predicted = prediction(job, valid.request.processes_per_node)?;
     let nodes = &job.status.as_ref()?.placement.as_ref()?.nodes;
     let nodes: Vec<_> = (0_u32..).zip(nodes).map(|(rank, node)| (node.node_name.as_str(), seen.get(&rank))).collect();
     let slow = measured(snapshot, draft);
-    let Some(found) = compare(foretold, &nodes) else { return slow };
+    let Some(found) = compare(predicted, &nodes) else { return slow };
     let (state, reason) = match found.verdict {
         ObservedVerdict::AsForecast => ("True", conditions::AS_FORECAST),
         ObservedVerdict::OtherTransport if job.spec.fabric.mode == FabricMode::Required => {
@@ -74,7 +74,7 @@ pub(super) fn tell(snapshot: &Snapshot<'_>, valid: &ValidJob, draft: &mut Draft<
 }
 
 /// Writes what the ranks measured, with the nodes and devices of slow links.
-fn measured(snapshot: &Snapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft> {
+fn measured(snapshot: &JobSnapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft> {
     let fabric = snapshot.job.status.as_ref().and_then(|status| status.fabric.as_ref());
     let found = snapshot.seen.get(&0)?.measured.as_ref().filter(|_| fabric.is_none_or(|f| f.measured.is_none()))?;
     let placement = snapshot.job.status.as_ref()?.placement.as_ref()?;
@@ -105,7 +105,7 @@ fn measured(snapshot: &Snapshot<'_>, draft: &mut Draft<'_>) -> Option<EventDraft
 }
 
 /// A rank as an end of a link: node, GPU where it has one, and NICs with their rails.
-fn end(snapshot: &Snapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
+fn end(snapshot: &JobSnapshot<'_>, nodes: &[PlacedNode], rank: u32) -> String {
     let first = |node: &&PlacedNode| node.first_rank.unsigned_abs() <= rank;
     let Some(node) = nodes.iter().filter(first).max_by_key(|node| node.first_rank) else {
         return format!("rank {rank}");

@@ -1,4 +1,4 @@
-//! Who comes first when there is not room for all.
+//! Which job comes first when there is no room for all.
 //!
 //! 1. **Order**: by priority, then by age. The first job that waits and could be placed at all is the head of the queue.
 //! 2. **Reservation**: the head holds the nodes that it would have if as few busy nodes as possible were emptied. Jobs behind it take what
@@ -6,11 +6,12 @@
 //!    that run on those nodes, and never for the ones that come later.
 //! 3. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then.
 //! 4. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
-//!    that hold parts of what they need and wait for each other would wait for ever.
+//!    that hold parts of what they need and wait for each other would wait forever.
 //!
-//! Gangs are placed as a whole or not at all, so that nothing else is ever held.
+//! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
-use super::gang::{self, Question};
+use super::gang;
+use super::question::Question;
 use super::view::NodeView;
 use jiff::Timestamp;
 use std::cmp::Reverse;
@@ -35,7 +36,6 @@ impl Turn {
         Turn { priority: Reverse(priority), created, name }
     }
 
-    /// Priority.
     pub fn priority(&self) -> i32 {
         self.priority.0
     }
@@ -48,7 +48,7 @@ impl Turn {
 
 /// The nodes, and the GPUs on them, that a job which finds no room would have if as few busy nodes as possible were emptied. `None`: it
 /// would not fit into the empty cluster either.
-pub fn reserve(question: &Question<'_>) -> Option<Vec<PlacedNode>> {
+pub fn reserve(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Option<Vec<PlacedNode>> {
     let used = |node: &NodeView| {
         let share = |name: &str| {
             let all = node.allocatable.get(name);
@@ -56,17 +56,17 @@ pub fn reserve(question: &Question<'_>) -> Option<Vec<PlacedNode>> {
         };
         (node.taken.count_ones(), node.allocatable.names().map(share).max().unwrap_or(0))
     };
-    let mut busy: Vec<&NodeView> = question.nodes.values().collect();
+    let mut busy: Vec<&NodeView> = nodes.values().collect();
     busy.sort_by_key(|node| (used(node), node.facts.name.clone()));
-    let mut nodes: BTreeMap<String, NodeView> = question.nodes.clone();
+    let mut tried = nodes.clone();
     let mut place = |emptied: usize| {
         for (number, was) in busy.iter().enumerate() {
-            let Some(node) = nodes.get_mut(&was.facts.name) else { continue };
+            let Some(node) = tried.get_mut(&was.facts.name) else { continue };
             let is_empty = number < emptied;
             node.free.clone_from(if is_empty { &was.allocatable } else { &was.free });
             (node.taken, node.in_use) = if is_empty { (0, 0) } else { (was.taken, was.in_use) };
         }
-        gang::place(&Question { nodes: &nodes, ..*question }).ok().map(|placed| placed.status.nodes)
+        gang::place(question, &tried).ok().map(|placed| placed.status.nodes)
     };
     let mut found = place(busy.len())?;
     // With more nodes emptied it still fits.

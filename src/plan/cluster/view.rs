@@ -1,5 +1,5 @@
-//! What one reconcile may look at: small views of Kubernetes objects. Everything else about them is left out, so that a test can
-//! write a situation down in a few lines.
+//! What a reconcile reads: small views of Kubernetes objects. Everything else is left out, so that a test can describe a situation in a
+//! few lines.
 
 use super::clock;
 use super::machine::Machine;
@@ -33,13 +33,11 @@ pub enum Phase {
 /// How the trainer container ended.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ended {
-    /// Exit code.
     pub code: i32,
-    /// The runtime's word, such as `Error` or `OOMKilled`.
+    /// The runtime's reason, such as `Error` or `OOMKilled`.
     pub reason: String,
     /// The termination message: JSON of the worker, or the end of the log.
     pub message: String,
-    /// When it ended.
     pub at: Option<Timestamp>,
 }
 
@@ -53,18 +51,15 @@ impl Ended {
 /// Why the trainer container does not run yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// The kubelet's word, such as `ImagePullBackOff`.
+    /// The kubelet's reason, such as `ImagePullBackOff`.
     pub reason: String,
-    /// Its sentence.
     pub message: String,
 }
 
 /// A pod of a job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodView {
-    /// Name.
     pub name: String,
-    /// UID.
     pub uid: String,
     /// Resource version: the state that was seen.
     pub version: Option<String>,
@@ -72,17 +67,15 @@ pub struct PodView {
     pub attempt: u32,
     /// Position of its node in the job.
     pub node_rank: u32,
-    /// Our scheduling gate is still there.
+    /// Our scheduling gate is still set.
     pub gated: bool,
-    /// Gates of others are there.
+    /// Other gates are set.
     pub gated_by_others: bool,
     /// Node it is bound to.
     pub node: Option<String>,
-    /// Phase.
     pub phase: Phase,
     /// The pod is ready.
     pub ready: bool,
-    /// It is being deleted.
     pub deleting: bool,
     /// Why the scheduler does not bind it.
     pub unschedulable: Option<String>,
@@ -106,7 +99,7 @@ pub struct PodView {
     pub priority: i32,
 }
 
-/// From the end of the last container to the phase of the pod a kubelet takes a second, or two: it looks at its containers once a second.
+/// A kubelet needs a second or two from the end of the last container to the phase of the pod: it checks its containers once a second.
 const SETTLING: SignedDuration = SignedDuration::from_secs(10);
 
 impl PodView {
@@ -115,14 +108,14 @@ impl PodView {
         matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
 
-    /// Until when it may be left alone: its containers have ended and its kubelet is about to say so. To delete it then takes its logs, and
-    /// makes the kubelet a second slower to give the resources back. `None`: it is over, runs, or its kubelet has had its time.
+    /// Until when it is not deleted: its containers have ended and its kubelet is about to report that. A delete now would take its logs, and
+    /// the kubelet would free the resources a second later. `None`: it is over, runs, or its kubelet has had enough time.
     pub fn settles(&self, now: Timestamp) -> Option<Timestamp> {
         let until = self.stopped.filter(|_| !self.is_over() && !self.deleting)?.saturating_add(SETTLING).ok()?;
         (!clock::is_over(until, SETTLING, now)).then_some(until)
     }
 
-    /// Reads a pod of ours. Attempt and position stand in its name, which nobody can change, as they do in its labels.
+    /// Reads one of our pods. Attempt and position are in its labels too, but its name cannot be changed.
     pub fn of(pod: &Pod) -> PodView {
         let (attempt, node_rank) = position(pod.metadata.name.as_deref().unwrap_or_default());
         let spec = pod.spec.as_ref();
@@ -213,18 +206,16 @@ pub fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
 /// An object of a job other than a pod, as it is in the cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectView {
-    /// UID.
     pub uid: String,
     /// The job controls it.
     pub owned: bool,
-    /// It is being deleted.
     pub deleting: bool,
     /// The object as JSON, without its status.
     pub content: serde_json::Value,
 }
 
 impl ObjectView {
-    /// Whether everything that `wanted` says is so; what the server or others added does not matter.
+    /// True if the object has everything in `wanted`; what the server or others added does not matter.
     pub fn covers(&self, wanted: &serde_json::Value) -> bool {
         covers(&self.content, wanted)
     }
@@ -267,7 +258,7 @@ pub struct NodeView {
     pub free: Resources,
     /// Its devices, or why the report of them cannot be used; `None`: there is no report.
     pub machine: Option<Result<Machine, String>>,
-    /// GPUs that are given or promised to somebody by name, one bit each.
+    /// GPUs that are allocated or planned by name, one bit each.
     pub taken: u32,
     /// GPUs that the kubelet said were in use when the report was written.
     pub in_use: u32,
@@ -276,7 +267,7 @@ pub struct NodeView {
 }
 
 impl NodeView {
-    /// Reads a node. What is free there, and which devices it has, others say.
+    /// Reads a node. What is free there, and which devices it has, is filled in by others.
     pub fn of(node: &Node) -> NodeView {
         let status = node.status.as_ref();
         let ready = status
@@ -304,7 +295,7 @@ impl NodeView {
         self.machine.as_ref()?.as_ref().ok()
     }
 
-    /// How many GPUs it has, as far as anybody says.
+    /// How many GPUs it has: by its report, else by its allocatable resources.
     pub fn gpus(&self) -> u32 {
         let counted = u32::try_from(self.allocatable.get(GPU_RESOURCE) / 1000).unwrap_or(0);
         self.described().map_or(counted, |machine| machine.gpus.len() as u32)

@@ -26,7 +26,6 @@ const LONGEST_VARIABLE: usize = 128 << 10;
 /// A variable that a framework's launcher reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Name.
     pub name: &'static str,
     /// Where its value comes from.
     pub source: Source,
@@ -87,7 +86,7 @@ pub fn uses_mpirun(job: &TrainJob) -> bool {
     matches!(job.spec.trainer.framework, Framework::MPI | Framework::Horovod)
 }
 
-/// What no kernel would accept.
+/// Variables that Linux would refuse.
 pub fn faults(job: &TrainJob, valid: &ValidJob) -> Vec<Invalid> {
     // The largest number of attempts that anybody will see: names grow with it.
     let pod = GangPod { job, valid, attempt: 99_999, node_rank: valid.request.nodes.saturating_sub(1) };

@@ -2,7 +2,7 @@
 //!
 //! `mpirun` on node 0 starts a daemon on every other host by a remote shell, and waits until each has called back. Here the pods start
 //! these daemons themselves: their identity is not made up by `mpirun` but known beforehand (namespace, port, position), so the remote
-//! shell has nothing to do and is `true`. Daemons that are early call again until `mpirun` is there.
+//! shell has nothing to do and is `true`. Daemons that are early retry until `mpirun` is up.
 //!
 //! Names are parameters of PRRTE 3, the run-time environment of Open MPI 5: `prte_info --all`.
 
@@ -10,7 +10,7 @@ use super::{Entry, GangPod, set};
 use switchyard_worker_contract::pod::{CONFIG_DIR, HOST_FILE};
 
 /// Seconds for which a daemon calls for node 0, whose image may take long to arrive. Then the pod fails: a program that never calls
-/// `mpirun` shall not keep the job open for ever.
+/// `mpirun` must not keep the job open forever.
 const PATIENCE: u32 = 1800;
 
 /// Daemons know node 0 by number only, so the name is looked up first, which works as soon as the pod runs.
@@ -71,7 +71,7 @@ pub(super) fn daemon() -> Vec<String> {
     ["sh", "-c", DAEMON].map(str::to_string).into()
 }
 
-/// Lines in the order of node ranks. Hosts are called as they call themselves: nobody looks these names up.
+/// Lines in the order of node ranks. Hosts have the names that they give themselves; these names are never resolved.
 pub(super) fn hostfile(pod: &GangPod<'_>) -> String {
     let slots = pod.processes();
     if pod.nodes() == 1 {

@@ -13,7 +13,7 @@ pub(super) fn environment(pod: &GangPod<'_>) -> Vec<Entry> {
         set("MASTER_ADDR", pod.host(0), "node 0, for programs started without torchrun"),
         set("MASTER_PORT", pod.port(), "node 0 listens there"),
     ];
-    // With several processes per node nobody but their launcher can say these; with one, a program needs no launcher.
+    // With several processes per node only their launcher can set these; with one, a program needs no launcher.
     if pod.processes() == 1 {
         entries.push(set("WORLD_SIZE", pod.nodes(), "one process per node: no launcher is needed"));
         entries.push(set("RANK", pod.node_rank, "one process per node: its rank is that of the node"));

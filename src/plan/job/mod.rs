@@ -53,15 +53,13 @@ impl ValidJob {
     }
 }
 
-/// A value that cannot be.
+/// A value that is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: got {got}; expected {expected}")]
 pub struct Invalid {
     /// Path of the field.
     pub field: String,
-    /// What was got.
     pub got: String,
-    /// What was expected.
     pub expected: String,
 }
 

@@ -1,9 +1,10 @@
 //! The plan for one machine: every process of an attempt with its CPUs, environment and reasons. `switchyard run` starts them.
 //!
 //! ```text
-//! TrainJob ─> validate ─> ValidJob ─┐
-//! GPUTopology reports ─> core's model ───┴─> placement ─> processes ─> LocalPlan
-//! an attempt has ended ─> next (restart, or the end)        what is observed ─> status
+//! TrainJob ─> validate ─> ValidJob ────┐
+//! GPUTopology reports ─> core's model ─┴─> placement ─> processes ─> LocalPlan
+//! an attempt has ended ─> next: restart, or the end of the run
+//! progress of the run ─> status
 //! ```
 
 mod life;
@@ -40,7 +41,7 @@ pub struct LocalSnapshot<'a> {
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// The job asks for something that cannot be.
+    /// The job asks for something impossible.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Invalid(Vec<Invalid>),
     /// A node's report cannot be used.
@@ -53,7 +54,6 @@ pub enum Refusal {
         job: String,
         /// Name of the node that is too small, where it is one.
         node: Option<String>,
-        /// What is missing.
         reason: Reason,
     },
 }

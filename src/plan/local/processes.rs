@@ -38,7 +38,6 @@ impl LocalPlan {
         self.nodes.iter().flat_map(|node| &node.processes)
     }
 
-    /// Number of ranks.
     pub fn world(&self) -> u32 {
         self.processes().map(|process| process.ranks).sum()
     }
@@ -52,13 +51,10 @@ pub struct PlannedNode {
     pub name: String,
     /// Name of the node it runs on.
     pub node_name: String,
-    /// Lowest global rank.
     pub first_rank: u32,
-    /// One per process.
     pub processes: Vec<ProcessSpec>,
 }
 
-/// One process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessSpec {

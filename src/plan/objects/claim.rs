@@ -1,4 +1,4 @@
-//! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and nobody else can have them at the same time.
+//! The exact GPUs of a pod, as a ResourceClaim: the scheduler allocates them, and no other pod can have them at the same time.
 
 use super::{Defaults, metadata, object};
 use crate::job::{ValidJob, trainer_mut};
@@ -28,7 +28,7 @@ pub(super) fn attach(spec: &mut PodSpec, job: &TrainJob, name: &str) {
 
 /// The claim of a pod whose place is decided.
 ///
-/// A device without the attribute must not be an error: that would end the allocation of the whole pod, so it is looked up with `?`
+/// A device without the attribute must not be an error, which would end the allocation of the whole pod, so the lookup uses `?`
 /// (kubernetes/kubernetes api/resource/v1/types.go).
 pub fn claim(
     job: &TrainJob,

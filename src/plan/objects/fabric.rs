@@ -1,6 +1,6 @@
 //! What a pod needs to reach the fabric: resources, room for shared memory, the interface, and NCCL's file of its node.
 
-use super::pod::{Making, add_volumes, from_annotation, mount, mounts};
+use super::making::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{metadata, object};
 use crate::job::{ValidJob, trainer_mut};
 use k8s_openapi::api::core::v1::{
@@ -12,7 +12,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use switchyard_crds::{Framework, TrainJob, labels};
 use switchyard_fabric::profile::{self, Profile};
-use switchyard_fabric::{self as fabric, CONF_FILE, FOLDER, MERGE, PATH, PLAN};
+use switchyard_fabric::{self as fabric, CONF_FILE, CONF_PATH, FOLDER, MERGE, PLAN};
 
 /// Volume of NCCL's file as the container sees it, and name of the init container that writes it.
 const FABRIC: &str = "switchyard-fabric";
@@ -35,7 +35,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
         return;
     }
     if spec.host_network == Some(true) {
-        // Or names of the cluster would be asked of the node's own resolver.
+        // Without this, names of the cluster would go to the node's own resolver.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".into());
     }
     let profile = profile(making);
@@ -61,7 +61,7 @@ pub(super) fn attach(spec: &mut PodSpec, making: &Making<'_>) {
         mount(trainer, SHARED_MEMORY, SHM, false);
     }
     if several && count > 0 {
-        set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(PATH.into()), value_from: None });
+        set_unless_set(trainer, EnvVar { name: CONF_FILE.into(), value: Some(CONF_PATH.into()), value_from: None });
         mount(trainer, FABRIC, FOLDER, true);
         let mut writer = Container {
             name: FABRIC.into(),
@@ -138,7 +138,7 @@ pub fn fabric_config(job: &TrainJob, valid: &ValidJob, attempt: u32) -> Option<C
     if !is_used {
         return None;
     }
-    // A job whose place an older version decided has no decisions: its files are empty, but there.
+    // A job that an older version placed has no decisions: its files exist, but are empty.
     let decisions =
         job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| fabric.decisions.as_slice());
     let decisions = decisions.unwrap_or_default();

@@ -1,7 +1,8 @@
-//! Where the user's template and Switchyard set the same thing: who wins, said in words; and what cannot be merged.
+//! Where the user's template and Switchyard set the same field: which value wins, in words; and what cannot be merged.
 
 use super::Defaults;
-use super::pod::{CONFIG, KEY, Making, mounted};
+use super::making::Making;
+use super::pod::{CONFIG, KEY, mounted};
 use crate::frameworks::{self, Entry, Source};
 use crate::job::{GangPod, Invalid, ValidJob, trainer};
 use std::collections::BTreeSet;
@@ -32,7 +33,7 @@ pub enum MergeConflict {
     },
 }
 
-/// Every setting of the template that is not taken, and every variable of the framework that the user has decided.
+/// Every setting of the template that is not used, and every framework variable that the user overrides.
 pub fn conflicts(job: &TrainJob, valid: &ValidJob, defaults: &Defaults) -> Vec<MergeConflict> {
     let mut found = overridden(job, valid);
     let Some(template) = &job.spec.template else { return found };

@@ -15,6 +15,8 @@
 
 mod claim;
 mod fabric;
+mod kind;
+mod making;
 mod merge;
 mod pod;
 #[cfg(test)]
@@ -22,6 +24,7 @@ mod tests;
 
 pub use claim::claim;
 pub use fabric::fabric_config;
+pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
 pub use pod::{placement_patch, pod};
 
@@ -39,12 +42,6 @@ use switchyard_fabric::profile::Profile;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::pod::{CONFIG_FILE, HOST_FILE};
 
-/// Kind of a disruption budget.
-pub const BUDGET: &str = "PodDisruptionBudget";
-
-/// Kind of a claim for devices.
-pub const CLAIM: &str = "ResourceClaim";
-
 /// Settings of the operator that show in objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
@@ -54,7 +51,7 @@ pub struct Defaults {
     pub gpu_class: String,
     /// Driver whose attributes have the UUIDs of GPUs.
     pub gpu_driver: String,
-    /// The administrator's word about the fabric; `None`: the pack that fits the nodes.
+    /// The administrator's settings for the fabric; `None`: the pack that matches the nodes.
     pub fabric_profile: Option<Profile>,
 }
 
@@ -79,31 +76,28 @@ pub enum Object {
     Service(Box<Service>),
     /// The GPUs of a node of the job.
     Claim(Box<ResourceClaim>),
-    /// The engine's configuration.
     ConfigMap(ConfigMap),
     /// The job's key: 32 random bytes, filled in when it is written.
     Secret(Secret),
-    /// Keeps drains away.
+    /// Blocks drains.
     PodDisruptionBudget(PodDisruptionBudget),
-    /// Keeps strangers away.
+    /// Blocks traffic from other pods.
     NetworkPolicy(NetworkPolicy),
 }
 
 impl Object {
-    /// Kind.
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> Kind {
         match self {
-            Object::Pod(_) => "Pod",
-            Object::Service(_) => "Service",
-            Object::Claim(_) => CLAIM,
-            Object::ConfigMap(_) => "ConfigMap",
-            Object::Secret(_) => "Secret",
-            Object::PodDisruptionBudget(_) => BUDGET,
-            Object::NetworkPolicy(_) => "NetworkPolicy",
+            Object::Pod(_) => Kind::Pod,
+            Object::Service(_) => Kind::Service,
+            Object::Claim(_) => Kind::ResourceClaim,
+            Object::ConfigMap(_) => Kind::ConfigMap,
+            Object::Secret(_) => Kind::Secret,
+            Object::PodDisruptionBudget(_) => Kind::PodDisruptionBudget,
+            Object::NetworkPolicy(_) => Kind::NetworkPolicy,
         }
     }
 
-    /// Metadata.
     pub fn metadata(&self) -> &ObjectMeta {
         match self {
             Object::Pod(object) => &object.metadata,
@@ -116,12 +110,11 @@ impl Object {
         }
     }
 
-    /// Name.
     pub fn name(&self) -> &str {
         self.metadata().name.as_deref().unwrap_or_default()
     }
 
-    /// What has to be so in the cluster: labels, owner and content.
+    /// What must hold in the cluster: labels, owner and content.
     pub fn content(&self) -> Value {
         let value = match self {
             Object::Pod(object) => serde_json::to_value(object),
@@ -152,13 +145,13 @@ pub fn observed_content(object: &Value) -> Value {
     value
 }
 
-/// What lives as long as the job.
+/// Objects that live as long as the job.
 pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     let name = &valid.name;
     let selector = json!({"matchLabels": {labels::JOB_UID: uid(job)}});
     let mut objects = vec![Object::PodDisruptionBudget(object(
         metadata(job, valid, name.clone()),
-        // Not `maxUnavailable: 0`: for that the disruption controller asks the owner for its scale, which a TrainJob has not.
+        // Not `maxUnavailable: 0`: for that the disruption controller reads the owner's scale, and a TrainJob has none.
         json!({"spec": {"minAvailable": valid.request.nodes, "selector": selector}}),
     ))];
     if valid.request.nodes > 1 {
@@ -214,7 +207,8 @@ pub fn is_of_attempt(valid: &ValidJob, attempt: u32, name: &str) -> bool {
     name.strip_prefix(&config).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-/// Name of the Secret. The UID keeps a Secret of an earlier job of the same name out, which nobody may look at to tell.
+/// Name of the Secret. The UID keeps out the Secret of an earlier job of the same name: Secrets may not be read, so the two could not be
+/// told apart.
 fn key_name(job: &TrainJob, valid: &ValidJob) -> String {
     let uid: String = uid(job).chars().filter(char::is_ascii_alphanumeric).take(8).collect();
     format!("{}-key-{uid}", valid.name)

@@ -1,12 +1,12 @@
 //! The pod of one node: the user's template with what Switchyard needs merged into it.
 
+use super::making::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{Defaults, claim, config_name, fabric, key_name, metadata};
 use crate::frameworks;
 use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, trainer_mut};
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
     PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
-    VolumeMount,
 };
 use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
@@ -17,7 +17,7 @@ use switchyard_worker_contract::{env, pod as paths};
 pub(super) const CONFIG: &str = "switchyard-config";
 /// Volume of the job's key.
 pub(super) const KEY: &str = "switchyard-key";
-/// Volume for what the run leaves behind; a user's volume of this name is taken instead of ours.
+/// Volume for the output of the run; a user's volume of this name replaces ours.
 pub(super) const RUN: &str = "switchyard-run";
 /// User and group of the worker image.
 const WORKER_ID: i64 = 65532;
@@ -75,7 +75,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     Pod { metadata: meta, spec: Some(spec), status: None }
 }
 
-/// Says which port the pod takes of its node, so that the scheduler sees it.
+/// Declares the port that the pod uses on its node, so that the scheduler sees it.
 fn declare_port(spec: &mut PodSpec, port: u16) {
     let Some(trainer) = trainer_mut(spec) else { return };
     let ports = trainer.ports.get_or_insert_default();
@@ -85,36 +85,30 @@ fn declare_port(spec: &mut PodSpec, port: u16) {
     }
 }
 
-/// What Pod Security `restricted` asks for, where the template does not say otherwise.
+/// What Pod Security `restricted` requires, unless the template sets it.
 fn secure_pod(spec: &mut PodSpec, framework: Framework) {
     let context: &mut PodSecurityContext = spec.security_context.get_or_insert_default();
     context.run_as_non_root.get_or_insert(true);
     context
         .seccomp_profile
         .get_or_insert_with(|| SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None });
-    // Of other images the user is not known: theirs stays.
+    // The user of other images is unknown, so theirs stays.
     if framework == Framework::Switchyard {
         context.run_as_user.get_or_insert(WORKER_ID);
         context.run_as_group.get_or_insert(WORKER_ID);
         context.fs_group.get_or_insert(WORKER_ID);
-        // Or a large volume of data would be given to the group anew at every start.
+        // Without this, a large data volume would change its group again at every start.
         context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
     }
 }
 
 fn secure_container(container: &mut Container) {
     let context: &mut SecurityContext = container.security_context.get_or_insert_default();
-    // A privileged container cannot be without privilege escalation: the template has decided.
+    // A privileged container always allows privilege escalation, so the template has decided.
     if context.privileged != Some(true) {
         context.allow_privilege_escalation.get_or_insert(false);
         context.capabilities.get_or_insert_with(|| Capabilities { drop: Some(vec!["ALL".into()]), add: None });
     }
-}
-
-/// A pod that is made with the operator's settings.
-pub(super) struct Making<'a> {
-    pub pod: GangPod<'a>,
-    pub defaults: &'a Defaults,
 }
 
 impl Making<'_> {
@@ -195,7 +189,7 @@ impl Making<'_> {
         };
         asked.env.iter().for_each(|entry| set(entry.name.clone(), entry.value.clone()));
         self.environment().into_iter().for_each(|entry| set(entry.name, entry.value));
-        // After the user's: theirs win, and what refers to one of them finds it.
+        // After the user's variables: theirs win, and references to them resolve.
         for entry in frameworks::environment(&self.pod) {
             if !merged.iter().any(|before| before.name == entry.name) {
                 merged.push(entry.into());
@@ -218,7 +212,7 @@ impl Making<'_> {
             ours.push((RUN, paths::RUN_DIR, false));
         }
         if let Some((name, path)) = self.pod.job.spec.checkpoint.as_ref().and_then(mounted)
-            // A mount of the same volume may say more, such as a part of it.
+            // The user's mount of the same volume may have more options, such as a subPath.
             && !mounts.iter().any(|mount| mount.name == name && mount.mount_path.trim_end_matches('/') == path)
         {
             ours.push((name, path, false));
@@ -263,34 +257,6 @@ impl Making<'_> {
 /// Volume and directory of the checkpoints, where the job names a volume.
 pub(super) fn mounted(checkpoint: &Checkpoint) -> Option<(&str, &str)> {
     Some((checkpoint.volume_name.as_deref()?, checkpoint.path.trim_end_matches('/')))
-}
-
-/// Mounts a volume in place of what is mounted there.
-pub(super) fn mount(container: &mut Container, volume: &str, path: &str, read_only: bool) {
-    let mounts = container.volume_mounts.get_or_insert_default();
-    mounts.retain(|mount| mount.mount_path.trim_end_matches('/') != path);
-    let (name, mount_path) = (volume.to_string(), path.to_string());
-    mounts.push(VolumeMount { name, mount_path, read_only: Some(read_only), ..VolumeMount::default() });
-}
-
-/// Adds volumes in place of those of the same names.
-pub(super) fn add_volumes(spec: &mut PodSpec, mut ours: Vec<Volume>) {
-    if !ours.is_empty() {
-        let volumes = spec.volumes.get_or_insert_default();
-        volumes.retain(|volume| !ours.iter().any(|our| our.name == volume.name));
-        volumes.append(&mut ours);
-    }
-}
-
-/// A variable with the value of an annotation: the place is decided after the pod is made, and only annotations can follow it.
-pub(super) fn from_annotation(name: &str, annotation: &str) -> EnvVar {
-    let field_path = format!("metadata.annotations['{annotation}']");
-    let source = json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": field_path}}});
-    serde_json::from_value(source).expect("invariant: an environment variable")
-}
-
-pub(super) fn mounts(container: &Container, path: &str) -> bool {
-    container.volume_mounts.iter().flatten().any(|mount| mount.mount_path.trim_end_matches('/') == path)
 }
 
 /// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. While a pod is gated, terms of its

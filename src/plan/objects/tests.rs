@@ -289,7 +289,7 @@ fn what_a_profile_says_of_pods_reaches_them() {
     assert!(wrong.starts_with("networks: got `a;b`"), "{wrong}");
 }
 
-/// Nobody builds a pod to learn what it asks for, so this must be what its pods ask for.
+/// The planner reads requests from the manifest and never builds a pod for that, so both must agree.
 #[test]
 fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
     let gpus_of = |count: u32| json!({"limits": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": count}});

@@ -1,6 +1,6 @@
-//! What to do about fields that have no counterpart, by their name. A field that is named here is told as a whole.
+//! What to do about fields that have no counterpart, by their name. A field listed here is noted as a whole.
 
-/// About fields of which nothing more can be said.
+/// For fields without better advice.
 pub(super) const DEFAULT: &str = "no counterpart: the TrainJob is without it";
 
 const ADVICE: [(&str, &str); 30] = [
@@ -12,7 +12,7 @@ const ADVICE: [(&str, &str); 30] = [
     ("managedFields", "of the old object"),
     ("selfLink", "of the old object"),
     ("ownerReferences", "of the old object: whoever owns it would delete the new one too"),
-    ("finalizers", "of the old object: nobody would take them away"),
+    ("finalizers", "they belong to the old object: nothing would remove them"),
     ("generateName", "a TrainJob has a name: set metadata.name for each run"),
     ("cleanPodPolicy", "pods of a finished job stay for their logs until spec.ttlSecondsAfterFinished"),
     ("elasticPolicy", "the number of nodes is fixed in this version: spec.trainer.numNodes"),
@@ -36,7 +36,7 @@ const ADVICE: [(&str, &str); 30] = [
     ("scaleDown", "the number of nodes is fixed in this version"),
 ];
 
-/// What to say about a field of this name.
+/// The advice about a field of this name.
 pub(super) fn of(key: &str) -> Option<&'static str> {
     ADVICE.iter().find(|(name, _)| *name == key).map(|(_, what)| *what)
 }

@@ -1,4 +1,4 @@
-//! TrainJob of Kubeflow Trainer: the trainer over a runtime that is elsewhere, and patches of its pods.
+//! TrainJob of Kubeflow Trainer: the trainer on top of a runtime defined elsewhere, and patches of its pods.
 
 use super::ConvertError;
 use super::pods::{self, Draft};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use switchyard_crds::names::TRAINER;
 use switchyard_fabric::lint::Cursor;
 
-/// Framework by a word in the name of the runtime; the first that fits. Runtimes of DeepSpeed and MLX are started by mpirun.
+/// Framework by a word in the name of the runtime; the first match counts. Runtimes of DeepSpeed and MLX are started by mpirun.
 const RUNTIMES: [(&str, &str); 8] = [
     ("deepspeed", "MPI"),
     ("mlx", "MPI"),
@@ -38,7 +38,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
             draft.trainer.insert("numNodes".into(), nodes.into());
         }
         pods::processes(trainer, "numProcPerNode", reader, draft);
-        // Where values may come from elsewhere, and requests may differ from limits: in the template.
+        // Values from other sources, and requests that differ from limits, go into the template.
         for (theirs, ours) in [("env", "env"), ("resourcesPerNode", "resources")] {
             if let Some(value) = reader.take(trainer, theirs) {
                 draft.container()[ours] = value;
@@ -85,7 +85,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     Ok(())
 }
 
-/// An override that is for the pods which train.
+/// An override of the training pods.
 fn overrides<'a>(entry: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     let targets = entry.list("targetJobs");
     if !targets.iter().any(|target| target.text("name") == Some(NODE)) {
@@ -101,7 +101,7 @@ fn overrides<'a>(entry: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft)
     pod_template(entry, reader, draft);
 }
 
-/// Metadata and spec of pods over what is there; of two values for one field the first is taken.
+/// Merges metadata and spec of pods; of two values for one field the first one counts.
 fn pod_template<'a>(pod: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     if let Some(metadata) = pod.get("metadata") {
         let ours = draft.template.entry("metadata").or_insert_with(|| json!({}));

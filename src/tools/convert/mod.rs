@@ -5,8 +5,7 @@
 //!                                                       └─ what nobody took ─> notes, field by field
 //! ```
 //!
-//! **Nothing is dropped in silence.** Whatever of the input is neither taken nor spoken about is found by walking over the input at the
-//! end, and becomes a [`Note`].
+//! **Nothing is dropped silently.** A final walk over the input turns every field that is neither converted nor noted into a [`Note`].
 
 mod advice;
 mod kubeflow;
@@ -23,14 +22,14 @@ use serde_json::Value;
 use switchyard_crds::labels;
 use switchyard_fabric::lint::Cursor;
 
-/// A field that the TrainJob does not have as it was.
+/// A field that the TrainJob lacks or has in another form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     /// The field in the input, as kubectl writes it.
     pub path: String,
-    /// What it says there, shortened.
+    /// Its value, shortened.
     pub value: String,
-    /// What becomes of it, or what can be done.
+    /// What replaces it, or what to do.
     pub what: String,
 }
 
@@ -46,7 +45,7 @@ pub struct Converted {
 /// Why there is no TrainJob.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// No kind that is known here.
+    /// An unknown kind.
     #[error(
         "got {0}; expected a PyTorchJob, PaddleJob or MPIJob of kubeflow.org, or a TrainJob of trainer.kubeflow.org"
     )]
@@ -56,9 +55,7 @@ pub enum ConvertError {
     Unusable {
         /// Path of the field.
         field: String,
-        /// What was got.
         got: String,
-        /// What was expected.
         expected: &'static str,
     },
 }
@@ -66,7 +63,7 @@ pub enum ConvertError {
 /// Converts one document.
 ///
 /// # Errors
-/// The document is of another kind, or has no pods that train.
+/// The document is of another kind, or has no training pods.
 pub fn convert(document: &Value) -> Result<Converted, ConvertError> {
     let top = Cursor::new(document);
     let (kind, api) = (top.text("kind").unwrap_or_default(), top.text("apiVersion").unwrap_or_default());

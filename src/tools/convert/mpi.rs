@@ -6,7 +6,7 @@ use super::{ConvertError, replicas};
 use serde_json::{Value, json};
 use switchyard_fabric::lint::Cursor;
 
-/// Options of `mpirun` by which hosts are named.
+/// Options of `mpirun` that name hosts.
 const HOSTS: [&str; 6] = ["--hostfile", "-hostfile", "--machinefile", "-machinefile", "--host", "-H"];
 
 pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) -> Result<(), ConvertError> {
@@ -15,7 +15,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     let roles = roles.ok_or_else(|| pods::unusable(&spec, "mpiReplicaSpecs", "the roles Launcher and Worker"))?;
     let launcher =
         roles.get("Launcher").ok_or_else(|| pods::unusable(&roles, "Launcher", "the role that calls mpirun"))?;
-    // Without workers the launcher is all there is.
+    // Without workers there is only the launcher.
     let worker = roles.get("Worker");
     let main = worker.clone().unwrap_or_else(|| launcher.clone());
     draft.trainer.insert("framework".into(), "MPI".into());
@@ -66,7 +66,7 @@ pub(super) fn convert<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut
     Ok(())
 }
 
-/// Variables of the launcher, which every pod has from here on.
+/// Variables of the launcher, which every pod gets.
 fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     let container = draft.container();
     for entry in launcher.list("env") {
@@ -75,7 +75,7 @@ fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut 
         match known {
             Some(known) if known == entry.value => reader.done(&entry),
             Some(_) => reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken"),
-            // No list: the result is refused for it, and must still show it.
+            // Not a list: the result is refused because of it, and must still show it.
             None if !container["env"].is_null() && !container["env"].is_array() => {
                 reader.note(&entry, "the pods of a TrainJob are alike: the value of Worker is taken");
             }
@@ -91,7 +91,7 @@ fn launcher_env<'a>(launcher: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut 
     }
 }
 
-/// Hosts that a command names itself would be used instead of those of the placement.
+/// Hosts named in a command would override those of the placement.
 fn hosts<'a>(launcher: &Cursor<'a>, container: Option<&Cursor<'a>>, reader: &mut Reader<'a>) {
     let Some(container) = container else { return };
     for word in container.list("command").into_iter().chain(container.list("args")) {

@@ -1,4 +1,4 @@
-//! What all kinds share: metadata, the template of the pods, the policy of a run.
+//! Parts that all kinds share: metadata, the pod template, the run policy.
 
 use super::reader::{Reader, words};
 use super::{ConvertError, advice};
@@ -14,7 +14,7 @@ const MOST_RESTARTS: u64 = 1000;
 /// Exit codes for which the training operator does not restart, with `restartPolicy: ExitCode`.
 const PERMANENT: std::ops::RangeInclusive<i32> = 1..=127;
 
-/// A TrainJob in the making: the blocks of its spec.
+/// A TrainJob being built: the blocks of its spec.
 #[derive(Default)]
 pub(super) struct Draft {
     pub spec: Map<String, Value>,
@@ -35,7 +35,7 @@ impl Draft {
         json!({"apiVersion": labels::API_VERSION, "kind": "TrainJob", "metadata": metadata, "spec": self.spec})
     }
 
-    /// The container that trains, which is made if there is none yet.
+    /// The training container, which is created if missing.
     pub(super) fn container(&mut self) -> &mut Value {
         let spec = self.template.entry("spec").or_insert_with(|| json!({}));
         if spec["containers"].as_array().is_none_or(Vec::is_empty) {
@@ -59,7 +59,7 @@ pub(super) fn metadata<'a>(top: &Cursor<'a>, reader: &mut Reader<'a>) -> Value {
             metadata[key] = value;
         }
     }
-    // kubectl's copy of the old manifest would be taken for ours.
+    // kubectl's copy of the old manifest would be mistaken for ours.
     let applied = "kubectl.kubernetes.io/last-applied-configuration";
     if let Some(field) = theirs.at(&["annotations", applied]) {
         reader.note(&field, "of the old object");
@@ -87,7 +87,7 @@ fn name_of(text: &str) -> String {
     if name.is_empty() { "converted".into() } else { name.into() }
 }
 
-/// The template of the pods that train: its container is called as ours, and image, command and arguments stand where one looks for them.
+/// The template of the pods that train: its container gets our name, and image, command and arguments move to `trainer`.
 pub(super) fn template<'a>(
     role: &Cursor<'a>,
     usual: &str,
@@ -101,7 +101,7 @@ pub(super) fn template<'a>(
         let Some(part) = template.get(key) else { continue };
         let mut taken = Map::new();
         for (name, _) in part.fields() {
-            // Known to have no counterpart, such as the name of a node: found again by the walk.
+            // Known to have no counterpart, such as the name of a node: the final walk reports it.
             let is_kept = name == "name" || advice::of(name).is_none() && name != "restartPolicy";
             if let Some(value) = is_kept.then(|| reader.take(&part, name)).flatten() {
                 taken.insert(name.into(), value);
@@ -143,7 +143,7 @@ fn name_trainer(template: &Cursor<'_>, usual: &str, draft: &mut Draft) -> Result
             draft.trainer.insert(key.into(), value);
         }
     }
-    // The trainer first: where a template has none of this name the first is taken.
+    // The trainer first: if a template has no container of this name, its first one is used.
     containers.swap(0, at);
     Ok(())
 }
@@ -161,7 +161,7 @@ pub(super) fn number<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>) ->
     Some(count)
 }
 
-/// Processes per node, of which there may be a word instead of a number.
+/// Processes per node: a word or a number.
 pub(super) fn processes<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>, draft: &mut Draft) {
     let Some(field) = at.get(key) else { return };
     if let Some(count) = number(at, key, reader) {
@@ -169,14 +169,14 @@ pub(super) fn processes<'a>(at: &Cursor<'a>, key: &str, reader: &mut Reader<'a>,
         return;
     }
     match field.value.as_str() {
-        // What a TrainJob does by itself.
+        // The default of a TrainJob.
         Some("auto" | "gpu") => reader.done(&field),
         _ => reader
             .note(&field, "set spec.trainer.numProcPerNode: without it there is one process for each GPU, else one"),
     }
 }
 
-/// `runPolicy`, and what older versions have beside it.
+/// `runPolicy`, and the fields of older versions beside it.
 pub(super) fn run_policy<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     for policy in spec.get("runPolicy").iter().chain([spec]) {
         for key in ["suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"] {
@@ -205,7 +205,7 @@ pub(super) fn run_policy<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: 
     }
 }
 
-/// How often the group starts again; the first field that says it.
+/// How often the group restarts, from the first field that sets it.
 pub(super) fn restarts(field: &Cursor<'_>, reader: &mut Reader<'_>, draft: &mut Draft) {
     match field.value.as_u64() {
         Some(_) if draft.failure_policy.contains_key("maxRestarts") => {
@@ -229,7 +229,7 @@ pub(super) fn managed_by<'a>(at: &Cursor<'a>, reader: &mut Reader<'a>, draft: &m
     }
 }
 
-/// When a pod is started again, of a role.
+/// The restart policy of a role.
 pub(super) fn restart_policy<'a>(role: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     let Some(field) = role.get("restartPolicy") else { return };
     match field.value.as_str() {

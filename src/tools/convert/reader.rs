@@ -1,4 +1,4 @@
-//! Keeps account of which fields of a document were taken.
+//! Tracks which fields of a document were converted.
 
 use super::Note;
 use super::advice;
@@ -6,10 +6,10 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use switchyard_fabric::lint::{Cursor, Path, Step};
 
-/// Values are shown up to this many characters.
+/// Most characters of a value that are shown.
 const SHOWN: usize = 80;
 
-/// A document of which fields are taken.
+/// A document whose fields are being converted.
 pub(super) struct Reader<'a> {
     document: &'a Value,
     done: BTreeSet<Path>,
@@ -21,14 +21,14 @@ impl<'a> Reader<'a> {
         Reader { document, done: BTreeSet::new(), notes: Vec::new() }
     }
 
-    /// The field of this name and everything in it: the TrainJob has it from here on.
+    /// Takes the field of this name with everything in it: the TrainJob has it from now on.
     pub(super) fn take(&mut self, from: &Cursor<'a>, key: &str) -> Option<Value> {
         let field = from.get(key)?;
         self.done(&field);
         Some(field.value.clone())
     }
 
-    /// Whether the field, or what it is part of, was taken or spoken about.
+    /// Whether the field, or one around it, was taken or noted.
     pub(super) fn is_done(&self, field: &Cursor<'_>) -> bool {
         self.done.contains(&field.path)
     }
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         self.notes.push((field.path.clone(), note));
     }
 
-    /// All notes; fields that nobody took become some.
+    /// All notes, including one for each field that was not taken.
     pub(super) fn finish(mut self) -> Vec<Note> {
         self.walk(&Cursor::new(self.document));
         self.notes.sort_by(|(one, _), (other, _)| one.cmp(other));

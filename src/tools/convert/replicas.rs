@@ -46,7 +46,7 @@ pub(super) fn convert<'a>(
     Ok(())
 }
 
-/// The pods of a TrainJob are alike: what another role has as well is in the TrainJob, and the rest is told.
+/// The pods of a TrainJob are alike: what another role shares is in the TrainJob, and the rest is noted.
 pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reader<'a>) {
     for (key, field) in other.fields() {
         match (main.get(key), field.value) {
@@ -77,7 +77,7 @@ pub(super) fn same<'a>(other: &Cursor<'a>, main: &Cursor<'a>, reader: &mut Reade
 
 const ALIKE: &str = "the pods of a TrainJob are alike: the value of Worker is taken";
 
-/// Two fields of the elastic policy are about any job.
+/// Two fields of the elastic policy apply to any job.
 fn elastic<'a>(spec: &Cursor<'a>, reader: &mut Reader<'a>, draft: &mut Draft) {
     let Some(elastic) = spec.get("elasticPolicy") else { return };
     for (name, field) in elastic.fields() {

@@ -1,4 +1,4 @@
-//! Manifests of each kind, what they become, and that nothing of them is dropped in silence.
+//! Manifests of each kind, their conversion, and that nothing is dropped silently.
 
 use super::*;
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ fn told(notes: &[Note]) -> Vec<String> {
     notes.iter().map(|note| format!("{}: {} -> {}", note.path, note.value, note.what)).collect()
 }
 
-/// A cluster takes it.
+/// A cluster accepts it.
 fn is_valid(job: &Value) -> Result<(), String> {
     let job = switchyard_crds::validate::train_job(job).map_err(|faults| format!("{faults:?}\n{job}"))?;
     plan::validate(&job).map(drop).map_err(|faults| format!("{faults:?}"))
@@ -124,7 +124,7 @@ fn names_are_made_fit() {
     }
 }
 
-/// Found by the property below: the whole target was taken for its name.
+/// Found by the property below: the whole target was mistaken for its name.
 #[test]
 fn a_field_beside_the_name_of_a_target_is_told() {
     let mut job = kubeflow();
@@ -133,7 +133,7 @@ fn a_field_beside_the_name_of_a_target_is_told() {
     assert!(notes.iter().any(|note| note.path == "spec.podTemplateOverrides[0].targetJobs[0].madeUp"), "{notes:?}");
 }
 
-/// Found by the property below: the launcher's variables took the place of what is no list.
+/// Found by the property below: the launcher's variables replaced a value that is not a list.
 #[test]
 fn variables_of_a_worker_that_are_no_list_stay() {
     let mut job = mpi();
@@ -179,8 +179,7 @@ fn covers(note: &Note, pointer: &str, key: &str) -> bool {
 }
 
 proptest! {
-    /// A field that was never heard of, anywhere in a document, is in the TrainJob or in a note; and so is one whose name is known
-    /// elsewhere.
+    /// An unknown field, anywhere in a document, is in the TrainJob or in a note; and so is one whose name is known elsewhere.
     #[test]
     fn nothing_is_dropped_in_silence(
         document in 0..4_usize,
@@ -201,7 +200,7 @@ proptest! {
                 planted.push((pointer, key, marker));
             }
         }
-        // What cannot be converted is refused, which is not silent.
+        // Input that cannot be converted is refused, which is not silent.
         if let Ok(converted) = convert(&document) {
             let text = converted.job.to_string();
             for (pointer, key, marker) in planted {
@@ -214,7 +213,7 @@ proptest! {
 
 #[test]
 fn every_leaf_is_carried_or_told() {
-    // What is said in other words: the field, and what it becomes.
+    // Fields that change their form: the field, and its new form.
     let said_otherwise = |path: &str| {
         ["kind", "apiVersion"].contains(&path)
             || ["nprocPerNode", "numProcPerNode", "replicas", "restartPolicy", "mpiImplementation"]

@@ -1,5 +1,5 @@
-//! What the status of a job in a cluster knows about an error in its logs: where the rank was, what was decided about the settings that the
-//! error is about, and what the check found that looks for it before the start.
+//! What the status of a job in a cluster knows about an error in its logs: where the rank was, the decisions about related settings, and the
+//! finding of the check that looks for it before the start.
 
 use super::Attempt;
 use serde::Serialize;
@@ -10,7 +10,6 @@ use switchyard_crds::{DecisionOutcome, FabricStatus, ObservedVerdict, PlacedNode
 pub struct Gang {
     /// The job, with its status.
     pub job: TrainJob,
-    /// Its pods.
     pub pods: Vec<PodFacts>,
     /// Ranks of each, at least 1.
     pub per_node: u32,
@@ -18,20 +17,17 @@ pub struct Gang {
     pub unread: Vec<String>,
 }
 
-/// Where a pod was.
+/// Where a pod ran.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodFacts {
-    /// Its name.
     pub name: String,
-    /// Its attempt.
     pub attempt: u32,
     /// Position of its node in the job.
     pub node_rank: u32,
-    /// Its node.
     pub node: Option<String>,
 }
 
-/// A fact of this gang about an error.
+/// A fact about an error in this gang.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fact {
@@ -41,7 +37,7 @@ pub struct Fact {
     pub text: String,
 }
 
-/// Settings that errors are about: those whose decision is shown. Ids are those of the table of errors.
+/// Settings related to errors, whose decisions are shown. Ids are those of the table of errors.
 pub(super) const SETTINGS: [(&str, &[&str]); 14] = [
     ("nccl-no-interface", &["NCCL_SOCKET_IFNAME"]),
     ("nccl-connect", &["NCCL_SOCKET_IFNAME"]),
@@ -89,7 +85,7 @@ impl Gang {
     }
 }
 
-/// Pod, node and devices; of a known local rank its own GPU.
+/// Pod, node and devices; for a known local rank its own GPU.
 fn place(pod: &PodFacts, placed: Option<&PlacedNode>, local: Option<u32>) -> String {
     let node = pod.node.as_deref().unwrap_or("no node");
     let mut text = format!("pod {} on {node}", pod.name);
@@ -105,7 +101,7 @@ fn place(pod: &PodFacts, placed: Option<&PlacedNode>, local: Option<u32>) -> Str
     text
 }
 
-/// What was decided about the settings that an error is about.
+/// The decisions about the settings related to an error.
 fn settings<'a>(fabric: &'a FabricStatus, id: &str) -> impl Iterator<Item = Fact> + 'a {
     let names = SETTINGS.iter().find(|(known, _)| *known == id).map_or(&[][..], |(_, names)| names);
     let decisions = fabric.decisions.iter().filter(move |decision| names.contains(&decision.name.as_str()));
@@ -121,7 +117,7 @@ fn settings<'a>(fabric: &'a FabricStatus, id: &str) -> impl Iterator<Item = Fact
     })
 }
 
-/// What the check that looks for an error before the start found of this gang.
+/// The finding, for this gang, of the check that looks for an error before the start.
 fn of_check(fabric: &FabricStatus, check: i32) -> Fact {
     let about = "check";
     let Some(preflight) = &fabric.preflight else {
@@ -133,7 +129,7 @@ fn of_check(fabric: &FabricStatus, check: i32) -> Fact {
         (Some(finding), _) => {
             format!("preflight check {check} had found it: {}; fix: {}", finding.message, finding.fix)
         }
-        (None, Some(skip)) => format!("preflight check {check} ({}) could not tell: {}", skip.title, skip.reason),
+        (None, Some(skip)) => format!("preflight check {check} ({}) could not run: {}", skip.title, skip.reason),
         (None, None) => format!("preflight check {check} found nothing wrong when the gang was placed"),
     };
     Fact { about, text }
@@ -194,7 +190,7 @@ mod tests {
         );
         let of_log = facts(&gang, "NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory");
         assert_eq!(of_log[0], "here: pod gpt-1-1 on gpu-2, GPUs GPU-c GPU-d, NICs mlx5_0");
-        assert!(of_log[1].contains("check 8 (locked memory) could not tell: no report of gpu-2"), "{of_log:?}");
+        assert!(of_log[1].contains("check 8 (locked memory) could not run: no report of gpu-2"), "{of_log:?}");
         let of_setting = facts(&gang, "NCCL WARN Bootstrap : no socket interface found");
         assert_eq!(of_setting[1], "setting: NCCL_SOCKET_IFNAME=eth9 is your own: it is yours");
         assert!(of_setting[2].contains("check 2 found nothing wrong"), "{of_setting:?}");

@@ -1,10 +1,10 @@
-//! Who says a line: the rank in its prefix, or in the name of its file.
+//! The speaker of a line: the rank in its prefix, or in the name of its file.
 
-/// Characters of a line in which its rank is looked for.
+/// Characters of a line that are searched for its rank.
 const SEARCHED: usize = 160;
 
-/// Beginnings after which a line names its rank, of launchers and process groups: torchrun and PyTorch, our supervisor, Open MPI's
-/// `--tag-output` after the job, NCCL tests.
+/// Prefixes before the rank of a line, of launchers and process groups: torchrun and PyTorch, our supervisor, Open MPI's `--tag-output` after the
+/// job, NCCL tests.
 const MARKS: [&str; 4] = ["[rank", "[Rank ", "[rank ", " rank="];
 
 /// The rank that a line names as its own.

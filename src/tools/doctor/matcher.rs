@@ -1,14 +1,14 @@
-//! Finds known errors in a line: one pass for all texts.
+//! Finds known errors in a line, all texts in one pass.
 
 use super::known::{Known, Role, known};
 use aho_corasick::{AhoCorasick, BuildError};
 
-/// All known errors, ready to be looked for. Its size depends on the table only.
+/// A search for all known errors. Its size depends only on the table.
 #[derive(Debug)]
 pub(super) struct Matcher {
     texts: AhoCorasick,
     count: usize,
-    /// Of each error its groups of texts, by position.
+    /// The groups of texts of each error, by position.
     errors: Vec<(&'static Known, Vec<Vec<usize>>)>,
     found: Vec<bool>,
 }
@@ -20,7 +20,7 @@ impl Matcher {
         Matcher::of(known())
     }
 
-    /// Of a part of the table.
+    /// From a part of the table.
     ///
     /// # Errors
     /// As [`Matcher::new`].
@@ -39,8 +39,8 @@ impl Matcher {
         Ok(Matcher { texts, count: all.len(), errors, found: vec![false; all.len()] })
     }
 
-    /// The error of a line, with its position in the table. Of several that fit: a cause, else that a peer is gone, which is more exact
-    /// than the symptom that it shows up as; of equals the first of the table.
+    /// The error of a line, with its position in the table. If several match: a cause, else a lost peer, which is more exact than its symptom;
+    /// among equals, the first in the table.
     pub(super) fn find(&mut self, line: &[u8]) -> Option<(usize, &'static Known)> {
         let mut any = false;
         for hit in self.texts.find_overlapping_iter(line) {

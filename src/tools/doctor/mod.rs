@@ -1,11 +1,11 @@
-//! Explains errors in logs: finds those that are known, says which was first among many ranks, and what followed from it. Pure: lines
-//! in, a diagnosis out.
+//! Explains errors in logs: finds known ones, which of them was first among many ranks, and what followed from it. Pure: lines in, a diagnosis
+//! out.
 //!
 //! ```text
 //! line ─> who says it, when ─> known error ─> the first of its kind of each rank ─> Diagnosis
 //! ```
 //!
-//! A line is looked at once and not kept: memory depends on the number of ranks and known errors, not on the length of the logs.
+//! Each line is read once and not kept: memory depends on the number of ranks and known errors, not on the length of the logs.
 
 pub mod gang;
 mod known;
@@ -26,48 +26,48 @@ use matcher::Matcher;
 use std::collections::BTreeMap;
 use time::Moment;
 
-/// Bytes of a line that are looked at.
+/// Bytes of a line that are searched.
 pub const LONGEST_LINE: usize = 1 << 16;
-/// Longest time before a line.
+/// Longest timestamp before a line.
 const STAMP: usize = 40;
 /// Characters of a line that are kept.
 const KEPT: usize = 240;
-/// Attempts that are told apart; a job that fails more often fails the same way.
+/// Most attempts that are kept apart; a job that fails more often fails the same way.
 const MOST_ATTEMPTS: usize = 100;
-/// Ranks and logs of an attempt that are told apart.
+/// Most ranks and logs of an attempt that are kept apart.
 const MOST_SPEAKERS: usize = 1 << 16;
 /// Lines within which torchrun's summary names exit code and rank of a process.
 const SUMMARY_LINES: u64 = 4;
 
-/// Who says a line.
+/// Who logs a line.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Speaker {
     Rank(u32),
-    /// A log whose rank nobody knows: a node, a launcher, a pod.
+    /// A log of unknown rank: a node, a launcher, a pod.
     Log(String),
 }
 
-/// An error where it was seen first.
+/// The first occurrence of an error.
 #[derive(Debug, Clone)]
 struct Hit {
     known: &'static Known,
-    /// Of the line, or of the last one before it that has one.
+    /// Time of the line, or of the last line before it that has one.
     time: Option<Moment>,
     log: String,
     line: u64,
     text: String,
     /// How often.
     count: u64,
-    /// The rank that it puts the blame on.
+    /// The rank that it blames.
     blamed: Option<u32>,
     /// The collective that it waited for, in the order of the group.
     sequence: Option<u32>,
 }
 
-/// What one of them said: the first of each known error, by its position in the table.
+/// The errors of one speaker: the first of each known error, by its position in the table.
 type Hits = BTreeMap<usize, Hit>;
 
-/// All that is remembered of an attempt.
+/// The state of an attempt.
 #[derive(Debug, Default)]
 struct Heard {
     speakers: BTreeMap<Speaker, Hits>,
@@ -92,7 +92,7 @@ pub struct Log {
     line: u64,
     /// Column and speaker of a traceback that is being read.
     traceback: Option<(usize, Speaker)>,
-    /// The rank that a summary of torchrun is about, and the line that said so.
+    /// The rank in a summary of torchrun, and its line.
     summary: Option<(u32, u64)>,
 }
 
@@ -105,7 +105,7 @@ impl Doctor {
         Ok(Doctor { matcher: Matcher::new()?, attempts: BTreeMap::new(), read: verdict::Counts::default() })
     }
 
-    /// Begins a log. `year`: of times without one, such as that of the file.
+    /// Begins a log. `year`: for times without one, such as the year of the file.
     pub fn open(&mut self, name: &str, year: i16) -> Log {
         self.read.logs += 1;
         let log = Log {
@@ -118,26 +118,26 @@ impl Doctor {
             traceback: None,
             summary: None,
         };
-        // A log without errors counts too: in a group that waits it may be the one that is waited for.
+        // A log without errors counts too: it may be the rank that the group waits for.
         if let Some(rank) = log.rank {
             self.hits(log.attempt, Speaker::Rank(rank));
         }
         log
     }
 
-    /// Counts bytes that nobody looked at: the rest of a line that is too long.
+    /// Counts skipped bytes: the rest of a line that is too long.
     pub fn passed_over(&mut self, bytes: u64) {
         self.read.bytes += bytes;
     }
 
-    /// Takes the next line of a log, with or without its end; of more than [`LONGEST_LINE`] bytes the first are enough.
+    /// Takes the next line of a log, with or without its line feed; only the first [`LONGEST_LINE`] bytes are needed.
     pub fn line(&mut self, log: &mut Log, bytes: &[u8]) {
         log.line += 1;
         self.read.lines += 1;
         self.read.bytes += bytes.len() as u64;
         let end = bytes.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
         let bytes = &bytes[..end];
-        // An error is ASCII; what surrounds it may be anything.
+        // Errors are ASCII; the text around them may be anything.
         let head = &bytes[..bytes.len().min(256)];
         let head = String::from_utf8_lossy(head);
         log.time = time::moment(&head, log.year).or(log.time);
@@ -155,7 +155,7 @@ impl Doctor {
         self.judge(log, &text, found);
     }
 
-    /// Takes a line that the cluster has put its own time before, as `kubectl logs --timestamps` does: the line itself begins after it.
+    /// Takes a line with the cluster's timestamp before it, as `kubectl logs --timestamps` does: the line itself follows.
     pub fn stamped_line(&mut self, log: &mut Log, bytes: &[u8]) {
         let split = bytes.iter().take(STAMP).position(|byte| *byte == b' ');
         let stamp = split.and_then(|split| Some((std::str::from_utf8(&bytes[..split]).ok()?, split)));
@@ -168,14 +168,14 @@ impl Doctor {
         }
     }
 
-    /// A line that may say something.
+    /// A line that may contain an error.
     fn judge(&mut self, log: &mut Log, text: &str, found: Option<(usize, &'static Known)>) {
         if text.starts_with('{') && self.event(log, text) {
             return;
         }
         let said_by = speaker(log, text);
         let found = match found {
-            // What the exception is stands at its end.
+            // The exception itself is at its end.
             Some((_, known)) if known.id == "exception" => {
                 log.traceback = text.find("Traceback").map(|column| (column, said_by));
                 return;
@@ -184,7 +184,7 @@ impl Doctor {
             None => self.end_of_traceback(log, text, &said_by),
         };
         let (found, blamed) = match own_words(text) {
-            // A rank of ours repeats what the group told it: the words are about the rank that it names.
+            // Our ranks repeat the message of the group: it is about the rank that it names.
             Some(origin) if said_by != Speaker::Rank(origin) && log.rank.is_some() => {
                 (self.matcher.position(known::PEER), Some(origin))
             }
@@ -210,7 +210,7 @@ impl Doctor {
         self.matcher.position("exception")
     }
 
-    /// A line of `events.jsonl`; answers whether it was one.
+    /// Reads a line of `events.jsonl`; returns whether it was one.
     fn event(&mut self, log: &mut Log, text: &str) -> bool {
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else { return false };
         let event = &value["event"];
@@ -258,7 +258,7 @@ impl Doctor {
         hits.insert(position, hit);
     }
 
-    /// What is known of a speaker; nothing when there are too many.
+    /// The state of a speaker; `None` if there are too many.
     fn hits(&mut self, attempt: Option<u32>, speaker: Speaker) -> Option<&mut Hits> {
         if self.attempts.len() >= MOST_ATTEMPTS && !self.attempts.contains_key(&attempt) {
             return None;
@@ -270,13 +270,12 @@ impl Doctor {
         Some(speakers.entry(speaker).or_default())
     }
 
-    /// What all of it means.
     pub fn diagnosis(&self) -> Diagnosis {
         verdict::diagnosis(&self.attempts, self.read)
     }
 }
 
-/// Who says a line: the rank that it names, that of the log, or the pod before it.
+/// The speaker of a line: the rank that it names, that of the log, or the pod in its prefix.
 fn speaker(log: &Log, text: &str) -> Speaker {
     let pod = || text.strip_prefix("[pod/")?.split(['/', ']']).next();
     match line::rank(text).or(log.rank) {
@@ -285,7 +284,7 @@ fn speaker(log: &Log, text: &str) -> Speaker {
     }
 }
 
-/// The rank that a launcher speaks of.
+/// The rank in a launcher's message.
 fn subject(log: &Log, text: &str) -> Option<u32> {
     let marks = ["process rank ", "invoked on rank "];
     let named = marks.iter().find_map(|mark| line::number_after(text, mark));
@@ -303,7 +302,7 @@ fn torchrun_rank(text: &str) -> Option<u32> {
     rest.contains("local_rank").then(|| line::number_after(rest, ":"))?
 }
 
-/// Whether a line may be in the words of our worker.
+/// Whether a line may come from our worker.
 fn is_own(bytes: &[u8]) -> bool {
     bytes.starts_with(b"{") || own_words(&String::from_utf8_lossy(&bytes[..bytes.len().min(64)])).is_some()
 }
@@ -316,7 +315,7 @@ fn own_words(text: &str) -> Option<u32> {
     (!words.is_empty()).then(|| number.parse().ok())?
 }
 
-/// A line as it is shown: without control characters, not longer than a few terminal lines.
+/// A line for display: without control characters, not longer than a few terminal lines.
 fn kept(text: &str) -> String {
     let plain = text.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter });
     let mut kept: String = plain.take(KEPT).collect();

@@ -1,8 +1,8 @@
-//! A line of a real program for every known error, with the source that prints it: an entry that is changed or lost makes a test fail, and so
-//! does one that speaks up in a healthy log.
+//! A line of a real program for every known error, with the source that prints it: a test fails if an entry is changed or lost, or if it matches
+//! a healthy log.
 //!
-//! The lines were written down from the named sources and public logs; numbers and names in them are made up. "(log)": from a public log
-//! only, the source is closed or was not looked at.
+//! The lines were written down from the named sources and public logs; numbers and names in them are made up. "(log)": only from a public log;
+//! the source is closed or was not checked.
 
 use super::known::{Role, known};
 use super::matcher::Matcher;
@@ -293,7 +293,7 @@ const SAMPLES: [(&str, &str, &str); 76] = [
     ("worker-missing-ranks", "ranks did not arrive within 60 s: 1", "switchyard worker/src/comm/error.rs"),
 ];
 
-/// Those of our own worker that are found by their form, and one that is a remark of it.
+/// Lines of our own worker that are recognized by their form, and one of its remarks.
 const BY_FORM: [(&str, &str); 3] = [
     ("worker-failure", "error: rank 0: panicked: index out of bounds"),
     ("worker-peer", "rank 1: a peer failed; the root cause is on another rank"),
@@ -355,7 +355,7 @@ fn read(lines: &[&str]) -> Diagnosis {
 #[test]
 fn healthy_logs_have_no_known_error() {
     assert_eq!(read(&HEALTHY).attempts, []);
-    // TCP where there is no RDMA is a remark and no error, in all that NCCL says about it.
+    // TCP without RDMA is a remark, not an error, in every wording of NCCL.
     let tcp = read(&[
         "gpu-1:7:19 [0] NCCL INFO NET/IB : No device found.",
         "gpu-1:7:19 [0] NCCL INFO Failed to initialize NET plugin IB",

@@ -1,4 +1,4 @@
-//! Scenes of several ranks: what was first is found, whoever was loudest. And that no bytes harm.
+//! Scenes of several ranks: the first error is found, whichever rank is loudest; and no input breaks the reader.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,7 +13,6 @@ fn diagnose(logs: &[(&str, &str)]) -> Diagnosis {
     doctor.diagnosis()
 }
 
-/// The only attempt.
 fn only(logs: &[(&str, &str)]) -> Attempt {
     let mut attempts = diagnose(logs).attempts;
     assert_eq!(attempts.len(), 1, "{attempts:?}");
@@ -40,7 +39,7 @@ fn every_known_error_is_found_by_its_own_texts_and_well_formed() {
         for group in known.texts {
             let line = format!("prefix {} suffix", group.join(" 0000 "));
             let (_, found) = matcher.find(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
-            // A graver error may have a part of the text; then it is the one to name.
+            // A more serious error may match part of the text; then that one is named.
             assert!(found.id == known.id || found.role <= known.role, "{}: {line} is {}", known.id, found.id);
         }
     }
@@ -80,7 +79,7 @@ fn a_rank_out_of_memory_is_the_cause_and_not_those_that_lost_it() {
     assert_eq!((attempt.followed[1].count, attempt.suspects), (2, None));
 }
 
-/// The launcher looks every few seconds, so the kill is told after the peers' complaints.
+/// The launcher checks every few seconds, so it reports the kill after the peers' complaints.
 #[test]
 fn a_cause_that_is_told_late_is_still_the_cause_but_not_one_from_another_hour() {
     let logs = |killed: &str| {
@@ -136,13 +135,13 @@ fn our_own_events_and_words_name_the_origin() {
             r#"{{"time":"2026-11-20T14:00:0{rank}Z","attempt":2,"rank":{rank},"event":{{"event":"failed","rank":{rank},"originRank":{origin},"cause":"{cause}","during":"x","exitCode":4}}}}"#
         )
     };
-    // Rank 1 was killed and says nothing; the others agree that it was first.
+    // Rank 1 was killed and logs nothing; the others agree that it was first.
     let silent =
         [event(0, 1, "connection closed: the process ended"), event(2, 1, "connection closed: the process ended")];
     let attempt = only(&[("events.jsonl", &silent.join("\n"))]);
     assert_eq!((attempt.attempt, first(&attempt)), (Some(2), ("", "")));
     assert_eq!(attempt.suspects.as_deref(), Some("rank 1: the others name it as the one that failed first"));
-    // The status says what became of it.
+    // The status has its end.
     let status = "message: 'rank 1 (pid 41207): killed by signal 9 (SIGKILL)'";
     let logs = [
         ("attempt-2/rank-0.log", "error: rank 1: connection closed: the process ended or its network failed"),
@@ -151,7 +150,7 @@ fn our_own_events_and_words_name_the_origin() {
     let attempt = only(&logs);
     assert_eq!(first(&attempt), ("killed", "rank 1"));
     assert_eq!(ids(&attempt.followed), [("worker-peer", "rank 0")]);
-    // A rank that speaks for itself.
+    // A rank that reports its own error.
     let own = event(1, 1, "spec.engine.data.path: a.bin has changed since the start");
     assert_eq!(first(&only(&[("events.jsonl", &own)])), ("worker-data", "rank 1"));
     assert_eq!(first(&only(&[("rank-3.log", "error: rank 3: something novel")])), ("worker-failure", "rank 3"));
@@ -168,7 +167,7 @@ fn a_timeout_names_the_rank_that_is_behind_or_silent() {
     assert_eq!(only(&[("all.log", &all)]).suspects.as_deref(), Some("rank 2: behind the others, at collective 811"));
     let (zero, one) = (waits(0, 9), waits(1, 9));
     let attempt = only(&[("rank-0.log", &zero), ("rank-1.log", &one), ("rank-2.log", "step 811")]);
-    assert_eq!(attempt.suspects.as_deref(), Some("rank 2: says nothing while the others wait"));
+    assert_eq!(attempt.suspects.as_deref(), Some("rank 2: silent while the others wait"));
     assert_eq!(first(&attempt), ("nccl-timeout", "rank 0"));
 }
 

@@ -4,16 +4,16 @@ use jiff::Timestamp;
 use jiff::civil::DateTime;
 use std::fmt;
 
-/// Characters of a line in which a time is looked for.
+/// Characters of a line that are searched for a time.
 const SEARCHED: usize = 120;
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// A time of a line. Without a zone it is compared as if it were UTC: all ranks of a job run with the same one.
+/// The time of a line. Without a zone it is compared as UTC: all ranks of a job use the same zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
     /// Microseconds since 1970.
     micros: i64,
-    /// Whether the line says which zone.
+    /// Whether the line has a zone.
     is_zoned: bool,
 }
 
@@ -34,9 +34,8 @@ impl fmt::Display for Moment {
 
 /// The time of a line; `year` for forms that have none.
 ///
-/// Read are `2026-11-20T14:03:12.345Z`, `[2026-11-20 14:03:12]`, `2026/11/20 14:03:12,345`, `E1120 14:03:12.123456` (glog),
-/// `Nov 20 14:03:12` (syslog) and `Fri Nov 20 14:03:12 2026` (`dmesg -T`). Seconds since boot are no time that others could be
-/// compared with.
+/// Reads `2026-11-20T14:03:12.345Z`, `[2026-11-20 14:03:12]`, `2026/11/20 14:03:12,345`, `E1120 14:03:12.123456` (glog), `Nov 20 14:03:12`
+/// (syslog) and `Fri Nov 20 14:03:12 2026` (`dmesg -T`). Seconds since boot cannot be compared with other times.
 pub(super) fn moment(line: &str, year: i16) -> Option<Moment> {
     let head = line.as_bytes();
     let head = &head[..head.len().min(SEARCHED)];
@@ -61,7 +60,7 @@ fn two(text: &[u8], at: usize) -> Option<i8> {
     Some(digit(at)? * 10 + digit(at + 1)?)
 }
 
-/// Microseconds after the seconds, and where the text goes on.
+/// Microseconds after the seconds, and the position after them.
 fn fraction(text: &[u8], at: usize) -> (i64, usize) {
     if !matches!(text.get(at), Some(b'.' | b',')) {
         return (0, at);
@@ -77,7 +76,7 @@ fn fraction(text: &[u8], at: usize) -> (i64, usize) {
     (micros * 10_i64.pow(6 - length.min(6) as u32), at + 1 + length)
 }
 
-/// Seconds east of UTC, where the line says so.
+/// Seconds east of UTC, if the line has a zone.
 fn offset(text: &[u8], at: usize) -> Option<i64> {
     match text.get(at)? {
         b'Z' => Some(0),
@@ -90,7 +89,7 @@ fn offset(text: &[u8], at: usize) -> Option<i64> {
     }
 }
 
-/// The date before a clock (or, as `ctime` has it, around it).
+/// The date before a clock (or around it, as in `ctime`).
 fn date_before(text: &[u8], clock: usize, after: usize, year: i16) -> Option<(i16, i8, i8)> {
     let before = std::str::from_utf8(&text[..clock.checked_sub(1)?]).ok()?;
     let tail = |length: usize| before.len().checked_sub(length).and_then(|at| before.get(at..));
@@ -108,7 +107,7 @@ fn date_before(text: &[u8], clock: usize, after: usize, year: i16) -> Option<(i1
     {
         return Some((year, date[1..3].parse().ok()?, date[3..5].parse().ok()?));
     }
-    // Nov 20, with the year after the clock or nowhere.
+    // Nov 20, with the year after the clock or without one.
     let mut words = before.rsplit(' ').filter(|word| !word.is_empty());
     let day = words.next()?.parse().ok()?;
     let word = words.next()?.trim_start_matches('[');

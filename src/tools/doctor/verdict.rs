@@ -1,4 +1,4 @@
-//! Which of many errors was first, and what followed from it.
+//! Finds the first of many errors, and what followed from it.
 
 use super::known::{Known, Role};
 use super::time::Moment;
@@ -7,31 +7,30 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::rank_list;
 
-/// A cause that is told up to so many microseconds after the first consequence still counts as its cause: peers see a connection close at
-/// once, while launchers look at their processes every few seconds and clocks of nodes differ.
+/// A cause that is reported up to this many microseconds after the first consequence still counts as its cause: peers see a connection close at
+/// once, while launchers check their processes every few seconds and clocks of nodes differ.
 const LATE: u64 = 60_000_000;
-/// Names of logs that are listed; more are counted.
+/// Most names of logs that are listed; the rest is counted.
 const LISTED: usize = 8;
 
-/// How much was read.
+/// Amount of input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// Logs.
     pub logs: u64,
     /// Bytes of them.
     pub bytes: u64,
     /// Lines of them.
     pub lines: u64,
-    /// Lines that are not UTF-8; they were read all the same.
+    /// Lines that are not UTF-8; they were read anyway.
     pub not_utf8: u64,
 }
 
-/// What logs mean.
+/// The meaning of the logs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnosis {
-    /// How much was read.
+    /// Amount of input.
     pub read: Counts,
     /// Attempts with known errors, in order.
     pub attempts: Vec<Attempt>,
@@ -41,22 +40,20 @@ pub struct Diagnosis {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attempt {
-    /// Its number, where names of logs have it.
+    /// Its number, if names of logs contain it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// What was first; absent when all that is there follows from something that is not in these logs.
+    /// The first error; absent if all known errors follow from something outside these logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first: Option<Said>,
-    /// Why that is taken for the first.
+    /// Why it counts as the first.
     pub basis: String,
-    /// Where to look when the cause is not in these logs, or a rank is waited for.
+    /// Where to look if the cause is not in these logs, or a rank is being waited for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspects: Option<String>,
-    /// Other errors that stand for themselves.
+    /// Other errors that are causes.
     pub other_causes: Vec<Fold>,
-    /// What followed.
     pub followed: Vec<Fold>,
-    /// What is no error.
     pub remarks: Vec<Fold>,
 }
 
@@ -64,19 +61,17 @@ pub struct Attempt {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Said {
-    /// The error.
     #[serde(flatten)]
     pub error: Explained,
-    /// Who said it: `rank 13`, or the name of the log.
+    /// Who logged it: `rank 13`, or the name of the log.
     pub who: String,
     /// The rank, where it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The log.
     pub log: String,
     /// The line, from 1.
     pub line: u64,
-    /// When, as the log has it; the last time before it when the line has none.
+    /// Time as in the log; if the line has none, the last one before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
     /// The line itself.
@@ -89,16 +84,16 @@ pub struct Said {
 pub struct Explained {
     /// Its id.
     pub id: &'static str,
-    /// Whether it explains others.
+    /// How it relates to others.
     pub role: &'static str,
     /// What it means.
     pub means: &'static str,
     /// What to look at.
     pub look: &'static [&'static str],
-    /// What would have told before the start.
+    /// What would have found it before the start.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub told_by: &'static str,
-    /// Where more is written.
+    /// Further reading.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub link: &'static str,
 }
@@ -107,17 +102,16 @@ pub struct Explained {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fold {
-    /// The error.
     #[serde(flatten)]
     pub error: Explained,
-    /// Who said it.
+    /// Who logged it.
     pub who: String,
-    /// How often in all.
+    /// Total count.
     pub count: u64,
     /// Seconds from the first error of the attempt to this one, where both have a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after_seconds: Option<f64>,
-    /// Where it was said first.
+    /// The log where it appears first.
     pub log: String,
     /// The line there, from 1.
     pub line: u64,
@@ -132,10 +126,9 @@ impl Explained {
     }
 }
 
-/// One hit and who it is about.
+/// A hit and its rank.
 type Heading<'a> = (&'a Speaker, &'a Hit);
 
-/// The diagnosis of all attempts.
 pub(super) fn diagnosis(attempts: &BTreeMap<Option<u32>, Heard>, read: Counts) -> Diagnosis {
     let spoke = |heard: &&Heard| heard.speakers.values().any(|hits| !hits.is_empty());
     let attempts = attempts.iter().filter(|(_, heard)| spoke(heard));
@@ -163,7 +156,7 @@ fn of_attempt(attempt: Option<u32>, heard: &Heard) -> Attempt {
     }
 }
 
-/// The first error, and why it is taken for that.
+/// The first error, and the reason for the choice.
 fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
     let of = |role: Role| all.iter().filter(move |(_, hit)| hit.known.role == role).copied();
     let consequences = of(Role::Symptom).chain(of(Role::Follower));
@@ -172,7 +165,7 @@ fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
         (Some(time), Some(earliest)) => time.since(earliest) <= LATE,
         _ => true,
     };
-    // Those with a time can be compared; of the others the lowest rank is as good as any.
+    // Hits with a time can be compared; among the others, take the lowest rank.
     let by_time = |(speaker, hit): &Heading<'a>| (hit.time.is_none(), hit.time, *speaker, hit.line);
     if let Some(cause) = of(Role::Cause).filter(in_time).min_by_key(by_time) {
         let several = of(Role::Cause).any(|(speaker, _)| speaker != cause.0);
@@ -192,13 +185,13 @@ fn first<'a>(all: &[Heading<'a>]) -> (Option<Heading<'a>>, String) {
     if of(Role::Follower).next().is_some() {
         return (
             None,
-            "everything here follows from the end of another process, whose log is missing or says nothing".to_owned(),
+            "everything here follows from the end of another process, whose log is missing or has no error".to_owned(),
         );
     }
     (None, "no error".to_owned())
 }
 
-/// Who else should be looked at: the rank that others blame, or the one that a timeout waits for.
+/// Other suspects: the rank that others blame, or the one that a timeout waits for.
 fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Option<Heading<'_>>) -> Option<String> {
     let is_cause = first.is_some_and(|(_, hit)| hit.known.role == Role::Cause);
     let blamed: BTreeSet<u32> = all.iter().filter_map(|(_, hit)| hit.blamed).collect();
@@ -209,7 +202,7 @@ fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Opti
     if waiting.is_empty() || is_cause {
         return None;
     }
-    // The one that is behind never came to the collective that the others wait in.
+    // The rank that is behind never reached the collective in which the others wait.
     let sequences: Vec<(u32, &Speaker)> =
         waiting.iter().filter_map(|(speaker, hit)| Some((hit.sequence?, *speaker))).collect();
     let least = sequences.iter().map(|(sequence, _)| *sequence).min()?;
@@ -219,7 +212,7 @@ fn suspects(all: &[Heading<'_>], speakers: &BTreeMap<Speaker, Hits>, first: Opti
     }
     let is_silent = |speaker: &&Speaker| speakers[*speaker].is_empty() && matches!(speaker, Speaker::Rank(_));
     let silent: Vec<&Speaker> = speakers.keys().filter(is_silent).collect();
-    (!silent.is_empty()).then(|| format!("{}: says nothing while the others wait", names(silent.into_iter())))
+    (!silent.is_empty()).then(|| format!("{}: silent while the others wait", names(silent.into_iter())))
 }
 
 fn said((speaker, hit): Heading<'_>) -> Said {
@@ -237,7 +230,7 @@ fn said((speaker, hit): Heading<'_>) -> Said {
     }
 }
 
-/// Equal errors of several speakers as one, in the order of time.
+/// Folds equal errors of several speakers, ordered by time.
 fn fold(hits: &[Heading<'_>], start: Option<Moment>) -> Vec<Fold> {
     let mut errors: BTreeMap<&str, Vec<Heading<'_>>> = BTreeMap::new();
     for heading in hits {

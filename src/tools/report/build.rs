@@ -1,16 +1,16 @@
-//! A record becomes a report.
+//! From a record to a report.
 
 use super::advice::{self, Chart, Ranked};
 use super::facts::Facts;
-use super::model::{API_VERSION, Item, KIND, PartTime, Remark, Report, Verdict, tidy};
+use super::model::{API_VERSION, Item, KIND, Remark, Report, Verdict, part_times, tidy};
 use super::record::Record;
-use super::sample::{Part, Parts, believed};
+use super::sample::{Part, believed};
 use super::skew::Skew;
 use super::{curves, setting};
 use switchyard_core::units::three_digits;
 
 impl Record {
-    /// The report of what was read.
+    /// Builds the report.
     pub fn report(&self) -> Report {
         let skew = Skew::of_ranks(self.ranks());
         let facts = Facts::of(self, &skew);
@@ -42,12 +42,6 @@ impl Record {
             setting: setting::setting(self),
         }
     }
-}
-
-/// Parts that are not 0, from the bottom of a stack to its top.
-pub(super) fn part_times(parts: &Parts) -> Vec<PartTime> {
-    let time = |part: Part| PartTime { part, milliseconds: tidy(parts[part]) };
-    Part::ALL.into_iter().map(time).filter(|time| time.milliseconds > 0.0).collect()
 }
 
 fn item(item: &advice::Item) -> Item {

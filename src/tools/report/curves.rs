@@ -1,11 +1,10 @@
 //! What changes over the steps: loss, throughput, parts, ranks; and the all-reduce.
 
 use super::advice::bus_bandwidth;
-use super::build::part_times;
 use super::facts::Facts;
 use super::fold::{Attempt, Fold, Spread};
 use super::model::{
-    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, tidy,
+    AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow, StepTime, StepWindow, Throughput, part_times, tidy,
 };
 use super::record::Record;
 use super::sample::{Part, believed};
@@ -61,7 +60,7 @@ pub(super) fn loss(record: &Record) -> Option<Loss> {
     })
 }
 
-/// Exponential means from the begin and from the end, halved: one alone would lag behind a loss that falls.
+/// Exponential means from the beginning and from the end, averaged: one alone would lag behind a falling loss.
 fn smoothed(means: &[f64]) -> Vec<f64> {
     let weight = (2.0 / (means.len() as f64 * SMOOTHED_SHARE + 1.0)).min(1.0);
     let mean = |state: &mut Option<f64>, next: &f64| {

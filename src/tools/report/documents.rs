@@ -1,4 +1,4 @@
-//! The documents of a run directory that say what runs: read as far as they can be, by those fields that a report shows.
+//! The documents of a run directory that say what runs: parsed leniently, by the fields that a report shows.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Deserialize;
@@ -38,22 +38,22 @@ impl Document {
     }
 }
 
-/// What the documents say; what could not be read is absent.
+/// The documents; unreadable ones are absent.
 #[derive(Debug, Default)]
 pub(super) struct Documents {
-    pub plan: Option<Plan>,
+    pub plan: Option<PlanFile>,
     pub engine: Option<EngineConfig>,
     pub inspection: Option<Inspection>,
     pub machine: Option<MachineStatus>,
     pub job: Option<Job>,
-    /// The manifest as it was given, without values that may be secret.
+    /// The original manifest, without values that may be secret.
     pub manifest: Option<Value>,
 }
 
 /// The plan of the last attempt.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Plan {
+pub(super) struct PlanFile {
     pub job: String,
     #[serde(default)]
     pub reason: String,
@@ -97,7 +97,7 @@ pub(super) struct Variable {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Machine {
+struct MachineFile {
     #[serde(default)]
     status: MachineStatus,
 }
@@ -156,7 +156,7 @@ pub(super) struct Placement {
 }
 
 impl Documents {
-    /// Reads one; answers why it could not be.
+    /// Reads one; returns why it is unreadable.
     pub(super) fn read(&mut self, document: Document, text: &str) -> Result<(), String> {
         let fault = |error: String| format!("{} cannot be read: {error}", document.file());
         let json = |error: serde_json::Error| fault(error.to_string());
@@ -167,7 +167,7 @@ impl Documents {
             }
             Document::Engine => self.engine = Some(serde_json::from_str(text).map_err(json)?),
             Document::Inspection => self.inspection = Some(serde_json::from_str(text).map_err(json)?),
-            Document::Machine => self.machine = Some(serde_json::from_str::<Machine>(text).map_err(json)?.status),
+            Document::Machine => self.machine = Some(serde_json::from_str::<MachineFile>(text).map_err(json)?.status),
             Document::Status => {
                 self.job = Some(serde_saphyr::from_str::<Manifest>(text).map_err(yaml)?.status);
                 let mut manifest: Value = serde_saphyr::from_str(text).map_err(yaml)?;
@@ -188,7 +188,7 @@ const SECRET: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL"
 /// A value of an environment variable for a report that may be passed on.
 pub(super) fn shown(name: &str, value: &str) -> String {
     let name = name.to_uppercase();
-    // The path of a key is no key.
+    // The path of a key file is not secret.
     let secret = SECRET.iter().any(|word| name.contains(word)) && !name.ends_with("_FILE");
     if secret { "(not shown)".to_owned() } else { value.to_owned() }
 }

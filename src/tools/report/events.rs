@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_worker_contract::event::{Event, Failure, Finished, Item, Ready};
 
-/// Events that are kept word for word; a job that fails more often fails the same way.
+/// Most events that are kept verbatim; a job that fails more often fails the same way.
 const MOST_KEPT: usize = 100;
 
 /// A line of `events.jsonl`.
@@ -25,7 +25,7 @@ fn first() -> u32 {
     1
 }
 
-/// A failure and when it was told.
+/// A failure and when it was reported.
 #[derive(Debug)]
 pub(super) struct Told {
     pub time: Option<Timestamp>,
@@ -43,7 +43,7 @@ pub(super) struct Group {
     /// Checkpoints that are complete, and the step of the last one.
     pub saved: u64,
     pub last_saved: u64,
-    /// Checkpoints that were given up, and why the last one was.
+    /// Checkpoints that were abandoned, and the reason of the last one.
     pub unsaved: u64,
     pub unsaved_cause: String,
     pub checkpoint_time: Option<Timestamp>,
@@ -68,7 +68,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Takes one, but for the figures of a progress event.
+    /// Takes an event, except the figures of a progress event.
     pub(super) fn add(&mut self, line: &EventLine) {
         let known = self.groups.len() < MOST_KEPT || self.groups.contains_key(&line.attempt);
         let group = known.then(|| self.groups.entry(line.attempt).or_default());

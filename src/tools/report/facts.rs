@@ -1,4 +1,4 @@
-//! What the rules of the advice look at: figures of the run, made from its record, that can as well be written down in a test.
+//! The input of the advice rules: figures of the run, computed from its record, or written down in a test.
 
 use super::record::Record;
 use super::sample::{Part, Parts};
@@ -10,14 +10,14 @@ use switchyard_worker_contract::CpuList;
 use switchyard_worker_contract::config::{EngineConfig, Transport};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
-/// Figures of a run. What is not known is absent. Times are means per optimizer step after the warm-up, ms.
+/// Figures of a run. Unknown is absent. Times are means per optimizer step after the warm-up, ms.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
     /// What every rank read.
     pub engine: Option<EngineConfig>,
     /// What the worker found before the start.
     pub inspection: Option<Inspection>,
-    /// The ranks of which steps are known, by rank.
+    /// The ranks with known steps, by rank.
     pub ranks: Vec<RankFacts>,
     /// The rank with the most work of its own, whose time is the time of the step: position in `ranks`.
     pub critical: usize,
@@ -27,15 +27,15 @@ pub struct Facts {
     pub step: Parts,
     /// Median and 99th percentile of the wall time of a step.
     pub quantiles: Option<(f64, f64)>,
-    /// The same without checkpoints and what lies between steps.
+    /// The same without checkpoints and the time between steps.
     pub work_quantiles: Option<(f64, f64)>,
-    /// Median of what lies between two steps.
+    /// Median time between two steps.
     pub between_median: Option<f64>,
     /// Mean of the first steps of each attempt.
     pub warm_ms: Option<f64>,
     /// All-reduce of the critical rank.
     pub reduce: Option<Reduce>,
-    /// One all-reduce of all gradients when nothing else runs, measured before the first step.
+    /// One all-reduce of all gradients with nothing else running, measured before the first step.
     pub reduce_alone_ms: Option<f64>,
     /// How gradients travel.
     pub transport: Option<Transport>,
@@ -47,7 +47,7 @@ pub struct Facts {
     pub memory: Option<MemoryFacts>,
     /// Steps after the warm-up, and those of them that were skipped because gradients overflowed.
     pub skipped: Option<(u64, u64)>,
-    /// The largest factor of the loss, and the last.
+    /// The largest loss scale, and the last.
     pub loss_scale: Option<(f64, f64)>,
     /// The first step whose loss was not a number.
     pub lost_at: Option<u64>,
@@ -61,7 +61,6 @@ pub struct Facts {
     pub bus_bandwidth: Option<(f64, f64)>,
 }
 
-/// A rank.
 #[derive(Debug, Clone, Default)]
 pub struct RankFacts {
     /// Global rank.
@@ -70,7 +69,6 @@ pub struct RankFacts {
     pub node: Option<String>,
     /// CPUs it may run on.
     pub cpus: Option<CpuList>,
-    /// Compute threads.
     pub threads: Option<u32>,
     /// Parts of its step.
     pub step: Parts,
@@ -84,7 +82,7 @@ pub struct RankFacts {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reduce {
-    /// Time in which one was under way, ms.
+    /// Time in which one was running, ms.
     pub busy_ms: f64,
     /// Bytes of gradients.
     pub bytes: f64,
@@ -93,7 +91,6 @@ pub struct Reduce {
 /// Memory of the ranks of one node.
 #[derive(Debug, Clone)]
 pub struct MemoryFacts {
-    /// Of one rank.
     pub rank: MemoryUse,
     /// Ranks of a node.
     pub ranks: u32,
@@ -111,7 +108,7 @@ impl MemoryFacts {
 }
 
 impl Facts {
-    /// Of a record; `None` when it has no step.
+    /// From a record; `None` if it has no step.
     pub(super) fn of(record: &Record, skew: &Skew) -> Option<Facts> {
         let folds = record.ranks();
         let typical = folds.iter().filter_map(|(rank, fold)| Some((*rank, fold.typical().mean()?)));
@@ -136,7 +133,7 @@ impl Facts {
             critical,
             world: record.world(),
             step: ranks[critical].step,
-            // Medians of means over an interval would hide what a single step was.
+            // Medians of interval means would hide single steps.
             quantiles: if reported { quantiles } else { finished },
             work_quantiles: lead
                 .filter(|_| reported)
@@ -182,7 +179,7 @@ impl Facts {
         if self.step_ms() > 0.0 { 100.0 * milliseconds / self.step_ms() } else { 0.0 }
     }
 
-    /// Time that one all-reduce of all gradients needs at least, ms: the one measured alone, else the time in which one was under way.
+    /// Least time of one all-reduce of all gradients, ms: the one measured alone, else the time in which one was running.
     pub fn reachable_reduce_ms(&self) -> Option<f64> {
         let busy = self.reduce.map(|reduce| reduce.busy_ms);
         match (self.reduce_alone_ms, busy) {

@@ -3,9 +3,9 @@
 use super::sample::{Part, Sample, Sums};
 use super::windows::{Histogram, Merge, Windows};
 
-/// Steps at the begin of an attempt that warm caches and threads up; they are kept apart.
+/// Warm-up steps at the beginning of an attempt; they are kept apart.
 const WARM_UP_STEPS: u64 = 10;
-/// Attempts that are told apart.
+/// Attempts that are kept apart.
 const MOST_ATTEMPTS: usize = 200;
 
 /// A number within a window of steps.
@@ -59,11 +59,11 @@ impl Merge for Count {
 pub(super) struct Attempt {
     pub number: u32,
     pub first_step: u64,
-    /// Steps of the attempt before that were done again.
+    /// Steps of the previous attempt that were repeated.
     pub repeated: u64,
 }
 
-/// What is the same on all ranks, and so kept of one.
+/// What is equal on all ranks, so it is kept for one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Curves {
     pub loss: Windows<Spread>,
@@ -90,9 +90,9 @@ pub(super) struct Fold {
     pub windows: Windows<Sums>,
     /// Wall times of steps after the warm-up.
     pub times: Histogram,
-    /// The same without checkpoints and what lies between steps.
+    /// The same without checkpoints and the time between steps.
     pub work: Histogram,
-    /// What lies between steps.
+    /// The time between steps.
     pub between: Histogram,
     pub last_step: u64,
     pub first_us: Option<i64>,
@@ -105,7 +105,7 @@ pub(super) struct Fold {
 }
 
 impl Fold {
-    /// Steps and sums that say how fast the job is: without the warm-up, unless there is nothing else.
+    /// Steps and sums for the speed of the job: without the warm-up, unless there is nothing else.
     pub(super) fn typical(&self) -> &Sums {
         if self.steady.steps > 0 { &self.steady } else { &self.warm }
     }
@@ -133,7 +133,7 @@ impl Fold {
         }
     }
 
-    /// Steps that an earlier attempt did already are done again: the windows show the last time.
+    /// Steps that an earlier attempt had done are repeated: the windows show the last time.
     fn begin_attempt(&mut self, sample: &Sample) {
         let before = sample.step.saturating_sub(sample.steps);
         let repeated = self.last_step.saturating_sub(before);

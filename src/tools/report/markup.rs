@@ -19,7 +19,7 @@ pub fn escaped(text: &str) -> String {
     escaped
 }
 
-/// The beginning of a text that is longer than `bytes`, with a word about what was cut.
+/// The beginning of a text that is longer than `bytes`, with a note about the rest.
 pub(super) fn shortened(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! The report of a run: from what its directory holds to figures, advice and one page. Pure: text in, text out.
+//! The report of a run: from its directory to figures, advice and one page. Pure: text in, text out.
 //!
 //! ```text
 //! plan.yaml, engine.json, inspection.json, machine.json, status.yaml ─┐

@@ -1,4 +1,4 @@
-//! Everything that a run directory holds, folded while it is read: bounded memory, however long the run.
+//! The contents of a run directory, folded while they are read: bounded memory, however long the run.
 
 use super::documents::{Document, Documents, Node, Process};
 use super::events::{EventLine, Events};
@@ -13,7 +13,7 @@ const MOST_RANKS: usize = 4096;
 /// Notes about what could not be read.
 const MOST_NOTES: usize = 50;
 
-/// What is known of a run.
+/// A run, as far as known.
 #[derive(Debug, Default)]
 pub struct Record {
     pub(super) documents: Documents,
@@ -32,7 +32,7 @@ impl Record {
         Record::default()
     }
 
-    /// Takes a document of the run directory. What cannot be read is noted.
+    /// Takes a document of the run directory. A note is added if it cannot be read.
     pub fn document(&mut self, document: Document, text: &str) {
         if let Err(fault) = self.documents.read(document, text) {
             self.note(fault);
@@ -66,7 +66,7 @@ impl Record {
         }
     }
 
-    /// The wall time of a step of the same job with synthetic data, ms: when it is equal, input is not the limit.
+    /// The wall time of a step of the same job with synthetic data, ms: if it is equal, input is not the limit.
     pub fn synthetic(&mut self, step_ms: f64) {
         self.synthetic_step_ms = Some(step_ms).filter(|ms| ms.is_finite() && *ms > 0.0);
     }
@@ -84,7 +84,7 @@ impl Record {
         }
     }
 
-    /// Whether the ranks left records; otherwise progress events are all there is.
+    /// Whether the ranks left records; otherwise there are only progress events.
     pub(super) fn has_steps(&self) -> bool {
         self.steps.values().any(|fold| fold.last_step > 0)
     }

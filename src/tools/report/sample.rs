@@ -1,4 +1,4 @@
-//! A step of one rank, as its record or a progress event tells it, made safe to add up.
+//! A step of one rank, as its record or a progress event reports it, made safe to add up.
 
 use super::windows::Merge;
 use serde::{Deserialize, Serialize};
@@ -92,20 +92,20 @@ impl IndexMut<Part> for Parts {
     }
 }
 
-/// The longest step that is believed, ms: 11 days.
+/// The longest step that is accepted, ms: 11 days.
 const LONGEST: f64 = 1e9;
-/// The largest number of a step that is believed: more than any run has.
+/// The largest step number that is accepted: more than any run has.
 pub(super) const LAST_STEP: u64 = 1_000_000_000_000;
-/// The largest loss and factor of it that are believed; with more, sums and scales of charts would not be numbers.
+/// The largest loss and loss scale that are accepted; with more, sums and scales of charts would overflow.
 const LARGEST: f64 = 1e30;
 
 /// A figure that can be added up and drawn.
 pub(super) fn believed(value: f64) -> Option<f64> {
-    // What is not a number is not smaller either.
+    // Rejects NaN, too.
     (value.abs() < LARGEST).then_some(value)
 }
 
-/// A line of a rank's record. `contract::record::StepRecord`, but what is not a number may be: JSON writes NaN and infinity as null.
+/// A line of a rank's record. `contract::record::StepRecord`, but numbers may be missing: JSON writes NaN and infinity as null.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Line {
@@ -132,14 +132,14 @@ pub(super) struct Line {
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub attempt: u32,
-    /// The last step that is meant, from 1.
+    /// The last step of the sample, from 1.
     pub step: u64,
-    /// How many steps are meant.
+    /// Number of steps in the sample.
     pub steps: u64,
     /// When the last one ended, microseconds since 1970.
     pub end_us: Option<i64>,
     pub parts: Parts,
-    /// Time in which an all-reduce was under way, ms; `None` where nobody measured it.
+    /// Time in which an all-reduce was running, ms; `None` if not measured.
     pub reduce_ms: Option<f64>,
     pub reduce_bytes: Option<u64>,
     /// Time of all threads of the reader, ms.
@@ -156,7 +156,7 @@ fn time(value: Option<f64>) -> Option<f64> {
 }
 
 impl Sample {
-    /// Of a line of a record; `None` when it cannot be used.
+    /// From a line of a record; `None` if unusable.
     pub(super) fn of_line(line: &Line) -> Option<Sample> {
         let total = time(line.total_ms).filter(|_| (1..=LAST_STEP).contains(&line.step))?;
         let times = [
@@ -183,7 +183,7 @@ impl Sample {
         })
     }
 
-    /// Of a progress event: means of an interval, without what only the record tells.
+    /// Of a progress event: means of an interval, without what only the record has.
     pub(super) fn of_progress(progress: &Progress, attempt: u32, end_us: Option<i64>) -> Option<Sample> {
         let total = time(Some(progress.step_ms)).filter(|_| (1..=LAST_STEP).contains(&progress.step))?;
         let times = [
@@ -209,7 +209,7 @@ impl Sample {
     }
 }
 
-/// The parts of a step; what they leave of the total is `Other`, so that they always sum up to it.
+/// The parts of a step; the rest of the total is `Other`, so that they always add up to it.
 fn parts(total: f64, times: &[(Part, Option<f64>)]) -> Parts {
     let mut parts = Parts::default();
     for (part, value) in times {

@@ -55,7 +55,7 @@ pub(super) fn result(record: &Record) -> (&'static str, String) {
     match (&record.events.finished, record.events.failures.last()) {
         (Some(finished), _) => ("complete", format!("{} steps done", grouped(finished.step))),
         (None, Some(told)) => ("failed", shortened(&cause(told), TEXT)),
-        (None, None) => ("unfinished", "the run directory does not tell how it ended".into()),
+        (None, None) => ("unfinished", "the run directory does not record how it ended".into()),
     }
 }
 
@@ -163,7 +163,7 @@ pub(super) fn events(record: &Record) -> Vec<Happened> {
     }
     for ((attempt, cause), (time, mut ranks)) in failures {
         ranks.sort_unstable();
-        let by = format!("{} (told by ranks {})", shortened(&cause, TEXT), shortened(&rank_list(ranks), TEXT));
+        let by = format!("{} (reported by ranks {})", shortened(&cause, TEXT), shortened(&rank_list(ranks), TEXT));
         push(attempt, time, by, true);
     }
     let lead = record.ranks().values().find_map(|fold| fold.curves.as_ref());

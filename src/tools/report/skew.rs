@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// A rank is slow in a window when its compute time is this much over the median.
 pub(super) const SLOW: f64 = 0.05;
 
-/// Windows that say something about a rank.
+/// Fewest windows from which a rank is judged.
 const LEAST_WINDOWS: usize = 5;
 
 /// Rank by window: compute time over the median of the ranks, ms.
@@ -57,14 +57,14 @@ impl Skew {
         let count = known.len() as f64;
         (!known.is_empty()).then(|| {
             let slow = known.iter().filter(|(_, slow)| *slow).count() as f64;
-            // A few windows are chance.
+            // A few windows may be chance.
             let share = if known.len() < LEAST_WINDOWS { 0.0 } else { slow / count };
             (share, known.iter().map(|(over, _)| over).sum::<f64>() / count)
         })
     }
 }
 
-/// The lower median: with two ranks the faster one is what the other could reach.
+/// The lower median: with two ranks the faster one shows what the other could reach.
 fn median(times: &mut [f64]) -> Option<f64> {
     times.sort_by(f64::total_cmp);
     times.get(times.len().checked_sub(1)? / 2).copied()

@@ -1,13 +1,13 @@
-//! Long runs in little memory: windows of steps that grow, and a histogram of times.
+//! Long runs in little memory: growing windows of steps, and a histogram of times.
 
 use std::collections::BTreeMap;
 
-/// Windows that are kept at most; one more, and pairs become one.
+/// Most windows that are kept; one more, and pairs are merged.
 pub(super) const LIMIT: usize = 240;
 
-/// What two windows become when they are joined.
+/// Values that can be merged when two windows are joined.
 pub(super) trait Merge: Default + Clone {
-    /// Adds what comes later.
+    /// Adds a later window.
     fn merge(&mut self, later: &Self);
 }
 
@@ -39,7 +39,7 @@ impl<T: Merge> Windows<T> {
         &mut self.cells[index]
     }
 
-    /// Forgets what was seen of the windows after the one of `step`: the steps are done again.
+    /// Discards the windows after the one of `step`: the steps are repeated.
     pub(super) fn forget_after(&mut self, step: u64) {
         self.cells.truncate(step.div_ceil(self.width) as usize);
     }
@@ -77,18 +77,18 @@ pub(super) struct Histogram {
 
 /// Ratio of the bounds of a class.
 const CLASS: f64 = 1.02;
-/// The least time that is told from 0, ms.
+/// The smallest time that is distinguished from 0, ms.
 const LEAST: f64 = 1e-3;
 
 impl Histogram {
-    /// Counts a time `times` times, ms.
+    /// Counts a time, ms, `times` times.
     pub(super) fn add(&mut self, milliseconds: f64, times: u64) {
         let class = if milliseconds > LEAST { 1.0 + ((milliseconds / LEAST).ln() / CLASS.ln()).floor() } else { 0.0 };
         *self.classes.entry(class as u16).or_default() += times;
         self.count += times;
     }
 
-    /// The time that a share of the counted ones does not exceed, ms; `None` when nothing was counted.
+    /// The quantile of the counted times, ms; `None` if nothing was counted.
     pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = ((self.count as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;

@@ -3,9 +3,9 @@
 use super::super::matrix::Matrix;
 use switchyard_crds::gpu_topology::{FactSource, Facts, NumaNode, SourceState};
 
-/// What produced the text.
+/// The program that produced the text.
 const SOURCE: &str = "nvidia-smi topo -m, imported";
-/// As many pairs are named in a sentence.
+/// Most pairs that a sentence names.
 const MOST_PAIRS: usize = 3;
 /// Longest message of a source, as in a `GPUTopology`.
 const LONGEST_MESSAGE: usize = 1024;
@@ -17,7 +17,7 @@ pub(super) enum Doubt {
     NoTree,
     /// The NUMA nodes contradict it.
     OtherNuma,
-    /// It would take the NUMA nodes to show it.
+    /// Only NUMA nodes could show it.
     NumaUnknown,
     /// SYS, but in one NUMA node.
     Nearer,
@@ -45,7 +45,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Notes a pair in the group of facts that shows it.
+    /// Adds a pair to the group of facts that shows it.
     pub(super) fn pair(&mut self, doubt: Doubt, facts: Facts, text: String) {
         self.pairs.push((doubt, facts, text));
     }
@@ -114,7 +114,7 @@ impl Notes {
     }
 }
 
-/// A source; complete when there is nothing to say about it.
+/// A source; it is complete if there is nothing to note.
 fn source<S: Into<String>>(facts: Facts, available: bool, message: impl IntoIterator<Item = S>) -> FactSource {
     let parts: Vec<String> = message.into_iter().map(Into::into).collect();
     let state = match (available, parts.is_empty()) {

@@ -2,20 +2,20 @@
 
 use std::fmt;
 
-/// As many faults are printed; a text with more is broken everywhere.
+/// Most faults that are printed; a text with more is broken everywhere.
 const MOST_SHOWN: usize = 20;
 /// Longer words are cut, so that a message stays a line.
 const LONGEST_WORD: usize = 60;
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    place: Place,
+pub struct MatrixFault {
+    place: Position,
     got: String,
     expected: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for MatrixFault {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = [
             self.place.line.map(|line| format!("line {line}")),
@@ -32,7 +32,7 @@ impl fmt::Display for Fault {
 
 /// Everything that is wrong with a text, one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults(pub Vec<Fault>);
+pub struct Faults(pub Vec<MatrixFault>);
 
 impl fmt::Display for Faults {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -50,31 +50,31 @@ impl std::error::Error for Faults {}
 
 /// Where a fault is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Position {
     line: Option<usize>,
     row: Option<String>,
     column: Option<String>,
 }
 
-impl Place {
+impl Position {
     pub(super) fn line(line: usize) -> Self {
-        Place { line: Some(line), ..Place::default() }
+        Position { line: Some(line), ..Position::default() }
     }
 
     pub(super) fn row(self, label: &str) -> Self {
-        Place { row: Some(printable(label)), ..self }
+        Position { row: Some(printable(label)), ..self }
     }
 
     pub(super) fn column(self, label: &str) -> Self {
-        Place { column: Some(printable(label)), ..self }
+        Position { column: Some(printable(label)), ..self }
     }
 
-    pub(super) fn fault(self, got: impl AsRef<str>, expected: impl Into<String>) -> Fault {
-        Fault { place: self, got: printable(got.as_ref()), expected: expected.into() }
+    pub(super) fn fault(self, got: impl AsRef<str>, expected: impl Into<String>) -> MatrixFault {
+        MatrixFault { place: self, got: printable(got.as_ref()), expected: expected.into() }
     }
 }
 
-/// Words of the text go to a terminal: nothing in them may steer it.
+/// Words of the text go to a terminal and must not control it.
 fn printable(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(LONGEST_WORD).collect()
 }

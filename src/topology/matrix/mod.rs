@@ -1,15 +1,15 @@
-//! The text of `nvidia-smi topo -m` as data: who is how far from whom.
+//! The text of `nvidia-smi topo -m` as data: how far each device is from each other.
 //!
-//! [`parse`] takes what people paste: tabs or spaces, wrapped or merged rows, prompts around it, the escapes that
-//! underline the header. It refuses what contradicts itself or is not whole, since a matrix that lost its last rows
-//! still looks like one. What the text means for PCIe paths is the business of [`super::import`].
+//! [`parse`] takes what people paste: tabs or spaces, wrapped or merged rows, prompts around it, the escapes that underline the header. It
+//! refuses contradictory or incomplete text, since a matrix without its last rows still looks like one. What the text means for PCIe paths is the
+//! business of [`super::import`].
 
 mod fault;
 mod text;
 
-pub use fault::{Fault, Faults};
+pub use fault::{Faults, MatrixFault};
 
-use fault::Place;
+use fault::Position;
 use std::collections::BTreeMap;
 use switchyard_core::path::PathClass;
 use switchyard_worker_contract::CpuList;
@@ -31,7 +31,7 @@ pub struct Matrix {
     pub gpus: Vec<Gpu>,
     /// The NICs, in the order of their columns.
     pub nics: Vec<Nic>,
-    /// By device and device; `None`: the text does not say.
+    /// By device and device; `None`: unknown.
     cells: Vec<Vec<Option<Cell>>>,
 }
 
@@ -40,7 +40,7 @@ pub struct Matrix {
 pub struct Gpu {
     /// The number in its label.
     pub index: u32,
-    /// CPUs near it; `None`: not said, or `N/A`.
+    /// CPUs near it; `None`: unknown, or `N/A`.
     pub cpus: Option<CpuList>,
     /// NUMA nodes near it. Several on machines whose GPU memory is a NUMA node too.
     pub numa: Option<CpuList>,
@@ -53,7 +53,7 @@ pub struct Gpu {
 pub struct Nic {
     /// Its column: `NIC0` or `mlx5_0`.
     pub label: String,
-    /// The RDMA device, by the legend or the column; `None`: not said.
+    /// The RDMA device, from the legend or the column; `None`: unknown.
     pub device: Option<String>,
 }
 
@@ -64,12 +64,11 @@ impl Nic {
     }
 }
 
-/// One cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cell {
-    /// The way over PCIe; `X` is [`PathClass::Same`].
+    /// The path over PCIe; `X` is [`PathClass::Same`].
     Pcie(PathClass),
-    /// So many NVLinks. It hides the way over PCIe.
+    /// This many NVLinks. They hide the path over PCIe.
     NvLink(u32),
 }
 
@@ -80,7 +79,7 @@ impl Cell {
                 count.parse().ok().map(Cell::NvLink)
             }
             Some(_) => None,
-            // What drivers of 2016 called SYS.
+            // What drivers in 2016 called SYS.
             None if word == "SOC" => Some(Cell::Pcie(PathClass::Sys)),
             None => PathClass::from_word(word).map(Cell::Pcie),
         }
@@ -101,12 +100,12 @@ impl Matrix {
         self.gpus.len() + self.nics.len()
     }
 
-    /// What the text says about two devices.
+    /// The cell of two devices.
     pub fn cell(&self, a: usize, b: usize) -> Option<Cell> {
         *self.cells.get(a)?.get(b)?
     }
 
-    /// The way over PCIe between two devices, where the text says it.
+    /// The path over PCIe between two devices, if known.
     pub fn class(&self, a: usize, b: usize) -> Option<PathClass> {
         match self.cell(a, b) {
             Some(Cell::Pcie(class)) => Some(class),
@@ -156,16 +155,16 @@ pub fn parse(text: &str) -> Result<Matrix, Faults> {
 /// The number of a GPU's label.
 fn gpu_index(label: &str) -> Option<u32> {
     let index = label.strip_prefix("GPU")?.parse::<u32>().ok()?;
-    // Nothing else that reads as this number, such as GPU01.
+    // Not another spelling of the number, such as GPU01.
     (label == format!("GPU{index}")).then_some(index)
 }
 
-/// The row of each column, with everything that is wrong with their number.
-fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<Fault>) -> Vec<Option<&'t Row<'a>>> {
+/// The row of each column, with all faults in their number.
+fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<MatrixFault>) -> Vec<Option<&'t Row<'a>>> {
     let header = table.header_line;
     let gpus = table.columns.iter().filter(|label| gpu_index(label).is_some()).count();
     let nics = table.columns.len() - gpus;
-    let at_header = || Place::line(header);
+    let at_header = || Position::line(header);
     if gpus == 0 {
         faults.push(at_header().fault(format!("{nics} columns of NICs and none of a GPU"), "a column GPU0"));
     }
@@ -177,7 +176,7 @@ fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<Fault>) -> Vec<
     }
     let mut by_label: BTreeMap<&str, &Row<'_>> = BTreeMap::new();
     for row in &table.rows {
-        let place = || Place::line(row.line).row(row.label);
+        let place = || Position::line(row.line).row(row.label);
         if let Some(first) = by_label.get(row.label) {
             faults.push(place().fault("a second row", format!("one; the first is in line {}", first.line)));
         } else if table.columns.contains(&row.label) {
@@ -192,7 +191,7 @@ fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<Fault>) -> Vec<
             faults.push(at_header().column(label).fault("a second column", "one"));
         } else if !by_label.contains_key(label) && (gpu_index(label).is_some() || nic_rows > 0) {
             let got = format!("no row, but a column in the header (line {header})");
-            faults.push(Place::default().row(label).fault(got, "one row for each; is the text cut off?"));
+            faults.push(Position::default().row(label).fault(got, "one row for each; is the text cut off?"));
         }
         if label.chars().count() > LONGEST_NAME {
             let got = format!("a name of {} characters", label.chars().count());
@@ -203,7 +202,7 @@ fn rows_by_column<'a, 't>(table: &'t Table<'a>, faults: &mut Vec<Fault>) -> Vec<
 }
 
 /// The cells by column and column, checked one by one and against their mirror images.
-fn cells(table: &Table<'_>, rows: &[Option<&Row<'_>>], faults: &mut Vec<Fault>) -> Vec<Vec<Option<Cell>>> {
+fn cells(table: &Table<'_>, rows: &[Option<&Row<'_>>], faults: &mut Vec<MatrixFault>) -> Vec<Vec<Option<Cell>>> {
     let mut cells: Vec<Vec<Option<Cell>>> = rows
         .iter()
         .enumerate()
@@ -225,7 +224,7 @@ fn cells(table: &Table<'_>, rows: &[Option<&Row<'_>>], faults: &mut Vec<Fault>) 
                     row.label,
                     mirror.line
                 );
-                faults.push(Place::line(row.line).row(row.label).column(mirror.label).fault(cell.word(), expected));
+                faults.push(Position::line(row.line).row(row.label).column(mirror.label).fault(cell.word(), expected));
             }
         }
     }
@@ -237,11 +236,11 @@ fn cells(table: &Table<'_>, rows: &[Option<&Row<'_>>], faults: &mut Vec<Fault>) 
     cells
 }
 
-fn cells_of_row(table: &Table<'_>, row: &Row<'_>, at: usize, faults: &mut Vec<Fault>) -> Vec<Option<Cell>> {
+fn cells_of_row(table: &Table<'_>, row: &Row<'_>, at: usize, faults: &mut Vec<MatrixFault>) -> Vec<Option<Cell>> {
     let width = table.columns.len();
     let mut cells = vec![None; width];
     for (position, column) in table.columns.iter().enumerate() {
-        let place = || Place::line(row.line).row(row.label).column(column);
+        let place = || Position::line(row.line).row(row.label).column(column);
         let word = match row.words.get(position) {
             Some(word) if !is_list(word) => *word,
             // The list of CPUs comes after the last cell.
@@ -271,17 +270,17 @@ fn cells_of_row(table: &Table<'_>, row: &Row<'_>, at: usize, faults: &mut Vec<Fa
     let most = width + table.affinities.len();
     if let Some(word) = row.words.get(most) {
         let got = format!("{word} after {most} words");
-        faults.push(Place::line(row.line).row(row.label).fault(got, format!("{most} words, one for each column")));
+        faults.push(Position::line(row.line).row(row.label).fault(got, format!("{most} words, one for each column")));
     }
     cells
 }
 
-/// Puts the columns into the order of the devices and reads what stands beside the cells.
+/// Sorts the columns into the order of the devices and reads the text beside the cells.
 fn assemble(
     table: &Table<'_>,
     rows: &[Option<&Row<'_>>],
     cells: &[Vec<Option<Cell>>],
-    faults: &mut Vec<Fault>,
+    faults: &mut Vec<MatrixFault>,
 ) -> Matrix {
     let mut gpus: Vec<(u32, usize)> = Vec::new();
     let mut nics: Vec<usize> = Vec::new();
@@ -300,7 +299,7 @@ fn assemble(
     }
 }
 
-fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<Fault>) -> Gpu {
+fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<MatrixFault>) -> Gpu {
     let mut gpu = Gpu { index, ..Gpu::default() };
     let Some(row) = row else { return gpu };
     for (affinity, word) in table.affinities.iter().zip(row.words.iter().skip(table.columns.len())) {
@@ -309,7 +308,7 @@ fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<Fa
         }
         let list = if word.len() > LONGEST_LIST { None } else { word.parse::<CpuList>().ok() };
         let Some(list) = list.filter(|list| *affinity != Affinity::GpuMemory || list.len() == 1) else {
-            let place = Place::line(row.line).row(row.label).column(affinity.title());
+            let place = Position::line(row.line).row(row.label).column(affinity.title());
             faults.push(place.fault(*word, affinity.example()));
             continue;
         };
@@ -323,10 +322,10 @@ fn gpu(index: u32, table: &Table<'_>, row: Option<&Row<'_>>, faults: &mut Vec<Fa
 }
 
 /// The NICs with the names that the legend gives them.
-fn names(table: &Table<'_>, positions: &[usize], faults: &mut Vec<Fault>) -> Vec<Nic> {
+fn names(table: &Table<'_>, positions: &[usize], faults: &mut Vec<MatrixFault>) -> Vec<Nic> {
     let mut devices: BTreeMap<&str, &str> = BTreeMap::new();
     for entry in &table.legend {
-        let place = || Place::line(entry.line).row(entry.label);
+        let place = || Position::line(entry.line).row(entry.label);
         if !table.columns.contains(&entry.label) {
             faults.push(
                 place().fault("a name in the legend without a column", "a column in the header; is the text cut off?"),

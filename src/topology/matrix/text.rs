@@ -1,6 +1,6 @@
-//! From a paste to header, rows and legend: words and line numbers, not yet their meaning.
+//! From pasted text to header, rows and legend: words and line numbers, without their meaning.
 
-use super::fault::{Fault, Place};
+use super::fault::{MatrixFault, Position};
 use super::{Cell, gpu_index};
 
 /// The parts of a text that are the matrix.
@@ -84,7 +84,7 @@ pub(super) fn without_escapes(text: &str) -> String {
     plain.replace("[4m", "").replace("[0m", "")
 }
 
-/// Whether a word is a list of numbers or `N/A`, and so no cell.
+/// Whether a word is a list of numbers or `N/A`, and so not a cell.
 pub(super) fn is_list(word: &str) -> bool {
     word == "N/A" || word.starts_with(|c: char| c.is_ascii_digit())
 }
@@ -107,11 +107,11 @@ fn is_header(words: &[&str]) -> bool {
 }
 
 /// Finds header, rows and legend. `None`: there is no header.
-pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Table<'a>> {
+pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<MatrixFault>) -> Option<Table<'a>> {
     let mut lines = text.lines().zip(1..).map(|(line, number)| (number, line.split_whitespace().collect::<Vec<_>>()));
     let Some((header_line, mut header)) = lines.by_ref().find(|(_, words)| is_header(words)) else {
         let expected = "the output of `nvidia-smi topo -m`, header included: GPU0 GPU1 NIC0 CPU Affinity NUMA Affinity";
-        faults.push(Place::default().fault("no header", expected));
+        faults.push(Position::default().fault("no header", expected));
         return None;
     };
     let mut rows: Vec<Row<'a>> = Vec::new();
@@ -129,7 +129,7 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Table<'
             legend.push(Name { line, label, device });
             open = false;
         } else if is_header(&words) && !rows.is_empty() {
-            faults.push(Place::line(line).fault("a second header", "one matrix"));
+            faults.push(Position::line(line).fault("a second header", "one matrix"));
             break;
         } else if begins_row(&words, &columns) {
             for word in words {
@@ -156,7 +156,7 @@ pub(super) fn read<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Table<'
     Some(Table { header_line, columns, affinities, rows, legend })
 }
 
-/// A row begins with the label of a column; one that lost its column is still one when cells follow.
+/// A row begins with the label of a column; if its column is missing, it is still a row if cells follow.
 fn begins_row(words: &[&str], columns: &[&str]) -> bool {
     let Some((first, cells)) = words.split_first() else { return false };
     let follows = |count: usize| cells.len() >= count && cells.iter().take(count).all(|word| is_cell(word));

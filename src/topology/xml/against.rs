@@ -3,14 +3,14 @@
 use super::diff::diff;
 use super::finding::{Findings, Rule};
 use super::generate::searched_address;
-use super::machine::{Device, Machine};
+use super::graph::{Device, NcclGraph};
 use super::tables::{INVENTED, MOST_ELEMENTS, class, is_bus_id, most_beside};
 use super::{Content, Document, generate, parse};
 use crate::report::{self, numa_of};
 use std::collections::{BTreeMap, BTreeSet};
 use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
-/// What the report says of an address.
+/// What the report says about an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
@@ -33,11 +33,11 @@ struct Known {
     numa_node: Option<u32>,
 }
 
-/// What of a file is not as the report of its machine says.
+/// Where a file differs from the report of its machine.
 pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Findings {
     let mut findings = Findings::default();
     let (known, moved) = addresses(status);
-    let machine = Machine::read(document, Some(status));
+    let machine = NcclGraph::read(document, Some(status));
     let bridges: BTreeSet<&str> = status
         .gpus
         .iter()
@@ -86,7 +86,7 @@ pub fn check_against(document: &Document, status: &GPUTopologyStatus) -> Finding
     findings
 }
 
-/// GPUs and training NICs by the address under which NCCL looks for them; and the addresses that NCCL does not look at.
+/// GPUs and training NICs by the address under which NCCL looks for them; and the addresses that NCCL ignores.
 fn addresses(status: &GPUTopologyStatus) -> (BTreeMap<String, Known>, BTreeMap<String, String>) {
     let mut known = BTreeMap::new();
     let mut moved = BTreeMap::new();
@@ -112,7 +112,7 @@ fn addresses(status: &GPUTopologyStatus) -> (BTreeMap<String, Known>, BTreeMap<S
 fn check_device(
     device: &Device,
     said: Option<Kind>,
-    machine: &Machine,
+    machine: &NcclGraph,
     known: &BTreeMap<String, Known>,
     moved: &BTreeMap<String, String>,
     findings: &mut Findings,
@@ -147,10 +147,10 @@ fn check_device(
     }
 }
 
-/// A file that says the same as the machine is good for nothing.
-fn needless(machine: &Machine, status: &GPUTopologyStatus, findings: &mut Findings) {
+/// A file that says the same as the machine has no use.
+fn needless(machine: &NcclGraph, status: &GPUTopologyStatus, findings: &mut Findings) {
     let Ok(own) = generate(status, Content::Tree) else { return };
-    let own = Machine::read(&parse(&own).document, None);
+    let own = NcclGraph::read(&parse(&own).document, None);
     let classes_are_equal = diff(&own, machine).is_ok_and(|changes| changes.iter().all(|change| !change.is_of_ways()));
     if classes_are_equal {
         findings.add(

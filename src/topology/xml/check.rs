@@ -8,7 +8,7 @@ use super::tables::{
 use super::{Document, Element};
 use std::collections::BTreeMap;
 
-/// Everything that can be said of a file without its machine; [`super::parse`] has found what NCCL's reader stops at.
+/// All checks of a file that need no machine; [`super::parse`] has found what stops NCCL's reader.
 pub fn check(document: &Document) -> Findings {
     let mut findings = Findings::default();
     system(document, &mut findings);
@@ -69,12 +69,12 @@ fn sizes(document: &Document, findings: &mut Findings) {
     }
 }
 
-/// Whether NCCL looks at a tag: it knows it, in this place. Notes what it does not know.
+/// Returns whether NCCL reads a tag: it knows the tag, in this position. Notes what it does not know.
 fn place(document: &Document, position: usize, findings: &mut Findings) -> bool {
     let element = &document.elements[position];
     let parent = element.parent.map(|parent| document.elements[parent].tag.as_str());
     if parent.is_some_and(|parent| TAGS.iter().all(|tag| tag.name != parent)) {
-        // Of an unknown tag everything is passed over, which is said there.
+        // NCCL skips everything in an unknown tag; that finding is enough.
         return false;
     }
     let Some(tag) = TAGS.iter().find(|tag| tag.name == element.tag) else {
@@ -133,7 +133,7 @@ fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
         }
         Some(_) => {}
     }
-    // Without an architecture nothing but x86 needs more, and that is what is meant mostly.
+    // Without an architecture, only x86 needs more attributes, and x86 is what is usually meant.
     if arch.is_none_or(|arch| arch.starts_with("x86_64")) {
         match element.get("vendor") {
             None => {
@@ -152,7 +152,7 @@ fn cpu(element: &Element, has_devices: bool, findings: &mut Findings) {
     }
     let has_model = ["familyid", "modelid"].iter().any(|name| element.get(name).is_some());
     if has_devices && !has_model && element.get("vendor") == Some("GenuineIntel") {
-        // Where devices are in the file NCCL does not climb to their CPU, and so does not ask it.
+        // If the devices are in the file, NCCL does not climb to their CPU, and so does not query it.
         let fix = "both as in /proc/cpuinfo, or take the devices out of the file: NCCL asks the CPU then";
         findings.add(&Rule::CPU, line, "a <cpu> of Intel without familyid and modelid", fix);
     }
@@ -214,7 +214,7 @@ fn pci(document: &Document, position: usize, findings: &mut Findings) {
         }
         _ => {}
     }
-    // What is missing at a device that exists is read from the kernel.
+    // If an attribute of a real device is missing, NCCL reads it from the kernel.
     let speed = element.get("link_speed").or(is_invented.then_some(""));
     if let Some(got) = speed.filter(|speed| lane_speed(speed).is_none()) {
         findings.add(
@@ -232,7 +232,7 @@ fn pci(document: &Document, position: usize, findings: &mut Findings) {
     }
 }
 
-/// What somebody meant who wrote a bus id as NVML or lspci does.
+/// The bus id that was meant by one in the form of NVML or lspci.
 fn kernel_form(text: &str) -> Option<String> {
     let lower = text.trim().to_ascii_lowercase();
     let candidates =
@@ -240,7 +240,7 @@ fn kernel_form(text: &str) -> Option<String> {
     candidates.into_iter().find(|candidate| is_bus_id(candidate))
 }
 
-/// What a file says of devices: NCCL takes it over, or writes over it.
+/// What a file says about devices: NCCL accepts it or overwrites it.
 fn pins(element: &Element, findings: &mut Findings) {
     const PINNED: [(&str, &[&str]); 2] =
         [("net", &["speed", "port", "latency", "guid", "maxconn", "rail", "plane", "coll"]), ("gpu", &["dev", "sm"])];

@@ -1,6 +1,6 @@
-//! What differs between two files in NCCL's eyes.
+//! The differences between two files, as NCCL sees them.
 
-use super::machine::{Cpu, Device, Machine, TooManyGpus};
+use super::graph::{Cpu, Device, NcclGraph, TooManyGpus};
 use crate::nccl::{NcclPath, Ways};
 use std::collections::BTreeSet;
 use switchyard_core::rates::gigabytes;
@@ -17,7 +17,7 @@ pub enum Change {
         /// Its bus id.
         device: String,
     },
-    /// A way of another class.
+    /// A path of another class.
     Way {
         /// The GPU, and a GPU or a NIC, by bus id.
         pair: [String; 2],
@@ -26,16 +26,14 @@ pub enum Change {
         /// Classes in the first and in the second file.
         class: [NcclPath; 2],
     },
-    /// A PCIe link of another speed, megabytes (10^6) per second; `None`: the file leaves it to the kernel.
+    /// A PCIe link of another speed, megabytes (10^6) per second; `None`: NCCL asks the kernel.
     Link {
-        /// The device.
         device: String,
         /// Speeds in the first and in the second file.
         rate: [Option<u32>; 2],
     },
-    /// CPUs of which NCCL thinks otherwise.
+    /// CPUs that NCCL sees differently.
     Cpu {
-        /// NUMA node.
         numa_node: String,
         /// What the first and the second say.
         said: [String; 2],
@@ -43,7 +41,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether a way between two devices, or a device itself, differs.
+    /// Whether a path between two devices, or a device itself, differs.
     pub fn is_of_ways(&self) -> bool {
         matches!(self, Change::Only { .. } | Change::Way { .. })
     }
@@ -58,7 +56,7 @@ impl Change {
         }
     }
 
-    /// What is said of it: `PHB (…) -> PIX (…): GPUDirect RDMA becomes possible`.
+    /// The sentence about it: `PHB (…) -> PIX (…): GPUDirect RDMA becomes possible`.
     pub fn what(&self) -> String {
         let speed = |rate: &Option<u32>| match rate {
             Some(rate) => format!("{} GB/s", gigabytes(*rate)),
@@ -81,15 +79,15 @@ impl Change {
     }
 }
 
-/// What differs from the first to the second: devices, classes of the ways, links, CPUs, in this order and by bus id.
+/// What differs from the first to the second: devices, path classes, links, CPUs, in this order and by bus id.
 ///
-/// NVLinks count only where both name them, since a file to load names none.
+/// NVLinks count only if both files name them, since a file for loading names none.
 ///
 /// # Errors
 /// More GPUs than a machine has.
-pub fn diff(first: &Machine, second: &Machine) -> Result<Vec<Change>, TooManyGpus> {
+pub fn diff(first: &NcclGraph, second: &NcclGraph) -> Result<Vec<Change>, TooManyGpus> {
     let (mut first, mut second) = (first.clone(), second.clone());
-    let has_links = |machine: &Machine| {
+    let has_links = |machine: &NcclGraph| {
         machine.gpus.iter().any(|gpu| gpu.switch_links > 0 || !gpu.nvlinks.is_empty() || gpu.coherent)
     };
     if !(has_links(&first) && has_links(&second)) {
@@ -153,8 +151,8 @@ impl Shared {
     }
 }
 
-/// Ways of another class between devices that both files have.
-fn ways(first: &Machine, second: &Machine, gpus: &Shared, nics: &Shared) -> Result<Vec<Change>, TooManyGpus> {
+/// Paths of another class between devices that both files have.
+fn ways(first: &NcclGraph, second: &NcclGraph, gpus: &Shared, nics: &Shared) -> Result<Vec<Change>, TooManyGpus> {
     let (first_devices, first_coherent) = first.devices()?;
     let (second_devices, second_coherent) = second.devices()?;
     let (before, after) = (Ways::new(&first_devices, first_coherent), Ways::new(&second_devices, second_coherent));

@@ -1,16 +1,16 @@
 //! What is wrong with a file, and why it matters.
 
-/// How grave a finding is.
+/// How serious a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// NCCL stops, or does not take what the file says.
+    /// NCCL stops, or ignores what the file says.
     Error,
-    /// NCCL takes what may not be true.
+    /// NCCL accepts something that may not be true.
     Warning,
 }
 
 impl Severity {
-    /// The word for people and programs.
+    /// The word that people and programs see.
     pub fn word(self) -> &'static str {
         match self {
             Severity::Error => "error",
@@ -24,7 +24,7 @@ impl Severity {
 pub struct Rule {
     /// Its name, for programs.
     pub name: &'static str,
-    /// How grave it is.
+    /// How serious it is.
     pub severity: Severity,
     /// What it finds, for the documentation.
     pub finds: &'static str,
@@ -32,25 +32,24 @@ pub struct Rule {
     pub why: &'static str,
 }
 
-/// Something in a file.
+/// A finding in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Which rule.
     pub rule: &'static Rule,
     /// Lines of the file, ascending, from 1; none: the file as a whole.
     pub lines: Vec<u32>,
-    /// What was got.
     pub got: String,
     /// The change.
     pub fix: String,
 }
 
-/// Findings in the order of the file; the same in several lines is one.
+/// Findings in the order of the file; equal findings on several lines are one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Findings(Vec<Finding>);
 
 impl Findings {
-    /// Adds a finding, or its line to one that says the same.
+    /// Adds a finding, or adds its line to an equal one.
     pub(super) fn add(
         &mut self,
         rule: &'static Rule,
@@ -72,7 +71,7 @@ impl Findings {
         self.0
     }
 
-    /// Puts others behind these.
+    /// Appends other findings.
     pub fn extend(&mut self, others: Findings) {
         self.0.extend(others.0);
     }
@@ -92,7 +91,7 @@ macro_rules! rules {
 rules! {
     SYNTAX "syntax" Error
         "text that NCCL's reader stops at: an XML declaration, a tab, an attribute on a new line, a tag that is not closed"
-        "NCCL's reader is no XML parser: it stops here, and no communicator is made"
+        "NCCL's reader is not an XML parser: it stops here, and no communicator is created"
     SYSTEM "system" Error
         "not exactly one `<system>`, or one of another version than 1"
         "NCCL takes one `<system version=\"1\">`, and stops at any other version"
@@ -124,7 +123,7 @@ rules! {
         "a bus id that is there twice"
         "NCCL finds the first only: what the second says is lost"
     CLASS "class" Error
-        "a bridge without a class that no kernel can tell, or devices in one of another class"
+        "a bridge without a class that no kernel can supply, or devices in one of another class"
         "NCCL stops at a `<pci>` without class, and does not look into one that is no bridge"
     LINK_SPEED "link-speed" Warning
         "a speed in words that NCCL does not know"
@@ -163,6 +162,6 @@ rules! {
         "a device that is another one on the machine (with --topology)"
         "the file is of another machine, or bus ids have moved"
     NEEDLESS "needless" Warning
-        "a file that says nothing that the machine does not (with --topology)"
+        "a file that only repeats what the machine reports (with --topology)"
         "NCCL reads the same from the kernel, and the kernel is never out of date"
 }

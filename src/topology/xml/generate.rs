@@ -9,25 +9,25 @@ use switchyard_core::rates;
 use switchyard_crds::gpu_topology::{GPUTopologyStatus, Nic, PcieLink};
 use switchyard_worker_contract::CpuList;
 
-/// Longest mask of CPUs that is written, CPUs; NCCL reads the mask of more from the kernel, as its strings are too short for it.
+/// Longest mask of CPUs that is written, CPUs; For more, NCCL reads the mask from the kernel, because its strings are too short.
 const MOST_CPUS: u32 = 28 * 32;
 
-/// What is written of devices.
+/// What is written about devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Where they hang, for NCCL to load.
+    /// Where they are attached, for NCCL to load.
     Tree,
-    /// Also their NVLinks, ports and speeds, for people: NCCL would believe them when they are not true any more.
+    /// Also their NVLinks, ports and speeds, for people: NCCL would trust them even when they are outdated.
     Devices,
 }
 
-/// Why a report makes no file.
+/// Why a report cannot become a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerateError {
     /// Nothing to describe.
     #[error("status.gpus: none: expected a machine with GPUs")]
     NoGpu,
-    /// A device whose place is not known.
+    /// A device whose path is unknown.
     #[error("{0}: got no pciePath: expected the way from the root complex to the device")]
     NoPath(String),
     /// A bus id that NCCL cannot know.
@@ -45,7 +45,7 @@ pub enum GenerateError {
     TooMany {
         /// Tags of the file.
         got: usize,
-        /// As many as there may be.
+        /// The limit.
         most: usize,
     },
     /// A report that contradicts itself.
@@ -57,12 +57,12 @@ pub enum GenerateError {
 #[derive(Debug, Default)]
 struct Pci {
     attributes: String,
-    /// What stands in it besides other devices, one line each.
+    /// Its content other than devices, one line each.
     inner: Vec<String>,
     below: BTreeMap<String, Pci>,
 }
 
-/// Makes the file of a report: GPUs, and the NICs that carry training traffic. The same report gives the same bytes.
+/// Generates the file of a report: GPUs, and the NICs that carry training traffic. The same report gives the same bytes.
 ///
 /// # Errors
 /// A report without GPUs, or one whose devices NCCL could not find.
@@ -109,8 +109,8 @@ pub fn generate(status: &GPUTopologyStatus, content: Content) -> Result<String, 
     if content == Content::Tree && count > most { Err(GenerateError::TooMany { got: count, most }) } else { Ok(text) }
 }
 
-/// The address under which NCCL looks for a NIC, where that is not its own: its own transport for InfiniBand and RoCE takes all functions
-/// and devices of a bus for one NIC (`ncclIbGetPciPath`). Transports of plugins, as for EFA, do not.
+/// The address under which NCCL looks for a NIC, where that is not its own: its own transport for InfiniBand and RoCE treats all functions and
+/// devices of a bus as one NIC (`ncclIbGetPciPath`). Transports of plugins, as for EFA, do not.
 pub(super) fn searched_address(nic: &Nic) -> Option<String> {
     let is_own_transport = nic.rdma_device.is_some()
         && nic.link_layer.as_deref().is_some_and(|layer| ["InfiniBand", "Ethernet"].contains(&layer));
@@ -135,10 +135,10 @@ fn place<'a>(
     if let Some(wrong) = chain.iter().find(|bus_id| !is_bus_id(bus_id)) {
         return Err(GenerateError::BusId { field: format!("{field}.pciePath"), got: (*wrong).to_string() });
     }
-    // As the kernel says it of a device whose NUMA node it does not know.
+    // What the kernel shows for a device whose NUMA node it does not know.
     let numa_node = numa_node.map_or(-1, i64::from);
     let top = chain.last().copied().unwrap_or_default();
-    // A bridge has one place, whatever its devices say of their NUMA nodes.
+    // A bridge has one position, whatever its devices say about their NUMA nodes.
     let home = cpus.iter().find(|(_, devices)| devices.contains_key(top)).map_or(numa_node, |(home, _)| *home);
     let mut devices = cpus.entry(home).or_default();
     for bridge in chain[1..].iter().rev() {
@@ -185,7 +185,7 @@ impl Pci {
     }
 }
 
-/// What the report says of the CPUs of a NUMA node, in NCCL's words; what it does not say, NCCL asks the CPU.
+/// What the report says about the CPUs of a NUMA node, in NCCL's words; NCCL queries the CPU for the rest.
 fn cpu_attributes(status: &GPUTopologyStatus, numa_node: i64) -> String {
     let node = status.numa_nodes.iter().find(|node| i64::from(node.id) == numa_node);
     let cpus = node.and_then(|node| node.cpus.as_deref()).and_then(|list| list.parse::<CpuList>().ok());
@@ -206,7 +206,7 @@ fn cpu_attributes(status: &GPUTopologyStatus, numa_node: i64) -> String {
     out
 }
 
-/// The kernel's mask of CPUs: groups of 32, the highest first; `None`: no CPU, or more than fit.
+/// The kernel's mask of CPUs: groups of 32, the highest first; `None`: no CPU, or too many.
 fn mask(cpus: &CpuList) -> Option<String> {
     let most = cpus.iter().max().filter(|cpu| *cpu < MOST_CPUS)?;
     let mut groups = vec![0_u32; most as usize / 32 + 1];
@@ -250,7 +250,7 @@ fn gpu_lines(status: &GPUTopologyStatus, devices: &switchyard_core::devices::Dev
 }
 
 fn net_line(nic: &Nic) -> String {
-    // Names come from firmware: what ends a value does not belong in one.
+    // Names come from firmware: a character that ends a value must not be in one.
     let name: String = nic
         .rdma_device
         .as_deref()

@@ -1,15 +1,15 @@
-//! NCCL's topology files (`NCCL_TOPO_FILE`, `NCCL_TOPO_DUMP_FILE`): read, checked, made and compared.
+//! NCCL's topology files (`NCCL_TOPO_FILE`, `NCCL_TOPO_DUMP_FILE`): read, checked, generated and compared.
 //!
 //! ```text
 //!  text ── parse ── Document ──┬── check ──────┐
 //!                              ├── against ────┴── Findings
-//!                              └── Machine ── Devices ── diff
+//!                              └── NcclGraph ── Devices ── diff
 //!  GPUTopology ── generate ── text
 //! ```
 //!
-//! NCCL has a reader of its own (NVIDIA/nccl `src/graph/xml.cc`), which is no XML parser: it stops at an XML declaration, at a tab and at
-//! an attribute on a new line, and takes what XML forbids. So [`parse`] is that reader, but it goes on where NCCL stops and says so; an XML
-//! library would take what NCCL refuses. Everything here is as in NCCL 2.30.7.
+//! NCCL has a reader of its own (NVIDIA/nccl `src/graph/xml.cc`), which is not an XML parser: it stops at an XML declaration, at a tab and at an
+//! attribute on a new line, and accepts what XML forbids. So [`parse`] is that reader, but it continues where NCCL stops and reports it; an XML
+//! library would accept what NCCL refuses. Everything here follows NCCL 2.30.7.
 //!
 //! A file is right only in a virtual machine, or with devices passed through, where the kernel shows a flat tree: on bare metal NCCL reads
 //! the tree from the kernel itself, and a file can only be wrong.
@@ -19,7 +19,7 @@ mod check;
 mod diff;
 mod finding;
 mod generate;
-mod machine;
+mod graph;
 mod parse;
 mod tables;
 
@@ -28,7 +28,7 @@ pub use check::check;
 pub use diff::{Change, diff};
 pub use finding::{Finding, Findings, Rule, Severity};
 pub use generate::{Content, GenerateError, generate};
-pub use machine::{Cpu, Device, Machine, TooManyGpus};
+pub use graph::{Cpu, Device, NcclGraph, TooManyGpus};
 pub use parse::{Parsed, parse};
 
 /// The tags of a file, in the order of the text.
@@ -41,9 +41,8 @@ pub struct Document {
 /// A tag. Positions are those in [`Document::elements`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Element {
-    /// Its name.
     pub tag: String,
-    /// Names and values in the order of the text, as they stand there: NCCL knows no entities.
+    /// Names and values in the order of the text, verbatim: NCCL knows no entities.
     pub attributes: Vec<(String, String)>,
     /// The tag around it.
     pub parent: Option<usize>,
@@ -54,7 +53,7 @@ pub struct Element {
 }
 
 impl Element {
-    /// The value of an attribute; of several of one name the first, as NCCL takes it.
+    /// The value of an attribute; the first of several with one name, as in NCCL.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }

@@ -1,10 +1,10 @@
-//! NCCL's reader (`xmlGetNode`, `xmlGetToken`, `xmlLoadSub`), which goes on where NCCL stops and notes why.
+//! NCCL's reader (`xmlGetNode`, `xmlGetToken`, `xmlLoadSub`), which continues where NCCL stops and notes why.
 
 use super::finding::{Findings, Rule};
 use super::tables::{LONGEST, MOST_ATTRIBUTES};
 use super::{Document, Element};
 
-/// What a dump of the largest NVLink domain has, and room: reading ends here.
+/// The size of a dump of the largest NVLink domain, with room to spare; reading ends here.
 const MOST_READ: usize = 4096;
 
 /// A file, as far as it could be read.
@@ -12,11 +12,11 @@ const MOST_READ: usize = 4096;
 pub struct Parsed {
     /// Its tags.
     pub document: Document,
-    /// Where NCCL stops, or does not read on.
+    /// Where NCCL stops reading.
     pub findings: Findings,
 }
 
-/// Reads the text of a topology file. Every text gives a document, be it an empty one; what NCCL would not take is in the findings.
+/// Reads the text of a topology file. Every text gives a document, even if it is empty; what NCCL would refuse is in the findings.
 pub fn parse(text: &str) -> Parsed {
     let mut reader = Reader { text, at: 0, line: 1, open: Vec::new(), parsed: Parsed::default() };
     while reader.next() {}
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
         self.parsed.findings.add(&Rule::SYNTAX, Some(line), got, fix);
     }
 
-    /// Passes over so many bytes.
+    /// Skips this many bytes.
     fn skip(&mut self, bytes: usize) -> &'a str {
         let passed = &self.rest()[..bytes];
         let lines = passed.bytes().filter(|byte| *byte == b'\n').count();
@@ -56,14 +56,14 @@ impl<'a> Reader<'a> {
         passed
     }
 
-    /// Passes over everything up to this word and the word; without one over all. Whether it was there.
+    /// Skips everything up to and including this word, or the whole rest. Returns whether the word was found.
     fn skip_past(&mut self, word: &str) -> bool {
         let found = self.rest().find(word);
         self.skip(found.map_or(self.rest().len(), |at| at + word.len()));
         found.is_some()
     }
 
-    /// Passes over what is between tags, then over one tag; false at the end of the text.
+    /// Skips what is between tags, then one tag. Returns false at the end of the text.
     fn next(&mut self) -> bool {
         let line = self.line;
         let between = self.skip(self.rest().find('<').unwrap_or(self.rest().len()));
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         if tag != name {
             self.stop(line, format!("spaces in </{}>", short(&name)), "write it without spaces: </pci>");
         }
-        // What closes a tag further out closes the ones in between as well.
+        // An end tag also closes the open tags inside its own.
         let found = self.open.iter().rposition(|open| self.parsed.document.elements[*open].tag == tag);
         match found {
             Some(depth) if depth + 1 == self.open.len() => self.open.truncate(depth),
@@ -177,13 +177,13 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// A name: up to what may end one.
+    /// A name, up to a character that ends it.
     fn word(&mut self) -> &'a str {
         let end = [' ', '\t', '\n', '\r', '=', '/', '>', '<'];
         self.skip(self.rest().find(end).unwrap_or(self.rest().len()))
     }
 
-    /// Passes over the attributes and the end of a tag; whether the tag is closed by itself.
+    /// Skips the attributes and the end of a tag. Returns whether the tag closes itself.
     fn attributes(&mut self, element: &mut Element) -> bool {
         let line = element.line;
         let tag = short(&element.tag).to_string();
@@ -264,7 +264,7 @@ impl<'a> Reader<'a> {
         element.attributes.push((name, value));
     }
 
-    /// What of a tag NCCL has no room for.
+    /// What of a tag exceeds NCCL's limits.
     fn limits(&mut self, element: &Element) {
         let line = Some(element.line);
         let parts = element.attributes.iter().flat_map(|(name, value)| [name, value]).chain([&element.tag]);
@@ -288,7 +288,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// As much of a word as a message shows.
+/// A word, shortened for a message.
 fn short(word: &str) -> &str {
     match word.char_indices().nth(40) {
         Some((end, _)) => &word[..end],

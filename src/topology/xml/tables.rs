@@ -1,4 +1,4 @@
-//! What NCCL knows of topology files, as data: tags, attributes, words and limits (NVIDIA/nccl 2.30.7 `src/graph/{xml.h,xml.cc,topo.cc}`).
+//! What NCCL knows about topology files, as data: tags, attributes, words and limits (NVIDIA/nccl 2.30.7 `src/graph/{xml.h,xml.cc,topo.cc}`).
 
 /// A tag that NCCL reads.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) const TAGS: [Tag; 9] = [
 
 /// Longest name or value, bytes. NCCL's buffers have 256, but its reader stops at the 254th character (`xmlGetValue`, `xmlGetToken`).
 pub(super) const LONGEST: usize = 253;
-/// Attributes of a tag; further ones are not read.
+/// Attributes of a tag; NCCL does not read more.
 pub(super) const MOST_ATTRIBUTES: usize = 16;
 /// Tags directly in a tag.
 pub(super) const MOST_CHILDREN: usize = 640;
@@ -62,8 +62,7 @@ pub(super) fn most_beside(nics: usize) -> usize {
     256_usize.saturating_sub(1 + 18 + 1 + 2 * nics)
 }
 
-/// Speeds of PCIe links, as the kernel writes them, by their beginnings: units of 100 Mbit/s per lane (`kvDictPciGen`). What begins
-/// otherwise counts as 8 GT/s.
+/// Speeds of PCIe links, as the kernel writes them, by prefix: units of 100 Mbit/s per lane (`kvDictPciGen`). Anything else counts as 8 GT/s.
 const SPEEDS: [(&str, u32); 11] = [
     ("2.5 GT/s", 15),
     ("5 GT/s", 30),
@@ -77,7 +76,7 @@ const SPEEDS: [(&str, u32); 11] = [
     ("32.0 GT/s PCIe", 240),
     ("64.0 GT/s PCIe", 480),
 ];
-/// The speed of a word that is none of [`SPEEDS`].
+/// The speed of a word that is not in [`SPEEDS`].
 const UNKNOWN_SPEED: u32 = 60;
 
 /// Speed of one lane in units of 100 Mbit/s; `None`: not a word that NCCL knows.
@@ -89,7 +88,7 @@ pub(super) fn lane_speed(text: &str) -> Option<u32> {
 pub(super) fn link_rate(speed: Option<&str>, width: Option<&str>) -> u32 {
     let speed = speed.and_then(lane_speed).unwrap_or(UNKNOWN_SPEED);
     let width = width.and_then(number).and_then(|width| u32::try_from(width).ok()).filter(|width| *width > 0);
-    // No slot has more than 32 lanes: nonsense is bounded.
+    // No slot has more than 32 lanes: limits nonsense.
     width.unwrap_or(16).min(32) * speed * 25 / 2
 }
 
@@ -106,19 +105,19 @@ pub(super) const ARCHITECTURES: [(&str, &str); 3] = [("x86_64", "x86_64"), ("arm
 /// Vendors of x86 CPUs that NCCL knows.
 pub(super) const VENDORS: [&str; 4] = ["GenuineIntel", "AuthenticAMD", "CentaurHauls", "  Shanghai  "];
 
-/// Where the bus ids of bridges that exist in no machine begin, by custom of the vendors' files.
+/// Prefix of the bus ids of made-up bridges, by convention of the vendors' files.
 pub(super) const INVENTED: &str = "ffff:";
 
 /// What stands for an NVSwitch that a virtual machine does not see (`ncclTopoGetXmlFromGpu`).
 pub(super) const HIDDEN_SWITCH: &str = "fffffff:ffff:ff";
 
-/// PCI classes, by their beginnings.
+/// PCI classes, by prefix.
 pub(super) mod class {
     pub(in super::super) const BRIDGE: &str = "0x060400";
     pub(in super::super) const GPU: &str = "0x03";
     pub(in super::super) const NIC: &str = "0x02";
     pub(in super::super) const SWITCH: &str = "0x0680";
-    /// As the kernel says it of a GPU without a monitor, an InfiniBand and an Ethernet adapter.
+    /// What the kernel shows for a GPU without a monitor, an InfiniBand and an Ethernet adapter.
     pub(in super::super) const WHOLE_GPU: &str = "0x030200";
     pub(in super::super) const WHOLE_INFINIBAND: &str = "0x020700";
     pub(in super::super) const WHOLE_ETHERNET: &str = "0x020000";
@@ -144,7 +143,7 @@ pub(super) fn is_bus_id(text: &str) -> bool {
         })
 }
 
-/// Whether NCCL takes a PCI device of this class for a bridge, also for want of another idea (`kvDictPciClass`).
+/// Whether NCCL treats a PCI device of this class as a bridge, also by default (`kvDictPciClass`).
 pub(super) fn is_bridge(class: &str) -> bool {
     ![class::GPU, class::NIC, class::SWITCH].iter().any(|other| class.starts_with(other))
 }
@@ -161,7 +160,7 @@ mod tests {
         }
         assert_eq!((link_rate(None, None), link_rate(Some(""), Some("0"))), (12_000, 12_000));
         assert_eq!(link_rate(Some("16 GT/s"), Some("8")), 12_000);
-        // NCCL's table has this speed with the word PCIe only.
+        // NCCL's table has this speed only with the word PCIe.
         assert_eq!((lane_speed("64 GT/s"), lane_speed("16.0 GT/s")), (None, None));
         assert_eq!(link_rate(Some("2.5 GT/s"), Some("99999999999")), 3_000, "nonsense is bounded");
     }

@@ -41,8 +41,8 @@ fn file(name: &str) -> &'static str {
     FILES.iter().find(|(known, _)| *known == name).unwrap().1
 }
 
-fn machine_of(name: &str) -> Machine {
-    Machine::read(&parse(file(name)).document, None)
+fn machine_of(name: &str) -> NcclGraph {
+    NcclGraph::read(&parse(file(name)).document, None)
 }
 
 fn imported(text: &str, gpu_model: &str) -> GPUTopologyStatus {
@@ -226,7 +226,7 @@ fn nics_of_a_bus_are_one_to_nccl() {
     }
     let made = generate(&status, Content::Devices).unwrap();
     assert_eq!(made.matches("0x020700").count(), 2, "{made}");
-    let ports = Machine::read(&parse(&made).document, None).nics;
+    let ports = NcclGraph::read(&parse(&made).document, None).nics;
     assert_eq!(ports.iter().filter(|port| port.bus_id == "0101:00:00.0").count(), 3);
     let own = framed("<pci busid=\"0101:00:02.3\" class=\"0x020700\"/>");
     assert!(
@@ -267,7 +267,7 @@ fn a_device_of_which_the_file_says_nothing_is_what_the_report_says() {
     status.gpus.iter_mut().zip(address).for_each(|(gpu, address)| gpu.bus_id = Some(address.into()));
     status.nics[0].bus_id = Some("0000:00:1b.0".into());
     status.nics[0].link_layer = None;
-    let machine = Machine::read(&parse(file("bare")).document, Some(&status));
+    let machine = NcclGraph::read(&parse(file("bare")).document, Some(&status));
     assert_eq!((machine.gpus.len(), machine.nics.len(), machine.others.len()), (3, 1, 0));
     assert_eq!(machine_of("bare").others.len(), 4);
 }

@@ -9,11 +9,12 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::{PLACED, RESTARTING};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacedNode, TrainJob};
-use switchyard_plan::cluster::gang::{self, Placed, Question};
+use switchyard_plan::cluster::gang::{self, Placed};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::turn::{self, Turn};
 use switchyard_plan::cluster::view::{self, NodeView};
+use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::objects::Defaults;
 use switchyard_plan::{self as plan, cluster};
 
@@ -88,7 +89,7 @@ impl<'a> Replay<'a> {
     /// Where the job goes in this world; `None`: nowhere.
     pub fn place(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> Option<Placed> {
         let nodes = self.nodes(world, uid, job);
-        self.ask(&nodes, job, |question| gang::place(question).ok())
+        self.ask(&nodes, job, |question, nodes| gang::place(question, nodes).ok())
     }
 
     /// Whether it would not fit if nothing ran.
@@ -101,12 +102,13 @@ impl<'a> Replay<'a> {
         &self,
         nodes: &BTreeMap<String, NodeView>,
         job: &TrainJob,
-        ask: impl Fn(&Question<'_>) -> Option<T>,
+        ask: impl Fn(&Question<'_>, &BTreeMap<String, NodeView>) -> Option<T>,
     ) -> Option<T> {
         let valid = plan::validate(job).ok()?;
         // Reports of a test are never old.
         let now = jiff::Timestamp::MIN;
-        ask(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes, levels: &self.levels, now })
+        let rules = PlacementRules { defaults: &Defaults::default(), levels: &self.levels, now };
+        ask(&Question { job, valid: &valid, rules }, nodes)
     }
 
     /// The first job of the queue that could be placed at all, and that there is room for.
@@ -267,7 +269,7 @@ pub fn replay(history: &History, levels: Levels) -> Replayed {
             if known.as_ref() == Some(&nodes) {
                 return false;
             }
-            let placed = replay.ask(&nodes, job, |question| gang::place(question).ok());
+            let placed = replay.ask(&nodes, job, |question, nodes| gang::place(question, nodes).ok());
             known = Some(nodes);
             let is_same = placed.as_ref().is_some_and(|placed| placed.status.nodes == place.nodes);
             first.get_or_insert(placed);

@@ -50,7 +50,7 @@ fn node_value(cluster: &ClusterTopology, node: &NodeRow) -> Value {
     body
 }
 
-/// `Counted`: one of as many as the user has, of which nobody says which they are.
+/// `Counted`: the user has this many GPUs, but which ones is unknown.
 fn gpu_value(cluster: &ClusterTopology, index: u32, used: Use) -> Value {
     let (state, user) = match used {
         Use::Free => ("Free", None),

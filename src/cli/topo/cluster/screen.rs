@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::units::{counted, three_digits};
 use switchyard_plan::cluster::Excluded;
 
-/// Of more nodes than this only the domains are shown, unless everything is asked for.
+/// If there are more nodes than this, only the domains are shown, unless everything is requested.
 const MOST_NODES: usize = 40;
-/// Letters of users; later ones share the last sign.
+/// Letters of users; later ones share [`LATER`].
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz";
 const LATER: char = '*';
 /// The screen, every line ended by a newline.
@@ -28,7 +28,7 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
         if shows_nodes { &["", "FREE", "GPUS", "NIC", "GB/s OUT"] } else { &["", "FREE", "WHOLE NODES FREE"] };
     let mut table = Table::new(heading);
     table.rows.extend(tree.rows.iter().map(|row| row.cells[..heading.len()].to_vec()));
-    // Remarks take the room that is left, so that the numbers stay; users whose names find none are named below.
+    // Remarks get the remaining room, so that the numbers stay; users whose names do not fit are named below.
     let left = screen.width.saturating_sub(table.width() + table.gap);
     table.rows[0].push(String::new());
     let mut below = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
 struct Row {
     /// Tree, free GPUs, letters of GPUs or whole nodes, NICs, GB/s.
     cells: [String; 5],
-    /// What is wrong, or, of a domain, what it lets through.
+    /// What is wrong, or the share that a domain lets through.
     faults: Vec<String>,
     /// Letters that are explained here.
     users: Vec<String>,

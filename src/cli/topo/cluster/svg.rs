@@ -31,7 +31,7 @@ rect{stroke:#57606a;fill:#f6f8fa}.d{fill:none}.f{fill:#ffffff}.u{fill:#c9d1d9}.j
 rect{stroke:#8b949e;fill:#161b22}.d{fill:none}.f{fill:#0d1117}.u{fill:#484f58}.j{fill:#3fb950;stroke:#aff5b4}.w{stroke:#ff7b72}\
 .r{stroke:#3fb950}}";
 
-/// A gang that has a place.
+/// A gang with its placement.
 pub(super) struct Gang<'a> {
     /// Namespace and name of its job.
     pub name: &'a str,

@@ -14,21 +14,20 @@ use switchyard_plan::cluster::view::{NodeView, PodView};
 
 /// Users of GPUs by node.
 pub(super) struct Users {
-    /// Users by node and UUID of what they have.
+    /// Users by node and UUID of their GPUs.
     by_name: BTreeMap<(String, String), String>,
     /// GPUs of each user on each node, as their pods ask for them.
     counted: BTreeMap<String, BTreeMap<String, usize>>,
-    /// Numbers of users, in the order in which they were met.
+    /// Numbers of users, in order of first appearance.
     numbers: BTreeMap<String, usize>,
 }
 
 impl Users {
-    /// Those of a cluster.
     pub(super) fn of(file: &SnapshotFile, cluster: &Cluster) -> Users {
         let mut users = Users { by_name: BTreeMap::new(), counted: BTreeMap::new(), numbers: BTreeMap::new() };
         let mut owners: BTreeMap<(String, String), String> = BTreeMap::new();
         for item in file.items.iter().filter(|item| item["kind"] == "Pod") {
-            // One that cannot be read was refused when the cluster was made.
+            // Unreadable ones were refused when the cluster was built.
             let Ok(pod) = Deserialize::deserialize(item) else { continue };
             let pod = PodView::of(&pod);
             let namespace = text(item, "/metadata/namespace");
@@ -43,7 +42,7 @@ impl Users {
             let node = text(item, "/metadata/name");
             let uses = item.pointer("/status/inUse").and_then(|uses| Vec::<DeviceUse>::deserialize(uses).ok());
             for used in uses.into_iter().flatten() {
-                // A pod that is gone may have left its device behind in a report of a minute ago: then nobody knows.
+                // A deleted pod may still be in a slightly old report: then the user is unknown.
                 if let Some(owner) = owners.get(&(used.namespace, used.pod)) {
                     users.by_name.insert((node.clone(), used.device), owner.clone());
                 }
@@ -103,7 +102,7 @@ impl Users {
         for (user, mut left) in waiting.into_iter().filter(|(_, count)| *count > 0) {
             let number = self.number(&user);
             let used_by = if left < gpus.len() { Use::Counted(number) } else { Use::By(number) };
-            // GPUs that somebody has, if there are any, else the first ones that nobody is known to have.
+            // GPUs of unknown users first, then free ones.
             for wanted in [Use::Unknown, Use::Free] {
                 for (_, used) in gpus.iter_mut().filter(|(_, used)| *used == wanted).take(left) {
                     *used = used_by;

@@ -1,10 +1,10 @@
-//! For Graphviz: `switchyard topo -o dot | dot -Tsvg`.
+//! Output for Graphviz: `switchyard topo -o dot | dot -Tsvg`.
 
 use super::super::devices::gigabytes;
 use super::{Drawing, Part};
 use switchyard_crds::gpu_topology::GPUTopology;
 
-/// The machine as an undirected graph. Identifiers are numbers of ours; names from firmware are labels only.
+/// The machine as an undirected graph. Identifiers are our own numbers; names from firmware are only labels.
 pub(in super::super) fn dot(topology: &GPUTopology) -> String {
     let drawing = Drawing::of(topology);
     let mut text = format!("graph {} {{\n", quoted(&drawing.name));
@@ -35,7 +35,7 @@ pub(in super::super) fn dot(topology: &GPUTopology) -> String {
     text
 }
 
-/// A part with what hangs on it; its number.
+/// Draws a part with everything below it; returns its number.
 fn part(text: &mut String, drawing: &Drawing, shown: &Part, parts: &mut usize) -> usize {
     let number = *parts;
     *parts += 1;
@@ -53,7 +53,7 @@ fn part(text: &mut String, drawing: &Drawing, shown: &Part, parts: &mut usize) -
     number
 }
 
-/// A string of the DOT language, in which a quote ends it and a backslash begins a word of its own.
+/// A string of the DOT language, with quotes and backslashes escaped.
 fn quoted(text: &str) -> String {
     let escaped = text.trim_end().replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     format!("\"{escaped}\"")

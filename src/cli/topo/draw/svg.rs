@@ -1,4 +1,4 @@
-//! The machine as a picture: bars for NUMA nodes, root complexes and switches over the devices that hang on them; NVLinks below.
+//! The machine as a picture: bars for NUMA nodes, root complexes and switches above their devices; NVLinks below.
 
 use super::super::devices::gigabytes;
 use super::{Device, Drawing, Part};
@@ -15,7 +15,7 @@ const MARGIN: usize = 12;
 /// Width of a letter at most.
 const LETTER: usize = 7;
 
-/// Dark where the reader's system is. Devices differ by their outline too, not only by colour.
+/// Dark if the reader's system is dark. Devices differ by outline too, not only by colour.
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.s{font-size:10px}rect{stroke:#57606a;fill:#f6f8fa}\
 .g{fill:#d9f2d9}.n{fill:#dbe9fb;stroke-dasharray:4 2}.w{stroke:#cf222e;stroke-width:3}.l{stroke:#1a7f37;fill:none}\
 .c{stroke:#57606a}@media(prefers-color-scheme:dark){text{fill:#e6edf3}rect{stroke:#8b949e;fill:#161b22}.g{fill:#12361f}\
@@ -45,7 +45,7 @@ pub(in super::super) fn svg(topology: &GPUTopology) -> String {
     let gpus = drawing.devices.iter().filter(|device| device.is_gpu).count();
     let nics = drawing.devices.len() - gpus;
     let about = format!(
-        "{} and {} on {}, below the root complexes and PCIe switches they hang on",
+        "{} and {} on {}, below their root complexes and PCIe switches",
         counted(gpus as u64, "GPU"),
         counted(nics as u64, "NIC"),
         counted(drawing.numa.len() as u64, "NUMA node"),
@@ -99,7 +99,7 @@ impl Picture {
 
     fn bar(&mut self, x: usize, y: usize, width: usize, label: &str) {
         let height = BAR.0;
-        // Over a single device the address of a switch fits, the word does not.
+        // Above a single device, the address of a switch fits, but not the word.
         let short = if length(label) > width / LETTER { label.strip_prefix("switch ").unwrap_or(label) } else { label };
         let shown = escaped(&cut(short, width / LETTER));
         let (text_x, text_y) = (x + 6, y + 16);
@@ -126,7 +126,7 @@ impl Picture {
         self.next += width + gap;
     }
 
-    /// One bar for switches, or a bow for each pair. Answers the lower edge.
+    /// One bar for switches, or an arc for each pair. Returns the lower edge.
     fn nvlinks(&mut self, drawing: &Drawing) -> usize {
         let under = self.devices_at + DEVICE.1;
         let mut bottom = under;
@@ -153,7 +153,7 @@ impl Picture {
             let Some(b) = link.b else { continue };
             let (from, to) = (self.centres[link.a].min(self.centres[b]), self.centres[link.a].max(self.centres[b]));
             let middle = (from + to) / 2;
-            // The bow reaches half way to its control point.
+            // The arc reaches half way to its control point.
             let deep = 40 + (to - from) / 4;
             let lowest = bottom.max(under + deep / 2 + 16);
             self.body.push_str(&format!(

@@ -1,11 +1,11 @@
-//! Whatever a report says, the screens and drawings of it are made, and no row is wider than the window.
+//! Any report has screens and drawings, and no row is wider than the window.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 use proptest::prelude::*;
 use switchyard_crds::gpu_topology::{GidGroup, GidType, LinkVia, NvLinks, PathClass, PcieLink, VirtualFunctions};
 
-/// Names as firmware may have them, some of them nonsense.
+/// Names as firmware may have them, including nonsense.
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => "[a-z]{1,6}_[0-9]{1,2}",

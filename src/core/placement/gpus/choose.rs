@@ -1,17 +1,17 @@
-//! The GPUs of each pod, on nodes that are chosen already.
+//! The GPUs of each pod, on nodes that have been chosen.
 
 use super::fleet::Fleet;
+use super::request::{Pod, Request};
 use super::shape::subsets;
-use super::solve::{Pod, Request};
 use std::collections::BTreeMap;
 
-/// GPUs asked for, kind of node, free GPUs: nodes that are equal in these have the same choice.
+/// GPUs asked for, kind of node, free GPUs: nodes that are equal in these get the same choice.
 type Kind = (u8, u32, u32);
 /// For every choice of rails the best set, by its wholeness and then the lowest.
 type ByRails = BTreeMap<u64, (u64, u32)>;
 
-/// Chooses the GPUs for each (group, position of the node). Every set is worth the bandwidth of the gang at least: more would gain
-/// nothing. Of those the ones that use the same rails on as many nodes as possible are taken, then those that leave the most whole.
+/// Chooses the GPUs for each (group, position of the node). Every set must carry at least the bandwidth of the gang; more would gain nothing.
+/// Among those, sets are preferred that use the same rails on as many nodes as possible, then those that leave the most GPUs usable together.
 pub(super) fn devices(fleet: &Fleet, request: &Request, level: Option<usize>, chosen: &[(usize, usize)]) -> Vec<Pod> {
     let level = level.map(|level| fleet.levels[level]);
     let kind = |group: usize, position: usize| {

@@ -18,19 +18,19 @@ pub struct Site {
     pub shape: u32,
     /// GPUs that may be taken, one bit each.
     pub free: u32,
-    /// The node may be used at all.
+    /// Whether the node may be used at all.
     pub open: bool,
     /// Its domain of each level but the largest, small to large; `None`: not known, then its smaller domain is one of its own there.
     pub domains: Vec<Option<u32>>,
 }
 
-/// Why there is no fleet of what was given.
+/// Why no fleet can be built from the input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FleetError {
     /// The number of levels.
     #[error("{0} levels of domains: expected 1 (the cluster) to {MOST_LEVELS}")]
     Levels(usize),
-    /// A factor that is no factor, or that grows.
+    /// A factor out of range, or larger than that of the level below.
     #[error(
         "level {level}: {share} thousandths of the injection: expected 1 to {most}, that of the level below: \
          a larger domain cannot carry more than the smaller ones in it"
@@ -51,7 +51,7 @@ pub enum FleetError {
         /// How many it has.
         gpus: usize,
     },
-    /// A node that does not fit to the rest.
+    /// A node that does not match the rest.
     #[error("node {0}: its shape or its number of domains is not of this fleet")]
     Site(u32),
 }
@@ -61,7 +61,7 @@ pub enum FleetError {
 pub struct Fleet {
     pub(super) levels: Vec<Level>,
     pub(super) shapes: Vec<Arc<Shape>>,
-    pub(super) sites: Vec<Place>,
+    pub(super) sites: Vec<Slot>,
     /// Position of each node.
     pub(super) positions: Vec<u32>,
     /// Domains of each level, as ranges of positions.
@@ -71,7 +71,7 @@ pub struct Fleet {
 
 /// A node in its position.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct Slot {
     pub node: NodeOrd,
     pub shape: u32,
     pub free: u32,
@@ -136,7 +136,7 @@ impl Fleet {
         Ok(Fleet { levels, shapes, sites, positions, domains, views: BTreeMap::new() })
     }
 
-    /// A node has other free GPUs than before, or may be used or not.
+    /// Updates the free GPUs of a node, and whether it may be used.
     pub fn set(&mut self, node: NodeOrd, free: u32, open: bool) {
         let position = self.positions[node.0 as usize] as usize;
         let place = &mut self.sites[position];
@@ -154,14 +154,14 @@ impl Fleet {
         }
     }
 
-    /// Position of a node; `None`: it is not of this fleet.
+    /// Position of a node; `None`: it is not in this fleet.
     pub(super) fn position(&self, node: NodeOrd) -> Option<usize> {
         self.positions.get(node.0 as usize).map(|position| *position as usize)
     }
 
     /// Level of the smallest domain with all these nodes; `None` for a single one.
     pub fn spread_of(&self, nodes: &[NodeOrd]) -> Option<usize> {
-        let places: Vec<&Place> =
+        let places: Vec<&Slot> =
             nodes.iter().map(|node| &self.sites[self.positions[node.0 as usize] as usize]).collect();
         let [first, others @ ..] = places.as_slice() else { return None };
         if others.is_empty() {
@@ -205,7 +205,7 @@ impl Fleet {
 }
 
 impl Spread {
-    fn rank(&self, place: &Place) -> u32 {
+    fn rank(&self, place: &Slot) -> u32 {
         if place.open { self.tables[place.shape as usize][place.free as usize] } else { 0 }
     }
 
@@ -225,7 +225,7 @@ impl Spread {
 }
 
 /// Nodes in the order of the tree, and the domains as ranges.
-fn tree(levels: usize, shapes: &[Arc<Shape>], sites: &[Site]) -> (Vec<Place>, Vec<Vec<Range<usize>>>) {
+fn tree(levels: usize, shapes: &[Arc<Shape>], sites: &[Site]) -> (Vec<Slot>, Vec<Vec<Range<usize>>>) {
     /// Larger than any number of a domain.
     const OWN: u64 = 1 << 32;
     // Domains from the largest down; a node whose domain is not known is alone with its smaller domain.
@@ -256,7 +256,7 @@ fn tree(levels: usize, shapes: &[Arc<Shape>], sites: &[Site]) -> (Vec<Place>, Ve
         }
         let free = site.free & shapes[site.shape as usize].all();
         let node = NodeOrd(*number as u32);
-        places.push(Place { node, shape: site.shape, free, open: site.open, domain });
+        places.push(Slot { node, shape: site.shape, free, open: site.open, domain });
     }
     (places, domains)
 }

@@ -1,15 +1,15 @@
 //! Gangs of unequal pods: exact too, because a node takes one pod.
 
 use super::fleet::Fleet;
-use super::solve::Request;
+use super::request::Request;
 
 /// Nodes by the set of groups that they could serve (a mask), for one value.
 type Classes = Vec<Vec<usize>>;
 
 /// Group and position of each pod's node: the best value, at the lowest level that has it, in few domains.
 ///
-/// For a value each node can serve some of the groups. A domain has a place exactly if for every set of groups there are enough
-/// nodes that can serve one of them (Hall's theorem); the number of groups is small.
+/// For a value each node can serve some of the groups. The gang fits in a domain if and only if, for every set of groups, there are enough nodes
+/// that can serve one of them (Hall's theorem); the number of groups is small.
 pub(super) fn solve(fleet: &Fleet, request: &Request) -> Option<Vec<(usize, usize)>> {
     let last = request.within.unwrap_or(fleet.levels.len() - 1);
     let mut best: Option<(u32, usize, usize)> = None;
@@ -25,7 +25,7 @@ pub(super) fn solve(fleet: &Fleet, request: &Request) -> Option<Vec<(usize, usiz
         for domain in 0..fleet.domains[level].len() {
             let nodes = fleet.domains[level][domain].clone();
             let has_place = |value: &u32| has_place(request, &classes(fleet, request, level, *value, nodes.clone()));
-            // What has a place for a value has one for every smaller value.
+            // If it fits at a value, it fits at every smaller one.
             let reached = values.partition_point(has_place);
             let value = reached.checked_sub(1).map(|index| values[index]);
             if let Some(value) = value.filter(|value| best.is_none_or(|(most, ..)| *value > most)) {
@@ -80,7 +80,7 @@ fn has_place(request: &Request, classes: &Classes) -> bool {
     })
 }
 
-/// Leaves out domains, level by level from above and the emptiest first, as long as there is a place in the rest.
+/// Leaves out domains, level by level from the top and the emptiest first, as long as the rest has room.
 fn few_domains(fleet: &Fleet, request: &Request, level: usize, domain: usize, value: u32) -> Classes {
     let mut kept: Vec<usize> = fleet.domains[level][domain].clone().collect();
     let able = |nodes: &[usize]| classes(fleet, request, level, value, nodes.iter().copied());
@@ -90,7 +90,7 @@ fn few_domains(fleet: &Fleet, request: &Request, level: usize, domain: usize, va
             .map(<[usize]>::to_vec)
             .collect();
         parts.sort_by_key(|part| able(part).iter().map(Vec::len).sum::<usize>());
-        // A domain that was needed once is needed later too: less is left then.
+        // A domain that was needed once is needed later too, because less is left then.
         let mut index = 0;
         while index < parts.len() {
             let rest = parts.iter().enumerate().filter(|(other, _)| *other != index).flat_map(|(_, part)| part);
@@ -110,7 +110,7 @@ fn few_domains(fleet: &Fleet, request: &Request, level: usize, domain: usize, va
     classes
 }
 
-/// Gives nodes to groups, by augmenting paths over classes: a maximum flow, which serves everybody where Hall's condition holds.
+/// Gives nodes to groups, by augmenting paths over classes: a maximum flow, which serves every group if Hall's condition holds.
 fn assign(request: &Request, classes: &Classes) -> Vec<(usize, usize)> {
     let groups = request.groups.len();
     let mut given = vec![vec![0_u32; groups]; classes.len()];

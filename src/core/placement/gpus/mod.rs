@@ -4,11 +4,12 @@ mod choose;
 mod fleet;
 mod groups;
 mod repair;
+mod request;
 pub mod ring;
 mod shape;
 mod solve;
 
 pub use fleet::{Fleet, FleetError, MOST_LEVELS, Site};
+pub use request::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};
 pub use ring::{MinLink, UNLIMITED};
 pub use shape::{Level, MOST_GPUS, Shape};
-pub use solve::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};

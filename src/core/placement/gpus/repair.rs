@@ -1,15 +1,14 @@
-//! A place for a gang that lost nodes: the others stay where they are.
+//! A new placement for a gang that lost nodes: the other pods stay where they are.
 
 use super::choose;
 use super::fleet::Fleet;
-use super::solve::{Placement, Pod, Refusal, Request};
+use super::request::{Placement, Pod, Refusal, Request};
 use crate::model::NodeOrd;
 
 impl Fleet {
-    /// Finds a place that has the bandwidth of the best one and moves as few pods as possible: `earlier` says where each pod was, in the
-    /// order of ranks, and what it had. Pods that stay keep their ranks, and those that move take the ranks of the holes. That comes before
-    /// the number of domains, because a pod that moves loads its data and its image again. Gangs of one group only; others are placed
-    /// anew.
+    /// Finds a place that has the bandwidth of the best one and moves as few pods as possible: `earlier` says where each pod was, in the order of
+    /// ranks, and what it had. Pods that stay keep their ranks, and those that move take the ranks of the holes. That comes before the number of
+    /// domains, because a pod that moves loads its data and its image again. Gangs of one group only; others are placed from scratch.
     ///
     /// # Errors
     /// There is no place at all.
@@ -49,7 +48,7 @@ impl Fleet {
         Some(self.pods(request, earlier, &kept, &others)).filter(|filled| filled.bandwidth >= bandwidth)
     }
 
-    /// Position of each pod that can stay where it is, if the gang is in this domain.
+    /// Position of each pod that can stay where it is if the gang is placed in this domain.
     fn kept(
         &self,
         request: &Request,
@@ -58,7 +57,7 @@ impl Fleet {
         (level, domain): (usize, u32),
     ) -> Vec<Option<usize>> {
         let group = request.groups[0];
-        // A lone pod sends to nobody.
+        // A single pod sends to no other.
         let reach = Some(self.levels[level]).filter(|_| group.pods > 1);
         let stays = |(node, set): &(Option<NodeOrd>, u32)| {
             let position = self.position((*node)?)?;
@@ -73,7 +72,7 @@ impl Fleet {
         earlier.iter().map(stays).collect()
     }
 
-    /// Other nodes of a domain that are good enough: those nearest to the ones that stay, and of these the ones that are broken already.
+    /// Other nodes of a domain that are good enough: those nearest to the ones that stay, and among these the partly used ones first.
     fn others(
         &self,
         request: &Request,

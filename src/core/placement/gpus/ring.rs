@@ -11,7 +11,6 @@ pub const UNLIMITED: u32 = u32::MAX;
 /// The worst link that a ring may contain, best first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MinLink {
-    /// NVLink.
     NVLink,
     /// Inside PCIe switches.
     PCIeSwitch,
@@ -144,8 +143,8 @@ struct Cycles<'a> {
     steps: u64,
 }
 
-/// Steps of the search for one set, so that a report of nonsense costs no more than 0.1 s. A DGX-1 needs a tenth of them; the best found
-/// so far stands then, which is a capacity that is really there.
+/// Steps of the search for one set, so that a nonsensical report costs no more than 0.1 s. A DGX-1 needs a tenth of them. At the limit the best
+/// cycle set so far is returned, which is a real capacity.
 const MOST_STEPS: u64 = 20_000;
 
 impl Cycles<'_> {
@@ -157,7 +156,7 @@ impl Cycles<'_> {
         }
         let (count, last) = (self.links.len(), self.path[self.path.len() - 1]);
         if self.path.len() == count {
-            // Of a cycle and its reverse one is enough.
+            // A cycle and its reverse count once.
             let is_new = self.path[1] < last || count == 2;
             if self.links[last][0] > 0 && is_new && before.is_none_or(|before| before <= self.path.as_slice()) {
                 self.take(last, 0, -1);

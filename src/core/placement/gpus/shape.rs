@@ -18,7 +18,6 @@ pub struct Level {
 /// A kind of node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Number of GPUs.
     pub gpus: usize,
     /// Ring capacity of each set.
     pub ring: Vec<u32>,
@@ -79,7 +78,7 @@ impl Shape {
         switched.max(u32::try_from(injection).unwrap_or(u32::MAX))
     }
 
-    /// Value of a set for a gang of this spread: the slower of its ring and its way out. At least 1; 0 is for sets that may not be.
+    /// Value of a set for a gang of this spread: the slower of its ring and its way out. At least 1; 0 marks sets that must not be used.
     pub fn value(&self, mask: u32, level: Option<Level>, min_link: MinLink) -> u32 {
         if self.worst[mask as usize] > min_link {
             return 0;
@@ -136,7 +135,7 @@ pub fn subsets(mask: u32, gpus: u8) -> impl Iterator<Item = u32> {
     std::iter::successors(first, move |chosen| {
         let lowest = chosen & chosen.wrapping_neg();
         let ripple = chosen + lowest;
-        // Of the empty set there is one.
+        // The empty set has one subset.
         let tail = ((chosen ^ ripple) >> 2).checked_div(lowest)?;
         (ripple | tail < 1 << count).then_some(ripple | tail)
     })

@@ -3,86 +3,10 @@
 use super::choose;
 use super::fleet::{Fleet, Spread};
 use super::groups;
-use super::ring::{MinLink, UNLIMITED};
+use super::request::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};
+use super::ring::UNLIMITED;
 use crate::model::NodeOrd;
 use std::ops::Range;
-
-/// Most groups of a gang: every set of groups is looked at.
-pub const MOST_GROUPS: usize = 6;
-
-/// Equal pods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Group {
-    /// How many, at least 1, each on a node of its own.
-    pub pods: u32,
-    /// GPUs of each; 0: a process without GPUs.
-    pub gpus: u8,
-}
-
-/// Pods that stay together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Slices {
-    /// Level of the domains that take whole slices.
-    pub level: usize,
-    /// Pods of a slice.
-    pub pods: u32,
-}
-
-/// A gang that wants a place.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Request {
-    /// Its pods: 1 to [`MOST_GROUPS`] groups.
-    pub groups: Vec<Group>,
-    /// The worst link between GPUs of a pod.
-    pub min_link: MinLink,
-    /// Level of the domains of which one must contain the gang.
-    pub within: Option<usize>,
-    /// Whole slices in domains of a level. For gangs of one group only.
-    pub slices: Option<Slices>,
-}
-
-/// A place for every pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
-    /// The pods in the order of their ranks: neighbours in the tree are neighbours in the ring.
-    pub pods: Vec<Pod>,
-    /// Bandwidth of the gang's ring, megabytes per second, one direction; [`UNLIMITED`] for a single GPU.
-    pub bandwidth: u32,
-    /// Level of the smallest domain with all of it; `None`: a single node.
-    pub level: Option<usize>,
-    /// Number of domains of each level that it is spread over.
-    pub domains: Vec<u32>,
-}
-
-/// A place for a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pod {
-    /// Its group.
-    pub group: usize,
-    /// Its node.
-    pub node: NodeOrd,
-    /// Its GPUs as a mask.
-    pub set: u32,
-    /// Its GPUs in the order of local ranks, which is that of their rails.
-    pub gpus: Vec<u8>,
-    /// Ring capacity between them.
-    pub ring: u32,
-    /// What it can send to the other pods.
-    pub outward: u32,
-}
-
-/// Why there is no place, in numbers of nodes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Refusal {
-    /// The request itself is at fault.
-    pub nonsense: Option<&'static str>,
-    /// Nodes that may not be used.
-    pub closed: u32,
-    /// For each group: nodes with too few free GPUs, nodes whose free GPUs are not joined well enough, nodes that fit.
-    pub groups: Vec<[u32; 3]>,
-    /// Of the level that must contain the gang: the most nodes of one domain that fit, and a node of that domain.
-    pub fullest: Option<(u32, NodeOrd)>,
-}
 
 /// Where a gang of equal pods goes before its GPUs are chosen.
 struct Decision {
@@ -92,11 +16,11 @@ struct Decision {
 }
 
 impl Fleet {
-    /// Finds the place with the most bandwidth: first that, then the fewest domains from the largest level down, then the least
-    /// fragmentation. The same fleet and request give the same answer.
+    /// Finds the placement with the most bandwidth: first that, then the fewest domains from the largest level down, then the least
+    /// fragmentation. The same fleet and request give the same result.
     ///
     /// # Errors
-    /// There is no place; nothing changes.
+    /// There is no placement; nothing changes.
     pub fn solve(&mut self, request: &Request) -> Result<Placement, Refusal> {
         if let Some(nonsense) = self.nonsense(request) {
             return Err(Refusal { nonsense: Some(nonsense), ..Refusal::default() });
@@ -144,7 +68,7 @@ impl Fleet {
         }
     }
 
-    /// The node for a single pod: its value is that of its ring, because it sends to nobody.
+    /// The node for a single pod: its value is that of its ring, because it sends to no other pod.
     fn lone(&self, group: Group, request: &Request) -> Option<usize> {
         let spread = &self.view(group.gpus, request.min_link).spreads[self.levels.len()];
         let best = *spread.ranks.iter().max()?;
@@ -155,7 +79,7 @@ impl Fleet {
     /// The best value, at the lowest level that has it; of several domains the one where the gang is least spread, then that with the
     /// least room left.
     ///
-    /// Given a value and a level, nodes do not depend on each other: a domain has a place exactly if it has enough nodes of at least
+    /// Given a value and a level, nodes do not depend on each other: the gang fits in a domain if and only if it has enough nodes of at least
     /// this value. What a level carries does not grow with the level, so the largest such value is the true one.
     fn decide(&self, group: Group, request: &Request) -> Option<Decision> {
         let (level, rank, domains) = self.reached_anywhere(group, request)?;
@@ -211,7 +135,7 @@ impl Fleet {
         for (leaf, pods) in rooms.descend(self, level, domain, group.pods).0 {
             let range = self.domains[0][leaf].clone();
             let mut nodes: Vec<usize> = range.filter(|position| spread.ranks[*position] >= rank).collect();
-            // Nodes that are broken already go first.
+            // Partly used nodes go first.
             nodes.sort_by_key(|position| (self.sites[*position].free.count_ones(), *position));
             chosen.extend_from_slice(&nodes[..pods as usize]);
         }
@@ -322,11 +246,11 @@ impl Rooms {
         self.rows.last().map_or(0, |(_, row)| row.iter().sum())
     }
 
-    /// Spreads pods over the fewest domains, level by level from above. Answers the smallest domains with their pods, and how many
-    /// domains of each level below are used.
+    /// Spreads pods over the fewest domains, level by level from above. Returns the smallest domains with their pods, and how many domains of
+    /// each level below are used.
     ///
-    /// Which domains of a level are used is decided over all that were chosen above together: how many pods each of those takes is
-    /// still open, but below slices, whose domains have taken theirs.
+    /// The domains of a level are chosen over all domains chosen above it together, because how many pods each of those takes is still open. The
+    /// exception is below slices, whose domains have taken theirs.
     pub fn descend(&self, fleet: &Fleet, level: usize, domain: usize, pods: u32) -> (Vec<(usize, u32)>, Vec<u32>) {
         let mut parts = vec![(domain, pods)];
         let mut used = vec![0; level];
@@ -348,8 +272,8 @@ impl Rooms {
     }
 }
 
-/// Takes pods from the roomiest domains, and the last ones from the domain where they fit most tightly: the fewest domains there can
-/// be. Rooms come as (pods, domain); answers (domain, pods).
+/// Takes pods from the roomiest domains, and the last ones from the domain where they fit most tightly: the fewest domains there can be. Takes
+/// rooms as (pods, domain); returns (domain, pods).
 fn fewest(mut rooms: Vec<(u32, usize)>, pods: u32) -> Vec<(usize, u32)> {
     rooms.sort_unstable_by_key(|(room, domain)| (std::cmp::Reverse(*room), *domain));
     let (mut taken, mut left) = (Vec::new(), pods);

@@ -60,7 +60,7 @@ const PAIRS: [Pair; 9] = [
         Setting("NCCL_P2P_DISABLE", "1"),
         Setting("NCCL_P2P_LEVEL", ""),
         Severity::Warning,
-        "with P2P disabled its level means nothing",
+        "with P2P disabled its level has no effect",
     ),
     excludes(
         Setting("NCCL_IB_GID_INDEX", ""),
@@ -96,7 +96,7 @@ const PAIRS: [Pair; 9] = [
         Setting("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
         Setting("PYTORCH_CUDA_ALLOC_CONF", ""),
         Severity::Warning,
-        "without the caching allocator its configuration means nothing",
+        "without the caching allocator its configuration has no effect",
     ),
 ];
 
@@ -108,7 +108,7 @@ fn pair(first: &Variable, second: &Variable, severity: Severity, why: &str, foun
     found.add("contradiction", severity, &second.path, if is_of_nccl { text.link(GUIDE) } else { text });
 }
 
-/// RDMA is switched off, and something is set or asked for that only matters with it.
+/// RDMA is disabled, and something is set or requested that only matters with it.
 fn without_rdma(container: &Container, found: &mut Found) {
     let Some(off) = container.has("NCCL_IB_DISABLE", "1").or_else(|| container.has("NCCL_NET", "Socket")) else {
         return;

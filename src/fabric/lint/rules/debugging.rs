@@ -1,4 +1,4 @@
-//! Settings for finding faults.
+//! Debug settings.
 
 use super::{Found, Severity, Text};
 use crate::lint::view::{Setting, Variable};
@@ -15,7 +15,7 @@ pub(super) fn check(variable: &Variable, found: &mut Found) {
         let text = if key.is_some() { text.link(GUIDE) } else { text };
         return found.add("debug-setting", severity, &variable.path, text);
     }
-    // What is gone, on its way out or cannot be read has a rule of its own.
+    // Removed, deprecated and unreadable settings have rules of their own.
     let is_fine = |key: &&nccl::Key| {
         let can_be_read = variable.text().is_none_or(|value| key.form.check(value).is_ok());
         key.gone.is_none()

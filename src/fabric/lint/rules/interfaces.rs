@@ -20,7 +20,7 @@ pub(super) fn check(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
         Some(Form::Interfaces) => {
             let list = List::parse(value);
             interface(scene, variable, &list, found);
-            // An interface and its VLANs are found by accident on the nodes' own network only.
+            // A prefix matches an interface and its VLANs by accident only on the nodes' own network.
             let severity = if scene.group.host_network { Severity::Warning } else { Severity::Note };
             prefix(variable, &list, |_| true, severity, found);
         }
@@ -32,7 +32,7 @@ pub(super) fn check(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
     }
 }
 
-/// Names that end with a number other than 0 are the beginning of ten more.
+/// A name that ends with a number other than 0 is the prefix of ten more.
 fn prefix(variable: &Variable, list: &List<'_>, ends: fn(&str) -> bool, severity: Severity, found: &mut Found) {
     let is_beginning = |name: &&str| {
         let head = name.trim_end_matches(|c: char| c.is_ascii_digit());
@@ -49,7 +49,7 @@ fn prefix(variable: &Variable, list: &List<'_>, ends: fn(&str) -> bool, severity
 fn interface(scene: &Scene<'_>, variable: &Variable, list: &List<'_>, found: &mut Found) {
     let is_loopback = |name: &str| name == "lo" || name.starts_with("lo:");
     if list.is_excluding {
-        // horovod#700: with a list of one's own, NCCL's own exception of the loopback interface is off.
+        // horovod#700: with a list of the user's, NCCL no longer excludes the loopback interface by itself.
         if !list.is_exact && list.names().all(is_virtual_interface) {
             let why = "a list of exceptions replaces NCCL's own, and the loopback interface may be taken";
             let fix = format!("write {}=^lo,{}", variable.name, list.names().collect::<Vec<_>>().join(","));

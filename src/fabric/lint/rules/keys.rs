@@ -16,7 +16,7 @@ pub(super) fn check(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
         let fix = format!("rename it to {}", renamed.to);
         return found.add("renamed-key", Severity::Warning, &variable.path, Text::of(variable, why, fix));
     }
-    // Names are case-sensitive, and nobody means `nccl_debug` for anything else.
+    // Names are case-sensitive, and `nccl_debug` can only mean the one in capitals.
     if !variable.name.to_ascii_uppercase().starts_with(nccl::PREFIX) {
         return;
     }
@@ -34,7 +34,7 @@ pub(super) fn check(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
 fn unknown(variable: &Variable, found: &mut Found) {
     let bare = variable.name[nccl::PREFIX.len()..].to_owned();
     let known = nccl::keys().filter(|key| key.gone.is_none()).map(|key| &key.name[nccl::PREFIX.len()..]);
-    let why = "no release of NCCL reads this name, and NCCL says nothing about names that it does not know";
+    let why = "no release of NCCL reads this name, and NCCL does not warn about unknown names";
     let fix = match nearest(&bare, known) {
         Some(name) => format!("did you mean {}{name}? Else delete it", nccl::PREFIX),
         None => format!("delete {}, or ask whose plugin reads it", variable.name),
@@ -55,13 +55,13 @@ fn version(scene: &Scene<'_>, variable: &Variable, key: &Key, found: &mut Found)
             Some(gone) if image >= gone => format!("removed in {gone}"),
             _ => format!("new in {}", key.since),
         };
-        let why = format!("NCCL {image} does not read it ({range}), and says nothing about that");
+        let why = format!("NCCL {image} does not read it ({range}), and does not warn");
         let text = Text::of(variable, why, instead(key.instead)).link(GUIDE);
         return found.add("not-in-version", Severity::Warning, &variable.path, text);
     }
     let (why, instead) = match (key.gone, key.deprecated) {
         (Some(gone), _) if image.is_none() => {
-            (format!("NCCL does not read it since {gone}, and says nothing about that"), instead(key.instead))
+            (format!("NCCL has not read it since {gone}, and does not warn"), instead(key.instead))
         }
         (None, Some(since)) if image.is_none_or(|image| image >= since) => {
             (format!("deprecated since NCCL {since}: a later release may not read it"), instead(key.instead))

@@ -1,11 +1,11 @@
-//! What launchers, operators and device plugins own: processes, ranks, devices.
+//! Settings that belong to launchers, operators and device plugins: processes, ranks, devices.
 
 use super::{Found, Scene, Severity, Text};
 use crate::lint::view::{Count, Kind, Origin, Processes, Variable};
 use crate::variables::{is_visible_devices, per_process, rendezvous, set_by_launcher};
 use switchyard_core::units::{counted, plural};
 
-/// Values that hide all GPUs from a container that shall have none.
+/// Values that hide all GPUs from a container that must not have any.
 const HIDING: [&str; 4] = ["", "none", "void", "-1"];
 
 /// `visible-devices` and `launcher-owned`.
@@ -76,7 +76,7 @@ fn devices(scene: &Scene<'_>, variable: &Variable, found: &mut Found) {
 /// `process-count`.
 pub(super) fn processes(scene: &Scene<'_>, found: &mut Found) {
     let Scene { workload, group, container, .. } = scene;
-    // A field of the job is about the container that trains, not about one without GPUs beside it.
+    // A field of the job applies to the training container, not to a sidecar without GPUs.
     let trains = group.containers.len() == 1 || container.gpus != Some(0);
     let field = group.processes.as_ref().filter(|_| trains);
     let option = container.processes.as_ref();
@@ -90,7 +90,7 @@ pub(super) fn processes(scene: &Scene<'_>, found: &mut Found) {
             let fix = format!("delete {}, or make both equal", option.words);
             found.add("process-count", Severity::Error, &option.path, Text::new(&option.words, why, fix));
         }
-        // The command line is what starts processes.
+        // The command line starts the processes.
         _ => {
             if let Some(said) = option.or(field) {
                 against_gpus(said, container.gpus, found);

@@ -19,7 +19,7 @@ pub(super) fn check(variable: &Variable, found: &mut Found) {
     }
     let length = variable.text().map_or(0, |value| value.chars().count());
     if length > LONGEST_VALUE && variable.name.starts_with(nccl::PREFIX) {
-        // In the environment it is whole, but it cannot be moved to a file.
+        // It works in the environment, but it cannot be moved to a file.
         let severity = if variable.origin == Origin::Conf { Severity::Error } else { Severity::Warning };
         let why = format!("NCCL cuts lines of nccl.conf after {LONGEST_VALUE} characters without a word");
         let fix = "shorten it: prefixes instead of lists, or a file that the variable names";
@@ -53,7 +53,7 @@ pub(super) fn duplicates(container: &Container, found: &mut Found) {
         let same = |other: &&Variable| {
             other.name == variable.name && other.origin == variable.origin && other.path.list() == variable.path.list()
         };
-        // The last of several says it once.
+        // Reported once, at the last of several.
         let Some(first) = container.variables[..index].iter().find(same) else { continue };
         if container.variables[index + 1..].iter().any(|other| same(&other)) {
             continue;

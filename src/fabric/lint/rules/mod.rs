@@ -1,4 +1,4 @@
-//! The rules. Each looks at a container with its pod and its job, and says what it finds.
+//! The rules. Each checks a container with its pod and its job, and reports what it finds.
 
 mod contradictions;
 mod debugging;
@@ -11,12 +11,11 @@ use super::path::Path;
 use super::view::{Container, Group, Variable, Workload};
 use super::{Finding, Options, Severity};
 
-/// A rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     /// Its id; stable.
     pub id: &'static str,
-    /// The gravest that it finds.
+    /// The highest severity that it reports.
     pub severity: Severity,
     /// What it finds, in one sentence.
     pub finds: &'static str,
@@ -70,7 +69,7 @@ pub const RULES: [Rule; 18] = [
     rule("conf-line", Error, "a line of nccl.conf that is not NAME=value: NCCL trims nothing and knows no quotes"),
 ];
 
-/// What a rule looks at.
+/// The input of a rule.
 struct Scene<'a> {
     workload: &'a Workload,
     group: &'a Group,

@@ -1,7 +1,7 @@
 //! The variables of the NCCL user guide, by its two sections: what a system needs, and what is for debugging.
 //!
-//! Source: `docs/userguide/source/env.rst` of NVIDIA/nccl 2.30.7 (5067397c): section, versions, values; where the code of an
-//! earlier release reads a variable already, or a later one no longer, the code counts (73 tagged releases from 2.3.5 to 2.30.7).
+//! Source: `docs/userguide/source/env.rst` of NVIDIA/nccl 2.30.7 (5067397c): section, versions, values; if the code of an earlier release already
+//! reads a variable, or a later one no longer does, the code counts (73 tagged releases from 2.3.5 to 2.30.7).
 
 use super::Form::{Adapters, AtLeast, Between, Interfaces, Level, OneOf, Switch, Text, Whole, Words};
 use super::{Key, OLDEST, debugging, system, v};

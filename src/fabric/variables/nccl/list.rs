@@ -3,16 +3,16 @@
 /// A list: `mlx5_0,mlx5_3:1` by prefix, `=` for exact names, `^` for all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List<'a> {
-    /// What is listed is left out.
+    /// The listed names are excluded.
     pub is_excluding: bool,
-    /// Names are whole ones.
+    /// Names are exact.
     pub is_exact: bool,
-    /// Names with the port behind them, where there is one.
+    /// Names, with a port if there is one.
     entries: Vec<(&'a str, Option<u32>)>,
 }
 
 impl<'a> List<'a> {
-    /// Reads a list; names that are empty are left out.
+    /// Reads a list; empty names are skipped.
     pub fn parse(value: &'a str) -> List<'a> {
         let rest = value.strip_prefix('^');
         let is_excluding = rest.is_some();
@@ -38,7 +38,7 @@ impl<'a> List<'a> {
         self.entries.iter().map(|(name, _)| *name)
     }
 
-    /// Whether NCCL takes the device. Interfaces have no port.
+    /// Whether NCCL uses the device. Interfaces have no port.
     pub fn takes(&self, name: &str, port: Option<u32>) -> bool {
         let is_name = |listed: &str| if self.is_exact { name == listed } else { name.starts_with(listed) };
         let is_port = |listed: Option<u32>| listed.is_none() || port.is_none() || listed == port;

@@ -12,17 +12,16 @@ pub use list::List;
 use std::fmt;
 use std::str::FromStr;
 
-/// What every name of NCCL begins with.
+/// Prefix of all names of NCCL.
 pub const PREFIX: &str = "NCCL_";
-/// The newest release that the tables know.
+/// The newest release that the tables cover.
 pub const NEWEST: Version = v(2, 30, 7);
-/// The oldest release whose source was read: a variable that it has may be older.
+/// The oldest release whose source was read: its variables may be older.
 pub const OLDEST: Version = v(2, 3, 5);
 /// Characters of a line of `nccl.conf` that NCCL reads for a value: `char envValue[1024]` (`src/misc/param.cc` of 2.30.7).
 pub const LONGEST_VALUE: usize = 1023;
 /// Threads times sockets of the socket transport, at most (user guide, `NCCL_SOCKET_NTHREADS`).
 pub const MOST_SOCKETS: i64 = 64;
-/// The user guide.
 pub const GUIDE: &str = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html";
 
 /// A release of NCCL.
@@ -30,9 +29,9 @@ pub const GUIDE: &str = "https://docs.nvidia.com/deeplearning/nccl/user-guide/do
 pub struct Version {
     /// 2 since 2017.
     pub major: u16,
-    /// Counts releases with new functions.
+    /// Counts feature releases.
     pub minor: u16,
-    /// Counts repairs.
+    /// Counts bug-fix releases.
     pub patch: u16,
 }
 
@@ -72,7 +71,7 @@ pub enum Section {
     System,
     /// "Debugging": "should not be used in production nor retained in scripts".
     Debugging,
-    /// Nowhere: only the code has it.
+    /// Not in the guide: only in the code.
     Undocumented,
 }
 
@@ -91,7 +90,7 @@ pub enum Form {
     OneOf(&'static [i64]),
     /// One of these words, in any case.
     Words(&'static [&'static str]),
-    /// A distance: `LOC`, `NVL`, `PIX`, `PXB`, `PHB`, `SYS`, or a number as of old.
+    /// A distance: `LOC`, `NVL`, `PIX`, `PXB`, `PHB`, `SYS`, or a number as in older releases.
     Level,
     /// Interfaces by prefix, `=` for exact names, `^` for all others.
     Interfaces,
@@ -108,7 +107,7 @@ impl Form {
     /// Whether NCCL can use the value.
     ///
     /// # Errors
-    /// What it takes instead, in words.
+    /// What it accepts, in words.
     pub fn check(self, value: &str) -> Result<(), String> {
         let number = || number(value);
         let within = |low: i64, high: i64| number().is_some_and(|number| (low..=high).contains(&number));
@@ -137,7 +136,7 @@ impl Form {
     }
 }
 
-/// A number as `strtoll` with base 0 takes it, but whole: NCCL would read `1,5` as 1.
+/// A number as `strtoll` with base 0 reads it, but complete: NCCL would read `1,5` as 1.
 pub fn number(text: &str) -> Option<i64> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
@@ -155,17 +154,16 @@ pub fn number(text: &str) -> Option<i64> {
 /// A variable of NCCL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
-    /// Its name.
     pub name: &'static str,
     /// Where the user guide has it.
     pub section: Section,
     /// The first release that reads it; [`OLDEST`] may not be the first.
     pub since: Version,
-    /// The first release that does not read it any more.
+    /// The first release that no longer reads it.
     pub gone: Option<Version>,
     /// Since when the user guide advises against it.
     pub deprecated: Option<Version>,
-    /// What to set in its place.
+    /// What to set instead.
     pub instead: Option<&'static str>,
     /// Its values.
     pub form: Form,

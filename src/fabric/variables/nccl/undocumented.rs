@@ -1,4 +1,4 @@
-//! Variables that the code of NCCL reads and its user guide does not have: they come and go without notice.
+//! Variables that NCCL's code reads but its user guide does not list: they come and go without notice.
 //!
 //! Source: `NCCL_PARAM`, `ncclGetEnv` and `getenv` in `src/` of the 73 tagged releases of NVIDIA/nccl from 2.3.5 to 2.30.7; the
 //! versions are the first that reads a variable and the first after it that does not.

@@ -4,7 +4,7 @@ use super::super::Action;
 use super::super::machine::Shapes;
 use super::super::tests::World;
 use super::super::view::NodeView;
-use crate::objects::Object;
+use crate::objects::{Kind, Object};
 use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     assert!(world.job.status.as_ref().unwrap().placement.is_none());
     assert!(world.pods.iter().all(|pod| pod.gated), "nothing may start");
     set_reports(&mut world, "Active");
-    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are made anew.
+    // The pods that wait ask for no RDMA device, since none was of use when they were made: they are created again.
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
     let status = world.job.status.as_ref().unwrap();
@@ -187,7 +187,7 @@ fn our_own_engine_and_single_pods_without_gpus_have_no_fabric() {
     world.run();
     assert_eq!(world.stage(), "Running");
     assert_eq!(world.job.status.as_ref().unwrap().fabric, None);
-    assert!(world.objects.keys().all(|(kind, _)| *kind != "ConfigMap"));
+    assert!(world.objects.keys().all(|(kind, _)| *kind != Kind::ConfigMap));
 }
 
 #[test]
@@ -199,5 +199,5 @@ fn claims_and_files_are_both_waited_for() {
     world.run();
     assert_eq!(world.job.status.as_ref().unwrap().device_allocation, Some(DeviceAllocation::Claims));
     assert_eq!(world.stage(), "Running", "{}", world.message());
-    assert!(world.objects.contains_key(&("ConfigMap", "a-1-fabric".to_string())));
+    assert!(world.objects.contains_key(&(Kind::ConfigMap, "a-1-fabric".to_string())));
 }

@@ -2,14 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::cluster::PlacementRules;
+use crate::cluster::levels::Levels;
 use crate::cluster::machine::Shapes;
 use crate::eligible::NodeFacts;
+use crate::objects::Defaults;
 use crate::resources;
 use crate::validate;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::validate as schema;
+use switchyard_crds::{DeviceAllocation, Limit};
 use switchyard_topology::import::{NicRate, Options, import};
 use switchyard_topology::matrix::parse;
 
@@ -61,7 +67,8 @@ impl Cluster {
     fn place_with(&self, job: &TrainJob, levels: &Levels) -> Result<Placed, NoPlace> {
         let valid = validate(job).unwrap();
         let now = Timestamp::from_second(1_000_000).unwrap();
-        place(&Question { job, valid: &valid, defaults: &Defaults::default(), nodes: &self.nodes, levels, now })
+        let rules = PlacementRules { defaults: &Defaults::default(), levels, now };
+        place(&Question { job, valid: &valid, rules }, &self.nodes)
     }
 }
 
@@ -215,7 +222,7 @@ fn nodes_without_a_report_are_counted_but_not_known() {
         machine.observed = Some(Timestamp::from_second(1_000_000 - 1801).unwrap());
     }
     let refused = old.place(&job(1, 8, strict.clone())).unwrap_err().to_string();
-    assert!(refused.contains("its GPUTopology is of 1970-01-12T13:16:39Z"), "{refused}");
+    assert!(refused.contains("its GPUTopology is from 1970-01-12T13:16:39Z"), "{refused}");
     assert!(old.place(&job(1, 8, json!({}))).is_ok(), "what is only preferred takes what there is");
     cluster.nodes.values_mut().for_each(|node| node.machine = Some(Err("status.links[3].a: nonsense".into())));
     let refused = cluster.place(&job(2, 8, strict)).unwrap_err().to_string();

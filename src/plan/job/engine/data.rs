@@ -6,7 +6,7 @@ use switchyard_worker_contract::config::{
     Csv, Data, Files, ImageShape, Images, Reader, SampleType, Source, Synthetic, TokenType, Tokens,
 };
 
-/// What stands for white in an image of bytes.
+/// White in an image of bytes.
 const WHITE: f64 = 255.0;
 /// Classes of made-up data.
 const CLASSES: u32 = 10;

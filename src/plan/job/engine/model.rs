@@ -1,4 +1,4 @@
-//! The network.
+//! Type and size of the network.
 
 use super::{Check, data};
 use switchyard_crds as api;

@@ -30,7 +30,7 @@ pub(super) fn precision(precision: &api::Precision, check: &mut Check<'_>) -> Pr
             LossScaling::Static { scale: check.decimal_or("precision.lossScaling.scale", block.scale.as_ref(), 1.0) }
         }
         Some(block) => dynamic(Some(block), check),
-        // It has the range of 32 bits: nothing vanishes that would not vanish there.
+        // It has the range of 32-bit floats: nothing underflows that would not underflow there.
         None if compute_type == HalfType::Bf16 => LossScaling::Static { scale: 1.0 },
         None => dynamic(None, check),
     };

@@ -1,4 +1,4 @@
-//! The kernel, the container runtime, the disk, the start of programs.
+//! The kernel, the container runtime, the disk, program start.
 
 use super::{Known, Role};
 

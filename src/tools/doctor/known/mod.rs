@@ -1,7 +1,8 @@
-//! The errors that are known, as data: what a line must contain, what it means, what to look at, and what would have told before.
+//! The errors that are known, as data: what a line must contain, what it means, what to check, and which check would have found it before the
+//! start.
 //!
-//! An entry is a text that somebody's program prints. Texts change with releases; an entry may have several. A line of each with the source
-//! that prints it is in `samples`, where a test reads it.
+//! An entry is a text that some program prints. Texts change with releases; an entry may have several. A line of each with the source that prints
+//! it is in `samples`, where a test reads it.
 
 mod cuda;
 mod frameworks;
@@ -11,16 +12,16 @@ mod worker;
 
 pub(super) use worker::{FAILURE, PEER};
 
-/// Whether an error explains others.
+/// How an error relates to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// It stands for itself: others may follow from it.
+    /// It is a cause: others may follow from it.
     Cause,
-    /// It has a cause, which may be on this rank or on another one.
+    /// It is a symptom: its cause may be on this rank or on another one.
     Symptom,
-    /// A peer has ended or does not answer: the cause is elsewhere.
+    /// A peer has ended or does not respond: the cause is elsewhere.
     Follower,
-    /// No error, but good to know.
+    /// Not an error, but worth knowing.
     Remark,
 }
 
@@ -41,19 +42,19 @@ impl Role {
 pub struct Known {
     /// Its id; stable.
     pub id: &'static str,
-    /// Whose words these are.
+    /// The program that prints it.
     pub says: &'static str,
-    /// Whether it explains others.
+    /// How it relates to others.
     pub role: Role,
-    /// Any of these groups of texts, of which a line must contain all.
+    /// Groups of texts: a line matches if it contains all texts of one group.
     pub texts: &'static [&'static [&'static str]],
     /// What it means, in one sentence.
     pub means: &'static str,
-    /// What to look at, most telling first.
+    /// What to check, the most telling first.
     pub look: &'static [&'static str],
-    /// The check or rule that would have told before the start; empty when there is none.
+    /// The check or rule that would have found it before the start; empty if there is none.
     pub told_by: &'static str,
-    /// Where more is written; empty when nowhere.
+    /// Further reading; empty if there is none.
     pub link: &'static str,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Known, Role};
 
-/// A rank that failed by itself, in the worker's own words; found by its form, `error: rank N: …` and the event `failed`.
+/// A rank that failed by itself, in the worker's own words; recognized by its form, `error: rank N: …` and the event `failed`.
 pub(in crate::doctor) const FAILURE: &str = "worker-failure";
 /// A rank that ended because of another one.
 pub(in crate::doctor) const PEER: &str = "worker-peer";

@@ -7,7 +7,7 @@ use crate::report::sample::Part;
 const CHECKPOINT: f64 = 2.0;
 /// Share of the step that may lie between steps, percent.
 const BETWEEN: f64 = 3.0;
-/// Steps between two fetches that cost nothing that can be noticed.
+/// Steps between two fetches that have no noticeable cost.
 const RARE_FETCH: u32 = 30;
 
 pub(super) const CHECKPOINTS: Rule = Rule {

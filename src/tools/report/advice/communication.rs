@@ -6,9 +6,9 @@ use crate::report::sample::Part;
 use switchyard_core::units::{binary, counted, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
 
-/// Share of the step from which on exposed communication is the limit, percent.
+/// Share of the step from which exposed communication is the limit, percent.
 const BOUND_BY: f64 = 10.0;
-/// Share from which on the way of the buckets is worth a look, percent.
+/// Share from which the path of the buckets is worth checking, percent.
 const WORTH: f64 = 3.0;
 /// Buckets that a single one is split into.
 const SPLIT: u64 = 8;
@@ -73,7 +73,7 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
         Basis::Modelled,
     )];
     if overlap.wire_type == WireType::Fp32 {
-        // Inside a host gradients travel in 32 bits in any case.
+        // Inside a host, gradients always travel in 32 bits.
         let saved = match facts.transport {
             Some(Transport::Tcp) => reach.map(|reach| (reach / 2.0, Basis::Modelled)),
             Some(Transport::Hierarchical) => reach.map(|reach| (reach / 4.0, Basis::Guess)),
@@ -83,7 +83,7 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     }
     let buckets = facts.inspection.as_ref().map_or(1, |inspection| inspection.bucket_bytes.len()) as f64;
     if let Some(reach) = reach.filter(|_| buckets > 1.0) {
-        // The last bucket is final with the last gradient: it is never hidden.
+        // The last bucket is ready with the last gradient: it is never hidden.
         let hidden = (reach * (1.0 - 1.0 / buckets)).min(facts.step[Part::Backward]).min(exposed);
         if !overlap.enabled {
             changes.push(Change::new("`overlap.mode: Enabled`", hidden, Basis::Modelled));

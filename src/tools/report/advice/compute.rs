@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use switchyard_core::units::counted;
 use switchyard_worker_contract::CpuList;
 
-/// First steps that take this many times a later one are told.
+/// First steps that take this many times a later one are reported.
 const WARM_UP_FACTOR: f64 = 2.0;
-/// Ratio of the 99th percentile to the median from which on times are noisy.
+/// Ratio of the 99th percentile to the median from which times are noisy.
 const NOISE_FACTOR: f64 = 1.5;
-/// Share of the linear gain that more threads are trusted to bring.
+/// Share of the linear gain that more threads are expected to bring.
 const THREAD_EFFICIENCY: f64 = 0.5;
 
 const COMPUTE: &[Part] = &[Part::Forward, Part::Backward, Part::Optimizer];

@@ -5,9 +5,9 @@ use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::counted;
 
-/// Share of the step from which on input is a limit, percent.
+/// Share of the step from which input is a limit, percent.
 const MODERATE: f64 = 5.0;
-/// Share from which on it is the first thing to change, percent.
+/// Share from which it is the first thing to change, percent.
 const HIGH: f64 = 20.0;
 /// With synthetic data the step must be this much shorter for the input to be the limit, percent.
 const SYNTHETIC: f64 = 5.0;
@@ -83,7 +83,7 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
     if read / workers > consumed {
         changes.push(Change::new(more, (wait - left(enough)).max(0.0), Basis::Modelled));
     } else if reader.double_buffer {
-        // By its mean the reader is fast enough: it is late now and then, or it does not get a CPU.
+        // On average the reader is fast enough: it is late now and then, or it gets no CPU.
         changes.push(Change::new(
             format!("{more}: it is fast enough in the mean, but late at times"),
             wait / 2.0,

@@ -8,7 +8,7 @@ use switchyard_worker_contract::config::Precision;
 
 /// Share of the memory above which a run is near its limit.
 const NEAR: f64 = 0.9;
-/// Share of the step that a larger batch divides, from which on it is worth while, percent.
+/// Share of the step that a larger batch divides, from which it is worthwhile, percent.
 const FIXED: f64 = 10.0;
 
 pub(super) const NEAR_LIMIT: Rule = Rule {

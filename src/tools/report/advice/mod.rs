@@ -1,5 +1,5 @@
-//! What would make this run faster, by rules: each looks at figures of the run and says something with evidence, or that there is
-//! nothing to gain, or what it does not know.
+//! What would make this run faster, by rules: each checks figures of the run and reports advice with evidence, nothing to gain, or what it does
+//! not know.
 //!
 //! ```text
 //! Facts ─> RULES (order of diagnosis) ─> Finding ─> rank: no millisecond is promised twice ─> Ranked
@@ -23,7 +23,6 @@ use super::facts::Facts;
 use super::sample::Part;
 use serde::{Deserialize, Serialize};
 
-/// A rule.
 #[derive(Debug)]
 pub struct Rule {
     /// Short name.
@@ -31,9 +30,9 @@ pub struct Rule {
     /// Its question in the order of diagnosis: 1 one device, 2 input, 3 gaps between steps,
     /// 6 tensor cores and precision, 7 memory, 8 all-reduce, 9 skew.
     pub question: u8,
-    /// What is looked at and when it speaks.
+    /// What it checks and when it applies.
     pub threshold: &'static str,
-    /// How the gain is found.
+    /// How the gain is computed.
     pub gain: &'static str,
     /// Where the threshold comes from.
     pub source: &'static str,
@@ -66,7 +65,7 @@ pub const RULES: [Rule; 21] = [
     skew::STRAGGLER,
 ];
 
-/// How well a gain is known.
+/// How reliable a gain is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Basis {
@@ -99,9 +98,7 @@ pub enum Chart {
     StepTime,
     /// Ranks against each other.
     Skew,
-    /// All-reduce.
     AllReduce,
-    /// Memory.
     Memory,
     /// Ranks, CPUs, nodes.
     Placement,
@@ -130,10 +127,10 @@ impl Chart {
 pub struct Change {
     /// What to set or do.
     pub what: String,
-    /// What it saves of each step at least, ms; absent where nobody can say.
+    /// What it saves per step at least, ms; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gain_ms: Option<f64>,
-    /// How well that is known.
+    /// How reliable the gain is.
     pub basis: Basis,
 }
 
@@ -148,7 +145,7 @@ impl Change {
 pub struct Advice {
     /// What was seen, with figures.
     pub evidence: String,
-    /// What to do: alternatives after the same time, the best first.
+    /// What to do: alternatives about the same time, the best first.
     pub changes: Vec<Change>,
     /// The result of the run is in doubt: this comes before speed.
     pub urgent: bool,
@@ -158,14 +155,14 @@ pub struct Advice {
     pub chart: Chart,
 }
 
-/// What a rule has to say.
+/// The result of a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
     /// Something to gain.
     Advice(Advice),
     /// Something to know.
     Note(String, Chart),
-    /// Looked at, nothing to gain.
+    /// Checked, nothing to gain.
     Fine(String),
     /// Not known, and what is missing.
     Unknown(&'static str),

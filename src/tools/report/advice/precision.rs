@@ -7,9 +7,9 @@ use switchyard_worker_contract::config::{EngineConfig, HalfType, LossScaling, Mo
 
 /// Share of the steps that may be skipped because of overflows.
 const SKIPPED: f64 = 0.01;
-/// Steps after which that share means something.
+/// Steps after which that share is meaningful.
 const ENOUGH: u64 = 50;
-/// What of forward and backward 16 bits are trusted to save on hardware that has them (the goal: bf16 in at most 0.75 of the time).
+/// Share of forward and backward that 16 bits are expected to save on hardware that supports them (the goal: bf16 in at most 0.75 of the time).
 const HALF_SAVES: f64 = 0.25;
 /// Dimensions of 16-bit products are a multiple of this.
 const MULTIPLE: u32 = 8;
@@ -78,7 +78,7 @@ fn shapes(engine: &EngineConfig) -> Vec<(String, u32)> {
             named("head size", gpt.hidden_size / gpt.heads.max(1)),
             named("vocabularySize", gpt.vocabulary_size),
         ],
-        // Its embedding is filled up to a multiple of 8 in any case.
+        // Its embedding is always padded to a multiple of 8.
         Model::Bert(bert) => {
             vec![named("hiddenSize", bert.hidden_size), named("head size", bert.hidden_size / bert.heads.max(1))]
         }

@@ -1,4 +1,4 @@
-//! What comes first, and that no millisecond is promised twice.
+//! Ranks advice, so that no millisecond is promised twice.
 
 use super::{Advice, Basis, Change, Chart, Finding, RULES, Rule};
 use crate::report::facts::Facts;
@@ -7,19 +7,19 @@ use crate::report::sample::{Part, Parts};
 /// Advice that gains less than this share of the step is folded, percent.
 const FOLDED: f64 = 1.0;
 
-/// Advice with its rule and what is left for it.
+/// Advice with its rule and its remaining gain.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::report) struct Item {
     pub rule: &'static str,
     pub advice: Advice,
-    /// What it saves at least when what stands before it is done too, ms.
+    /// What it saves at least if the advice before it is followed too, ms.
     pub gain_ms: Option<f64>,
     pub basis: Basis,
-    /// Other advice after the same time.
+    /// Other advice about the same time.
     pub also: Vec<Change>,
 }
 
-/// What all rules say.
+/// The results of all rules.
 #[derive(Debug, Default)]
 pub(in crate::report) struct Ranked {
     /// Best first.
@@ -31,7 +31,7 @@ pub(in crate::report) struct Ranked {
     pub unknown: Vec<(&'static str, &'static str)>,
 }
 
-/// Asks every rule, in the order of diagnosis, and ranks.
+/// Runs every rule, in the order of diagnosis, and ranks the results.
 pub(in crate::report) fn rank(facts: &Facts) -> Ranked {
     let mut ranked = Ranked::default();
     let mut advice: Vec<(&Rule, Advice)> = Vec::new();
@@ -65,7 +65,7 @@ pub(in crate::report) fn rank(facts: &Facts) -> Ranked {
 }
 
 impl Ranked {
-    /// Gives advice what is left of the time it is after, or joins it with the advice that has taken that time.
+    /// Gives advice the rest of the time it targets, or joins it with the advice that has claimed that time.
     fn take(&mut self, rule: &'static Rule, advice: Advice, facts: &Facts, left: &mut Parts) {
         let first = advice.changes.first();
         let basis = first.map_or(Basis::Guess, |change| change.basis);
@@ -74,7 +74,7 @@ impl Ranked {
         };
         let gain = draw(left, advice.parts, wanted);
         let too_little = |gain: f64| facts.percent(gain) < FOLDED;
-        // Most of it is promised already: another way to the same end.
+        // Most of it is claimed already: another way to the same end.
         if gain < wanted / 2.0 && !too_little(wanted) {
             let same = |item: &&mut Item| {
                 item.advice.parts.iter().any(|part| advice.parts.contains(part)) && item.gain_ms.is_some()
@@ -89,7 +89,7 @@ impl Ranked {
     }
 }
 
-/// Takes up to so much time from the parts; answers how much there was.
+/// Takes up to this much time from the parts; returns how much was left.
 fn draw(left: &mut Parts, parts: &[Part], wanted: f64) -> f64 {
     let mut open = wanted.max(0.0);
     for part in parts {

@@ -29,7 +29,7 @@ pub(super) const STRAGGLER: Rule = Rule {
         let Some(worst) = slow.first() else {
             return Finding::Fine("no rank is slower than the others for long".into());
         };
-        // The next slowest is what the job is as slow as when the worst is repaired.
+        // Once the worst rank is fixed, the job is as slow as the next slowest.
         let next = facts.ranks.iter().filter(|rank| rank.rank != worst.rank).map(|rank| rank.over_median_ms);
         let saved = worst.over_median_ms - next.fold(0.0, f64::max);
         let cpus = worst.cpus.as_ref();

@@ -360,7 +360,7 @@ fn doubt_about_the_result_comes_first_and_small_gains_are_folded() {
     assert_eq!((ranked.items.len(), ranked.folded.len()), (0, 1), "{:?}", ranked.items);
 }
 
-/// The table of docs/report.md is made of the rules.
+/// The table of docs/report.md comes from the rules.
 #[test]
 fn the_documentation_lists_every_rule() {
     let page = include_str!("../../../../docs/report.md");

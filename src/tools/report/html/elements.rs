@@ -5,10 +5,10 @@ use crate::report::markup::escaped;
 /// A part of the page, as HTML.
 pub(super) type Page = String;
 
-/// Rows of a table of figures at most; a chart with more windows shows every so many of them.
+/// Rows of a table of figures at most; a chart with more windows shows every nth of them.
 pub(super) const MOST_ROWS: usize = 60;
 
-/// Bytes from which on the text of a cell goes on in the next line.
+/// Bytes above which the text of a cell wraps.
 const LONG: usize = 40;
 
 /// A section with its heading.
@@ -18,12 +18,11 @@ pub(super) fn section(anchor: &str, heading: &str, body: &str) -> Page {
     )
 }
 
-/// A paragraph of text.
 pub(super) fn paragraph(text: &str) -> Page {
     format!("<p>{}</p>\n", coded(text))
 }
 
-/// A paragraph about what is not there.
+/// A paragraph about missing data.
 pub(super) fn absent(text: &str) -> Page {
     format!("<p class=\"soft\">{}</p>\n", coded(text))
 }
@@ -35,7 +34,7 @@ pub(super) fn coded(text: &str) -> Page {
     for (index, piece) in pieces.iter().enumerate() {
         match index % 2 {
             0 => page.push_str(&escaped(piece)),
-            // Without a second one it is only a backtick.
+            // A single one is only a backtick.
             1 if index + 1 == pieces.len() => page.push_str(&format!("`{}", escaped(piece))),
             _ => page.push_str(&format!("<code>{}</code>", escaped(piece))),
         }
@@ -92,7 +91,7 @@ fn is_figure(cell: &str) -> bool {
     cell.chars().all(|letter| letter.is_ascii_digit() || " ,.-+%".contains(letter))
 }
 
-/// Every so many of a list, so that at most [`MOST_ROWS`] are left.
+/// Every nth item of a list, so that at most [`MOST_ROWS`] are left.
 pub(super) fn every<T>(list: &[T]) -> impl Iterator<Item = &T> {
     list.iter().step_by(list.len().div_ceil(MOST_ROWS).max(1))
 }

@@ -11,7 +11,7 @@ use elements::{Page, section};
 
 const STYLE: &str = include_str!("style.css");
 
-/// What a browser may do with the page: apply its own style, and nothing else.
+/// Content security policy of the page: its own style, and nothing else.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// Sections in their order: anchor and heading.
@@ -29,7 +29,7 @@ const SECTIONS: [(&str, &str); 11] = [
     ("manifest", "Manifest, versions, environment"),
 ];
 
-/// The page of a report. Less than 2 MiB whatever the report holds, since every list in it has an end.
+/// The page of a report. Less than 2 MiB whatever the report holds, since every list in it is limited.
 pub fn html(report: &Report) -> String {
     let mut page = String::with_capacity(1 << 17);
     let title = format!("{} - Switchyard report", report.job);
@@ -60,7 +60,7 @@ pub fn html(report: &Report) -> String {
         sections::setting(report),
     ];
     for (index, ((anchor, name), body)) in SECTIONS.iter().zip(bodies).enumerate() {
-        // Loss to memory stand in pairs where there is room.
+        // The sections from loss to memory are in pairs if there is room.
         let paired = (2..8).contains(&index);
         if paired && index % 2 == 0 {
             page.push_str("<div class=\"two\">\n");

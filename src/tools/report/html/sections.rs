@@ -182,8 +182,8 @@ pub(super) fn advice(report: &Report) -> Page {
             report.folded.len()
         ));
     }
-    page.push_str(&remarks("Looked at, nothing to gain", &report.fine));
-    page.push_str(&remarks("Could not be looked at: what is missing", &report.unknown));
+    page.push_str(&remarks("Checked, nothing to gain", &report.fine));
+    page.push_str(&remarks("Not checked: what is missing", &report.unknown));
     page
 }
 

@@ -33,7 +33,7 @@ pub(super) fn loss(report: &Report) -> Page {
     });
     let restarts = loss.restarts.iter().map(|restart| at(restart.step)).collect();
     let mut levels = Vec::new();
-    // A level far above the curve would press it flat.
+    // A level far above the curve would flatten it.
     let most = loss.windows.iter().map(|window| window.most).fold(f64::MIN, f64::max);
     levels.extend(loss.bigram.filter(|bigram| *bigram <= most).map(|bigram| (bigram, "bigram entropy")));
     let verdict = &report.verdict;
@@ -209,7 +209,7 @@ pub(super) fn skew(report: &Report) -> Page {
         |over: &Option<f64>| over.map(|over| LEVELS.iter().filter(|bound| over > *bound * skew.median_ms).count());
     let rows = skew.rows.iter().map(|row| {
         let sign = if row.mean_over_ms >= 0.005 { "+" } else { "" };
-        // Less than half of the last digit is 0, of whatever sign.
+        // Less than half of the last digit is 0, whatever its sign.
         let over = if row.mean_over_ms.abs() < 0.005 { 0.0 } else { row.mean_over_ms };
         let mean = format!("{sign}{} ms", three_digits(over));
         (row.label.clone(), mean, row.over_ms.iter().map(level).collect())

@@ -5,7 +5,6 @@ use super::PartTime;
 data! {
     /// Loss over the steps.
     pub struct Loss {
-        /// Steps of a window.
         pub window_steps: u64,
         /// One per window.
         pub windows: Vec<LossWindow>,
@@ -28,7 +27,6 @@ data! {
         pub least: f64,
         /// The most of a step.
         pub most: f64,
-        /// Mean.
         pub mean: f64,
         /// Exponential mean of the windows so far.
         pub smoothed: f64,
@@ -36,7 +34,6 @@ data! {
 
     /// A figure at a step.
     pub struct Point {
-        /// The step.
         pub step: u64,
         /// The figure.
         pub value: f64,
@@ -44,7 +41,6 @@ data! {
 
     /// An attempt after the first.
     pub struct Restart {
-        /// Its number.
         pub attempt: u32,
         /// Its first step.
         pub step: u64,
@@ -64,13 +60,11 @@ data! {
     pub struct StepTime {
         /// The rank that is shown.
         pub rank: u32,
-        /// Steps of a window.
         pub window_steps: u64,
         /// One per window.
         pub windows: Vec<StepWindow>,
     }
 
-    /// A window of steps.
     pub struct StepWindow {
         /// First step.
         pub step: u64,
@@ -88,7 +82,6 @@ data! {
     pub struct RankSkew {
         /// `rank`, or `node`: then the worst rank of each.
         pub by: String,
-        /// Steps of a window.
         pub window_steps: u64,
         /// First step of each window.
         pub steps: Vec<u64>,
@@ -100,7 +93,6 @@ data! {
 
     /// A rank or a node.
     pub struct SkewRow {
-        /// Its name.
         pub label: String,
         /// Share of the windows in which it is > 5 % slower than the median, percent.
         pub slow_percent: f64,
@@ -120,10 +112,10 @@ data! {
         /// Reduced in a step, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bytes: Option<f64>,
-        /// One all-reduce of everything when nothing else runs, measured before the first step, ms.
+        /// One all-reduce of everything with nothing else running, measured before the first step, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub alone_ms: Option<f64>,
-        /// Time in which one was under way, ms.
+        /// Time in which one was running, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub under_way_ms: Option<f64>,
         /// Part of it that the step waited for, ms.
@@ -134,7 +126,7 @@ data! {
         /// Hidden share, percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub overlap_percent: Option<f64>,
-        /// Bus bandwidth while one was under way, GB/s.
+        /// Bus bandwidth while one was running, GB/s.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bus_gigabytes_per_second: Option<f64>,
         /// Bus bandwidth of the one alone, GB/s.

@@ -1,8 +1,8 @@
 //! The report as data: what `report.json` holds, and all that the page shows.
 //!
-//! Fields are only added. The unit is in the name; what is not known is absent.
+//! Fields are only added. The unit is in the name; unknown is absent.
 
-/// Derives what every part of the report has.
+/// The derives of every part of the report.
 macro_rules! data {
     ($($item:item)*) => {$(
         #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -18,12 +18,11 @@ pub use charts::{AllReduce, Loss, LossWindow, Point, RankSkew, Restart, SkewRow,
 pub use setting::{Amount, Happened, Memory, Placed, RankPlace, Setting, Variable};
 
 use super::advice::{Basis, Change, Chart};
-use super::sample::Part;
+use super::sample::{Part, Parts};
 use serde::{Deserialize, Serialize};
 
 /// Version of the form.
 pub const API_VERSION: &str = "cli.switchyard.dev/v1";
-/// Kind of the document.
 pub const KIND: &str = "Report";
 
 data! {
@@ -35,7 +34,6 @@ data! {
         pub kind: String,
         /// Version of the program that made it.
         pub version: String,
-        /// Name of the job.
         pub job: String,
         /// How it went, in short.
         pub verdict: Verdict,
@@ -43,11 +41,11 @@ data! {
         pub advice: Vec<Item>,
         /// Advice that gains less than 1 % of the step.
         pub folded: Vec<Item>,
-        /// What else should be known.
+        /// Other notes.
         pub notes: Vec<Remark>,
-        /// What was looked at without a finding.
+        /// Rules without a finding.
         pub fine: Vec<Remark>,
-        /// What could not be looked at, and what is missing.
+        /// Rules that could not be checked, and what is missing.
         pub unknown: Vec<Remark>,
         /// What is missing or could not be read.
         pub gaps: Vec<String>,
@@ -72,7 +70,7 @@ data! {
         /// Where the ranks ran.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub placement: Option<Placed>,
-        /// What happened, in order.
+        /// Events, in order.
         pub events: Vec<Happened>,
         /// What ran.
         pub setting: Setting,
@@ -141,9 +139,8 @@ data! {
         pub synthetic_step_ms: Option<f64>,
     }
 
-    /// Something said by a rule.
+    /// A remark of a rule.
     pub struct Remark {
-        /// Name of the rule.
         pub rule: String,
         /// What it says.
         pub text: String,
@@ -157,29 +154,33 @@ data! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartTime {
-    /// The part.
     pub part: Part,
     /// Mean time, ms.
     pub milliseconds: f64,
+}
+
+/// Parts that are not 0, from the bottom of a stack to its top.
+pub(super) fn part_times(parts: &Parts) -> Vec<PartTime> {
+    let time = |part: Part| PartTime { part, milliseconds: tidy(parts[part]) };
+    Part::ALL.into_iter().map(time).filter(|time| time.milliseconds > 0.0).collect()
 }
 
 /// Advice with evidence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Item {
-    /// Name of the rule.
     pub rule: String,
     /// What was seen.
     pub evidence: String,
     /// What to do: alternatives, the best first.
     pub changes: Vec<Change>,
-    /// Advice of other rules after the same time.
+    /// Advice of other rules about the same time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Change>,
-    /// What it saves of each step at least, beside what stands before it, ms; absent where nobody can say.
+    /// What it saves per step at least, after the advice before it, ms; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gain_ms: Option<f64>,
-    /// How well that is known.
+    /// How reliable the gain is.
     pub basis: Basis,
     /// The result is in doubt: this comes before speed.
     pub urgent: bool,

@@ -12,7 +12,6 @@ data! {
         /// What it would be in FP32, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub fp32_bytes: Option<u64>,
-        /// Ranks of a node.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub ranks_per_node: Option<u32>,
         /// What bounds it.
@@ -25,7 +24,6 @@ data! {
 
     /// Memory for something.
     pub struct Amount {
-        /// For what.
         pub kind: String,
         /// How much.
         pub bytes: u64,
@@ -48,17 +46,13 @@ data! {
 
     /// Where a rank ran.
     pub struct RankPlace {
-        /// The rank.
         pub rank: u32,
-        /// Node.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub node: Option<String>,
-        /// CPUs.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub cpus: Option<String>,
         /// NUMA nodes of those.
         pub numa_nodes: Vec<u32>,
-        /// Compute threads.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub threads: Option<u32>,
         /// Device and kernels.
@@ -69,14 +63,13 @@ data! {
         pub compute_ms: Option<f64>,
     }
 
-    /// Something that happened.
+    /// An event.
     pub struct Happened {
         /// When, RFC 3339 UTC.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub time: Option<String>,
         /// In which attempt.
         pub attempt: u32,
-        /// What.
         pub text: String,
         /// Something went wrong.
         pub bad: bool,
@@ -102,7 +95,6 @@ data! {
 
     /// An environment variable.
     pub struct Variable {
-        /// Name.
         pub name: String,
         /// Value, or that it is not shown.
         pub value: String,

@@ -8,7 +8,6 @@ const ROW: f64 = 24.0;
 
 /// An amount.
 pub(in crate::report) struct Bar<'a> {
-    /// Its name.
     pub name: &'a str,
     /// How much; not negative.
     pub value: f64,

@@ -50,7 +50,7 @@ pub(in crate::report) fn heat(heat: &Heat<'_>) -> String {
             text(&mut body, (WIDTH - RIGHT + 6.0, baseline), "start", word);
         }
     }
-    // One path for each level: many cells, few bytes.
+    // One path per level: many cells in few bytes.
     for (level, (class, _)) in heat.levels.iter().enumerate().skip(1) {
         let mut path = String::new();
         for (index, (_, _, cells)) in heat.rows.iter().enumerate() {

@@ -6,6 +6,7 @@
 mod bars;
 mod heat;
 mod plot;
+mod scale;
 mod stack;
 
 pub(super) use bars::{Bar, bars, split_bar};
@@ -41,7 +42,7 @@ fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, words: &str) {
     let _ = write!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escaped(words));
 }
 
-/// Swatches with names from the left, on as many lines as they need; answers the height.
+/// Swatches with names from the left, on as many lines as needed; returns the height.
 fn legend(out: &mut String, entries: &[(String, &str)]) -> f64 {
     let (mut x, mut y) = (0.0, 11.0);
     for (swatch, name) in entries {
@@ -66,7 +67,7 @@ fn line_swatch(class: &str) -> String {
     format!("<path class=\"{class}\" d=\"M0 5H16\"/>")
 }
 
-/// At most so many points, of which the least and the greatest of each piece are kept.
+/// At most this many points: the smallest and the largest of each piece.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() <= MOST_POINTS {
         return points.to_vec();

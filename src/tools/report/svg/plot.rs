@@ -1,16 +1,8 @@
 //! Lines, areas and marks over the steps of a run.
 
+use super::scale::{BELOW, HEIGHT, LEFT, RIGHT, Scale};
 use super::{Layer, WIDTH, area_swatch, frame, label, legend, line_swatch, stack, text, thinned, ticks};
 use std::fmt::Write;
-
-/// Height of the area of a plot.
-const HEIGHT: f64 = 170.0;
-/// Room for the labels on the left.
-const LEFT: f64 = 54.0;
-/// Room on the right.
-const RIGHT: f64 = 18.0;
-/// Room for the labels below.
-const BELOW: f64 = 34.0;
 
 /// A line through points, or dots.
 pub(in crate::report) struct Series<'a> {
@@ -37,31 +29,12 @@ pub(in crate::report) struct Plot<'a> {
     pub layers: Vec<Layer<'a>>,
     /// Lines and dots.
     pub series: Vec<Series<'a>>,
-    /// A value all over, with its name.
+    /// Horizontal lines: value and name.
     pub levels: Vec<(f64, &'a str)>,
     /// Steps that are marked: name, class, steps.
     pub marks: Vec<(&'a str, &'a str, Vec<f64>)>,
     /// The axis of values begins with 0.
     pub from_zero: bool,
-}
-
-/// Places of steps and values in the picture.
-pub(super) struct Scale {
-    x: (f64, f64),
-    y: (f64, f64),
-    top: f64,
-}
-
-impl Scale {
-    pub(super) fn x(&self, step: f64) -> f64 {
-        let share = (step - self.x.0) / (self.x.1 - self.x.0).max(1e-12);
-        LEFT + share.clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
-    }
-
-    pub(super) fn y(&self, value: f64) -> f64 {
-        let share = (value - self.y.0) / (self.y.1 - self.y.0).max(1e-300);
-        self.top + HEIGHT - share.clamp(0.0, 1.0) * HEIGHT
-    }
 }
 
 impl Plot<'_> {
@@ -159,7 +132,7 @@ fn draw(body: &mut String, scale: &Scale, series: &Series<'_>) {
         let _ = write!(body, "{}{:.1} {:.1}", if index == 0 { 'M' } else { 'L' }, scale.x(*x), scale.y(*y));
     }
     if let [(x, _)] = points.as_slice() {
-        // A line of one point would not be seen.
+        // A line of one point would be invisible.
         let _ = write!(body, "H{:.1}", scale.x(*x) + 3.0);
     }
     body.push_str("\"/>");

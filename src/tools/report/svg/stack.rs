@@ -1,6 +1,6 @@
 //! Areas on top of each other: where the time of each window goes.
 
-use super::plot::Scale;
+use super::scale::Scale;
 use std::fmt::Write;
 
 /// An area of a stack.

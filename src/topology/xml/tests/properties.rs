@@ -1,11 +1,11 @@
-//! What holds of every text and of every machine.
+//! Properties that hold for every text and every machine.
 
 use super::*;
 use proptest::prelude::*;
 use switchyard_core::devices::Devices;
 use switchyard_crds::gpu_topology::{Link, LinkVia};
 
-/// Everything that is done with a text.
+/// Runs everything that accepts a text.
 fn take(text: &str) {
     let parsed = parse(text);
     for (position, element) in parsed.document.elements.iter().enumerate() {
@@ -13,7 +13,7 @@ fn take(text: &str) {
         assert!(element.line >= 1 && element.line as usize <= text.lines().count().max(1) + 1);
     }
     let status = guest();
-    let machine = Machine::read(&parsed.document, Some(&status));
+    let machine = NcclGraph::read(&parsed.document, Some(&status));
     let _ = (check(&parsed.document), check_against(&parsed.document, &status));
     if let Ok(changes) = diff(&machine, &machine_of("passthrough")) {
         changes.iter().for_each(|change| drop((change.subject(), change.what())));
@@ -30,10 +30,10 @@ fn words(ways: Ways<'_>, devices: &Devices, gpus: &[usize], nics: &[usize]) -> V
     gpus.iter().flat_map(|gpu| row(*gpu)).collect()
 }
 
-/// The file of a report, read again, has the ways of the report.
+/// The file made from a report, read back, has the paths of the report.
 pub(super) fn comes_back(name: &str, status: &GPUTopologyStatus) {
     let text = generate(status, Content::Devices).unwrap();
-    let machine = Machine::read(&parse(&text).document, None);
+    let machine = NcclGraph::read(&parse(&text).document, None);
     let named = report::devices(status).unwrap();
     let (devices, coherent) = machine.devices().unwrap();
     let gpu = |gpu: &Gpu| machine.gpus.iter().position(|own| Some(&own.bus_id) == gpu.bus_id.as_ref()).unwrap();

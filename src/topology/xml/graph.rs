@@ -1,4 +1,4 @@
-//! A file as NCCL's graph: which devices there are, where they hang, and the ways between them.
+//! A file as NCCL's graph: its devices, what they are attached to, and the paths between them.
 
 use super::tables::{MOST_ELEMENTS, class, is_bridge, link_rate, number};
 use super::{Document, Element};
@@ -9,25 +9,24 @@ use switchyard_crds::gpu_topology::GPUTopologyStatus;
 
 /// The machine of a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct NcclGraph {
     /// NUMA nodes in the order of the file.
     pub cpus: Vec<Cpu>,
     /// GPUs by bus id.
     pub gpus: Vec<Device>,
     /// NICs by bus id; a NIC whose ports the file names is there once for each.
     pub nics: Vec<Device>,
-    /// Devices of which neither the file nor the report says what they are, by bus id.
+    /// Devices of unknown kind, to both the file and the report, by bus id.
     pub others: Vec<Device>,
 }
 
 /// A NUMA node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cpu {
-    /// Its number, as the file writes it; empty: it does not say.
+    /// Its number, as the file writes it; empty: unknown.
     pub numa_node: String,
     /// Instruction set.
     pub architecture: Option<String>,
-    /// Vendor.
     pub vendor: Option<String>,
     /// Family and model of an x86 CPU.
     pub model: Option<(i64, i64)>,
@@ -36,15 +35,15 @@ pub struct Cpu {
 /// A GPU, or a port of a NIC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its bus id; empty for a NIC that hangs on a CPU.
+    /// Its bus id; empty for a NIC attached to a CPU.
     pub bus_id: String,
     /// Name of the port (`mlx5_0`), where the file says it.
     pub name: Option<String>,
-    /// Position of its NUMA node in [`Machine::cpus`].
+    /// Position of its NUMA node in [`NcclGraph::cpus`].
     pub cpu: usize,
     /// Bus ids of the bridges above it, from the CPU down: one for each switch.
     pub bridges: Vec<String>,
-    /// Rate of its PCIe link, megabytes (10^6) per second; `None`: the file leaves that to the kernel.
+    /// Rate of its PCIe link, megabytes (10^6) per second; `None`: NCCL asks the kernel.
     pub link_rate: Option<u32>,
     /// Rate of the port in megabits (10^6) per second.
     pub port_megabits: Option<u64>,
@@ -65,10 +64,10 @@ pub struct Device {
 #[error("{0} GPUs: expected at most 32, those of one machine")]
 pub struct TooManyGpus(pub usize);
 
-impl Machine {
-    /// The machine of a file. What a device is that the file does not call GPU or NIC is taken from a report.
-    pub fn read(document: &Document, status: Option<&GPUTopologyStatus>) -> Machine {
-        let mut machine = Machine::default();
+impl NcclGraph {
+    /// The machine of a file. The kind of a device that the file calls neither GPU nor NIC is taken from a report.
+    pub fn read(document: &Document, status: Option<&GPUTopologyStatus>) -> NcclGraph {
+        let mut machine = NcclGraph::default();
         let systems = document.outermost().filter(|at| document.elements[*at].tag == "system");
         let cpus: Vec<usize> =
             systems.flat_map(|system| document.children(system, "cpu").collect::<Vec<_>>()).collect();
@@ -91,7 +90,7 @@ impl Machine {
         machine
     }
 
-    /// Adds a device, or puts what hangs on a bridge on the waiting list.
+    /// Adds a device, or queues what is below a bridge.
     fn add(
         &mut self,
         document: &Document,
@@ -109,7 +108,7 @@ impl Machine {
         let is_gpu = gpu.is_some() || class.is_some_and(|class| class.starts_with(class::GPU));
         let is_nic = nic.is_some() || class.is_some_and(|class| class.starts_with(class::NIC));
         if !is_gpu && !is_nic && (!inner.is_empty() || class.is_some_and(is_bridge)) {
-            // NCCL has no room for so many: what is deeper would only take time.
+            // NCCL has no room for so many; anything deeper would only cost time.
             if bridges.len() >= MOST_ELEMENTS {
                 return;
             }
@@ -137,7 +136,7 @@ impl Machine {
         }
     }
 
-    /// Whether no device is behind a switch: so a virtual machine shows what is passed through to it.
+    /// True if no device is behind a switch, as in a virtual machine with passed-through devices.
     pub fn is_flat(&self) -> bool {
         self.gpus.iter().chain(&self.nics).all(|device| device.bridges.is_empty())
     }
@@ -153,7 +152,7 @@ impl Machine {
         }
     }
 
-    /// The devices and the ways between them, and the GPUs that are joined to their CPU by NVLink-C2C, one bit each.
+    /// The devices and the paths between them, and the GPUs that are joined to their CPU by NVLink-C2C, one bit each.
     ///
     /// # Errors
     /// More GPUs than a node has.
@@ -228,7 +227,7 @@ impl Device {
     }
 }
 
-/// A device for every port that a `<nic>` names, or one.
+/// One device for each port that a `<nic>` names, else a single one.
 fn ports(document: &Document, nic: usize, device: &Device) -> Vec<Device> {
     let port = |net: usize| {
         let net = &document.elements[net];

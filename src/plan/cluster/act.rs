@@ -1,0 +1,100 @@
+//! The actions of an attempt: objects that are missing or were changed, claims, files for NCCL, gates, pods of older attempts.
+
+use super::attempt::Attempt;
+use super::view::PodView;
+use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back};
+use crate::objects::{self, Kind, Object};
+use switchyard_crds::{DeviceAllocation, PlacementStatus};
+
+/// Creates or repairs the objects beside the pods. Returns what cannot be done, one sentence each.
+pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<String> {
+    let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
+    let mut strangers = Vec::new();
+    let config = objects::config_map(job, attempt.valid, attempt.number).map(Object::ConfigMap);
+    for object in objects::shared(job, attempt.valid).into_iter().chain(config) {
+        if let Object::Secret(_) = object {
+            // The operator may not read Secrets, so it cannot be observed; it is created with the first pods of every attempt.
+            if attempt.existing().is_empty() {
+                actions.push(Action::Create(object));
+            }
+            continue;
+        }
+        let (kind, name) = (object.kind(), object.name().to_string());
+        match existing.get(&(kind, name.clone())) {
+            None => actions.push(Action::Create(object)),
+            Some(view) if !view.owned => {
+                strangers.push(format!(
+                    "{kind} {name} exists and does not belong to this job: delete it, or choose another name for the job"
+                ));
+            }
+            Some(view) if view.deleting => {}
+            Some(view) if view.covers(&object.content()) => {}
+            // An immutable object cannot be repaired, and was right when it was created.
+            Some(_) if kind == Kind::ConfigMap => {}
+            Some(_) => actions.push(Action::Repair(object)),
+        }
+    }
+    let of_attempt = |kind: Kind| matches!(kind, Kind::ConfigMap | Kind::ResourceClaim);
+    let is_current = |name: &str| objects::is_of_attempt(attempt.valid, attempt.number, name);
+    actions.extend(give_back(&attempt.snapshot, |kind, name| of_attempt(kind) && !is_current(name)));
+    strangers
+}
+
+/// Creates the claims that do not exist yet.
+pub(super) fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
+    let JobSnapshot { job, objects: existing, rules, .. } = attempt.snapshot;
+    if job.status.as_ref().and_then(|status| status.device_allocation) != Some(DeviceAllocation::Claims) {
+        return Vec::new();
+    }
+    let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
+    let missing = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
+        let claim = objects::claim(job, attempt.valid, rules.defaults, attempt.number, rank, node);
+        let name = claim.metadata.name.clone().unwrap_or_default();
+        (!existing.contains_key(&(Kind::ResourceClaim, name))).then(|| Action::Create(Object::Claim(Box::new(claim))))
+    });
+    missing.collect()
+}
+
+/// Creates the files for NCCL, unless they exist.
+pub(super) fn fabric_config(attempt: &Attempt<'_>) -> Option<Action> {
+    let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
+    let config = Object::ConfigMap(objects::fabric_config(job, attempt.valid, attempt.number)?);
+    let is_there = existing.contains_key(&(config.kind(), config.name().to_string()));
+    (!is_there).then_some(Action::Create(config))
+}
+
+/// Lifts the gates of all pods that still have one.
+pub(super) fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
+    let per_node = attempt.valid.request.processes_per_node;
+    let node_of = |pod: &PodView| {
+        let first = (pod.node_rank * per_node) as i32;
+        let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
+        // Written in rank order; looked up by rank nevertheless, since a status can be edited.
+        let guess = nodes.get(pod.node_rank as usize).filter(|node| node.first_rank == first);
+        guess.or_else(|| nodes.iter().find(|node| node.first_rank == first))
+    };
+    let gated = attempt.existing().into_iter().filter(|pod| pod.gated && !pod.deleting);
+    gated
+        .filter_map(|pod| {
+            let wanted = objects::pod(
+                attempt.snapshot.job,
+                attempt.valid,
+                attempt.snapshot.rules.defaults,
+                attempt.number,
+                pod.node_rank,
+            );
+            let interface = fabric::interface(attempt.snapshot.job, &wanted, pod.node_rank);
+            let patch = objects::placement_patch(&wanted, node_of(pod)?, interface);
+            Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
+        })
+        .collect()
+}
+
+/// Pods of older attempts that have not ended are deleted, and what ended two attempts ago: the logs of the last failure stay.
+pub(super) fn old_pods(attempt: &Attempt<'_>) -> Vec<Action> {
+    let is_old = |pod: &PodView| {
+        pod.attempt < attempt.number && !pod.deleting && (!pod.is_over() || pod.attempt + 1 < attempt.number)
+    };
+    let old = attempt.snapshot.pods.iter().filter(|pod| is_old(pod) && pod.settles(attempt.now()).is_none());
+    old.map(|pod| delete_unfinished(pod)).collect()
+}

@@ -1,0 +1,118 @@
+//! Decisions for another attempt: after a failure, a preemption or a scheduling timeout, and for pods that must ask for other devices.
+
+use super::attempt::Attempt;
+use super::events::{self, EventDraft};
+use super::failure::{PodFailure, preempted};
+use super::view::PodView;
+use super::{JobSnapshot, Reconciliation, allocation, clock, end, fabric};
+use crate::restart;
+use crate::status::{self, Draft, Ending};
+use jiff::{SignedDuration, Timestamp};
+use switchyard_crds::conditions::{self, Stage};
+
+/// Seconds before a gang that the scheduler did not bind in time is tried again.
+const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+
+/// The decision after a failure; if the failure is a missing pod, the absence has to be confirmed.
+pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
+    let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
+    let absent = if is_seen { None } else { Some(failed.pod.clone()) };
+    Reconciliation { absent, ..decided(attempt, failed) }
+}
+
+/// A job of higher priority needs the room.
+pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliation {
+    let pod = attempt.existing().first().map(|pod| pod.name.clone()).unwrap_or_default();
+    let mut result = decided(attempt, &preempted(pod, by));
+    if let Some(next) = &mut result.status {
+        next.placement = None;
+        // Not `Restarting`: for that it would keep its nodes.
+        for condition in next.conditions.iter_mut().filter(|condition| condition.type_ == conditions::PLACED) {
+            condition.reason = conditions::PREEMPTED.to_string();
+        }
+    }
+    result
+}
+
+/// Another attempt, or the end.
+fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
+    let status = attempt.snapshot.job.status.as_ref();
+    let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
+    let since = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
+    let lasted = since.map(|since| attempt.now().duration_since(since)).unwrap_or_default();
+    match restart::decide(&failed.failure, &attempt.snapshot.job.spec.failure_policy, &restarts) {
+        restart::Decision::GiveUp(why) => {
+            let message = format!("{}; {why}", failed.sentence());
+            end(&attempt.snapshot, Ending::failed(why.reason(), message))
+        }
+        restart::Decision::Restart(next) => {
+            let pause = restart::pause(restarts.total, lasted);
+            let mut draft = attempt.draft();
+            next_attempt(attempt, &mut draft, attempt.now().saturating_add(pause).unwrap_or(attempt.now()));
+            draft.next.restarts = Some(next);
+            draft.condition(conditions::PLACED, "False", conditions::RESTARTING, failed.sentence());
+            let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
+            let text = format!("attempt {} starts{wait}: {}", attempt.number + 1, failed.sentence());
+            draft.stage(Stage::Restarting, text.clone());
+            draft.decide(vec![EventDraft::warning(events::RESTARTING, text)])
+        }
+    }
+}
+
+/// Rolls back a gang that the scheduler did not bind as a whole in time.
+pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
+    let at = attempt.placed_at()?;
+    let unbound: Vec<&PodView> = attempt.existing().into_iter().filter(|pod| pod.node.is_none()).collect();
+    if unbound.is_empty() || !clock::is_over(attempt.due(at), attempt.schedule_timeout(), attempt.now()) {
+        return None;
+    }
+    let why = unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?)));
+    let (open, all) = (unbound.len(), attempt.pods.len());
+    let seconds = attempt.schedule_timeout().as_secs();
+    let why = why.unwrap_or_else(|| "the scheduler gives no reason".into());
+    let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now().saturating_add(ROLLBACK_PAUSE).unwrap_or(attempt.now()));
+    // The scheduler refused this placement.
+    draft.next.placement = None;
+    draft.condition(conditions::PLACED, "False", "ScheduleTimeout", text.clone());
+    draft.stage(Stage::Placing, format!("attempt {} follows: {text}", attempt.number + 1));
+    Some(draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]))
+}
+
+/// What pods ask for is fixed when they are created. If the nodes now offer devices that they did not then, the pods are created again.
+pub(super) fn for_devices(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+    let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
+    let wanted = fabric::before(job, attempt.valid, rules.defaults, nodes)?.resources;
+    let asked = job.status.as_ref().and_then(|status| status.fabric.as_ref()).map(|fabric| &fabric.resources);
+    if wanted.is_empty() || asked == Some(&wanted) {
+        return None;
+    }
+    let names: Vec<&str> = wanted.iter().map(|resource| resource.name.as_str()).collect();
+    Some(changed_nodes(attempt, conditions::FABRIC_NOT_READY, format!("the nodes offer {} now", names.join(", ")), why))
+}
+
+/// How pods get their GPUs is fixed then, too.
+pub(super) fn for_allocation(attempt: &Attempt<'_>, why: &str) -> Option<Reconciliation> {
+    let way = allocation::other(attempt.snapshot.job, attempt.snapshot.nodes)?;
+    Some(changed_nodes(attempt, conditions::NO_ROOM, format!("the nodes give GPUs by {way:?} now"), why))
+}
+
+/// Another attempt, since the nodes have changed. The event has the reason of the condition.
+fn changed_nodes(attempt: &Attempt<'_>, reason: &'static str, change: String, why: &str) -> Reconciliation {
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, attempt.now());
+    let text = format!("{change}: the pods are created again; {why}");
+    draft.condition(conditions::PLACED, "False", reason, text.clone());
+    draft.stage(Stage::Placing, text.clone());
+    draft.decide(vec![EventDraft::normal(reason, text)])
+}
+
+fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timestamp) {
+    draft.next.attempt = Some(attempt.number as i32 + 1);
+    draft.next.attempt_time = Some(status::time(not_before));
+    let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
+    draft.next.device_allocation = allocation::allocation(job, nodes);
+    draft.next.fabric = fabric::before(job, attempt.valid, rules.defaults, nodes);
+    draft.count(&[], attempt.valid.request.nodes as i32);
+}

@@ -1,0 +1,31 @@
+//! How the pods of an attempt get their GPUs: by claims or by the device plugin.
+
+use super::view::NodeView;
+use crate::job::gpus;
+use std::collections::BTreeMap;
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_crds::{DeviceAllocation, TrainJob};
+
+/// The way for a new attempt: by claims where at least as many nodes offer them as have the extended resource.
+pub fn allocation(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
+    if gpus(job) == 0 {
+        return None;
+    }
+    let offering = nodes.values().filter(|node| node.offered.is_some()).count();
+    let counting = nodes.values().filter(|node| node.allocatable.get(GPU_RESOURCE) > 0).count();
+    let claims = offering > 0 && offering >= counting;
+    Some(if claims { DeviceAllocation::Claims } else { DeviceAllocation::DevicePlugin })
+}
+
+/// The other way to GPUs, where no node gives any in the way of this attempt: its pods were made before there was a driver, or
+/// while all drivers were away.
+pub fn other(job: &TrainJob, nodes: &BTreeMap<String, NodeView>) -> Option<DeviceAllocation> {
+    let chosen = job.status.as_ref()?.device_allocation?;
+    let is_given = |way| {
+        nodes.values().any(|node| match way {
+            DeviceAllocation::Claims => node.offered.is_some(),
+            DeviceAllocation::DevicePlugin => node.allocatable.get(GPU_RESOURCE) > 0,
+        })
+    };
+    allocation(job, nodes).filter(|now| *now != chosen && is_given(*now) && !is_given(chosen))
+}

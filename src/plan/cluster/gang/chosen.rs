@@ -1,0 +1,231 @@
+//! A placement that was chosen, in the words of the API: nodes, figures, and why there.
+
+use crate::cluster::machine::NamedGpu;
+use crate::cluster::need::Need;
+use crate::cluster::sites::Sites;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use switchyard_core::placement::gpus::{MinLink, Placement, Pod, UNLIMITED};
+use switchyard_core::rates::gigabytes;
+use switchyard_core::units::plural;
+use switchyard_crds::{Limit, PlacedNode, PlacementStatus};
+use switchyard_worker_contract::CpuList;
+
+/// Excluded nodes that are named in a reason.
+const NAMED_NODES: usize = 3;
+
+/// A placement in the words of the API.
+pub(super) struct Chosen<'a> {
+    pub need: &'a Need<'a>,
+    pub sites: &'a Sites<'a>,
+    pub placement: &'a Placement,
+    /// Bandwidth of the best placement in the empty cluster, megabytes per second.
+    pub best: u32,
+}
+
+impl Chosen<'_> {
+    pub fn status(&self, note: Option<String>) -> PlacementStatus {
+        let per_node = self.need.question.valid.request.processes_per_node;
+        let nodes = (0..).zip(&self.placement.pods).map(|(rank, pod)| self.node(rank * per_node, pod));
+        let nodes: Vec<PlacedNode> = nodes.collect();
+        let is_known = self.is_known();
+        let quantity = |megabytes: u32| {
+            let (amount, unit) =
+                if megabytes.is_multiple_of(1000) { (megabytes / 1000, "G") } else { (megabytes, "M") };
+            (is_known && megabytes != UNLIMITED).then(|| Quantity(format!("{amount}{unit}")))
+        };
+        let mut reason = self.reason(is_known);
+        for note in note.into_iter().chain(self.better()) {
+            reason.push_str("; ");
+            reason.push_str(&note);
+        }
+        PlacementStatus {
+            reason: reason.chars().take(1024).collect(),
+            nodes,
+            predicted_bus_bandwidth: quantity(self.placement.bandwidth),
+            best_possible: quantity(self.best),
+            limited_by: quantity(self.placement.bandwidth).map(|_| self.limit()),
+        }
+    }
+
+    fn node(&self, first_rank: u32, pod: &Pod) -> PlacedNode {
+        let node = self.sites.nodes[pod.node.0 as usize];
+        let machine = node.described().filter(|_| pod.set != 0);
+        let gpus = pod.gpus.iter().filter_map(|gpu| machine?.gpus.get(usize::from(*gpu)));
+        let mut numa_nodes: Vec<i32> = gpus.clone().filter_map(|gpu| Some(gpu.numa_node? as i32)).collect();
+        numa_nodes.sort_unstable();
+        numa_nodes.dedup();
+        let cpus = self.cpus(gpus.clone());
+        PlacedNode {
+            first_rank: first_rank as i32,
+            node_name: node.facts.name.clone(),
+            cpus,
+            gpus: gpus.map(|gpu| gpu.uuid.clone()).collect(),
+            nics: self.nics(pod).map(str::to_string).collect(),
+            numa_nodes,
+        }
+    }
+
+    /// CPUs of each process: those of its GPUs. Empty where a process shares a GPU, or the cores of one are not known.
+    fn cpus<'a>(&self, gpus: impl Iterator<Item = &'a NamedGpu>) -> Vec<String> {
+        let gpus: Vec<&NamedGpu> = gpus.collect();
+        let processes = self.need.question.valid.request.processes_per_node as usize;
+        if gpus.is_empty() || !gpus.len().is_multiple_of(processes) {
+            return Vec::new();
+        }
+        let of_process = |own: &[&NamedGpu]| {
+            let lists: Option<Vec<&CpuList>> = own.iter().map(|gpu| gpu.cpus.as_ref()).collect();
+            Some(CpuList::new(lists?.into_iter().flat_map(|list| list.iter())).to_string())
+        };
+        gpus.chunks(gpus.len() / processes).map(of_process).collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// Names of the NICs that a pod with GPUs uses.
+    fn nics(&self, pod: &Pod) -> impl Iterator<Item = &str> {
+        let machine = self.sites.nodes[pod.node.0 as usize].described().filter(|_| pod.set != 0);
+        let rails = self.sites.shape(pod.node.0 as usize).rails[pod.set as usize];
+        let names = machine.map(|machine| machine.nics.as_slice()).unwrap_or_default().iter().enumerate();
+        names.filter(move |(nic, _)| *nic < 64 && rails >> nic & 1 == 1).map(|(_, name)| name.as_str())
+    }
+
+    /// Whether the figures say anything: some node of the job is described.
+    fn is_known(&self) -> bool {
+        self.placement.pods.iter().any(|pod| self.sites.nodes[pod.node.0 as usize].described().is_some())
+    }
+
+    fn weakest(&self) -> &Pod {
+        let weakest = self.placement.pods.iter().min_by_key(|pod| pod.ring.min(pod.outward));
+        weakest.expect("invariant: a gang has pods")
+    }
+
+    fn limit(&self) -> Limit {
+        let pod = self.weakest();
+        if pod.ring <= pod.outward {
+            return Limit::Ring;
+        }
+        let level = self.placement.level.map(|level| self.sites.tree.levels[level]);
+        let injection = self.sites.shape(pod.node.0 as usize).injection[pod.set as usize];
+        match level {
+            Some(level) if level.nvlink && pod.outward > injection => Limit::NVLinkDomain,
+            Some(level) if level.share < 1000 => Limit::Domain,
+            _ => Limit::NICs,
+        }
+    }
+
+    fn reason(&self, is_known: bool) -> String {
+        let Placement { pods, bandwidth, .. } = self.placement;
+        let first = self.sites.nodes[pods[0].node.0 as usize];
+        let count = pods.len();
+        if self.need.gpus() == 0 {
+            let all = self.sites.open().count();
+            let mut text = format!("{count} of {all} node{} with room for {}", plural(all as u64), self.need.amounts);
+            text.push_str(&self.domains().unwrap_or_else(|| ", in the order of their names".into()));
+            if is_known && *bandwidth != UNLIMITED {
+                text.push_str(&format!("; {} GB/s between them", gigabytes(*bandwidth)));
+            }
+            return text;
+        }
+        let ranks = self.need.question.valid.request.processes_per_node as usize * count;
+        let mut text = format!("{ranks} rank{} on ", plural(ranks as u64));
+        if count == 1 {
+            text.push_str(&first.facts.name);
+        } else {
+            text.push_str(&format!("{count} nodes x {} GPU{}", self.need.gpus(), plural(self.need.gpus().into())));
+        }
+        text.push_str(&self.domains().unwrap_or_default());
+        if let Some(machine) = first.described().filter(|_| count == 1) {
+            let indices = pods[0].gpus.iter().filter_map(|gpu| machine.gpus.get(usize::from(*gpu)));
+            let indices: Vec<u32> = indices.map(|gpu| gpu.index).collect();
+            text.push_str(&format!(", GPU{} {}", plural(indices.len() as u64), ranges(indices)));
+        }
+        if !is_known {
+            text.push_str("; no GPUTopology describes them, so the bandwidth is not known");
+            return text;
+        }
+        let weakest = self.weakest();
+        if weakest.ring != UNLIMITED {
+            let machine = self.sites.shape(weakest.node.0 as usize);
+            let word = if machine.link(weakest.set) == MinLink::NVLink { "NVLink" } else { "PCIe" };
+            text.push_str(&format!("; {word} ring {} GB/s", gigabytes(weakest.ring)));
+        }
+        if weakest.outward != UNLIMITED {
+            let names: Vec<&str> = self.nics(weakest).collect();
+            let over = if names.is_empty() { String::new() } else { format!(" over {}", names.join(",")) };
+            text.push_str(&format!("; out of each node {} GB/s{over}", gigabytes(weakest.outward)));
+        }
+        if *bandwidth != UNLIMITED {
+            let by = match self.limit() {
+                Limit::Ring => "the ring inside a node",
+                Limit::NICs => "the NICs",
+                Limit::Domain => "what the domain lets through",
+                Limit::NVLinkDomain => "the NVLink domain",
+            };
+            text.push_str(&format!(
+                "; bound by {by} at {} GB/s, best possible {}",
+                gigabytes(*bandwidth),
+                gigabytes(self.best)
+            ));
+        }
+        text
+    }
+
+    /// In which domains the gang is; `None`: no node has a label of a domain.
+    fn domains(&self) -> Option<String> {
+        let tree = &self.sites.tree;
+        let level = self.placement.level.unwrap_or_default();
+        let node = self.placement.pods[0].node.0 as usize;
+        if let Some(name) = tree.domain(node, level) {
+            return Some(format!(" in {} {name}", tree.keys[level]));
+        }
+        let parts = (0..tree.keys.len() - 1).rev().find(|level| tree.domain(node, *level).is_some())?;
+        let used = self.placement.domains[parts];
+        (used > 1).then(|| format!(" in {used} domains of {}", tree.keys[parts]))
+    }
+
+    /// Nodes that are left out and could give more.
+    fn better(&self) -> Option<String> {
+        let level = self.placement.level.map(|level| self.sites.tree.levels[level]);
+        let gpus = self.weakest().set.count_ones() as u8;
+        if gpus == 0 || self.best <= self.placement.bandwidth {
+            return None;
+        }
+        let is_better = |node: &usize| {
+            let machine = self.sites.nodes[*node].described();
+            let shape = self.sites.shape(*node);
+            let set = machine.and_then(|machine| shape.best_set(machine.usable, gpus, level));
+            set.is_some_and(|set| shape.value(set, level, MinLink::System) > self.placement.bandwidth)
+        };
+        let left_out = (0..self.sites.nodes.len()).filter(|node| self.sites.excluded[*node].is_some());
+        let better: Vec<usize> = left_out.filter(is_better).collect();
+        if better.is_empty() {
+            return None;
+        }
+        let name = |node: &usize| {
+            let why = self.sites.excluded[*node].as_ref().map(ToString::to_string).unwrap_or_default();
+            format!("{} ({why})", self.sites.nodes[*node].facts.name)
+        };
+        let names: Vec<String> = better.iter().take(NAMED_NODES).map(name).collect();
+        let dots = if better.len() > NAMED_NODES { ", …" } else { "" };
+        Some(format!(
+            "{} better node{} left out: {}{dots}",
+            better.len(),
+            if better.len() == 1 { " is" } else { "s are" },
+            names.join(", ")
+        ))
+    }
+}
+
+/// `0-3,6`.
+pub(super) fn ranges(mut numbers: Vec<u32>) -> String {
+    numbers.sort_unstable();
+    let mut text = String::new();
+    for run in numbers.chunk_by(|a, b| a + 1 == *b) {
+        if !text.is_empty() {
+            text.push(',');
+        }
+        text.push_str(&run[0].to_string());
+        if run.len() > 1 {
+            text.push_str(&format!("-{}", run[run.len() - 1]));
+        }
+    }
+    text
+}

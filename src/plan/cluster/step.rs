@@ -1,0 +1,226 @@
+//! The next step of an attempt, from the first create to the end of all pods.
+//!
+//! ```text
+//! pods gated ─> all exist ─> place (decision) ─> gates lifted ─> bound ─> running ─> all succeeded ─> Complete
+//!      ^                                              │             │         │
+//!      └──────────────── next attempt <── too late ───┴── failure ──┴─────────┘
+//! ```
+
+use super::attempt::Attempt;
+use super::events::{self, EventDraft};
+use super::view::{Phase, PodView};
+use super::{
+    Action, JobSnapshot, Question, Reconciliation, act, again, clock, degraded, end, fabric, failure, gang, transport,
+};
+use crate::ValidJob;
+use crate::objects::{self, Object};
+use crate::restart;
+use crate::status::{self, Draft, Ending};
+use switchyard_crds::conditions::{self, Stage};
+
+/// The next step of an attempt.
+pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) -> Reconciliation {
+    let attempt = Attempt::of(snapshot, valid, number);
+    if attempt.placed && attempt.all(|pod| pod.phase == Phase::Succeeded) {
+        let pods = attempt.pods.len();
+        let text = format!("all {pods} node{} done in attempt {number}", if pods == 1 { " is" } else { "s are" });
+        return end(snapshot, Ending::complete(text));
+    }
+    if let Some(by) = snapshot.gives_way_to.filter(|_| attempt.placed) {
+        return again::after_preemption(&attempt, by);
+    }
+    let verdict = failure::judge(&attempt);
+    if let failure::Verdict::Failed(failed) = &verdict {
+        return again::after_failure(&attempt, failed);
+    }
+    if let Some(why) = transport::refused(snapshot.job).filter(|_| attempt.placed) {
+        return end(snapshot, Ending::failed(conditions::TRANSPORT_DIFFERS, why));
+    }
+    let mut result = if !attempt.placed { gather(&attempt) } else { follow(&attempt) };
+    if let failure::Verdict::Look(at) = verdict {
+        result.wake_at(at);
+    }
+    let old = attempt.snapshot.pods.iter().filter(|pod| pod.attempt < attempt.number);
+    if let Some(at) = old.filter_map(|pod| pod.settles(attempt.now())).min() {
+        result.wake_at(at);
+    }
+    result
+}
+
+/// Before the gang has a place: creates what is missing, then asks for a place.
+fn gather(attempt: &Attempt<'_>) -> Reconciliation {
+    let status = attempt.snapshot.job.status.as_ref();
+    let not_before = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
+    if let Some(not_before) = not_before.filter(|at| !clock::is_over(*at, restart::LONGEST_PAUSE, attempt.now())) {
+        // The stage and its reason were written with the decision to start again.
+        let mut result = attempt.draft().act(&attempt.snapshot);
+        result.actions = act::old_pods(attempt);
+        result.wake_at(not_before);
+        return result;
+    }
+    let mut actions = act::old_pods(attempt);
+    let strangers = act::objects(attempt, &mut actions);
+    let missing = attempt.pods.iter().filter(|pod| pod.is_none()).count();
+    let numbered = (0_u32..).zip(&attempt.pods).filter(|(_, pod)| pod.is_none());
+    let (job, defaults) = (attempt.snapshot.job, attempt.snapshot.rules.defaults);
+    actions.extend(numbered.map(|(rank, _)| {
+        Action::Create(Object::Pod(Box::new(objects::pod(job, attempt.valid, defaults, attempt.number, rank))))
+    }));
+    let desired = attempt.pods.len();
+    if missing > 0 || attempt.existing().iter().any(|pod| pod.deleting) {
+        let mut draft = attempt.draft();
+        let text = match (attempt.snapshot.trouble, strangers.first()) {
+            (Some(trouble), _) => trouble.to_string(),
+            (None, Some(stranger)) => stranger.clone(),
+            (None, None) => format!("{} of {desired} pods exist", desired - missing),
+        };
+        // After a failure the stage stays Restarting, with the cause, until the next attempt is complete.
+        let is_restart =
+            status.and_then(|s| status::reason_of(s, conditions::SUCCEEDED)) == Some(Stage::Restarting.reason());
+        if !is_restart || attempt.snapshot.trouble.is_some() {
+            let stage = if is_restart { Stage::Restarting } else { Stage::Placing };
+            draft.stage(stage, text);
+        }
+        let mut result = draft.act(&attempt.snapshot);
+        result.actions = actions;
+        return result;
+    }
+    let mut result = place(attempt);
+    if result.status.is_none() || result.waiting {
+        result.actions = actions;
+    }
+    result
+}
+
+/// All pods exist: the whole gang gets a place, or waits.
+fn place(attempt: &Attempt<'_>) -> Reconciliation {
+    let pods = attempt.existing();
+    let mut draft = attempt.draft();
+    if let Some(pod) = pods.iter().find(|pod| pod.gated_by_others) {
+        draft.stage(Stage::Queued, format!("another scheduling gate holds pod {}", pod.name));
+        return draft.act(&attempt.snapshot);
+    }
+    let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
+    let question = Question { job, valid: attempt.valid, rules };
+    match gang::place(&question, nodes) {
+        Ok(placed) => {
+            match fabric::decide(&question, nodes, &placed.status) {
+                Ok(decided) => match fabric::enforced(job, decided.as_ref()) {
+                    Some(refused) => {
+                        fabric::report_findings(&mut draft, decided);
+                        return not_ready(attempt, draft, refused.to_string());
+                    }
+                    None => fabric::report(&mut draft, decided),
+                },
+                Err(refused) => return not_ready(attempt, draft, refused.to_string()),
+            }
+            let reason = placed.status.reason.clone();
+            draft.next.placement = Some(placed.status);
+            draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
+            draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
+            draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
+        }
+        Err(why) => {
+            let why = match attempt.snapshot.held_for {
+                Some(held) => format!("{why}; {held}"),
+                None => why.to_string(),
+            };
+            if let Some(result) = again::for_allocation(attempt, &why) {
+                return result;
+            }
+            let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::NO_ROOM);
+            draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
+            draft.stage(Stage::Queued, why.clone());
+            let mut result = draft.act(&attempt.snapshot);
+            result.waiting = true;
+            if is_new {
+                result.events.push(EventDraft::normal(events::NO_ROOM, why));
+            }
+            result
+        }
+    }
+}
+
+/// There is room, but the job must not start over the fabric of these nodes. Nodes, their ports and other jobs may change that.
+fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconciliation {
+    if let Some(result) = again::for_devices(attempt, &why) {
+        return result;
+    }
+    let is_new = status::reason_of(&draft.next, conditions::PLACED) != Some(conditions::FABRIC_NOT_READY);
+    draft.condition(conditions::FABRIC_READY, "False", conditions::FABRIC_NOT_READY, why.clone());
+    draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, why.clone());
+    draft.stage(Stage::Queued, why.clone());
+    let mut result = draft.act(&attempt.snapshot);
+    result.waiting = true;
+    if is_new {
+        result.events.push(EventDraft::warning(events::FABRIC_NOT_READY, why));
+    }
+    result
+}
+
+/// The gang is placed: gates are lifted, and the pods are followed until they end.
+fn follow(attempt: &Attempt<'_>) -> Reconciliation {
+    let mut actions = act::old_pods(attempt);
+    let strangers = act::objects(attempt, &mut actions);
+    let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
+    // All gates are lifted together, and not before every claim and the files for NCCL exist.
+    let mut claims = act::claims(attempt, placement);
+    claims.extend(act::fabric_config(attempt));
+    if claims.is_empty() {
+        actions.extend(act::releases(attempt, placement));
+    }
+    actions.extend(claims);
+    if let Some(result) = again::after_timeout(attempt) {
+        return result;
+    }
+    let desired = attempt.pods.len();
+    let running = attempt.count(|pod| matches!(pod.phase, Phase::Running | Phase::Succeeded));
+    let mut draft = attempt.draft();
+    let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
+    let mut events = Vec::new();
+    events.extend(degraded::report(attempt, placement, &mut draft));
+    events.extend(transport::report(&attempt.snapshot, attempt.valid, &mut draft));
+    if let Some(text) = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned()) {
+        draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
+    } else if running == desired {
+        let ended = attempt.count(PodView::is_over);
+        let text = if ended == 0 {
+            format!("{desired} of {desired} nodes train")
+        } else {
+            format!("{} of {desired} nodes train, {ended} are done", desired - ended)
+        };
+        draft.stage(Stage::Running, text);
+        if is_new {
+            let of = if attempt.number > 1 { format!(" in attempt {}", attempt.number) } else { String::new() };
+            events.push(EventDraft::normal(events::RUNNING, format!("all {desired} pods run{of}")));
+        }
+    } else if is_new {
+        // Once all pods ran, the stage stays Running: a kubelet that restarts reports less for a moment.
+        draft.stage(Stage::Starting, starting(attempt, running));
+    }
+    let mut result = draft.act(&attempt.snapshot);
+    result.actions = actions;
+    result.events = if result.status.is_some() { events } else { Vec::new() };
+    if running < desired
+        && let Some(at) = attempt.placed_at()
+    {
+        result.wake_at(attempt.due(at));
+    }
+    result
+}
+
+/// What the pods that do not run wait for.
+fn starting(attempt: &Attempt<'_>, running: usize) -> String {
+    let desired = attempt.pods.len();
+    let why = attempt.existing().into_iter().find_map(|pod| {
+        let waits =
+            pod.waiting.as_ref().filter(|w| !matches!(w.reason.as_str(), "ContainerCreating" | "PodInitializing"));
+        let why = match (waits, &pod.unschedulable) {
+            (Some(waiting), _) => format!("{}: {}", waiting.reason, waiting.message),
+            (None, Some(message)) => format!("not scheduled: {message}"),
+            (None, None) => return None,
+        };
+        Some(format!("; pod {}: {why}", pod.name))
+    });
+    format!("{running} of {desired} pods run{}", why.unwrap_or_default())
+}

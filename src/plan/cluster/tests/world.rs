@@ -1,0 +1,148 @@
+//! A cluster of one job, whose plans are carried out as the API server, the scheduler and the kubelets would.
+
+use crate::cluster::levels::Levels;
+use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
+use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, plan};
+use crate::eligible::NodeFacts;
+use crate::objects::{Defaults, Kind, Object};
+use crate::{resources, status};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use switchyard_core::quantity::Resources;
+use switchyard_crds::{TrainJob, conditions, validate as schema};
+use switchyard_fabric::Seen;
+
+pub(super) fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + second).unwrap()
+}
+
+fn amounts(cpu: &str) -> Resources {
+    let quantities = [("cpu", cpu), ("pods", "9")].map(|(name, amount)| (name.to_string(), Quantity(amount.into())));
+    resources::of_quantities(&quantities.into())
+}
+
+/// A cluster of one job.
+pub struct World {
+    pub job: TrainJob,
+    pub pods: Vec<PodView>,
+    pub objects: BTreeMap<(Kind, String), ObjectView>,
+    pub nodes: BTreeMap<String, NodeView>,
+    pub seen: BTreeMap<u32, Seen>,
+    pub now: i64,
+}
+
+impl World {
+    pub fn new(nodes: u32, spec: Value) -> World {
+        let mut document = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"},
+            "spec": {"trainer": {
+                "framework": "Plain", "image": "i", "numNodes": nodes, "resourcesPerNode": {"limits": {"cpu": "2"}},
+            }},
+        });
+        for (key, value) in spec.as_object().unwrap() {
+            document["spec"][key] = value.clone();
+        }
+        let mut job = schema::train_job(&document).unwrap();
+        (job.metadata.uid, job.metadata.namespace) = (Some("0123456789".into()), Some("ns".into()));
+        job.metadata.generation = Some(1);
+        let (objects, nodes_of, seen) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut world = World { job, pods: Vec::new(), objects, nodes: nodes_of, seen, now: 0 };
+        for number in 0..nodes {
+            world.node(&format!("n{number}"), "4");
+        }
+        world
+    }
+
+    pub fn node(&mut self, name: &str, cpu: &str) {
+        let facts = NodeFacts { name: name.into(), ready: true, ..NodeFacts::default() };
+        let (free, allocatable) = (amounts(cpu), amounts(cpu));
+        self.nodes.insert(name.into(), NodeView { facts, free, allocatable, ..NodeView::default() });
+    }
+
+    pub fn plan(&self) -> Reconciliation {
+        let mut pods: Vec<&PodView> = self.pods.iter().collect();
+        pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
+        let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
+        let levels = Levels::default();
+        let snapshot = JobSnapshot {
+            job: &self.job,
+            pods: &pods,
+            objects: &self.objects,
+            nodes: &self.nodes,
+            rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(self.now) },
+            actual: &BTreeMap::new(),
+            held_for: None,
+            gives_way_to: None,
+            trouble: None,
+            summary: None,
+            seen: &self.seen,
+            status_written: None,
+        };
+        plan(&snapshot)
+    }
+
+    /// Plans and does what the plan says, as the API server, the scheduler and the kubelets would.
+    pub fn step(&mut self) -> Reconciliation {
+        let done = self.plan();
+        for action in &done.actions {
+            match action {
+                Action::Create(Object::Pod(pod)) => self.pods.push(PodView::of(pod)),
+                Action::Create(object) | Action::Repair(object) => {
+                    let view = ObjectView {
+                        uid: object.name().into(),
+                        owned: true,
+                        deleting: false,
+                        content: object.content(),
+                    };
+                    self.objects.insert((object.kind(), object.name().into()), view);
+                }
+                Action::Release { pod, patch, .. } => {
+                    let terms =
+                        "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
+                    let node = patch.pointer(&format!("{terms}/0/matchFields/0/values/0")).unwrap().as_str().unwrap();
+                    let pod = self.pods.iter_mut().find(|other| other.name == *pod).unwrap();
+                    (pod.gated, pod.node, pod.phase, pod.ready) = (false, Some(node.into()), Phase::Running, true);
+                }
+                Action::Delete { kind: Kind::Pod, name, .. } => self.pods.retain(|pod| pod.name != *name),
+                Action::Delete { kind, name, .. } => drop(self.objects.remove(&(*kind, name.clone()))),
+            }
+        }
+        if let Some(status) = &done.status {
+            self.job.status = Some(status.clone());
+        }
+        done
+    }
+
+    pub fn run(&mut self) {
+        for _ in 0..20 {
+            let done = self.step();
+            if done.actions.is_empty() && done.status.is_none() {
+                return;
+            }
+        }
+        panic!("does not come to rest: {:?}", self.job.status);
+    }
+
+    pub fn stage(&self) -> &str {
+        self.job.status.as_ref().and_then(|status| status::reason_of(status, conditions::SUCCEEDED)).unwrap_or("-")
+    }
+
+    pub fn message(&self) -> String {
+        let status = self.job.status.as_ref().unwrap();
+        status.condition(conditions::SUCCEEDED).unwrap().message.clone()
+    }
+
+    pub fn attempt(&self) -> i32 {
+        self.job.status.as_ref().unwrap().attempt.unwrap()
+    }
+
+    pub fn exit(&mut self, name: &str, code: i32, message: &str) {
+        let now = at(self.now);
+        let pod = self.pods.iter_mut().find(|pod| pod.name == name).unwrap();
+        pod.phase = if code == 0 { Phase::Succeeded } else { Phase::Failed };
+        (pod.ready, pod.ended) =
+            (false, Some(Ended { code, reason: "Error".into(), message: message.into(), at: Some(now) }));
+    }
+}
