@@ -74,7 +74,7 @@ pub(crate) const STAGES: [Stage; 15] = [
     Stage {
         name: "pure",
         what: "crates whose tests need only the compiler, the node agent, what is generated, the rules of the repository",
-        budget: 240,
+        budget: 400,
         lane: Lane::Compute,
         needs: &[],
         work: Work::Tests { of: Tests::AllBut(ENGINE), threads: None, environment: &[] },
