@@ -206,11 +206,6 @@ impl Trainer {
         if self.communicator.world() == 1 { 0 } else { 4 * numbers as u64 }
     }
 
-    /// Samples per second that the reader can produce; see [`Prefetcher::capacity`].
-    pub fn reader_capacity(&self) -> Option<f64> {
-        self.reader.capacity()
-    }
-
     /// Milliseconds of one all-reduce of all gradient buckets: the best of three after a warm-up. All ranks call it
     /// together, before the first step.
     ///
