@@ -1,6 +1,6 @@
 //! Benchmarks: each prints its table and writes a result file to `docs/results`.
 
-use crate::steps::{cargo, root, step};
+use crate::workspace::{cargo, root, step};
 use anyhow::Result;
 use clap::ValueEnum;
 

@@ -1,6 +1,6 @@
 //! `cargo xtask bench build`: how long a developer waits, in a fresh clone of what is committed, with an empty target folder.
 
-use crate::steps::{root, stripped};
+use crate::workspace::{root, stripped};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use std::fs;

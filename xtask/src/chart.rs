@@ -4,7 +4,7 @@
 
 mod values;
 
-use crate::steps::{crds, root};
+use crate::workspace::{crds, root};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Training data for examples and tests, in `target/data`.
 
 use crate::programs::{cache, quietly};
-use crate::steps::root;
+use crate::workspace::root;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use std::fs;

@@ -6,7 +6,7 @@
 //! only one in a list whose fields are these, and behind `least`, `most` or `median` the path goes on in every one of a list:
 //! `oneProcess.least.stepMs`, `rows[case=gpt].most.ratio`. `PATH / PATH` is how many times the first has the second.
 
-use crate::steps::root;
+use crate::workspace::root;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
 use std::fs;

@@ -1,9 +1,10 @@
 //! `cargo xtask test --frameworks`: the real frameworks of others, and the result file.
 
 use crate::stages::FRAMEWORKS as FRAMEWORKS_MODULE;
-use crate::steps::{cargo, control_plane, root, step};
+use crate::steps::control_plane;
 use crate::totals::Totals;
 use crate::wheels::{FRAMEWORKS, TORCH};
+use crate::workspace::{cargo, root, step};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::fs;
@@ -12,7 +13,7 @@ use std::fs;
 pub(crate) fn test() -> Result<()> {
     let (torch, others) = (TORCH.python()?, FRAMEWORKS.python()?);
     control_plane()?;
-    let parts = crate::steps::target().join("frameworks");
+    let parts = crate::workspace::target().join("frameworks");
     let _ = fs::remove_dir_all(&parts);
     fs::create_dir_all(&parts).with_context(|| parts.display().to_string())?;
     let module = format!("{FRAMEWORKS_MODULE}::");

@@ -10,7 +10,7 @@
 mod layout;
 mod sbom;
 
-use crate::steps::{programs_in, root, target};
+use crate::workspace::{cargo, root, step, target};
 use crate::{programs, setup};
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -62,7 +62,7 @@ pub(crate) fn folder() -> PathBuf {
 pub(crate) fn images(only_layout: Option<&Path>, profile: &str) -> Result<()> {
     let version = Version::of_this_tree();
     let programs = IMAGES.map(|image| image.name);
-    crate::steps::step(&format!("programs of the images ({profile})"), &mut programs_in(profile, &programs))?;
+    step(&format!("programs of the images ({profile})"), &mut programs_in(profile, &programs))?;
     let built = target().join(profile);
     if let Some(folder) = only_layout {
         return lay_out(folder, &built, &version);
@@ -180,6 +180,17 @@ impl Version {
             None => self.number.to_string(),
         }
     }
+}
+
+/// Builds programs in a profile; they know of which commit they are.
+///
+/// The whole workspace is selected and only these programs are built: cargo unifies features over what is selected, so that each
+/// crate is compiled once in a profile, whatever is built of it.
+pub(crate) fn programs_in(profile: &str, programs: &[&str]) -> Command {
+    let mut all = cargo(&["build", "--profile", profile, "--locked", "--workspace"]);
+    all.args(programs.iter().flat_map(|program| ["--bin", program]));
+    all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
+    all
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod steps;
 mod test_programs;
 mod totals;
 mod wheels;
+mod workspace;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;

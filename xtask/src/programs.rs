@@ -4,7 +4,7 @@
 //! lies in the user's cache directory under a name that contains a digest of the module and of the flags, so that a second
 //! clone, and CI on the same machine, builds nothing.
 
-use crate::steps::root;
+use crate::workspace::root;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,6 +1,6 @@
 //! The reference of the API for people, `docs/api.md`: every field of the CRDs with its type, bounds, default and meaning.
 
-use crate::steps::crds;
+use crate::workspace::crds;
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 use std::fmt::Write;
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn the_reference_is_that_of_the_crds() {
         let (path, text) = generated().unwrap();
-        let committed = std::fs::read_to_string(crate::steps::root().join(&path)).unwrap();
+        let committed = std::fs::read_to_string(crate::workspace::root().join(&path)).unwrap();
         assert!(committed == text, "{} differs: run `cargo xtask gen`", path.display());
         for row in [
             "| `spec.engine.steps` | integer |",

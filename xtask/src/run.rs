@@ -2,9 +2,9 @@
 
 use crate::setup::{self, Need, Needs};
 use crate::stages::{Lane, STAGES, Stage, Work};
-use crate::steps::{cargo, root, step, target};
 use crate::test_programs::{self, Program, Selection};
 use crate::totals::Totals;
+use crate::workspace::{cargo, root, step, target};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value as Json, json};
 use std::fs;

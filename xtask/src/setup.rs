@@ -107,7 +107,8 @@ fn own(arguments: &[&str]) -> Result<()> {
 /// rustfmt and clippy: part of the toolchain file, so rustup brings them; a toolchain without rustup must have them.
 pub(crate) fn components() -> Result<()> {
     for (tool, package) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
-        let present = crate::steps::cargo(&[tool, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let present =
+            crate::workspace::cargo(&[tool, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
         if !present.is_ok_and(|status| status.success()) {
             println!("==> installing {package} for the toolchain of rust-toolchain.toml");
             let added = Command::new("rustup").args(["component", "add", package]).status();

@@ -1,52 +1,14 @@
 //! The steps behind `run`, `cluster`, `chaos` and `gen`.
 
-use crate::images::Version;
+use crate::images::programs_in;
 use crate::programs::Family;
 use crate::setup;
+use crate::workspace::{cargo, root, step, target};
 use anyhow::{Context, Result, bail};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::thread;
-use std::time::Instant;
-
-/// Folder of the workspace.
-pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
-}
-
-/// A cargo command in the workspace.
-pub(crate) fn cargo(args: &[&str]) -> Command {
-    let mut command = stripped(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())));
-    command.args(args).current_dir(root());
-    command
-}
-
-/// Without what cargo tells this program about its package: build scripts that read it (ring's) would build half the tree again whenever
-/// cargo is called from here after it was called by hand.
-pub(crate) fn stripped(mut command: Command) -> Command {
-    let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_program)) {
-        command.env_remove(name);
-    }
-    // CI builds once: what an incremental build keeps is written for nobody.
-    if std::env::var_os("CI").is_some() {
-        command.env("CARGO_INCREMENTAL", "0");
-    }
-    command
-}
-
-/// Says what is done, does it, and says how long it took.
-pub(crate) fn step(name: &str, command: &mut Command) -> Result<()> {
-    println!("==> {name}");
-    let start = Instant::now();
-    let status = command.status().with_context(|| format!("{name}: cannot start {:?}", command.get_program()))?;
-    if !status.success() {
-        bail!("{name}: {status}");
-    }
-    println!("    {name}: {:.1} s", start.elapsed().as_secs_f64());
-    Ok(())
-}
 
 /// The programs of a training on one machine.
 const PROGRAMS: [&str; 2] = ["switchyard", "switchyard-worker"];
@@ -54,17 +16,6 @@ const PROGRAMS: [&str; 2] = ["switchyard", "switchyard-worker"];
 /// Builds `switchyard` and `switchyard-worker`, which ends up beside it.
 pub(crate) fn build() -> Command {
     programs_in("release", &PROGRAMS)
-}
-
-/// Builds programs in a profile; they know of which commit they are.
-///
-/// The whole workspace is selected and only these programs are built: cargo unifies features over what is selected, so that each
-/// crate is compiled once in a profile, whatever is built of it.
-pub(crate) fn programs_in(profile: &str, programs: &[&str]) -> Command {
-    let mut all = cargo(&["build", "--profile", profile, "--locked", "--workspace"]);
-    all.args(programs.iter().flat_map(|program| ["--bin", program]));
-    all.env("SWITCHYARD_VERSION", Version::of_this_tree().words());
-    all
 }
 
 /// Builds both programs and runs a manifest; returns the program's own exit code. `worker`: the package of another worker.
@@ -170,24 +121,6 @@ fn real_nodes() -> Result<()> {
         Family::named(name)?.build()?;
     }
     Ok(())
-}
-
-/// Where cargo builds.
-pub(crate) fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
-}
-
-/// The committed CRDs: name of the file and its text.
-///
-/// They are those of the code: `crds/tests/drift.rs` compares, so that this program need not be built with the API's types.
-pub(crate) fn crds() -> Result<Vec<(String, String)>> {
-    let folder = root().join("crds/generated");
-    let mut names: Vec<String> = std::fs::read_dir(&folder)
-        .with_context(|| folder.display().to_string())?
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect::<Result<_>>()?;
-    names.sort();
-    names.into_iter().map(|name| Ok((name.clone(), std::fs::read_to_string(folder.join(name))?))).collect()
 }
 
 /// Writes the generated CRDs, and what is generated of the chart and of the documents.

@@ -1,7 +1,7 @@
 //! Programs of tests: one build of all of them, and which tests a stage starts.
 
 use crate::stages::{FRAMEWORKS, STAGES, Tests, Work};
-use crate::steps::{cargo, stripped};
+use crate::workspace::{cargo, stripped};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
 use std::path::PathBuf;

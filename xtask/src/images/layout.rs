@@ -1,7 +1,7 @@
 //! The files of an image.
 
 use super::{Image, Version, sbom};
-use crate::steps::root;
+use crate::workspace::root;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};

@@ -1,7 +1,7 @@
 //! What an image is made of, as CycloneDX 1.5: the crates that are linked into its program, and the system's libraries.
 
 use super::{Image, Version};
-use crate::steps::cargo;
+use crate::workspace::cargo;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,7 +126,7 @@ fn metadata() -> Result<&'static Json> {
 
 /// By name and version, the SHA-256 of a crate as Cargo.lock has it.
 fn checksums() -> Result<BTreeMap<(String, String), String>> {
-    let text = std::fs::read_to_string(crate::steps::root().join("Cargo.lock")).context("Cargo.lock")?;
+    let text = std::fs::read_to_string(crate::workspace::root().join("Cargo.lock")).context("Cargo.lock")?;
     let field = |block: &str, name: &str| {
         let line = block.lines().find_map(|line| line.strip_prefix(&format!("{name} = ")));
         line.map(|value| value.trim_matches('"').to_string())

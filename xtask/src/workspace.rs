@@ -1,0 +1,62 @@
+//! The workspace: its folders, cargo in it, and commands that are shown while they run.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// Folder of the workspace.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// A cargo command in the workspace.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    let mut command = stripped(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Without what cargo tells this program about its package: build scripts that read it (ring's) would build half the tree again whenever
+/// cargo is called from here after it was called by hand.
+pub(crate) fn stripped(mut command: Command) -> Command {
+    let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_program)) {
+        command.env_remove(name);
+    }
+    // CI builds once: what an incremental build keeps is written for nobody.
+    if std::env::var_os("CI").is_some() {
+        command.env("CARGO_INCREMENTAL", "0");
+    }
+    command
+}
+
+/// Says what is done, does it, and says how long it took.
+pub(crate) fn step(name: &str, command: &mut Command) -> Result<()> {
+    println!("==> {name}");
+    let start = Instant::now();
+    let status = command.status().with_context(|| format!("{name}: cannot start {:?}", command.get_program()))?;
+    if !status.success() {
+        bail!("{name}: {status}");
+    }
+    println!("    {name}: {:.1} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Where cargo builds.
+pub(crate) fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// The committed CRDs: name of the file and its text.
+///
+/// They are those of the code: `crds/tests/drift.rs` compares, so that this program need not be built with the API's types.
+pub(crate) fn crds() -> Result<Vec<(String, String)>> {
+    let folder = root().join("crds/generated");
+    let mut names: Vec<String> = std::fs::read_dir(&folder)
+        .with_context(|| folder.display().to_string())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<_>>()?;
+    names.sort();
+    names.into_iter().map(|name| Ok((name.clone(), std::fs::read_to_string(folder.join(name))?))).collect()
+}
