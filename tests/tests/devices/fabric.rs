@@ -217,6 +217,6 @@ async fn doctor_explains_a_job_with_what_is_known_of_its_gang() -> Result<()> {
         .switchyard(["doctor", "no-such-job", "--kubeconfig", &scene.plane.kubeconfig("admin").display().to_string()])
         .run(switchyard_tests::PATIENCE);
     assert_eq!((missing.code, missing.stdout.as_str()), (Some(2), ""));
-    assert!(missing.stderr.contains("no such TrainJob"), "{}", missing.stderr);
+    assert!(missing.stderr.contains("no such file, folder or TrainJob"), "{}", missing.stderr);
     Ok(())
 }
