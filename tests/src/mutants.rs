@@ -44,7 +44,7 @@ const MUTANTS: [Mutant; 7] = [
                  let mut another = object.clone();\n                \
                  another.meta_mut().name = Some(format!(\"{name}-again\"));\n                \
                  let made = self.call(&what, api.create(&params, &another)).await?;\n                \
-                 Ok(Done::Written(kind, made.resource_version()))\n            }\n",
+                 Ok(Done::Written(kind.name(), made.resource_version()))\n            }\n",
     },
     Mutant {
         name: "name-is-taken",
@@ -54,7 +54,7 @@ const MUTANTS: [Mutant; 7] = [
                  let mut another = object.clone();\n                \
                  another.meta_mut().name = Some(format!(\"{name}-again\"));\n                \
                  let made = self.call(&what, api.create(&params, &another)).await?;\n                \
-                 Ok(Done::Written(kind, made.resource_version()))\n            }\n",
+                 Ok(Done::Written(kind.name(), made.resource_version()))\n            }\n",
     },
     Mutant {
         name: "forgets-promises",
