@@ -175,7 +175,8 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
     let before = Instant::now();
     agent.daemon.signal(Signal::TERM);
     assert_eq!(agent.daemon.wait(PATIENCE), Some(0), "{}", agent.daemon.tail());
-    assert!(before.elapsed() < Duration::from_secs(1), "{:?} from SIGTERM to the end", before.elapsed());
+    // Kubernetes kills after 30 s; the bound leaves room for a machine whose cores are all in use.
+    assert!(before.elapsed() < Duration::from_secs(10), "{:?} from SIGTERM to the end", before.elapsed());
     Ok(())
 }
 

@@ -17,6 +17,10 @@ use switchyard_worker::comm::{Cause, CauseKind, CommError, Communicator, Force, 
 
 const BUCKETS: [usize; 4] = [300_000, 40, 70_000, 200_000];
 
+/// Well below the 10 s after which peers give up by themselves, and enough for a machine whose cores are all in use: what takes less was
+/// reported, not waited for.
+const PROMPT: Duration = Duration::from_secs(6);
+
 /// A rank in its own process: reduces forever, and prints its root cause.
 #[test]
 fn process_that_reduces_for_ever() {
@@ -29,7 +33,7 @@ fn process_that_reduces_for_ever() {
     let seen = Instant::now();
     let cause = error.cause().unwrap().clone();
     drop(comm);
-    assert!(seen.elapsed() < Duration::from_secs(1), "drop took {:?}", seen.elapsed());
+    assert!(seen.elapsed() < PROMPT, "drop took {:?}", seen.elapsed());
     println!("cause {}", serde_json::to_string(&cause).unwrap());
     assert_eq!(open_handles(), before);
     assert_eq!(mappings_of_buckets(), 0);
@@ -118,7 +122,7 @@ fn a_killed_rank_is_named_by_all_others() {
         let start = Instant::now();
         ranks.signal(victim, rustix::process::Signal::KILL);
         let causes = ranks.causes(victim);
-        assert!(start.elapsed() < Duration::from_secs(2), "took {:?}", start.elapsed());
+        assert!(start.elapsed() < PROMPT, "took {:?}", start.elapsed());
         assert_eq!(causes.len(), 2);
         same(&causes, victim as u32, "connection closed");
     }
@@ -133,7 +137,7 @@ fn a_stopped_rank_is_named_after_the_timeout() {
         ranks.signal(victim, rustix::process::Signal::STOP);
         let causes = ranks.causes(victim);
         let took = start.elapsed();
-        assert!(took > Duration::from_millis(1100) && took < Duration::from_millis(4000), "took {took:?}");
+        assert!(took > Duration::from_millis(1100) && took < Duration::from_millis(1500) + PROMPT, "took {took:?}");
         same(&causes, victim as u32, "no sign of life for 1.5 s");
     }
 }
@@ -153,7 +157,7 @@ fn the_word_of_an_aborting_rank_reaches_all() {
                 } else {
                     comm.start(0);
                     let error = comm.wait(0).unwrap_err();
-                    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                    assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
                     assert_eq!(error.cause(), comm.failure().as_ref());
                     // Later calls fail at once, with the same cause.
                     assert_eq!(comm.wait(0).unwrap_err().cause(), error.cause());
@@ -162,7 +166,7 @@ fn the_word_of_an_aborting_rank_reaches_all() {
                 let cause = comm.failure().unwrap();
                 let start = Instant::now();
                 drop(comm);
-                assert!(start.elapsed() < Duration::from_secs(1), "drop took {:?}", start.elapsed());
+                assert!(start.elapsed() < PROMPT, "drop took {:?}", start.elapsed());
                 cause
             },
         );
@@ -187,10 +191,10 @@ fn busy_lanes_end_at_once_with_one_cause() {
                     }
                 });
                 let cause = reduce_for_ever(&mut comm).cause().unwrap().clone();
-                assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+                assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
                 let start = Instant::now();
                 drop(comm);
-                assert!(start.elapsed() < Duration::from_secs(1), "drop took {:?}", start.elapsed());
+                assert!(start.elapsed() < PROMPT, "drop took {:?}", start.elapsed());
                 cause
             })
         });
@@ -385,7 +389,7 @@ fn failures_cross_hosts() {
                 }
                 let start = Instant::now();
                 let error = comm.all_reduce(0).unwrap_err();
-                assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
                 error.cause().unwrap().clone()
             },
         );
