@@ -6,7 +6,7 @@
 //!                                                        └─ plan::local::next ┘
 //! ```
 //!
-//! [`switchyard_plan`] decides; this crate acts. [`switchyard_cli`] decides what a person sees, from [`Update`]s.
+//! [`switchyard_plan`] decides; this crate acts. `switchyard-cli` decides what a person sees, from [`Update`]s.
 #![forbid(unsafe_code)]
 
 mod attempt;

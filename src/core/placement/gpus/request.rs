@@ -42,7 +42,7 @@ pub struct Request {
 pub struct Placement {
     /// The pods in the order of their ranks: neighbours in the tree are neighbours in the ring.
     pub pods: Vec<Pod>,
-    /// Bandwidth of the gang's ring, megabytes per second, one direction; [`UNLIMITED`] for a single GPU.
+    /// Bandwidth of the gang's ring, megabytes per second, one direction; [`super::UNLIMITED`] for a single GPU.
     pub bandwidth: u32,
     /// Level of the smallest domain with all of it; `None`: a single node.
     pub level: Option<usize>,
