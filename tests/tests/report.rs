@@ -82,7 +82,7 @@ fn steps_that_are_done_again_are_shown_once() {
     let events: Vec<&str> =
         report["events"].as_array().unwrap().iter().map(|event| event["text"].as_str().unwrap()).collect();
     assert!(
-        events.contains(&"rank 0: killed by signal 9 (SIGKILL) during all_reduce of bucket 0 (told by ranks 0-7)"),
+        events.contains(&"rank 0: killed by signal 9 (SIGKILL) during all_reduce of bucket 0 (reported by ranks 0-7)"),
         "{events:?}"
     );
 }
