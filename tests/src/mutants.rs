@@ -88,7 +88,7 @@ fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> 
             mutant.name, mutant.file, mutant.before
         ));
     }
-    let active = format!("(std::env::var(\"{ACTIVE}\").as_deref() == Ok(\"{}\"))", mutant.name);
+    let active = format!("matches!(std::env::var(\"{ACTIVE}\").as_deref(), Ok(\"{}\"))", mutant.name);
     let at = text.find(mutant.before).expect("invariant: only insertions");
     Ok(format!("{}{}{}", &text[..at], mutant.insert.replace("bug!()", &active), &text[at..]))
 }

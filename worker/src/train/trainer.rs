@@ -101,7 +101,7 @@ impl Trainer {
                 if progress.half_kernel.available() {
                     blueprint = blueprint.with_half_kernel(progress.half_kernel)?;
                 }
-                blueprint.go_on_from(progress);
+                blueprint.go_on_from(progress.step, progress.epoch, progress.position);
                 let restored = resume::restore(&mut state, &blueprint, &directory, checkpoint, progress);
                 restored.inspect_err(|error| tell(&communicator, error))?;
                 resumed = Some(state.step);
