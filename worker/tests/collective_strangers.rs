@@ -5,12 +5,7 @@
 mod collective_support;
 
 use collective_support::{alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until};
-use std::{
-    io::Write,
-    net::TcpStream,
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::{io::Write, net::TcpStream, sync::Mutex, time::Duration};
 use switchyard_worker::comm::{CommError, Communicator, Options, Token};
 
 const BUCKETS: [usize; 2] = [300_000, 40];

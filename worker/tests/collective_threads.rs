@@ -7,7 +7,6 @@
 mod collective_support;
 
 use collective_support::{alone, group_with, mappings_of_buckets, open_handles};
-use std::time::{Duration, Instant};
 use switchyard_worker::comm::{Cause, Force, GroupConfig, Options, Wire};
 
 const WORLD: u32 = 4;
