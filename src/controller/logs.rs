@@ -7,7 +7,7 @@ use kube::api::LogParams;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use switchyard_crds::names::TRAINER;
-use switchyard_ledger::job::Key;
+use switchyard_ledger::job::{JobId, Key};
 use tokio::sync::watch::Receiver;
 use tracing::{debug, warn};
 
@@ -18,8 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 /// A pod to read, and what the reader wants to know about it.
 pub(super) struct Source<T> {
-    /// UID of the job.
-    pub job: String,
+    pub job: JobId,
     pub key: Key,
     /// UID of the pod.
     pub uid: String,

@@ -7,7 +7,7 @@ use super::Context;
 use super::logs::{Reader, Reads, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
-use switchyard_ledger::job::attempt_of;
+use switchyard_ledger::job::{JobId, attempt_of};
 use switchyard_plan::cluster::transport::{self, Seen};
 use switchyard_plan::cluster::view::Phase;
 use switchyard_plan::job::processes_per_node;
@@ -49,13 +49,13 @@ impl Reader for Openings {
             if !transport::wants_logs(job, processes) {
                 continue;
             }
-            let (uid, attempt) = (job.metadata.uid.clone().unwrap_or_default(), attempt_of(job));
-            let Some(family) = index.families.get(&uid) else { continue };
+            let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
+            let Some(family) = index.families.get(&id) else { continue };
             let done =
                 |rank: u32| family.seen.get(&attempt).and_then(|of| of.get(&rank)).is_some_and(|seen| seen.is_complete);
             let pods = family.pods.values().filter(|pod| pod.attempt == attempt && pod.phase == Phase::Running);
             found.extend(pods.filter(|pod| !pod.deleting && !done(pod.node_rank)).map(|pod| Source {
-                job: uid.clone(),
+                job: id.clone(),
                 key: key.clone(),
                 uid: pod.uid.clone(),
                 pod: pod.name.clone(),

@@ -9,7 +9,7 @@ use super::logs::{Reader, Reads, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_crds::Framework;
-use switchyard_ledger::job::attempt_of;
+use switchyard_ledger::job::{JobId, attempt_of};
 use switchyard_plan::cluster::view::Phase;
 use switchyard_worker_contract::event::Summary;
 
@@ -36,15 +36,15 @@ impl Reader for Progress {
         let index = context.index();
         let mut found = Vec::new();
         for (key, job) in &index.jobs {
-            let uid = job.metadata.uid.clone().unwrap_or_default();
+            let id = JobId::of(&job.metadata);
             let attempt = attempt_of(job);
-            let Some(family) = index.families.get(&uid).filter(|_| job.spec.trainer.framework == Framework::Switchyard)
+            let Some(family) = index.families.get(&id).filter(|_| job.spec.trainer.framework == Framework::Switchyard)
             else {
                 continue;
             };
             let first = family.pods.values().find(|pod| pod.attempt == attempt && pod.node_rank == 0);
             if let Some(pod) = first.filter(|pod| pod.phase == Phase::Running && !pod.deleting) {
-                found.push(Source { job: uid, key: key.clone(), uid: pod.uid.clone(), pod: pod.name.clone(), of: () });
+                found.push(Source { job: id, key: key.clone(), uid: pod.uid.clone(), pod: pod.name.clone(), of: () });
             }
         }
         found

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::devices::Devices;
 use switchyard_ledger::index::{Family, Index, Unreadable};
-use switchyard_ledger::job::{Key, attempt_of, is_another_place, message_of, place_in, stage_of};
+use switchyard_ledger::job::{JobId, Key, attempt_of, is_another_place, message_of, place_in, stage_of};
 use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
@@ -41,7 +41,7 @@ pub(super) enum Outcome {
 /// What is planned for a job, and what it was planned from.
 struct Planned {
     job: Arc<TrainJob>,
-    uid: String,
+    id: JobId,
     plan: Reconciliation,
     /// Some creates wait for a pause to end.
     held: Option<Instant>,
@@ -93,10 +93,10 @@ impl Context {
         let mut guard = self.index();
         let index: &mut Index = &mut guard;
         let Some(job) = index.jobs.get(key).cloned() else { return Ok(None) };
-        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let id = JobId::of(&job.metadata);
         let held_for = index.held_for(&job);
         let aside = index.not_in_the_way(&job);
-        let family = index.families.entry(uid.clone()).or_default();
+        let family = index.families.entry(id.clone()).or_default();
         match family.own.catch_up(&index.versions, instant) {
             Cache::Current => {}
             Cache::Behind { until } => return Err(until),
@@ -151,7 +151,7 @@ impl Context {
         if plan.waiting {
             index.waiting.insert(key.clone());
             others = index.waits(key, rules);
-        } else if index.waiting.remove(key) && index.waits_no_more(&uid) {
+        } else if index.waiting.remove(key) && index.waits_no_more(&id) {
             others = index.waiting.iter().cloned().collect();
         }
         // Before the cache shows the decision, the place is taken for whoever plans next.
@@ -159,15 +159,15 @@ impl Context {
             && is_another_place(&job, next)
         {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
-            index.assume(&uid, attempt, place_in(next).cloned());
+            index.assume(&id, attempt, place_in(next).cloned());
         }
         drop(guard);
         others.into_iter().for_each(|other| self.queue.add(other, instant));
-        Ok(Some(Planned { job, uid, plan, held, fights }))
+        Ok(Some(Planned { job, id, plan, held, fights }))
     }
 
     async fn carry_out(&self, key: &Key, planned: Planned) -> Outcome {
-        let Planned { job, uid, plan, held, fights } = planned;
+        let Planned { job, id, plan, held, fights } = planned;
         if let Some(wake) = plan.wake {
             let wait = wake.duration_since(Timestamp::now());
             self.queue.add(key.clone(), Instant::now() + Duration::try_from(wait).unwrap_or_default());
@@ -183,14 +183,14 @@ impl Context {
             return Outcome::Quiet;
         }
         if let Some(pod) = &plan.absent {
-            match self.executor.is_absent(&key.namespace, pod, &uid).await {
+            match self.executor.is_absent(&key.namespace, pod, &id.uid).await {
                 Ok(true) => {}
                 Ok(false) => {
                     debug!(job = %key, pod, "the pod is there; the cache does not show it yet");
                     self.queue.add(key.clone(), Instant::now() + SECOND);
                     return Outcome::Behind;
                 }
-                Err(refusal) => return self.ended(key, Some(&uid), Some(refusal)),
+                Err(refusal) => return self.ended(key, Some(&id), Some(refusal)),
             }
         }
         let mut outcome = Outcome::Quiet;
@@ -198,8 +198,8 @@ impl Context {
         if !plan.actions.is_empty() {
             debug!(job = %key, actions = plan.actions.len(), "applying");
             outcome = Outcome::Wrote;
-            let applied = self.executor.apply(&key.namespace, &uid, plan.actions).await;
-            refusal = self.note(&uid, applied);
+            let applied = self.executor.apply(&key.namespace, &id.uid, plan.actions).await;
+            refusal = self.note(&id, applied);
         }
         let mut next = plan.status;
         if refusal.is_some() {
@@ -210,7 +210,7 @@ impl Context {
             match self.write_status(key, &job, next, plan.events).await {
                 Ok(()) => outcome = Outcome::Wrote,
                 Err(error) => {
-                    self.index().assume(&uid, 0, None);
+                    self.index().assume(&id, 0, None);
                     refusal = refusal.or(Some(error));
                 }
             }
@@ -221,17 +221,17 @@ impl Context {
         if refusal.is_none() && held.is_some() {
             return outcome;
         }
-        match self.ended(key, Some(&uid), refusal) {
+        match self.ended(key, Some(&id), refusal) {
             Outcome::Refused => Outcome::Refused,
             _ => outcome,
         }
     }
 
     /// Remembers what was written, so that nothing is planned before the cache shows it.
-    fn note(&self, uid: &str, applied: Applied) -> Option<Refusal> {
+    fn note(&self, job: &JobId, applied: Applied) -> Option<Refusal> {
         let now = Instant::now();
         let mut index = self.index();
-        let family = index.families.entry(uid.to_string()).or_default();
+        let family = index.families.entry(job.clone()).or_default();
         for (kind, version) in applied.written {
             family.own.wrote(kind, &version, now);
         }
@@ -259,10 +259,9 @@ impl Context {
     ) -> Result<(), Refusal> {
         let previous = job.status.clone();
         let version = self.executor.write_status(job, next.clone()).await?;
-        let uid = job.metadata.uid.clone().unwrap_or_default();
         {
             let mut index = self.index();
-            let family = index.families.entry(uid).or_default();
+            let family = index.families.entry(JobId::of(&job.metadata)).or_default();
             family.status_written = Some(Timestamp::now());
             family.own.says(next.attempt.unwrap_or(0).unsigned_abs(), words_of(&next));
             if let Some(version) = version {
@@ -279,7 +278,7 @@ impl Context {
     }
 
     /// Schedules what follows from the outcome.
-    fn ended(&self, key: &Key, uid: Option<&str>, refusal: Option<Refusal>) -> Outcome {
+    fn ended(&self, key: &Key, job: Option<&JobId>, refusal: Option<Refusal>) -> Outcome {
         let Some(refusal) = refusal else {
             self.queue.succeeded(key);
             return Outcome::Quiet;
@@ -292,8 +291,8 @@ impl Context {
             return Outcome::Refused;
         }
         let until = self.queue.failed(key);
-        if let Some(uid) = uid
-            && let Some(family) = self.index().families.get_mut(uid)
+        if let Some(job) = job
+            && let Some(family) = self.index().families.get_mut(job)
         {
             family.own.hold(until);
         }
@@ -304,29 +303,29 @@ impl Context {
     /// A job is gone: its pods are deleted at once, the rest is left to the garbage collector.
     async fn clean_up(&self, key: &Key) -> Outcome {
         let now = Instant::now();
-        let orphans: Vec<(String, Vec<Action>)> = {
+        let orphans: Vec<(JobId, Vec<Action>)> = {
             let index = self.index();
             let of_job = index.families.iter().filter(|(_, family)| family.key.as_ref() == Some(key));
             of_job
-                .map(|(uid, family)| {
+                .map(|(id, family)| {
                     let pods: Vec<&PodView> =
                         family.pods.values().filter(|pod| !family.own.deleted(&pod.uid, now)).collect();
-                    (uid.clone(), cluster::remove(&pods))
+                    (id.clone(), cluster::remove(&pods))
                 })
                 .filter(|(_, actions)| !actions.is_empty())
                 .collect()
         };
         let mut outcome = Outcome::Quiet;
-        for (uid, actions) in orphans {
+        for (id, actions) in orphans {
             // The list of jobs may be older than that of the pods.
-            match self.executor.is_gone(&key.namespace, &key.name, &uid).await {
+            match self.executor.is_gone(&key.namespace, &key.name, &id.uid).await {
                 Ok(true) if self.leads() => {}
                 Ok(_) => continue,
                 Err(refusal) => return self.ended(key, None, Some(refusal)),
             }
             info!(job = %key, pods = actions.len(), "the job is gone; deleting its pods");
-            let applied = self.executor.apply(&key.namespace, &uid, actions).await;
-            let refusal = self.note(&uid, applied);
+            let applied = self.executor.apply(&key.namespace, &id.uid, actions).await;
+            let refusal = self.note(&id, applied);
             outcome = Outcome::Wrote;
             if self.ended(key, None, refusal) == Outcome::Refused {
                 return Outcome::Refused;

@@ -3,7 +3,7 @@
 
 use crate::devices::taker;
 use crate::index::Index;
-use crate::job::{Key, attempt_of, is_live, placement_of};
+use crate::job::{JobId, Key, attempt_of, is_live, placement_of};
 use crate::reservation::Reservation;
 use crate::usage::{Share, Usage, Without};
 use switchyard_core::quantity::Resources;
@@ -29,22 +29,23 @@ fn place_without(question: &Question<'_>, usage: &mut Usage, takers: &[String]) 
 
 impl Index {
     pub fn turn(&self, job: &TrainJob) -> Turn {
-        let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
+        let family = self.families.get(&JobId::of(&job.metadata));
         let priority = family.and_then(|family| family.pods.values().map(|pod| pod.priority).max()).unwrap_or(0);
         Turn::of(job, priority)
     }
 
-    fn job_of(&self, uid: &str) -> Option<&TrainJob> {
-        let key = self.families.get(uid)?.key.as_ref()?;
-        self.jobs.get(key).map(|job| &**job).filter(|job| job.metadata.uid.as_deref() == Some(uid))
+    fn job_of(&self, id: &JobId) -> Option<&TrainJob> {
+        let key = self.families.get(id)?.key.as_ref()?;
+        self.jobs.get(key).map(|job| &**job).filter(|job| JobId::of(&job.metadata) == *id)
     }
 
     /// What the pods of a job take, and their claims.
-    pub fn takers_of(&self, uid: &str, is_of: impl Fn(u32) -> bool) -> Vec<String> {
-        let Some(family) = self.families.get(uid) else { return Vec::new() };
+    pub fn takers_of(&self, job: &JobId, is_of: impl Fn(u32) -> bool) -> Vec<String> {
+        let Some(family) = self.families.get(job) else { return Vec::new() };
         let pods = family.pods.values().filter(|pod| is_of(pod.attempt));
         // A claim keeps its devices for a while after its pod is gone, whose name it has.
-        let is_theirs = |(kind, name): &(Kind, String)| *kind == Kind::ResourceClaim && is_of(view::position(name).0);
+        let is_named = |name: &str| view::position(name).is_some_and(|(attempt, _)| is_of(attempt));
+        let is_theirs = |(kind, name): &(Kind, String)| *kind == Kind::ResourceClaim && is_named(name);
         let claims = family.objects.iter().filter(|(object, _)| is_theirs(object));
         pods.map(|pod| pod.uid.clone()).chain(claims.map(|(_, claim)| taker(&claim.uid))).collect()
     }
@@ -52,23 +53,23 @@ impl Index {
     /// Everything that does not stand in the way of a job: what it held itself and is about to give back, and what is held for jobs
     /// behind it.
     pub fn not_in_the_way(&self, job: &TrainJob) -> Vec<String> {
-        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let id = &JobId::of(&job.metadata);
         let turn = self.turn(job);
         let mut takers = Vec::new();
         if placement_of(job).is_none() && job.status.as_ref().is_some_and(|status| status.placement.is_some()) {
             let attempt = attempt_of(job);
-            takers.extend(self.takers_of(uid, |of| of < attempt));
+            takers.extend(self.takers_of(id, |of| of < attempt));
         }
         for (other, holes) in &self.holes {
             let is_lower = || self.job_of(other).is_some_and(|job| self.turn(job).priority() < turn.priority());
-            if other == uid || is_lower() {
+            if other == id || is_lower() {
                 takers.extend(holes.iter().cloned());
             }
         }
         if let Some(held) = &self.reservation {
-            let is_behind = held.uid == uid || turn < held.turn;
+            let is_behind = held.job == *id || turn < held.turn;
             // Nobody but a job of higher priority gets the nodes of a gang that starts again.
-            let keeps = self.holes.contains_key(uid) && held.turn.priority() <= turn.priority();
+            let keeps = self.holes.contains_key(id) && held.turn.priority() <= turn.priority();
             let own = job.status.as_ref().and_then(|status| status.placement.as_ref()).filter(|_| keeps);
             let own: Vec<&str> = own.iter().flat_map(|own| &own.nodes).map(|node| node.node_name.as_str()).collect();
             let nodes = held.nodes.iter().map(|node| node.node_name.as_str());
@@ -79,58 +80,58 @@ impl Index {
 
     /// Who is ahead of a job and holds nodes, in words.
     pub fn held_for(&self, job: &TrainJob) -> Option<String> {
-        let uid = job.metadata.uid.as_deref().unwrap_or_default();
-        let held = self.reservation.as_ref().filter(|held| held.uid != uid && held.turn < self.turn(job))?;
+        let id = JobId::of(&job.metadata);
+        let held = self.reservation.as_ref().filter(|held| held.job != id && held.turn < self.turn(job))?;
         let (count, name) = (held.nodes.len(), held.turn.name());
         let verb = if count == 1 { "node is" } else { "nodes are" };
         Some(format!("{count} {verb} held for {name}, which is ahead in the queue"))
     }
 
     /// A gang that restarts keeps the GPUs of its nodes until it is known that it cannot be placed. Returns whether it released some.
-    pub fn hold_holes(&mut self, uid: &str) -> bool {
-        let wanted = self.job_of(uid).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
+    pub fn hold_holes(&mut self, id: &JobId) -> bool {
+        let wanted = self.job_of(id).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
             let status = job.status.as_ref()?;
             let placed = status.condition(conditions::PLACED)?;
             let restarts = placed.status == "False" && placed.reason == conditions::RESTARTING;
             status.placement.clone().filter(|_| restarts)
         });
         let nodes = wanted.map(|placement| placement.nodes).unwrap_or_default();
-        let next: Vec<String> = (0..nodes.len()).map(|rank| format!("hole/{uid}/{rank}")).collect();
+        let next: Vec<String> = (0..nodes.len()).map(|rank| format!("hole/{}/{rank}", id.uid)).collect();
         let mut freed = false;
-        for gone in self.holes.remove(uid).into_iter().flatten().skip(next.len()) {
+        for gone in self.holes.remove(id).into_iter().flatten().skip(next.len()) {
             freed |= self.usage.set_share(&gone, None);
         }
         for (taker, PlacedNode { node_name, gpus, .. }) in next.iter().zip(nodes) {
             self.usage.set_share(taker, Some(Share { node: node_name, amount: Resources::default(), gpus }));
         }
         if !next.is_empty() {
-            self.holes.insert(uid.to_string(), next);
+            self.holes.insert(id.clone(), next);
         }
         freed
     }
 
     /// A job was placed, or no longer waits: it releases what it held. Returns whether it held anything.
-    pub fn waits_no_more(&mut self, uid: &str) -> bool {
-        if let Some(family) = self.families.get_mut(uid) {
+    pub fn waits_no_more(&mut self, job: &JobId) -> bool {
+        if let Some(family) = self.families.get_mut(job) {
             family.hopeless = false;
         }
-        self.release(uid)
+        self.release(job)
     }
 
     /// A job found no place. At the head of the queue it holds nodes, and jobs of lower priority may have to give way: those are answered.
     pub fn waits(&mut self, key: &Key, rules: PlacementRules<'_>) -> Vec<Key> {
         let Some(job) = self.jobs.get(key).cloned() else { return Vec::new() };
         let Ok(valid) = plan::validate(&job) else { return Vec::new() };
-        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let id = JobId::of(&job.metadata);
         let turn = self.turn(&job);
         let question = Question { job: &job, valid: &valid, rules };
         if !self.is_head(key, &turn) {
-            self.waits_no_more(&uid);
+            self.waits_no_more(&id);
             return Vec::new();
         }
         let aside = self.not_in_the_way(&job);
         let mut without = Without::new(self, &aside);
-        let is_kept = without.reservation.as_ref().is_some_and(|held| held.uid == uid && without.is_usable(held));
+        let is_kept = without.reservation.as_ref().is_some_and(|held| held.job == id && without.is_usable(held));
         // What others leave for it is what it holds, or they would be the first to take it again.
         let (victims, reserved) = match without.departure(&question, &turn) {
             Some(Departure { victims, nodes }) => (victims, Some(Some(nodes))),
@@ -139,21 +140,21 @@ impl Index {
         };
         drop(without);
         let hopeless = matches!(reserved, Some(None));
-        if let Some(family) = self.families.get_mut(&uid) {
+        if let Some(family) = self.families.get_mut(&id) {
             family.hopeless = hopeless;
         }
         if hopeless {
-            self.release(&uid);
+            self.release(&id);
         }
         if let Some(Some(nodes)) = reserved {
-            self.reserve(Reservation { uid, turn, nodes }, &question);
+            self.reserve(Reservation { job: id, turn, nodes }, &question);
         }
         victims
     }
 
     /// Gives back what a job holds. Returns whether it held anything.
-    fn release(&mut self, uid: &str) -> bool {
-        let Some(held) = self.reservation.take_if(|held| held.uid == uid) else { return false };
+    fn release(&mut self, job: &JobId) -> bool {
+        let Some(held) = self.reservation.take_if(|held| held.job == *job) else { return false };
         for taker in held.takers() {
             self.usage.set_share(&taker, None);
         }
@@ -164,7 +165,7 @@ impl Index {
     fn is_head(&self, key: &Key, turn: &Turn) -> bool {
         let is_ahead = |other: &Key| {
             let Some(job) = self.jobs.get(other) else { return false };
-            let family = self.families.get(job.metadata.uid.as_deref().unwrap_or_default());
+            let family = self.families.get(&JobId::of(&job.metadata));
             !family.is_some_and(|family| family.hopeless) && self.turn(job) < *turn
         };
         !self.waiting.iter().any(|other| other != key && is_ahead(other))
@@ -179,7 +180,7 @@ impl Index {
     }
 
     fn reserve(&mut self, next: Reservation, question: &Question<'_>) {
-        if let Some(before) = self.reservation.as_ref().map(|before| before.uid.clone()) {
+        if let Some(before) = self.reservation.as_ref().map(|before| before.job.clone()) {
             self.release(&before);
         }
         self.hold(question, next.takers(), &next.nodes);
@@ -203,13 +204,13 @@ impl Index {
         let mut leaving = Vec::new();
         let mut candidates = Vec::new();
         for (key, job) in &self.jobs {
-            let uid = job.metadata.uid.as_deref().unwrap_or_default();
+            let id = &JobId::of(&job.metadata);
             let attempt = attempt_of(job);
-            let gives_way = self.families.get(uid).is_some_and(|family| family.gives_way_in == Some(attempt));
-            leaving.extend(self.takers_of(uid, |of| of < attempt || gives_way || !is_live(job)));
+            let gives_way = self.families.get(id).is_some_and(|family| family.gives_way_in == Some(attempt));
+            leaving.extend(self.takers_of(id, |of| of < attempt || gives_way || !is_live(job)));
             let theirs = self.turn(job);
             if placement_of(job).is_some() && !gives_way && theirs.priority() < turn.priority() {
-                candidates.push((theirs, key.clone(), self.takers_of(uid, |of| of == attempt)));
+                candidates.push((theirs, key.clone(), self.takers_of(id, |of| of == attempt)));
             }
         }
         // The lowest priority first, and of equal ones the youngest.
@@ -225,7 +226,7 @@ impl Index {
         for key in &victims {
             let Some(job) = self.jobs.get(key) else { continue };
             let attempt = attempt_of(job);
-            if let Some(family) = self.families.get_mut(job.metadata.uid.as_deref().unwrap_or_default()) {
+            if let Some(family) = self.families.get_mut(&JobId::of(&job.metadata)) {
                 family.gives_way_in = Some(attempt);
                 family.gives_way_to = Some(format!("{} (priority {})", turn.name(), turn.priority()));
             }

@@ -5,7 +5,7 @@
 mod claims;
 
 use crate::devices::Devices;
-use crate::job::{Key, attempt_of, key_of, placement_of};
+use crate::job::{JobId, Key, attempt_of, key_of, placement_of};
 use crate::own_writes::OwnWrites;
 use crate::reservation::Reservation;
 use crate::usage::{Share, Usage};
@@ -41,12 +41,11 @@ pub struct Slot {
 /// Where a pod is kept.
 #[derive(Debug)]
 struct Kept {
-    /// UID of the job.
-    job: String,
+    job: JobId,
     slot: Slot,
 }
 
-/// What belongs to one job, by the UID that its objects carry.
+/// What belongs to one job: what is in its namespace and carries its UID.
 #[derive(Debug, Default)]
 pub struct Family {
     pub key: Option<Key>,
@@ -75,8 +74,7 @@ pub struct Family {
 pub struct Index {
     pub jobs: BTreeMap<Key, Arc<TrainJob>>,
     pub unreadable: BTreeMap<Key, Unreadable>,
-    /// By UID of the job.
-    pub families: BTreeMap<String, Family>,
+    pub families: BTreeMap<JobId, Family>,
     pub usage: Usage,
     pub devices: Devices,
     /// Where each pod of ours is kept, by its UID.
@@ -87,8 +85,8 @@ pub struct Index {
     pub waiting: BTreeSet<Key>,
     /// What the first of them holds.
     pub reservation: Option<Reservation>,
-    /// What gangs hold that start again, by UID of the job.
-    pub holes: BTreeMap<String, Vec<String>>,
+    /// What gangs hold that start again.
+    pub holes: BTreeMap<JobId, Vec<String>>,
 }
 
 /// What a change means.
@@ -113,8 +111,8 @@ impl Index {
         *latest = (*latest).max(version);
     }
 
-    fn touch(&self, uid: &str, effect: &mut Effect) {
-        effect.jobs.extend(self.families.get(uid).and_then(|family| family.key.clone()));
+    fn touch(&self, job: &JobId, effect: &mut Effect) {
+        effect.jobs.extend(self.families.get(job).and_then(|family| family.key.clone()));
     }
 
     /// A job appeared or changed.
@@ -122,7 +120,7 @@ impl Index {
         self.saw("TrainJob", &job.metadata);
         let mut effect = Effect::default();
         let key = key_of(&job.metadata);
-        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let id = JobId::of(&job.metadata);
         self.unreadable.remove(&key);
         if let Some(before) = self.jobs.get(&key)
             && before.metadata.uid != job.metadata.uid
@@ -130,7 +128,7 @@ impl Index {
             // Deleted and made again while we did not look.
             self.forget_job(&key, &mut effect);
         }
-        let family = self.families.entry(uid.clone()).or_default();
+        let family = self.families.entry(id.clone()).or_default();
         family.key = Some(key.clone());
         let attempt = attempt_of(&job);
         let is_placed = placement_of(&job).is_some();
@@ -138,8 +136,8 @@ impl Index {
             family.assumed = None;
         }
         self.jobs.insert(key.clone(), Arc::new(job));
-        effect.room |= self.hold_holes(&uid);
-        effect.room |= self.recount(&uid);
+        effect.room |= self.hold_holes(&id);
+        effect.room |= self.recount(&id);
         effect.jobs.insert(key);
         effect
     }
@@ -172,18 +170,18 @@ impl Index {
     fn forget_job(&mut self, key: &Key, effect: &mut Effect) {
         self.waiting.remove(key);
         let Some(job) = self.jobs.remove(key) else { return };
-        let uid = job.metadata.uid.clone().unwrap_or_default();
+        let id = JobId::of(&job.metadata);
         effect.jobs.insert(key.clone());
-        effect.room |= self.recount(&uid);
-        effect.room |= self.hold_holes(&uid) | self.waits_no_more(&uid);
-        self.drop_if_empty(&uid);
+        effect.room |= self.recount(&id);
+        effect.room |= self.hold_holes(&id) | self.waits_no_more(&id);
+        self.drop_if_empty(&id);
     }
 
-    fn drop_if_empty(&mut self, uid: &str) {
-        let is_known = |key: &Key| self.jobs.get(key).is_some_and(|job| job.metadata.uid.as_deref() == Some(uid));
-        let Some(family) = self.families.get(uid) else { return };
+    fn drop_if_empty(&mut self, id: &JobId) {
+        let is_known = |key: &Key| self.jobs.get(key).is_some_and(|job| JobId::of(&job.metadata) == *id);
+        let Some(family) = self.families.get(id) else { return };
         if !family.key.as_ref().is_some_and(is_known) && family.pods.is_empty() && family.objects.is_empty() {
-            self.families.remove(uid);
+            self.families.remove(id);
         }
     }
 
@@ -192,21 +190,19 @@ impl Index {
         self.saw("Pod", &pod.metadata);
         let mut effect = Effect::default();
         let Some(uid) = pod.metadata.uid.clone() else { return effect };
-        let Some(job) = view::owner(&pod.metadata).map(str::to_string) else {
+        let Some(parent) = view::parent(&pod.metadata) else {
             let pod = PodView::of(pod);
             let node = pod.node.filter(|_| !matches!(pod.phase, view::Phase::Succeeded | view::Phase::Failed));
             let share = node.map(|node| Share { node, amount: pod.requests, gpus: Vec::new() });
             effect.room = self.usage.set_share(&uid, share);
             return effect;
         };
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let job = JobId { namespace: namespace.clone(), uid: parent.uid.clone() };
         let next = PodView::of(pod);
         let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
         let family = self.families.entry(job.clone()).or_default();
-        if family.key.is_none() {
-            let name = view::controller(&pod.metadata).map(|owner| owner.name.clone());
-            let namespace = pod.metadata.namespace.clone().unwrap_or_default();
-            family.key = name.map(|name| Key { namespace, name });
-        }
+        family.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });
         let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
         if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
             family.pods.remove(&before);
@@ -247,10 +243,12 @@ impl Index {
     pub fn apply_object(&mut self, kind: Kind, metadata: &ObjectMeta, content: serde_json::Value) -> Effect {
         self.saw(kind.name(), metadata);
         let mut effect = Effect::default();
-        let (Some(job), Some(name)) = (label(metadata, labels::JOB_UID), metadata.name.clone()) else { return effect };
+        let (Some(uid), Some(name)) = (label(metadata, labels::JOB_UID), metadata.name.clone()) else { return effect };
+        let owned = view::owner(metadata) == Some(uid.as_str());
+        let job = JobId { namespace: metadata.namespace.clone().unwrap_or_default(), uid };
         let next = ObjectView {
             uid: metadata.uid.clone().unwrap_or_default(),
-            owned: view::owner(metadata) == Some(job.as_str()),
+            owned,
             deleting: metadata.deletion_timestamp.is_some(),
             content,
         };
@@ -317,22 +315,22 @@ impl Index {
     }
 
     /// Takes a place into account before the cache shows it.
-    pub fn assume(&mut self, uid: &str, attempt: u32, placement: Option<PlacementStatus>) {
-        if let Some(family) = self.families.get_mut(uid) {
+    pub fn assume(&mut self, job: &JobId, attempt: u32, placement: Option<PlacementStatus>) {
+        if let Some(family) = self.families.get_mut(job) {
             family.assumed = placement.map(|placement| (attempt, placement));
         }
-        self.recount(uid);
+        self.recount(job);
     }
 
     /// Recounts what the pods of a job take. Returns whether something became free.
-    fn recount(&mut self, job: &str) -> bool {
+    fn recount(&mut self, job: &JobId) -> bool {
         let slots: Vec<_> =
             self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();
         slots.iter().fold(false, |room, slot| self.recount_pod(job, slot) | room)
     }
 
     /// A pod takes room on the node it is bound to, or will be: from the moment the place of its gang is decided.
-    fn recount_pod(&mut self, job: &str, slot: &Slot) -> bool {
+    fn recount_pod(&mut self, job: &JobId, slot: &Slot) -> bool {
         let Some(family) = self.families.get(job) else { return false };
         let Some(pod) = family.pods.get(slot) else { return false };
         let promised = self.promised(family, pod);

@@ -16,6 +16,20 @@ impl std::fmt::Display for Key {
     }
 }
 
+/// A job for good: one of the same name that is made later has another UID, and a UID is worth nothing in another namespace than the job's,
+/// where somebody else may write it into his objects.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct JobId {
+    pub namespace: String,
+    pub uid: String,
+}
+
+impl JobId {
+    pub fn of(job: &ObjectMeta) -> JobId {
+        JobId { namespace: job.namespace.clone().unwrap_or_default(), uid: job.uid.clone().unwrap_or_default() }
+    }
+}
+
 /// Number of the attempt that a job is in.
 pub fn attempt_of(job: &TrainJob) -> u32 {
     job.status.as_ref().and_then(|status| status.attempt).unwrap_or(0).unsigned_abs()

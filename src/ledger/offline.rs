@@ -1,7 +1,7 @@
 //! A cluster as a list of objects, read as the controller reads it: what it would decide, and why. No client, no clock.
 
 use crate::index::Index;
-use crate::job::{Key, attempt_of, key_of};
+use crate::job::{JobId, Key, attempt_of, key_of};
 use crate::usage::Without;
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
@@ -165,8 +165,9 @@ impl Cluster {
     pub fn look(&mut self, job: &TrainJob, earlier: Earlier) -> Result<Verdict, Vec<Invalid>> {
         let mut job = job.clone();
         let valid = validate(&job)?;
-        let uid = job.metadata.uid.get_or_insert_with(|| "new".to_string()).clone();
+        job.metadata.uid.get_or_insert_with(|| "new".to_string());
         job.metadata.namespace.get_or_insert_with(|| self.namespace.clone());
+        let id = JobId::of(&job.metadata);
         let allocation = allocation::allocation(&job, self.index.usage.nodes());
         let attempt = attempt_of(&job).max(1);
         let status = job.status.get_or_insert_default();
@@ -183,7 +184,7 @@ impl Cluster {
             self.submit(&job, &valid, attempt);
         }
         // What it has itself is not in its way.
-        let own = self.index.takers_of(&uid, |_| true);
+        let own = self.index.takers_of(&id, |_| true);
         let mut without = Without::new(&mut self.index, &own);
         let held_for = without.held_for(&job);
         let free = without.not_in_the_way(&job);

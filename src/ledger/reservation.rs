@@ -1,12 +1,13 @@
 //! What the head of the queue holds for itself.
 
+use crate::job::JobId;
 use switchyard_crds::PlacedNode;
 use switchyard_plan::cluster::turn::Turn;
 
 /// What the head of the queue holds.
 #[derive(Debug)]
 pub struct Reservation {
-    pub uid: String,
+    pub job: JobId,
     pub turn: Turn,
     pub nodes: Vec<PlacedNode>,
 }
@@ -14,6 +15,6 @@ pub struct Reservation {
 impl Reservation {
     /// Names under which its nodes are taken in the usage.
     pub fn takers(&self) -> impl Iterator<Item = String> {
-        (0..self.nodes.len()).map(|rank| format!("held/{}/{rank}", self.uid))
+        (0..self.nodes.len()).map(|rank| format!("held/{}/{rank}", self.job.uid))
     }
 }

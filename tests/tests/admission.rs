@@ -187,7 +187,7 @@ fn updates(scene: &Scene) {
     assert_eq!(suspend.code, Some(0), "{}", suspend.stderr);
 }
 
-/// Only the controller makes pods of jobs.
+/// Only the controller says of an object that it belongs to a job.
 fn children(scene: &Scene) {
     let pod = |labels: Value| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod", "labels": labels},
@@ -207,6 +207,77 @@ fn children(scene: &Scene) {
         let ended = scene.as_user(user, &create, &pod);
         assert_eq!(ended.code, Some(0), "{user}: {}", ended.stderr);
     }
+    forgeries(scene);
+}
+
+/// Every kind that the controller makes, with each of its labels and with an ownerReference, by the administrator: rights are not what
+/// stops him.
+fn forgeries(scene: &Scene) {
+    let kinds = [
+        ("v1", "Pod", json!({"spec": {"containers": [{"name": "a", "image": "image"}]}})),
+        ("v1", "Service", json!({"spec": {"ports": [{"port": 80}]}})),
+        ("v1", "ConfigMap", json!({})),
+        ("v1", "Secret", json!({})),
+        ("networking.k8s.io/v1", "NetworkPolicy", json!({"spec": {"podSelector": {}}})),
+        ("policy/v1", "PodDisruptionBudget", json!({"spec": {"minAvailable": 1}})),
+        ("resource.k8s.io/v1", "ResourceClaim", json!({"spec": {"devices": {}}})),
+    ];
+    let of_job = |group: &str| json!([{"apiVersion": format!("{group}/v1alpha1"), "kind": "TrainJob", "name": "victim", "uid": "1"}]);
+    let mut tried = 0;
+    for (version, kind, rest) in &kinds {
+        let object = |metadata: Value| {
+            let mut object = rest.clone();
+            (object["apiVersion"], object["kind"], object["metadata"]) = ((*version).into(), (*kind).into(), metadata);
+            object["metadata"]["name"] = json!("forged");
+            object["metadata"]["namespace"] = json!(scene.namespace);
+            object
+        };
+        let create = |metadata: Value| {
+            let create = ["create", "--dry-run=server", "-f", "-"];
+            scene.plane.kubectl_with(&create, &object(metadata).to_string())
+        };
+        let refused = |metadata: Value, words: &str| {
+            let ended = create(metadata);
+            let named = ended.code != Some(0) && ended.stderr.contains(words);
+            (!named).then(|| format!("{kind}: expected {words:?}, got {}{}", ended.stdout, ended.stderr))
+        };
+        let label = |name: &str| format!("training.switchyard.dev/{name}");
+        for name in ["job-uid", "job-name", "attempt", "node-rank", "rank"] {
+            let words = format!("metadata.labels[{}]: only the controller of Switchyard sets it", label(name));
+            assert_eq!(scene.settles(|| refused(json!({"labels": {label(name): "1"}}), &words)), None);
+            tried += 1;
+        }
+        let words = "metadata.ownerReferences: only the controller of Switchyard says that an object belongs to TrainJob victim";
+        let ours = of_job("training.switchyard.dev");
+        assert_eq!(scene.settles(|| refused(json!({"ownerReferences": ours}), words)), None);
+        tried += 1;
+        for fine in [
+            json!({}),
+            json!({"ownerReferences": of_job("trainer.kubeflow.org")}),
+            json!({"labels": {label("team"): "a"}}),
+        ] {
+            let ended = create(fine.clone());
+            assert_eq!(ended.code, Some(0), "{kind} {fine}: {}", ended.stderr);
+        }
+    }
+    assert_eq!(tried, 42);
+    let child = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "child", "namespace": scene.namespace,
+        "labels": {"training.switchyard.dev/job-uid": "1"}, "ownerReferences": of_job("training.switchyard.dev")}});
+    let ended = scene.as_user(CONTROLLER, &["create", "-f", "-"], &child);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let patch = |metadata: Value| {
+        let patch = json!({"metadata": metadata}).to_string();
+        scene.plane.kubectl(&["patch", "configmap", "child", "-n", &scene.namespace, "--type=merge", "-p", &patch])
+    };
+    let other = patch(json!({"labels": {"training.switchyard.dev/job-uid": "2"}}));
+    assert!(other.stderr.contains("metadata.labels[training.switchyard.dev/job-uid]"), "{}", other.stderr);
+    // The garbage collector takes references away.
+    for fine in [json!({"annotations": {"a": "b"}}), json!({"ownerReferences": null})] {
+        let ended = patch(fine.clone());
+        assert_eq!(ended.code, Some(0), "{fine}: {}", ended.stderr);
+    }
+    let again = patch(json!({"ownerReferences": of_job("training.switchyard.dev")}));
+    assert!(again.stderr.contains("metadata.ownerReferences"), "{}", again.stderr);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod clock;
 mod ends;
 mod failures;
+mod forged;
 mod hostile;
 mod objects;
 mod training;

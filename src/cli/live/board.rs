@@ -10,6 +10,7 @@ use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::units::{counted, duration, rank_list};
+use switchyard_crds::conditions::Stage;
 use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
 use switchyard_plan::cluster::view::{Phase, PodView};
 use switchyard_plan::resources::gigabytes_per_second;
@@ -136,7 +137,11 @@ fn note(job: &TrainJob) -> Option<String> {
         return Some(text);
     }
     let summary = status.condition(conditions::SUCCEEDED);
-    waits(status).chain(summary).map(|condition| condition.message.clone()).find(|message| !message.is_empty())
+    // While pods are made, the summary has the newest word: what the API server refuses stands nowhere else.
+    let making =
+        summary.filter(|_| [Stage::Placing, Stage::Restarting].iter().any(|making| stage(job) == making.reason()));
+    let told = making.into_iter().chain(waits(status)).chain(summary);
+    told.map(|condition| condition.message.clone()).find(|message| !message.is_empty())
 }
 
 /// Nodes and predicted bandwidth.

@@ -83,6 +83,17 @@ fn one_job_is_shown_with_its_pods() {
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
+/// The reason stood in the condition only, and the screen said for ever that the pods were not created yet.
+#[test]
+fn what_keeps_pods_from_being_made_is_shown() {
+    let trouble = "cannot create ConfigMap a-1: the name is taken by an object that does not belong to this job";
+    let placed = condition("Placed", "False", "Placing", "the pods are not created yet");
+    let making = job("a", json!({"conditions": [condition("Succeeded", "Unknown", "Placing", trouble), placed]}));
+    let known = Known { jobs: [("a".into(), making)].into(), ..Known::default() };
+    let text = table(&known, now(), 200);
+    assert!(text.contains(trouble) && !text.contains("not created yet"), "{text}");
+}
+
 #[test]
 fn a_change_is_one_line_without_escape_codes() {
     assert_eq!(state(&running()), "Running ready=2/2 attempt=2 step=8000/20000 loss=2.184");

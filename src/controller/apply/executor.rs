@@ -156,7 +156,11 @@ impl Executor {
             Ok(made) => Ok(Done::Written(kind.name(), made.resource_version())),
             Err(refusal) if refusal.cause == Cause::Exists => {
                 let Some(found) = self.call(&what, api.get_opt(&name)).await? else { return Err(refusal) };
-                if view::owner(found.meta()) != Some(job.uid) {
+                let owner = match kind {
+                    Kind::Pod => view::parent(found.meta()).map(|parent| parent.uid.as_str()),
+                    _ => view::owner(found.meta()),
+                };
+                if owner != Some(job.uid) {
                     let why = "the name is taken by an object that does not belong to this job".to_string();
                     return Err(Refusal { what, why, cause: Cause::Taken });
                 }
@@ -233,7 +237,7 @@ impl Executor {
     pub async fn is_absent(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, Refusal> {
         let api = Api::<kube::core::PartialObjectMeta<Pod>>::namespaced(self.client.clone(), namespace);
         let found = self.call(&format!("look for Pod {name}"), api.get_metadata_opt(name)).await?;
-        Ok(found.is_none_or(|found| view::owner(&found.metadata) != Some(uid)))
+        Ok(found.is_none_or(|found| view::parent(&found.metadata).is_none_or(|parent| parent.uid != uid)))
     }
 
     /// Whether the job with this UID is really gone: asked of the server before anything of it is deleted.

@@ -25,7 +25,7 @@ fn job(attempt: i32, is_placed: bool) -> TrainJob {
 fn pod(node: Option<&str>, is_gated: bool) -> Pod {
     let gates = if is_gated { json!([{"name": labels::GANG_GATE}]) } else { json!([]) };
     serde_json::from_value(json!({
-        "metadata": {"name": "a-1-0", "namespace": "t", "uid": "p", "ownerReferences": [
+        "metadata": {"name": "a-1-0", "namespace": "t", "uid": "p", "labels": {labels::JOB_UID: UID}, "ownerReferences": [
             {"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": "a", "uid": UID, "controller": true},
         ]},
         "spec": {"nodeName": node, "schedulingGates": gates, "containers": [{"name": "trainer"}]},
@@ -67,4 +67,63 @@ fn a_gang_that_starts_again_where_it_was_gets_a_place() {
     assert!(is_another_place(&waits, placed.status.as_ref().unwrap()));
     assert!(is_another_place(&placed, waits.status.as_ref().unwrap()));
     assert!(!is_another_place(&placed, job(2, true).status.as_ref().unwrap()));
+}
+
+/// Whoever may create pods in some namespace could end the attempts of a job in another one, and jam it for good.
+#[test]
+fn a_pod_that_only_says_it_is_a_jobs_is_nobodys() {
+    let forged = |name: &str, namespace: &str, label: Option<&str>| {
+        let mut pod = pod(None, false);
+        (pod.metadata.name, pod.metadata.namespace) = (Some(name.into()), Some(namespace.into()));
+        pod.metadata.uid = Some(format!("forged-{name}"));
+        pod.metadata.labels = label.map(|uid| [(labels::JOB_UID.to_string(), uid.to_string())].into());
+        pod
+    };
+    for (name, namespace, label) in [
+        ("a-7-0", "evil", None),
+        ("a-7-0", "evil", Some(UID)),
+        ("a-2147483647-0", "evil", Some(UID)),
+        ("a-7-0", "t", None),
+        ("a-7-0", "t", Some("another")),
+        ("a-2147483648-0", "t", Some(UID)),
+        ("a-4294967295-0", "t", Some(UID)),
+        ("a-0-0", "t", Some(UID)),
+        ("a-07-0", "t", Some(UID)),
+        ("a-+7-0", "t", Some(UID)),
+        ("a-b-7-0", "t", Some(UID)),
+        ("b-7-0", "t", Some(UID)),
+        ("a", "t", Some(UID)),
+    ] {
+        let mut index = Index::default();
+        let id = JobId { namespace: "t".into(), uid: UID.into() };
+        let pods = |index: &Index| index.families[&id].pods.keys().map(|slot| slot.name.clone()).collect::<Vec<_>>();
+        // In both orders: a watch of pods may be ahead of the one of jobs.
+        index.apply_pod(&forged(name, namespace, label));
+        index.apply_job(job(1, true));
+        index.apply_pod(&pod(Some("n"), false));
+        let effect = index.apply_pod(&forged(name, namespace, label));
+        assert_eq!(pods(&index), ["a-1-0"], "{namespace}/{name} {label:?}");
+        let mine = Key { namespace: "t".into(), name: "a".into() };
+        assert!(!effect.jobs.contains(&mine), "{namespace}/{name} {label:?} wakes the job");
+        index.delete_pod(&forged(name, namespace, label).metadata);
+        assert_eq!(pods(&index), ["a-1-0"], "{namespace}/{name} {label:?}");
+    }
+}
+
+/// It took the place of the real one in the table, and the real one was never made.
+#[test]
+fn an_object_of_another_namespace_is_not_the_jobs() {
+    let mut index = Index::default();
+    index.apply_job(job(1, true));
+    let theirs = ObjectMeta {
+        name: Some("a".into()),
+        namespace: Some("evil".into()),
+        uid: Some("o".into()),
+        labels: Some([(labels::JOB_UID.to_string(), UID.to_string())].into()),
+        owner_references: pod(None, false).metadata.owner_references,
+        ..ObjectMeta::default()
+    };
+    let effect = index.apply_object(Kind::NetworkPolicy, &theirs, json!({}));
+    assert!(index.families[&JobId { namespace: "t".into(), uid: UID.into() }].objects.is_empty());
+    assert!(effect.jobs.is_empty());
 }

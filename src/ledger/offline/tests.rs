@@ -48,7 +48,7 @@ fn pod(job: &str, rank: usize, node: Option<&str>, priority: i32) -> Value {
     let name = format!("{job}-1-{rank}");
     json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ns", "uid": name, "ownerReferences": [{
+        "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {"training.switchyard.dev/job-uid": job}, "ownerReferences": [{
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "name": job, "uid": job, "controller": true,
         }]},
         "spec": {

@@ -1,9 +1,10 @@
 //! The actions of an attempt: objects that are missing or were changed, claims, files for NCCL, gates, pods of older attempts.
 
 use super::attempt::Attempt;
-use super::view::PodView;
+use super::view::{ObjectView, PodView};
 use super::{Action, JobSnapshot, delete_unfinished, fabric, give_back};
 use crate::objects::{self, Kind, Object};
+use std::collections::BTreeMap;
 use switchyard_crds::{DeviceAllocation, PlacementStatus};
 
 /// Creates or repairs the objects beside the pods. Returns what cannot be done, one sentence each.
@@ -23,9 +24,7 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
         match existing.get(&(kind, name.clone())) {
             None => actions.push(Action::Create(object)),
             Some(view) if !view.owned => {
-                strangers.push(format!(
-                    "{kind} {name} exists and does not belong to this job: delete it, or choose another name for the job"
-                ));
+                strangers.push(taken(kind, &name));
             }
             Some(view) if view.deleting => {}
             Some(view) if view.covers(&object.content()) => {}
@@ -40,8 +39,17 @@ pub(super) fn objects(attempt: &Attempt<'_>, actions: &mut Vec<Action>) -> Vec<S
     strangers
 }
 
-/// Creates the claims that do not exist yet.
-pub(super) fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
+/// A name that somebody else has.
+fn taken(kind: Kind, name: &str) -> String {
+    format!("{kind} {name} exists and does not belong to this job: delete it, or choose another name for the job")
+}
+
+/// Creates the claims that do not exist yet. Names that others have go to `strangers`.
+pub(super) fn claims(
+    attempt: &Attempt<'_>,
+    placement: Option<&PlacementStatus>,
+    strangers: &mut Vec<String>,
+) -> Vec<Action> {
     let JobSnapshot { job, objects: existing, rules, .. } = attempt.snapshot;
     if job.status.as_ref().and_then(|status| status.device_allocation) != Some(DeviceAllocation::Claims) {
         return Vec::new();
@@ -49,18 +57,31 @@ pub(super) fn claims(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>)
     let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
     let missing = (0_u32..).zip(nodes).filter_map(|(rank, node)| {
         let claim = objects::claim(job, attempt.valid, rules.defaults, attempt.number, rank, node);
-        let name = claim.metadata.name.clone().unwrap_or_default();
-        (!existing.contains_key(&(Kind::ResourceClaim, name))).then(|| Action::Create(Object::Claim(Box::new(claim))))
+        missing(Object::Claim(Box::new(claim)), existing, strangers)
     });
     missing.collect()
 }
 
 /// Creates the files for NCCL, unless they exist.
-pub(super) fn fabric_config(attempt: &Attempt<'_>) -> Option<Action> {
+pub(super) fn fabric_config(attempt: &Attempt<'_>, strangers: &mut Vec<String>) -> Option<Action> {
     let JobSnapshot { job, objects: existing, .. } = attempt.snapshot;
     let config = Object::ConfigMap(objects::fabric_config(job, attempt.valid, attempt.number)?);
-    let is_there = existing.contains_key(&(config.kind(), config.name().to_string()));
-    (!is_there).then_some(Action::Create(config))
+    missing(config, existing, strangers)
+}
+
+/// Creates an object that does not exist.
+fn missing(
+    object: Object,
+    existing: &BTreeMap<(Kind, String), ObjectView>,
+    strangers: &mut Vec<String>,
+) -> Option<Action> {
+    match existing.get(&(object.kind(), object.name().to_string())) {
+        None => Some(Action::Create(object)),
+        Some(view) => {
+            strangers.extend((!view.owned).then(|| taken(object.kind(), object.name())));
+            None
+        }
+    }
 }
 
 /// Lifts the gates of all pods that still have one.

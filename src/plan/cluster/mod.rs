@@ -190,7 +190,15 @@ fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
     let now = snapshot.rules.now;
     let status = snapshot.job.status.clone().unwrap_or_default();
     let resumed = status::reason_of(&status, conditions::SUCCEEDED) == Some(Stage::Suspended.reason());
-    let (Some(attempt), false) = (attempt_number(snapshot), resumed) else {
+    let number = attempt_number(snapshot);
+    if number.is_some_and(|number| number >= view::LAST_ATTEMPT) {
+        let text = format!(
+            "status.attempt: got {}; expected less, since no attempt can follow it: delete the job and create it again",
+            view::LAST_ATTEMPT
+        );
+        return end(snapshot, Ending::failed(conditions::PERMANENT_FAILURE, text));
+    }
+    let (Some(attempt), false) = (number, resumed) else {
         return begin(snapshot, valid, resumed);
     };
     if status.attempt != Some(attempt as i32) {

@@ -161,15 +161,17 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
 /// The gang is placed: gates are lifted, and the pods are followed until they end.
 fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut actions = act::old_pods(attempt);
-    let strangers = act::objects(attempt, &mut actions);
+    let mut strangers = act::objects(attempt, &mut actions);
     let placement = attempt.snapshot.job.status.as_ref().and_then(|status| status.placement.as_ref());
     // All gates are lifted together, and not before every claim and the files for NCCL exist.
-    let mut claims = act::claims(attempt, placement);
-    claims.extend(act::fabric_config(attempt));
-    if claims.is_empty() {
+    let mut taken = Vec::new();
+    let mut missing = act::claims(attempt, placement, &mut taken);
+    missing.extend(act::fabric_config(attempt, &mut taken));
+    if missing.is_empty() && taken.is_empty() {
         actions.extend(act::releases(attempt, placement));
     }
-    actions.extend(claims);
+    actions.extend(missing);
+    strangers.extend(taken);
     if let Some(result) = again::after_timeout(attempt) {
         return result;
     }

@@ -209,6 +209,38 @@ fn an_attempt_below_that_of_a_pod_is_set_right() {
     assert_eq!(world.attempt(), 5);
 }
 
+/// It overflowed, and the status was refused every 5 s from then on, under every leader.
+#[test]
+fn a_job_without_a_next_attempt_ends_and_says_so() {
+    let mut world = World::new(1, json!({}));
+    world.run();
+    world.job.status.as_mut().unwrap().attempt = Some(i32::MAX);
+    world.run();
+    assert_eq!(world.stage(), "Failed");
+    assert!(world.message().starts_with("status.attempt: got 2147483647; expected less"), "{}", world.message());
+}
+
+/// A claim of the right name that is somebody else's was taken for ours, and the pods waited for it for ever.
+#[test]
+fn a_claim_of_somebody_else_is_told_and_no_gate_is_lifted() {
+    let mut world = World::new(1, json!({}));
+    (0..3).for_each(|_| drop(world.step()));
+    assert!(world.job.status.as_ref().unwrap().is(conditions::PLACED));
+    world.job.status.as_mut().unwrap().device_allocation = Some(DeviceAllocation::Claims);
+    let theirs = ObjectView { uid: "theirs".into(), owned: false, deleting: false, content: json!({}) };
+    world.objects.insert((Kind::ResourceClaim, "a-1-0".into()), theirs);
+    world.run();
+    assert!(
+        world.message().contains("ResourceClaim a-1-0 exists and does not belong to this job"),
+        "{}",
+        world.message()
+    );
+    assert!(world.pods.iter().all(|pod| pod.gated));
+    world.objects.remove(&(Kind::ResourceClaim, "a-1-0".to_string()));
+    world.run();
+    assert_eq!(world.stage(), "Running");
+}
+
 #[test]
 fn a_name_that_is_no_image_is_not_tried_again() {
     let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));

@@ -117,7 +117,7 @@ impl PodView {
 
     /// Reads one of our pods. Attempt and position are in its labels too, but its name cannot be changed.
     pub fn of(pod: &Pod) -> PodView {
-        let (attempt, node_rank) = position(pod.metadata.name.as_deref().unwrap_or_default());
+        let (attempt, node_rank) = position(pod.metadata.name.as_deref().unwrap_or_default()).unwrap_or_default();
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let gates: Vec<&str> = spec
@@ -181,12 +181,30 @@ impl PodView {
     }
 }
 
-/// Attempt and node rank in the name of a pod, or of its claim.
-pub fn position(name: &str) -> (u32, u32) {
+/// Attempt and node rank in the name of a pod, or of its claim; `None`: no such name is ever given.
+pub fn position(name: &str) -> Option<(u32, u32)> {
     let mut parts = name.rsplit('-');
-    let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or_default();
-    let (node_rank, attempt) = (number(), number());
-    (attempt, node_rank)
+    let mut number = || {
+        let part = parts.next()?;
+        let number: u32 = part.parse().ok()?;
+        (number.to_string() == part).then_some(number)
+    };
+    let (node_rank, attempt) = (number()?, number()?);
+    (attempt > 0 && attempt <= LAST_ATTEMPT).then_some((attempt, node_rank))
+}
+
+/// The highest number of an attempt: that of the status has 32 bits and a sign.
+pub const LAST_ATTEMPT: u32 = i32::MAX as u32;
+
+/// The TrainJob whose pod this is. An ownerReference is not enough: whoever may create pods writes what he likes into it. The label is set
+/// by the controller only (an admission policy keeps it so), and the name is one that this job gives.
+pub fn parent(pod: &ObjectMeta) -> Option<&OwnerReference> {
+    let owner = controller(pod)?;
+    let label = pod.labels.as_ref()?.get(labels::JOB_UID)?;
+    let name = pod.name.as_deref()?;
+    let rest = name.strip_prefix(owner.name.as_str())?.strip_prefix('-')?;
+    let (attempt, node_rank) = position(name)?;
+    (*label == owner.uid && rest == format!("{attempt}-{node_rank}")).then_some(owner)
 }
 
 /// UID of the TrainJob that controls an object.
@@ -194,8 +212,8 @@ pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
     controller(metadata).map(|owner| owner.uid.as_str())
 }
 
-/// The TrainJob that controls an object.
-pub fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+/// The TrainJob that controls an object, as it says of itself.
+fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
     let ours = |owner: &&OwnerReference| {
         owner.controller == Some(true) && owner.kind == "TrainJob" && owner.api_version == labels::API_VERSION

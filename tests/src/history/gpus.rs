@@ -42,7 +42,7 @@ pub fn double_gpus(history: &History) -> Vec<Violation> {
             let name = name.rsplit('/').next().unwrap_or_default();
             let pod = world.pods.values().find(|pod| pod.view.name == name && pod.job == claim.job);
             let is_old = pod.is_none_or(|pod| pod.view.phase != Phase::Running || pod.view.deleting)
-                || claim.job == change.uid && view::position(name).0 < job.attempt();
+                || claim.job == change.uid && view::position(name).is_some_and(|(attempt, _)| attempt < job.attempt());
             if !is_old || claim.job.is_empty() {
                 for gpu in world.gpus_of(claim) {
                     holders.entry(gpu).or_default().insert(name);

@@ -171,7 +171,10 @@ fn takers<'a>(world: &World<'a>, uid: &str, job: &TrainJob) -> Vec<Taken<'a>> {
             gpus: gpus.into_iter().flatten().collect(),
         });
     }
-    let claims = world.claims.values().filter(|(name, claim)| !gives_back(&claim.job, view::position(name).0));
+    let claims = world
+        .claims
+        .values()
+        .filter(|(name, claim)| view::position(name).is_none_or(|(attempt, _)| !gives_back(&claim.job, attempt)));
     for (by, claim) in claims {
         let pools: BTreeSet<&str> = claim.devices.iter().map(|(pool, _)| pool.as_str()).collect();
         for offer in world.offers.values() {
