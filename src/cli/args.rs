@@ -362,6 +362,16 @@ pub(super) struct ControllerArgs {
     #[arg(long = "admission-policy", value_name = "NAME")]
     pub admission_policies: Vec<String>,
 
+    /// Seconds for which a node that does not report (condition Ready is Unknown) is waited for, since it stopped and since the ranks last
+    /// made progress. A node that reports that it is not ready is never taken for lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub node_grace_seconds: u32,
+
+    /// Where more than this share of the nodes, and at least 3, stop reporting within a minute, no job is started again for that until they
+    /// report; 0: never.
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub fleet_brake_percent: u8,
+
     /// Jobs that are reconciled at the same time.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrent_reconciles: u16,

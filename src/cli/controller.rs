@@ -3,6 +3,7 @@
 use crate::args::{ControllerArgs, Toggle, levels};
 use crate::failure::Failure;
 use crate::input;
+use jiff::SignedDuration;
 use std::time::Duration;
 use switchyard_controller::{self as controller, Settings, Timing};
 use switchyard_plan::objects::Defaults;
@@ -40,6 +41,8 @@ pub(super) fn controller(args: &ControllerArgs) -> Result<Exit, Failure> {
                 fabric_profile,
             },
             levels,
+            node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
+            fleet_brake_percent: args.fleet_brake_percent,
             admission_policies: args.admission_policies.clone(),
         };
         let (stop, stopped) = channel(false);

@@ -27,6 +27,7 @@ pub use election::Timing;
 
 use crate::apply::Executor;
 use election::Leading;
+use jiff::SignedDuration;
 use kube::Client;
 use kube::runtime::events::Recorder;
 use metrics::Metrics;
@@ -59,6 +60,10 @@ pub struct Settings {
     pub defaults: Defaults,
     /// Levels of domains of nodes.
     pub levels: Levels,
+    /// How long a node that does not report is waited for.
+    pub node_grace: SignedDuration,
+    /// Share of the nodes that must stop reporting together for the brake.
+    pub fleet_brake_percent: u8,
     /// Admission policies that must be in force, each with a binding of its name.
     pub admission_policies: Vec<String>,
 }

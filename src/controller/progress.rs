@@ -6,6 +6,7 @@
 
 use super::Context;
 use super::logs::{Reader, Reads, Source};
+use jiff::Timestamp;
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_crds::Framework;
@@ -58,6 +59,9 @@ impl Reader for Progress {
         if let Some(family) = index.families.get_mut(&source.job)
             && family.summary != Some(summary)
         {
+            if family.summary.as_ref().is_none_or(|before| before.step != summary.step) {
+                family.progress = Some(Timestamp::now());
+            }
             family.summary = Some(summary);
             context.queue.add(source.key.clone(), Instant::now());
         }

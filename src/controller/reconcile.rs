@@ -18,7 +18,7 @@ use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::view::PodView;
-use switchyard_plan::cluster::{self, Action, JobSnapshot, PlacementRules, Reconciliation};
+use switchyard_plan::cluster::{self, Action, JobSnapshot, Patience, PlacementRules, Reconciliation};
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
@@ -94,6 +94,13 @@ impl Context {
         let index: &mut Index = &mut guard;
         let Some(job) = index.jobs.get(key).cloned() else { return Ok(None) };
         let id = JobId::of(&job.metadata);
+        let (nodes, was_braked) = (index.usage.nodes().len(), index.fleet.brake().is_some());
+        index.fleet.look(nodes, self.settings.fleet_brake_percent, now);
+        match index.fleet.brake() {
+            Some(brake) if !was_braked => warn!("brake: {brake}"),
+            None if was_braked => info!("the brake is taken off: nodes report again"),
+            _ => {}
+        }
         let held_for = index.held_for(&job);
         let aside = index.not_in_the_way(&job);
         let family = index.families.entry(id.clone()).or_default();
@@ -136,6 +143,12 @@ impl Context {
             summary: family.summary.as_ref(),
             seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
+            patience: Patience {
+                grace: self.settings.node_grace,
+                brake: index.fleet.brake(),
+                released: index.fleet.released(),
+                progress: family.progress,
+            },
         };
         let start = Instant::now();
         let mut plan = cluster::plan(&snapshot);

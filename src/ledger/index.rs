@@ -5,6 +5,7 @@
 mod claims;
 
 use crate::devices::Devices;
+use crate::fleet::Fleet;
 use crate::job::{JobId, Key, attempt_of, key_of, placement_of};
 use crate::own_writes::OwnWrites;
 use crate::reservation::Reservation;
@@ -60,6 +61,8 @@ pub struct Family {
     pub status_written: Option<Timestamp>,
     /// Last figures of the training.
     pub summary: Option<Summary>,
+    /// When they last showed another step.
+    pub progress: Option<Timestamp>,
     /// What pods said of the links between ranks, by attempt and node rank.
     pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
     /// It would not fit into the empty cluster either.
@@ -76,6 +79,7 @@ pub struct Index {
     pub unreadable: BTreeMap<Key, Unreadable>,
     pub families: BTreeMap<JobId, Family>,
     pub usage: Usage,
+    pub fleet: Fleet,
     pub devices: Devices,
     /// Where each pod of ours is kept, by its UID.
     pods: BTreeMap<String, Kept>,
@@ -286,7 +290,8 @@ impl Index {
         self.saw("Node", &node.metadata);
         let view = NodeView::of(node);
         let name = view.facts.name.clone();
-        let readiness = |view: &NodeView| view.not_ready_since.is_some();
+        self.fleet.set(&name, view.silent_since.filter(|_| !view.out_of_service));
+        let readiness = |view: &NodeView| (view.silent_since, view.out_of_service);
         let before = self.usage.nodes().get(&name).map(readiness);
         let mut effect = Effect::default();
         if before != Some(readiness(&view)) {
@@ -302,6 +307,7 @@ impl Index {
         let mut effect = Effect::default();
         let name = metadata.name.clone().unwrap_or_default();
         self.usage.remove_node(&name);
+        self.fleet.set(&name, None);
         self.touch_node(&name, &mut effect);
         effect
     }

@@ -10,6 +10,7 @@
 
 pub mod contention;
 pub mod devices;
+pub mod fleet;
 pub mod index;
 pub mod job;
 pub mod offline;

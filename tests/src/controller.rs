@@ -45,6 +45,9 @@ pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOp
     if !options.arguments.iter().any(|argument| argument == "--leader-elect") {
         arguments.extend(["--leader-elect".into(), "Disabled".into()]);
     }
+    if !options.arguments.iter().any(|argument| argument == "--node-grace-seconds") {
+        arguments.extend(["--node-grace-seconds".into(), "2".into()]);
+    }
     arguments.extend(options.arguments.iter().cloned());
     let program = options.program.clone().unwrap_or_else(|| programs().join("switchyard"));
     Daemon::start(&program, &arguments, &options.environment, &plane.folder().join(format!("{name}.log")))

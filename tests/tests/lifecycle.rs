@@ -5,6 +5,7 @@ mod ends;
 mod failures;
 mod forged;
 mod hostile;
+mod nodes;
 mod objects;
 mod training;
 mod watching;

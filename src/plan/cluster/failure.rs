@@ -1,15 +1,13 @@
 //! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
 
 use super::attempt::Attempt;
-use super::clock;
-use super::view::{Phase, PodView};
+use super::view::{NodeView, Phase, PodView};
+use super::{Patience, clock};
 use crate::restart::{self, Class, Failure};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::Framework;
 use switchyard_worker_contract::exit::Exit;
 
-/// A node that has been not ready for this long is lost. The node controller has waited 40 s before it says so.
-pub(super) const NODE_GRACE: SignedDuration = SignedDuration::from_secs(5);
 /// A container that cannot be started for this long has failed.
 const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
 /// After a rank reports a failed peer, that peer has this long to show up.
@@ -138,16 +136,50 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     if let Some(name) = &pod.node {
         match attempt.snapshot.nodes.get(name) {
             None => return Verdict::Failed(failure(Class::Infrastructure, "the node is gone".into())),
+            Some(node) if node.out_of_service => {
+                let cause = "the node is lost: an administrator took it out of service".into();
+                return Verdict::Failed(failure(Class::Infrastructure, cause));
+            }
             Some(node) => {
-                if let Some(since) = node.not_ready_since {
-                    return after(attempt, since, NODE_GRACE, || {
-                        failure(Class::Infrastructure, "the node is lost: it does not report to the cluster".into())
-                    });
+                let Patience { grace, brake, .. } = attempt.snapshot.patience;
+                match (silence(attempt, node), brake) {
+                    (None, _) => {}
+                    (Some(_), Some(_)) => {
+                        return Verdict::Look(attempt.now().saturating_add(grace).unwrap_or(Timestamp::MAX));
+                    }
+                    (Some(since), None) => {
+                        return after(attempt, since, grace, || {
+                            failure(Class::Infrastructure, "the node is lost: it does not report to the cluster".into())
+                        });
+                    }
                 }
             }
         }
     }
     starting(pod, attempt, failure)
+}
+
+/// Since when nothing is heard of a node that does not report, be it that ranks elsewhere go on as they only can with those there.
+fn silence(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
+    let Patience { released, progress, .. } = attempt.snapshot.patience;
+    let since = node.silent_since?;
+    [released, progress].into_iter().flatten().chain([since]).max()
+}
+
+/// The first node of the attempt that does not report, and what follows from that; `None`: all do.
+pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
+    let nodes = attempt.snapshot.nodes;
+    let mut used = attempt.existing().into_iter().filter(|pod| !pod.is_over()).filter_map(|pod| pod.node.as_ref());
+    let (name, since) = used.find_map(|name| Some((name, nodes.get(name)?.silent_since?)))?;
+    let Patience { grace, brake, progress, .. } = attempt.snapshot.patience;
+    let follows = match brake {
+        Some(brake) => brake.to_string(),
+        None if progress.is_some_and(|progress| progress > since) => {
+            "but the ranks make progress, so nothing is started again".into()
+        }
+        None => format!("after {} s the job starts again without it", grace.as_secs()),
+    };
+    Some(format!("node {name} does not report since {since}: {follows}"))
 }
 
 /// Failed once it lasts longer than `grace`.

@@ -90,6 +90,20 @@ pub struct JobSnapshot<'a> {
     pub seen: &'a BTreeMap<u32, Seen>,
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
+    pub patience: Patience<'a>,
+}
+
+/// How long nodes that do not report are waited for.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience<'a> {
+    /// Since the node stopped reporting, and since the ranks last made progress.
+    pub grace: SignedDuration,
+    /// Why none is given up now, in words: too many stopped together.
+    pub brake: Option<&'a str>,
+    /// When that was over last.
+    pub released: Option<Timestamp>,
+    /// When the ranks were last seen to make progress.
+    pub progress: Option<Timestamp>,
 }
 
 /// One write other than the status.

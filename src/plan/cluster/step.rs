@@ -182,7 +182,9 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut events = Vec::new();
     events.extend(degraded::report(attempt, placement, &mut draft));
     events.extend(transport::report(&attempt.snapshot, attempt.valid, &mut draft));
-    if let Some(text) = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned()) {
+    let trouble = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned());
+    let silent = failure::silent_node(attempt);
+    if let Some(text) = trouble {
         draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
     } else if running == desired {
         let ended = attempt.count(PodView::is_over);
@@ -191,7 +193,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         } else {
             format!("{} of {desired} nodes train, {ended} are done", desired - ended)
         };
-        draft.stage(Stage::Running, text);
+        draft.stage(Stage::Running, silent.map_or(text.clone(), |silent| format!("{text}; {silent}")));
         if is_new {
             let of = if attempt.number > 1 { format!(" in attempt {}", attempt.number) } else { String::new() };
             events.push(EventDraft::normal(events::RUNNING, format!("all {desired} pods run{of}")));

@@ -181,7 +181,7 @@ fn a_clock_that_is_set_back_holds_nothing_up() {
     world.run();
     assert_eq!(world.stage(), "Running");
     let since = at(world.now + 3600);
-    world.nodes.get_mut("n0").unwrap().not_ready_since = Some(since);
+    world.nodes.get_mut("n0").unwrap().silent_since = Some(since);
     world.step();
     assert_eq!(world.attempt(), 5, "nor that for a lost node");
 }
@@ -207,6 +207,61 @@ fn an_attempt_below_that_of_a_pod_is_set_right() {
     world.job.status.as_mut().unwrap().attempt = Some(2);
     world.step();
     assert_eq!(world.attempt(), 5);
+}
+
+/// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
+#[test]
+fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
+    let ready = |status: &str| {
+        let condition = json!({"type": "Ready", "status": status, "lastTransitionTime": at(0).to_string()});
+        NodeView::of(
+            &serde_json::from_value(json!({"metadata": {"name": "n0"}, "status": {"conditions": [condition]}}))
+                .unwrap(),
+        )
+    };
+    let becomes = |world: &mut World, status: &str| {
+        let next = ready(status);
+        let node = world.nodes.get_mut("n0").unwrap();
+        (node.facts.ready, node.silent_since) = (next.facts.ready, next.silent_since);
+    };
+    let mut world = World::new(2, json!({}));
+    world.run();
+    becomes(&mut world, "False");
+    world.now = 3600;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "its containers go on");
+    becomes(&mut world, "Unknown");
+    world.now = 59;
+    let waits = world.step();
+    assert_eq!((world.attempt(), waits.wake), (1, Some(at(60))));
+    assert!(world.message().contains("node n0 does not report since"), "{}", world.message());
+    world.progress = Some(at(50));
+    world.now = 100;
+    assert_eq!(world.step().wake, Some(at(110)), "the ranks there must have sent something at 50 s");
+    assert!(world.message().contains("the ranks make progress"), "{}", world.message());
+    world.brake = Some("5 of 20 nodes stopped reporting within a minute".into());
+    world.now = 3600;
+    world.run();
+    assert_eq!(world.attempt(), 1);
+    assert!(world.message().contains("5 of 20 nodes stopped reporting"), "{}", world.message());
+    world.nodes.get_mut("n0").unwrap().out_of_service = true;
+    world.step();
+    assert_eq!(world.attempt(), 2, "an administrator says so");
+    assert!(world.message().contains("took it out of service"), "{}", world.message());
+}
+
+#[test]
+fn a_node_that_is_silent_for_its_grace_is_lost() {
+    let mut world = World::new(3, json!({}));
+    world.node("n3", "4");
+    world.run();
+    let node = world.nodes.get_mut("n1").unwrap();
+    (node.facts.ready, node.silent_since) = (false, Some(at(0)));
+    world.now = 60;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2));
+    let used: Vec<Option<&str>> = world.pods.iter().map(|pod| pod.node.as_deref()).collect();
+    assert!(!used.contains(&Some("n1")), "{used:?}");
 }
 
 /// It overflowed, and the status was refused every 5 s from then on, under every leader.
@@ -273,6 +328,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         summary: None,
         seen: &world.seen,
         status_written: Some(at(0)),
+        patience: Patience { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
     };
     let waits = plan(&snapshot);
     assert_eq!((waits.status, waits.wake), (None, Some(at(10))));
@@ -355,7 +411,7 @@ proptest! {
                 Happening::LoseNode(node) => {
                     let lost = at(world.now);
                     if let Some(node) = world.nodes.get_mut(&format!("n{node}")) {
-                        (node.not_ready_since, node.facts.ready) = (Some(lost), false);
+                        (node.silent_since, node.facts.ready) = (Some(lost), false);
                     }
                 }
                 Happening::Suspend(suspend) => world.job.spec.suspend = suspend,

@@ -263,13 +263,19 @@ fn is_empty(value: &serde_json::Value) -> bool {
     }
 }
 
+/// Taint by which administrators give a node up
+/// (<https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown>).
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
 /// A node that may take a pod, and what is free on it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeView {
     /// What decides whether a pod may go there.
     pub facts: NodeFacts,
-    /// Since when it is not ready; `None`: it is.
-    pub not_ready_since: Option<Timestamp>,
+    /// Since when its kubelet does not report; `None`: it does, be it that the node is not ready.
+    pub silent_since: Option<Timestamp>,
+    /// It is not ready, and an administrator says by a taint that it will not come back as it was.
+    pub out_of_service: bool,
     /// What its pods may take together.
     pub allocatable: Resources,
     /// Free: allocatable less what bound pods and claims of other jobs take.
@@ -294,7 +300,10 @@ impl NodeView {
             .iter()
             .find(|c| c.type_ == "Ready");
         let is_ready = ready.is_some_and(|condition| condition.status == "True");
-        let since = ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0);
+        // `False` is a report: the containers go on, whatever the kubelet, its runtime or its network waits for.
+        let silent_since = ready
+            .filter(|condition| condition.status == "Unknown")
+            .map(|condition| condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0));
         let facts = NodeFacts {
             name: node.metadata.name.clone().unwrap_or_default(),
             labels: node.metadata.labels.clone().unwrap_or_default(),
@@ -304,8 +313,8 @@ impl NodeView {
         };
         let allocatable =
             status.and_then(|status| status.allocatable.as_ref()).map(resources::of_quantities).unwrap_or_default();
-        let not_ready_since = (!is_ready).then(|| since.unwrap_or(Timestamp::UNIX_EPOCH));
-        NodeView { facts, not_ready_since, allocatable, ..NodeView::default() }
+        let out_of_service = !is_ready && facts.taints.iter().any(|taint| taint.key == OUT_OF_SERVICE);
+        NodeView { facts, silent_since, out_of_service, allocatable, ..NodeView::default() }
     }
 
     /// Its devices, where there is a report that can be used.

@@ -257,7 +257,15 @@ impl Kubelet {
     /// The condition cannot be written.
     pub async fn lose_node(&self, node: &str) -> Result<()> {
         self.shared.state().lost.insert(node.into());
-        nodes::set_ready(&self.shared.client, node, false).await
+        nodes::set_ready(&self.shared.client, node, "Unknown").await
+    }
+
+    /// A node says that it is not ready, and its pods go on.
+    ///
+    /// # Errors
+    /// The condition cannot be written.
+    pub async fn unready_node(&self, node: &str) -> Result<()> {
+        nodes::set_ready(&self.shared.client, node, "False").await
     }
 
     /// A lost node is back; what was deleted meanwhile is ended.
@@ -266,7 +274,7 @@ impl Kubelet {
     /// The condition cannot be written.
     pub async fn recover_node(&self, node: &str) -> Result<()> {
         self.find(node);
-        nodes::set_ready(&self.shared.client, node, true).await
+        nodes::set_ready(&self.shared.client, node, "True").await
     }
 
     /// A node is lost, and somebody deletes its object.

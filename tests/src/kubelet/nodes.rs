@@ -55,21 +55,25 @@ pub(super) async fn make(shared: &Shared, name: &str) -> Result<()> {
         "capacity": capacity, "allocatable": capacity,
         "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
-        "conditions": conditions(true),
+        "conditions": conditions("True"),
     }});
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
     Ok(())
 }
 
-fn conditions(ready: bool) -> Value {
+fn conditions(status: &str) -> Value {
     let now = k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    let (status, reason) = if ready { ("True", "KubeletReady") } else { ("Unknown", "NodeStatusUnknown") };
+    let reason = match status {
+        "True" => "KubeletReady",
+        "False" => "KubeletNotReady",
+        _ => "NodeStatusUnknown",
+    };
     json!([{"type": "Ready", "status": status, "reason": reason, "message": "bench", "lastHeartbeatTime": now, "lastTransitionTime": now}])
 }
 
-/// Sets the condition `Ready`, as the node lifecycle controller would for a node that does not report.
-pub(super) async fn set_ready(client: &Client, node: &str, ready: bool) -> Result<()> {
-    let patch = json!({"status": {"conditions": conditions(ready)}});
+/// Sets the condition `Ready`, as a kubelet would, or the node lifecycle controller for one that does not report.
+pub(super) async fn set_ready(client: &Client, node: &str, status: &str) -> Result<()> {
+    let patch = json!({"status": {"conditions": conditions(status)}});
     Api::<Node>::all(client.clone()).patch_status(node, &PatchParams::default(), &Patch::Strategic(patch)).await?;
     Ok(())
 }

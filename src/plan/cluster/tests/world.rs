@@ -2,11 +2,11 @@
 
 use crate::cluster::levels::Levels;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
-use crate::cluster::{Action, JobSnapshot, PlacementRules, Reconciliation, plan};
+use crate::cluster::{Action, JobSnapshot, Patience, PlacementRules, Reconciliation, plan};
 use crate::eligible::NodeFacts;
 use crate::objects::{Defaults, Kind, Object};
 use crate::{resources, status};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -31,6 +31,8 @@ pub struct World {
     pub nodes: BTreeMap<String, NodeView>,
     pub seen: BTreeMap<u32, Seen>,
     pub now: i64,
+    pub brake: Option<String>,
+    pub progress: Option<Timestamp>,
 }
 
 impl World {
@@ -48,7 +50,8 @@ impl World {
         (job.metadata.uid, job.metadata.namespace) = (Some("0123456789".into()), Some("ns".into()));
         job.metadata.generation = Some(1);
         let (objects, nodes_of, seen) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut world = World { job, pods: Vec::new(), objects, nodes: nodes_of, seen, now: 0 };
+        let mut world =
+            World { job, pods: Vec::new(), objects, nodes: nodes_of, seen, now: 0, brake: None, progress: None };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
         }
@@ -79,6 +82,12 @@ impl World {
             summary: None,
             seen: &self.seen,
             status_written: None,
+            patience: Patience {
+                grace: SignedDuration::from_secs(60),
+                brake: self.brake.as_deref(),
+                released: None,
+                progress: self.progress,
+            },
         };
         plan(&snapshot)
     }

@@ -1,0 +1,64 @@
+//! Nodes that are not ready, that do not report, and that stop reporting together.
+
+use super::Scene;
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::Patch;
+use serde_json::json;
+use switchyard_crds::TrainJob;
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Jobs, Kubelet, KubeletOptions, condition_of, merge, start_controller, template_on,
+};
+
+/// It was taken for dead after 5 s, and a network that was rolled out over the nodes started every job again.
+#[tokio::test]
+async fn a_node_that_says_it_is_not_ready_keeps_its_jobs() -> Result<()> {
+    let scene = Scene::new("unready", 3).await?;
+    let nodes = scene.kubelet.nodes();
+    for (name, node) in [("keeps", &nodes[0]), ("loses", &nodes[1])] {
+        let mut job = scene.job(name, 1, "run", json!({}));
+        merge(&mut job["spec"], json!({"template": template_on(std::slice::from_ref(node))}));
+        scene.jobs.create(job).await?;
+        scene.jobs.wait_stage(name, "Running").await?;
+    }
+    scene.kubelet.unready_node(&nodes[0]).await?;
+    // Later than the other one, and given up nevertheless: so the time of the other one has passed, too.
+    scene.kubelet.lose_node(&nodes[1]).await?;
+    let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
+    scene.jobs.wait("loses", "in another attempt", again).await?;
+    let kept = scene.jobs.api().get("keeps").await?.status.unwrap();
+    assert_eq!((kept.attempt, kept.restarts.unwrap().total), (Some(1), 0));
+    Ok(())
+}
+
+/// Kubelets that could not reach the API server for 40 s had every job of the cluster start again.
+#[tokio::test]
+async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_says_so() -> Result<()> {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("brake").await?;
+    let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&namespace, 4)).await?;
+    // Nodes of other tests are in the fleet as well.
+    let arguments = ["--node-grace-seconds", "30", "--fleet-brake-percent", "1"].map(String::from).to_vec();
+    let options = ControllerOptions { namespace: Some(namespace.clone()), arguments, ..ControllerOptions::default() };
+    let controller = start_controller(plane, &namespace, &options)?;
+    let scene = Scene { jobs: Jobs::new(plane.client().await?, &namespace), kubelet, controller };
+    scene.create("a", 3, "run", json!({})).await?;
+    let placed = scene.jobs.wait_stage("a", "Running").await?.status.unwrap().placement.unwrap();
+    for node in &placed.nodes {
+        scene.kubelet.lose_node(&node.node_name).await?;
+    }
+    let braked = scene.jobs.wait("a", "braked", |job| {
+        condition_of(job, "Succeeded")
+            .is_some_and(|c| c.reason == "Running" && c.message.contains("nodes stopped reporting within a minute"))
+    });
+    assert_eq!(braked.await?.status.unwrap().attempt, Some(1));
+    let lost = placed.nodes[1].node_name.clone();
+    let taint = json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}]}});
+    Api::<Node>::all(scene.jobs.client.clone()).patch(&lost, &Default::default(), &Patch::Merge(taint)).await?;
+    let again = |job: &TrainJob| job.status.as_ref().is_some_and(|status| status.attempt == Some(2));
+    scene.jobs.wait("a", "in attempt 2", again).await?;
+    let note = &scene.jobs.events("a", "Restarting").await?[0];
+    assert!(note.contains(&lost) && note.contains("an administrator took it out of service"), "{note}");
+    Ok(())
+}
