@@ -143,6 +143,7 @@ impl Context {
             summary: family.summary.as_ref(),
             seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
+            restricted: family.restricted,
             patience: Patience {
                 grace: self.settings.node_grace,
                 brake: index.fleet.brake(),
@@ -250,6 +251,14 @@ impl Context {
         }
         for uid in applied.deleted {
             family.own.deletes(uid, now);
+        }
+        // Namespaces are not watched, and a cluster may enforce it by default: the server says so itself. Asked for at once, not reported.
+        if !family.restricted && applied.refusals.iter().any(Refusal::is_by_pod_security_restricted) {
+            (family.restricted, family.trouble) = (true, None);
+            if let Some(key) = family.key.clone() {
+                self.queue.add(key, now);
+            }
+            return None;
         }
         // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();

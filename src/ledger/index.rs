@@ -65,6 +65,8 @@ pub struct Family {
     pub progress: Option<Timestamp>,
     /// What pods said of the links between ranks, by attempt and node rank.
     pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
+    /// The API server refuses pods that do not say that they run as another user than root.
+    pub restricted: bool,
     /// It would not fit into the empty cluster either.
     pub hopeless: bool,
     /// The attempt that gives way to a job of higher priority, and to which one.

@@ -117,6 +117,11 @@ impl Refusal {
         Refusal { what, why, cause: Cause::of(error) }
     }
 
+    /// Pod Security `restricted` does not admit a pod.
+    pub fn is_by_pod_security_restricted(&self) -> bool {
+        self.cause == Cause::Forbidden && self.why.contains("violates PodSecurity \"restricted:")
+    }
+
     pub(super) fn late(what: String, deadline: Duration) -> Refusal {
         let why = format!("the API server did not answer within {} s", deadline.as_secs());
         Refusal { what, why, cause: Cause::Unreachable }

@@ -1,7 +1,7 @@
 //! What only a cluster writes to a status: counts of pods, figures from their logs; and when a status is worth a write.
 
 use super::events::EventDraft;
-use super::view::{Phase, PodView};
+use super::view::PodView;
 use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, clock};
 use crate::status::{Draft, Figures, time};
 use jiff::Timestamp;
@@ -15,10 +15,10 @@ impl Draft<'_> {
         self.counts(NodeCounts {
             // Negative in a job that was never validated: the server refuses such a count.
             desired: desired.max(0),
-            ready: count(|pod| pod.ready && !pod.is_over()),
-            active: count(|pod| !pod.is_over()),
-            succeeded: count(|pod| pod.phase == Phase::Succeeded),
-            failed: count(|pod| pod.phase == Phase::Failed),
+            ready: count(|pod| pod.ready && !pod.is_done()),
+            active: count(|pod| !pod.is_done()),
+            succeeded: count(PodView::has_succeeded),
+            failed: count(PodView::has_failed),
         });
     }
 

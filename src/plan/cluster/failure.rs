@@ -1,11 +1,12 @@
 //! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
 
 use super::attempt::Attempt;
-use super::view::{NodeView, Phase, PodView};
+use super::view::{NodeView, PodView, Waiting};
 use super::{Patience, clock};
 use crate::restart::{self, Class, Failure};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::Framework;
+use switchyard_crds::names::TRAINER;
 use switchyard_worker_contract::exit::Exit;
 
 /// A container that cannot be started for this long has failed.
@@ -84,7 +85,7 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
     match earliest(true) {
         Some(echo) => {
             let until = echo.at.unwrap_or(attempt.now()).saturating_add(ROOT_CAUSE_GRACE).unwrap_or(attempt.now());
-            let others_run = attempt.existing().iter().any(|pod| !pod.is_over());
+            let others_run = attempt.existing().iter().any(|pod| !pod.is_done());
             let waits = others_run && !clock::is_over(until, ROOT_CAUSE_GRACE, attempt.now());
             if waits { Verdict::Look(until) } else { Verdict::Failed(echo.clone()) }
         }
@@ -103,7 +104,7 @@ pub(super) fn preempted(pod: String, by: &str) -> PodFailure {
 }
 
 fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
-    if pod.phase == Phase::Succeeded || (pod.gated && pod.node.is_none() && !attempt.placed) {
+    if pod.has_succeeded() || (pod.gated && pod.node.is_none() && !attempt.placed) {
         return Verdict::Well;
     }
     let failure = |class: Class, cause: String| PodFailure {
@@ -118,7 +119,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         cause,
         at: pod.ended.as_ref().and_then(|ended| ended.at),
     };
-    if pod.deleting || pod.phase == Phase::Failed {
+    if pod.deleting || pod.has_failed() {
         if let Some((reason, message)) = &pod.disruption {
             let class = if reason == "PreemptionByScheduler" { Class::Preemption } else { Class::Infrastructure };
             return Verdict::Failed(failure(class, format!("{reason}: {message}")));
@@ -127,7 +128,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
             return Verdict::Failed(failure(Class::Infrastructure, format!("{reason}: {message}")));
         }
     }
-    if pod.phase == Phase::Failed {
+    if pod.has_failed() {
         return Verdict::Failed(exited(pod, attempt, failure));
     }
     if pod.deleting {
@@ -169,7 +170,7 @@ fn silence(attempt: &Attempt<'_>, node: &NodeView) -> Option<Timestamp> {
 /// The first node of the attempt that does not report, and what follows from that; `None`: all do.
 pub(super) fn silent_node(attempt: &Attempt<'_>) -> Option<String> {
     let nodes = attempt.snapshot.nodes;
-    let mut used = attempt.existing().into_iter().filter(|pod| !pod.is_over()).filter_map(|pod| pod.node.as_ref());
+    let mut used = attempt.existing().into_iter().filter(|pod| !pod.is_done()).filter_map(|pod| pod.node.as_ref());
     let (name, since) = used.find_map(|name| Some((name, nodes.get(name)?.silent_since?)))?;
     let Patience { grace, brake, progress, .. } = attempt.snapshot.patience;
     let follows = match brake {
@@ -197,8 +198,10 @@ fn after(
 fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) -> PodFailure) -> Verdict {
     let Some(waiting) = &pod.waiting else { return Verdict::Well };
     let text = || format!("{}: {}", waiting.reason, waiting.message);
+    if let Some(change) = never_starts(waiting) {
+        return Verdict::Failed(failure(Class::Infrastructure, format!("{}; {change}", text())).permanently(true));
+    }
     match waiting.reason.as_str() {
-        "InvalidImageName" => Verdict::Failed(failure(Class::Infrastructure, text()).permanently(true)),
         "ErrImagePull"
         | "ImagePullBackOff"
         | "ErrImageNeverPull"
@@ -208,6 +211,25 @@ fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String
             after(attempt, pod.started.unwrap_or(attempt.now()), START_GRACE, || failure(Class::Infrastructure, text()))
         }
         _ => Verdict::Well,
+    }
+}
+
+/// The change without which a container will never start; `None`: it may start yet.
+fn never_starts(waiting: &Waiting) -> Option<String> {
+    let list = if waiting.container == TRAINER { "spec.trainer" } else { "spec.template.spec.containers[*]" };
+    match waiting.reason.as_str() {
+        "InvalidImageName" => Some(format!("set {list}.image to the name of an image")),
+        // The words of the kubelet (pkg/kubelet/kuberuntime/security_context.go).
+        "CreateContainerConfigError"
+            if ["runAsNonRoot", "non-root"].iter().any(|word| waiting.message.contains(word)) =>
+        {
+            Some(
+                "set spec.template.spec.securityContext.runAsUser to the number of a user other than 0, or runAsNonRoot to false where \
+                 the namespace allows that"
+                    .into(),
+            )
+        }
+        _ => None,
     }
 }
 

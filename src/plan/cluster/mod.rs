@@ -91,6 +91,8 @@ pub struct JobSnapshot<'a> {
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub patience: Patience<'a>,
+    /// The API server refuses pods that do not say that they run as another user than root.
+    pub restricted: bool,
 }
 
 /// How long nodes that do not report are waited for.

@@ -21,7 +21,7 @@ use switchyard_crds::conditions::{self, Stage};
 /// The next step of an attempt.
 pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) -> Reconciliation {
     let attempt = Attempt::of(snapshot, valid, number);
-    if attempt.placed && attempt.all(|pod| pod.phase == Phase::Succeeded) {
+    if attempt.placed && attempt.all(PodView::has_succeeded) {
         let pods = attempt.pods.len();
         let text = format!("all {pods} node{} done in attempt {number}", if pods == 1 { " is" } else { "s are" });
         return end(snapshot, Ending::complete(text));
@@ -64,7 +64,11 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     let numbered = (0_u32..).zip(&attempt.pods).filter(|(_, pod)| pod.is_none());
     let (job, defaults) = (attempt.snapshot.job, attempt.snapshot.rules.defaults);
     actions.extend(numbered.map(|(rank, _)| {
-        Action::Create(Object::Pod(Box::new(objects::pod(job, attempt.valid, defaults, attempt.number, rank))))
+        let mut pod = objects::pod(job, attempt.valid, defaults, attempt.number, rank);
+        if attempt.snapshot.restricted {
+            objects::run_as_non_root(&mut pod);
+        }
+        Action::Create(Object::Pod(Box::new(pod)))
     }));
     let desired = attempt.pods.len();
     if missing > 0 || attempt.existing().iter().any(|pod| pod.deleting) {
@@ -176,7 +180,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let desired = attempt.pods.len();
-    let running = attempt.count(|pod| matches!(pod.phase, Phase::Running | Phase::Succeeded));
+    let running = attempt.count(|pod| pod.phase == Phase::Running || pod.has_succeeded());
     let mut draft = attempt.draft();
     let is_new = status::reason_of(&draft.next, conditions::SUCCEEDED) != Some(Stage::Running.reason());
     let mut events = Vec::new();
@@ -187,7 +191,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     if let Some(text) = trouble {
         draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
     } else if running == desired {
-        let ended = attempt.count(PodView::is_over);
+        let ended = attempt.count(PodView::is_done);
         let text = if ended == 0 {
             format!("{desired} of {desired} nodes train")
         } else {
@@ -217,8 +221,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
 fn starting(attempt: &Attempt<'_>, running: usize) -> String {
     let desired = attempt.pods.len();
     let why = attempt.existing().into_iter().find_map(|pod| {
-        let waits =
-            pod.waiting.as_ref().filter(|w| !matches!(w.reason.as_str(), "ContainerCreating" | "PodInitializing"));
+        let waits = pod.waiting.as_ref().filter(|waiting| !waiting.is_ordinary());
         let why = match (waits, &pod.unschedulable) {
             (Some(waiting), _) => format!("{}: {}", waiting.reason, waiting.message),
             (None, Some(message)) => format!("not scheduled: {message}"),

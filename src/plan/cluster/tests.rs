@@ -301,10 +301,86 @@ fn a_name_that_is_no_image_is_not_tried_again() {
     let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 9}}));
     world.run();
     world.pods[0].phase = Phase::Pending;
-    world.pods[0].waiting = Some(Waiting { reason: "InvalidImageName".into(), message: "no".into() });
+    world.pods[0].waiting =
+        Some(Waiting { container: "trainer".into(), reason: "InvalidImageName".into(), message: "no".into() });
     world.run();
     let failed = world.job.status.as_ref().unwrap().condition(conditions::FAILED).unwrap().clone();
     assert_eq!(failed.reason, conditions::PERMANENT_FAILURE);
+    assert!(failed.message.contains("set spec.trainer.image to"), "{}", failed.message);
+}
+
+/// Seen on real nodes: 301 s for each of 11 attempts.
+#[test]
+fn an_image_that_must_not_run_is_not_tried_again() {
+    for (message, is_permanent) in [
+        ("container has runAsNonRoot and image will run as root", true),
+        ("container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root", true),
+        ("container's runAsUser breaks non-root policy", true),
+        ("configmap \"texxt\" not found", false),
+    ] {
+        let mut world = World::new(1, json!({}));
+        world.run();
+        world.pods[0].phase = Phase::Pending;
+        let reason = "CreateContainerConfigError".into();
+        world.pods[0].waiting = Some(Waiting { container: "trainer".into(), reason, message: message.into() });
+        world.pods[0].started = Some(at(0));
+        world.run();
+        assert_eq!(world.stage() == "Failed", is_permanent, "{message}: {}", world.message());
+        assert!(!is_permanent || world.message().contains("spec.template.spec.securityContext.runAsUser"));
+    }
+}
+
+/// While an init container cannot start, the trainer says no more than that the pod is initialized.
+#[test]
+fn the_container_that_keeps_the_trainer_from_starting_is_told() {
+    let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "m"}});
+    let of = |trainer: serde_json::Value, init: serde_json::Value| {
+        let pod = json!({"metadata": {"name": "a-1-0"}, "status": {
+            "containerStatuses": [
+                {"name": "side", "state": waiting("PodInitializing"), "image": "", "imageID": "", "ready": false, "restartCount": 0},
+                {"name": "trainer", "state": trainer, "image": "", "imageID": "", "ready": false, "restartCount": 0},
+            ],
+            "initContainerStatuses": [{"name": "init", "state": init, "image": "", "imageID": "", "ready": false, "restartCount": 0}],
+        }});
+        PodView::of(&serde_json::from_value(pod).unwrap()).waiting.map(|waiting| (waiting.container, waiting.reason))
+    };
+    let told = |container: &str, reason: &str| Some((container.to_string(), reason.to_string()));
+    assert_eq!(of(waiting("PodInitializing"), waiting("ErrImagePull")), told("init", "ErrImagePull"));
+    assert_eq!(of(waiting("PodInitializing"), json!({"running": {}})), told("trainer", "PodInitializing"));
+    assert_eq!(of(waiting("InvalidImageName"), waiting("ErrImagePull")), told("trainer", "InvalidImageName"));
+    assert_eq!(of(json!({"running": {}}), waiting("CrashLoopBackOff")), None, "the trainer runs");
+}
+
+/// Seen on real nodes: beside a proxy that never ends, a job stood at 100 % and `Running` for ever.
+#[test]
+fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
+    let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
+    world.run();
+    let end = |world: &mut World, name: &str, code: i32| {
+        world.exit(name, code, "");
+        // Another container of the pod goes on.
+        world.pods.iter_mut().find(|pod| pod.name == name).unwrap().phase = Phase::Running;
+    };
+    world.now = 20;
+    end(&mut world, "a-1-0", 0);
+    world.run();
+    assert_eq!((world.stage(), world.message()), ("Running", "1 of 2 nodes train, 1 are done".into()));
+    end(&mut world, "a-1-1", 9);
+    world.run();
+    assert_eq!(world.attempt(), 2, "{}", world.message());
+    assert!(world.pods.iter().any(|pod| pod.name == "a-1-0"), "its other containers have a few seconds");
+    world.now = 40;
+    world.run();
+    assert!(world.pods.iter().all(|pod| pod.attempt == 2));
+    // A container that fails beside a trainer that has ended well does not make it fail.
+    end(&mut world, "a-2-0", 0);
+    end(&mut world, "a-2-1", 0);
+    world.pods.iter_mut().for_each(|pod| pod.phase = if pod.name == "a-2-1" { Phase::Failed } else { pod.phase });
+    world.run();
+    assert_eq!(world.stage(), "Complete");
+    world.now = 60;
+    world.run();
+    assert_eq!(world.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a-2-1"], "its log stays");
 }
 
 #[test]
@@ -328,6 +404,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         summary: None,
         seen: &world.seen,
         status_written: Some(at(0)),
+        restricted: false,
         patience: Patience { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
     };
     let waits = plan(&snapshot);

@@ -6,7 +6,7 @@ use super::machine::Machine;
 use crate::eligible::NodeFacts;
 use crate::resources;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerState, Node, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Node, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::labels;
@@ -48,12 +48,34 @@ impl Ended {
     }
 }
 
-/// Why the trainer container does not run yet.
+/// Why the trainer does not run yet: its own container, or one that must start before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waiting {
+    pub container: String,
     /// The kubelet's reason, such as `ImagePullBackOff`.
     pub reason: String,
     pub message: String,
+}
+
+impl Waiting {
+    /// That of a trainer that waits. A container that cannot start comes before one that only has not started yet.
+    fn of(status: &PodStatus) -> Option<Waiting> {
+        let state = |container: &ContainerStatus| {
+            let waiting = container.state.as_ref()?.waiting.clone()?;
+            let (reason, message) = (waiting.reason.unwrap_or_default(), waiting.message.unwrap_or_default());
+            Some(Waiting { container: container.name.clone(), reason, message })
+        };
+        let containers = status.container_statuses.as_deref().unwrap_or_default();
+        let own = state(containers.iter().find(|container| container.name == TRAINER)?)?;
+        let others = status.init_container_statuses.iter().flatten().chain(containers).filter_map(state);
+        let worse = std::iter::once(own.clone()).chain(others).find(|waiting| !waiting.is_ordinary());
+        Some(worse.unwrap_or(own))
+    }
+
+    /// It has not started yet, and nothing is known to keep it from that.
+    pub fn is_ordinary(&self) -> bool {
+        matches!(self.reason.as_str(), "ContainerCreating" | "PodInitializing")
+    }
 }
 
 /// A pod of a job.
@@ -85,7 +107,6 @@ pub struct PodView {
     pub true_conditions: Vec<String>,
     /// Reason and message of the pod itself, such as `Evicted`.
     pub reason: Option<(String, String)>,
-    /// The trainer container waits.
     pub waiting: Option<Waiting>,
     /// The trainer container has ended.
     pub ended: Option<Ended>,
@@ -99,19 +120,38 @@ pub struct PodView {
     pub priority: i32,
 }
 
-/// A kubelet needs a second or two from the end of the last container to the phase of the pod: it checks its containers once a second.
+/// A kubelet needs a second or two from the end of the last container to the phase of the pod: it checks its containers once a second. A
+/// shipper of logs needs a few more.
 const SETTLING: SignedDuration = SignedDuration::from_secs(10);
 
 impl PodView {
-    /// Succeeded or failed.
+    /// Succeeded or failed, with all its containers: it holds nothing of its node any more.
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
 
-    /// Until when it is not deleted: its containers have ended and its kubelet is about to report that. A delete now would take its logs, and
-    /// the kubelet would free the resources a second later. `None`: it is over, runs, or its kubelet has had enough time.
+    /// Its trainer has ended well, whatever its other containers do. What a pod that is being deleted says of its end counts with its phase.
+    pub fn has_succeeded(&self) -> bool {
+        let by_itself = !self.deleting || self.is_over();
+        self.ended.as_ref().filter(|_| by_itself).map_or(self.phase == Phase::Succeeded, |ended| ended.code == 0)
+    }
+
+    /// Its trainer has failed, or the pod before it.
+    pub fn has_failed(&self) -> bool {
+        let by_itself = !self.deleting || self.is_over();
+        self.ended.as_ref().filter(|_| by_itself).map_or(self.phase == Phase::Failed, |ended| ended.code != 0)
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.has_succeeded() || self.has_failed()
+    }
+
+    /// Until when it is not deleted: its trainer has ended. Its kubelet is about to report that (a delete now would take its logs, and the
+    /// kubelet would free the resources a second later), or other containers finish their work. `None`: it is over, runs, or has had enough
+    /// time.
     pub fn settles(&self, now: Timestamp) -> Option<Timestamp> {
-        let until = self.stopped.filter(|_| !self.is_over() && !self.deleting)?.saturating_add(SETTLING).ok()?;
+        let ended = self.stopped.or_else(|| self.ended.as_ref()?.at);
+        let until = ended.filter(|_| !self.is_over() && !self.deleting)?.saturating_add(SETTLING).ok()?;
         (!clock::is_over(until, SETTLING, now)).then_some(until)
     }
 
@@ -139,7 +179,7 @@ impl PodView {
             .find(|container| container.name == TRAINER)
             .and_then(|container| container.state.clone())
             .unwrap_or_default();
-        let ContainerState { waiting, terminated, .. } = container;
+        let ContainerState { terminated, .. } = container;
         PodView {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: pod.metadata.uid.clone().unwrap_or_default(),
@@ -165,8 +205,7 @@ impl PodView {
             true_conditions: conditions.iter().filter(|c| c.status == "True").map(|c| c.type_.clone()).collect(),
             reason: status
                 .and_then(|status| Some((status.reason.clone()?, status.message.clone().unwrap_or_default()))),
-            waiting: waiting
-                .map(|w| Waiting { reason: w.reason.unwrap_or_default(), message: w.message.unwrap_or_default() }),
+            waiting: status.and_then(Waiting::of),
             ended: terminated.map(|t| Ended {
                 code: t.exit_code,
                 reason: t.reason.unwrap_or_default(),

@@ -26,7 +26,7 @@ pub use claim::claim;
 pub use fabric::fabric_config;
 pub use kind::Kind;
 pub use merge::{MergeConflict, conflicts, faults};
-pub use pod::{placement_patch, pod};
+pub use pod::{placement_patch, pod, run_as_non_root};
 
 use super::{ValidJob, frameworks};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};

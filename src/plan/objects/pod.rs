@@ -85,21 +85,26 @@ fn declare_port(spec: &mut PodSpec, port: u16) {
     }
 }
 
-/// What Pod Security `restricted` requires, unless the template sets it.
+/// What Pod Security `restricted` requires, unless the template sets it, but for the user of other images: most of them run as root.
 fn secure_pod(spec: &mut PodSpec, framework: Framework) {
     let context: &mut PodSecurityContext = spec.security_context.get_or_insert_default();
-    context.run_as_non_root.get_or_insert(true);
     context
         .seccomp_profile
         .get_or_insert_with(|| SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None });
-    // The user of other images is unknown, so theirs stays.
     if framework == Framework::Switchyard {
+        context.run_as_non_root.get_or_insert(true);
         context.run_as_user.get_or_insert(WORKER_ID);
         context.run_as_group.get_or_insert(WORKER_ID);
         context.fs_group.get_or_insert(WORKER_ID);
         // Without this, a large data volume would change its group again at every start.
         context.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".into());
     }
+}
+
+/// Has a pod say that it does not run as root, unless its template says otherwise: where the namespace enforces Pod Security `restricted`.
+pub fn run_as_non_root(pod: &mut Pod) {
+    let context = pod.spec.get_or_insert_default().security_context.get_or_insert_default();
+    context.run_as_non_root.get_or_insert(true);
 }
 
 fn secure_container(container: &mut Container) {

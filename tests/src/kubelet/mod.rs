@@ -43,6 +43,8 @@ pub enum Policy {
     Hang,
     /// Its image does not exist.
     ImageMissing,
+    /// Its image runs as root.
+    RootImage,
     /// Runs, and goes on when it is deleted: a zombie.
     IgnoreDelete,
     /// Its command is started as processes of this machine.
@@ -52,7 +54,7 @@ pub enum Policy {
 impl FromStr for Policy {
     type Err = anyhow::Error;
 
-    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `hang`, `image=missing`, `ignore-delete`, `worker`.
+    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `hang`, `image=missing`, `image=root`, `ignore-delete`, `worker`.
     fn from_str(text: &str) -> Result<Policy> {
         let seconds = |text: &str| -> Result<Duration> {
             Ok(Duration::from_secs_f64(
@@ -74,6 +76,7 @@ impl FromStr for Policy {
                 Policy::Fail(code.parse().with_context(|| format!("`{code}` is no exit code"))?, seconds(time)?)
             }
             Some(("image", "missing")) => Policy::ImageMissing,
+            Some(("image", "root")) => Policy::RootImage,
             _ => anyhow::bail!("`{text}` is no policy"),
         })
     }
@@ -84,6 +87,8 @@ impl FromStr for Policy {
 pub enum Command {
     /// The container ends with this code and this termination message.
     Exit(i32, String),
+    /// The trainer ends with this code, and the other containers go on.
+    ExitTrainer(i32),
     /// The pod is evicted.
     Evict,
     /// The pod makes room for one of higher priority.

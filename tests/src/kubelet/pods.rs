@@ -103,6 +103,11 @@ impl Task {
         Api::namespaced(self.shared.client.clone(), &self.pod.namespace().unwrap_or_default())
     }
 
+    fn must_not_be_root(&self) -> bool {
+        let context = self.pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+        context.is_some_and(|context| context.run_as_non_root == Some(true) && context.run_as_user.is_none())
+    }
+
     fn policy(&self) -> Policy {
         let own = self.pod.annotations().get(POLICY).and_then(|text| text.parse().ok());
         own.unwrap_or_else(|| self.shared.options.policy.clone())
@@ -191,6 +196,10 @@ impl Task {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 self.write(State::Waiting("ImagePullBackOff", "Back-off pulling image: no such image")).await;
             }
+            Policy::RootImage if self.must_not_be_root() => {
+                let message = "container has runAsNonRoot and image will run as root";
+                self.write(State::Waiting("CreateContainerConfigError", message)).await;
+            }
             Policy::Worker => return self.work(signals).await,
             _ => self.write(State::Running).await,
         }
@@ -231,6 +240,7 @@ impl Task {
                 let reason = if *code == 0 { "Completed" } else { "Error" };
                 self.write(State::Ended(*code, reason, message)).await;
             }
+            Command::ExitTrainer(code) => self.write(State::TrainerEnded(*code)).await,
             Command::Evict => {
                 let message = "The node was low on resource: memory.";
                 self.write(State::Removed("Evicted", message, Some("TerminationByKubelet"))).await;

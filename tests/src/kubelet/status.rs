@@ -12,6 +12,8 @@ pub(super) enum State<'a> {
     Waiting(&'a str, &'a str),
     /// Ended: exit code, reason, termination message.
     Ended(i32, &'a str, &'a str),
+    /// The trainer ended with this code; the others run.
+    TrainerEnded(i32),
     /// The pod is over for a reason of the node: reason, message, type of disruption.
     Removed(&'a str, &'a str, Option<&'a str>),
 }
@@ -26,7 +28,7 @@ pub(super) fn patch(pod: &Pod, started: &str, address: Ipv4Addr, state: &State<'
     let empty = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&empty);
     let phase = match state {
-        State::Running => "Running",
+        State::Running | State::TrainerEnded(_) => "Running",
         State::Waiting(..) => "Pending",
         State::Ended(0, ..) => "Succeeded",
         State::Ended(..) | State::Removed(..) => "Failed",
@@ -38,7 +40,11 @@ pub(super) fn patch(pod: &Pod, started: &str, address: Ipv4Addr, state: &State<'
         .map(|container| {
             let id = format!("bench://{uid}/{}", container.name);
             let state = match state {
-                State::Running => json!({"running": {"startedAt": started}}),
+                State::TrainerEnded(code) if container.name == switchyard_crds::names::TRAINER => json!({"terminated": {
+                    "exitCode": code, "reason": if *code == 0 { "Completed" } else { "Error" }, "startedAt": started, "finishedAt": now(),
+                    "containerID": id,
+                }}),
+                State::Running | State::TrainerEnded(_) => json!({"running": {"startedAt": started}}),
                 State::Waiting(reason, message) => json!({"waiting": {"reason": reason, "message": message}}),
                 State::Ended(code, reason, message) => json!({"terminated": {
                     "exitCode": code, "reason": reason, "message": message, "startedAt": started, "finishedAt": now(), "containerID": id,

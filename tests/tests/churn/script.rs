@@ -51,7 +51,7 @@ impl Event {
             Event::Suspend(_, true) => "suspend",
             Event::Suspend(_, false) => "resume",
             Event::Delete(_) => "delete",
-            Event::Order(_, _, Command::Exit(..)) => "exit",
+            Event::Order(_, _, Command::Exit(..) | Command::ExitTrainer(_)) => "exit",
             Event::Order(_, _, Command::Evict) => "evict",
             Event::Order(_, _, Command::Preempt) => "preempt",
             Event::DeletePod(..) => "deletePod",

@@ -2,7 +2,9 @@
 
 use super::Scene;
 use anyhow::Result;
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::Patch;
+use kube::{Api, ResourceExt};
 use serde_json::json;
 use switchyard_crds::TrainJob;
 use switchyard_tests::{Command, condition_of, stage_of};
@@ -183,5 +185,56 @@ async fn a_missing_image_is_told_while_it_is_tried() -> Result<()> {
         })
         .await?;
     assert_eq!(starting.status.unwrap().attempt, Some(1));
+    Ok(())
+}
+
+/// `runAsNonRoot` was set on every image: those that run as root, which are most, never started.
+#[tokio::test]
+async fn an_image_that_runs_as_root_runs_unless_it_may_not_and_then_the_job_ends_at_once() -> Result<()> {
+    let scene = Scene::new("root", 1).await?;
+    scene.create("a", 1, "image=root", json!({})).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    let template = json!({"template": {"spec": {"securityContext": {"runAsNonRoot": true}}}});
+    scene.create("b", 1, "image=root", template).await?;
+    let failed = scene.jobs.wait_stage("b", "Failed").await?;
+    let condition = condition_of(&failed, "Failed").unwrap();
+    let attempt = failed.status.as_ref().unwrap().attempt;
+    assert_eq!((condition.reason.as_str(), attempt), ("PermanentFailure", Some(1)));
+    assert!(condition.message.contains("set spec.template.spec.securityContext.runAsUser"), "{}", condition.message);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_namespace_that_enforces_restricted_takes_jobs_whose_images_have_a_user_of_their_own() -> Result<()> {
+    let scene = Scene::new("restricted", 2).await?;
+    let namespaces = Api::<Namespace>::all(scene.jobs.client.clone());
+    let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
+    namespaces.patch(&scene.jobs.namespace, &Default::default(), &Patch::Merge(label)).await?;
+    scene.create("a", 2, "run", json!({})).await?;
+    let running = scene.jobs.wait_stage("a", "Running").await?;
+    assert_eq!(running.status.unwrap().attempt, Some(1));
+    for pod in scene.jobs.pods().await? {
+        let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref()).unwrap();
+        assert_eq!(context.run_as_non_root, Some(true));
+    }
+    scene.create("b", 1, "image=root", json!({})).await?;
+    let failed = scene.jobs.wait_stage("b", "Failed").await?;
+    assert_eq!(condition_of(&failed, "Failed").map(|c| c.reason.as_str()), Some("PermanentFailure"));
+    Ok(())
+}
+
+/// Proxies of meshes and shippers of logs do not end with the trainer.
+#[tokio::test]
+async fn a_job_ends_with_its_trainers_while_sidecars_run_on() -> Result<()> {
+    let scene = Scene::new("sidecar", 1).await?;
+    let sidecar = json!({"template": {"spec": {"containers": [{"name": "proxy", "image": "none"}]}}});
+    scene.create("good", 1, "run", sidecar.clone()).await?;
+    scene.create("bad", 1, "run", sidecar).await?;
+    for (name, code, stage) in [("good", 0, "Complete"), ("bad", 9, "Failed")] {
+        scene.jobs.wait_stage(name, "Running").await?;
+        scene.order(&format!("{name}-1-0"), Command::ExitTrainer(code))?;
+        scene.jobs.wait_stage(name, stage).await?;
+    }
+    scene.jobs.wait_pods("deleted: their sidecars would run for ever", <[_]>::is_empty).await?;
     Ok(())
 }

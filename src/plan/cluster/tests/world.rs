@@ -31,6 +31,7 @@ pub struct World {
     pub nodes: BTreeMap<String, NodeView>,
     pub seen: BTreeMap<u32, Seen>,
     pub now: i64,
+    pub restricted: bool,
     pub brake: Option<String>,
     pub progress: Option<Timestamp>,
 }
@@ -50,8 +51,17 @@ impl World {
         (job.metadata.uid, job.metadata.namespace) = (Some("0123456789".into()), Some("ns".into()));
         job.metadata.generation = Some(1);
         let (objects, nodes_of, seen) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut world =
-            World { job, pods: Vec::new(), objects, nodes: nodes_of, seen, now: 0, brake: None, progress: None };
+        let mut world = World {
+            job,
+            pods: Vec::new(),
+            objects,
+            nodes: nodes_of,
+            seen,
+            now: 0,
+            restricted: false,
+            brake: None,
+            progress: None,
+        };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
         }
@@ -82,6 +92,7 @@ impl World {
             summary: None,
             seen: &self.seen,
             status_written: None,
+            restricted: self.restricted,
             patience: Patience {
                 grace: SignedDuration::from_secs(60),
                 brake: self.brake.as_deref(),
