@@ -8,12 +8,13 @@ use crate::reservation::Reservation;
 use crate::usage::{Share, Usage, Without};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
-use switchyard_plan as plan;
+use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::gang;
 use switchyard_plan::cluster::turn::{self, Turn};
 use switchyard_plan::cluster::view;
 use switchyard_plan::cluster::{PlacementRules, Question};
 use switchyard_plan::objects::Kind;
+use switchyard_plan::{self as plan, ValidJob};
 
 /// Jobs that give way, and where the one that they give way to goes then.
 pub struct Departure {
@@ -118,13 +119,22 @@ impl Index {
         self.release(job)
     }
 
+    /// What the pods of the current attempt of a job ask for.
+    pub fn admitted(&self, job: &TrainJob, valid: &ValidJob) -> Admitted {
+        let attempt = attempt_of(job);
+        let family = self.families.get(&JobId::of(&job.metadata));
+        let pods = family.into_iter().flat_map(|family| family.pods.values()).filter(|pod| pod.attempt == attempt);
+        Admitted::of(valid, job.status.as_ref(), pods)
+    }
+
     /// A job found no place. At the head of the queue it holds nodes, and jobs of lower priority may have to give way: those are answered.
     pub fn waits(&mut self, key: &Key, rules: PlacementRules<'_>) -> Vec<Key> {
         let Some(job) = self.jobs.get(key).cloned() else { return Vec::new() };
         let Ok(valid) = plan::validate(&job) else { return Vec::new() };
         let id = JobId::of(&job.metadata);
         let turn = self.turn(&job);
-        let question = Question { job: &job, valid: &valid, rules };
+        let admitted = self.admitted(&job, &valid);
+        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted };
         if !self.is_head(key, &turn) {
             self.waits_no_more(&id);
             return Vec::new();
@@ -189,7 +199,7 @@ impl Index {
 
     /// Takes what the pods of a job would take on these nodes, one taker for each.
     pub fn hold(&mut self, question: &Question<'_>, takers: impl Iterator<Item = String>, nodes: &[PlacedNode]) {
-        let amount = question.valid.pod.requests(question.job.status.as_ref());
+        let amount = &question.admitted.requests;
         for (taker, placed) in takers.zip(nodes) {
             let share = Share { node: placed.node_name.clone(), amount: amount.clone(), gpus: placed.gpus.clone() };
             self.usage.set_share(&taker, Some(share));

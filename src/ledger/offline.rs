@@ -190,7 +190,8 @@ impl Cluster {
         let free = without.not_in_the_way(&job);
         without.and(&free);
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
-        let question = Question { job: &job, valid: &valid, rules };
+        let admitted = without.admitted(&job, &valid);
+        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted };
         let place = gang::place(&question, without.usage.nodes());
         let decided = place.as_ref().ok().map(|placed| {
             let decided = fabric::decide(&question, without.usage.nodes(), &placed.status)?;
@@ -221,7 +222,8 @@ impl Cluster {
         let Ok(valid) = validate(job) else { return };
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let takers = (0..).map(|rank: usize| format!("settled/{}/{rank}", key_of(&job.metadata)));
-        self.index.hold(&Question { job, valid: &valid, rules }, takers, &placed.status.nodes);
+        let admitted = self.index.admitted(job, &valid);
+        self.index.hold(&Question { job, valid: &valid, rules, admitted: &admitted }, takers, &placed.status.nodes);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Whether a pod may go to a node at all: what the scheduler would check before free resources.
 //!
 //! Node selector, required node affinity, taints, cordons and readiness are here. Volumes, pod affinity and spreading are left to
-//! the scheduler: a gang that it does not bind in time is rolled back.
+//! the scheduler: a gang that it refuses is taken back.
 
-use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
 use std::collections::BTreeMap;
 
 /// What decides about a node.
@@ -33,15 +33,36 @@ pub enum Unfit {
     Affinity,
 }
 
-/// Whether the pod may run on the node.
+/// What a pod says of the nodes that it may run on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeRules {
+    selector: BTreeMap<String, String>,
+    /// Required node affinity.
+    pub required: Option<NodeSelector>,
+    tolerations: Vec<Toleration>,
+}
+
+impl NodeRules {
+    pub fn of(pod: &PodSpec) -> NodeRules {
+        let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        NodeRules {
+            selector: pod.node_selector.clone().unwrap_or_default(),
+            required: affinity
+                .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone()),
+            tolerations: pod.tolerations.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// Whether a pod with these rules may run on the node.
 ///
 /// # Errors
 /// The first reason why not.
-pub fn may_run(pod: &PodSpec, node: &NodeFacts) -> Result<(), Unfit> {
+pub fn may_run(pod: &NodeRules, node: &NodeFacts) -> Result<(), Unfit> {
     if !node.ready {
         return Err(Unfit::NotReady);
     }
-    let tolerations = pod.tolerations.as_deref().unwrap_or_default();
+    let tolerations = pod.tolerations.as_slice();
     let cordon =
         Taint { key: "node.kubernetes.io/unschedulable".into(), effect: "NoSchedule".into(), ..Taint::default() };
     if node.unschedulable && !tolerations.iter().any(|toleration| tolerates(toleration, &cordon)) {
@@ -53,13 +74,12 @@ pub fn may_run(pod: &PodSpec, node: &NodeFacts) -> Result<(), Unfit> {
             return Err(Unfit::Tainted(taint.key.clone()));
         }
     }
-    for (key, value) in pod.node_selector.iter().flatten() {
+    for (key, value) in &pod.selector {
         if node.labels.get(key) != Some(value) {
             return Err(Unfit::Selector(key.clone()));
         }
     }
-    let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    match affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref()) {
+    match &pod.required {
         Some(selector) if !selector.node_selector_terms.iter().any(|term| term_matches(term, node)) => {
             Err(Unfit::Affinity)
         }
@@ -126,8 +146,8 @@ mod tests {
         node
     }
 
-    fn pod(spec: Value) -> PodSpec {
-        serde_json::from_value(spec).unwrap()
+    fn pod(spec: Value) -> NodeRules {
+        NodeRules::of(&serde_json::from_value(spec).unwrap())
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use switchyard_core::devices::Devices;
 use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::{Fleet, Group, Level, MinLink, Request, Shape, Site};
+use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::gang;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::{PlacementRules, Question};
@@ -321,7 +322,8 @@ fn time() -> Vec<Value> {
         let job = cluster::job(count, required);
         let (valid, defaults) = (validate(&job).unwrap(), Defaults::default());
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::now() };
-        let question = Question { job: &job, valid: &valid, rules };
+        let admitted = &Admitted::of_template(&valid, job.status.as_ref());
+        let question = Question { job: &job, valid: &valid, rules, admitted };
         assert_eq!(gang::place(&question, &nodes).is_ok(), !required);
         once(what, 30, Box::new(|| drop(black_box(gang::place(&question, &nodes)))));
     }

@@ -97,15 +97,8 @@ pub(super) fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus
     let gated = attempt.existing().into_iter().filter(|pod| pod.gated && !pod.deleting);
     gated
         .filter_map(|pod| {
-            let wanted = objects::pod(
-                attempt.snapshot.job,
-                attempt.valid,
-                attempt.snapshot.rules.defaults,
-                attempt.number,
-                pod.node_rank,
-            );
-            let interface = fabric::interface(attempt.snapshot.job, &wanted, pod.node_rank);
-            let patch = objects::placement_patch(&wanted, node_of(pod)?, interface);
+            let interface = fabric::interface(attempt.snapshot.job, attempt.valid, pod.node_rank);
+            let patch = objects::placement_patch(pod.rules.as_deref()?, node_of(pod)?, interface);
             Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
         })
         .collect()

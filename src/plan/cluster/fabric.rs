@@ -3,13 +3,13 @@
 use super::question::{PlacementRules, Question};
 use super::sites::is_old;
 use super::view::NodeView;
-use crate::eligible;
+use crate::eligible::{self, NodeRules};
 use crate::job::ValidJob;
 use crate::objects;
 use crate::resources::gigabytes_per_second;
 use crate::status::Draft;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::PodSpec;
 use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_core::units::plural;
@@ -46,7 +46,8 @@ pub fn before(
         // Gloo and MPI over TCP need no devices, so the nodes need not be read.
         return Some(FabricStatus::default());
     }
-    let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&valid.pod.spec, &node.facts).is_ok();
+    let rules = NodeRules::of(&valid.pod.spec);
+    let may_run = |node: &&NodeView| node.gpus() >= gpus && eligible::may_run(&rules, &node.facts).is_ok();
     let sites: Vec<Site<'_>> = nodes.values().filter(may_run).map(site).collect();
     let profile = defaults.fabric_profile.as_ref().or_else(|| profile::detect(sites.iter().copied()));
     // Without the devices that an earlier attempt asked for.
@@ -70,7 +71,7 @@ pub fn decide(
     nodes: &BTreeMap<String, NodeView>,
     placement: &PlacementStatus,
 ) -> Result<Option<Decided>, Refused> {
-    let Question { job, valid, rules: PlacementRules { defaults, now, .. } } = *question;
+    let Question { job, valid, rules: PlacementRules { defaults, now, .. }, .. } = *question;
     let gpus = valid.pod.gpus;
     let framework = job.spec.trainer.framework;
     if framework == Framework::Switchyard || (gpus == 0 && valid.request.nodes < 2) {
@@ -253,8 +254,8 @@ pub(super) fn report(draft: &mut Draft<'_>, decided: Option<Decided>) {
 }
 
 /// The interface to set for the pod of this rank, if it uses the network of its node.
-pub(super) fn interface<'a>(job: &'a TrainJob, pod: &Pod, rank: u32) -> Option<&'a str> {
-    let uses_host_network = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
+pub(super) fn interface<'a>(job: &'a TrainJob, valid: &ValidJob, rank: u32) -> Option<&'a str> {
+    let uses_host_network = valid.pod.spec.host_network == Some(true);
     let fabric = job.status.as_ref().and_then(|status| status.fabric.as_ref()).filter(|_| uses_host_network)?;
     fabric::interface(&fabric.decisions, rank)
 }

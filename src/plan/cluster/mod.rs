@@ -22,6 +22,7 @@
 //! | `Chosen` | the placement that was found, to be put into words |
 
 mod act;
+pub mod admitted;
 mod again;
 pub mod allocation;
 mod attempt;

@@ -23,7 +23,7 @@ impl<'a> Need<'a> {
         let policy = &job.spec.topology_policy;
         Need {
             question,
-            amounts: valid.pod.requests(status).without(GPU_RESOURCE),
+            amounts: question.admitted.requests.clone().without(GPU_RESOURCE),
             allocation: status.and_then(|status| status.device_allocation).filter(|_| valid.pod.gpus > 0),
             reported_only: policy.mode == TopologyMode::Required && policy.node_topology.min_link != MinLink::System,
         }

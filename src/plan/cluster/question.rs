@@ -1,5 +1,6 @@
 //! A job that looks for a place.
 
+use super::admitted::Admitted;
 use super::levels::Levels;
 use crate::ValidJob;
 use crate::objects::Defaults;
@@ -22,4 +23,6 @@ pub struct Question<'a> {
     pub job: &'a TrainJob,
     pub valid: &'a ValidJob,
     pub rules: PlacementRules<'a>,
+    /// What its pods ask for.
+    pub admitted: &'a Admitted,
 }

@@ -177,8 +177,10 @@ pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
 }
 
 fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
-    if let Err(unfit) = eligible::may_run(&need.question.valid.pod.spec, &node.facts) {
-        return Some(Excluded::Unfit(unfit));
+    for rules in &need.question.admitted.rules {
+        if let Err(unfit) = eligible::may_run(rules, &node.facts) {
+            return Some(Excluded::Unfit(unfit));
+        }
     }
     if need.gpus() > 0 {
         let is_claim = need.allocation == Some(DeviceAllocation::Claims);

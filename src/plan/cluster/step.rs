@@ -6,6 +6,7 @@
 //!      └──────────────── next attempt <── too late ───┴── failure ──┴─────────┘
 //! ```
 
+use super::admitted::Admitted;
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
 use super::view::{Phase, PodView};
@@ -105,7 +106,8 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
         return draft.act(&attempt.snapshot);
     }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
-    let question = Question { job, valid: attempt.valid, rules };
+    let admitted = Admitted::of(attempt.valid, job.status.as_ref(), pods.iter().copied());
+    let question = Question { job, valid: attempt.valid, rules, admitted: &admitted };
     match gang::place(&question, nodes) {
         Ok(placed) => {
             match fabric::decide(&question, nodes, &placed.status) {

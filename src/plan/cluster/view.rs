@@ -3,11 +3,12 @@
 
 use super::clock;
 use super::machine::Machine;
-use crate::eligible::NodeFacts;
+use crate::eligible::{NodeFacts, NodeRules};
 use crate::resources;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Node, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use std::sync::Arc;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::labels;
 use switchyard_crds::names::GPU_RESOURCE;
@@ -116,6 +117,8 @@ pub struct PodView {
     pub started: Option<Timestamp>,
     /// What it asks of a node.
     pub requests: Resources,
+    /// What it says of its nodes; kept while our gate holds it.
+    pub rules: Option<Arc<NodeRules>>,
     /// Its priority, as the server resolved it.
     pub priority: i32,
 }
@@ -215,6 +218,7 @@ impl PodView {
             stopped: ends.filter(|_| is_all).and_then(|ends| ends.into_iter().max()),
             started: status.and_then(|status| status.start_time.as_ref()).map(|time| time.0),
             requests: spec.map(resources::of_pod).unwrap_or_default(),
+            rules: spec.filter(|_| gates.contains(&labels::GANG_GATE)).map(|spec| Arc::new(NodeRules::of(spec))),
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::making::{Making, add_volumes, from_annotation, mount, mounts};
 use super::{Defaults, claim, config_name, fabric, key_name, metadata};
+use crate::eligible::NodeRules;
 use crate::frameworks;
 use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, trainer_mut};
 use k8s_openapi::api::core::v1::{
@@ -264,15 +265,13 @@ pub(super) fn mounted(checkpoint: &Checkpoint) -> Option<(&str, &str)> {
     Some((checkpoint.volume_name.as_deref()?, checkpoint.path.trim_end_matches('/')))
 }
 
-/// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. While a pod is gated, terms of its
-/// node affinity may be made narrower, each for itself
+/// The strategic merge patch that lifts our gate, and ours only, and pins the pod to its node. `rules` are those of the pod as it was
+/// admitted: while a pod is gated, terms of its node affinity may be made narrower, each for itself, but none may go
 /// (<https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/>).
-pub fn placement_patch(pod: &Pod, placed: &PlacedNode, interface: Option<&str>) -> Value {
+pub fn placement_patch(rules: &NodeRules, placed: &PlacedNode, interface: Option<&str>) -> Value {
     let node = &placed.node_name;
     let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});
-    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
-    let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
-    let terms: Vec<Value> = match required {
+    let terms: Vec<Value> = match &rules.required {
         Some(selector) => selector
             .node_selector_terms
             .iter()

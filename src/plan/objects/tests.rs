@@ -1,6 +1,7 @@
 //! Golden objects: what is created in a cluster, reviewed as YAML in `snapshots/`.
 
 use super::*;
+use crate::eligible::NodeRules;
 use crate::{resources, validate};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use proptest::prelude::*;
@@ -92,13 +93,21 @@ fn gpus_by_claim_and_cores_near_them() {
     let made = pod(&job.0, &job.1, &defaults(), 1, 0);
     insta::assert_yaml_snapshot!(made);
     insta::assert_yaml_snapshot!(claim(&job.0, &job.1, &defaults(), 1, 0, &placed));
-    assert_eq!(placement_patch(&made, &placed, None)["metadata"]["annotations"][labels::RANK_CPUS], "0-3;4-7");
+    assert_eq!(placement_patch(&rules(&made), &placed, None)["metadata"]["annotations"][labels::RANK_CPUS], "0-3;4-7");
+}
+
+fn rules(pod: &Pod) -> NodeRules {
+    NodeRules::of(pod.spec.as_ref().unwrap())
 }
 
 #[test]
 fn a_gate_is_lifted_and_every_term_of_an_affinity_is_pinned() {
     let free = job("free", json!({"engine": engine()}));
-    insta::assert_yaml_snapshot!(placement_patch(&pod(&free.0, &free.1, &defaults(), 1, 0), &on("node-7"), None));
+    insta::assert_yaml_snapshot!(placement_patch(
+        &rules(&pod(&free.0, &free.1, &defaults(), 1, 0)),
+        &on("node-7"),
+        None
+    ));
     let terms = json!([
         {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
         {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]},
@@ -106,7 +115,7 @@ fn a_gate_is_lifted_and_every_term_of_an_affinity_is_pinned() {
     let affinity =
         json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
     let bound = job("bound", json!({"template": {"spec": {"affinity": affinity}}, "engine": engine()}));
-    let patch = placement_patch(&pod(&bound.0, &bound.1, &defaults(), 1, 0), &on("node-7"), None);
+    let patch = placement_patch(&rules(&pod(&bound.0, &bound.1, &defaults(), 1, 0)), &on("node-7"), None);
     let fields = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
     let terms = patch.pointer(fields).unwrap().as_array().unwrap();
     assert!(

@@ -9,6 +9,7 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::conditions::{PLACED, RESTARTING};
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacedNode, TrainJob};
+use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::gang::{self, Placed};
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
@@ -108,7 +109,8 @@ impl<'a> Replay<'a> {
         // Reports of a test are never old.
         let now = jiff::Timestamp::MIN;
         let rules = PlacementRules { defaults: &Defaults::default(), levels: &self.levels, now };
-        ask(&Question { job, valid: &valid, rules }, nodes)
+        let admitted = &Admitted::of_template(&valid, job.status.as_ref());
+        ask(&Question { job, valid: &valid, rules, admitted }, nodes)
     }
 
     /// The first job of the queue that could be placed at all, and that there is room for.

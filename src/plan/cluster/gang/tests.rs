@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::cluster::PlacementRules;
+use crate::cluster::admitted::Admitted;
 use crate::cluster::levels::Levels;
 use crate::cluster::machine::Shapes;
 use crate::eligible::NodeFacts;
@@ -68,7 +69,8 @@ impl Cluster {
         let valid = validate(job).unwrap();
         let now = Timestamp::from_second(1_000_000).unwrap();
         let rules = PlacementRules { defaults: &Defaults::default(), levels, now };
-        place(&Question { job, valid: &valid, rules }, &self.nodes)
+        let admitted = &Admitted::of_template(&valid, job.status.as_ref());
+        place(&Question { job, valid: &valid, rules, admitted }, &self.nodes)
     }
 }
 
