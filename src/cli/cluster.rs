@@ -53,7 +53,7 @@ pub(super) fn explain(cli: &Cli, args: &ExplainArgs) -> Result<Exit, Failure> {
         // The decision counts; before there is one, what would be decided.
         let decided = job.status.as_ref().and_then(|status| status.fabric.clone()).filter(|f| !f.decisions.is_empty());
         let forecast = found.fabric.as_ref().and_then(|found| found.as_ref().ok()?.forecast.clone());
-        let decided = decided.map(|status| Ok(Decided { status, forecast }));
+        let decided = decided.map(|status| Ok(Decided { status, forecast, blamed: Vec::new() }));
         show_fabric(cli, &job, decided.or(found.fabric))?;
     } else {
         emit(cli.output, "Explanation", &verdict::explanation_json(&job, &found), || {

@@ -18,7 +18,7 @@ use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::view::PodView;
-use switchyard_plan::cluster::{self, Action, JobSnapshot, Patience, PlacementRules, Reconciliation};
+use switchyard_plan::cluster::{self, Action, JobSnapshot, Patience, PlacementRules, Reconciliation, Waits};
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
@@ -112,6 +112,7 @@ impl Context {
                 self.metrics.rescued();
             }
         }
+        family.note_refusals(&job, now);
         let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
         let patched: Vec<PodView> = family
             .pods
@@ -143,6 +144,7 @@ impl Context {
             summary: family.summary.as_ref(),
             seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
+            refusals: &family.refusals,
             restricted: family.restricted,
             patience: Patience {
                 grace: self.settings.node_grace,
@@ -162,11 +164,20 @@ impl Context {
         }
         let fights = family.own.fights(instant).is_some();
         let mut others = Vec::new();
-        if plan.waiting {
-            index.waiting.insert(key.clone());
-            others = index.waits(key, rules);
-        } else if index.waiting.remove(key) && index.waits_no_more(&id) {
-            others = index.waiting.iter().cloned().collect();
+        let freed = match plan.waits {
+            Some(Waits::Room) => {
+                index.waiting.insert(key.clone());
+                others = index.waits(key, rules);
+                false
+            }
+            Some(Waits::Fabric) => {
+                index.waiting.insert(key.clone());
+                index.waits_aside(&id)
+            }
+            None => index.waiting.remove(key) && index.waits_no_more(&id),
+        };
+        if freed {
+            others = index.waiting.iter().filter(|other| *other != key).cloned().collect();
         }
         // Before the cache shows the decision, the place is taken for whoever plans next.
         if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
@@ -222,13 +233,19 @@ impl Context {
         }
         if let Some(next) = next {
             match self.write_status(key, &job, next, plan.events).await {
-                Ok(()) => outcome = Outcome::Wrote,
+                Ok(()) => {
+                    outcome = Outcome::Wrote;
+                    if let Some(family) = self.index().families.get_mut(&id) {
+                        let now = Timestamp::now();
+                        plan.refused.iter().for_each(|(node, words)| family.refusals.add(node, words, now));
+                    }
+                }
                 Err(error) => {
                     self.index().assume(&id, 0, None);
                     refusal = refusal.or(Some(error));
                 }
             }
-        } else if plan.waiting {
+        } else if plan.waits.is_some() {
             self.tell(&job, plan.events).await;
         }
         // A write that still waits for its backoff has not succeeded yet.

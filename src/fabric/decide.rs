@@ -14,8 +14,12 @@ const LONGEST: usize = 512;
 
 /// Why a gang must not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Refused(pub String);
+#[error("{why}")]
+pub struct Refused {
+    pub why: String,
+    /// Ranks of the nodes without which it might start; none: it is the job's or the whole gang's.
+    pub ranks: Vec<u32>,
+}
 
 /// Decides every setting. Settings come first, each group in the order of the rules.
 ///
@@ -64,19 +68,20 @@ fn required(gang: &Gang<'_>) -> Result<(), Refused> {
     if gang.mode != FabricMode::Required || !gang.has_several_nodes() || gang.gpus == 0 {
         return Ok(());
     }
-    let refuse = |text: String| Err(Refused(format!("fabric.mode is Required: {text}")));
+    let refuse =
+        |ranks: Vec<u32>, text: String| Err(Refused { why: format!("fabric.mode is Required: {text}"), ranks });
     let silent = ranks(gang, |member| member.facts.is_none());
     if !silent.is_empty() {
-        return refuse(format!(
-            "nothing is known of the fabric of {}: the node agent does not report",
-            gang.names(&silent)
-        ));
+        let text = format!("nothing is known of the fabric of {}: the node agent does not report", gang.names(&silent));
+        return refuse(silent, text);
     }
     match gang.carrier() {
         None => refuse(
+            Vec::new(),
             "the nodes have different fabrics, or do not say which; restrict the job to nodes of one kind".into(),
         ),
         Some(Carrier::Socket) => refuse(
+            (0..gang.members.len() as u32).collect(),
             "no node has an RDMA port that is up, and data would go over TCP; choose other nodes, or mode Auto".into(),
         ),
         Some(Carrier::Plugin) => Ok(()),
@@ -84,10 +89,12 @@ fn required(gang: &Gang<'_>) -> Result<(), Refused> {
             let without =
                 ranks(gang, |member| member.facts.is_some_and(|facts| training_ports(facts).next().is_none()));
             if !without.is_empty() {
-                return refuse(format!("{}: no RDMA port is up; NCCL would use TCP there", gang.names(&without)));
+                let text = format!("{}: no RDMA port is up; NCCL would use TCP there", gang.names(&without));
+                return refuse(without, text);
             }
             if !gang.is_granted() {
                 return refuse(
+                    Vec::new(),
                     "the pods ask for no RDMA device, and data would go over TCP; no resource of the nodes gives one, or several do: \
                      name it in trainer.resourcesPerNode.limits or in the administrator's profile"
                         .into(),
@@ -137,11 +144,12 @@ fn of_rule(gang: &Gang<'_>, rule: &Rule) -> Result<Vec<FabricDecision>, Refused>
             && value.len() > nccl::LONGEST_VALUE
         {
             let (name, length) = (rule.name, value.len());
-            return Err(Refused(format!(
+            let why = format!(
                 "{name} of {}: got a value of {length} bytes; expected at most {}, since NCCL cuts longer lines of its file",
                 gang.names(&ranks),
                 nccl::LONGEST_VALUE
-            )));
+            );
+            return Err(Refused { why, ranks: if rule.is_per_node() { ranks } else { Vec::new() } });
         }
         let decision = plain(rule.name, rule.class, &reason, evidence, rule.link);
         let outcome = if value.is_some() { DecisionOutcome::Set } else { DecisionOutcome::NotSet };

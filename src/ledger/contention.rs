@@ -9,7 +9,7 @@ use crate::usage::{Share, Usage, Without};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
-use switchyard_plan::cluster::gang;
+use switchyard_plan::cluster::find::find;
 use switchyard_plan::cluster::turn::{self, Turn};
 use switchyard_plan::cluster::view;
 use switchyard_plan::cluster::{PlacementRules, Question};
@@ -25,7 +25,7 @@ pub struct Departure {
 /// Where a job would go without these takers.
 fn place_without(question: &Question<'_>, usage: &mut Usage, takers: &[String]) -> Option<Vec<PlacedNode>> {
     let without = Without::new(usage, takers);
-    gang::place(question, without.nodes()).ok().map(|placed| placed.status.nodes)
+    find(question, without.nodes()).ok().map(|found| found.placed.status.nodes)
 }
 
 impl Index {
@@ -134,7 +134,8 @@ impl Index {
         let id = JobId::of(&job.metadata);
         let turn = self.turn(&job);
         let admitted = self.admitted(&job, &valid);
-        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted };
+        let left_out = self.families.get(&id).map(|family| family.refusals.left_out(rules.now)).unwrap_or_default();
+        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
         if !self.is_head(key, &turn) {
             self.waits_no_more(&id);
             return Vec::new();
@@ -160,6 +161,14 @@ impl Index {
             self.reserve(Reservation { job: id, turn, nodes }, &question);
         }
         victims
+    }
+
+    /// A job waits for something other than room: it holds nothing, and others come first. Returns whether it held anything.
+    pub fn waits_aside(&mut self, job: &JobId) -> bool {
+        if let Some(family) = self.families.get_mut(job) {
+            family.hopeless = true;
+        }
+        self.release(job)
     }
 
     /// Gives back what a job holds. Returns whether it held anything.

@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
+use switchyard_plan::cluster::refusals::Refusals;
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
 use switchyard_plan::objects::Kind;
@@ -67,11 +68,28 @@ pub struct Family {
     pub seen: BTreeMap<u32, BTreeMap<u32, Seen>>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
-    /// It would not fit into the empty cluster either.
+    pub refusals: Refusals,
+    /// Room alone would not help: it would not fit into the empty cluster, or must not start there.
     pub hopeless: bool,
     /// The attempt that gives way to a job of higher priority, and to which one.
     pub gives_way_in: Option<u32>,
     pub gives_way_to: Option<String>,
+}
+
+impl Family {
+    /// Notes since when the scheduler refuses pods of this job: not while pods of an earlier attempt are on its nodes and have what they need.
+    pub fn note_refusals(&mut self, job: &TrainJob, now: Timestamp) {
+        if self.pods.values().all(|pod| pod.unschedulable.is_none()) {
+            return;
+        }
+        let (attempt, planned) = (attempt_of(job), placement_of(job).map_or(&[][..], |placement| &placement.nodes));
+        let is_planned = |node: &String| planned.iter().any(|placed| placed.node_name == *node);
+        let mut earlier = self.pods.values().filter(|pod| pod.attempt < attempt && !pod.is_over());
+        let is_in_the_way = earlier.any(|pod| pod.node.as_ref().is_some_and(is_planned));
+        for refused in self.pods.values_mut().filter_map(|pod| pod.unschedulable.as_mut()) {
+            refused.since = if is_in_the_way { None } else { refused.since.or(Some(now)) };
+        }
+    }
 }
 
 /// What the watches have shown.
@@ -205,10 +223,14 @@ impl Index {
         };
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let job = JobId { namespace: namespace.clone(), uid: parent.uid.clone() };
-        let next = PodView::of(pod);
+        let mut next = PodView::of(pod);
         let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
         let family = self.families.entry(job.clone()).or_default();
         family.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });
+        let before = family.pods.get(&slot).and_then(|before| before.unschedulable.as_ref()?.since);
+        if let Some(refused) = &mut next.unschedulable {
+            refused.since = before;
+        }
         let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
         if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
             family.pods.remove(&before);

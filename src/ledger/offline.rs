@@ -11,7 +11,8 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, conditions};
 use switchyard_plan::cluster::allocation;
 use switchyard_plan::cluster::fabric::{self, Decided};
-use switchyard_plan::cluster::gang::{self, Placed};
+use switchyard_plan::cluster::find::{Found, Nowhere, find};
+use switchyard_plan::cluster::gang::Placed;
 use switchyard_plan::cluster::levels::Levels;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{NoPlace, is_over};
@@ -191,13 +192,12 @@ impl Cluster {
         without.and(&free);
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let admitted = without.admitted(&job, &valid);
-        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted };
-        let place = gang::place(&question, without.usage.nodes());
-        let decided = place.as_ref().ok().map(|placed| {
-            let decided = fabric::decide(&question, without.usage.nodes(), &placed.status)?;
-            fabric::enforced(&job, decided.as_ref()).map_or(Ok(decided), Err)
-        });
-        let fabric = decided.and_then(|decided| decided.map_err(|refused| refused.to_string()).transpose());
+        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted, left_out: &BTreeMap::new() };
+        let (place, fabric) = match find(&question, without.usage.nodes()) {
+            Ok(Found { placed, fabric }) => (Ok(placed), fabric.map(Ok)),
+            Err(Nowhere::WrongFabric(found)) => (Ok(found.placed), Some(Err(found.why))),
+            Err(Nowhere::NoRoom(why)) => (Err(why), None),
+        };
         let turn = without.turn(&job);
         let departure = if place.is_err() { without.departure(&question, &turn) } else { None };
         let victims = departure.map(|departure| departure.victims).unwrap_or_default();
@@ -223,7 +223,11 @@ impl Cluster {
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let takers = (0..).map(|rank: usize| format!("settled/{}/{rank}", key_of(&job.metadata)));
         let admitted = self.index.admitted(job, &valid);
-        self.index.hold(&Question { job, valid: &valid, rules, admitted: &admitted }, takers, &placed.status.nodes);
+        self.index.hold(
+            &Question { job, valid: &valid, rules, admitted: &admitted, left_out: &BTreeMap::new() },
+            takers,
+            &placed.status.nodes,
+        );
     }
 }
 

@@ -6,6 +6,7 @@ mod cluster;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use switchyard_core::devices::Devices;
@@ -323,7 +324,7 @@ fn time() -> Vec<Value> {
         let (valid, defaults) = (validate(&job).unwrap(), Defaults::default());
         let rules = PlacementRules { defaults: &defaults, levels: &levels, now: Timestamp::now() };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        let question = Question { job: &job, valid: &valid, rules, admitted };
+        let question = Question { job: &job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() };
         assert_eq!(gang::place(&question, &nodes).is_ok(), !required);
         once(what, 30, Box::new(|| drop(black_box(gang::place(&question, &nodes)))));
     }

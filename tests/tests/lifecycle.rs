@@ -1,5 +1,6 @@
 //! The life of jobs with the real controller against a real API server, scheduler and controller manager.
 
+mod admitted;
 mod clock;
 mod ends;
 mod failures;

@@ -72,14 +72,27 @@ pub const CHECKS: [Check; 27] = [
     check(27, "memory limit", memory::limit),
 ];
 
+/// What the checks found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Checked {
+    pub status: PreflightStatus,
+    /// Ranks of the nodes without which nothing would block; none: nothing does, or something about the job or the whole gang.
+    pub blamed: Vec<u32>,
+}
+
 /// Checks a gang. `decisions` come from [`super::decide`].
-pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> PreflightStatus {
+pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> Checked {
     let scene = Scene { gang, decisions };
     let mut status = PreflightStatus::default();
+    let mut blocks: Vec<Vec<u32>> = Vec::new();
     for check in &CHECKS {
         match (check.look)(&scene) {
             Ok(found) if found.is_empty() => status.passed += 1,
-            Ok(found) => status.findings.extend(findings(gang, check, found)),
+            Ok(found) => {
+                let blocking = found.iter().filter(|found| found.fault.severity == PreflightSeverity::Block);
+                blocks.extend(blocking.map(|found| found.nodes.clone()));
+                status.findings.extend(findings(gang, check, found));
+            }
             Err(reason) => {
                 let (check, title) = (check.number.into(), check.title.into());
                 status.skipped.push(PreflightSkip { check, title, reason: cut(&reason, 512) });
@@ -89,7 +102,11 @@ pub fn run(gang: &Gang<'_>, decisions: &[FabricDecision]) -> PreflightStatus {
     status.not_applicable = status.skipped.len() as i32;
     status.findings.sort_by_key(|finding| (finding.severity, finding.check));
     status.findings.truncate(MOST);
-    status
+    let is_of_nodes = blocks.iter().all(|nodes| !nodes.is_empty());
+    let mut blamed = if is_of_nodes { blocks.concat() } else { Vec::new() };
+    blamed.sort_unstable();
+    blamed.dedup();
+    Checked { status, blamed }
 }
 
 /// The first finding that blocks, with its fix, as one sentence.

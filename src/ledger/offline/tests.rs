@@ -186,3 +186,23 @@ fn what_cannot_be_read_is_named() {
     let cluster = cluster(&[node("n1"), report]);
     assert!(matches!(&cluster.nodes()["n1"].machine, Some(Err(_))), "a report costs its own node only");
 }
+
+/// Any tenant could idle a cluster with `numNodes: all` and a fabric that no node has.
+#[test]
+fn a_job_that_may_not_start_on_the_nodes_it_waits_for_holds_none() {
+    for (mode, holds) in [("Auto", true), ("Required", false)] {
+        let mut items: Vec<Value> = ["n1", "n2"].map(node).into();
+        for item in &mut items {
+            item["status"]["allocatable"]["nvidia.com/gpu"] = json!("8");
+        }
+        items.extend([job("runs", 1, "2026-01-01T00:00:00Z", placed(&["n1"])), pod("runs", 0, Some("n1"), 0)]);
+        let mut all = job("all", 2, "2026-01-02T00:00:00Z", waiting());
+        all["spec"]["trainer"]["framework"] = json!("Torch");
+        all["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] = json!("8");
+        all["spec"]["fabric"] = json!({"mode": mode});
+        items.push(all);
+        items.extend([pod("all", 0, None, 0), pod("all", 1, None, 0)]);
+        let verdict = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
+        assert_eq!((verdict.held_for.is_some(), verdict.place.is_err()), (holds, holds), "{mode}: {verdict:?}");
+    }
+}

@@ -85,20 +85,13 @@ fn missing(
 }
 
 /// Lifts the gates of all pods that still have one.
-pub(super) fn releases(attempt: &Attempt<'_>, placement: Option<&PlacementStatus>) -> Vec<Action> {
-    let per_node = attempt.valid.request.processes_per_node;
-    let node_of = |pod: &PodView| {
-        let first = (pod.node_rank * per_node) as i32;
-        let nodes = placement.map(|placement| placement.nodes.as_slice()).unwrap_or_default();
-        // Written in rank order; looked up by rank nevertheless, since a status can be edited.
-        let guess = nodes.get(pod.node_rank as usize).filter(|node| node.first_rank == first);
-        guess.or_else(|| nodes.iter().find(|node| node.first_rank == first))
-    };
+pub(super) fn releases(attempt: &Attempt<'_>) -> Vec<Action> {
     let gated = attempt.existing().into_iter().filter(|pod| pod.gated && !pod.deleting);
     gated
         .filter_map(|pod| {
             let interface = fabric::interface(attempt.snapshot.job, attempt.valid, pod.node_rank);
-            let patch = objects::placement_patch(pod.rules.as_deref()?, node_of(pod)?, interface);
+            let planned = attempt.planned(pod.node_rank)?;
+            let patch = objects::placement_patch(pod.rules.as_deref()?, planned, interface);
             Some(Action::Release { pod: pod.name.clone(), uid: pod.uid.clone(), patch })
         })
         .collect()

@@ -3,11 +3,12 @@
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
 use super::failure::{PodFailure, preempted};
-use super::view::PodView;
-use super::{JobSnapshot, Reconciliation, allocation, clock, end, fabric};
+use super::view::{PodView, Unschedulable};
+use super::{JobSnapshot, Reconciliation, allocation, clock, end, fabric, refusals};
 use crate::restart;
 use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
+use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::{self, Stage};
 
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
@@ -59,6 +60,53 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     }
 }
 
+/// What the scheduler has refused for this long is not waited for.
+const REFUSED_FOR: SignedDuration = SignedDuration::from_secs(10);
+
+/// Takes back a gang of which the scheduler refuses a pod.
+///
+/// # Errors
+/// It may still change its mind: until then.
+pub(super) fn after_refusal(attempt: &Attempt<'_>) -> Option<Result<Reconciliation, Timestamp>> {
+    attempt.placed_at()?;
+    let refused = refused(attempt);
+    let since = refused.iter().filter_map(|(_, why, _)| why.since).min()?;
+    let due = since.saturating_add(REFUSED_FOR).unwrap_or(Timestamp::MAX);
+    if !clock::is_over(due, REFUSED_FOR, attempt.now()) {
+        return Some(Err(due));
+    }
+    let named = refused.iter().take(NAMED).map(|(pod, why, node)| {
+        format!("pod {} on node {}: {}", pod.name, node.node_name, refusals::words(&why.message))
+    });
+    let named: Vec<String> = named.collect();
+    let (count, all) = (refused.len(), attempt.pods.len());
+    let text = format!("the scheduler refuses {count} of {all} pods: {}", named.join("; "));
+    // At once: it goes elsewhere.
+    Some(Ok(rolled_back(attempt, conditions::UNSCHEDULABLE, text, attempt.now())))
+}
+
+/// Pods that are named in a message.
+const NAMED: usize = 3;
+
+/// Pods that the scheduler refuses, and their nodes.
+fn refused<'a>(attempt: &Attempt<'a>) -> Vec<(&'a PodView, &'a Unschedulable, &'a PlacedNode)> {
+    let open = attempt.existing().into_iter().filter(|pod| pod.node.is_none() && !pod.gated && !pod.deleting);
+    open.filter_map(|pod| Some((pod, pod.unschedulable.as_ref()?, attempt.planned(pod.node_rank)?))).collect()
+}
+
+/// The next attempt of a gang that the scheduler did not bind as a whole.
+fn rolled_back(attempt: &Attempt<'_>, reason: &str, text: String, not_before: Timestamp) -> Reconciliation {
+    let mut draft = attempt.draft();
+    next_attempt(attempt, &mut draft, not_before);
+    draft.next.placement = None;
+    draft.condition(conditions::PLACED, "False", reason, text.clone());
+    draft.stage(Stage::Placing, format!("attempt {} follows: {text}", attempt.number + 1));
+    let refused = refused(attempt);
+    let refused = refused.iter().map(|(_, why, node)| (node.node_name.clone(), refusals::words(&why.message)));
+    let refused = refused.collect();
+    Reconciliation { refused, ..draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]) }
+}
+
 /// Rolls back a gang that the scheduler did not bind as a whole in time.
 pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     let at = attempt.placed_at()?;
@@ -66,18 +114,13 @@ pub(super) fn after_timeout(attempt: &Attempt<'_>) -> Option<Reconciliation> {
     if unbound.is_empty() || !clock::is_over(attempt.due(at), attempt.schedule_timeout(), attempt.now()) {
         return None;
     }
-    let why = unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?)));
+    let why = unbound.iter().find_map(|pod| Some(format!("pod {}: {}", pod.name, pod.unschedulable.as_ref()?.message)));
     let (open, all) = (unbound.len(), attempt.pods.len());
     let seconds = attempt.schedule_timeout().as_secs();
     let why = why.unwrap_or_else(|| "the scheduler gives no reason".into());
     let text = format!("{open} of {all} pods not scheduled within {seconds} s: {why}");
-    let mut draft = attempt.draft();
-    next_attempt(attempt, &mut draft, attempt.now().saturating_add(ROLLBACK_PAUSE).unwrap_or(attempt.now()));
-    // The scheduler refused this placement.
-    draft.next.placement = None;
-    draft.condition(conditions::PLACED, "False", "ScheduleTimeout", text.clone());
-    draft.stage(Stage::Placing, format!("attempt {} follows: {text}", attempt.number + 1));
-    Some(draft.decide(vec![EventDraft::warning(events::ROLLED_BACK, text)]))
+    let not_before = attempt.now().saturating_add(ROLLBACK_PAUSE).unwrap_or(attempt.now());
+    Some(rolled_back(attempt, "ScheduleTimeout", text, not_before))
 }
 
 /// What pods ask for is fixed when they are created. If the nodes now offer devices that they did not then, the pods are created again.

@@ -5,7 +5,7 @@ use super::view::PodView;
 use crate::ValidJob;
 use crate::status::Draft;
 use jiff::{SignedDuration, Timestamp};
-use switchyard_crds::conditions;
+use switchyard_crds::{PlacedNode, conditions};
 
 /// The current attempt and its pods.
 pub(super) struct Attempt<'a> {
@@ -59,6 +59,15 @@ impl<'a> Attempt<'a> {
         draft.count(&pods, self.valid.request.nodes as i32);
         draft.newest_figures(&self.snapshot, &pods);
         draft
+    }
+
+    /// The place of a pod.
+    pub fn planned(&self, node_rank: u32) -> Option<&'a PlacedNode> {
+        let nodes = &self.snapshot.job.status.as_ref()?.placement.as_ref()?.nodes;
+        let first = i32::try_from(node_rank * self.valid.request.processes_per_node).ok()?;
+        // Written in rank order; looked up by rank nevertheless, since a status can be edited.
+        let guess = nodes.get(node_rank as usize).filter(|node| node.first_rank == first);
+        guess.or_else(|| nodes.iter().find(|node| node.first_rank == first))
     }
 
     pub fn schedule_timeout(&self) -> SignedDuration {

@@ -29,6 +29,8 @@ pub struct Decided {
     pub status: FabricStatus,
     /// What NCCL will do between the ranks, in full.
     pub forecast: Option<Forecast>,
+    /// Ranks of the nodes without which no check would block.
+    pub blamed: Vec<u32>,
 }
 
 /// What the pods of a new attempt need to reach the fabric; `None`: the job has no use for one.
@@ -115,7 +117,8 @@ pub fn decide(
     };
     let decisions = fabric::decide(&gang)?;
     let is_checked = job.spec.fabric.preflight.mode != PreflightMode::None;
-    let preflight = is_checked.then(|| preflight::run(&gang, &decisions));
+    let checked = is_checked.then(|| preflight::run(&gang, &decisions));
+    let (preflight, blamed) = checked.map(|checked| (checked.status, checked.blamed)).unzip();
     let before = job.status.as_ref().and_then(|status| status.fabric.clone()).unwrap_or_default();
     let forecast = forecast_of(&gang);
     let transport = gang.transport().or_else(|| forecast.as_ref().and_then(within));
@@ -133,7 +136,7 @@ pub fn decide(
         preflight,
         ..before
     };
-    Ok(Some(Decided { status, forecast }))
+    Ok(Some(Decided { status, forecast, blamed: blamed.unwrap_or_default() }))
 }
 
 /// What NCCL will do between the ranks; `None`: a node has no report, or there are no GPUs.
@@ -179,9 +182,9 @@ fn silence(view: Option<&NodeView>, now: Timestamp) -> (&str, bool) {
 
 /// Why a job that enforces its preflight must not start; `None`: it may.
 pub fn enforced(job: &TrainJob, decided: Option<&Decided>) -> Option<Refused> {
-    let findings =
-        decided?.status.preflight.as_ref().filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
-    preflight::blocking(findings).map(Refused)
+    let decided = decided.filter(|_| job.spec.fabric.preflight.mode == PreflightMode::Enforce)?;
+    let why = preflight::blocking(decided.status.preflight.as_ref()?)?;
+    Some(Refused { why, ranks: decided.blamed.clone() })
 }
 
 /// What carries the data, and how fast that is expected to be.

@@ -32,12 +32,14 @@ mod draft;
 pub mod events;
 pub mod fabric;
 mod failure;
+pub mod find;
 pub mod gang;
 pub mod levels;
 pub mod machine;
 mod need;
 mod question;
 mod refusal;
+pub mod refusals;
 mod sites;
 mod step;
 #[cfg(test)]
@@ -56,6 +58,7 @@ use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
 use jiff::{SignedDuration, Timestamp};
+use refusals::Refusals;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
@@ -92,6 +95,7 @@ pub struct JobSnapshot<'a> {
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub patience: Patience<'a>,
+    pub refusals: &'a Refusals,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
 }
@@ -142,8 +146,19 @@ pub struct Reconciliation {
     pub absent: Option<String>,
     /// When to reconcile again even if nothing changes.
     pub wake: Option<Timestamp>,
-    /// The gang has no room: reconcile again when resources become free.
-    pub waiting: bool,
+    /// The gang has no place: reconcile again when resources become free.
+    pub waits: Option<Waits>,
+    /// Nodes that the scheduler refused, with its words: remembered once the status is written.
+    pub refused: Vec<(String, String)>,
+}
+
+/// What a gang without a place waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// Room: at the head of the queue it holds what there is.
+    Room,
+    /// Another fabric: it holds nothing.
+    Fabric,
 }
 
 impl Reconciliation {

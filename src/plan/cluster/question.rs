@@ -5,6 +5,7 @@ use super::levels::Levels;
 use crate::ValidJob;
 use crate::objects::Defaults;
 use jiff::Timestamp;
+use std::collections::BTreeMap;
 use switchyard_crds::TrainJob;
 
 /// Settings of the operator that affect placement, and the current time: reports that are not renewed go stale.
@@ -25,4 +26,6 @@ pub struct Question<'a> {
     pub rules: PlacementRules<'a>,
     /// What its pods ask for.
     pub admitted: &'a Admitted,
+    /// Nodes that are not asked, and why.
+    pub left_out: &'a BTreeMap<String, String>,
 }

@@ -38,6 +38,9 @@ pub enum Excluded {
     Stale(Timestamp),
     #[error("no GPUTopology: the node agent does not run there")]
     NoReport,
+    /// It is not asked.
+    #[error("{0}")]
+    LeftOut(String),
     /// No driver offers its GPUs for claims.
     #[error("no ResourceSlice offers its GPUs")]
     NoSlice,
@@ -181,6 +184,9 @@ fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
         if let Err(unfit) = eligible::may_run(rules, &node.facts) {
             return Some(Excluded::Unfit(unfit));
         }
+    }
+    if let Some(why) = need.question.left_out.get(&node.facts.name) {
+        return Some(Excluded::LeftOut(why.clone()));
     }
     if need.gpus() > 0 {
         let is_claim = need.allocation == Some(DeviceAllocation::Claims);

@@ -9,9 +9,10 @@
 use super::admitted::Admitted;
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
+use super::find::{Found, Nowhere, WrongFabric, find};
 use super::view::{Phase, PodView};
 use super::{
-    Action, JobSnapshot, Question, Reconciliation, act, again, clock, degraded, end, fabric, failure, gang, transport,
+    Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, degraded, end, fabric, failure, transport,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
@@ -91,7 +92,7 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
         return result;
     }
     let mut result = place(attempt);
-    if result.status.is_none() || result.waiting {
+    if result.status.is_none() || result.waits.is_some() {
         result.actions = actions;
     }
     result
@@ -107,26 +108,25 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let admitted = Admitted::of(attempt.valid, job.status.as_ref(), pods.iter().copied());
-    let question = Question { job, valid: attempt.valid, rules, admitted: &admitted };
-    match gang::place(&question, nodes) {
-        Ok(placed) => {
-            match fabric::decide(&question, nodes, &placed.status) {
-                Ok(decided) => match fabric::enforced(job, decided.as_ref()) {
-                    Some(refused) => {
-                        fabric::report_findings(&mut draft, decided);
-                        return not_ready(attempt, draft, refused.to_string());
-                    }
-                    None => fabric::report(&mut draft, decided),
-                },
-                Err(refused) => return not_ready(attempt, draft, refused.to_string()),
-            }
+    let left_out = attempt.snapshot.refusals.left_out(attempt.now());
+    let question = Question { job, valid: attempt.valid, rules, admitted: &admitted, left_out: &left_out };
+    match find(&question, nodes) {
+        Ok(Found { placed, fabric: decided }) => {
+            fabric::report(&mut draft, decided);
             let reason = placed.status.reason.clone();
             draft.next.placement = Some(placed.status);
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
             draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
             draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
         }
-        Err(why) => {
+        Err(Nowhere::WrongFabric(found)) => {
+            let WrongFabric { why, decided, .. } = *found;
+            if decided.is_some() {
+                fabric::report_findings(&mut draft, decided);
+            }
+            not_ready(attempt, draft, why)
+        }
+        Err(Nowhere::NoRoom(why)) => {
             let why = match attempt.snapshot.held_for {
                 Some(held) => format!("{why}; {held}"),
                 None => why.to_string(),
@@ -138,7 +138,8 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
             draft.stage(Stage::Queued, why.clone());
             let mut result = draft.act(&attempt.snapshot);
-            result.waiting = true;
+            result.waits = Some(Waits::Room);
+            attempt.snapshot.refusals.next(attempt.now()).into_iter().for_each(|at| result.wake_at(at));
             if is_new {
                 result.events.push(EventDraft::normal(events::NO_ROOM, why));
             }
@@ -157,7 +158,8 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
     draft.condition(conditions::PLACED, "False", conditions::FABRIC_NOT_READY, why.clone());
     draft.stage(Stage::Queued, why.clone());
     let mut result = draft.act(&attempt.snapshot);
-    result.waiting = true;
+    result.waits = Some(Waits::Fabric);
+    attempt.snapshot.refusals.next(attempt.now()).into_iter().for_each(|at| result.wake_at(at));
     if is_new {
         result.events.push(EventDraft::warning(events::FABRIC_NOT_READY, why));
     }
@@ -174,11 +176,12 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut missing = act::claims(attempt, placement, &mut taken);
     missing.extend(act::fabric_config(attempt, &mut taken));
     if missing.is_empty() && taken.is_empty() {
-        actions.extend(act::releases(attempt, placement));
+        actions.extend(act::releases(attempt));
     }
     actions.extend(missing);
     strangers.extend(taken);
-    if let Some(result) = again::after_timeout(attempt) {
+    let refused = again::after_refusal(attempt).transpose();
+    if let Some(result) = refused.as_ref().ok().cloned().flatten().or_else(|| again::after_timeout(attempt)) {
         return result;
     }
     let desired = attempt.pods.len();
@@ -216,6 +219,9 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     {
         result.wake_at(attempt.due(at));
     }
+    if let Err(at) = refused {
+        result.wake_at(at);
+    }
     result
 }
 
@@ -226,7 +232,7 @@ fn starting(attempt: &Attempt<'_>, running: usize) -> String {
         let waits = pod.waiting.as_ref().filter(|waiting| !waiting.is_ordinary());
         let why = match (waits, &pod.unschedulable) {
             (Some(waiting), _) => format!("{}: {}", waiting.reason, waiting.message),
-            (None, Some(message)) => format!("not scheduled: {message}"),
+            (None, Some(why)) => format!("not scheduled: {}", why.message),
             (None, None) => return None,
         };
         Some(format!("; pod {}: {why}", pod.name))

@@ -10,7 +10,7 @@
 //!
 //! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
-use super::gang;
+use super::find::find;
 use super::question::Question;
 use super::view::NodeView;
 use jiff::Timestamp;
@@ -66,7 +66,7 @@ pub fn reserve(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> O
             node.free.clone_from(if is_empty { &was.allocatable } else { &was.free });
             (node.taken, node.in_use) = if is_empty { (0, 0) } else { (was.taken, was.in_use) };
         }
-        gang::place(question, &tried).ok().map(|placed| placed.status.nodes)
+        find(question, &tried).ok().map(|found| found.placed.status.nodes)
     };
     let mut found = place(busy.len())?;
     // With more nodes emptied it still fits.

@@ -49,6 +49,15 @@ impl Ended {
     }
 }
 
+/// Why the scheduler does not bind a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unschedulable {
+    pub message: String,
+    /// Since when this controller sees that, and sees nothing of an earlier attempt that might be in the way. The condition does not say: its
+    /// transition is older than the gate.
+    pub since: Option<Timestamp>,
+}
+
 /// Why the trainer does not run yet: its own container, or one that must start before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waiting {
@@ -100,8 +109,8 @@ pub struct PodView {
     /// The pod is ready.
     pub ready: bool,
     pub deleting: bool,
-    /// Why the scheduler does not bind it.
-    pub unschedulable: Option<String>,
+    /// The scheduler refuses it.
+    pub unschedulable: Option<Unschedulable>,
     /// Why it is disturbed: reason and message of the condition `DisruptionTarget`.
     pub disruption: Option<(String, String)>,
     /// Types of all conditions that are true.
@@ -203,7 +212,7 @@ impl PodView {
             deleting: pod.metadata.deletion_timestamp.is_some(),
             unschedulable: is("PodScheduled", "False")
                 .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
-                .map(|c| because(c).1),
+                .map(|c| Unschedulable { message: because(c).1, since: None }),
             disruption: is("DisruptionTarget", "True").map(because),
             true_conditions: conditions.iter().filter(|c| c.status == "True").map(|c| c.type_.clone()).collect(),
             reason: status

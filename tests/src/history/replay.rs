@@ -110,7 +110,7 @@ impl<'a> Replay<'a> {
         let now = jiff::Timestamp::MIN;
         let rules = PlacementRules { defaults: &Defaults::default(), levels: &self.levels, now };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        ask(&Question { job, valid: &valid, rules, admitted }, nodes)
+        ask(&Question { job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() }, nodes)
     }
 
     /// The first job of the queue that could be placed at all, and that there is room for.

@@ -151,7 +151,7 @@ async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Resu
     let kubeconfig = account(plane, "devices-overtaken", &none)?;
     let kinds = [(h200(), "r1"), (h200(), "r1"), (h200(), "r2"), (h200(), "r2")];
     let scene = Scene::with(Way::Claims, "overtaken", &kinds, kubeconfig).await?;
-    scene.create("a", 2, 8, "run", json!({"gangPolicy": {"scheduleTimeoutSeconds": 12}})).await?;
+    scene.create("a", 2, 8, "run", json!({})).await?;
     let placed = scene.jobs.wait("a", "placed", |job| condition_of(job, "Placed").is_some_and(|c| c.status == "True"));
     let first = placed.await?;
     assert_eq!(names(&first), scene.nodes[..2]);
@@ -165,7 +165,7 @@ async fn a_gang_that_somebody_overtakes_is_placed_elsewhere_as_a_whole() -> Resu
     assert_eq!(names(&again), scene.nodes[2..], "{}", placement(&again).reason);
     assert_eq!(again.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "it never ran before");
     let told = scene.jobs.events("a", "GangRolledBack").await?;
-    assert!(told.iter().any(|note| note.contains("1 of 2 pods not scheduled")), "{told:?}");
+    assert!(told.iter().any(|note| note.contains("the scheduler refuses 1 of 2 pods")), "{told:?}");
     let mine = scene.gpus.allocated(&scene.jobs.namespace).await?;
     let expected = planned(&again);
     assert!(expected.iter().all(|(claim, gpus)| mine.get(claim) == Some(gpus)), "{mine:?}");

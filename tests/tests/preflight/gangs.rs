@@ -33,7 +33,7 @@ pub fn by_hand(resources: &[&str], second: &[usize], change: impl FnOnce(&mut GP
         profile: None,
         now: NOW,
     };
-    preflight::run(&gang, &[])
+    preflight::run(&gang, &[]).status
 }
 
 pub fn of_check(status: &PreflightStatus, check: i32) -> &PreflightFinding {

@@ -1,9 +1,9 @@
 //! The fabric in the life of a job.
 
-use super::super::Action;
 use super::super::machine::Shapes;
 use super::super::tests::World;
 use super::super::view::NodeView;
+use super::super::{Action, Waits};
 use crate::objects::{Kind, Object};
 use crate::resources;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -120,10 +120,10 @@ fn a_job_that_must_not_use_tcp_waits_until_the_ports_are_up() {
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
-/// Memory that containers may lock on all nodes.
-fn set_limit(world: &mut World, limit: &str) {
+/// Memory that containers may lock on the first nodes.
+fn set_limit(world: &mut World, nodes: usize, limit: &str) {
     let mut shapes = Shapes::default();
-    for (position, node) in world.nodes.values_mut().enumerate() {
+    for (position, node) in world.nodes.values_mut().take(nodes).enumerate() {
         let mut status = report(position, "Active");
         status.host.as_mut().unwrap().locked_memory_limit = Some(limit.into());
         let report = GPUTopology { status: Some(status), ..GPUTopology::new("n", GPUTopologySpec::default()) };
@@ -134,7 +134,7 @@ fn set_limit(world: &mut World, limit: &str) {
 #[test]
 fn a_job_that_enforces_its_preflight_waits_until_nothing_blocks() {
     let mut world = world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
-    set_limit(&mut world, "65536");
+    set_limit(&mut world, 2, "65536");
     world.run();
     assert_eq!(world.stage(), "Queued");
     let (state, message) = condition(&world, conditions::FABRIC_READY);
@@ -147,16 +147,35 @@ fn a_job_that_enforces_its_preflight_waits_until_nothing_blocks() {
     let findings = status.fabric.and_then(|fabric| fabric.preflight).unwrap().findings;
     assert_eq!(findings[0].check, 8, "what was found can be read while the job waits");
     assert!(world.step().status.is_none(), "the same is not written again");
-    set_limit(&mut world, "Unlimited");
+    set_limit(&mut world, 2, "Unlimited");
     world.run();
     assert_eq!(world.stage(), "Running", "{}", world.message());
     assert_eq!(condition(&world, conditions::FABRIC_READY).0, "True");
 }
 
+/// It was proposed again and again, and the nodes that were free stayed idle.
+#[test]
+fn a_node_that_preflight_refuses_is_left_out_and_the_next_best_place_is_tried() {
+    let mut world = world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
+    world.node("n2", "4");
+    set_reports(&mut world, "Active");
+    set_limit(&mut world, 1, "65536");
+    world.run();
+    let used: Vec<Option<&str>> = world.pods.iter().map(|pod| pod.node.as_deref()).collect();
+    assert_eq!((world.stage(), used), ("Running", vec![Some("n1"), Some("n2")]), "{}", world.message());
+    // Without another place, what is wrong with the best one is told.
+    let mut world = self::world(json!({"fabric": {"preflight": {"mode": "Enforce"}}}), "Active");
+    set_limit(&mut world, 1, "65536");
+    world.run();
+    let (_, message) = condition(&world, conditions::FABRIC_READY);
+    assert!(message.starts_with("preflight check 8 (locked memory): n0: containers may lock 64 KiB"), "{message}");
+    assert_eq!((world.stage(), world.plan().waits), ("Queued", Some(Waits::Fabric)), "it holds nothing");
+}
+
 #[test]
 fn a_job_that_only_reports_starts_and_says_what_would_block() {
     let mut world = world(json!({}), "Active");
-    set_limit(&mut world, "65536");
+    set_limit(&mut world, 2, "65536");
     world.run();
     assert_eq!(world.stage(), "Running");
     let (state, message) = condition(&world, conditions::FABRIC_READY);

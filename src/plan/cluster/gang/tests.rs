@@ -70,7 +70,7 @@ impl Cluster {
         let now = Timestamp::from_second(1_000_000).unwrap();
         let rules = PlacementRules { defaults: &Defaults::default(), levels, now };
         let admitted = &Admitted::of_template(&valid, job.status.as_ref());
-        place(&Question { job, valid: &valid, rules, admitted }, &self.nodes)
+        place(&Question { job, valid: &valid, rules, admitted, left_out: &BTreeMap::new() }, &self.nodes)
     }
 }
 

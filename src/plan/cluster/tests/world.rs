@@ -1,6 +1,7 @@
 //! A cluster of one job, whose plans are carried out as the API server, the scheduler and the kubelets would.
 
 use crate::cluster::levels::Levels;
+use crate::cluster::refusals::Refusals;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
 use crate::cluster::{Action, JobSnapshot, Patience, PlacementRules, Reconciliation, plan};
 use crate::eligible::NodeFacts;
@@ -32,6 +33,7 @@ pub struct World {
     pub seen: BTreeMap<u32, Seen>,
     pub now: i64,
     pub restricted: bool,
+    pub refusals: Refusals,
     pub brake: Option<String>,
     pub progress: Option<Timestamp>,
 }
@@ -59,6 +61,7 @@ impl World {
             seen,
             now: 0,
             restricted: false,
+            refusals: Refusals::default(),
             brake: None,
             progress: None,
         };
@@ -92,6 +95,7 @@ impl World {
             summary: None,
             seen: &self.seen,
             status_written: None,
+            refusals: &self.refusals,
             restricted: self.restricted,
             patience: Patience {
                 grace: SignedDuration::from_secs(60),
@@ -131,6 +135,7 @@ impl World {
         }
         if let Some(status) = &done.status {
             self.job.status = Some(status.clone());
+            done.refused.iter().for_each(|(node, words)| self.refusals.add(node, words, at(self.now)));
         }
         done
     }

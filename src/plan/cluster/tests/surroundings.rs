@@ -1,0 +1,202 @@
+//! What others do to a job: nodes that go silent, a scheduler that refuses, names that are taken, images that cannot start, sidecars.
+
+use super::world::at;
+use super::*;
+use crate::cluster::view::{Phase, Unschedulable, Waiting};
+
+/// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
+#[test]
+fn a_node_that_is_not_ready_is_not_lost_and_one_that_is_silent_not_at_once() {
+    let ready = |status: &str| {
+        let condition = json!({"type": "Ready", "status": status, "lastTransitionTime": at(0).to_string()});
+        NodeView::of(
+            &serde_json::from_value(json!({"metadata": {"name": "n0"}, "status": {"conditions": [condition]}}))
+                .unwrap(),
+        )
+    };
+    let becomes = |world: &mut World, status: &str| {
+        let next = ready(status);
+        let node = world.nodes.get_mut("n0").unwrap();
+        (node.facts.ready, node.silent_since) = (next.facts.ready, next.silent_since);
+    };
+    let mut world = World::new(2, json!({}));
+    world.run();
+    becomes(&mut world, "False");
+    world.now = 3600;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "its containers go on");
+    becomes(&mut world, "Unknown");
+    world.now = 59;
+    let waits = world.step();
+    assert_eq!((world.attempt(), waits.wake), (1, Some(at(60))));
+    assert!(world.message().contains("node n0 does not report since"), "{}", world.message());
+    world.progress = Some(at(50));
+    world.now = 100;
+    assert_eq!(world.step().wake, Some(at(110)), "the ranks there must have sent something at 50 s");
+    assert!(world.message().contains("the ranks make progress"), "{}", world.message());
+    world.brake = Some("5 of 20 nodes stopped reporting within a minute".into());
+    world.now = 3600;
+    world.run();
+    assert_eq!(world.attempt(), 1);
+    assert!(world.message().contains("5 of 20 nodes stopped reporting"), "{}", world.message());
+    world.nodes.get_mut("n0").unwrap().out_of_service = true;
+    world.step();
+    assert_eq!(world.attempt(), 2, "an administrator says so");
+    assert!(world.message().contains("took it out of service"), "{}", world.message());
+}
+
+#[test]
+fn a_node_that_is_silent_for_its_grace_is_lost() {
+    let mut world = World::new(3, json!({}));
+    world.node("n3", "4");
+    world.run();
+    let node = world.nodes.get_mut("n1").unwrap();
+    (node.facts.ready, node.silent_since) = (false, Some(at(0)));
+    world.now = 60;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2));
+    let used: Vec<Option<&str>> = world.pods.iter().map(|pod| pod.node.as_deref()).collect();
+    assert!(!used.contains(&Some("n1")), "{used:?}");
+}
+
+/// Seen on real nodes: the same node was asked again every 310 s for ever, and its GPUs were held 97 % of the time.
+#[test]
+fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() {
+    let mut world = World::new(2, json!({}));
+    world.node("n2", "4");
+    let refuse = |world: &mut World, nodes: &[&str]| {
+        (0..4).for_each(|_| drop(world.step()));
+        let now = at(world.now);
+        for pod in world.pods.iter_mut().filter(|pod| pod.node.as_deref().is_some_and(|node| nodes.contains(&node))) {
+            let message =
+                "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules. preemption: no".into();
+            (pod.node, pod.phase, pod.ready) = (None, Phase::Pending, false);
+            pod.unschedulable = Some(Unschedulable { message, since: Some(now) });
+        }
+    };
+    refuse(&mut world, &["n0"]);
+    assert_eq!(world.step().wake, Some(at(10)));
+    world.now = 9;
+    world.step();
+    assert_eq!(world.attempt(), 1, "it may change its mind");
+    world.now = 10;
+    let back = world.step();
+    assert_eq!((world.attempt(), back.actions.len()), (2, 0));
+    let says = "the scheduler refuses 1 of 2 pods: pod a-1-0 on node n0: 0/3 nodes are available: 1 node(s) didn't match pod \
+                anti-affinity rules.";
+    assert_eq!(world.message(), format!("attempt 2 follows: {says}"));
+    world.run();
+    let used = |world: &World| world.pods.iter().filter_map(|pod| pod.node.clone()).collect::<Vec<_>>();
+    assert_eq!((world.stage(), used(&world)), ("Running", vec!["n1".to_string(), "n2".to_string()]));
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().total, 0, "nobody pays");
+    // A job that no other node can take waits, says what the scheduler said, and asks again later.
+    let mut world = World::new(1, json!({}));
+    refuse(&mut world, &["n0"]);
+    world.now = 10;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Queued", 2));
+    assert!(
+        world.message().contains("1 node cannot be used: the scheduler refused it: 0/3 nodes"),
+        "{}",
+        world.message()
+    );
+    assert_eq!(world.plan().wake, Some(at(70)));
+    world.now = 70;
+    world.run();
+    assert_eq!(world.stage(), "Running");
+}
+
+/// A claim of the right name that is somebody else's was taken for ours, and the pods waited for it for ever.
+#[test]
+fn a_claim_of_somebody_else_is_told_and_no_gate_is_lifted() {
+    let mut world = World::new(1, json!({}));
+    (0..3).for_each(|_| drop(world.step()));
+    assert!(world.job.status.as_ref().unwrap().is(conditions::PLACED));
+    world.job.status.as_mut().unwrap().device_allocation = Some(DeviceAllocation::Claims);
+    let theirs = ObjectView { uid: "theirs".into(), owned: false, deleting: false, content: json!({}) };
+    world.objects.insert((Kind::ResourceClaim, "a-1-0".into()), theirs);
+    world.run();
+    assert!(
+        world.message().contains("ResourceClaim a-1-0 exists and does not belong to this job"),
+        "{}",
+        world.message()
+    );
+    assert!(world.pods.iter().all(|pod| pod.gated));
+    world.objects.remove(&(Kind::ResourceClaim, "a-1-0".to_string()));
+    world.run();
+    assert_eq!(world.stage(), "Running");
+}
+
+/// Seen on real nodes: 301 s for each of 11 attempts.
+#[test]
+fn an_image_that_must_not_run_is_not_tried_again() {
+    for (message, is_permanent) in [
+        ("container has runAsNonRoot and image will run as root", true),
+        ("container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root", true),
+        ("container's runAsUser breaks non-root policy", true),
+        ("configmap \"texxt\" not found", false),
+    ] {
+        let mut world = World::new(1, json!({}));
+        world.run();
+        world.pods[0].phase = Phase::Pending;
+        let reason = "CreateContainerConfigError".into();
+        world.pods[0].waiting = Some(Waiting { container: "trainer".into(), reason, message: message.into() });
+        world.pods[0].started = Some(at(0));
+        world.run();
+        assert_eq!(world.stage() == "Failed", is_permanent, "{message}: {}", world.message());
+        assert!(!is_permanent || world.message().contains("spec.template.spec.securityContext.runAsUser"));
+    }
+}
+
+/// While an init container cannot start, the trainer says no more than that the pod is initialized.
+#[test]
+fn the_container_that_keeps_the_trainer_from_starting_is_told() {
+    let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "m"}});
+    let of = |trainer: serde_json::Value, init: serde_json::Value| {
+        let pod = json!({"metadata": {"name": "a-1-0"}, "status": {
+            "containerStatuses": [
+                {"name": "side", "state": waiting("PodInitializing"), "image": "", "imageID": "", "ready": false, "restartCount": 0},
+                {"name": "trainer", "state": trainer, "image": "", "imageID": "", "ready": false, "restartCount": 0},
+            ],
+            "initContainerStatuses": [{"name": "init", "state": init, "image": "", "imageID": "", "ready": false, "restartCount": 0}],
+        }});
+        PodView::of(&serde_json::from_value(pod).unwrap()).waiting.map(|waiting| (waiting.container, waiting.reason))
+    };
+    let told = |container: &str, reason: &str| Some((container.to_string(), reason.to_string()));
+    assert_eq!(of(waiting("PodInitializing"), waiting("ErrImagePull")), told("init", "ErrImagePull"));
+    assert_eq!(of(waiting("PodInitializing"), json!({"running": {}})), told("trainer", "PodInitializing"));
+    assert_eq!(of(waiting("InvalidImageName"), waiting("ErrImagePull")), told("trainer", "InvalidImageName"));
+    assert_eq!(of(json!({"running": {}}), waiting("CrashLoopBackOff")), None, "the trainer runs");
+}
+
+/// Seen on real nodes: beside a proxy that never ends, a job stood at 100 % and `Running` for ever.
+#[test]
+fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
+    let mut world = World::new(2, json!({"failurePolicy": {"maxRestarts": 1}}));
+    world.run();
+    let end = |world: &mut World, name: &str, code: i32| {
+        world.exit(name, code, "");
+        // Another container of the pod goes on.
+        world.pods.iter_mut().find(|pod| pod.name == name).unwrap().phase = Phase::Running;
+    };
+    world.now = 20;
+    end(&mut world, "a-1-0", 0);
+    world.run();
+    assert_eq!((world.stage(), world.message()), ("Running", "1 of 2 nodes train, 1 are done".into()));
+    end(&mut world, "a-1-1", 9);
+    world.run();
+    assert_eq!(world.attempt(), 2, "{}", world.message());
+    assert!(world.pods.iter().any(|pod| pod.name == "a-1-0"), "its other containers have a few seconds");
+    world.now = 40;
+    world.run();
+    assert!(world.pods.iter().all(|pod| pod.attempt == 2));
+    // A container that fails beside a trainer that has ended well does not make it fail.
+    end(&mut world, "a-2-0", 0);
+    end(&mut world, "a-2-1", 0);
+    world.pods.iter_mut().for_each(|pod| pod.phase = if pod.name == "a-2-1" { Phase::Failed } else { pod.phase });
+    world.run();
+    assert_eq!(world.stage(), "Complete");
+    world.now = 60;
+    world.run();
+    assert_eq!(world.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a-2-1"], "its log stays");
+}
