@@ -152,7 +152,10 @@ pub fn shared(job: &TrainJob, valid: &ValidJob) -> Vec<Object> {
     let mut objects = vec![Object::PodDisruptionBudget(object(
         metadata(job, valid, name.clone()),
         // Not `maxUnavailable: 0`: for that the disruption controller reads the owner's scale, and a TrainJob has none.
-        json!({"spec": {"minAvailable": valid.request.nodes, "selector": selector}}),
+        // Pods that are not ready, as on a node that is lost, may go: a drain would hang on them for ever.
+        json!({"spec": {
+            "minAvailable": valid.request.nodes, "selector": selector, "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }}),
     ))];
     if valid.request.nodes > 1 {
         let service = json!({"spec": {
