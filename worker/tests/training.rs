@@ -170,7 +170,7 @@ fn of_ranks_that_fail_at_once_one_is_the_cause() {
     let first = errors.iter().position(own).unwrap();
     for (rank, error) in errors.iter().enumerate() {
         let code = error.exit(rank as u32).code();
-        assert_eq!((code, own(error)), if rank == first { (5, true) } else { (4, false) }, "rank {rank}: {error}");
+        assert_eq!((code, own(error)), if rank == first { (9, true) } else { (4, false) }, "rank {rank}: {error}");
         let named = matches!(error, TrainError::Comm(CommError::Failed(cause)) if cause.origin_rank as usize == first);
         assert!(named || rank == first, "rank {rank}: {error}");
     }
