@@ -216,7 +216,7 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut gpt = gpt(data.path());
     gpt.optimizer.learning_rate = 0.0;
-    gpt.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, final_learning_rate: 0.0 };
+    gpt.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: Some(0), final_learning_rate: 0.0 };
     let batch = |size| EngineConfig { batch_size_per_process: size, ..gpt.clone() };
     let samples = blueprint(&batch(1), 1).unwrap().order.samples();
     let sum = |history: &History, size: u64| history.steps.iter().map(|(loss, _)| loss * size as f64).sum::<f64>();

@@ -150,7 +150,7 @@ fn ranks_with_another_configuration_or_other_data_are_told_so() {
 fn a_loss_that_is_not_finite_ends_the_training_with_the_step() {
     let mut wild = config(4, 1);
     wild.optimizer = Optimizer { learning_rate: 1e30, gradient_clip_norm: None, ..wild.optimizer };
-    wild.schedule.warmup_steps = 0;
+    wild.schedule.warmup_steps = Some(0);
     for result in train(&[wild.clone(), wild], 50, Force::Auto, &[]) {
         let text = result.unwrap_err().to_string();
         assert!(text.contains("expected a finite number"), "{text}");
@@ -163,7 +163,7 @@ fn of_ranks_that_fail_at_once_one_is_the_cause() {
     let folder = tempfile::tempdir().unwrap();
     let mut wild = config(4, 1);
     wild.optimizer = Optimizer { learning_rate: 1e30, gradient_clip_norm: None, ..wild.optimizer };
-    wild.schedule.warmup_steps = 0;
+    wild.schedule.warmup_steps = Some(0);
     let errors: Vec<TrainError> =
         runs(&wild, 3, folder.path(), |_, _, _| ()).into_iter().map(|(outcome, _)| outcome.unwrap_err()).collect();
     let own = |error: &TrainError| matches!(error, TrainError::NotFinite { .. });

@@ -43,7 +43,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
             gradient_clip_norm: Some(1.0),
             decay_exclusions: DecayExclusions::Vectors,
         },
-        schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: 5, final_learning_rate: 0.0003 },
+        schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: Some(5), final_learning_rate: 0.0003 },
         precision: Precision::Fp32,
         overlap: Overlap {
             enabled: true,
