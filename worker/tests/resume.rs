@@ -101,6 +101,33 @@ fn killed_mixed_precision_goes_on_with_the_same_bits() {
 }
 
 #[test]
+fn a_loss_scale_that_the_manifest_changes_counts_from_the_resume_on() {
+    let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let fixed =
+        |scale| Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale } });
+    let gpt = saving(&divided(gpt(data.path()), 2, 1), folder.path(), 100);
+    for (steps, precision, scale) in [
+        (2, dynamic(HalfType::Bf16, 512.0), 512.0),
+        (4, fixed(128.0), 128.0),
+        (6, fixed(1024.0), 1024.0),
+        (8, dynamic(HalfType::Bf16, 64.0), 64.0),
+    ] {
+        let config = EngineConfig { precision, length: Length::Steps(steps), ..gpt.clone() };
+        for (outcome, events) in runs(&config, 2, data.path(), |_, _, _| ()) {
+            outcome.unwrap();
+            let scales: Vec<(u64, Option<f64>)> = events
+                .iter()
+                .filter_map(|event| match event {
+                    Event::Progress(progress) => Some((progress.step, progress.loss_scale)),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(scales, [(steps - 1, Some(scale)), (steps, Some(scale))]);
+        }
+    }
+}
+
+#[test]
 fn a_killed_resnet_keeps_its_statistics_and_momentum() {
     for world in [1, 3] {
         killed(&divided(resnet(), world, 1), world, &format!("ResNet on {world} ranks"));

@@ -106,7 +106,7 @@ fn usable(latest: Latest) -> Result<Latest, String> {
     }
 }
 
-/// Reads a checkpoint into the state.
+/// Reads a checkpoint into the state. Returns what the configuration has changed since, for the log.
 ///
 /// # Errors
 /// The checkpoint is damaged, or belongs to another model or optimizer.
@@ -116,7 +116,7 @@ pub(super) fn restore(
     directory: &Path,
     checkpoint: &Checkpoint,
     progress: &Progress,
-) -> Result<(), TrainError> {
+) -> Result<Option<String>, TrainError> {
     let tensors = state.tensors(blueprint);
     let refused = |text: String| TrainError::Resume(format!("{}: {text}", checkpoint.directory().display()));
     checkpoint.manifest().check_tensors(&tensors).map_err(|fault| refused(fault.to_string()))?;

@@ -11,7 +11,7 @@ use crate::optimizer::Optimizer;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use switchyard_checkpoint::{Role, TensorSpec};
-use switchyard_worker_contract::config::{HalfType, Precision, Rule};
+use switchyard_worker_contract::config::{HalfType, LossScaling, Precision, Rule};
 
 /// Weight of a batch's statistics in the running ones; PyTorch's default.
 const MOMENTUM: f32 = 0.1;
@@ -86,6 +86,9 @@ pub(super) struct Progress {
     /// Optimizer steps, without skipped ones.
     pub optimizer_steps: u64,
     pub scaler: Option<ScalerState>,
+    /// What the scale started from; absent in checkpoints of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scaling: Option<LossScaling>,
     /// Samples of a step on all ranks.
     pub samples_per_step: u64,
     /// Position of the reader: epoch, and samples of it that are done.
@@ -169,6 +172,7 @@ impl TrainingState {
             step: self.step,
             optimizer_steps: self.optimizer.steps(),
             scaler: self.scaler.as_ref().map(LossScaler::state),
+            loss_scaling: self.scaler.as_ref().map(LossScaler::config),
             samples_per_step: blueprint.order.samples_per_step(),
             epoch,
             position,
@@ -179,19 +183,26 @@ impl TrainingState {
         }
     }
 
-    /// Applies what a checkpoint holds besides tensors; called after the tensors are restored.
+    /// Applies what a checkpoint holds besides tensors; called after the tensors are restored. Returns what the
+    /// configuration has changed since, for the log.
     ///
     /// # Errors
     /// It does not match the configuration.
-    pub fn resume(&mut self, progress: &Progress, blueprint: &Blueprint) -> Result<(), TrainError> {
+    pub fn resume(&mut self, progress: &Progress, blueprint: &Blueprint) -> Result<Option<String>, TrainError> {
         self.step = progress.step;
         self.optimizer.restore(progress.optimizer_steps);
+        let mut changed = None;
         if let (Precision::Amp(amp), Some(state)) = (blueprint.config.precision, progress.scaler) {
-            let scaler = LossScaler::restore(amp.loss_scaling, state);
-            self.scaler = Some(scaler.map_err(|error| TrainError::Resume(error.to_string()))?);
+            let scaler = LossScaler::restore(amp.loss_scaling, state, progress.loss_scaling);
+            let scaler = scaler.map_err(|error| TrainError::Resume(error.to_string()))?;
+            let (scale, saved) = (scaler.scale(), state.scale);
+            changed = (scale != saved).then(|| {
+                format!("spec.engine.precision.lossScaling: the loss scale is {scale}; the checkpoint has {saved}")
+            });
+            self.scaler = Some(scaler);
         }
         self.round(blueprint);
-        Ok(())
+        Ok(changed)
     }
 
     /// The tensors of a checkpoint, in the order of [`TrainingState::tensor`].

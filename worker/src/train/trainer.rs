@@ -103,7 +103,8 @@ impl Trainer {
                 }
                 blueprint.go_on_from(progress);
                 let restored = resume::restore(&mut state, &blueprint, &directory, checkpoint, progress);
-                restored.inspect_err(|error| tell(&communicator, error))?;
+                let changed = restored.inspect_err(|error| tell(&communicator, error))?;
+                changed.iter().filter(|_| communicator.rank() == 0).for_each(|text| eprintln!("note: {text}"));
                 resumed = Some(state.step);
             }
             let plan = Plan::new(tensors, blueprint.world as usize)
