@@ -1,6 +1,6 @@
 //! Is the all-reduce what the step waits for, and what would make it shorter or hide it?
 
-use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
+use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::{binary, counted, three_digits};
@@ -19,6 +19,10 @@ const POOR: f64 = 0.8;
 /// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip.
 const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
 
+/// The most that `batchMerge` and `overlap.bucketSizeMiB` take.
+pub(super) const MOST_MERGE: u64 = 4096;
+const MOST_BUCKET_MIB: u64 = 1024;
+
 const PARTS: &[Part] = &[Part::Communication];
 
 /// The exposed time, where there is something to reduce.
@@ -28,7 +32,7 @@ fn exposed(facts: &Facts) -> Option<f64> {
 
 fn advice(evidence: String, mut changes: Vec<Change>) -> Finding {
     changes.sort_by(|a, b| b.gain_ms.unwrap_or(-1.0).total_cmp(&a.gain_ms.unwrap_or(-1.0)));
-    Finding::Advice(Advice { evidence, changes, urgent: false, parts: PARTS, chart: Chart::AllReduce })
+    Advice::about(PARTS, Chart::AllReduce, evidence, changes.into_iter().map(Some))
 }
 
 pub(super) const BOUND: Rule = Rule {
@@ -67,11 +71,10 @@ pub(super) const BOUND: Rule = Rule {
 fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     let reach = facts.reachable_reduce_ms();
     let overlap = &engine.overlap;
-    let mut changes = vec![Change::new(
-        format!("`batchMerge: {} -> {}`", engine.batch_merge, engine.batch_merge.saturating_mul(2)),
-        exposed / 2.0,
-        Basis::Modelled,
-    )];
+    let merge =
+        Field::number("engine.batchMerge", engine.batch_merge, engine.batch_merge.saturating_mul(2), MOST_MERGE);
+    let mut changes: Vec<Change> =
+        merge.map(|merge| Change::set([merge], exposed / 2.0, Basis::Modelled)).into_iter().collect();
     if overlap.wire_type == WireType::Fp32 {
         // Inside a host, gradients always travel in 32 bits.
         let saved = match facts.transport {
@@ -79,19 +82,27 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
             Some(Transport::Hierarchical) => reach.map(|reach| (reach / 4.0, Basis::Guess)),
             _ => None,
         };
-        changes.extend(saved.map(|(saved, basis)| Change::new("`overlap.wireType: FP16`", saved.min(exposed), basis)));
+        changes.extend(saved.map(|(saved, basis)| {
+            Change::set([Field::word("engine.overlap.wireType", "FP16")], saved.min(exposed), basis)
+        }));
     }
     let buckets = facts.inspection.as_ref().map_or(1, |inspection| inspection.bucket_bytes.len()) as f64;
     if let Some(reach) = reach.filter(|_| buckets > 1.0) {
         // The last bucket is ready with the last gradient: it is never hidden.
         let hidden = (reach * (1.0 - 1.0 / buckets)).min(facts.step[Part::Backward]).min(exposed);
         if !overlap.enabled {
-            changes.push(Change::new("`overlap.mode: Enabled`", hidden, Basis::Modelled));
+            changes.push(Change::set([Field::word("engine.overlap.mode", "Enabled")], hidden, Basis::Modelled));
         } else if overlap.sync_all_reduce {
-            changes.push(Change::new("`overlap.syncAllReduce: false`", hidden, Basis::Modelled));
+            let asynchronous = Field::word("engine.overlap.syncAllReduce", "Disabled");
+            changes.push(Change::set([asynchronous], hidden, Basis::Modelled));
         }
     }
     changes
+}
+
+/// Another size of the buckets; `None` if that is the size they have.
+fn bucket_size(engine: &EngineConfig, mib: u64) -> Option<Field> {
+    Field::number("engine.overlap.bucketSizeMiB", engine.overlap.bucket_size_mib, mib, MOST_BUCKET_MIB)
 }
 
 /// Bytes that a link carries in a ring, times two, in the time of the all-reduce, bytes per second (nccl-tests, PERFORMANCE.md).
@@ -121,16 +132,19 @@ pub(super) const ONE_BIG: Rule = Rule {
         let Some(reach) = facts.reachable_reduce_ms() else { return Finding::Unknown("the time of an all-reduce") };
         let saved = (reach * (1.0 - 1.0 / SPLIT as f64)).min(facts.step[Part::Backward]).min(exposed);
         let size = (bytes / SPLIT).div_ceil(1 << 20).max(1);
-        let mut what = format!("`overlap.bucketSizeMib: {} -> {size}`", engine.overlap.bucket_size_mib);
-        if !engine.overlap.enabled {
-            what.push_str(" with `overlap.mode: Enabled`");
-        }
+        let Some(size) = bucket_size(engine, size) else {
+            return Finding::Fine("one parameter has all gradients".into());
+        };
+        let change = match engine.overlap.enabled {
+            true => Change::set([size], saved, Basis::Modelled),
+            false => Change::set([size, Field::word("engine.overlap.mode", "Enabled")], saved, Basis::Modelled),
+        };
         let evidence = format!(
             "All gradients are one all-reduce of {}, which starts when backward ends: {} are exposed.",
             binary(bytes),
             of_step(facts, exposed)
         );
-        advice(evidence, vec![Change::new(what, saved, Basis::Modelled)])
+        advice(evidence, vec![change])
     },
 };
 
@@ -161,9 +175,11 @@ pub(super) const MANY_SMALL: Rule = Rule {
             binary(bytes / count),
             of_step(facts, exposed)
         );
-        let what =
-            format!("`overlap.bucketSizeMib: {} -> {size}`: {fewer} all-reduces", engine.overlap.bucket_size_mib);
-        advice(evidence, vec![Change::new(what, saved, Basis::Guess)])
+        let change = bucket_size(engine, size).map(|size| Change::set([size], saved, Basis::Guess));
+        advice(
+            evidence,
+            change.map(|change| change.noting(format_args!(": {fewer} all-reduces"))).into_iter().collect(),
+        )
     },
 };
 
@@ -190,8 +206,8 @@ pub(super) const PLACEMENT: Rule = Rule {
         );
         advice(
             evidence,
-            vec![Change::new(
-                "wait for the better nodes: `topologyPolicy` with a required domain",
+            vec![Change::act(
+                "wait for the better nodes: a domain with mode Required in `topologyPolicy.domains`",
                 saved,
                 Basis::Modelled,
             )],

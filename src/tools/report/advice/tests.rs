@@ -57,7 +57,7 @@ fn rank(rank: u32, step: Parts) -> RankFacts {
 }
 
 /// Two ranks with two cores each, 100 ms a step, nothing to gain.
-fn healthy() -> Facts {
+pub(super) fn healthy() -> Facts {
     let step = parts(&[
         (Part::Forward, 30.0),
         (Part::Backward, 60.0),
@@ -108,11 +108,11 @@ fn say(rule: &str, facts: &Facts) -> Finding {
 }
 
 /// A run that shows it, words of the evidence or of the change, and the gain of the first change, ms.
-type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
+pub(super) type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
 
-const CASES: [Case; 24] = [
+pub(super) const CASES: [Case; 24] = [
     ("loss-not-a-number", |f| f.lost_at = Some(1200), "step 1,200", None),
-    ("too-many-threads", |f| f.ranks[1].threads = Some(9), "`trainer.cpuThreads: 2`", None),
+    ("too-many-threads", |f| f.ranks[1].threads = Some(9), "`trainer.cpuThreads: 5 -> 2`", None),
     ("too-few-threads", |f| f.ranks[1].threads = Some(1), "`trainer.cpuThreads: 1 -> 2`", Some(23.75)),
     // The reader works 150 ms for a step of 100 without the wait: two threads hide it.
     (
@@ -149,7 +149,7 @@ const CASES: [Case; 24] = [
             set(f, Part::Input, 21.0);
             engine_of(f).reader.double_buffer = false;
         },
-        "`reader.doubleBuffer: true`",
+        "`reader.doubleBuffer: Enabled`",
         Some(21.0),
     ),
     ("checkpoint-stall", |f| set(f, Part::Checkpoint, 8.0), "`checkpoint.everySteps: 100 -> 200`", Some(4.0)),
@@ -178,9 +178,9 @@ const CASES: [Case; 24] = [
         |f| {
             f.on_gpu = Some(true);
             let Model::Gpt(gpt) = &mut engine_of(f).model else { panic!() };
-            gpt.vocabulary_size = 50_257;
+            gpt.hidden_size = 132;
         },
-        "vocabularySize 50257 -> 50264",
+        "`model.gpt.hiddenSize: 132 -> 160`",
         None,
     ),
     ("amp-off", |f| f.kernel = Some("amx-bf16".into()), "`precision.mode: AMP`", Some(22.5)),
@@ -191,7 +191,7 @@ const CASES: [Case; 24] = [
             engine_of(f).precision = amp();
             f.skipped = Some((500, 25));
         },
-        "`growthIntervalSteps: 100 -> 400`",
+        "`precision.lossScaling.growthIntervalSteps: 100 -> 400`",
         Some(5.0),
     ),
     (
@@ -211,7 +211,7 @@ const CASES: [Case; 24] = [
             set(f, Part::Communication, 12.0);
             f.inspection.as_mut().unwrap().bucket_bytes = vec![24 << 20];
         },
-        "`overlap.bucketSizeMib: 25 -> 3`",
+        "`overlap.bucketSizeMiB: 25 -> 3`",
         Some(5.25),
     ),
     (
