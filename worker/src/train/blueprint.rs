@@ -13,7 +13,9 @@ use std::sync::Arc;
 use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
-const MIB: usize = 1 << 20;
+/// Bytes of a gradient bucket, unless a single parameter has more: small enough that the first is complete, and the last
+/// reduced, soon.
+pub(super) const BUCKET: usize = 1 << 20;
 
 /// The static plan of a rank.
 pub struct Blueprint {
@@ -24,7 +26,7 @@ pub struct Blueprint {
     /// Which samples each step takes.
     pub order: Order,
     pub network: Network,
-    /// The fused gradient buckets, in the order in which backward completes them.
+    /// The gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
     pub total_steps: u64,
     model: Arc<dyn Model>,
@@ -56,7 +58,7 @@ impl Blueprint {
         let order = Order::new(&dataset, shape, config.seed)?;
         let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
         let network = network(config, &dataset, &*model, &cpu)?;
-        let buckets = fuse(network.layout(), config.overlap.bucket_size_mib as usize * MIB);
+        let buckets = fuse(network.layout(), BUCKET);
         let total_steps = match config.length {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => order.steps_of(epochs),
@@ -149,7 +151,6 @@ impl Blueprint {
             item: facts.item,
             parameters: layout.trainable() as u64,
             gradient_tensors: layout.parameters.len() as u32,
-            bucket_bytes: self.buckets.iter().map(|bucket| 4 * bucket.range.len() as u64).collect(),
             memory: self.memory(),
             fp32_memory_bytes: self.memory_fp32(),
             kernel: self.kernel(),

@@ -1,7 +1,7 @@
 //! The buckets of a group: gradients, and what else the ranks exchange in a step.
 //!
 //! ```text
-//! gradients 0 .. n-1     in the order in which backward completes them
+//! gradients 0 .. n-1     in the order in which backward completes them; runs of them are reduced together (`fusion`)
 //! metrics                loss, flags and batch statistics; always 4 bytes per number, whatever the wire type
 //! exchange               a few bytes from each rank, for rare events
 //! check                  meaningless numbers, if the job asks for a measurement before the first step
@@ -13,6 +13,7 @@
 use super::blueprint::Blueprint;
 use super::check;
 use crate::comm::{CommError, Communicator, Options, Wire};
+use std::ops::Range;
 use switchyard_worker_contract::config::WireType;
 
 /// Numbers before the statistics: one cache line, shared with nothing else.
@@ -43,6 +44,8 @@ pub(super) struct Buckets {
     pub options: Options,
     /// Number of gradient buckets.
     pub gradients: usize,
+    /// The gradient buckets of each all-reduce, in order.
+    pub runs: Vec<Range<usize>>,
     /// Bucket of a step's metrics, and where they begin in it.
     metrics: (usize, usize),
     statistics: usize,
@@ -78,7 +81,14 @@ impl Buckets {
         lens.extend(check.map(|_| check::NUMBERS));
         let probe = check.is_some();
         let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe };
-        Buckets { lens, options, gradients, metrics, statistics, slot, world, check }
+        let runs = (0..gradients).map(|bucket| bucket..bucket + 1).collect();
+        Buckets { lens, options, gradients, runs, metrics, statistics, slot, world, check }
+    }
+
+    /// The all-reduce that starts once this bucket is complete, and its number.
+    pub fn run_ending_with(&self, bucket: usize) -> Option<(usize, Range<usize>)> {
+        let number = self.runs.binary_search_by_key(&(bucket + 1), |run| run.end).ok()?;
+        Some((number, self.runs[number].clone()))
     }
 
     /// The bucket for sums outside of steps.

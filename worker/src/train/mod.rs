@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
-//!      └─> Trainer: reader -> forward -> backward ──> buckets (all-reduce starts as each is complete)
+//!      └─> Trainer: reader -> forward -> backward ──> buckets (all-reduces start as they are complete: fusion)
 //!                                             └─ wait -> norm -> clip -> optimizer
 //! run: Trainer step by step, events, evaluation, the trained model
 //! ```
@@ -17,6 +17,7 @@ pub mod config;
 mod error;
 mod evaluate;
 pub mod fault;
+mod fusion;
 mod memory;
 mod recording;
 mod resume;

@@ -46,6 +46,8 @@ pub struct StepReport {
     pub reduce: Duration,
     /// Work of the reader's threads for this step.
     pub read: Duration,
+    /// Bytes of gradients that were not reduced when backward ended; 0 with a single rank.
+    pub left_bytes: u64,
 }
 
 pub(super) struct Checkpoints {
@@ -150,6 +152,7 @@ impl Trainer {
             resumed,
         };
         trainer.agree_on_weights()?;
+        trainer.fuse()?;
         Ok(trainer)
     }
 
@@ -195,7 +198,7 @@ impl Trainer {
         }
     }
 
-    /// The reductions of the last step, by bucket.
+    /// The reductions of the last step, by their first bucket.
     pub(super) fn timings(&self) -> impl Iterator<Item = (usize, Timing)> {
         let timed = |bucket| Some((bucket, self.communicator.timing(bucket)?));
         (0..self.buckets.gradients).filter_map(timed)
@@ -207,7 +210,14 @@ impl Trainer {
         if self.communicator.world() == 1 { 0 } else { 4 * numbers as u64 }
     }
 
-    /// Milliseconds of one all-reduce of all gradient buckets: the best of three after a warm-up. All ranks call it
+    /// Bytes of each all-reduce of gradients, in order; none with a single rank.
+    pub(super) fn bucket_bytes(&self) -> Vec<u64> {
+        let bytes = |bucket: usize| 4 * self.blueprint.buckets[bucket].range.len() as u64;
+        let runs = self.buckets.runs.iter().filter(|_| self.communicator.world() > 1);
+        runs.map(|run| run.clone().map(bytes).sum()).collect()
+    }
+
+    /// Milliseconds of the all-reduces of all gradients: the best of three after a warm-up. All ranks call it
     /// together, before the first step.
     ///
     /// # Errors
@@ -220,7 +230,9 @@ impl Trainer {
         for _ in 0..4 {
             self.communicator.barrier()?;
             let start = Instant::now();
-            (0..self.buckets.gradients).for_each(|bucket| self.communicator.start(bucket));
+            for (number, run) in self.buckets.runs.iter().enumerate() {
+                self.communicator.start_all(run.clone(), number);
+            }
             for bucket in 0..self.buckets.gradients {
                 self.communicator.wait(bucket)?;
             }

@@ -47,7 +47,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
         precision: Precision::Fp32,
         overlap: Overlap {
             enabled: true,
-            bucket_size_mib: 1,
+            bucket_size_mib: Some(1),
             communicators: 1,
             wire_type: WireType::Fp32,
             sync_all_reduce: false,

@@ -79,7 +79,7 @@ pub(super) fn config(
         precision,
         overlap: Overlap {
             enabled: overlap.mode.is_on(),
-            bucket_size_mib: overlap.bucket_size_mib.unsigned_abs(),
+            bucket_size_mib: overlap.bucket_size_mib.map(i32::unsigned_abs),
             communicators: overlap.communicators.unsigned_abs(),
             wire_type: match overlap.wire_type {
                 api::WireType::FP32 => WireType::Fp32,

@@ -108,6 +108,7 @@ impl Field {
             other => other.to_string(),
         };
         match &self.from {
+            Some(from) if self.to.is_null() => format!("`{path}: {from}` removed"),
             Some(from) => format!("`{path}: {from} -> {to}`"),
             None => format!("`{path}: {to}`"),
         }
