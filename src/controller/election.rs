@@ -2,7 +2,7 @@
 //!
 //! Only the time since *this* process saw the Lease change counts, never the times written in it: clocks of other machines are
 //! not ours (client-go#448). A leader that could not renew within its deadline stops before another one may begin, and
-//! [`Leading`] looks at the clock whenever it is asked, so that a process that was stopped for a while does not go on as leader
+//! [`Leading`] reads the clock whenever it is asked, so that a process that was stopped for a while does not go on as leader
 //! in the moment before its election task runs again.
 
 mod decide;

@@ -1,6 +1,6 @@
 //! What the watches have shown, as small views: the one place that snapshots are made from.
 //!
-//! Plain data: `apply` and `delete` take objects in, and say which jobs have to be looked at. It knows no client and no clock.
+//! Plain data: `apply` and `delete` take objects in, and return which jobs must be reconciled. It knows no client and no clock.
 
 mod claims;
 

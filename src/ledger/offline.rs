@@ -1,4 +1,4 @@
-//! A cluster as a list of objects, looked at as the controller looks at it: what it would decide, and why. No client, no clock.
+//! A cluster as a list of objects, read as the controller reads it: what it would decide, and why. No client, no clock.
 
 use crate::index::Index;
 use crate::job::{Key, attempt_of, key_of};

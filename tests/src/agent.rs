@@ -137,7 +137,7 @@ impl Host {
         Ok(fs::remove_file(self.path(NVML))?)
     }
 
-    /// From now on whoever looks at the host hangs.
+    /// From now on whoever reads the host hangs.
     ///
     /// # Errors
     /// The file that hangs cannot be made.
@@ -217,7 +217,7 @@ impl Agent {
         page(self.address, path).unwrap_or_default()
     }
 
-    /// A figure of its metrics; zero for one that is not told yet.
+    /// A value of its metrics; zero for one that is not exported yet.
     pub fn metric(&self, line: &str) -> f64 {
         let text = self.page("/metrics");
         let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' '));

@@ -88,7 +88,7 @@ fn edited(mutant: &Mutant, product: &str, text: &str) -> Result<String, String> 
             mutant.name, mutant.file, mutant.before
         ));
     }
-    let active = format!("(std::env::var(\"{ACTIVE}\").as_deref() == Ok(\"{}\"))", mutant.name);
+    let active = format!("matches!(std::env::var(\"{ACTIVE}\").as_deref(), Ok(\"{}\"))", mutant.name);
     let at = text.find(mutant.before).expect("invariant: only insertions");
     Ok(format!("{}{}{}", &text[..at], mutant.insert.replace("bug!()", &active), &text[at..]))
 }
@@ -119,7 +119,11 @@ pub(crate) fn copy() -> PathBuf {
 fn changed(file: &str, product: String) -> Result<String, String> {
     if file == "Cargo.toml" {
         let named = "\n[[bin]]\nname = \"switchyard-planted\"\npath = \"src/main.rs\"\n";
-        return Ok(product + named);
+        // Cargo tells packages apart by their place in a workspace and their version, not by the workspace's folder. With the product's
+        // version the two would overwrite, and take, each other's crates in the target folder, which they share for the crates of others.
+        let (before, after) = product.split_once("\nversion = \"").ok_or("Cargo.toml has no version; expected one")?;
+        let (version, after) = after.split_once('"').ok_or("the version of Cargo.toml has no end")?;
+        return Ok(format!("{before}\nversion = \"{version}-planted\"{after}{named}"));
     }
     let mut mutants = MUTANTS.iter().filter(|mutant| mutant.file == file);
     mutants.try_fold(product.clone(), |text, mutant| edited(mutant, &product, &text))
@@ -146,6 +150,14 @@ mod tests {
             let text = edited(mutant, &product, &product).unwrap();
             assert!(text.len() > product.len() && text.contains(mutant.name), "{}", mutant.name);
         }
+    }
+
+    #[test]
+    fn the_copy_is_another_package() {
+        let product = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        let copy = changed("Cargo.toml", product).unwrap();
+        assert!(copy.contains("-planted\"\nedition"), "{copy}");
+        assert!(changed("Cargo.toml", "[workspace.package]\n".into()).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A kubelet that tells who uses which device: gRPC over a unix socket, with answers that a test chooses, byte by byte.
+//! A kubelet that reports who uses which device: gRPC over a unix socket, with replies that a test chooses, byte by byte.
 //!
 //! The messages are put together here by hand, from the numbers of the kubelet's `api.proto`, and share no code with the agent.
 

@@ -1,7 +1,7 @@
 //! What a TrainJob may ask for, and who may do what: the policies and rights of the chart on a real API server.
 //!
 //! The cases are in `admission/cases.yaml`, the users in `admission/users.yaml`. An API server takes a new policy or a changed
-//! ConfigMap into account a moment later: a case is tried again until it ends as told, or a deadline has passed.
+//! ConfigMap into account a moment later: a case is tried again until it ends as expected or a deadline has passed.
 
 mod fence;
 mod rights;
@@ -39,7 +39,7 @@ impl Case {
         json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "case"}, "spec": spec})
     }
 
-    /// What is not as told.
+    /// What differs from what is expected.
     fn fault(&self, accepted: bool, message: &str) -> Option<String> {
         let missing: Vec<&String> = self.refused.iter().filter(|words| !message.contains(words.as_str())).collect();
         match (accepted, self.refused.is_empty()) {
@@ -81,7 +81,7 @@ impl Scene {
         self.plane.kubectl_with(&all, &input.to_string())
     }
 
-    /// Tries until it ends as told; answers the last fault at the deadline.
+    /// Retries until it ends as expected; returns the last fault at the deadline.
     fn settles(&self, fault: impl Fn() -> Option<String>) -> Option<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {

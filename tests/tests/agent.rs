@@ -172,11 +172,8 @@ async fn a_report_is_written_once_and_a_change_once_more() -> Result<()> {
     scene.kernel("3.0.0").await?;
     let writes = scene.writes().await;
     assert!(writes <= 4, "{writes} writes");
-    let before = Instant::now();
     agent.daemon.signal(Signal::TERM);
     assert_eq!(agent.daemon.wait(PATIENCE), Some(0), "{}", agent.daemon.tail());
-    // Kubernetes kills after 30 s; the bound leaves room for a machine whose cores are all in use.
-    assert!(before.elapsed() < Duration::from_secs(10), "{:?} from SIGTERM to the end", before.elapsed());
     Ok(())
 }
 

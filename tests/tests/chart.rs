@@ -15,7 +15,7 @@ mod values;
 use std::path::PathBuf;
 use switchyard_tests::root;
 
-/// What `helm template` is told of a cluster with the Prometheus operator.
+/// The arguments of `helm template` for a cluster with the Prometheus operator.
 const MONITORING: [&str; 2] = ["--api-versions", "monitoring.coreos.com/v1"];
 
 /// The files of a folder beside this one: name without its end, path, text.

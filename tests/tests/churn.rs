@@ -210,12 +210,12 @@ fn job_of(change: &Change) -> Option<(&str, &JobFact)> {
     }
 }
 
-/// A job of which nothing more is to be expected: it is over, or runs until it is told otherwise.
+/// A job that changes no more by itself: it is finished, or runs until it is stopped.
 fn rests(job: &TrainJob) -> bool {
     let stage = stage_of(job).unwrap_or_default();
     let is_over = [Stage::Complete, Stage::Failed].iter().any(|over| over.reason() == stage);
     let stays = [Stage::Running, Stage::Queued, Stage::Suspended].iter().any(|stays| stays.reason() == stage);
-    // Pods that were deleted again and again are told of until there was peace for a minute.
+    // Pods that were deleted again and again are reported until nothing happened for a minute.
     !tells_of_a_fight(job) && stays || (is_over && job.spec.ttl_seconds_after_finished.is_none())
 }
 

@@ -11,7 +11,7 @@ use switchyard_tests::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `found` answers something.
+/// Waits until `found` returns something.
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> Result<T> {
     let give_up = Instant::now() + PATIENCE;
     loop {
@@ -93,7 +93,7 @@ async fn a_leader_that_is_stopped_is_replaced_and_knows_it_at_once() -> Result<(
     }
     assert_eq!(leads(second_page), Some(true));
 
-    // A leader that is told to end gives the Lease back.
+    // A leader that is told to stop gives the Lease back.
     second.signal(Signal::TERM);
     assert_eq!(second.wait(PATIENCE), Some(0), "{}", second.tail());
     assert!(second.tail().contains("the Lease is given back"), "{}", second.tail());

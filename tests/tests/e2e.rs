@@ -79,7 +79,7 @@ impl Cluster {
         shell.env("PATH", &self.path).env("KUBECONFIG", &config).env("HOME", &home).run(PATIENCE)
     }
 
-    /// A command line that must succeed, in the root of the repository; answers what it printed.
+    /// A command line that must succeed, in the root of the repository; returns what it printed.
     pub fn sh(&self, line: &str) -> Result<String> {
         let ended = self.line(root(), line);
         ensure!(ended.code == Some(0), "{line}: exit {:?}\n{}{}", ended.code, ended.stdout, ended.stderr);
@@ -130,7 +130,7 @@ impl Cluster {
         self.get(namespace, JOBS, name)?.with_context(|| format!("no TrainJob {namespace}/{name}"))
     }
 
-    /// Waits until a job is as wanted, and answers it.
+    /// Waits until a job is as wanted, and returns it.
     pub fn wait_job(&self, namespace: &str, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
         let give_up = Instant::now() + PATIENCE;
         loop {
@@ -146,7 +146,7 @@ impl Cluster {
         }
     }
 
-    /// Suspends a job of the team, or lets it go on; answers whether it was still there.
+    /// Suspends or resumes a job of the team; returns whether it still existed.
     pub fn suspend(&self, name: &str, value: bool) -> Result<bool> {
         let patch = json!({"spec": {"suspend": value}}).to_string();
         let arguments = ["--namespace", TEAM, "patch", JOBS, name, "--type", "merge", "--patch", &patch];

@@ -32,7 +32,7 @@ fn job(name: &str, engine: bool) -> Value {
     job
 }
 
-/// Whoever does `undo` to every state of an object that he does not like, for ever.
+/// Somebody who applies `undo` to every state of an object that he does not like, again and again.
 fn fight<K, F>(api: Api<K>, name: &str, undo: impl Fn(Api<K>, K) -> F + Send + 'static) -> tokio::task::JoinHandle<()>
 where
     K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,

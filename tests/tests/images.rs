@@ -147,7 +147,7 @@ fn images_are_small_and_hold_nothing_else() -> Result<()> {
 /// As the user of the image, on a read-only root, without a file of this machine.
 #[test]
 fn programs_run_with_what_is_in_their_image() -> Result<()> {
-    // What the build goes by, too.
+    // What the build depends on, too.
     let commit = match std::env::var("SWITCHYARD_COMMIT") {
         Ok(commit) => commit,
         Err(_) => {
@@ -190,7 +190,7 @@ fn the_agent_loads_a_driver_in_its_image() -> Result<()> {
     };
     let report = agent(&[]);
     assert!(report.contains("gpus:") && report.contains("uuid:"), "{report}");
-    // A library that is not there is told.
+    // A missing library is reported.
     assert!(!agent(&["--nvml-lib", "/none.so"]).contains("uuid:"));
     Ok(())
 }

@@ -270,7 +270,7 @@ impl<'a> Actor<'a> {
             }
         }
         println!("{} in {} s: {refused:?}", self.case.name, self.started.elapsed().as_secs());
-        // Two pods are made at a time, and the Lease is looked at every 2 s.
+        // Two pods are created at a time, and the Lease is read every 2 s.
         let most = 2 * (12 + self.started.elapsed().as_secs() / 4);
         ensure!(refused.values().all(|count| *count <= most), "{}: more than {most}: {refused:?}", self.case.name);
         ensure!(!refused.is_empty(), "{}: nothing was refused", self.case.name);

@@ -5,12 +5,7 @@
 mod collective_support;
 
 use collective_support::{alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until};
-use std::{
-    io::Write,
-    net::TcpStream,
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::{io::Write, net::TcpStream, sync::Mutex, time::Duration};
 use switchyard_worker::comm::{CommError, Communicator, Options, Token};
 
 const BUCKETS: [usize; 2] = [300_000, 40];
@@ -102,11 +97,9 @@ fn garbage_and_idle_connections_do_not_disturb_a_group() {
         getrandom::fill(&mut noise).unwrap();
         flood(20, &noise);
         flood(5, b"GET / HTTP/1.1\r\n\r\n");
-        let start = Instant::now();
         let one =
             scope.spawn(move || Communicator::connect(&config(1, 2, port), &BUCKETS, &Options::default()).unwrap());
         let (mut one, mut zero) = (one.join().unwrap(), zero.join().unwrap());
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         flood(100, &noise[..40]);
         let work = |comm: &mut Communicator| {
             for _ in 0..20 {

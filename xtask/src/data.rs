@@ -23,7 +23,7 @@ const PACKAGE: &str = "scikit-learn==1.7.2";
 /// Lines of the file, and numbers of a line: 64 pixels and the class.
 const DIGITS: (usize, usize) = (1797, 65);
 
-/// Writes the data, where they are not there yet; answers where they are.
+/// Writes the data where they are missing; returns where they are.
 pub(crate) fn data(what: What) -> Result<PathBuf> {
     match what {
         What::Digits => digits(),

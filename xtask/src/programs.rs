@@ -119,7 +119,7 @@ impl Family {
             .with_context(|| format!("no programs `{name}`; expected one of {}", names.join(", ")))
     }
 
-    /// Builds what is missing, and answers the folder with the programs. Everything it says goes to standard error.
+    /// Builds what is missing, and returns the folder with the programs. Everything it prints goes to standard error.
     pub(crate) fn build(&self) -> Result<PathBuf> {
         let module = root().join("xtask/go").join(self.name);
         let folder = cache("programs")?.join(format!("{}-{:016x}", self.name, self.digest(&module)?));

@@ -131,7 +131,7 @@ fn chromium() -> Result<bool> {
     if runs("chromium", &["--version"]) {
         return Ok(true);
     }
-    // Others are told, and the test says that it looked at nothing.
+    // Elsewhere the test is reported as not run.
     if !may_install() {
         println!("==> chromium is not installed: the page of the report is checked as text only");
         return Ok(false);

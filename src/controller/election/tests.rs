@@ -48,7 +48,7 @@ impl Store {
         self.put(lease);
     }
 
-    /// One request, as the API server answers it.
+    /// One request, as the API server handles it.
     fn answer(&mut self, method: &Method, body: Value) -> (StatusCode, Value) {
         let refuse = |code: StatusCode| {
             let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
@@ -131,7 +131,7 @@ impl Actor {
     }
 }
 
-/// Plays the lines of one story; answers what was not as told.
+/// Plays the lines of one story; returns what was not as expected.
 async fn play(story: &str) -> Vec<String> {
     let store = Arc::new(Mutex::new(Store::default()));
     let mut actors: BTreeMap<String, Actor> = BTreeMap::new();

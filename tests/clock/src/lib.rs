@@ -1,5 +1,5 @@
 //! A wall clock that is wrong: loaded before the C library (`LD_PRELOAD`), it shifts what a program under test reads as the time of
-//! day. The file named by `SYTEST_CLOCK_OFFSET` holds whole seconds, read anew each time, so that a clock jumps when a test writes
+//! day. The file named by `SYTEST_CLOCK_OFFSET` holds whole seconds, read again each time, so that a clock jumps when a test writes
 //! it. Clocks that measure durations are left alone, as they are by whoever sets a real clock.
 
 use std::ffi::{c_int, c_long};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// `nvmlEventTypeXidCriticalError`.
 const XID: c_ulonglong = 8;
-/// How often the file of failures is looked at.
+/// How often the file of failures is read.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Who waits for what.

@@ -1,4 +1,4 @@
-//! A `libnvidia-ml.so` that plays the scene beside it: `scene.json`, and `failures.json`, which is read anew as soon as it changes.
+//! A `libnvidia-ml.so` that plays the scene beside it: `scene.json`, and `failures.json`, which is read again as soon as it changes.
 //!
 //! It has the functions that a node agent calls and no others; a function that is not there is what an old driver looks like.
 //! The folder is that of the file this was loaded from, so that several copies in one process play several scenes.

@@ -19,7 +19,7 @@ pub(crate) const UNKNOWN: Code = 999;
 /// An answer, or the code of the error.
 pub(crate) type Answer<T> = Result<T, Code>;
 
-/// A pointer argument through which NVML answers. Only callers of the C interface can make one.
+/// A pointer argument through which NVML returns a value. Only callers of the C interface can make one.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 

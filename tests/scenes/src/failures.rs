@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 #[derive(Serialize, Deserialize, Debug, Clone, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Failures {
-    /// Whether the driver answers.
+    /// Whether the driver responds.
     pub driver: Driver,
     /// GPUs that the driver counts and cannot reach.
     pub lost: Vec<u32>,
@@ -42,7 +42,7 @@ impl Failures {
     }
 }
 
-/// Whether the driver answers.
+/// Whether the driver responds.
 #[derive(Serialize, Deserialize, Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Driver {
     /// It does.

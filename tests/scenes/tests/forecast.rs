@@ -1,4 +1,4 @@
-//! What is foretold of NCCL on two nodes of every scene, from what the agent reports of it.
+//! What is predicted of NCCL on two nodes of every scene, from what the agent reports of them.
 #![forbid(unsafe_code)]
 
 mod common;

@@ -140,7 +140,7 @@ fn start(folder: &Path, up: &Up) -> Result<ExitCode> {
     let log = std::fs::File::create(folder.join("cluster.log"))?;
     // A session of its own: it outlives the terminal.
     let (nodes, own_nodes) = (up.nodes.to_string(), up.own_nodes.to_string());
-    // A folder that is not there is told now, and not by what runs in the background.
+    // A missing folder is reported now, not by the process in the background.
     let images = up.images.as_ref().map(|images| images.canonicalize().with_context(|| images.display().to_string()));
     let images = images.transpose()?;
     let mut child = Command::new("setsid")
@@ -230,7 +230,7 @@ fn archives(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(archives)
 }
 
-/// Says that it is up, and waits until it is told to end.
+/// Reports that it is up, and waits until it is told to stop.
 async fn stay(folder: &Path, plane: &ControlPlane, nodes: Vec<String>, policy: Option<String>) -> Result<ExitCode> {
     let pid = i32::try_from(std::process::id())?;
     let state = State { pid, url: plane.url(), kubeconfig: plane.kubeconfig("admin"), nodes, policy };

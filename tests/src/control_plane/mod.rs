@@ -36,7 +36,7 @@ pub struct Options {
     pub controller_manager: bool,
     /// The real scheduler.
     pub scheduler: bool,
-    /// etcd writes to disk before it answers: for tests that kill it.
+    /// etcd writes to disk before it replies: for tests that kill it.
     pub fsync: bool,
     /// The API server notes every write of an operator in `audit.log`, and every call of a service account in `switchyard-system`.
     pub audit: bool,
@@ -399,7 +399,7 @@ fn wait(daemon: &mut Option<Daemon>, name: &str, is_ready: impl Fn() -> bool) ->
     bail!("{name} is not ready after {} s\n{}", PATIENCE.as_secs(), daemon.tail())
 }
 
-/// A port that nobody has now. Who takes it in between is told by the program that wants it.
+/// A port that is free now. If somebody takes it in between, the program that wants it reports it.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use switchyard_crds::gpu_topology::GPUTopology;
 use tokio::task::JoinSet;
 
-/// Between two looks at what is offered; a change costs a write, and nothing else does.
+/// Between two checks of what is offered; a change costs a write, and nothing else does.
 const OFFERED_AGAIN: Duration = Duration::from_secs(2);
 
 /// The driver's part on one node; it ends on drop.

@@ -30,7 +30,7 @@ impl Answer {
     }
 }
 
-/// What answers a call: its path (`/package.Service/Method`) and the message.
+/// Handles a call, given its path (`/package.Service/Method`) and the message.
 pub(super) type Handler = Arc<dyn Fn(String, Bytes) -> BoxFuture<'static, Result<Answer>> + Send + Sync>;
 
 /// A server; it ends on drop, with all calls.

@@ -21,7 +21,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The expected state has to last this long.
 const STEADY: Duration = Duration::from_millis(250);
 
-/// How often a lane looks at its job and what belongs to it: seven calls, and the API server takes most of the processor time.
+/// How often a lane reads its job and what belongs to it: seven calls, for which the API server takes most of the CPU time.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What a user and the nodes do to a job.

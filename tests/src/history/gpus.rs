@@ -115,7 +115,7 @@ pub fn mispredicted(history: &History, levels: &[(&str, Level)]) -> (usize, Vec<
                 values.push(value);
             }
         }
-        // Unlimited is not told.
+        // Unlimited is not reported.
         let values: Vec<Option<i64>> =
             values.into_iter().flatten().map(|value| (value != UNLIMITED).then_some(i64::from(value))).collect();
         judged += usize::from(!values.is_empty());

@@ -35,7 +35,7 @@ pub(super) fn read(shared: &Shared, namespace: &str, pod: &str) -> Option<String
     })
 }
 
-/// Serves on a free port, and answers it.
+/// Serves on a free port and returns it.
 pub(super) async fn serve(shared: Shared) -> Result<u16> {
     let (certificate, key) = self_signed()?;
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).context("own certificate")?;

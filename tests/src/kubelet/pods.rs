@@ -10,7 +10,7 @@ use kube::{Api, ResourceExt};
 use std::time::Duration;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
-/// What a pod's task is told.
+/// Messages to a pod's task.
 #[derive(Debug, Clone)]
 pub(super) enum Signal {
     /// The object has changed, or the node is back.
@@ -134,7 +134,7 @@ impl Task {
             is_over = self.live(&mut signals).await;
         }
         let zombie = self.policy() == Policy::IgnoreDelete;
-        // Over, or told to end: stays until it is deleted.
+        // Finished, or told to stop: stays until it is deleted.
         loop {
             let deleting = self.is_deleting().await;
             if deleting && !zombie && !self.shared.is_lost(&self.node) && self.remove().await {

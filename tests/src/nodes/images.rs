@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An image with busybox as all of its commands: that of sandboxes, and of tests. It waits for ever if it is told nothing.
+/// An image with busybox as all of its commands: that of sandboxes, and of tests. Without arguments it waits until it is killed.
 pub const TOOLS: &str = "switchyard.test/tools:1";
 
 /// An image to be made.

@@ -94,7 +94,7 @@ impl Programs {
 }
 
 impl Nodes {
-    /// Starts a cluster and waits until all its nodes are ready. `tell` is told each part that is done, and how long it took.
+    /// Starts a cluster and waits until all its nodes are ready. `tell` is called with each part that is done and how long it took.
     ///
     /// # Errors
     /// [`missing`] says what this machine lacks; a program does not become ready, then the end of its log is in the error.

@@ -105,7 +105,7 @@ impl Node {
         self.folder.join(path.trim_start_matches('/'))
     }
 
-    /// Starts containerd and waits until it answers.
+    /// Starts containerd and waits until it responds.
     ///
     /// # Errors
     /// It does not.
@@ -221,7 +221,7 @@ pub(super) fn group(instance: &Instance, name: &str) -> String {
     format!("{}/{name}", instance.group())
 }
 
-/// Waits until a program answers; fails at once when it has ended.
+/// Waits until a program responds; fails at once if it has exited.
 pub(super) fn wait(daemon: &mut Daemon, name: &str, answers: impl Fn() -> bool) -> Result<()> {
     let give_up = Instant::now() + PATIENCE;
     while !answers() {

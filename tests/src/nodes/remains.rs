@@ -13,7 +13,7 @@ impl Nodes {
     /// Everything of pods that is on the nodes. Nothing, some seconds after the last pod that was bound to one is gone.
     ///
     /// # Errors
-    /// A node cannot be looked at.
+    /// A node cannot be inspected.
     pub fn of_pods(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for node in &self.nodes {

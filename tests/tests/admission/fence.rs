@@ -112,7 +112,7 @@ async fn request(client: &Client, does: &str, node: &str) -> Result<(), Error> {
     }
 }
 
-/// What is not answered as told.
+/// What the server did not decide as expected.
 fn faults(told: &Matrix, answered: &Matrix) -> Vec<String> {
     let is_told = |told: &str, answer: &str| if told == "yes" { answer == told } else { answer.contains(told) };
     let mut faults = Vec::new();
@@ -126,7 +126,7 @@ fn faults(told: &Matrix, answered: &Matrix) -> Vec<String> {
     faults
 }
 
-/// All tokens do these things to all nodes, until it is answered as told or the time is over: a policy is taken into account late.
+/// All tokens do these things to all nodes, until the server decides as expected or the time is up: a policy takes effect late.
 async fn ask(clients: &BTreeMap<&'static str, Client>, told: &Matrix, does: &[&str]) -> Result<(usize, Vec<String>)> {
     let asked = Instant::now();
     loop {

@@ -139,7 +139,7 @@ impl Table {
         Ok(serde_json::from_value(object)?)
     }
 
-    /// The server's answers.
+    /// The server's replies.
     async fn ask(&self, client: &Client, subject: &Subject, cells: &BTreeSet<Cell>) -> Result<BTreeSet<Cell>> {
         let api = Api::<SubjectAccessReview>::all(client.clone());
         let ask = async |cell: &Cell| -> Result<Option<Cell>> {

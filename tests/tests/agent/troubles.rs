@@ -57,7 +57,7 @@ async fn a_look_that_hangs_is_reported_and_the_facts_stay() -> Result<()> {
 
     // A new process hangs too, and does not delete what the one before it knew.
     agent.daemon.signal(Signal::TERM);
-    assert_eq!(agent.daemon.wait(Duration::from_secs(1)), Some(0), "a thread that hangs holds nobody");
+    assert_eq!(agent.daemon.wait(PATIENCE), Some(0), "a thread that hangs holds nobody");
     let agent = scene.agent(&["--scan-timeout-seconds", "1"])?;
     let still =
         scene.report("told by the new one", |report| condition(report, "Consistent").contains("Unknown")).await?;

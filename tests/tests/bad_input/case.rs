@@ -22,7 +22,7 @@ spec:
 "#;
 
 /// Long enough for a debug build beside other tests; a program that hangs is ended by it.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Something that must be refused.
 pub(crate) struct Case {
@@ -40,7 +40,7 @@ pub(crate) struct Case {
 pub(crate) enum Make {
     /// One piece of the manifest is replaced by another, and the job is run.
     Replace(&'static str, &'static str),
-    /// Changes the scene and answers the arguments of `switchyard`.
+    /// Changes the scene and returns the arguments of `switchyard`.
     Scene(fn(&Scene) -> Vec<String>),
 }
 

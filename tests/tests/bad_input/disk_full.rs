@@ -4,7 +4,6 @@ use crate::bad_input::case::DEADLINE;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use switchyard_tests::{Ended, Manifest, Program, Scene, programs};
 
 /// Runs `script` in `sh`, in the scene; `$0` is the folder of the programs.
@@ -42,8 +41,6 @@ fn judge(scene: &Scene, ended: &Ended, reason: &str) {
     for words in ["error: cannot write", "/out/", reason, "all ranks were stopped"] {
         assert!(ended.stderr.contains(words), "`{words}` is missing:\n{}", ended.stderr);
     }
-    // It took 46 s beside builds that left it little of two cores; a run that hangs takes for ever.
-    assert!(ended.time < Duration::from_secs(120), "{:?}", ended.time);
     scene.assert_nothing_left();
 }
 
@@ -99,7 +96,7 @@ fn a_disk_that_is_full_of_checkpoints_costs_checkpoints_alone() {
     assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
     let digest = |run_dir| events(&scene, run_dir, "finished")[0]["weightsDigest"].clone();
     assert_eq!([digest("full"), digest("roomy")], [digest("plain"), digest("plain")]);
-    // Each failure is told by the ranks that it came to, each with its own file.
+    // Each failure is reported by the ranks that hit it, each with its own file.
     let mut causes = BTreeSet::new();
     let mut steps = BTreeSet::new();
     for event in events(&scene, "full", "checkpoint") {

@@ -18,7 +18,7 @@ fn until(what: &str, controller: &Daemon, is: impl Fn() -> Result<bool>) -> Resu
     Ok(())
 }
 
-/// With each set of values the controller is told the names of the policies that this set has, may read these, and no others.
+/// With each set of values the controller gets the names of the policies that this set has, and may read these and no others.
 #[test]
 fn the_controller_knows_the_policies_of_its_release() -> Result<()> {
     let mut counts = Vec::new();

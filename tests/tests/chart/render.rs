@@ -11,7 +11,7 @@ const ONCE: &str = "switchyard/templates/policies/trainjobs.yaml";
 #[test]
 fn helm_finds_nothing_to_complain_of() {
     for (name, path, _) in files("values") {
-        // `helm lint` cannot be told what a cluster knows.
+        // `helm lint` has no option for what a cluster supports.
         let ended = run_helm(&["lint", ".", "--values", path.to_str().unwrap(), "--set", "metrics.renderMode=always"]);
         assert_eq!(ended.code, Some(0), "{name}: {}{}", ended.stdout, ended.stderr);
         assert!(!ended.stdout.contains("[WARNING]") && !ended.stdout.contains("[ERROR]"), "{name}: {}", ended.stdout);

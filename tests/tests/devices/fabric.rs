@@ -71,7 +71,7 @@ async fn a_restricted_namespace_takes_pods_with_all_that_the_fabric_needs() -> R
     scene.jobs.create(torch(&scene, "a", 2, env)).await?;
     let job = scene.jobs.wait_stage("a", "Running").await?;
     let found = fabric(&job);
-    // The kubelets of this bench offer no RDMA device, and none is given: told, and not guessed.
+    // The kubelets of this bench offer no RDMA device, and none is given: reported, not guessed.
     assert_eq!((found.transport, found.profile.as_deref()), (Some(Transport::TCP), Some("infiniband")));
     let decision = |name: &str| found.decisions.iter().find(|decision| decision.name == name).cloned().unwrap();
     assert_eq!(decision("NCCL_DEBUG").outcome, DecisionOutcome::User);

@@ -30,7 +30,7 @@ fn is_placed(job: &TrainJob) -> bool {
     condition_of(job, "Placed").is_some_and(|condition| condition.status == "True")
 }
 
-/// Nodes become free one at a time, and there is always a small job that wants it: the big one would wait for ever.
+/// Nodes become free one at a time, and there is always a small job that wants it: the big one would never start.
 #[tokio::test]
 async fn a_stream_of_small_jobs_does_not_starve_a_big_gang() -> Result<()> {
     let scene = Scene::new(Way::Claims, "stream", &[(h200(), ""); 3]).await?;

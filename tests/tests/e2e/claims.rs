@@ -22,7 +22,7 @@ const PAIR: u32 = 2;
 /// More than half of the GPUs of a node.
 const MOST: u32 = 5;
 
-/// A job of one pod on this node, which waits until it is told to end.
+/// A job of one pod on this node, which waits until it is told to stop.
 fn job(name: &str, node: &str, gpus: u32) -> Value {
     let mut job = gpu_job(name, 1, gpus, "");
     let command = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"];

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Far more steps than a test waits for: the job ends when it is told to.
+/// Far more steps than a test waits for: the job ends when it is told to stop.
 pub(crate) const ENDLESS: u64 = 100_000_000;
 /// The job that has to live through it.
 const JOB: &str = "long";
@@ -126,7 +126,7 @@ pub(crate) enum Then {
     GoesOn,
 }
 
-/// Where a job was when it was looked at last.
+/// Where a job was when it was read last.
 pub(crate) struct State {
     job: &'static str,
     attempt: u64,

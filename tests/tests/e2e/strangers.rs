@@ -104,7 +104,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Connections at once of which nothing comes.
 const SILENT: usize = 200;
 
-/// Trains on two nodes until it is told to end.
+/// Trains on two nodes until it is told to stop.
 fn victim() -> Result<Value> {
     let mut job = example("gpt-cluster.yaml")?;
     job["metadata"]["name"] = JOB.into();

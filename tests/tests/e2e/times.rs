@@ -43,7 +43,7 @@ fn what_users_wait_for() -> Result<()> {
     chaos::report("cluster", &result)
 }
 
-/// Waits until rank 0 of an attempt has told of steps; answers the seconds since `begin`.
+/// Waits until rank 0 of an attempt has reported steps; returns the seconds since `begin`.
 fn steps(cluster: &Cluster, name: &str, attempt: u32, begin: Instant) -> Result<f64> {
     let pod = format!("{name}-{attempt}-0");
     loop {

@@ -39,7 +39,7 @@ struct Bed {
 struct Run {
     nodes: Vec<String>,
     steps_per_second: f64,
-    /// Bus bandwidth, MB/s: what the controller told, and what the ranks measured before the first step.
+    /// Bus bandwidth, MB/s: what the controller predicted, and what the ranks measured before the first step.
     predicted: Option<f64>,
     measured: f64,
 }

@@ -34,7 +34,7 @@ impl Shifted {
         Ok(std::fs::rename(next, &self.offset)?)
     }
 
-    /// Something changes about a job, so that it is looked at.
+    /// Changes a job, so that it is reconciled.
     async fn touch(&self, name: &str, value: &str) -> Result<()> {
         self.scene.jobs.patch(name, json!({"metadata": {"labels": {"touched": value}}})).await?;
         Ok(())
@@ -65,7 +65,7 @@ async fn what_runs_is_not_disturbed_by_a_jump() -> Result<()> {
     for (name, hours) in [("back", -1), ("forth", 1), ("right", 0)] {
         shifted.jump(hours)?;
         shifted.touch("a", name).await?;
-        // A job of that hour goes through its life; the controller has looked at the other one by then.
+        // A job of that hour goes through its life; the controller has reconciled the other one by then.
         scene.create(name, 1, "succeed-after=0.1s", json!({})).await?;
         let done = scene.jobs.wait_stage(name, "Complete").await?;
         let end = done.status.as_ref().unwrap().completion_time.as_ref().unwrap().0;

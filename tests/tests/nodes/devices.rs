@@ -70,7 +70,7 @@ async fn gpus_by_claims_and_by_numbers() -> Result<()> {
     Ok(())
 }
 
-/// An agent for each node that looks at this machine, and asks the kubelet of the node who uses its devices.
+/// An agent for each node, which reads this machine and asks the node's kubelet who uses its devices.
 fn agents(nodes: &Nodes) -> Result<Vec<Daemon>> {
     let start = |node: String| {
         let socket = nodes.path(&node, "/var/lib/kubelet/pod-resources/kubelet.sock")?.display().to_string();

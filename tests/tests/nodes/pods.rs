@@ -64,7 +64,7 @@ fn pods_reach_each_other_and_services(nodes: &Nodes) -> Result<()> {
     }});
     apply(nodes, &service)?;
     let cluster_address = kubectl(nodes, &["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])?;
-    // From another node, and from the pod that answers.
+    // From another node, and from the pod that serves.
     for from in ["web-0", "web-1"] {
         until("answered", || Ok(page(from, &cluster_address).is_ok_and(|page| page == "page 1\n")))?;
         for name in ["web", "web.default.svc.cluster.local"] {
@@ -78,7 +78,7 @@ fn pods_reach_each_other_and_services(nodes: &Nodes) -> Result<()> {
 /// Megabits per second from a pod to another, as the sender sees them.
 fn megabits(nodes: &Nodes, from: &str, to: &str, mebibytes: u32) -> Result<f64> {
     let destination = address(nodes, to)?;
-    // The receiver answers when it has everything: the sender's time is that of the bytes on the link.
+    // The receiver replies when it has everything: the sender's time is that of the bytes on the link.
     let receiver = "nc -l -p 5000 -e sh -c 'head -c $((SIZE * 1048576)) | wc -c'";
     inside(nodes, to, &format!("SIZE={mebibytes}; export SIZE; ({receiver}) > /dev/null 2>&1 &"))?;
     let script = format!(

@@ -201,7 +201,7 @@ const CASES: [Case; 43] = [
     case(26, Block, INFINIBAND, |stage| stage.all(|status| lose(status, "nvidia-uvm"))),
 ];
 
-/// The same for what [`CASES`] has no room for: a second fault of a check that is told in other words.
+/// The same for what [`CASES`] has no room for: a second fault of a check, with another message.
 const MORE: [Case; 3] = [
     case(26, Warn, INFINIBAND, |stage| {
         stage.node(0, |status| status.host.as_mut().unwrap().open_files_limit = Some("1024".into()));

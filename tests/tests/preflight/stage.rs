@@ -1,4 +1,4 @@
-//! A job and the nodes that it may get, whose agents report everything, to be changed before they are looked at.
+//! A job and the nodes that it may get, whose agents report everything; a test changes them before the checks run.
 
 use super::scenes::{JOBS, SCENES, items, manifest};
 use jiff::{SignedDuration, Timestamp};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 use switchyard_tests::{Ended, Program, Scene};
 
-/// A page around the page, which looks at it from outside: the report itself has no scripts.
+/// A page around the page, which inspects it from outside: the report itself has no scripts.
 const INSPECTOR: &str = include_str!("inspector.html");
 
 /// Height of the window, in which the whole page is.

@@ -100,7 +100,7 @@ impl Reader {
         }
     }
 
-    /// Reads the path that begins at an identifier; answers the index behind it. A single word is no path, but for a macro's name.
+    /// Reads the path that begins at an identifier; returns the index behind it. A single word is a path only as a macro's name.
     fn path(&mut self, tokens: &[TokenTree], start: usize, in_test: bool) -> usize {
         let line = tokens[start].span().start().line;
         let mut path = vec![tokens[start].to_string()];

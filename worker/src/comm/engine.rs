@@ -17,8 +17,9 @@ use super::{
     ring::Ring,
     shm::Memory,
     socket::timespec,
-    state::{Progress, Shared},
+    state::Shared,
     timing::{Record, Timing},
+    turn::{Broken, Turn},
     wait::NAP,
 };
 use rustix::thread::futex::{self, Flags};
@@ -30,31 +31,6 @@ use std::{
     },
     time::Instant,
 };
-
-/// Why an operation did not complete.
-pub(super) enum Broken {
-    /// The group failed; the root cause is known or about to be.
-    Elsewhere,
-    /// A data connection ended. Most likely its peer died, and rank 0 will say so.
-    Lane(Cause),
-    /// This rank knows the cause.
-    Because(Cause),
-}
-
-/// What an operation needs to know about its surroundings.
-pub(super) struct Turn<'a> {
-    pub shared: &'a Shared,
-    pub progress: &'a Progress,
-    background: bool,
-    caller_parked: &'a AtomicBool,
-}
-
-impl Turn<'_> {
-    /// No other thread of this rank could use the CPU now, except its other lanes.
-    pub fn in_front(&self) -> bool {
-        !self.background || self.caller_parked.load(Ordering::Relaxed)
-    }
-}
 
 /// The paths that data takes.
 pub(super) struct Engine {

@@ -183,7 +183,7 @@ fn only_the_first_failure_counts() {
     let outputs = world.send(2, Kind::Abort, &serde_json::to_vec(&cause).unwrap());
     assert_eq!(failure(&outputs).unwrap().text, "not a number");
     assert_eq!(told(&outputs, Kind::Failed), [1, 2]);
-    // Peers are told before rank 0 itself, which may end at once.
+    // Peers are notified before rank 0 itself, which may exit at once.
     assert!(matches!(outputs.last(), Some(Output::Failed(_))));
     assert!(world.step(Event::Closed(1)).is_empty());
     assert!(world.step(Event::Abort(Cause::stopped(0, 2))).is_empty());

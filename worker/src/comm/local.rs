@@ -15,11 +15,11 @@
 #![allow(unsafe_code)]
 
 use super::{
-    engine::{Broken, Turn},
     error::Cause,
     kernels,
     shm::{Flag, SLOT_FLOATS, Segment, wake},
     socket::timespec,
+    turn::{Broken, Turn},
     wait::{NAP, SpinPolicy, Waiter},
 };
 use std::{

@@ -41,6 +41,7 @@ mod shm;
 mod socket;
 mod state;
 mod timing;
+mod turn;
 mod wait;
 mod wire;
 

@@ -19,13 +19,13 @@
 //! so all members hold the owner's bits.
 
 use super::{
-    engine::{Broken, Turn},
     error::Cause,
     frame::{HEADER, Header, Kind},
     local::{Operation, Started, desync, share},
     options::Options,
     shm::{bytes, bytes_mut},
     socket::{timespec, try_recv, try_send},
+    turn::{Broken, Turn},
     wait::{NAP, SpinPolicy, Waiter},
     wire::{Absorb, Wire},
 };

@@ -27,7 +27,7 @@ pub(super) enum Request {
 #[derive(Default)]
 struct Status {
     failure: Option<Cause>,
-    /// Every peer that can be reached has been told of the failure.
+    /// Every peer that can be reached has been notified of the failure.
     delivered: bool,
     formed: Option<Roster>,
     missing: Option<Vec<u32>>,

@@ -3,8 +3,7 @@
 use super::bad::{Bad, BadSamples, Side};
 use super::error::DataError;
 use super::files;
-use super::loaded::{Content, Loaded, Pair};
-use super::open::check_shape;
+use super::loaded::{Content, Loaded, Pair, check_shape};
 use super::rows::{MAX_CLASSES, Rows};
 use std::path::Path;
 use switchyard_worker_contract::config::Csv;

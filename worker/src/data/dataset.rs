@@ -2,6 +2,7 @@
 
 use super::bad::{Bad, BadSamples};
 use super::batch::{Batch, Lengths};
+use super::entropy::Entropies;
 use super::error::DataError;
 use super::open::open;
 use super::part::{Draw, Part, SampleError, Scratch, Spread};
@@ -35,15 +36,6 @@ pub struct Facts {
     pub memory_bytes: u64,
     /// Description of a sample, such as `128 tokens`.
     pub sample: String,
-}
-
-/// Entropies of the tokens in nats, as reference values for the loss of a model that predicts the next token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Entropies {
-    /// Of a token: no model without context can do better.
-    pub unigram: f64,
-    /// Of a token given the previous one; `None` for a large vocabulary.
-    pub bigram: Option<f64>,
 }
 
 /// The data of a run, shared by threads and immutable.

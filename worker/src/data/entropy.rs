@@ -1,6 +1,5 @@
 //! Reference values for a loss: what the best model without context, or with one token of context, can reach.
 
-use super::dataset::Entropies;
 use super::error::DataError;
 use super::tokens::Tokens;
 
@@ -10,6 +9,15 @@ const MAX_VOCABULARY: u32 = 1 << 16;
 const MAX_PAIRS: u32 = 1 << 10;
 /// Tokens read at a time.
 const PIECE: usize = 1 << 16;
+
+/// Entropies of the tokens in nats, as reference values for the loss of a model that predicts the next token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Entropies {
+    /// Of a token: no model without context can do better.
+    pub unigram: f64,
+    /// Of a token given the previous one; `None` for a large vocabulary.
+    pub bigram: Option<f64>,
+}
 
 /// Entropies of a run of tokens below `vocabulary`, in nats per token: the mean loss of the best model that knows only
 /// how often each token occurs, or how often it follows each other token. 0 if there is nothing to count.

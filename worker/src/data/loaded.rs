@@ -53,3 +53,17 @@ pub(super) fn image_shape(height: usize, width: usize, channels: usize) -> Optio
     let fits = |side: usize| u32::try_from(side).ok().filter(|side| (1..=MAX_SIDE).contains(side));
     Some(ImageShape { height: fits(height)?, width: fits(width)?, channels: channels as u32 })
 }
+
+/// Checks the sizes of the source, and the size that the images are scaled to (0: none).
+pub(super) fn check_shape(shape: &ImageShape, size: u32) -> Result<(), DataError> {
+    if size > MAX_SIDE {
+        return Err(DataError::value("spec.engine.data.images.size", size, format!("at most {MAX_SIDE}")));
+    }
+    let sides = 1..=MAX_SIDE;
+    if !sides.contains(&shape.height) || !sides.contains(&shape.width) || ![1, 3].contains(&shape.channels) {
+        let got = format!("{}x{}x{}", shape.height, shape.width, shape.channels);
+        let expected = format!("height and width of 1 to {MAX_SIDE}, and 1 or 3 channels");
+        return Err(DataError::value("spec.engine.data.image", got, expected));
+    }
+    Ok(())
+}

@@ -11,6 +11,7 @@
 //! is no cache on disk and no tokenizer here.
 #![forbid(unsafe_code)]
 
+mod array;
 mod arrays;
 mod bad;
 mod batch;
@@ -29,6 +30,7 @@ mod open;
 mod order;
 mod part;
 mod permutation;
+mod phrases;
 mod pictures;
 mod prefetch;
 mod random;
@@ -45,7 +47,8 @@ mod windows;
 
 pub use bad::BadSamples;
 pub use batch::{Batch, Making};
-pub use dataset::{Dataset, Entropies, Facts};
+pub use dataset::{Dataset, Facts};
+pub use entropy::Entropies;
 pub use error::DataError;
 pub use open::MAX_BYTES;
 pub use order::{Order, StepShape};

@@ -1,6 +1,6 @@
 //! NumPy's format for one array (<https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>).
 
-use super::arrays::{Array, Type};
+use super::array::{Array, Type};
 use super::error::DataError;
 use std::path::Path;
 

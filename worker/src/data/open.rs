@@ -1,15 +1,16 @@
 //! Opening each source.
 
 use super::error::DataError;
-use super::loaded::{Content, Loaded, MAX_SIDE, Pair};
+use super::loaded::{Content, Loaded, Pair, check_shape};
 use super::part::Part;
+use super::phrases::MadeTokens;
 use super::pictures::{Images, Normalisation, Pictures};
 use super::rows::{MAX_CLASSES, Rows};
-use super::synthetic::{FEATURES, MadeFeatures, MadeImages, MadeTokens};
-use super::task::{Kind, Masking, Task};
+use super::synthetic::{FEATURES, MadeFeatures, MadeImages};
+use super::task::{Kind, Masking, Task, WindowKind};
 use super::text::Corpus;
 use super::tokens::Tokens;
-use super::windows::{WindowKind, Windows};
+use super::windows::Windows;
 use super::{arrays, cifar, csv, decode, files, folder, idx, token_file};
 use std::path::{Path, PathBuf};
 use switchyard_worker_contract::config::{self, Data, ImageShape, Reader, Source, Synthetic};
@@ -110,7 +111,8 @@ fn tokens(data: &Data, shape: WindowKind, vocabulary: u32, task: &Task, seed: u6
         Source::Tokens(source) => {
             let opened =
                 token_file::open(&source.path, source.token_type, vocabulary, data.validation_fraction, needed)?;
-            (train, validation, digest) = (opened.train, opened.validation, opened.digest);
+            (train, validation) = (Tokens::File(opened.train), opened.validation.map(Tokens::File));
+            digest = opened.digest;
             (files, empty_files, bytes) = (opened.files, 0, opened.bytes);
         }
         Source::Synthetic(made) => {
@@ -240,20 +242,6 @@ fn classes_of<T>(pair: &Pair<T>) -> u32 {
 
 fn image_kind(shape: &ImageShape, classes: u32) -> Kind {
     Kind::Images { height: shape.height, width: shape.width, channels: shape.channels, classes }
-}
-
-/// Checks the sizes of the source, and the size that the images are scaled to (0: none).
-pub(super) fn check_shape(shape: &ImageShape, size: u32) -> Result<(), DataError> {
-    if size > MAX_SIDE {
-        return Err(DataError::value("spec.engine.data.images.size", size, format!("at most {MAX_SIDE}")));
-    }
-    let sides = 1..=MAX_SIDE;
-    if !sides.contains(&shape.height) || !sides.contains(&shape.width) || ![1, 3].contains(&shape.channels) {
-        let got = format!("{}x{}x{}", shape.height, shape.width, shape.channels);
-        let expected = format!("height and width of 1 to {MAX_SIDE}, and 1 or 3 channels");
-        return Err(DataError::value("spec.engine.data.image", got, expected));
-    }
-    Ok(())
 }
 
 fn images(

@@ -1,9 +1,9 @@
 //! What every source of samples provides.
 
 use super::batch::Row;
-use super::dataset::Entropies;
+use super::entropy::Entropies;
 use super::error::DataError;
-use super::windows::WindowKind;
+use super::task::WindowKind;
 
 /// Which sample, and its random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,42 +7,12 @@ use super::pictures::Images;
 use super::random::{Random, mix};
 use switchyard_worker_contract::config::ImageShape;
 
-/// Tokens of a phrase.
-const PHRASE: u64 = 8;
-/// Different phrases.
-const PHRASES: u64 = 64;
 /// Numbers of a synthetic sample that is not an image.
 pub(super) const FEATURES: u32 = 16;
 /// Bands of an image.
 const BANDS: usize = 64;
 /// Noise is cut out of a sheet with this many bytes more than an image.
 const NOISE: usize = 4096;
-
-/// A text of phrases in random order: after the first token or two of a phrase the rest is predictable.
-#[derive(Debug)]
-pub(super) struct MadeTokens {
-    seed: u64,
-    vocabulary: u64,
-    len: u64,
-}
-
-impl MadeTokens {
-    pub(super) fn new(seed: u64, vocabulary: u32, len: u64) -> Self {
-        MadeTokens { seed: mix(seed), vocabulary: vocabulary.into(), len }
-    }
-
-    pub(super) fn len(&self) -> u64 {
-        self.len
-    }
-
-    pub(super) fn read(&self, start: u64, to: &mut [u32]) {
-        for (place, token) in (start..).zip(to) {
-            let phrase = mix(self.seed ^ (place / PHRASE)) % PHRASES;
-            // The phrases are the same in training and validation, although the seeds differ.
-            *token = (mix(phrase * PHRASE + place % PHRASE) % self.vocabulary) as u32;
-        }
-    }
-}
 
 /// The class of a sample, and its random numbers.
 fn class(seed: u64, sample: u64, classes: u32) -> (u32, Random) {

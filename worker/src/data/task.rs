@@ -143,3 +143,28 @@ impl Kind {
         }
     }
 }
+
+/// What a window is used for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WindowKind {
+    /// Tokens, and the token that follows each of them.
+    NextToken { context: u32, vocabulary: u32 },
+    /// A sequence with masked tokens.
+    Masked(Masking),
+}
+
+impl WindowKind {
+    /// Tokens from one window to the next.
+    pub(super) fn stride(&self) -> u64 {
+        match self {
+            WindowKind::NextToken { context, .. } => (*context).into(),
+            WindowKind::Masked(masking) => masking.window().into(),
+        }
+    }
+
+    /// Tokens that `windows` windows need: the last target comes after the last window.
+    pub(super) fn needed(&self, windows: u64) -> u64 {
+        let last = u64::from(matches!(self, WindowKind::NextToken { .. }));
+        windows.saturating_mul(self.stride()).saturating_add(last)
+    }
+}

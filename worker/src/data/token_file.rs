@@ -7,8 +7,8 @@
 use super::error::DataError;
 use super::files::Stamp;
 use super::split::{self, Block};
-use super::tokens::{Pieces, Tokens};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,10 +32,63 @@ pub(super) struct TokenFile {
     vocabulary: u32,
 }
 
+/// Pieces of a token file, one after the other.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    file: Arc<TokenFile>,
+    /// Start of each piece in this run and in the file. Ascending, with neighbours merged.
+    starts: Vec<(u64, u64)>,
+    len: u64,
+}
+
+impl Pieces {
+    /// `ranges` of tokens of the file, ascending.
+    pub(super) fn new(file: Arc<TokenFile>, ranges: impl Iterator<Item = Range<u64>>) -> Pieces {
+        let mut starts = Vec::new();
+        let (mut len, mut end) = (0, None);
+        for range in ranges {
+            if end != Some(range.start) {
+                starts.push((len, range.start));
+            }
+            len += range.end - range.start;
+            end = Some(range.end);
+        }
+        starts.shrink_to_fit();
+        Pieces { file, starts, len }
+    }
+
+    pub(super) fn read(&self, mut start: u64, mut to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
+        let mut piece = self.starts.partition_point(|(here, _)| *here <= start) - 1;
+        while !to.is_empty() {
+            let (here, in_file) = self.starts[piece];
+            let end = self.starts.get(piece + 1).map_or(self.len, |(next, _)| *next);
+            let (now, later) = to.split_at_mut(to.len().min((end - start) as usize));
+            self.file.read(in_file + (start - here), now, bytes)?;
+            start += now.len() as u64;
+            to = later;
+            piece += 1;
+        }
+        Ok(())
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Checks that the file has not changed.
+    pub(super) fn check(&self) -> Result<(), DataError> {
+        self.file.stamp.check(&self.file.path, &self.file.file)
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        (self.starts.capacity() * size_of::<(u64, u64)>()) as u64
+    }
+}
+
 /// Training and validation tokens of the files.
 pub(super) struct Opened {
-    pub train: Tokens,
-    pub validation: Option<Tokens>,
+    pub train: Pieces,
+    pub validation: Option<Pieces>,
     pub files: u64,
     pub bytes: u64,
     pub digest: Xxh3,
@@ -56,38 +109,36 @@ pub(super) fn open(
     let train = if directory { root.join("train.bin") } else { root.clone() };
     let (train, blocks) = TokenFile::open(&train, token_type, vocabulary, &mut digest)?;
     let validation = root.join("val.bin");
-    let mut opened =
-        Opened { bytes: train.stamp.len, train: Tokens::Text(Vec::new()), validation: None, files: 1, digest };
     let pieces = |file: &Arc<TokenFile>, blocks: &[Block], side: bool| {
         let chosen = blocks.iter().filter(|block| block.validation == side);
-        Tokens::File(Pieces::new(
-            Arc::clone(file),
-            chosen.map(|block| block.range.start as u64..block.range.end as u64),
-        ))
+        Pieces::new(Arc::clone(file), chosen.map(|block| block.range.start as u64..block.range.end as u64))
     };
+    let bytes = train.stamp.len;
     if directory && validation.exists() {
-        let (file, blocks_of_validation) = TokenFile::open(&validation, token_type, vocabulary, &mut opened.digest)?;
-        opened.train = pieces(&train, &blocks, false);
-        opened.validation = Some(pieces(&file, &blocks_of_validation, false));
-        opened.files = 2;
-        opened.bytes += file.stamp.len;
-        return Ok(opened);
+        let (file, blocks_of_validation) = TokenFile::open(&validation, token_type, vocabulary, &mut digest)?;
+        return Ok(Opened {
+            train: pieces(&train, &blocks, false),
+            validation: Some(pieces(&file, &blocks_of_validation, false)),
+            files: 2,
+            bytes: bytes + file.stamp.len,
+            digest,
+        });
     }
     let mut blocks = blocks;
+    let mut validation = None;
     if fraction > 0.0 {
         split::choose(&mut blocks, fraction);
-        let got = train.stamp.len / train.width;
         split::balance(&mut blocks, needed as usize).ok_or_else(|| DataError::NoRoomForValidation {
-            got,
+            got: bytes / train.width,
             item: "tokens",
             sample: format!("a window of {needed} tokens"),
         })?;
-        opened.validation = Some(pieces(&train, &blocks, true));
+        let chosen = pieces(&train, &blocks, true);
         // The data of two ranks with different fractions must not get the same digest.
-        opened.digest.update(&opened.validation.as_ref().map_or(0, Tokens::len).to_le_bytes());
+        digest.update(&chosen.len().to_le_bytes());
+        validation = Some(chosen);
     }
-    opened.train = pieces(&train, &blocks, false);
-    Ok(opened)
+    Ok(Opened { train: pieces(&train, &blocks, false), validation, files: 1, bytes, digest })
 }
 
 impl TokenFile {
@@ -131,7 +182,7 @@ impl TokenFile {
             start = range.end as u64;
             blocks.push(Block { range, hash: xxh3_64(&bytes), validation: false });
         }
-        self.check()?;
+        self.stamp.check(&self.path, &self.file)?;
         Ok(blocks)
     }
 
@@ -162,10 +213,5 @@ impl TokenFile {
                 Err(DataError::format(&self.path, found, expected))
             }
         }
-    }
-
-    /// Whether the file is unchanged.
-    pub(super) fn check(&self) -> Result<(), DataError> {
-        self.stamp.check(&self.path, &self.file)
     }
 }

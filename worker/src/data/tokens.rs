@@ -1,10 +1,8 @@
 //! A run of tokens, wherever it is stored.
 
 use super::error::DataError;
-use super::synthetic::MadeTokens;
-use super::token_file::TokenFile;
-use std::ops::Range;
-use std::sync::Arc;
+use super::phrases::MadeTokens;
+use super::token_file::Pieces;
 
 #[derive(Debug)]
 pub(super) enum Tokens {
@@ -16,51 +14,11 @@ pub(super) enum Tokens {
     Made(MadeTokens),
 }
 
-/// Pieces of a token file, one after the other.
-#[derive(Debug)]
-pub(super) struct Pieces {
-    file: Arc<TokenFile>,
-    /// Start of each piece in this run and in the file. Ascending, with neighbours merged.
-    starts: Vec<(u64, u64)>,
-    len: u64,
-}
-
-impl Pieces {
-    /// `ranges` of tokens of the file, ascending.
-    pub(super) fn new(file: Arc<TokenFile>, ranges: impl Iterator<Item = Range<u64>>) -> Pieces {
-        let mut starts = Vec::new();
-        let (mut len, mut end) = (0, None);
-        for range in ranges {
-            if end != Some(range.start) {
-                starts.push((len, range.start));
-            }
-            len += range.end - range.start;
-            end = Some(range.end);
-        }
-        starts.shrink_to_fit();
-        Pieces { file, starts, len }
-    }
-
-    fn read(&self, mut start: u64, mut to: &mut [u32], bytes: &mut Vec<u8>) -> Result<(), DataError> {
-        let mut piece = self.starts.partition_point(|(here, _)| *here <= start) - 1;
-        while !to.is_empty() {
-            let (here, in_file) = self.starts[piece];
-            let end = self.starts.get(piece + 1).map_or(self.len, |(next, _)| *next);
-            let (now, later) = to.split_at_mut(to.len().min((end - start) as usize));
-            self.file.read(in_file + (start - here), now, bytes)?;
-            start += now.len() as u64;
-            to = later;
-            piece += 1;
-        }
-        Ok(())
-    }
-}
-
 impl Tokens {
     pub(super) fn len(&self) -> u64 {
         match self {
             Tokens::Text(text) => text.len() as u64,
-            Tokens::File(pieces) => pieces.len,
+            Tokens::File(pieces) => pieces.len(),
             Tokens::Made(made) => made.len(),
         }
     }
@@ -94,7 +52,7 @@ impl Tokens {
 
     pub(super) fn check(&self) -> Result<(), DataError> {
         match self {
-            Tokens::File(pieces) => pieces.file.check(),
+            Tokens::File(pieces) => pieces.check(),
             Tokens::Text(_) | Tokens::Made(_) => Ok(()),
         }
     }
@@ -102,7 +60,7 @@ impl Tokens {
     pub(super) fn memory_bytes(&self) -> u64 {
         match self {
             Tokens::Text(text) => text.capacity() as u64,
-            Tokens::File(pieces) => (pieces.starts.capacity() * size_of::<(u64, u64)>()) as u64,
+            Tokens::File(pieces) => pieces.memory_bytes(),
             Tokens::Made(_) => 0,
         }
     }

@@ -1,39 +1,13 @@
 //! Samples of a run of tokens: windows for the next token, and sequences with masked tokens.
 
 use super::batch::Row;
-use super::dataset::Entropies;
-use super::entropy;
+use super::entropy::{self, Entropies};
 use super::error::DataError;
 use super::part::{Draw, Part, SampleError, Scratch, Spread};
 use super::permutation::Permutation;
 use super::random::Random;
-use super::task::Masking;
+use super::task::{Masking, WindowKind};
 use super::tokens::Tokens;
-
-/// What a window is used for.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum WindowKind {
-    /// Tokens, and the token that follows each of them.
-    NextToken { context: u32, vocabulary: u32 },
-    /// A sequence with masked tokens.
-    Masked(Masking),
-}
-
-impl WindowKind {
-    /// Tokens from one window to the next.
-    pub(super) fn stride(&self) -> u64 {
-        match self {
-            WindowKind::NextToken { context, .. } => (*context).into(),
-            WindowKind::Masked(masking) => masking.window().into(),
-        }
-    }
-
-    /// Tokens that `windows` windows need: the last target comes after the last window.
-    pub(super) fn needed(&self, windows: u64) -> u64 {
-        let last = u64::from(matches!(self, WindowKind::NextToken { .. }));
-        windows.saturating_mul(self.stride()).saturating_add(last)
-    }
-}
 
 /// Windows of a run of tokens.
 #[derive(Debug)]

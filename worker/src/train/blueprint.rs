@@ -3,7 +3,6 @@
 
 use super::TrainError;
 use super::memory;
-use super::state::Progress;
 use crate::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
 use crate::data::{Dataset, Order, Prefetcher, StepShape, Task};
 use crate::model::{Model, Registry};
@@ -65,7 +64,7 @@ impl Blueprint {
         };
         let config = config.clone();
         let blueprint = Blueprint { config, world, cpu, dataset, order, network, buckets, total_steps, model };
-        memory::check(&blueprint)?;
+        memory::check(&blueprint.memory(), &blueprint.config)?;
         Ok(blueprint)
     }
 
@@ -82,8 +81,8 @@ impl Blueprint {
     }
 
     /// Continues where a checkpoint ended, in samples and in steps.
-    pub(super) fn go_on_from(&mut self, progress: &Progress) {
-        self.order = self.order.from_position(progress.step, progress.epoch, progress.position);
+    pub(super) fn go_on_from(&mut self, step: u64, epoch: u64, position: u64) {
+        self.order = self.order.from_position(step, epoch, position);
         if let Length::Epochs(epochs) = self.config.length {
             self.total_steps = self.order.steps_of(epochs);
         }

@@ -1,31 +1,31 @@
 //! Whether a rank has enough memory, checked before the first step.
 
 use super::TrainError;
-use super::blueprint::Blueprint;
 use crate::process::variable;
 use std::fs;
+use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::MemoryUse;
 
 /// Refuses a plan that takes more than its share of the memory.
 ///
 /// # Errors
 /// The plan is too large; the error says what would fit.
-pub(super) fn check(blueprint: &Blueprint) -> Result<(), TrainError> {
+pub(super) fn check(need: &MemoryUse, config: &EngineConfig) -> Result<(), TrainError> {
     let Some(capacity) = capacity() else { return Ok(()) };
     let ranks = variable(env::PROCS_PER_NODE).and_then(|text| text.parse().ok()).unwrap_or(1u64).max(1);
-    judge(blueprint, capacity / ranks)
+    judge(need, config, capacity / ranks)
 }
 
-fn judge(blueprint: &Blueprint, share: u64) -> Result<(), TrainError> {
-    let fraction = blueprint.config.memory.fraction;
+fn judge(need: &MemoryUse, config: &EngineConfig, share: u64) -> Result<(), TrainError> {
+    let fraction = config.memory.fraction;
     let limit = (share as f64 * fraction) as u64;
-    let need = blueprint.memory();
     if need.total() <= limit {
         return Ok(());
     }
     // Activations grow with the batch, everything else stays the same.
     let fixed = need.total() - need.activations;
-    let batch = u64::from(blueprint.config.batch_size_per_process);
+    let batch = u64::from(config.batch_size_per_process);
     let fits = limit.saturating_sub(fixed).saturating_mul(batch) / need.activations.max(1);
     let help = if fits > 0 {
         format!("batchSizePerProcess: {fits} (with batchMerge for the same global batch)")

@@ -103,7 +103,7 @@ impl Trainer {
                 if progress.half_kernel.available() {
                     blueprint = blueprint.with_half_kernel(progress.half_kernel)?;
                 }
-                blueprint.go_on_from(progress);
+                blueprint.go_on_from(progress.step, progress.epoch, progress.position);
                 let restored = resume::restore(&mut state, &blueprint, &directory, checkpoint, progress);
                 let changed = restored.inspect_err(|error| tell(&communicator, error))?;
                 changed.iter().filter(|_| communicator.rank() == 0).for_each(|text| eprintln!("note: {text}"));

@@ -273,7 +273,6 @@ fn an_idle_reader_waits_without_work() {
 #[test]
 fn drop_ends_the_threads_at_any_moment() {
     let (_directory, dataset) = folder();
-    let start_time = Instant::now();
     for number in 0..100 {
         let reader = Reader { workers: 1 + number % 3, ..READER };
         let order = order(&dataset, 2, 1, 1);
@@ -281,7 +280,6 @@ fn drop_ends_the_threads_at_any_moment() {
         take(&mut prefetcher, number as usize % 4);
     }
     assert_eq!(Arc::strong_count(&dataset), 1, "no thread keeps the data");
-    assert!(start_time.elapsed() < Duration::from_secs(20));
 }
 
 proptest! {

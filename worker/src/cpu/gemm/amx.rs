@@ -9,7 +9,7 @@
 //! Architecture Instruction Set Extensions Programming Reference, chapter 3.
 #![allow(unsafe_code)]
 
-use super::kernel::{ROW, Sums};
+use super::tile::{ROW, Sums};
 
 /// Rows and columns of a tile of C.
 pub(super) const SIDE: usize = 32;
@@ -240,7 +240,7 @@ unsafe fn emulated(steps: usize, a: *const f32, b: *const f32, sums: &mut Sums) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernel::LANES;
+    use super::super::tile::LANES;
     use super::*;
     use crate::cpu::bf16;
 

@@ -1,9 +1,10 @@
 //! The parts that a product is cut into, and products small enough for one thread.
 #![allow(unsafe_code)]
 
-use super::kernel::{Kernel, LANES, Lines, MAX_MR, MAX_NR, ROW, Sums, Tile};
+use super::kernel::Kernel;
 use super::operand::Operand;
 use super::pack::{Piece, layout, pack_a, pack_b};
+use super::tile::{LANES, Lines, MAX_MR, MAX_NR, ROW, Sums, Tile};
 use super::{MC, NC, NC_SMALL, View, even_part};
 use crate::cpu::values::Pointer;
 use crate::cpu::{Format, Isa};

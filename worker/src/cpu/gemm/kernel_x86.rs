@@ -4,7 +4,7 @@
 //! registers.
 #![allow(unsafe_code)]
 
-use super::kernel::{Layout, ROW, Sums, Tile, finish};
+use super::tile::{Layout, ROW, Sums, Tile, finish};
 use crate::cpu::Isa;
 use std::arch::x86_64::*;
 

@@ -22,8 +22,10 @@ mod pack;
 mod pack_avx2;
 #[cfg(target_arch = "x86_64")]
 mod pack_avx512;
+mod panel;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod windows;
 pub(super) mod winograd;
 
@@ -33,10 +35,11 @@ use super::{AlignedBuffer, Cpu, Format};
 pub(super) use block::Target;
 use block::{Address, Block, Part, Partial, multiply_part};
 pub(crate) use block::{ProductSize, small};
-pub(super) use kernel::Lines;
-use kernel::{Kernel, LANES, MAX_MR, MAX_NR, ROW};
+use kernel::Kernel;
 use operand::Operand;
 use pack::{Piece, pack_b};
+pub(super) use tile::Lines;
+use tile::{LANES, MAX_MR, MAX_NR, ROW};
 
 /// Width of the packed part of B: 256 x 512 lanes, 512 KiB, a part of the L2 cache.
 const NC: usize = 512;

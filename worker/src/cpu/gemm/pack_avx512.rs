@@ -1,8 +1,8 @@
 //! Packers with AVX-512 instructions.
 #![allow(unsafe_code)]
 
-use super::kernel::ROW;
 use super::operand::Run;
+use super::tile::ROW;
 use crate::cpu::{Element, Format, bf16};
 use std::arch::x86_64::*;
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::operand::{Patches, Pixel, Run};
-use super::pack::columns;
+use super::panel::columns;
 use crate::cpu::{Element, Isa};
 
 /// Elements `first..first + len` of a row of taps of all windows.

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::super::Gemm;
-use super::super::kernel::{Kernel, Layout, Lines, MAX_MR, MAX_NR, Sums, Tile};
+use super::super::kernel::Kernel;
+use super::super::tile::{Layout, Lines, MAX_MR, MAX_NR, Sums, Tile};
 use super::transform::{Kind, PLACES, gradient, transform};
 use super::{Filter, GAP, spread};
 use crate::cpu::Cpu;

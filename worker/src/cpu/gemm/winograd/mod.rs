@@ -16,8 +16,9 @@ mod lanes;
 mod transform;
 
 use super::Gemm;
-use super::kernel::{Kernel, LANES, Layout, Lines, MAX_MR, MAX_NR, ROW, Sums, Tile};
-use super::pack::transpose;
+use super::kernel::Kernel;
+use super::panel::transpose;
+use super::tile::{LANES, Layout, Lines, MAX_MR, MAX_NR, ROW, Sums, Tile};
 use crate::cpu::pool::Shared;
 use crate::cpu::values::{Pointer, with_format};
 use crate::cpu::{Cpu, Element, Format, HalfKernel};
