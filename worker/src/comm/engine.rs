@@ -82,7 +82,9 @@ pub(super) struct Queue {
     cells: Box<[AtomicU64]>,
     started: AtomicU32,
     finished: AtomicU32,
-    /// The communication thread sleeps on `started`.
+    /// Grows with every operation that is started, and with `stop`: the communication thread sleeps on it.
+    calls: AtomicU32,
+    /// The communication thread is about to sleep, or sleeps.
     idle: AtomicBool,
     /// The caller sleeps on `finished`.
     caller_parked: AtomicBool,
@@ -112,6 +114,7 @@ impl Queue {
             cells: (0..cells).map(|_| AtomicU64::new(0)).collect(),
             started: AtomicU32::new(0),
             finished: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
             idle: AtomicBool::new(false),
             caller_parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -128,8 +131,11 @@ impl Queue {
         self.cells[number as usize % self.cells.len()].store(cell, Ordering::Relaxed);
         let ticket = number.wrapping_add(1);
         self.started.store(ticket, Ordering::SeqCst);
-        if wake && self.idle.load(Ordering::SeqCst) {
-            let _ = futex::wake(&self.started, Flags::PRIVATE, 1);
+        if wake {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            if self.idle.load(Ordering::SeqCst) {
+                let _ = futex::wake(&self.calls, Flags::PRIVATE, 1);
+            }
         }
         ticket
     }
@@ -227,29 +233,33 @@ impl Queue {
     /// Main loop of this lane's communication thread.
     pub fn run(&self) {
         let _guard = PanicGuard(&self.shared);
-        while !self.stop.load(Ordering::SeqCst) {
-            let started = self.started.load(Ordering::SeqCst);
-            if started != self.finished.load(Ordering::SeqCst) && !self.shared.failed() {
+        loop {
+            // Read before what it announces: whatever is called from here on changes it, and ends the sleep below at once.
+            let calls = self.calls.load(Ordering::SeqCst);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            if self.has_work() {
                 let mut engine = self.engine();
                 // The caller may have done the work while this thread waited for the lock.
-                while self.started.load(Ordering::SeqCst) != self.finished.load(Ordering::SeqCst)
-                    && !self.shared.failed()
-                    && self.run_next(&mut engine, true)
-                {}
+                while self.has_work() && self.run_next(&mut engine, true) {}
                 continue;
             }
             self.idle.store(true, Ordering::SeqCst);
-            if self.started.load(Ordering::SeqCst) == started && !self.stop.load(Ordering::SeqCst) {
-                let _ = futex::wait(&self.started, Flags::PRIVATE, started, None);
-            }
+            let _ = futex::wait(&self.calls, Flags::PRIVATE, calls, None);
             self.idle.store(false, Ordering::SeqCst);
         }
+    }
+
+    fn has_work(&self) -> bool {
+        self.started.load(Ordering::SeqCst) != self.finished.load(Ordering::SeqCst) && !self.shared.failed()
     }
 
     /// Ends the communication thread. An operation in flight ends only if the group has failed.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        let _ = futex::wake(&self.started, Flags::PRIVATE, i32::MAX as u32);
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.calls, Flags::PRIVATE, i32::MAX as u32);
     }
 
     /// Wakes the caller to check for the failure.
@@ -265,6 +275,52 @@ impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.abort(Cause::failed(self.0.rank, "internal error: the communication thread panicked"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shm::Mapping;
+    use super::*;
+    use rustix::io::Errno;
+    use std::time::Duration;
+
+    fn queue() -> Queue {
+        let shared = Shared::new((0, 2), 1, Duration::from_secs(1)).unwrap();
+        let memory = Memory::Private(Mapping::anonymous(4096).unwrap());
+        Queue::new((Engine { local: None, ring: None }, 0), Arc::new(memory), vec![(0, 16)], Arc::new(shared))
+    }
+
+    /// The communication thread may have found nothing to do and be about to sleep when it is called.
+    #[test]
+    fn what_is_called_before_the_sleep_ends_the_sleep() {
+        let sleep = |queue: &Queue, calls: u32| {
+            // Far longer than a futex needs to compare a number.
+            futex::wait(&queue.calls, Flags::PRIVATE, calls, Some(&timespec(Duration::from_secs(60))))
+        };
+        let queue = queue();
+        let before = queue.calls.load(Ordering::SeqCst);
+        queue.push(&(0..1), true);
+        assert_eq!(sleep(&queue, before), Err(Errno::AGAIN), "an operation");
+        let before = queue.calls.load(Ordering::SeqCst);
+        queue.stop();
+        assert_eq!(sleep(&queue, before), Err(Errno::AGAIN), "the end");
+        queue.run();
+    }
+
+    #[test]
+    fn a_thread_ends_whenever_it_is_stopped() {
+        for round in 0..2_000 {
+            let queue = queue();
+            std::thread::scope(|scope| {
+                scope.spawn(|| queue.run());
+                if round % 2 == 0 {
+                    let ticket = queue.push(&(0..1), true);
+                    assert!(queue.wait(ticket));
+                }
+                queue.stop();
+            });
         }
     }
 }
