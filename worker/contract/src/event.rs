@@ -418,7 +418,7 @@ pub struct Inspection {
 pub struct MemoryUse {
     /// 32-bit weights, and 16-bit working copies.
     pub weights: u64,
-    /// Gradient buckets.
+    /// Gradient buckets, and the buffer for what ranks tell each other.
     pub gradients: u64,
     /// Moments and other state of the optimizer.
     pub optimizer: u64,

@@ -2,6 +2,7 @@
 //! starts.
 
 use super::TrainError;
+use super::exchange;
 use super::memory;
 use crate::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
 use crate::data::{Dataset, Order, Prefetcher, StepShape, Task};
@@ -101,14 +102,21 @@ impl Blueprint {
         let staged = if config.checkpoint.is_some() { self.state_bytes() / u64::from(self.world) } else { 0 };
         MemoryUse {
             weights: flat + if self.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat,
+            gradients: flat + 4 * exchange::numbers(self.exchange_room(), self.world as usize) as u64,
             optimizer: Optimizer::memory_bytes(layout, &config.optimizer.rule) as u64 + staged,
             activations: self.network.memory_bytes() as u64,
             input: self.dataset.facts().memory_bytes + batches,
         }
     }
 
-    /// Bytes of everything that a checkpoint holds.
+    /// Most bytes that a rank tells the others besides the sums of a step.
+    pub(super) fn exchange_room(&self) -> usize {
+        let statistics = self.network.batch_statistics().len();
+        let numbers = self.state_bytes() as usize / 4 + statistics;
+        exchange::room(if self.config.checkpoint.is_some() { numbers } else { 0 }, self.world as usize)
+    }
+
+    /// Bytes of everything that a checkpoint holds, but for running statistics.
     fn state_bytes(&self) -> u64 {
         let layout = self.network.layout();
         4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.config.optimizer.rule) as u64

@@ -12,14 +12,13 @@
 
 use super::blueprint::Blueprint;
 use super::check;
+use super::exchange::{self, LENGTH};
 use crate::comm::{CommError, Communicator, Options, Wire};
 use std::ops::Range;
 use switchyard_worker_contract::config::WireType;
 
 /// Numbers before the statistics: one cache line, shared with nothing else.
 const FLAGS: usize = 16;
-/// Numbers that hold the byte count of a rank.
-const LENGTH: usize = 4;
 
 /// What a rank adds to the sums of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -57,8 +56,7 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// `slot`: the most bytes that a rank will exchange.
-    pub fn new(blueprint: &Blueprint, slot: usize) -> Buckets {
+    pub fn new(blueprint: &Blueprint) -> Buckets {
         let overlap = &blueprint.config.overlap;
         let wire = match overlap.wire_type {
             WireType::Fp32 => Wire::F32,
@@ -68,7 +66,7 @@ impl Buckets {
         let statistics = blueprint.network.batch_statistics().len();
         let mut lens: Vec<usize> = blueprint.buckets.iter().map(|bucket| bucket.range.len()).collect();
         let gradients = lens.len();
-        let (slot, world) = (slot + LENGTH, blueprint.world as usize);
+        let (room, world) = (blueprint.exchange_room(), blueprint.world as usize);
         let metrics = match lens.last_mut().filter(|_| wire == Wire::F32) {
             Some(last) => {
                 *last += FLAGS + statistics;
@@ -76,13 +74,13 @@ impl Buckets {
             }
             None => (gradients, 0),
         };
-        lens.extend([FLAGS + statistics, slot * world]);
+        lens.extend([FLAGS + statistics, exchange::numbers(room, world)]);
         let check = blueprint.config.bandwidth_check.map(|_| lens.len());
         lens.extend(check.map(|_| check::NUMBERS));
         let probe = check.is_some();
         let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe };
         let runs = (0..gradients).map(|bucket| bucket..bucket + 1).collect();
-        Buckets { lens, options, gradients, runs, metrics, statistics, slot, world, check }
+        Buckets { lens, options, gradients, runs, metrics, statistics, slot: room + LENGTH, world, check }
     }
 
     /// The all-reduce that starts once this bucket is complete, and its number.

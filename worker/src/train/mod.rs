@@ -16,6 +16,7 @@ mod check;
 pub mod config;
 mod error;
 mod evaluate;
+mod exchange;
 pub mod fault;
 mod fusion;
 mod memory;

@@ -3,6 +3,7 @@
 use super::TrainError;
 use super::blueprint::Blueprint;
 use super::buckets::Buckets;
+use super::exchange::ROOM;
 use super::state::{Difference, Fingerprint, Names, Progress, TrainingState};
 use crate::comm::Communicator;
 use serde::{Deserialize, Serialize};
@@ -22,9 +23,6 @@ struct Found {
     /// Why rank 0 found no answer.
     error: Option<String>,
 }
-
-/// Most bytes that rank 0 sends.
-pub(super) const ROOM: usize = 1024;
 
 /// Where to start; the same on all ranks.
 pub(super) struct Start {

@@ -128,12 +128,6 @@ impl Saver {
         Ok(Saver { site, plan, work: Some(work), done, thread: Some(thread), copied, pending: None, complete: resumed })
     }
 
-    /// Most bytes that a rank sends to the others about its shard.
-    pub fn digest_room(bytes_of_state: u64) -> usize {
-        // A digest with quotes and comma for every 4 MiB of the largest shard, and room for the rest of the JSON.
-        128 + 40 * (bytes_of_state as usize).div_ceil(4 << 20)
-    }
-
     /// Whether a complete checkpoint holds these steps, as far as this rank knows. Rank 0 always knows.
     pub fn holds(&self, step: u64) -> bool {
         self.site.rank == 0 && self.complete == Some(step)

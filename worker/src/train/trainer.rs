@@ -85,9 +85,7 @@ impl Trainer {
     pub fn join(blueprint: Blueprint, group: &GroupConfig) -> Result<Trainer, TrainError> {
         let mut state = TrainingState::new(&blueprint);
         let tensors = state.tensors(&blueprint);
-        let bytes = tensors.iter().map(|tensor| 4 * tensor.numbers() as u64).sum();
-        let slot = Saver::digest_room(bytes).max(resume::ROOM);
-        let buckets = Buckets::new(&blueprint, slot);
+        let buckets = Buckets::new(&blueprint);
         let mut communicator = Communicator::connect(group, &buckets.lens, &buckets.options)?;
         // The number of threads may differ between nodes: it does not change a bit of the results.
         let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
