@@ -221,6 +221,29 @@ fn buckets_that_are_reduced_together_have_the_bits_of_buckets_that_are_not() {
 }
 
 #[test]
+fn numbers_too_small_for_f16_arrive_with_a_scale_or_in_4_bytes() {
+    let own = |rank: u32, i: usize| 1e-9 * number(rank, 0, i);
+    let exact: Vec<f64> = (0..5_000).map(|i| (0..3).map(|rank| f64::from(own(rank, i))).sum()).collect();
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let whole = norm(&mut exact.iter().copied());
+    let options = Options { wire: Wire::F16, ..Options::default() };
+    let layout = |c: &mut GroupConfig| c.transport = Force::Tcp;
+    for (scale, least, most) in [(Some(1.0), 0.1, f64::INFINITY), (Some(2f32.powi(30)), 1e-5, 1e-3), (None, 0.0, 1e-6)]
+    {
+        let errors = group_with(3, options, layout, &[5_000], |mut comm| {
+            comm.set_wire_scale(scale);
+            let rank = comm.rank();
+            comm.bucket_mut(0).iter_mut().enumerate().for_each(|(i, x)| *x = own(rank, i));
+            comm.all_reduce(0).unwrap();
+            let off = norm(&mut comm.bucket(0).iter().zip(&exact).map(|(x, exact)| f64::from(*x) - exact));
+            comm.leave().unwrap();
+            off / whole
+        });
+        assert!(errors.iter().all(|error| (least..=most).contains(error)), "{scale:?}: {errors:?}");
+    }
+}
+
+#[test]
 fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
     for force in [Force::Shm, Force::Tcp] {
         let options = Options { lanes: 2, ..Options::default() };

@@ -96,6 +96,9 @@ fn killed_mixed_precision_goes_on_with_the_same_bits() {
         let config = EngineConfig { precision: dynamic(half, scale), ..divided(gpt.clone(), world, merge) };
         killed(&config, world, &format!("{half:?}"));
     }
+    let mut narrow = divided(gpt, 2, 1);
+    narrow.overlap.wire_type = WireType::Fp16;
+    killed(&narrow, 2, "gradients in f16");
     let config = EngineConfig { precision: dynamic(HalfType::Fp16, 1024.0), ..divided(resnet(), 2, 1) };
     killed(&config, 2, "ResNet in f16");
 }

@@ -278,6 +278,12 @@ impl Communicator {
         self.buckets[bucket]
     }
 
+    /// Factor of numbers that travel in f16, undone where they arrive; a power of two. `None`: they travel in 4 bytes.
+    /// All ranks set the same one, while nothing is in flight. 1 at first.
+    pub fn set_wire_scale(&mut self, scale: Option<f32>) {
+        self.shared.set_wire_scale(scale);
+    }
+
     /// Starts the in-place sum of a bucket over all ranks, in lane `bucket % lanes`, and returns at once.
     ///
     /// # Panics

@@ -44,8 +44,9 @@ pub(super) struct Ring {
     rx: Arc<OwnedFd>,
     circle: Circle,
     options: Options,
-    /// Format of the current operation.
+    /// Format of the current operation, and the factor of its numbers on the wire.
     wire: Wire,
+    scale: f32,
     scratch: Box<[f32]>,
     /// Converted numbers on their way out; empty if nothing is converted.
     staging: Box<[u16]>,
@@ -77,7 +78,7 @@ impl Ring {
     pub fn new((tx, rx): (Arc<OwnedFd>, Arc<OwnedFd>), circle: Circle, options: Options, policy: SpinPolicy) -> Ring {
         let scratch = vec![0.0; CHUNK].into_boxed_slice();
         let staging = vec![0; if options.wire == Wire::F32 { 0 } else { CHUNK }].into_boxed_slice();
-        Ring { tx, rx, circle, options, wire: Wire::F32, scratch, staging, waiter: Waiter::new(policy) }
+        Ring { tx, rx, circle, options, wire: Wire::F32, scale: 1.0, scratch, staging, waiter: Waiter::new(policy) }
     }
 
     fn left(&self) -> u32 {
@@ -111,7 +112,11 @@ impl Ring {
         data: &mut [f32],
         turn: &Turn<'_>,
     ) -> Result<u64, Broken> {
-        self.wire = self.options.wire_of(op.bucket);
+        (self.wire, self.scale) = match (self.options.wire_of(op.bucket), turn.shared.wire_scale()) {
+            (Wire::F16, Some(scale)) => (Wire::F16, scale),
+            (Wire::F16, None) => (Wire::F32, 1.0),
+            (other, _) => (other, 1.0),
+        };
         let m = self.circle.ranks.len();
         let segments = 2 * (m - 1) * buckets.len();
         let header = Header {
@@ -191,7 +196,7 @@ impl Ring {
                     // Only whole numbers are ever available, and staged.
                     let first = segment.start + sent.offset / size;
                     let numbers = (ready / size).min(CHUNK);
-                    self.wire.encode(&data[first..first + numbers], &mut self.staging[..numbers]);
+                    self.wire.encode(&data[first..first + numbers], &mut self.staging[..numbers], self.scale);
                     *staged = sent.offset..sent.offset + numbers * size;
                 }
                 &bytemuck::cast_slice(&self.staging)[sent.offset - staged.start..staged.len()]
@@ -271,7 +276,7 @@ impl Ring {
                     *filled += n;
                     let (first, whole) = (segment.start + got.offset / size, *filled / size);
                     let arrived = bytes_mut(&mut scratch);
-                    self.wire.absorb(&arrived[..whole * size], &mut data[first..first + whole], how);
+                    self.wire.absorb(&arrived[..whole * size], &mut data[first..first + whole], how, self.scale);
                     arrived.copy_within(whole * size..*filled, 0);
                     *filled -= whole * size;
                     got.offset += whole * size;

@@ -46,6 +46,9 @@ impl Trainer {
             due: f32::from(u8::from(self.due_by_time())),
             ..self.checkpoint_flags()
         };
+        if let Some(wire) = &self.state.wire {
+            self.communicator.set_wire_scale(wire.scale());
+        }
         self.compute(scale, flags, &mut report)?;
         report.left_bytes = self.bytes_left();
         let squares = self.collect(scale, &mut report)?;
@@ -132,7 +135,8 @@ impl Trainer {
     /// Whether the optimizer may update a bucket before the others have arrived, because nothing depends on all of
     /// them.
     fn steps_at_once(&self) -> bool {
-        self.blueprint.config.optimizer.gradient_clip_norm.is_none() && self.state.scaler.is_none()
+        let optimizer = &self.blueprint.config.optimizer;
+        optimizer.gradient_clip_norm.is_none() && self.state.scaler.is_none() && self.state.wire.is_none()
     }
 
     fn learning_rate(&self) -> f64 {
@@ -177,6 +181,10 @@ impl Trainer {
         report.learning_rate = self.learning_rate();
         let norm = squares.sqrt() / f64::from(scale);
         let finite = norm.is_finite() && report.loss.is_finite();
+        let shortened = self.state.wire.as_ref().is_some_and(|wire| wire.scale().is_some());
+        if let Some(wire) = &mut self.state.wire {
+            wire.update(squares.sqrt());
+        }
         if let Some(scaler) = &mut self.state.scaler {
             let outcome = scaler.update(!finite);
             outcome.map_err(|error| TrainError::Overflow(error.to_string()))?;
@@ -188,6 +196,9 @@ impl Trainer {
             if !finite {
                 return Ok(());
             }
+        } else if !finite && shortened && report.loss.is_finite() {
+            // Gradients that were much larger than those before them may not fit into f16. The next step travels in 4 bytes.
+            return Ok(());
         } else if !finite {
             let error = TrainError::NotFinite { step: report.step, loss: report.loss, norm };
             self.tell(&error);
