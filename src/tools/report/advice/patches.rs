@@ -79,7 +79,7 @@ fn documents() -> Vec<Value> {
             },
         })
     };
-    (0..24).map(job).collect()
+    (0..12).map(job).collect()
 }
 
 #[test]
