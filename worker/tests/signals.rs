@@ -10,7 +10,7 @@ use collective_support::wait_until;
 use pods::{Job, Running, finished, ready, resumed, told, wait_for_step};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use switchyard_worker_contract::config::{Checkpoint, Length};
 use switchyard_worker_contract::env;
 
