@@ -269,6 +269,16 @@ fn check(schema: &Value, value: &Value, path: &mut Vec<String>, faults: &mut Vec
         _ => true,
     };
     if !fits {
+        if let ("string", Value::Number(number)) = (wanted, value) {
+            // Quotes help only where the text would be taken.
+            let mut fault = None;
+            check_string(schema, &number.to_string(), &mut |kind, message, _, expected, help| {
+                fault = Some((kind, message.to_string(), expected, help));
+            });
+            if let Some((kind, message, expected, help)) = fault {
+                return report(kind, &message, describe(value), expected, help);
+            }
+        }
         let help = match (wanted, value) {
             ("string", Value::Number(number)) => format!("write it in quotes: \"{number}\""),
             ("string", Value::Bool(word)) => format!("write it in quotes: \"{word}\""),
@@ -433,6 +443,25 @@ fn check_object(
     }
 }
 
+/// The other fields that a rule compares with a field of `object`: `hiddenSize is 64`.
+fn compared(rule: &str, object: &Value, field: &str) -> String {
+    let names = rule.split("self.").skip(1).map(|rest| {
+        let end = rest.find(|letter: char| !letter.is_ascii_alphanumeric()).unwrap_or(rest.len());
+        &rest[..end]
+    });
+    let mut words: Vec<String> = Vec::new();
+    for name in names.filter(|name| *name != field) {
+        if let Some(value @ (Value::Number(_) | Value::String(_))) = object.get(name) {
+            let word =
+                format!("{name} is {}", value.as_str().map_or_else(|| value.to_string(), |text| format!("{text:?}")));
+            if !words.contains(&word) {
+                words.push(word);
+            }
+        }
+    }
+    words.join(", ")
+}
+
 /// A CEL failure as a fault. The engine's path may begin with `self` or a dot, and names the object that holds the rule.
 fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
     let mut path: Vec<String> = Vec::new();
@@ -446,14 +475,19 @@ fn rule_fault(error: cel::ValidationError, document: &Value) -> Fault {
     if path.is_empty() && error.message.starts_with("metadata.name ") {
         path = vec!["metadata".into(), "name".into()];
     }
-    let got = path
-        .iter()
-        .try_fold(document, |value, part| match part.parse::<usize>() {
+    let value_at = |path: &[String]| {
+        path.iter().try_fold(document, |value, part| match part.parse::<usize>() {
             Ok(index) if value.is_array() => value.get(index),
             _ => value.get(part),
         })
-        .filter(|value| !value.is_object() && !value.is_array())
-        .map(describe)
-        .unwrap_or_default();
-    Fault { kind: FaultKind::Rule, path, message: error.message, got, expected: String::new(), help: String::new() }
+    };
+    let field = value_at(&path).filter(|value| !value.is_object() && !value.is_array());
+    let got = field.map(describe).unwrap_or_default();
+    let help = match path.split_last() {
+        Some((name, parent)) if field.is_some() => {
+            value_at(parent).map(|object| compared(&error.rule, object, name)).unwrap_or_default()
+        }
+        _ => String::new(),
+    };
+    Fault { kind: FaultKind::Rule, path, message: error.message, got, expected: String::new(), help }
 }

@@ -139,8 +139,8 @@ impl Matrix {
 /// let text = "      GPU0 NIC0 CPU Affinity NUMA Affinity
 ///             GPU0  X   PIX  0-31         0
 ///             NIC0 PIX   X";
-/// let matrix = switchyard::topology::matrix::parse(text).unwrap();
-/// assert_eq!(matrix.class(0, 1), Some(switchyard::topology::path::PathClass::Pix));
+/// let matrix = switchyard_topology::matrix::parse(text).unwrap();
+/// assert_eq!(matrix.class(0, 1), Some(switchyard_core::path::PathClass::Pix));
 /// ```
 pub fn parse(text: &str) -> Result<Matrix, Faults> {
     let text = text::without_escapes(text);

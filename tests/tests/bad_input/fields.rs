@@ -52,6 +52,18 @@ pub(crate) const CASES: &[Case] = &[
         &["SY0004", "spec.engine.optimizer.learningRate", "write it in quotes: \"0.002\""],
     ),
     field(
+        "negative number instead of a decimal string: quotes would not help",
+        ["steps: 3", "steps: 3\n    optimizer: {learningRate: -0.1}"],
+        2,
+        &["SY0008", "spec.engine.optimizer.learningRate", "got number -0.1", "a decimal number that is not negative"],
+    ),
+    field(
+        "far too many nodes",
+        ["cpuThreads: 1", "numNodes: 1e20"],
+        2,
+        &["SY0004", "spec.trainer.numNodes", "got number 1e+20", "an integer from 1 to 1024"],
+    ),
+    field(
         "text instead of a list",
         ["{path: data}", "{path: data, include: \"*.txt\"}"],
         2,
@@ -214,7 +226,14 @@ pub(crate) const CASES: &[Case] = &[
         "heads do not divide",
         ["heads: 2", "heads: 5"],
         2,
-        &["SY0100", "spec.engine.model.gpt.heads", "heads must divide hiddenSize", "got integer 5", "job.yaml:11"],
+        &[
+            "SY0100",
+            "spec.engine.model.gpt.heads",
+            "heads must divide hiddenSize",
+            "got integer 5",
+            "hiddenSize is 32",
+            "job.yaml:11",
+        ],
     ),
     field(
         "steps and epochs",
