@@ -208,7 +208,7 @@ fn buckets_that_are_reduced_together_have_the_bits_of_buckets_that_are_not() {
                     (0..lens.len()).flat_map(|b| comm.bucket(b).iter().map(|x| x.to_bits())).collect::<Vec<u32>>()
                 };
                 let each = reduced(&[0..1, 1..2, 2..3, 3..4, 4..5, 5..6]);
-                assert_eq!(each, reduced(&[0..6]), "{wire:?}, layout {number}");
+                assert_eq!(each, reduced(std::slice::from_ref(&(0..6))), "{wire:?}, layout {number}");
                 assert_eq!(each, reduced(&[0..1, 1..5, 5..6]), "{wire:?}, layout {number}");
                 assert_eq!(comm.timing(1).unwrap().bytes, 4 * lens[1..5].iter().sum::<usize>() as u64);
                 assert_eq!(comm.timing(2), None, "it is part of another one");
