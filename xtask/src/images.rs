@@ -129,15 +129,18 @@ fn make(image: &Image, folder: &Path, files: &Path, version: &Version) -> Result
     let id = String::from_utf8(output.stdout)?.trim().to_string();
 
     let archive = folder.join(format!("{}.tar", image.name));
-    let _ = fs::remove_file(&archive);
+    // A cluster may be loading the archive that is there: it keeps its file until the new one is complete.
+    let new = archive.with_extension("new");
+    let _ = fs::remove_file(&new);
     let mut push = Command::new("buildah");
     store(&mut push);
     push.args(["push", "--quiet", &tag]);
-    push.arg(format!("docker-archive:{}:{tag}", archive.display()));
+    push.arg(format!("docker-archive:{}:{tag}", new.display()));
     programs::quietly(&format!("{}.tar", image.name), &mut push)?;
     let compressed =
-        Command::new("gzip").args(["--stdout", "--no-name"]).arg(&archive).output().context("cannot start gzip")?;
+        Command::new("gzip").args(["--stdout", "--no-name"]).arg(&new).output().context("cannot start gzip")?;
     ensure!(compressed.status.success(), "gzip: {}", compressed.status);
+    fs::rename(&new, &archive)?;
     let mib = |bytes: usize| bytes as f64 / 1_048_576.0;
     let (pulled, unpacked) = (mib(compressed.stdout.len()), mib(fs::metadata(&archive)?.len() as usize));
     fs::write(folder.join(format!("{}.digest", image.name)), format!("sha256:{id}\n"))?;

@@ -240,7 +240,7 @@ fn gated(cluster: &Cluster) -> Result<()> {
     job["spec"]["template"]["spec"]["schedulingGates"] = json!([{"name": "example.com/quota"}]);
     cluster.apply(TEAM, &job)?;
     cluster.wait_job(TEAM, "gated", "waiting for the owner of a gate", |job| {
-        stage(job) == "Queued" && message(job).contains("a scheduling gate of somebody else holds pod gated-1-0")
+        stage(job) == "Queued" && message(job).contains("another scheduling gate holds pod gated-1-0")
     })?;
     let said = cluster.sh(&format!("switchyard status gated --namespace {TEAM}"))?;
     ensure!(said.contains("Gated by others"), "{said}");

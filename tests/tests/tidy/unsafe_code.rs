@@ -33,6 +33,8 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/src/cpu/gemm/pack.rs", "packing by address"),
     ("worker/src/cpu/gemm/pack_avx2.rs", "vector instructions"),
     ("worker/src/cpu/gemm/pack_avx512.rs", "vector instructions"),
+    ("worker/src/cpu/gemm/panel.rs", "packing by address"),
+    ("worker/src/cpu/gemm/tile.rs", "tiles by address"),
     ("worker/src/cpu/gemm/windows.rs", "packing by address"),
     ("worker/src/cpu/gemm/winograd/gradient.rs", "disjoint parts of a buffer for several threads"),
     ("worker/src/cpu/gemm/winograd/lanes.rs", "vector instructions"),
