@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
     /// How many times the whole group is restarted after a failure of the application. Default 0. There is no restart for wrong
-    /// data or a wrong manifest, which would fail again.
+    /// data, a wrong manifest or a loss that is not finite, which would fail again.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1000))]
     pub max_restarts: i32,

@@ -78,7 +78,7 @@ pub enum Decision {
 pub enum GiveUp {
     #[error("failurePolicy.rules[{0}] says FailTrainJob")]
     Rule(u32),
-    /// Wrong data, wrong command line or manifest.
+    /// Wrong data, wrong command line or manifest, a training that diverges.
     #[error("it would fail the same way again")]
     Permanent,
     #[error("{used} of {most} restarts used (failurePolicy.{field})")]
@@ -98,7 +98,15 @@ impl GiveUp {
 
 /// Whether a process that ended so would end so again.
 pub fn is_permanent(exit: Exit) -> bool {
-    matches!(exit, Exit::Usage | Exit::Data | Exit::CheckpointRefused | Exit::PreflightRefused | Exit::NotPlaceable)
+    matches!(
+        exit,
+        Exit::Usage
+            | Exit::Data
+            | Exit::CheckpointRefused
+            | Exit::PreflightRefused
+            | Exit::NotPlaceable
+            | Exit::Diverged
+    )
 }
 
 /// Decides by the rules, then by what cannot get better, then by the budget of the class.
@@ -202,6 +210,6 @@ mod tests {
     fn what_is_wrong_with_the_job_is_permanent() {
         let permanent: Vec<u8> =
             Exit::ALL.iter().filter(|(exit, _)| is_permanent(*exit)).map(|(exit, _)| exit.code()).collect();
-        assert_eq!(permanent, [2, 3, 6, 7, 8]);
+        assert_eq!(permanent, [2, 3, 6, 7, 8, 9]);
     }
 }

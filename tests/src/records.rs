@@ -118,7 +118,7 @@ impl MadeUpRun {
             },
             "schedule": {"kind": "cosine", "warmupSteps": 100, "finalLearningRate": 0.0001},
             "precision": precision,
-            "overlap": {"enabled": true, "bucketSizeMib": 25, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
+            "overlap": {"enabled": self.trouble != Trouble::Communication, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
             "memory": {"fraction": 0.95, "releaseEverySteps": 0},
             "evaluation": {"everySteps": 200, "batches": 4},
             "fetchEverySteps": 30,
@@ -132,7 +132,6 @@ impl MadeUpRun {
     fn inspection(&self) -> Value {
         json!({
             "model": "GPT 4x128", "sample": "128 tokens", "item": "tokens", "parameters": 6_291_456, "gradientTensors": 52,
-            "bucketBytes": self.buckets(),
             "memory": {"weights": 24 << 20, "gradients": 24 << 20, "optimizer": 48 << 20, "activations": 180 << 20, "input": 6 << 20},
             "fp32MemoryBytes": (self.trouble == Trouble::Overflow).then_some(420 << 20),
             "kernel": "avx2", "files": 1284, "emptyFiles": 0, "bytes": 10_066_330, "trainItems": 9_059_697, "validationItems": 1_006_633,
@@ -206,6 +205,7 @@ impl MadeUpRun {
                     json!({
                         "event": "ready", "rank": rank, "pid": 41_000 + rank, "host": format!("node-{}", rank / PER_NODE), "cpus": (rank % PER_NODE).to_string(),
                         "threads": 1, "kernel": "avx2", "address": "127.0.0.1:29400", "transport": self.transport(), "allReduceMs": alone,
+                        "bucketBytes": if rank == 0 && self.ranks > 1 { self.buckets() } else { Vec::new() },
                     }),
                 );
             }
@@ -247,6 +247,11 @@ impl MadeUpRun {
                         other_ms: other,
                         reduce_ms: if self.ranks == 1 { 0.0 } else { wait + alone as f32 * 0.8 },
                         reduce_bytes: if self.ranks == 1 { 0 } else { 24 << 20 },
+                        left_bytes: if self.ranks == 1 {
+                            0
+                        } else {
+                            self.buckets().last().copied().unwrap_or_default()
+                        },
                         loss: 1.8 + 3.7 / (1.0 + step as f32 / 80.0) + 0.12 * noise(),
                         gradient_norm: (!overflowed).then_some(0.8 + 0.2 * noise()),
                         loss_scale: if self.trouble == Trouble::Overflow { scale } else { 1.0 },

@@ -9,6 +9,7 @@
 #![deny(unsafe_code)]
 
 pub mod amp;
+mod cgroup;
 pub mod comm;
 pub mod cpu;
 pub mod data;

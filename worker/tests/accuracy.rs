@@ -87,7 +87,7 @@ fn resnet(data: Data, epochs: u64) -> EngineConfig {
         },
         schedule: Schedule {
             kind: ScheduleKind::Step { every: 150, factor: 0.1 },
-            warmup_steps: 20,
+            warmup_steps: Some(20),
             final_learning_rate: 0.0,
         },
         evaluation: Evaluation { every_steps: 0, batches: 6 },
@@ -114,7 +114,7 @@ fn gpt(layers: u32, width: u32, context: u32, batch: u32, steps: u64) -> EngineC
         }),
         batch_size_per_process: batch,
         length: Length::Steps(steps),
-        schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: steps / 10, final_learning_rate: 0.0003 },
+        schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: Some(steps / 10), final_learning_rate: 0.0003 },
         evaluation: Evaluation { every_steps: 0, batches: 40 },
         cpu_threads: 2,
         ..plain::gpt(&repository(), &SOURCES)

@@ -183,6 +183,66 @@ fn two_byte_numbers_halve_what_is_sent() {
     }
 }
 
+/// What is reduced together is chosen by a measurement: it must not change a sum.
+#[test]
+fn buckets_that_are_reduced_together_have_the_bits_of_buckets_that_are_not() {
+    let lens = [33, 5_000, 1, 70_000, 16, 12_345];
+    let numbers = |rank: u32, bucket: usize| {
+        (0..lens[bucket]).map(move |i| ((i * 31 + bucket * 7 + 5) as f32 * (rank + 1) as f32).sin())
+    };
+    let layouts: [fn(&mut GroupConfig); 3] =
+        [|c| c.transport = Force::Shm, |c| c.transport = Force::Tcp, |c| c.host_id = format!("host-{}", c.rank() / 2)];
+    for (number, layout) in layouts.into_iter().enumerate() {
+        for wire in [Wire::F32, Wire::F16] {
+            let options = Options { lanes: 2, wire, ..Options::default() };
+            let digests = group_with(5, options, layout, &lens, |mut comm| {
+                let mut reduced = |runs: &[Range<usize>]| {
+                    for bucket in 0..lens.len() {
+                        let own = numbers(comm.rank(), bucket);
+                        comm.bucket_mut(bucket).iter_mut().zip(own).for_each(|(number, own)| *number = own);
+                    }
+                    for (lane, run) in runs.iter().enumerate() {
+                        comm.start_all(run.clone(), lane);
+                    }
+                    (0..lens.len()).for_each(|bucket| comm.wait(bucket).unwrap());
+                    (0..lens.len()).flat_map(|b| comm.bucket(b).iter().map(|x| x.to_bits())).collect::<Vec<u32>>()
+                };
+                let each = reduced(&[0..1, 1..2, 2..3, 3..4, 4..5, 5..6]);
+                assert_eq!(each, reduced(std::slice::from_ref(&(0..6))), "{wire:?}, layout {number}");
+                assert_eq!(each, reduced(&[0..1, 1..5, 5..6]), "{wire:?}, layout {number}");
+                assert_eq!(comm.timing(1).unwrap().bytes, 4 * lens[1..5].iter().sum::<usize>() as u64);
+                assert_eq!(comm.timing(2), None, "it is part of another one");
+                comm.leave().unwrap();
+                each
+            });
+            assert!(digests.windows(2).all(|pair| pair[0] == pair[1]), "{wire:?}, layout {number}");
+        }
+    }
+}
+
+#[test]
+fn numbers_too_small_for_f16_arrive_with_a_scale_or_in_4_bytes() {
+    let own = |rank: u32, i: usize| 1e-9 * number(rank, 0, i);
+    let exact: Vec<f64> = (0..5_000).map(|i| (0..3).map(|rank| f64::from(own(rank, i))).sum()).collect();
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let whole = norm(&mut exact.iter().copied());
+    let options = Options { wire: Wire::F16, ..Options::default() };
+    let layout = |c: &mut GroupConfig| c.transport = Force::Tcp;
+    for (scale, least, most) in [(Some(1.0), 0.1, f64::INFINITY), (Some(2f32.powi(30)), 1e-5, 1e-3), (None, 0.0, 1e-6)]
+    {
+        let errors = group_with(3, options, layout, &[5_000], |mut comm| {
+            comm.set_wire_scale(scale);
+            let rank = comm.rank();
+            comm.bucket_mut(0).iter_mut().enumerate().for_each(|(i, x)| *x = own(rank, i));
+            comm.all_reduce(0).unwrap();
+            let off = norm(&mut comm.bucket(0).iter().zip(&exact).map(|(x, exact)| f64::from(*x) - exact));
+            comm.leave().unwrap();
+            off / whole
+        });
+        assert!(errors.iter().all(|error| (least..=most).contains(error)), "{scale:?}: {errors:?}");
+    }
+}
+
 #[test]
 fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
     for force in [Force::Shm, Force::Tcp] {

@@ -6,8 +6,13 @@ mod flat_gradients;
 mod trial;
 
 use flat_gradients::FlatGradients;
-use switchyard_worker::cpu::{Format, Isa};
-use switchyard_worker::nn::{GradientSink, Layout};
+use std::collections::BTreeMap;
+use switchyard_worker::cpu::{Cpu, Format, Isa};
+use switchyard_worker::data::Kind;
+use switchyard_worker::model::{Model, Registry};
+use switchyard_worker::nn::layers::{self, CrossEntropy, Linear, Target};
+use switchyard_worker::nn::{Backward, Flow, Forward, GradientSink, Graph, INPUTS, Layer, Layout, ModelError, Needs};
+use switchyard_worker_contract::config;
 use trial::{Case, Trial, cases, cpu};
 
 /// Gradients in one array, and the order in which they became final.
@@ -46,7 +51,10 @@ fn norm(gradient: &[f32]) -> f64 {
 }
 
 fn check_directions(case: &Case, isa: Isa) {
-    let mut trial = Trial::new(case, cpu(1, isa), Format::F32).excite();
+    check_trial(case, isa, Trial::new(case, cpu(1, isa), Format::F32).excite());
+}
+
+fn check_trial(case: &Case, isa: Isa, mut trial: Trial) {
     let layout = trial.network.layout().clone();
     let mut sink = Flat::new(&layout);
     trial.forward();
@@ -91,6 +99,80 @@ fn directional_derivatives() {
     for case in cases().into_iter().filter(|case| case.name != "resnet-50") {
         for isa in isas() {
             check_directions(&case, isa);
+        }
+    }
+}
+
+/// Multiplies two tensors number by number.
+struct Multiply {
+    len: usize,
+    flow: [Flow; INPUTS],
+}
+
+impl Layer for Multiply {
+    fn kind(&self) -> &'static str {
+        "Multiply"
+    }
+
+    fn needs(&self, _: &Cpu) -> Needs {
+        Needs { inputs: [true, true, false], flow: self.flow, ..Needs::default() }
+    }
+
+    fn forward(&mut self, cx: &mut Forward<'_>) {
+        let (a, b) = (cx.inputs[0].of::<f32>(), cx.inputs[1].of::<f32>());
+        let y = cx.output.of::<f32>();
+        (0..self.len).for_each(|i| y[i] = a[i] * b[i]);
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>) {
+        let dy = cx.d_output.shared();
+        for (of, other) in [(0, 1), (1, 0)] {
+            let (dy, other) = (dy.of::<f32>(), cx.inputs[other].of::<f32>());
+            let (mut d, add) = cx.d_inputs[of].target().unwrap();
+            for (d, (dy, x)) in d.of::<f32>().iter_mut().zip(dy.iter().zip(other)) {
+                *d = dy * x + if add { *d } else { 0.0 };
+            }
+        }
+    }
+}
+
+/// A perceptron whose hidden layer is squared by one [`Multiply`], and goes around it too.
+struct Squares([Flow; INPUTS]);
+
+impl Model for Squares {
+    fn words(&self) -> String {
+        "squares".into()
+    }
+
+    fn build(&self, graph: &mut Graph) -> Result<(), ModelError> {
+        let input = layers::features(graph, "input")?;
+        let hidden = Linear::new(6).add(graph, "hidden", input)?;
+        let shape = graph.shape(hidden).to_vec();
+        let multiply = Multiply { len: graph.len(hidden), flow: self.0 };
+        let squares = graph.add("squares", multiply, &[hidden, hidden], &[], &[], &shape)?;
+        let around = Linear::new(6).residual(squares).add(graph, "around", hidden)?;
+        let output = Linear::new(4).add(graph, "output", around)?;
+        CrossEntropy { target: Target::Classes, count: true }.add(graph, "loss", output)
+    }
+}
+
+/// The model `squares` with the flows named in its parameters.
+fn squares(parameters: &BTreeMap<String, String>) -> Result<Box<dyn Model>, ModelError> {
+    let flow = |name: &str| if parameters[name] == "write" { Flow::Write } else { Flow::Accumulate };
+    Ok(Box::new(Squares([flow("first"), flow("second"), Flow::Write])))
+}
+
+#[test]
+fn a_tensor_that_is_both_inputs_of_a_layer_gets_the_sum_of_both_gradients() {
+    let registry = Registry::new().with("squares", squares);
+    let words = ["write", "accumulate"];
+    for (first, second) in words.into_iter().flat_map(|first| words.map(|second| (first, second))) {
+        let flows = [("first", first), ("second", second)].map(|(name, flow)| (name.to_owned(), flow.to_owned()));
+        let model = config::Model::Custom(config::Custom { name: "squares".into(), parameters: flows.into() });
+        let case = Case { name: "squares", model, kind: Kind::Features { width: 7, classes: 4 }, samples: 6 };
+        for isa in isas() {
+            let trial = Trial::of(&registry, &case, cpu(1, isa), Format::F32, (0.0, 1.0)).excite();
+            check_trial(&case, isa, trial);
         }
     }
 }

@@ -84,7 +84,7 @@ fn a_static_scale_gives_up_after_a_hundred_steps() {
         assert!(text.contains("gradients overflowed in 100 steps in a row with a loss scale of 8; lower"), "{text}");
         // The slower rank may hear of it from the other one before it notices by itself.
         let is_own = text.starts_with("gradients overflowed");
-        assert_eq!(error.exit(rank as u32).code(), if is_own { 5 } else { 4 }, "{text}");
+        assert_eq!(error.exit(rank as u32).code(), if is_own { 9 } else { 4 }, "{text}");
         own += usize::from(is_own);
         assert!(events.iter().all(|event| matches!(event, Event::Ready(_))), "no loss to tell: {events:?}");
     }

@@ -179,7 +179,7 @@ fn every_optimizer_learns_with_every_schedule() {
         let config = with(&small(), |config| {
             config.length = Length::Steps(40);
             config.optimizer = Optimizer { rule, learning_rate, ..config.optimizer };
-            config.schedule = Schedule { kind: kinds[index % 4], warmup_steps: 3, final_learning_rate: 0.0 };
+            config.schedule = Schedule { kind: kinds[index % 4], warmup_steps: Some(3), final_learning_rate: 0.0 };
         });
         let (_, history) = train(&config, 2, 40, true).unwrap();
         let mean = |part: &[(f64, String)]| part.iter().map(|(loss, _)| loss).sum::<f64>() / part.len() as f64;
@@ -212,7 +212,8 @@ fn the_validation_loss_is_that_of_the_classes_as_they_are() {
         let config = with(&small(), |config| {
             config.label_smoothing = smoothing;
             config.optimizer.learning_rate = 0.0;
-            config.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, final_learning_rate: 0.0 };
+            config.schedule =
+                Schedule { kind: ScheduleKind::Constant, warmup_steps: Some(0), final_learning_rate: 0.0 };
         });
         let history = train(&config, 2, 4, true).unwrap().1;
         (history.steps[0].0, history.evaluations[0].unwrap())

@@ -165,7 +165,7 @@ fn schedules() {
         ("step", config::ScheduleKind::Step { every: 7, factor: 0.625 }),
     ];
     for (name, kind) in kinds {
-        let schedule = config::Schedule { kind, warmup_steps: 5, final_learning_rate: 0.025 };
+        let schedule = config::Schedule { kind, warmup_steps: Some(5), final_learning_rate: 0.025 };
         let want = f.floats(name);
         assert_eq!(want.len(), 36);
         for (step, want) in want.into_iter().enumerate() {

@@ -96,8 +96,38 @@ fn killed_mixed_precision_goes_on_with_the_same_bits() {
         let config = EngineConfig { precision: dynamic(half, scale), ..divided(gpt.clone(), world, merge) };
         killed(&config, world, &format!("{half:?}"));
     }
+    let mut narrow = divided(gpt, 2, 1);
+    narrow.overlap.wire_type = WireType::Fp16;
+    killed(&narrow, 2, "gradients in f16");
     let config = EngineConfig { precision: dynamic(HalfType::Fp16, 1024.0), ..divided(resnet(), 2, 1) };
     killed(&config, 2, "ResNet in f16");
+}
+
+#[test]
+fn a_loss_scale_that_the_manifest_changes_counts_from_the_resume_on() {
+    let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let fixed =
+        |scale| Precision::Amp(Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale } });
+    let gpt = saving(&divided(gpt(data.path()), 2, 1), folder.path(), 100);
+    for (steps, precision, scale) in [
+        (2, dynamic(HalfType::Bf16, 512.0), 512.0),
+        (4, fixed(128.0), 128.0),
+        (6, fixed(1024.0), 1024.0),
+        (8, dynamic(HalfType::Bf16, 64.0), 64.0),
+    ] {
+        let config = EngineConfig { precision, length: Length::Steps(steps), ..gpt.clone() };
+        for (outcome, events) in runs(&config, 2, data.path(), |_, _, _| ()) {
+            outcome.unwrap();
+            let scales: Vec<(u64, Option<f64>)> = events
+                .iter()
+                .filter_map(|event| match event {
+                    Event::Progress(progress) => Some((progress.step, progress.loss_scale)),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(scales, [(steps - 1, Some(scale)), (steps, Some(scale))]);
+        }
+    }
 }
 
 #[test]
@@ -216,7 +246,7 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let (data, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut gpt = gpt(data.path());
     gpt.optimizer.learning_rate = 0.0;
-    gpt.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, final_learning_rate: 0.0 };
+    gpt.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: Some(0), final_learning_rate: 0.0 };
     let batch = |size| EngineConfig { batch_size_per_process: size, ..gpt.clone() };
     let samples = blueprint(&batch(1), 1).unwrap().order.samples();
     let sum = |history: &History, size: u64| history.steps.iter().map(|(loss, _)| loss * size as f64).sum::<f64>();

@@ -26,10 +26,11 @@ pub struct Overlap {
     #[serde(default)]
     pub mode: Switch,
 
-    /// Largest size of a fused gradient bucket, MiB. Default 25.
-    #[serde(default = "twenty_five", rename = "bucketSizeMiB")]
+    /// Limit of a fused gradient bucket, MiB. Default: none. Without a limit the first and the last bucket have about 1 MiB, and the
+    /// others what the measured link between the ranks needs to be used well, at most 25 MiB. The numbers do not depend on it.
+    #[serde(skip_serializing_if = "Option::is_none", rename = "bucketSizeMiB")]
     #[schemars(range(min = 1, max = 1024))]
-    pub bucket_size_mib: i32,
+    pub bucket_size_mib: Option<i32>,
 
     /// All-reduces that may run at the same time, each with its own connections. Default 1; between hosts 2 may be faster.
     #[serde(default = "one")]
@@ -50,7 +51,7 @@ impl Default for Overlap {
     fn default() -> Self {
         Overlap {
             mode: Switch::Enabled,
-            bucket_size_mib: 25,
+            bucket_size_mib: None,
             communicators: 1,
             wire_type: WireType::FP32,
             sync_all_reduce: Switch::Disabled,
@@ -126,9 +127,6 @@ fn ten_i64() -> i64 {
 }
 fn twenty() -> i32 {
     20
-}
-fn twenty_five() -> i32 {
-    25
 }
 fn thirty() -> i32 {
     30

@@ -36,34 +36,31 @@ pub(super) fn rank_table(plan: &LocalPlan, ranks: &[Ready]) -> String {
     columns(&rows).lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// How many gradient tensors became how many all-reduces, and what they cost.
+/// How many gradient tensors became how many all-reduces, what they cost, and how much of them no overlap can hide.
 pub(super) fn fusion(plan: &LocalPlan, inspection: &Inspection, ranks: &[Ready]) -> String {
-    let buckets = inspection.bucket_bytes.len() as u64;
-    let total: u64 = inspection.bucket_bytes.iter().sum();
-    let sizes = if buckets == 1 {
-        format!("of {}", binary(total))
-    } else {
-        let largest = inspection.bucket_bytes.iter().max().copied().unwrap_or_default();
-        format!("of {} in all, the largest {}", binary(total), binary(largest))
+    let tensors = counted(u64::from(inspection.gradient_tensors), "gradient tensor");
+    let Some((first, last)) = ranks.first().and_then(|first| Some((first, first.bucket_bytes.last()?))) else {
+        return format!("  fusion   {tensors}; one rank: nothing is reduced");
     };
-    let mut line = format!(
-        "  fusion   {} -> {} {sizes} (limit {} MiB)",
-        counted(u64::from(inspection.gradient_tensors), "gradient tensor"),
-        counted(buckets, "all-reduce"),
-        plan.engine.overlap.bucket_size_mib
-    );
-    match ranks.first() {
-        Some(first) if ranks.len() > 1 => {
-            let when = if plan.engine.overlap.enabled { "during backward" } else { "after backward" };
-            line.push_str(&format!(
-                "\n           over {}, ~{:.2} ms/step, started {when}",
-                first.transport.word(),
-                first.all_reduce_ms
-            ));
-        }
-        _ => line.push_str("; one rank: nothing is reduced"),
-    }
-    line
+    let all = counted(first.bucket_bytes.len() as u64, "all-reduce");
+    let total: u64 = first.bucket_bytes.iter().sum();
+    let largest = first.bucket_bytes.iter().max().copied().unwrap_or_default();
+    let sizes = match first.bucket_bytes.len() {
+        1 => format!("of {}", binary(total)),
+        _ => format!("of {} in all, the largest {}", binary(total), binary(largest)),
+    };
+    let overlap = plan.engine.overlap;
+    let limit = overlap.bucket_size_mib.map_or_else(String::new, |mib| format!(" (limit {mib} MiB)"));
+    let (when, left) = match (overlap.enabled, overlap.sync_all_reduce) {
+        (false, _) => ("after backward", String::new()),
+        (true, true) => ("during backward, which waits for each", String::new()),
+        (true, false) => ("during backward", format!("; {} left when it ends", binary(*last))),
+    };
+    format!(
+        "  fusion   {tensors} -> {all} {sizes}{limit}\n           over {}, ~{:.2} ms/step, started {when}{left}",
+        first.transport.word(),
+        first.all_reduce_ms
+    )
 }
 
 /// Where the training resumes, if it does.

@@ -116,7 +116,6 @@ fn inspection() -> Inspection {
         item: Item::Images,
         parameters: 11_172_810,
         gradient_tensors: 62,
-        bucket_bytes: vec![44_691_240],
         memory: MemoryUse { weights: 61 << 20, ..MemoryUse::default() },
         fp32_memory_bytes: Some(105 << 20),
         kernel: "avx2".into(),
@@ -146,6 +145,7 @@ fn ready(rank: u32, resumed_step: Option<u64>) -> Ready {
         address: "127.0.0.1:1".into(),
         transport: Transport::Shm,
         links: Vec::new(),
+        bucket_bytes: Vec::new(),
         all_reduce_ms: 1.0,
         resumed_step,
     }

@@ -39,6 +39,7 @@ fn ready(rank: u32) -> Event {
         address: String::new(),
         transport: Transport::Shm,
         links: Vec::new(),
+        bucket_bytes: Vec::new(),
         all_reduce_ms: 0.0,
         resumed_step: Some(4),
     })

@@ -144,6 +144,7 @@ mod tests {
             (failed(None), 1, 1, Next::End(RunEnd::GivenUp(Exit::OwnFailure, budget(1)))),
             (failed(Some(3)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Data, GiveUp::Permanent))),
             (failed(Some(2)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Usage, GiveUp::Permanent))),
+            (failed(Some(9)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Diverged, GiveUp::Permanent))),
         ] {
             let rules =
                 serde_json::json!([{"action": "FailTrainJob", "onExitCodes": {"operator": "NotIn", "values": [99]}}]);

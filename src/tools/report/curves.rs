@@ -161,7 +161,7 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     let exposed = facts.step[Part::Communication];
     let reduce = facts.reduce.filter(|reduce| reduce.busy_ms > 0.0);
     let hidden = reduce.map(|reduce| (reduce.busy_ms - exposed).max(0.0));
-    let buckets = facts.inspection.as_ref().map(|inspection| inspection.bucket_bytes.clone()).unwrap_or_default();
+    let buckets = &facts.bucket_bytes;
     let gradients = buckets.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes)) as f64;
     let bytes =
         reduce.map(|reduce| reduce.bytes).filter(|bytes| *bytes > 0.0).or((gradients > 0.0).then_some(gradients));
@@ -169,8 +169,9 @@ pub(super) fn all_reduce(facts: &Facts) -> Option<AllReduce> {
     let alone = facts.reduce_alone_ms.zip(bytes).map(|(ms, bytes)| bytes * 2.0 * (ranks - 1.0) / ranks / (ms * 1e6));
     Some(AllReduce {
         transport: facts.transport.map(|transport| transport.word().into()),
-        bucket_bytes: buckets.into_iter().take(1024).collect(),
+        bucket_bytes: buckets.iter().copied().take(1024).collect(),
         bytes: bytes.map(tidy),
+        left_bytes: reduce.and_then(|reduce| reduce.left_bytes).map(tidy),
         alone_ms: facts.reduce_alone_ms.map(tidy),
         under_way_ms: reduce.map(|reduce| tidy(reduce.busy_ms)),
         exposed_ms: tidy(exposed),

@@ -35,6 +35,8 @@ pub struct Facts {
     pub warm_ms: Option<f64>,
     /// All-reduce of the critical rank.
     pub reduce: Option<Reduce>,
+    /// Bytes of each all-reduce, in the order in which backward starts them.
+    pub bucket_bytes: Vec<u64>,
     /// One all-reduce of all gradients with nothing else running, measured before the first step.
     pub reduce_alone_ms: Option<f64>,
     /// How gradients travel.
@@ -86,6 +88,9 @@ pub struct Reduce {
     pub busy_ms: f64,
     /// Bytes of gradients.
     pub bytes: f64,
+    /// Those of them that were not reduced when backward ended; absent if not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_bytes: Option<f64>,
 }
 
 /// Memory of the ranks of one node.
@@ -145,7 +150,11 @@ impl Facts {
                 .map(|mean| mean.total()),
             reduce: per(sums.reduce_ms, sums.reduced_steps)
                 .zip(per(sums.reduce_bytes, sums.reduced_steps))
-                .map(|(busy_ms, bytes)| Reduce { busy_ms, bytes }),
+                .map(|(busy_ms, bytes)| Reduce { busy_ms, bytes, left_bytes: per(sums.left_bytes, sums.left_steps) }),
+            bucket_bytes: ready()
+                .map(|ready| ready.bucket_bytes.clone())
+                .find(|bytes| !bytes.is_empty())
+                .unwrap_or_default(),
             reduce_alone_ms: ready().map(|ready| ready.all_reduce_ms).filter(|ms| *ms > 0.0).reduce(f64::max),
             transport: ready().map(|ready| ready.transport).next(),
             read_ms: per(sums.read_ms, sums.read_steps),

@@ -192,6 +192,7 @@ mod tests {
             parts,
             reduce_ms: None,
             reduce_bytes: None,
+            left_bytes: None,
             read_ms: None,
             loss: Some(1.0),
             skipped: false,

@@ -122,6 +122,7 @@ pub(super) struct Line {
     other_ms: Option<f64>,
     reduce_ms: Option<f64>,
     reduce_bytes: Option<u64>,
+    left_bytes: Option<u64>,
     read_ms: Option<f64>,
     loss: Option<f64>,
     gradient_norm: Option<f64>,
@@ -142,6 +143,8 @@ pub(super) struct Sample {
     /// Time in which an all-reduce was running, ms; `None` if not measured.
     pub reduce_ms: Option<f64>,
     pub reduce_bytes: Option<u64>,
+    /// Bytes that were not reduced when backward ended.
+    pub left_bytes: Option<u64>,
     /// Time of all threads of the reader, ms.
     pub read_ms: Option<f64>,
     /// Nats; `None` where it was not a number.
@@ -176,6 +179,7 @@ impl Sample {
             parts: parts(total, &times),
             reduce_ms: time(line.reduce_ms),
             reduce_bytes: line.reduce_bytes.filter(|bytes| *bytes < 1 << 50),
+            left_bytes: line.left_bytes.filter(|bytes| *bytes < 1 << 50),
             read_ms: time(line.read_ms),
             loss: line.loss.and_then(believed),
             skipped: line.gradient_norm.is_none(),
@@ -201,6 +205,7 @@ impl Sample {
             parts: parts(total, &times),
             reduce_ms: None,
             reduce_bytes: None,
+            left_bytes: None,
             read_ms: None,
             loss: believed(progress.loss),
             skipped: false,
@@ -229,6 +234,8 @@ pub(super) struct Sums {
     pub reduced_steps: u64,
     pub reduce_ms: f64,
     pub reduce_bytes: f64,
+    pub left_steps: u64,
+    pub left_bytes: f64,
     pub read_steps: u64,
     pub read_ms: f64,
 }
@@ -242,6 +249,10 @@ impl Sums {
             self.reduced_steps += sample.steps;
             self.reduce_ms += weight * reduce_ms;
             self.reduce_bytes += weight * sample.reduce_bytes.unwrap_or_default() as f64;
+        }
+        if let Some(left_bytes) = sample.left_bytes {
+            self.left_steps += sample.steps;
+            self.left_bytes += weight * left_bytes as f64;
         }
         if let Some(read_ms) = sample.read_ms {
             self.read_steps += sample.steps;
@@ -262,6 +273,8 @@ impl Merge for Sums {
         self.reduced_steps += later.reduced_steps;
         self.reduce_ms += later.reduce_ms;
         self.reduce_bytes += later.reduce_bytes;
+        self.left_steps += later.left_steps;
+        self.left_bytes += later.left_bytes;
         self.read_steps += later.read_steps;
         self.read_ms += later.read_ms;
     }

@@ -88,7 +88,11 @@ pub struct Ready {
     /// if needed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
-    /// Measured time of one all-reduce of all gradient buckets, milliseconds; 0 with a single rank.
+    /// Bytes of each all-reduce of gradients, in the order in which backward starts them; from rank 0 only, and empty
+    /// with a single rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bucket_bytes: Vec<u64>,
+    /// Measured time of all of them, milliseconds; 0 with a single rank.
     pub all_reduce_ms: f64,
     /// Steps in the checkpoint that the training resumes from; absent if it starts from the beginning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -372,8 +376,6 @@ pub struct Inspection {
     pub parameters: u64,
     /// Number of tensors with a gradient.
     pub gradient_tensors: u32,
-    /// Size of each fused bucket in bytes, in the order in which they are reduced.
-    pub bucket_bytes: Vec<u64>,
     /// Memory that one rank allocates.
     pub memory: MemoryUse,
     /// [`MemoryUse::total`] in FP32; `None` if FP32 is used.
@@ -416,7 +418,7 @@ pub struct Inspection {
 pub struct MemoryUse {
     /// 32-bit weights, and 16-bit working copies.
     pub weights: u64,
-    /// Gradient buckets.
+    /// Gradient buckets, and the buffer for what ranks tell each other.
     pub gradients: u64,
     /// Moments and other state of the optimizer.
     pub optimizer: u64,

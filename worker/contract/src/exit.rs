@@ -25,6 +25,8 @@ pub enum Exit {
     PreflightRefused = 7,
     /// The job cannot be placed on these nodes.
     NotPlaceable = 8,
+    /// The loss or the gradients are not finite; the same manifest computes the same numbers again.
+    Diverged = 9,
     /// Stopped by SIGINT, cleanly.
     Interrupted = 130,
     /// Stopped by SIGTERM, cleanly.
@@ -33,7 +35,7 @@ pub enum Exit {
 
 impl Exit {
     /// All codes with the sentences for `--help`.
-    pub const ALL: [(Exit, &'static str); 11] = [
+    pub const ALL: [(Exit, &'static str); 12] = [
         (Exit::Done, "done"),
         (Exit::Unexpected, "unexpected error"),
         (Exit::Usage, "wrong command line or manifest"),
@@ -43,6 +45,7 @@ impl Exit {
         (Exit::CheckpointRefused, "checkpoint refused"),
         (Exit::PreflightRefused, "preflight refused the start"),
         (Exit::NotPlaceable, "not placeable on these nodes"),
+        (Exit::Diverged, "the training diverged: its loss or gradients are not finite"),
         (Exit::Interrupted, "stopped by SIGINT"),
         (Exit::Terminated, "stopped by SIGTERM"),
     ];

@@ -57,6 +57,8 @@ pub struct StepRecord {
     pub reduce_ms: f32,
     /// Bytes of gradients reduced.
     pub reduce_bytes: u64,
+    /// Those of them that were not reduced when the backward pass ended.
+    pub left_bytes: u64,
     /// Time that the reader worked for the micro-batches of this step, ms, summed over its threads.
     pub read_ms: f32,
     /// Mean loss over all ranks, nats.

@@ -24,6 +24,8 @@ mod scaler;
 #[cfg(test)]
 mod tests;
 mod weights;
+mod wire;
 
 pub use scaler::{LossScaler, ScalerError, ScalerState};
 pub use weights::HalfWeights;
+pub use wire::WireScale;

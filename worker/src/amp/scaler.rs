@@ -43,24 +43,35 @@ pub struct ScalerState {
 
 impl LossScaler {
     pub fn new(config: LossScaling) -> LossScaler {
-        let scale = match config {
-            LossScaling::Static { scale } => scale,
-            LossScaling::Dynamic { initial_scale, .. } => initial_scale,
-        };
-        let state = ScalerState { scale: scale as f32, good_steps: 0, skipped_steps: 0, skipped_in_a_row: 0 };
+        let state = ScalerState { scale: first(config), good_steps: 0, skipped_steps: 0, skipped_in_a_row: 0 };
         LossScaler { config, state }
     }
 
-    /// Restores a saved scaler.
+    /// Restores a saved scaler. A configuration whose first scale is not that of `saved`, the one that the state was
+    /// saved under, wins: the scale starts again from there. Checkpoints of older versions do not say what they were
+    /// saved under; then only a static scale wins.
     ///
     /// # Errors
     /// The saved scale is not a finite positive number.
-    pub fn restore(config: LossScaling, state: ScalerState) -> Result<LossScaler, ScalerError> {
-        if state.scale.is_finite() && state.scale > 0.0 {
-            Ok(LossScaler { config, state })
-        } else {
-            Err(ScalerError::Saved(state.scale))
+    pub fn restore(
+        config: LossScaling,
+        mut state: ScalerState,
+        saved: Option<LossScaling>,
+    ) -> Result<LossScaler, ScalerError> {
+        if !(state.scale.is_finite() && state.scale > 0.0) {
+            return Err(ScalerError::Saved(state.scale));
         }
+        let is_dynamic = |config: LossScaling| matches!(config, LossScaling::Dynamic { .. });
+        let changed =
+            saved.is_some_and(|saved| (is_dynamic(saved), first(saved)) != (is_dynamic(config), first(config)));
+        if changed || !is_dynamic(config) && state.scale != first(config) {
+            state = ScalerState { scale: first(config), good_steps: 0, skipped_in_a_row: 0, ..state };
+        }
+        Ok(LossScaler { config, state })
+    }
+
+    pub fn config(&self) -> LossScaling {
+        self.config
     }
 
     pub fn state(&self) -> ScalerState {
@@ -101,6 +112,14 @@ impl LossScaler {
             }
         }
         Ok(())
+    }
+}
+
+/// The scale of the first step, in the numbers it is used in.
+fn first(config: LossScaling) -> f32 {
+    match config {
+        LossScaling::Static { scale } => scale as f32,
+        LossScaling::Dynamic { initial_scale, .. } => initial_scale as f32,
     }
 }
 
@@ -168,7 +187,41 @@ mod tests {
     fn a_saved_scale_must_be_one() {
         for scale in [0.0, -1.0, f32::INFINITY, f32::NAN] {
             let state = ScalerState { scale, ..LossScaler::new(dynamic(1.0, 1)).state() };
-            assert!(matches!(LossScaler::restore(dynamic(1.0, 1), state), Err(ScalerError::Saved(_))), "{scale}");
+            assert!(matches!(LossScaler::restore(dynamic(1.0, 1), state, None), Err(ScalerError::Saved(_))), "{scale}");
+        }
+    }
+
+    #[test]
+    fn a_changed_configuration_wins_over_the_saved_scale() {
+        let fixed = |scale| LossScaling::Static { scale };
+        let grown = |saved| {
+            let mut scaler = LossScaler::new(saved);
+            (0..3).for_each(|_| scaler.update(false).unwrap());
+            scaler.update(true).unwrap();
+            scaler.state()
+        };
+        let faster = LossScaling::Dynamic {
+            initial_scale: 8.0,
+            growth_factor: 4.0,
+            backoff_factor: 0.25,
+            growth_interval_steps: 1,
+        };
+        // 8 -> 16, 32, 64, and back to 32.
+        for (saved, config, scale) in [
+            (fixed(128.0), fixed(1024.0), 1024.0),
+            (dynamic(8.0, 1), fixed(128.0), 128.0),
+            (fixed(128.0), dynamic(8.0, 1), 8.0),
+            (dynamic(8.0, 1), dynamic(512.0, 1), 512.0),
+            (dynamic(8.0, 1), faster, 32.0),
+            (dynamic(8.0, 1), dynamic(8.0, 1), 32.0),
+            (fixed(128.0), fixed(128.0), 128.0),
+        ] {
+            let restored = LossScaler::restore(config, grown(saved), Some(saved)).unwrap();
+            assert_eq!(restored.scale(), scale, "{saved:?} to {config:?}");
+            assert_eq!(restored.state().skipped_steps, 1, "counts stay");
+            let old = LossScaler::restore(config, grown(saved), None).unwrap();
+            let is_static = matches!(config, LossScaling::Static { .. });
+            assert_eq!(old.scale(), if is_static { scale } else { grown(saved).scale }, "{saved:?} to {config:?}");
         }
     }
 
@@ -219,7 +272,7 @@ mod tests {
                 let _ = scaler.update(overflowed);
             }
             let text = serde_json::to_string(&scaler.state()).unwrap();
-            let mut restored = LossScaler::restore(config, serde_json::from_str(&text).unwrap()).unwrap();
+            let mut restored = LossScaler::restore(config, serde_json::from_str(&text).unwrap(), Some(config)).unwrap();
             for overflowed in after {
                 prop_assert_eq!(&restored, &scaler);
                 prop_assert_eq!(scaler.update(overflowed), restored.update(overflowed));

@@ -14,7 +14,7 @@ use super::{
     state::{Request, Shared},
     timing::Timing,
 };
-use std::{sync::Arc, thread::JoinHandle, time::Instant};
+use std::{ops::Range, sync::Arc, thread::JoinHandle, time::Instant};
 use switchyard_worker_contract::{config::Transport, event::Link};
 
 /// Most bytes that `agree` compares.
@@ -26,14 +26,13 @@ const BUCKET_ALIGN: usize = 32;
 pub struct Communicator {
     // Fields are dropped in this order: first the threads that use the rest.
     threads: Threads,
-    /// Lanes; bucket `b` belongs to lane `b % lanes`.
     lanes: Vec<Arc<Queue>>,
     memory: Arc<Memory>,
     shared: Arc<Shared>,
     buckets: Vec<(usize, usize)>,
-    /// Ticket and start of the reduction in flight, by bucket.
-    in_flight: Vec<Option<(u32, Instant)>>,
-    /// Times of the last completed reduction, by bucket.
+    /// The reduction in flight, by bucket.
+    in_flight: Vec<Option<InFlight>>,
+    /// Times of the last completed reduction, by its first bucket.
     timings: Vec<Option<Timing>>,
     clock_offset: i64,
     transport: Transport,
@@ -42,6 +41,16 @@ pub struct Communicator {
     local_address: String,
     host: String,
     agreements: u32,
+}
+
+/// A reduction that was started.
+#[derive(Debug, Clone, Copy)]
+struct InFlight {
+    ticket: u32,
+    started: Instant,
+    lane: usize,
+    /// It reduces buckets before this one too.
+    follows: bool,
 }
 
 /// Ends the group from another thread (signals, panic hook).
@@ -212,17 +221,13 @@ impl Communicator {
         self.lanes.len()
     }
 
-    fn lane(&self, bucket: usize) -> &Queue {
-        &self.lanes[bucket % self.lanes.len()]
-    }
-
     /// Bytes that this rank has sent to other hosts in completed reductions, including headers. Traffic within a host
     /// does not count.
     pub fn bytes_sent(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.bytes_sent()).sum()
     }
 
-    /// The times of the bucket's last completed reduction.
+    /// The times of the last completed reduction that began with this bucket.
     ///
     /// # Panics
     /// If there is no such bucket.
@@ -273,37 +278,62 @@ impl Communicator {
         self.buckets[bucket]
     }
 
-    /// Starts the in-place sum of a bucket over all ranks and returns at once.
+    /// Factor of numbers that travel in f16, undone where they arrive; a power of two. `None`: they travel in 4 bytes.
+    /// All ranks set the same one, while nothing is in flight. 1 at first.
+    pub fn set_wire_scale(&mut self, scale: Option<f32>) {
+        self.shared.set_wire_scale(scale);
+    }
+
+    /// Starts the in-place sum of a bucket over all ranks, in lane `bucket % lanes`, and returns at once.
     ///
     /// # Panics
     /// If the bucket is already in flight, or if there is no such bucket.
     pub fn start(&mut self, bucket: usize) {
-        self.push(bucket, true);
+        self.push(bucket..bucket + 1, bucket, true);
+    }
+
+    /// Starts one sum over several buckets in a row, in lane `lane % lanes`: the results are those of one sum each, to
+    /// the last bit. All ranks start the same ranges. Each bucket is waited for by itself.
+    ///
+    /// # Panics
+    /// If the range is empty, a bucket is already in flight, or there is no such bucket.
+    pub fn start_all(&mut self, buckets: Range<usize>, lane: usize) {
+        self.push(buckets, lane, true);
     }
 
     /// Waits until a started reduction is complete; returns at once for a bucket that is not in flight. If the group
     /// fails, every rank gets the same root cause, and the bucket stays in flight.
     pub fn wait(&mut self, bucket: usize) -> Result<(), CommError> {
-        let Some((ticket, started)) = self.in_flight[bucket] else { return Ok(()) };
-        if self.lane(bucket).wait(ticket) {
+        let Some(InFlight { ticket, started, lane, follows }) = self.in_flight[bucket] else { return Ok(()) };
+        if self.lanes[lane].wait(ticket) {
             self.in_flight[bucket] = None;
-            self.timings[bucket] = Some(self.lane(bucket).timing(bucket, started));
+            self.timings[bucket] = (!follows).then(|| self.lanes[lane].timing(bucket, started));
             return Ok(());
         }
         Err(self.root_cause())
     }
 
+    /// Whether the bucket's reduction is not complete yet. Returns at once.
+    pub fn is_under_way(&self, bucket: usize) -> bool {
+        self.in_flight[bucket].is_some_and(|started| !self.lanes[started.lane].done(started.ticket))
+    }
+
     /// `start` and `wait` in one, on this thread: the fastest way if there is nothing to overlap.
     pub fn all_reduce(&mut self, bucket: usize) -> Result<(), CommError> {
-        self.push(bucket, false);
+        self.push(bucket..bucket + 1, bucket, false);
         self.wait(bucket)
     }
 
-    fn push(&mut self, bucket: usize, wake: bool) {
-        self.at_rest(bucket);
-        let started = Instant::now();
-        let ticket = self.lane(bucket).push(bucket as u32, wake && self.shared.world > 1);
-        self.in_flight[bucket] = Some((ticket, started));
+    fn push(&mut self, buckets: Range<usize>, lane: usize, wake: bool) {
+        assert!(!buckets.is_empty(), "at least one bucket is reduced");
+        for bucket in buckets.clone() {
+            self.at_rest(bucket);
+        }
+        let (started, lane) = (Instant::now(), lane % self.lanes.len());
+        let ticket = self.lanes[lane].push(&buckets, wake && self.shared.world > 1);
+        for bucket in buckets.clone() {
+            self.in_flight[bucket] = Some(InFlight { ticket, started, lane, follows: bucket > buckets.start });
+        }
     }
 
     fn root_cause(&self) -> CommError {

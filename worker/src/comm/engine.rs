@@ -5,9 +5,10 @@
 //! communication thread, in parallel with the computing caller. A caller that waits while the lock is free runs the
 //! operation itself, which saves two thread switches and never lets two threads of one rank compete for a CPU.
 //!
-//! The queue is a ring with one cell per bucket (a bucket can be in flight once). `started` and `finished` count
-//! operations; the memory of a bucket belongs to the engine from `start` until `finished` has passed its number. That
-//! hand-over is a release store and an acquire load of the counters.
+//! An operation reduces one bucket, or several in a row. The queue is a ring with one cell per bucket (a bucket can be
+//! in flight once). `started` and `finished` count operations; the memory of their buckets belongs to the engine from
+//! `start` until `finished` has passed their number. That hand-over is a release store and an acquire load of the
+//! counters.
 #![allow(unsafe_code)]
 
 use super::{
@@ -23,6 +24,7 @@ use super::{
 };
 use rustix::thread::futex::{self, Flags};
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -38,13 +40,20 @@ pub(super) struct Engine {
 
 impl Engine {
     /// Returns the bytes sent to other hosts.
-    fn all_reduce(&mut self, op: Operation, memory: &Memory, turn: &Turn<'_>) -> Result<u64, Broken> {
+    fn all_reduce(
+        &mut self,
+        op: Operation,
+        buckets: &[(usize, usize)],
+        memory: &Memory,
+        turn: &Turn<'_>,
+    ) -> Result<u64, Broken> {
         match (&mut self.local, &mut self.ring) {
             (None, None) => Ok(0),
             (None, Some(ring)) => {
-                // SAFETY: the bucket is in flight, so it belongs to the engine, whose lock this thread holds.
+                // SAFETY: the buckets are in flight, so they belong to the engine, whose lock this thread holds; what lies
+                // between them belongs to nobody.
                 let data = unsafe { memory.slice_mut(op.start, op.len) };
-                ring.all_reduce(op, data, turn)
+                ring.all_reduce(op, buckets, data, turn)
             }
             (Some(local), None) if local.alone() => local.all_reduce(op, turn).map(|()| 0),
             (Some(local), ring) => {
@@ -53,7 +62,7 @@ impl Engine {
                 if let Some(ring) = ring {
                     // SAFETY: as above; I am the leader, and all local ranks have finished their part of my arena.
                     let data = unsafe { memory.slice_mut(op.start, op.len) };
-                    sent = ring.all_reduce(op, data, turn)?;
+                    sent = ring.all_reduce(op, buckets, data, turn)?;
                 }
                 local.spread_from_leader(op, turn).map(|()| sent)
             }
@@ -69,17 +78,20 @@ pub(super) struct Queue {
     buckets: Vec<(usize, usize)>,
     shared: Arc<Shared>,
     lane: usize,
-    cells: Box<[AtomicU32]>,
+    /// The first bucket of an operation and their number, in the two halves.
+    cells: Box<[AtomicU64]>,
     started: AtomicU32,
     finished: AtomicU32,
-    /// The communication thread sleeps on `started`.
+    /// Grows with every operation that is started, and with `stop`: the communication thread sleeps on it.
+    calls: AtomicU32,
+    /// The communication thread is about to sleep, or sleeps.
     idle: AtomicBool,
     /// The caller sleeps on `finished`.
     caller_parked: AtomicBool,
     stop: AtomicBool,
     bytes_sent: AtomicU64,
     epoch: Instant,
-    /// By bucket; only those of this lane are used.
+    /// By the first bucket of an operation; only those of this lane are used.
     records: Box<[Record]>,
 }
 
@@ -99,9 +111,10 @@ impl Queue {
             buckets,
             shared,
             lane,
-            cells: (0..cells).map(|_| AtomicU32::new(0)).collect(),
+            cells: (0..cells).map(|_| AtomicU64::new(0)).collect(),
             started: AtomicU32::new(0),
             finished: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
             idle: AtomicBool::new(false),
             caller_parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -110,14 +123,19 @@ impl Queue {
         }
     }
 
-    /// Appends a bucket; returns its ticket. `wake`: the communication thread may start now.
-    pub fn push(&self, bucket: u32, wake: bool) -> u32 {
+    /// Appends the all-reduce of a range of buckets, which is not empty; returns its ticket. `wake`: the communication
+    /// thread may start now.
+    pub fn push(&self, buckets: &Range<usize>, wake: bool) -> u32 {
         let number = self.started.load(Ordering::Relaxed);
-        self.cells[number as usize % self.cells.len()].store(bucket, Ordering::Relaxed);
+        let cell = ((buckets.start as u64) << 32) | buckets.len() as u64;
+        self.cells[number as usize % self.cells.len()].store(cell, Ordering::Relaxed);
         let ticket = number.wrapping_add(1);
         self.started.store(ticket, Ordering::SeqCst);
-        if wake && self.idle.load(Ordering::SeqCst) {
-            let _ = futex::wake(&self.started, Flags::PRIVATE, 1);
+        if wake {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            if self.idle.load(Ordering::SeqCst) {
+                let _ = futex::wake(&self.calls, Flags::PRIVATE, 1);
+            }
         }
         ticket
     }
@@ -127,12 +145,13 @@ impl Queue {
         self.bytes_sent.load(Ordering::Relaxed)
     }
 
-    /// Times of a bucket's operation whose ticket was waited for.
+    /// Times of the operation that began with this bucket and whose ticket was waited for.
     pub fn timing(&self, bucket: usize, started: Instant) -> Timing {
-        self.records[bucket].timing(self.epoch, started, self.buckets[bucket].1 as u64 * 4)
+        self.records[bucket].timing(self.epoch, started, self.lane as u32)
     }
 
-    fn done(&self, ticket: u32) -> bool {
+    /// Whether an operation is complete.
+    pub fn done(&self, ticket: u32) -> bool {
         self.finished.load(Ordering::Acquire).wrapping_sub(ticket) as i32 >= 0
     }
 
@@ -171,14 +190,17 @@ impl Queue {
     /// Runs the oldest operation; `false` if the group failed.
     fn run_next(&self, engine: &mut Engine, background: bool) -> bool {
         let number = self.finished.load(Ordering::Relaxed);
-        let bucket = self.cells[number as usize % self.cells.len()].load(Ordering::Relaxed);
-        let (start, len) = self.buckets[bucket as usize];
+        let cell = self.cells[number as usize % self.cells.len()].load(Ordering::Relaxed);
+        let (bucket, count) = ((cell >> 32) as u32, cell as u32 as usize);
+        let buckets = &self.buckets[bucket as usize..][..count];
+        let start = buckets[0].0;
+        let len = buckets[count - 1].0 + buckets[count - 1].1 - start;
         let op = Operation { sequence: number.wrapping_add(1), bucket, start, len };
         let began = Instant::now();
         let progress = self.shared.progress(self.lane);
         progress.begin(bucket, len as u64 * 4);
         let turn = Turn { shared: &self.shared, progress, background, caller_parked: &self.caller_parked };
-        let sent = match engine.all_reduce(op, &self.memory, &turn) {
+        let sent = match engine.all_reduce(op, buckets, &self.memory, &turn) {
             Ok(sent) => sent,
             Err(Broken::Elsewhere) => {
                 self.shared.suspect(Cause::failed(self.shared.rank, "a rank of this host failed without saying why"));
@@ -195,7 +217,8 @@ impl Queue {
         };
         progress.end();
         self.bytes_sent.fetch_add(sent, Ordering::Relaxed);
-        self.records[bucket as usize].note(self.epoch, (began, Instant::now()), sent);
+        let bytes = buckets.iter().map(|(_, len)| *len as u64 * 4).sum();
+        self.records[bucket as usize].note(self.epoch, (began, Instant::now()), bytes, sent);
         self.finished.store(op.sequence, Ordering::SeqCst);
         if self.caller_parked.load(Ordering::SeqCst) {
             let _ = futex::wake(&self.finished, Flags::PRIVATE, 1);
@@ -210,29 +233,33 @@ impl Queue {
     /// Main loop of this lane's communication thread.
     pub fn run(&self) {
         let _guard = PanicGuard(&self.shared);
-        while !self.stop.load(Ordering::SeqCst) {
-            let started = self.started.load(Ordering::SeqCst);
-            if started != self.finished.load(Ordering::SeqCst) && !self.shared.failed() {
+        loop {
+            // Read before what it announces: whatever is called from here on changes it, and ends the sleep below at once.
+            let calls = self.calls.load(Ordering::SeqCst);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            if self.has_work() {
                 let mut engine = self.engine();
                 // The caller may have done the work while this thread waited for the lock.
-                while self.started.load(Ordering::SeqCst) != self.finished.load(Ordering::SeqCst)
-                    && !self.shared.failed()
-                    && self.run_next(&mut engine, true)
-                {}
+                while self.has_work() && self.run_next(&mut engine, true) {}
                 continue;
             }
             self.idle.store(true, Ordering::SeqCst);
-            if self.started.load(Ordering::SeqCst) == started && !self.stop.load(Ordering::SeqCst) {
-                let _ = futex::wait(&self.started, Flags::PRIVATE, started, None);
-            }
+            let _ = futex::wait(&self.calls, Flags::PRIVATE, calls, None);
             self.idle.store(false, Ordering::SeqCst);
         }
+    }
+
+    fn has_work(&self) -> bool {
+        self.started.load(Ordering::SeqCst) != self.finished.load(Ordering::SeqCst) && !self.shared.failed()
     }
 
     /// Ends the communication thread. An operation in flight ends only if the group has failed.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        let _ = futex::wake(&self.started, Flags::PRIVATE, i32::MAX as u32);
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let _ = futex::wake(&self.calls, Flags::PRIVATE, i32::MAX as u32);
     }
 
     /// Wakes the caller to check for the failure.
@@ -248,6 +275,52 @@ impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.abort(Cause::failed(self.0.rank, "internal error: the communication thread panicked"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shm::Mapping;
+    use super::*;
+    use rustix::io::Errno;
+    use std::time::Duration;
+
+    fn queue() -> Queue {
+        let shared = Shared::new((0, 2), 1, Duration::from_secs(1)).unwrap();
+        let memory = Memory::Private(Mapping::anonymous(4096).unwrap());
+        Queue::new((Engine { local: None, ring: None }, 0), Arc::new(memory), vec![(0, 16)], Arc::new(shared))
+    }
+
+    /// The communication thread may have found nothing to do and be about to sleep when it is called.
+    #[test]
+    fn what_is_called_before_the_sleep_ends_the_sleep() {
+        let sleep = |queue: &Queue, calls: u32| {
+            // Far longer than a futex needs to compare a number.
+            futex::wait(&queue.calls, Flags::PRIVATE, calls, Some(&timespec(Duration::from_secs(60))))
+        };
+        let queue = queue();
+        let before = queue.calls.load(Ordering::SeqCst);
+        queue.push(&(0..1), true);
+        assert_eq!(sleep(&queue, before), Err(Errno::AGAIN), "an operation");
+        let before = queue.calls.load(Ordering::SeqCst);
+        queue.stop();
+        assert_eq!(sleep(&queue, before), Err(Errno::AGAIN), "the end");
+        queue.run();
+    }
+
+    #[test]
+    fn a_thread_ends_whenever_it_is_stopped() {
+        for round in 0..2_000 {
+            let queue = queue();
+            std::thread::scope(|scope| {
+                scope.spawn(|| queue.run());
+                if round % 2 == 0 {
+                    let ticket = queue.push(&(0..1), true);
+                    assert!(queue.wait(ticket));
+                }
+                queue.stop();
+            });
         }
     }
 }

@@ -22,6 +22,7 @@ use super::{
     state::Shared,
     wait::SpinPolicy,
 };
+use crate::cgroup;
 use std::{
     net::{IpAddr, SocketAddr, TcpListener},
     os::fd::{AsFd, OwnedFd},
@@ -195,7 +196,7 @@ fn introduce_myself(
         ring: ring.as_ref().map(|(_, address)| *address),
         unix: unix.as_ref().map(|(_, name)| name.clone()),
         cpus: host::allowed_cpus(),
-        quota: host::cpu_quota(),
+        quota: cgroup::cpus().unwrap_or(0),
         node: config.node_rank,
         force: config.transport.word().to_owned(),
         buckets: plan.bucket_lens.len() as u32,

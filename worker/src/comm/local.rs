@@ -47,7 +47,7 @@ pub(super) struct LocalGroup {
     pointers: Pointers,
 }
 
-/// An operation: number within its lane, bucket, place of the bucket in the arena.
+/// An operation: number within its lane, its first bucket, place of its buckets in the arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operation {
     pub sequence: u32,

@@ -48,7 +48,6 @@ mod wire;
 pub use communicator::{Aborter, Communicator};
 pub use config::{Force, GroupConfig, Token};
 pub use error::{Cause, CauseKind, CommError};
-pub(crate) use host::cpu_quota;
 pub use options::Options;
 pub use probe::Probed;
 pub use timing::Timing;

@@ -6,8 +6,7 @@ use super::{error::CommError, wire::Wire};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// All-reduces that may run at a time, 1 to [`Options::MAX_LANES`]. Each lane has its own queue, thread, flags in
-    /// shared memory and connections. Bucket `b` belongs to lane `b % lanes`; the operations of one lane run in the
-    /// order in which they were started. Results do not depend on the number of lanes.
+    /// shared memory and connections. The operations of one lane run in the order in which they were started. Results do not depend on the number of lanes.
     pub lanes: u32,
     /// Format of gradients between hosts. In shared memory they are always f32.
     pub wire: Wire,

@@ -6,6 +6,9 @@
 //! afterwards they replace them: each segment is summed along the ring in a fixed order and its final bits travel
 //! unchanged, so all members end with identical bits.
 //!
+//! With several buckets in one operation each step sends the segments of all of them, one after the other. So the order
+//! in which a number is summed follows from its own bucket, and not from what is reduced together with it.
+//!
 //! An in-place all-gather is safe: the final value of a number contains this member's addend, which therefore left this
 //! member's buffer earlier.
 //!
@@ -41,8 +44,9 @@ pub(super) struct Ring {
     rx: Arc<OwnedFd>,
     circle: Circle,
     options: Options,
-    /// Format of the current operation.
+    /// Format of the current operation, and the factor of its numbers on the wire.
     wire: Wire,
+    scale: f32,
     scratch: Box<[f32]>,
     /// Converted numbers on their way out; empty if nothing is converted.
     staging: Box<[u16]>,
@@ -61,19 +65,20 @@ pub(super) struct Circle {
 #[derive(Default)]
 struct StreamPosition {
     header: usize,
-    step: usize,
-    /// Bytes on the wire of this step's segment that are done (sent; or received and reduced).
+    /// Segments that are done: step by step, and within a step bucket by bucket.
+    segment: usize,
+    /// Bytes on the wire of this segment that are done (sent; or received and reduced).
     offset: usize,
 }
 
-/// The bytes of the current step's segment that are in the staging area.
+/// The bytes of the current segment that are in the staging area.
 type Staged = Range<usize>;
 
 impl Ring {
     pub fn new((tx, rx): (Arc<OwnedFd>, Arc<OwnedFd>), circle: Circle, options: Options, policy: SpinPolicy) -> Ring {
         let scratch = vec![0.0; CHUNK].into_boxed_slice();
         let staging = vec![0; if options.wire == Wire::F32 { 0 } else { CHUNK }].into_boxed_slice();
-        Ring { tx, rx, circle, options, wire: Wire::F32, scratch, staging, waiter: Waiter::new(policy) }
+        Ring { tx, rx, circle, options, wire: Wire::F32, scale: 1.0, scratch, staging, waiter: Waiter::new(policy) }
     }
 
     fn left(&self) -> u32 {
@@ -90,17 +95,30 @@ impl Ring {
         self.circle.ranks[self.circle.position]
     }
 
-    /// Numbers of the segment sent in step `t` by the member at `position`.
-    fn segment(&self, len: usize, position: usize, t: usize) -> Range<usize> {
+    /// Numbers of a segment that the member at `position` sends. `buckets`: all of the operation.
+    fn segment(&self, buckets: &[(usize, usize)], position: usize, segment: usize) -> Range<usize> {
         let m = self.circle.ranks.len();
-        share(len, m, (position + 2 * m - t) % m)
+        let (t, (start, len)) = (segment / buckets.len(), buckets[segment % buckets.len()]);
+        let part = share(len, m, (position + 2 * m - t) % m);
+        let start = start - buckets[0].0;
+        start + part.start..start + part.end
     }
 
     /// Returns the bytes sent.
-    pub fn all_reduce(&mut self, op: Operation, data: &mut [f32], turn: &Turn<'_>) -> Result<u64, Broken> {
-        self.wire = self.options.wire_of(op.bucket);
+    pub fn all_reduce(
+        &mut self,
+        op: Operation,
+        buckets: &[(usize, usize)],
+        data: &mut [f32],
+        turn: &Turn<'_>,
+    ) -> Result<u64, Broken> {
+        (self.wire, self.scale) = match (self.options.wire_of(op.bucket), turn.shared.wire_scale()) {
+            (Wire::F16, Some(scale)) => (Wire::F16, scale),
+            (Wire::F16, None) => (Wire::F32, 1.0),
+            (other, _) => (other, 1.0),
+        };
         let m = self.circle.ranks.len();
-        let steps = 2 * (m - 1);
+        let segments = 2 * (m - 1) * buckets.len();
         let header = Header {
             kind: Kind::Operation,
             attempt: self.circle.attempt,
@@ -113,37 +131,37 @@ impl Ring {
         let (mut sent, mut got) = (StreamPosition::default(), StreamPosition::default());
         let (mut filled, mut staged, mut bytes_sent) = (0, 0..0, 0);
         loop {
-            let out = self.send(&mut sent, &mut staged, &got, &mine, data)?;
+            let out = self.send(&mut sent, &mut staged, &got, &mine, (buckets, &*data))?;
             if let Flow::Moved(n) = out {
                 bytes_sent += n as u64;
             }
             let inn = if got.header < HEADER {
                 self.receive_header(&mut got, &mut theirs, op)?
             } else {
-                self.receive(&mut got, &mut filled, data)?
+                self.receive(&mut got, &mut filled, (buckets, &mut *data))?
             };
-            if sent.step == steps && got.step == steps && sent.header == HEADER && got.header == HEADER {
+            if sent.segment == segments && got.segment == segments && sent.header == HEADER && got.header == HEADER {
                 return Ok(bytes_sent + HEADER as u64);
             }
             if matches!(out, Flow::Moved(_)) || matches!(inn, Flow::Moved(_)) {
                 // Every segment arrives twice, but the bucket once. This figure is for people.
-                turn.progress.reached((got.step * op.len * 4 / steps) as u64);
+                turn.progress.reached((got.segment * op.len * 4 / segments) as u64);
                 continue;
             }
-            self.pause(out == Flow::Blocked, got.header < HEADER || got.step < steps, turn)?;
+            self.pause(out == Flow::Blocked, got.header < HEADER || got.segment < segments, turn)?;
         }
     }
 
-    /// Sends what may leave: in step 0 this member's own segment, later what arrived in step `t - 1`.
+    /// Sends what may leave: in step 0 this member's own segments, later what arrived in step `t - 1`.
     fn send(
         &mut self,
         sent: &mut StreamPosition,
         staged: &mut Staged,
         got: &StreamPosition,
         header: &[u8; HEADER],
-        data: &[f32],
+        (buckets, data): (&[(usize, usize)], &[f32]),
     ) -> Result<Flow, Broken> {
-        let (steps, size) = (2 * (self.circle.ranks.len() - 1), self.wire.size());
+        let (segments, size) = (2 * (self.circle.ranks.len() - 1) * buckets.len(), self.wire.size());
         while sent.header < HEADER {
             match try_send(&*self.tx, &header[sent.header..]).map_err(|e| self.lost(self.right(), &e))? {
                 0 => return Ok(Flow::Blocked),
@@ -151,20 +169,20 @@ impl Ring {
             }
         }
         loop {
-            if sent.step == steps {
+            if sent.segment == segments {
                 return Ok(Flow::Idle);
             }
-            let segment = self.segment(data.len(), self.circle.position, sent.step);
+            let segment = self.segment(buckets, self.circle.position, sent.segment);
             let end = segment.len() * size;
             if sent.offset == end {
-                *sent = StreamPosition { header: HEADER, step: sent.step + 1, offset: 0 };
+                *sent = StreamPosition { header: HEADER, segment: sent.segment + 1, offset: 0 };
                 *staged = 0..0;
                 continue;
             }
-            let available = match sent.step.checked_sub(1) {
+            let available = match sent.segment.checked_sub(buckets.len()) {
                 None => end,
-                Some(previous) if previous < got.step => end,
-                Some(previous) if previous == got.step => got.offset,
+                Some(previous) if previous < got.segment => end,
+                Some(previous) if previous == got.segment => got.offset,
                 Some(_) => 0,
             };
             let ready = available - sent.offset;
@@ -178,7 +196,7 @@ impl Ring {
                     // Only whole numbers are ever available, and staged.
                     let first = segment.start + sent.offset / size;
                     let numbers = (ready / size).min(CHUNK);
-                    self.wire.encode(&data[first..first + numbers], &mut self.staging[..numbers]);
+                    self.wire.encode(&data[first..first + numbers], &mut self.staging[..numbers], self.scale);
                     *staged = sent.offset..sent.offset + numbers * size;
                 }
                 &bytemuck::cast_slice(&self.staging)[sent.offset - staged.start..staged.len()]
@@ -217,21 +235,26 @@ impl Ring {
         Ok(Flow::Moved(HEADER))
     }
 
-    fn receive(&mut self, got: &mut StreamPosition, filled: &mut usize, data: &mut [f32]) -> Result<Flow, Broken> {
+    fn receive(
+        &mut self,
+        got: &mut StreamPosition,
+        filled: &mut usize,
+        (buckets, data): (&[(usize, usize)], &mut [f32]),
+    ) -> Result<Flow, Broken> {
         let (m, size) = (self.circle.ranks.len(), self.wire.size());
         loop {
-            if got.step == 2 * (m - 1) {
+            if got.segment == 2 * (m - 1) * buckets.len() {
                 return Ok(Flow::Idle);
             }
             // This member receives what its left neighbour sends.
-            let segment = self.segment(data.len(), self.circle.position + m - 1, got.step);
+            let segment = self.segment(buckets, self.circle.position + m - 1, got.segment);
             let missing = segment.len() * size - got.offset;
             if missing == 0 {
-                *got = StreamPosition { header: HEADER, step: got.step + 1, offset: 0 };
+                *got = StreamPosition { header: HEADER, segment: got.segment + 1, offset: 0 };
                 continue;
             }
             let want = missing.min(CHUNK * size);
-            let how = match (got.step + 1).cmp(&(m - 1)) {
+            let how = match (got.segment / buckets.len() + 1).cmp(&(m - 1)) {
                 std::cmp::Ordering::Less => Absorb::Add,
                 std::cmp::Ordering::Equal => Absorb::AddRounded,
                 std::cmp::Ordering::Greater => Absorb::Replace,
@@ -253,7 +276,7 @@ impl Ring {
                     *filled += n;
                     let (first, whole) = (segment.start + got.offset / size, *filled / size);
                     let arrived = bytes_mut(&mut scratch);
-                    self.wire.absorb(&arrived[..whole * size], &mut data[first..first + whole], how);
+                    self.wire.absorb(&arrived[..whole * size], &mut data[first..first + whole], how, self.scale);
                     arrived.copy_within(whole * size..*filled, 0);
                     *filled -= whole * size;
                     got.offset += whole * size;

@@ -55,6 +55,8 @@ pub(super) struct Shared {
     hosts: OnceLock<Vec<String>>,
     /// One for each lane.
     progress: Box<[Progress]>,
+    /// Bits of the scale of gradients in f16; 0: they travel in 4 bytes.
+    wire_scale: AtomicU32,
 }
 
 /// Longest time that a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its last words to be
@@ -81,11 +83,22 @@ impl Shared {
             bell,
             hosts: OnceLock::new(),
             progress: (0..lanes).map(|_| Progress::default()).collect(),
+            wire_scale: AtomicU32::new(1.0f32.to_bits()),
         })
     }
 
     pub fn progress(&self, lane: usize) -> &Progress {
         &self.progress[lane]
+    }
+
+    /// See [`super::Communicator::set_wire_scale`].
+    pub fn set_wire_scale(&self, scale: Option<f32>) {
+        // Published by the start of the next operation.
+        self.wire_scale.store(scale.map_or(0, f32::to_bits), Ordering::Relaxed);
+    }
+
+    pub fn wire_scale(&self) -> Option<f32> {
+        Some(f32::from_bits(self.wire_scale.load(Ordering::Relaxed))).filter(|scale| *scale > 0.0)
     }
 
     fn status(&self) -> MutexGuard<'_, Status> {

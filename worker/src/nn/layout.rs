@@ -90,7 +90,8 @@ impl Layout {
     }
 }
 
-/// A range of the flat gradient array that is reduced at once.
+/// The smallest range of the flat gradient array that is reduced by itself. An all-reduce takes one or several in a row;
+/// sums and norms are those of each bucket, so they do not depend on how many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
     /// Floats, including gaps; together the buckets cover the whole array.

@@ -261,11 +261,13 @@ fn draft(
                 passes.push(Pass { from, to, add });
                 Some(to)
             };
+            // A layer adds to what other layers have delivered, not to what it delivers itself for the same tensor.
+            let own_sum = |sum: usize| d_inputs.contains(&Some(sum)) || d_output == Some(sum);
             let gradient;
             (modes[k], d_inputs[k], gradient) = match (gradients[input], needs.flow[k], d_output) {
-                (Some(sum), Flow::Accumulate, _) => (Mode::Add, Some(sum), Some(sum)),
+                (Some(sum), Flow::Accumulate, _) if !own_sum(sum) => (Mode::Add, Some(sum), Some(sum)),
                 (Some(sum), Flow::InPlace, Some(d)) if in_place => (Mode::InPlace, None, passed(d, sum, true)),
-                (Some(sum), Flow::Write, _) => {
+                (Some(sum), Flow::Write | Flow::Accumulate, _) => {
                     let own = fresh();
                     (Mode::Write, Some(own), passed(own, sum, true))
                 }

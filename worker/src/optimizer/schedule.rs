@@ -3,6 +3,9 @@
 use crate::cpu::math::cos_pi;
 use switchyard_worker_contract::config;
 
+/// Most steps of a warm-up that the configuration leaves open.
+const MOST_WARMUP_STEPS: u64 = 100;
+
 /// The learning-rate schedule: linear warm-up, then constant, half a cosine, a straight line or steps down.
 pub struct Schedule;
 
@@ -14,7 +17,7 @@ impl Schedule {
     /// still rises; a run of a single step without warm-up has the final rate. After the warm-up these are PyTorch's
     /// `CosineAnnealingLR`, `LinearLR` and `StepLR`.
     pub fn learning_rate(schedule: &config::Schedule, peak: f64, step: u64, total: u64) -> f64 {
-        let warmup = schedule.warmup_steps;
+        let warmup = schedule.warmup_steps.unwrap_or((total / 10).min(MOST_WARMUP_STEPS));
         if step < warmup {
             return peak * ((step + 1) as f64 / warmup as f64);
         }
@@ -66,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn rates(kind: ScheduleKind, warmup_steps: u64, total: u64) -> Vec<f64> {
-        let schedule = config::Schedule { kind, warmup_steps, final_learning_rate: 0.1 };
+        let schedule = config::Schedule { kind, warmup_steps: Some(warmup_steps), final_learning_rate: 0.1 };
         (0..total).map(|step| Schedule::learning_rate(&schedule, 1.0, step, total)).collect()
     }
 
@@ -75,6 +78,16 @@ mod tests {
         assert_eq!(rates(ScheduleKind::Constant, 4, 6), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
         assert_eq!(rates(ScheduleKind::Constant, 0, 2), [1.0, 1.0]);
         assert_eq!(rates(ScheduleKind::Constant, 4, 2), [0.25, 0.5]);
+    }
+
+    #[test]
+    fn a_warm_up_that_is_left_open_is_a_tenth_of_the_run_and_at_most_100_steps() {
+        let schedule = config::Schedule { kind: ScheduleKind::Cosine, warmup_steps: None, final_learning_rate: 0.0 };
+        for (total, warmup) in [(5, 0), (40, 4), (999, 99), (1000, 100), (50_000, 100)] {
+            let rates = (0..total).map(|step| Schedule::learning_rate(&schedule, 1.0, step, total));
+            let peak = rates.into_iter().position(|rate| rate == 1.0);
+            assert_eq!(peak, Some(std::cmp::max(warmup, 1) - 1), "of {total} steps");
+        }
     }
 
     #[test]
@@ -97,7 +110,7 @@ mod tests {
             kind in kinds(), warmup_steps in 0u64..60, total in 1u64..200, peak in 1e-6f64..10.0, share in 0.0f64..1.0,
         ) {
             let final_learning_rate = peak * share;
-            let schedule = config::Schedule { kind, warmup_steps, final_learning_rate };
+            let schedule = config::Schedule { kind, warmup_steps: Some(warmup_steps), final_learning_rate };
             let rates: Vec<f64> =
                 (0..total).map(|step| Schedule::learning_rate(&schedule, peak, step, total)).collect();
             let (up, down) = rates.split_at(warmup_steps.min(total) as usize);
@@ -124,7 +137,7 @@ mod tests {
         let kind = ScheduleKind::Step { every: 2, factor: 0.5 };
         assert_eq!(rates(kind, 1, 10), [1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.1]);
         // As fast at the end of a long run as at its start.
-        let schedule = config::Schedule { kind, warmup_steps: 0, final_learning_rate: 0.0 };
+        let schedule = config::Schedule { kind, warmup_steps: Some(0), final_learning_rate: 0.0 };
         assert_eq!(Schedule::learning_rate(&schedule, 1.0, u64::MAX - 1, u64::MAX), 0.0);
     }
 

@@ -39,7 +39,9 @@ pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     let output = Output::new(io::stdout(), io::stderr(), settings.leads().then_some(ranks));
     let log: Log = Arc::new(Mutex::new(output));
     let mut pod = Pod { processes: Vec::new(), open: 0, first: None, stopped: None, kill_at: None };
-    for (index, share) in (0u32..).zip(cores::shares(&cores::cores(), crate::comm::cpu_quota(), settings.processes())) {
+    for (index, share) in
+        (0u32..).zip(cores::shares(&cores::cores(), crate::cgroup::cpus().unwrap_or(0), settings.processes()))
+    {
         let stdin = listener.take().map_or_else(Stdio::null, |listener| Stdio::from(OwnedFd::from(listener)));
         match Process::start(&settings, index, stdin, &share, &log, &sender) {
             Ok(process) => pod.processes.push(process),

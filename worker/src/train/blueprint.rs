@@ -2,6 +2,7 @@
 //! starts.
 
 use super::TrainError;
+use super::exchange;
 use super::memory;
 use crate::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
 use crate::data::{Dataset, Order, Prefetcher, StepShape, Task};
@@ -12,7 +13,9 @@ use std::sync::Arc;
 use switchyard_worker_contract::config::{EngineConfig, HalfType, Length, Precision};
 use switchyard_worker_contract::event::{Inspection, MemoryUse};
 
-const MIB: usize = 1 << 20;
+/// Bytes of a gradient bucket, unless a single parameter has more: small enough that the first is complete, and the last
+/// reduced, soon.
+pub(super) const BUCKET: usize = 1 << 20;
 
 /// The static plan of a rank.
 pub struct Blueprint {
@@ -23,7 +26,7 @@ pub struct Blueprint {
     /// Which samples each step takes.
     pub order: Order,
     pub network: Network,
-    /// The fused gradient buckets, in the order in which backward completes them.
+    /// The gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
     pub total_steps: u64,
     model: Arc<dyn Model>,
@@ -55,7 +58,7 @@ impl Blueprint {
         let order = Order::new(&dataset, shape, config.seed)?;
         let model: Arc<dyn Model> = Arc::from(registry.model(&config.model)?);
         let network = network(config, &dataset, &*model, &cpu)?;
-        let buckets = fuse(network.layout(), config.overlap.bucket_size_mib as usize * MIB);
+        let buckets = fuse(network.layout(), BUCKET);
         let total_steps = match config.length {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => order.steps_of(epochs),
@@ -99,14 +102,21 @@ impl Blueprint {
         let staged = if config.checkpoint.is_some() { self.state_bytes() / u64::from(self.world) } else { 0 };
         MemoryUse {
             weights: flat + if self.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat,
+            gradients: flat + 4 * exchange::numbers(self.exchange_room(), self.world as usize) as u64,
             optimizer: Optimizer::memory_bytes(layout, &config.optimizer.rule) as u64 + staged,
             activations: self.network.memory_bytes() as u64,
             input: self.dataset.facts().memory_bytes + batches,
         }
     }
 
-    /// Bytes of everything that a checkpoint holds.
+    /// Most bytes that a rank tells the others besides the sums of a step.
+    pub(super) fn exchange_room(&self) -> usize {
+        let statistics = self.network.batch_statistics().len();
+        let numbers = self.state_bytes() as usize / 4 + statistics;
+        exchange::room(if self.config.checkpoint.is_some() { numbers } else { 0 }, self.world as usize)
+    }
+
+    /// Bytes of everything that a checkpoint holds, but for running statistics.
     fn state_bytes(&self) -> u64 {
         let layout = self.network.layout();
         4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.config.optimizer.rule) as u64
@@ -148,7 +158,6 @@ impl Blueprint {
             item: facts.item,
             parameters: layout.trainable() as u64,
             gradient_tensors: layout.parameters.len() as u32,
-            bucket_bytes: self.buckets.iter().map(|bucket| 4 * bucket.range.len() as u64).collect(),
             memory: self.memory(),
             fp32_memory_bytes: self.memory_fp32(),
             kernel: self.kernel(),

@@ -1,7 +1,7 @@
 //! The buckets of a group: gradients, and what else the ranks exchange in a step.
 //!
 //! ```text
-//! gradients 0 .. n-1     in the order in which backward completes them
+//! gradients 0 .. n-1     in the order in which backward completes them; runs of them are reduced together (`fusion`)
 //! metrics                loss, flags and batch statistics; always 4 bytes per number, whatever the wire type
 //! exchange               a few bytes from each rank, for rare events
 //! check                  meaningless numbers, if the job asks for a measurement before the first step
@@ -12,13 +12,13 @@
 
 use super::blueprint::Blueprint;
 use super::check;
+use super::exchange::{self, LENGTH};
 use crate::comm::{CommError, Communicator, Options, Wire};
+use std::ops::Range;
 use switchyard_worker_contract::config::WireType;
 
 /// Numbers before the statistics: one cache line, shared with nothing else.
 const FLAGS: usize = 16;
-/// Numbers that hold the byte count of a rank.
-const LENGTH: usize = 4;
 
 /// What a rank adds to the sums of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -43,6 +43,8 @@ pub(super) struct Buckets {
     pub options: Options,
     /// Number of gradient buckets.
     pub gradients: usize,
+    /// The gradient buckets of each all-reduce, in order.
+    pub runs: Vec<Range<usize>>,
     /// Bucket of a step's metrics, and where they begin in it.
     metrics: (usize, usize),
     statistics: usize,
@@ -54,8 +56,7 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// `slot`: the most bytes that a rank will exchange.
-    pub fn new(blueprint: &Blueprint, slot: usize) -> Buckets {
+    pub fn new(blueprint: &Blueprint) -> Buckets {
         let overlap = &blueprint.config.overlap;
         let wire = match overlap.wire_type {
             WireType::Fp32 => Wire::F32,
@@ -65,7 +66,7 @@ impl Buckets {
         let statistics = blueprint.network.batch_statistics().len();
         let mut lens: Vec<usize> = blueprint.buckets.iter().map(|bucket| bucket.range.len()).collect();
         let gradients = lens.len();
-        let (slot, world) = (slot + LENGTH, blueprint.world as usize);
+        let (room, world) = (blueprint.exchange_room(), blueprint.world as usize);
         let metrics = match lens.last_mut().filter(|_| wire == Wire::F32) {
             Some(last) => {
                 *last += FLAGS + statistics;
@@ -73,12 +74,19 @@ impl Buckets {
             }
             None => (gradients, 0),
         };
-        lens.extend([FLAGS + statistics, slot * world]);
+        lens.extend([FLAGS + statistics, exchange::numbers(room, world)]);
         let check = blueprint.config.bandwidth_check.map(|_| lens.len());
         lens.extend(check.map(|_| check::NUMBERS));
         let probe = check.is_some();
         let options = Options { lanes: overlap.communicators, wire, exact_from: gradients as u32, probe };
-        Buckets { lens, options, gradients, metrics, statistics, slot, world, check }
+        let runs = (0..gradients).map(|bucket| bucket..bucket + 1).collect();
+        Buckets { lens, options, gradients, runs, metrics, statistics, slot: room + LENGTH, world, check }
+    }
+
+    /// The all-reduce that starts once this bucket is complete, and its number.
+    pub fn run_ending_with(&self, bucket: usize) -> Option<(usize, Range<usize>)> {
+        let number = self.runs.binary_search_by_key(&(bucket + 1), |run| run.end).ok()?;
+        Some((number, self.runs[number].clone()))
     }
 
     /// The bucket for sums outside of steps.

@@ -81,12 +81,14 @@ impl TrainError {
                 CauseKind::Failed => Exit::PeerFailure,
             },
             TrainError::Comm(CommError::Missing { .. } | CommError::Unreachable { .. }) => Exit::PeerFailure,
-            TrainError::Comm(CommError::Variable { .. } | CommError::KeyFile { .. } | CommError::Transport { .. }) => {
-                Exit::Usage
-            }
-            TrainError::Comm(_) | TrainError::Overflow(_) | TrainError::NotFinite { .. } | TrainError::Save { .. } => {
-                Exit::OwnFailure
-            }
+            TrainError::Comm(
+                CommError::Variable { .. }
+                | CommError::KeyFile { .. }
+                | CommError::Group { .. }
+                | CommError::Transport { .. },
+            ) => Exit::Usage,
+            TrainError::Overflow(_) | TrainError::NotFinite { .. } => Exit::Diverged,
+            TrainError::Comm(_) | TrainError::Save { .. } => Exit::OwnFailure,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Whether a rank has enough memory, checked before the first step.
 
 use super::TrainError;
+use crate::cgroup;
 use crate::process::variable;
 use std::fs;
 use switchyard_worker_contract::config::EngineConfig;
@@ -45,8 +46,7 @@ fn judge(need: &MemoryUse, config: &EngineConfig, share: u64) -> Result<(), Trai
 /// ranks of the node may already have taken it.
 fn capacity() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(total_in);
-    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse::<u64>().ok());
-    match (machine, group) {
+    match (machine, cgroup::memory()) {
         (Some(machine), Some(group)) => Some(machine.min(group)),
         (machine, group) => machine.or(group),
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
-//!      └─> Trainer: reader -> forward -> backward ──> buckets (all-reduce starts as each is complete)
+//!      └─> Trainer: reader -> forward -> backward ──> buckets (all-reduces start as they are complete: fusion)
 //!                                             └─ wait -> norm -> clip -> optimizer
 //! run: Trainer step by step, events, evaluation, the trained model
 //! ```
@@ -16,7 +16,9 @@ mod check;
 pub mod config;
 mod error;
 mod evaluate;
+mod exchange;
 pub mod fault;
+mod fusion;
 mod memory;
 mod recording;
 mod resume;

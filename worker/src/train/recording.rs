@@ -82,6 +82,7 @@ impl Recording {
                 other_ms: ms(total.saturating_sub(known)),
                 reduce_ms: ms(report.reduce),
                 reduce_bytes: trainer.gradient_bytes(),
+                left_bytes: report.left_bytes,
                 read_ms: ms(report.read),
                 loss: report.loss as f32,
                 gradient_norm: report.gradient_norm.map(|norm| norm as f32),
@@ -108,18 +109,11 @@ impl Recording {
             for making in &trainer.makings {
                 trace.add(Row::Reader(making.thread), "micro-batch", making.start, making.end, json!({}));
             }
-            let lanes = trainer.communicator().lanes().max(1);
             for (bucket, timing) in trainer.timings() {
-                let Timing { started, began, ended, bytes, sent } = timing;
+                let Timing { started, began, ended, bytes, sent, lane } = timing;
                 let queued = began.saturating_duration_since(started).as_secs_f64() * 1e3;
                 let arguments = json!({"bytes": bytes, "sentBytes": sent, "queuedMilliseconds": queued});
-                trace.add(
-                    Row::Communicator((bucket % lanes) as u32),
-                    &format!("all-reduce {bucket}"),
-                    began,
-                    ended,
-                    arguments,
-                );
+                trace.add(Row::Communicator(lane), &format!("all-reduce {bucket}"), began, ended, arguments);
             }
         }
         if report.step + 1 == profile.from_step + u64::from(profile.steps) + 1

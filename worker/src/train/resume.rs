@@ -3,6 +3,7 @@
 use super::TrainError;
 use super::blueprint::Blueprint;
 use super::buckets::Buckets;
+use super::exchange::ROOM;
 use super::state::{Difference, Fingerprint, Names, Progress, TrainingState};
 use crate::comm::Communicator;
 use serde::{Deserialize, Serialize};
@@ -22,9 +23,6 @@ struct Found {
     /// Why rank 0 found no answer.
     error: Option<String>,
 }
-
-/// Most bytes that rank 0 sends.
-pub(super) const ROOM: usize = 1024;
 
 /// Where to start; the same on all ranks.
 pub(super) struct Start {
@@ -106,7 +104,7 @@ fn usable(latest: Latest) -> Result<Latest, String> {
     }
 }
 
-/// Reads a checkpoint into the state.
+/// Reads a checkpoint into the state. Returns what the configuration has changed since, for the log.
 ///
 /// # Errors
 /// The checkpoint is damaged, or belongs to another model or optimizer.
@@ -116,7 +114,7 @@ pub(super) fn restore(
     directory: &Path,
     checkpoint: &Checkpoint,
     progress: &Progress,
-) -> Result<(), TrainError> {
+) -> Result<Option<String>, TrainError> {
     let tensors = state.tensors(blueprint);
     let refused = |text: String| TrainError::Resume(format!("{}: {text}", checkpoint.directory().display()));
     checkpoint.manifest().check_tensors(&tensors).map_err(|fault| refused(fault.to_string()))?;

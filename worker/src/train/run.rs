@@ -120,6 +120,7 @@ impl<W: Write> Run<'_, W> {
             address: communicator.local_address().to_string(),
             transport: communicator.transport(),
             links: communicator.links().to_vec(),
+            bucket_bytes: if communicator.rank() == 0 { self.trainer.bucket_bytes() } else { Vec::new() },
             all_reduce_ms,
             resumed_step: self.trainer.resumed_step(),
         };

@@ -47,6 +47,9 @@ impl TensorSource for Copied {
     }
 }
 
+/// Why nothing is written any more.
+const ENDED: &str = "the thread that writes checkpoints ended";
+
 enum Work {
     Write(CheckpointId, Copied),
     Publish(CheckpointId, Progress, Vec<ShardDigest>),
@@ -128,12 +131,6 @@ impl Saver {
         Ok(Saver { site, plan, work: Some(work), done, thread: Some(thread), copied, pending: None, complete: resumed })
     }
 
-    /// Most bytes that a rank sends to the others about its shard.
-    pub fn digest_room(bytes_of_state: u64) -> usize {
-        // A digest with quotes and comma for every 4 MiB of the largest shard, and room for the rest of the JSON.
-        128 + 40 * (bytes_of_state as usize).div_ceil(4 << 20)
-    }
-
     /// Whether a complete checkpoint holds these steps, as far as this rank knows. Rank 0 always knows.
     pub fn holds(&self, step: u64) -> bool {
         self.site.rank == 0 && self.complete == Some(step)
@@ -147,7 +144,12 @@ impl Saver {
     /// Copies this rank's pieces and starts to write them. No other checkpoint may be in progress.
     pub fn begin(&mut self, state: &TrainingState, names: &Names, progress: Progress) {
         let id = CheckpointId { attempt: self.site.attempt, step: progress.step };
-        let Some(mut copied) = self.copied.take() else { return };
+        let Some(mut copied) = self.copied.take() else {
+            // The other ranks have to hear of it, or they would wait for this one.
+            let stage = Stage::Written(Err(ENDED.into()));
+            self.pending = Some(Pending { id, progress, since: Instant::now(), stage });
+            return;
+        };
         for piece in self.plan.pieces(self.site.rank) {
             let name = &self.plan.tensors()[piece.tensor].name;
             let place = copied.places.get(&(name.clone(), piece.range.start)).cloned();
@@ -204,7 +206,18 @@ impl Saver {
                     None
                 }
             },
-            None => self.close(Err("the thread that writes checkpoints ended".into())),
+            None => match &mut pending.stage {
+                // The other ranks do not know: the flags of the next step tell them.
+                Stage::Writing => {
+                    pending.stage = Stage::Written(Err(ENDED.into()));
+                    None
+                }
+                Stage::Discarding(cause) => {
+                    let cause = cause.take();
+                    self.close(Err(cause.unwrap_or_else(|| ENDED.into())))
+                }
+                _ => self.close(Err(ENDED.into())),
+            },
         }
     }
 
@@ -307,4 +320,50 @@ fn publish(
         eprintln!("warning: old checkpoints in {}: {error}", site.directory.display());
     }
     Ok(manifest.bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use switchyard_checkpoint::{Role, TensorSpec};
+
+    /// A saver of a rank whose thread has died while it wrote.
+    fn dead(rank: usize, folder: &std::path::Path) -> Saver {
+        let tensor = TensorSpec { name: "w".into(), shape: vec![8], role: Role::Weight, export_axes: None };
+        let directory = folder.to_owned();
+        let site = Site { directory, job: "job".into(), config: String::new(), keep: 1, rank, attempt: 1 };
+        let mut saver = Saver::start(site, Plan::new(vec![tensor], 2).unwrap(), None).unwrap();
+        saver.work = None;
+        saver.thread.take().unwrap().join().unwrap();
+        saver.copied = None;
+        let progress = json!({
+            "step": 3, "optimizerSteps": 3, "scaler": null, "samplesPerStep": 8, "epoch": 0, "position": 24, "seed": 1,
+            "rule": {"sgd": {"momentum": 0.9, "nesterov": false}}, "halfKernel": "f32",
+        });
+        saver.pending = Some(Pending {
+            id: CheckpointId { attempt: 1, step: 3 },
+            progress: serde_json::from_value(progress).unwrap(),
+            since: Instant::now(),
+            stage: Stage::Writing,
+        });
+        saver
+    }
+
+    #[test]
+    fn a_rank_whose_thread_died_says_so_until_all_have_given_the_checkpoint_up() {
+        let folder = tempfile::tempdir().unwrap();
+        for rank in [0, 1] {
+            let mut saver = dead(rank, folder.path());
+            assert_eq!((saver.poll(true), saver.written()), (None, Some(Err(ENDED))), "the others must hear of it");
+            // All ranks have written or failed.
+            let mut saved = saver.give_up();
+            if rank == 0 {
+                assert_eq!(saved, None);
+                saved = saver.poll(true);
+            }
+            assert_eq!(saved.map(|saved| (saved.step, saved.outcome)), Some((3, Err(ENDED.to_owned()))));
+            assert!(!saver.busy());
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Writes gradients straight into registered buckets; a bucket's all-reduce starts with its last gradient.
+//! Writes gradients straight into registered buckets; an all-reduce starts with the last gradient of its buckets.
 
 use super::buckets::{Buckets, Flags};
 use crate::comm::{CommError, Communicator};
@@ -30,7 +30,7 @@ impl Places {
 pub(super) enum Start {
     /// Not in this pass: more micro-batches follow, or all buckets start after it.
     Later,
-    /// Each bucket as soon as it is complete.
+    /// Each all-reduce as soon as its buckets are complete.
     AtOnce,
     /// The same, and backward waits for the result.
     AndWait,
@@ -58,13 +58,20 @@ pub(super) struct BucketSink<'a> {
 }
 
 impl BucketSink<'_> {
-    /// Starts a bucket. The bucket of the metrics takes them along.
-    pub fn begin(&mut self, bucket: usize) {
+    /// Starts the all-reduce of a range of buckets, in a lane. The bucket of the metrics takes them along.
+    pub fn begin(&mut self, lane: usize, run: Range<usize>) {
         let Metrics { buckets, flags, statistics } = self.metrics;
-        if bucket == buckets.of_metrics() {
+        if run.contains(&buckets.of_metrics()) {
             buckets.write_metrics(self.communicator, flags, statistics);
         }
-        self.communicator.start(bucket);
+        self.communicator.start_all(run, lane);
+    }
+
+    /// Waits for an all-reduce, unless one has failed.
+    pub fn wait(&mut self, mut run: Range<usize>) {
+        if self.failed.is_none() {
+            self.failed = run.find_map(|bucket| self.communicator.wait(bucket).err());
+        }
     }
 }
 
@@ -94,9 +101,10 @@ impl GradientSink for BucketSink<'_> {
         if self.start == Start::Later || self.places.last[bucket] != ordinal || self.failed.is_some() {
             return;
         }
-        self.begin(bucket);
+        let Some((number, run)) = self.metrics.buckets.run_ending_with(bucket) else { return };
+        self.begin(number, run.clone());
         if self.start == Start::AndWait {
-            self.failed = self.communicator.wait(bucket).err();
+            self.wait(run);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::TrainError;
 use super::blueprint::Blueprint;
-use crate::amp::{HalfWeights, LossScaler, ScalerState};
+use crate::amp::{HalfWeights, LossScaler, ScalerState, WireScale};
 use crate::cpu::{AlignedBuffer, HalfKernel, Values, bf16, f16};
 use crate::data::Facts;
 use crate::model::initialise;
@@ -11,7 +11,7 @@ use crate::optimizer::Optimizer;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use switchyard_checkpoint::{Role, TensorSpec};
-use switchyard_worker_contract::config::{HalfType, Precision, Rule};
+use switchyard_worker_contract::config::{HalfType, LossScaling, Precision, Rule, WireType};
 
 /// Weight of a batch's statistics in the running ones; PyTorch's default.
 const MOMENTUM: f32 = 0.1;
@@ -33,6 +33,8 @@ pub(super) struct TrainingState {
     pub statistics: Vec<f32>,
     pub optimizer: Optimizer,
     pub scaler: Option<LossScaler>,
+    /// If gradients travel in f16.
+    pub wire: Option<WireScale>,
 }
 
 /// What tells one data set from another.
@@ -86,6 +88,12 @@ pub(super) struct Progress {
     /// Optimizer steps, without skipped ones.
     pub optimizer_steps: u64,
     pub scaler: Option<ScalerState>,
+    /// What the scale started from; absent in checkpoints of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scaling: Option<LossScaling>,
+    /// Norm that the scale of gradients in f16 follows from; absent if they travel in another format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire_norm: Option<f32>,
     /// Samples of a step on all ranks.
     pub samples_per_step: u64,
     /// Position of the reader: epoch, and samples of it that are done.
@@ -123,6 +131,7 @@ impl TrainingState {
             statistics: blueprint.network.initial_statistics(),
             optimizer: Optimizer::new(layout, &blueprint.config.optimizer, blueprint.cpu.isa),
             scaler,
+            wire: (blueprint.config.overlap.wire_type == WireType::Fp16).then(|| WireScale::new(None)),
         };
         state.round(blueprint);
         state
@@ -169,6 +178,8 @@ impl TrainingState {
             step: self.step,
             optimizer_steps: self.optimizer.steps(),
             scaler: self.scaler.as_ref().map(LossScaler::state),
+            loss_scaling: self.scaler.as_ref().map(LossScaler::config),
+            wire_norm: self.wire.as_ref().and_then(WireScale::norm),
             samples_per_step: blueprint.order.samples_per_step(),
             epoch,
             position,
@@ -179,19 +190,27 @@ impl TrainingState {
         }
     }
 
-    /// Applies what a checkpoint holds besides tensors; called after the tensors are restored.
+    /// Applies what a checkpoint holds besides tensors; called after the tensors are restored. Returns what the
+    /// configuration has changed since, for the log.
     ///
     /// # Errors
     /// It does not match the configuration.
-    pub fn resume(&mut self, progress: &Progress, blueprint: &Blueprint) -> Result<(), TrainError> {
+    pub fn resume(&mut self, progress: &Progress, blueprint: &Blueprint) -> Result<Option<String>, TrainError> {
         self.step = progress.step;
         self.optimizer.restore(progress.optimizer_steps);
+        self.wire = self.wire.take().map(|_| WireScale::new(progress.wire_norm));
+        let mut changed = None;
         if let (Precision::Amp(amp), Some(state)) = (blueprint.config.precision, progress.scaler) {
-            let scaler = LossScaler::restore(amp.loss_scaling, state);
-            self.scaler = Some(scaler.map_err(|error| TrainError::Resume(error.to_string()))?);
+            let scaler = LossScaler::restore(amp.loss_scaling, state, progress.loss_scaling);
+            let scaler = scaler.map_err(|error| TrainError::Resume(error.to_string()))?;
+            let (scale, saved) = (scaler.scale(), state.scale);
+            changed = (scale != saved).then(|| {
+                format!("spec.engine.precision.lossScaling: the loss scale is {scale}; the checkpoint has {saved}")
+            });
+            self.scaler = Some(scaler);
         }
         self.round(blueprint);
-        Ok(())
+        Ok(changed)
     }
 
     /// The tensors of a checkpoint, in the order of [`TrainingState::tensor`].

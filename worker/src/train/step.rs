@@ -1,8 +1,8 @@
 //! The step: micro-batches through the network, gradients through the buckets, weights through the optimizer.
 //!
 //! ```text
-//! micro-batches   read -> forward -> backward (scaled loss); in the last one each bucket starts as soon as it is
-//! complete
+//! micro-batches   read -> forward -> backward (scaled loss); in the last one each all-reduce starts as soon as its
+//! buckets are complete
 //! buckets         wait -> sum of squares           without clipping and mixed precision: its optimizer step right away
 //! all             overflow? skip : unscale, clip, optimizer step        running statistics        checkpoint, if due
 //! ```
@@ -46,7 +46,11 @@ impl Trainer {
             due: f32::from(u8::from(self.due_by_time())),
             ..self.checkpoint_flags()
         };
+        if let Some(wire) = &self.state.wire {
+            self.communicator.set_wire_scale(wire.scale());
+        }
         self.compute(scale, flags, &mut report)?;
+        report.left_bytes = self.bytes_left();
         let squares = self.collect(scale, &mut report)?;
         let at = Instant::now();
         let (flags, statistics) = self.buckets.read_metrics(&self.communicator);
@@ -102,15 +106,16 @@ impl Trainer {
             network.backward(self.state.weights(), batch, scale * share, &mut sink);
             if last {
                 if when == Start::Later {
-                    for bucket in 0..self.buckets.gradients {
-                        sink.begin(bucket);
-                        if sync && sink.failed.is_none() {
-                            sink.failed = sink.communicator.wait(bucket).err();
+                    for (number, run) in self.buckets.runs.iter().enumerate() {
+                        sink.begin(number, run.clone());
+                        if sync {
+                            sink.wait(run.clone());
                         }
                     }
                 }
-                if self.buckets.of_metrics() == self.buckets.gradients {
-                    sink.begin(self.buckets.gradients);
+                let metrics = self.buckets.of_metrics();
+                if metrics == self.buckets.gradients {
+                    sink.begin(metrics, metrics..metrics + 1);
                 }
             }
             if let Some(error) = sink.failed {
@@ -130,7 +135,8 @@ impl Trainer {
     /// Whether the optimizer may update a bucket before the others have arrived, because nothing depends on all of
     /// them.
     fn steps_at_once(&self) -> bool {
-        self.blueprint.config.optimizer.gradient_clip_norm.is_none() && self.state.scaler.is_none()
+        let optimizer = &self.blueprint.config.optimizer;
+        optimizer.gradient_clip_norm.is_none() && self.state.scaler.is_none() && self.state.wire.is_none()
     }
 
     fn learning_rate(&self) -> f64 {
@@ -175,6 +181,10 @@ impl Trainer {
         report.learning_rate = self.learning_rate();
         let norm = squares.sqrt() / f64::from(scale);
         let finite = norm.is_finite() && report.loss.is_finite();
+        let shortened = self.state.wire.as_ref().is_some_and(|wire| wire.scale().is_some());
+        if let Some(wire) = &mut self.state.wire {
+            wire.update(squares.sqrt());
+        }
         if let Some(scaler) = &mut self.state.scaler {
             let outcome = scaler.update(!finite);
             outcome.map_err(|error| TrainError::Overflow(error.to_string()))?;
@@ -186,6 +196,9 @@ impl Trainer {
             if !finite {
                 return Ok(());
             }
+        } else if !finite && shortened && report.loss.is_finite() {
+            // Gradients that were much larger than those before them may not fit into f16. The next step travels in 4 bytes.
+            return Ok(());
         } else if !finite {
             let error = TrainError::NotFinite { step: report.step, loss: report.loss, norm };
             self.tell(&error);
@@ -230,11 +243,17 @@ impl Trainer {
         Ok(begins)
     }
 
+    /// Bytes of gradients that are not reduced yet.
+    fn bytes_left(&self) -> u64 {
+        let left = (0..self.buckets.gradients).filter(|&bucket| self.communicator.is_under_way(bucket));
+        left.map(|bucket| 4 * self.blueprint.buckets[bucket].range.len() as u64).sum()
+    }
+
     /// Time in which at least one of the step's reductions was running.
     fn time_of_reductions(&self) -> Duration {
         let mut total = Duration::ZERO;
         let mut reached: Option<Instant> = None;
-        // Buckets start almost in order; one that started before its predecessor ended adds only what lies beyond.
+        // All-reduces start almost in order; one that started before its predecessor ended adds only what lies beyond.
         for timing in (0..self.buckets.gradients).filter_map(|bucket| self.communicator.timing(bucket)) {
             let from = reached.map_or(timing.began, |reached| reached.max(timing.began));
             total += timing.ended.saturating_duration_since(from);

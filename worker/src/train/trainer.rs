@@ -46,6 +46,8 @@ pub struct StepReport {
     pub reduce: Duration,
     /// Work of the reader's threads for this step.
     pub read: Duration,
+    /// Bytes of gradients that were not reduced when backward ended; 0 with a single rank.
+    pub left_bytes: u64,
 }
 
 pub(super) struct Checkpoints {
@@ -83,9 +85,7 @@ impl Trainer {
     pub fn join(blueprint: Blueprint, group: &GroupConfig) -> Result<Trainer, TrainError> {
         let mut state = TrainingState::new(&blueprint);
         let tensors = state.tensors(&blueprint);
-        let bytes = tensors.iter().map(|tensor| 4 * tensor.numbers() as u64).sum();
-        let slot = Saver::digest_room(bytes).max(resume::ROOM);
-        let buckets = Buckets::new(&blueprint, slot);
+        let buckets = Buckets::new(&blueprint);
         let mut communicator = Communicator::connect(group, &buckets.lens, &buckets.options)?;
         // The number of threads may differ between nodes: it does not change a bit of the results.
         let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
@@ -103,7 +103,8 @@ impl Trainer {
                 }
                 blueprint.go_on_from(progress.step, progress.epoch, progress.position);
                 let restored = resume::restore(&mut state, &blueprint, &directory, checkpoint, progress);
-                restored.inspect_err(|error| tell(&communicator, error))?;
+                let changed = restored.inspect_err(|error| tell(&communicator, error))?;
+                changed.iter().filter(|_| communicator.rank() == 0).for_each(|text| eprintln!("note: {text}"));
                 resumed = Some(state.step);
             }
             let plan = Plan::new(tensors, blueprint.world as usize)
@@ -149,6 +150,7 @@ impl Trainer {
             resumed,
         };
         trainer.agree_on_weights()?;
+        trainer.fuse()?;
         Ok(trainer)
     }
 
@@ -194,7 +196,7 @@ impl Trainer {
         }
     }
 
-    /// The reductions of the last step, by bucket.
+    /// The reductions of the last step, by their first bucket.
     pub(super) fn timings(&self) -> impl Iterator<Item = (usize, Timing)> {
         let timed = |bucket| Some((bucket, self.communicator.timing(bucket)?));
         (0..self.buckets.gradients).filter_map(timed)
@@ -206,7 +208,14 @@ impl Trainer {
         if self.communicator.world() == 1 { 0 } else { 4 * numbers as u64 }
     }
 
-    /// Milliseconds of one all-reduce of all gradient buckets: the best of three after a warm-up. All ranks call it
+    /// Bytes of each all-reduce of gradients, in order; none with a single rank.
+    pub(super) fn bucket_bytes(&self) -> Vec<u64> {
+        let bytes = |bucket: usize| 4 * self.blueprint.buckets[bucket].range.len() as u64;
+        let runs = self.buckets.runs.iter().filter(|_| self.communicator.world() > 1);
+        runs.map(|run| run.clone().map(bytes).sum()).collect()
+    }
+
+    /// Milliseconds of the all-reduces of all gradients: the best of three after a warm-up. All ranks call it
     /// together, before the first step.
     ///
     /// # Errors
@@ -219,7 +228,9 @@ impl Trainer {
         for _ in 0..4 {
             self.communicator.barrier()?;
             let start = Instant::now();
-            (0..self.buckets.gradients).for_each(|bucket| self.communicator.start(bucket));
+            for (number, run) in self.buckets.runs.iter().enumerate() {
+                self.communicator.start_all(run.clone(), number);
+            }
             for bucket in 0..self.buckets.gradients {
                 self.communicator.wait(bucket)?;
             }

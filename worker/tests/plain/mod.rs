@@ -43,11 +43,11 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
             gradient_clip_norm: Some(1.0),
             decay_exclusions: DecayExclusions::Vectors,
         },
-        schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: 5, final_learning_rate: 0.0003 },
+        schedule: Schedule { kind: ScheduleKind::Cosine, warmup_steps: Some(5), final_learning_rate: 0.0003 },
         precision: Precision::Fp32,
         overlap: Overlap {
             enabled: true,
-            bucket_size_mib: 1,
+            bucket_size_mib: Some(1),
             communicators: 1,
             wire_type: WireType::Fp32,
             sync_all_reduce: false,

@@ -46,7 +46,7 @@ impl Job {
             }),
             batch_size_per_process: 2,
             length: Length::Steps(steps),
-            schedule: Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, ..plain.schedule },
+            schedule: Schedule { kind: ScheduleKind::Constant, warmup_steps: Some(0), ..plain.schedule },
             fetch_every_steps: 5,
             cpu_threads: 0,
             ..plain

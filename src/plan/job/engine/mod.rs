@@ -64,8 +64,7 @@ pub(super) fn config(
     let label_smoothing = check.decimal("labelSmoothing", &engine.label_smoothing);
     let fraction = check.decimal("memory.fraction", &engine.memory.fraction);
     let precision = precision::precision(&engine.precision, check);
-    let length = length?;
-    let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, length, check);
+    let schedule = optimizer::schedule(engine.schedule.as_ref(), optimizer.learning_rate, check);
     Some(EngineConfig {
         model: model?,
         label_smoothing,
@@ -73,14 +72,14 @@ pub(super) fn config(
         reader: data::reader(&engine.reader),
         batch_size_per_process: engine.batch_size_per_process.unsigned_abs(),
         batch_merge: engine.batch_merge.unsigned_abs(),
-        length,
+        length: length?,
         seed: engine.seed.unsigned_abs(),
         optimizer,
         schedule,
         precision,
         overlap: Overlap {
             enabled: overlap.mode.is_on(),
-            bucket_size_mib: overlap.bucket_size_mib.unsigned_abs(),
+            bucket_size_mib: overlap.bucket_size_mib.map(i32::unsigned_abs),
             communicators: overlap.communicators.unsigned_abs(),
             wire_type: match overlap.wire_type {
                 api::WireType::FP32 => WireType::Fp32,

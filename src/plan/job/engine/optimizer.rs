@@ -4,11 +4,8 @@ use super::Check;
 use switchyard_crds as api;
 use switchyard_crds::OptimizerType as Kind;
 use switchyard_worker_contract::config::{
-    Adam, DecayExclusions, Lars, Length, Momentum, Optimizer, Rule, Schedule, ScheduleKind,
+    Adam, DecayExclusions, Lars, Momentum, Optimizer, Rule, Schedule, ScheduleKind,
 };
-
-/// Steps of the warm-up that is taken when the manifest names no schedule, at most.
-const DEFAULT_WARMUP_STEPS: u64 = 100;
 
 /// What a number is when the manifest does not say.
 struct Defaults {
@@ -78,17 +75,10 @@ pub(super) fn optimizer(optimizer: &api::Optimizer, check: &mut Check<'_>) -> Op
 }
 
 /// The schedule, or without the block a cosine after a warm-up.
-pub(super) fn schedule(schedule: Option<&api::Schedule>, peak: f64, length: Length, check: &mut Check<'_>) -> Schedule {
+pub(super) fn schedule(schedule: Option<&api::Schedule>, peak: f64, check: &mut Check<'_>) -> Schedule {
     let Some(schedule) = schedule else {
-        return Schedule {
-            kind: ScheduleKind::Cosine,
-            warmup_steps: match length {
-                Length::Steps(steps) => (steps / 10).min(DEFAULT_WARMUP_STEPS),
-                // The number of steps is known only once the data is read.
-                Length::Epochs(_) => DEFAULT_WARMUP_STEPS,
-            },
-            final_learning_rate: peak / 10.0,
-        };
+        // Of a run that is given in epochs, only the worker knows the number of steps.
+        return Schedule { kind: ScheduleKind::Cosine, warmup_steps: None, final_learning_rate: peak / 10.0 };
     };
     let last = check.decimal_or("schedule.finalLearningRate", schedule.final_learning_rate.as_ref(), 0.0);
     if last > peak {
@@ -105,7 +95,7 @@ pub(super) fn schedule(schedule: Option<&api::Schedule>, peak: f64, length: Leng
                 factor: check.decimal_or("schedule.factor", schedule.factor.as_ref(), 0.1),
             },
         },
-        warmup_steps: schedule.warmup_steps.unsigned_abs(),
+        warmup_steps: Some(schedule.warmup_steps.unsigned_abs()),
         final_learning_rate: last,
     }
 }

@@ -122,6 +122,14 @@ fn one_process_has_all_ranks_of_a_node() {
 }
 
 #[test]
+fn without_a_schedule_the_worker_finds_the_warm_up_from_the_steps() {
+    for length in [json!({"epochs": 1, "steps": null}), json!({"steps": 600})] {
+        assert_eq!(config(length.clone()).schedule.warmup_steps, None, "{length}");
+    }
+    assert_eq!(config(json!({"schedule": {"type": "Linear"}})).schedule.warmup_steps, Some(0));
+}
+
+#[test]
 fn made_up_data_has_classes_and_samples() {
     let source = config(json!({})).data.source;
     assert_eq!(source, Source::Synthetic(Synthetic { samples: 10_000, image: None, classes: 10 }));

@@ -1,6 +1,6 @@
 //! What lies between two steps: checkpoints, progress reports, evaluation, and nothing at all.
 
-use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
+use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::sample::Part;
 
 /// Share of the step that checkpoints may take, percent.
@@ -9,6 +9,8 @@ const CHECKPOINT: f64 = 2.0;
 const BETWEEN: f64 = 3.0;
 /// Steps between two fetches that have no noticeable cost.
 const RARE_FETCH: u32 = 30;
+/// The most that a field with a number of steps or seconds takes.
+const MOST_PERIOD: u64 = 1_000_000_000;
 
 pub(super) const CHECKPOINTS: Rule = Rule {
     id: "checkpoint-stall",
@@ -23,20 +25,20 @@ pub(super) const CHECKPOINTS: Rule = Rule {
         if facts.percent(checkpoint) < CHECKPOINT {
             return Finding::Fine(format!("checkpoints {:.1} % of the step", facts.percent(checkpoint)));
         }
-        let rarer = match (every.every_steps, every.period_seconds) {
-            (0, seconds) => format!("`checkpoint.periodSeconds: {seconds} -> {}`", seconds.saturating_mul(2)),
-            (steps, _) => format!("`checkpoint.everySteps: {steps} -> {}`", steps.saturating_mul(2)),
+        let (field, period) = match (every.every_steps, every.period_seconds) {
+            (0, seconds) => ("checkpoint.periodSeconds", seconds),
+            (steps, _) => ("checkpoint.everySteps", steps),
         };
-        Finding::Advice(Advice {
-            evidence: format!("Checkpoints hold the step up by {}, spread over all steps.", of_step(facts, checkpoint)),
-            changes: vec![
-                Change::new(rarer, checkpoint / 2.0, Basis::Modelled),
-                Change::new("a faster disk for `checkpoint.path`", None, Basis::Guess),
+        let rarer = Field::number(field, period, period.saturating_mul(2), MOST_PERIOD);
+        Advice::about(
+            &[Part::Checkpoint],
+            Chart::StepTime,
+            format!("Checkpoints hold the step up by {}, spread over all steps.", of_step(facts, checkpoint)),
+            [
+                rarer.map(|rarer| Change::set([rarer], checkpoint / 2.0, Basis::Modelled)),
+                Some(Change::act("a faster disk for `checkpoint.path`", None, Basis::Guess)),
             ],
-            urgent: false,
-            parts: &[Part::Checkpoint],
-            chart: Chart::StepTime,
-        })
+        )
     },
 };
 
@@ -55,16 +57,13 @@ pub(super) const FETCHES: Rule = Rule {
             return Finding::Fine(format!("a fetch every {fetch} steps; {} ms between steps", ms(median)));
         }
         let saved = median * (1.0 - f64::from(fetch) / f64::from(RARE_FETCH));
-        Finding::Advice(Advice {
-            evidence: format!(
-                "{} lie between two steps; figures are fetched every {fetch} steps.",
-                of_step(facts, median)
-            ),
-            changes: vec![Change::new(format!("`fetchEverySteps: {fetch} -> {RARE_FETCH}`"), saved, Basis::Modelled)],
-            urgent: false,
-            parts: &[Part::Other],
-            chart: Chart::StepTime,
-        })
+        let rarer = Field::number("engine.fetchEverySteps", fetch, RARE_FETCH, MOST_PERIOD);
+        Advice::about(
+            &[Part::Other],
+            Chart::StepTime,
+            format!("{} lie between two steps; figures are fetched every {fetch} steps.", of_step(facts, median)),
+            [rarer.map(|rarer| Change::set([rarer], saved, Basis::Modelled))],
+        )
     },
 };
 
@@ -86,32 +85,18 @@ pub(super) const EVALUATION: Rule = Rule {
         if facts.percent(rare) < BETWEEN {
             return Finding::Fine(format!("evaluation and other rare work {:.1} % of the step", facts.percent(rare)));
         }
-        Finding::Advice(Advice {
-            evidence: format!(
-                "Rare work between steps takes {}, spread over all steps; evaluation every {every} steps with {} batches.",
-                of_step(facts, rare),
-                engine.evaluation.batches
+        let batches = engine.evaluation.batches;
+        let rarer = Field::number("engine.evaluation.everySteps", every, every.saturating_mul(2), MOST_PERIOD);
+        let shorter = Field::number("engine.evaluation.batches", batches, batches.div_ceil(2), MOST_PERIOD);
+        Advice::about(
+            &[Part::Other],
+            Chart::StepTime,
+            format!(
+                "Rare work between steps takes {}, spread over all steps; evaluation every {every} steps with {batches} batches.",
+                of_step(facts, rare)
             ),
-            changes: vec![
-                Change::new(
-                    format!("`evaluation.everySteps: {every} -> {}`", every.saturating_mul(2)),
-                    rare / 2.0,
-                    Basis::Modelled,
-                ),
-                Change::new(
-                    format!(
-                        "`evaluation.batches: {} -> {}`",
-                        engine.evaluation.batches,
-                        engine.evaluation.batches.div_ceil(2)
-                    ),
-                    rare / 2.0,
-                    Basis::Modelled,
-                ),
-            ],
-            urgent: false,
-            parts: &[Part::Other],
-            chart: Chart::StepTime,
-        })
+            [rarer, shorter].map(|field| field.map(|field| Change::set([field], rare / 2.0, Basis::Modelled))),
+        )
     },
 };
 
@@ -130,7 +115,7 @@ pub(super) const GAPS: Rule = Rule {
         }
         Finding::Advice(Advice {
             evidence: format!("{} lie between two steps without a fetch or an evaluation.", of_step(facts, median)),
-            changes: vec![Change::new(
+            changes: vec![Change::act(
                 "look for other programs on the CPUs of the ranks, and for slow logging",
                 None,
                 Basis::Guess,

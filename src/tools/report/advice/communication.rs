@@ -1,8 +1,9 @@
 //! Is the all-reduce what the step waits for, and what would make it shorter or hide it?
 
-use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
+use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
+use serde_json::Value;
 use switchyard_core::units::{binary, counted, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
 
@@ -10,7 +11,7 @@ use switchyard_worker_contract::config::{EngineConfig, Transport, WireType};
 const BOUND_BY: f64 = 10.0;
 /// Share from which the path of the buckets is worth checking, percent.
 const WORTH: f64 = 3.0;
-/// Buckets that a single one is split into.
+/// All-reduces that a single one is divided into with overlap, about.
 const SPLIT: u64 = 8;
 /// Mean size of a bucket below which latency counts, bytes.
 const SMALL: u64 = 1 << 20;
@@ -18,6 +19,9 @@ const SMALL: u64 = 1 << 20;
 const POOR: f64 = 0.8;
 /// Time of one exchange between two ranks beyond that of its bytes, ms: a flag in shared memory after a wake-up, a TCP round trip.
 const EXCHANGE_MS: (f64, f64) = (0.013, 0.024);
+
+/// The most that `batchMerge` takes.
+pub(super) const MOST_MERGE: u64 = 4096;
 
 const PARTS: &[Part] = &[Part::Communication];
 
@@ -28,7 +32,7 @@ fn exposed(facts: &Facts) -> Option<f64> {
 
 fn advice(evidence: String, mut changes: Vec<Change>) -> Finding {
     changes.sort_by(|a, b| b.gain_ms.unwrap_or(-1.0).total_cmp(&a.gain_ms.unwrap_or(-1.0)));
-    Finding::Advice(Advice { evidence, changes, urgent: false, parts: PARTS, chart: Chart::AllReduce })
+    Advice::about(PARTS, Chart::AllReduce, evidence, changes.into_iter().map(Some))
 }
 
 pub(super) const BOUND: Rule = Rule {
@@ -67,11 +71,10 @@ pub(super) const BOUND: Rule = Rule {
 fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
     let reach = facts.reachable_reduce_ms();
     let overlap = &engine.overlap;
-    let mut changes = vec![Change::new(
-        format!("`batchMerge: {} -> {}`", engine.batch_merge, engine.batch_merge.saturating_mul(2)),
-        exposed / 2.0,
-        Basis::Modelled,
-    )];
+    let merge =
+        Field::number("engine.batchMerge", engine.batch_merge, engine.batch_merge.saturating_mul(2), MOST_MERGE);
+    let mut changes: Vec<Change> =
+        merge.map(|merge| Change::set([merge], exposed / 2.0, Basis::Modelled)).into_iter().collect();
     if overlap.wire_type == WireType::Fp32 {
         // Inside a host, gradients always travel in 32 bits.
         let saved = match facts.transport {
@@ -79,16 +82,20 @@ fn changes(facts: &Facts, engine: &EngineConfig, exposed: f64) -> Vec<Change> {
             Some(Transport::Hierarchical) => reach.map(|reach| (reach / 4.0, Basis::Guess)),
             _ => None,
         };
-        changes.extend(saved.map(|(saved, basis)| Change::new("`overlap.wireType: FP16`", saved.min(exposed), basis)));
+        changes.extend(saved.map(|(saved, basis)| {
+            Change::set([Field::word("engine.overlap.wireType", "FP16")], saved.min(exposed), basis)
+        }));
     }
-    let buckets = facts.inspection.as_ref().map_or(1, |inspection| inspection.bucket_bytes.len()) as f64;
-    if let Some(reach) = reach.filter(|_| buckets > 1.0) {
-        // The last bucket is ready with the last gradient: it is never hidden.
-        let hidden = (reach * (1.0 - 1.0 / buckets)).min(facts.step[Part::Backward]).min(exposed);
+    let all: u64 = facts.bucket_bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes));
+    if let (Some(reach), [_, .., last]) = (reach, facts.bucket_bytes.as_slice()) {
+        // The last one is ready with the last gradient: it is never hidden.
+        let hidden = reach * (1.0 - *last as f64 / all.max(1) as f64);
+        let hidden = hidden.min(facts.step[Part::Backward]).min(exposed);
         if !overlap.enabled {
-            changes.push(Change::new("`overlap.mode: Enabled`", hidden, Basis::Modelled));
+            changes.push(Change::set([Field::word("engine.overlap.mode", "Enabled")], hidden, Basis::Modelled));
         } else if overlap.sync_all_reduce {
-            changes.push(Change::new("`overlap.syncAllReduce: false`", hidden, Basis::Modelled));
+            let asynchronous = Field::word("engine.overlap.syncAllReduce", "Disabled");
+            changes.push(Change::set([asynchronous], hidden, Basis::Modelled));
         }
     }
     changes
@@ -104,66 +111,66 @@ pub(in crate::report) fn bus_bandwidth(facts: &Facts) -> Option<f64> {
 pub(super) const ONE_BIG: Rule = Rule {
     id: "one-big-all-reduce",
     question: 8,
-    threshold: "All gradients are one bucket of ≥ 2 MiB, and ≥ 3 % of the step is exposed: nothing can overlap.",
-    gain: "7/8 of the measured all-reduce, as far as backward can hide it: eight buckets.",
+    threshold: "All gradients are one all-reduce of ≥ 2 MiB because overlap is off, and ≥ 3 % of the step is exposed.",
+    gain: "7/8 of the measured all-reduce, as far as backward can hide it: about an eighth is left when backward ends.",
     source: "PaddlePaddle's overlap guide; TensorFlow's GPU guide",
     check: |facts| {
         let Some(exposed) = exposed(facts) else { return Finding::NotApplicable };
-        let (Some(inspection), Some(engine)) = (&facts.inspection, &facts.engine) else {
-            return Finding::Unknown("the buckets");
+        let Some(engine) = &facts.engine else { return Finding::Unknown("the engine configuration") };
+        let &[bytes] = facts.bucket_bytes.as_slice() else {
+            return match facts.bucket_bytes.len() {
+                0 => Finding::Unknown("the sizes of the all-reduces"),
+                count => Finding::Fine(counted(count as u64, "all-reduce")),
+            };
         };
-        let &[bytes] = inspection.bucket_bytes.as_slice() else {
-            return Finding::Fine(format!("{} buckets", inspection.bucket_bytes.len()));
-        };
-        if facts.percent(exposed) < WORTH || bytes < 2 * SMALL {
-            return Finding::Fine(format!("one bucket of {}, but little waits for it", binary(bytes)));
+        let off = !engine.overlap.enabled || engine.overlap.sync_all_reduce;
+        if facts.percent(exposed) < WORTH || bytes < 2 * SMALL || !off {
+            return Finding::Fine(format!("one all-reduce of {}, but little waits for it", binary(bytes)));
         }
         let Some(reach) = facts.reachable_reduce_ms() else { return Finding::Unknown("the time of an all-reduce") };
         let saved = (reach * (1.0 - 1.0 / SPLIT as f64)).min(facts.step[Part::Backward]).min(exposed);
-        let size = (bytes / SPLIT).div_ceil(1 << 20).max(1);
-        let mut what = format!("`overlap.bucketSizeMib: {} -> {size}`", engine.overlap.bucket_size_mib);
-        if !engine.overlap.enabled {
-            what.push_str(" with `overlap.mode: Enabled`");
-        }
+        let fields =
+            [Field::word("engine.overlap.mode", "Enabled"), Field::word("engine.overlap.syncAllReduce", "Disabled")];
         let evidence = format!(
             "All gradients are one all-reduce of {}, which starts when backward ends: {} are exposed.",
             binary(bytes),
             of_step(facts, exposed)
         );
-        advice(evidence, vec![Change::new(what, saved, Basis::Modelled)])
+        advice(evidence, vec![Change::set(fields, saved, Basis::Modelled)])
     },
 };
 
 pub(super) const MANY_SMALL: Rule = Rule {
     id: "many-small-all-reduces",
     question: 8,
-    threshold: "More than one bucket, 1 MiB or less each in the mean, and ≥ 3 % of the step is exposed.",
+    threshold: "`overlap.bucketSizeMiB` limits all-reduces to 1 MiB or less in the mean, and ≥ 3 % of the step is exposed.",
     gain: "The exchanges that fewer buckets save, times what one usually takes.",
     source: "TensorFlow's GPU guide (one all-reduce per step and group is the ideal); PaddlePaddle's overlap guide (161 -> 5); 1 MiB is ours",
     check: |facts| {
         let Some(exposed) = exposed(facts) else { return Finding::NotApplicable };
-        let (Some(inspection), Some(engine)) = (&facts.inspection, &facts.engine) else {
-            return Finding::Unknown("the buckets");
-        };
-        let count = inspection.bucket_bytes.len() as u64;
-        let bytes = inspection.bucket_bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
-        if count < 2 || bytes / count > SMALL || facts.percent(exposed) < WORTH {
-            return Finding::Fine(format!("{} for {}", counted(count, "all-reduce"), binary(bytes)));
+        let Some(engine) = &facts.engine else { return Finding::Unknown("the engine configuration") };
+        let count = facts.bucket_bytes.len() as u64;
+        let bytes = facts.bucket_bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        if count == 0 {
+            return Finding::Unknown("the sizes of the all-reduces");
         }
+        let limit = engine.overlap.bucket_size_mib.filter(|_| count > 1 && bytes / count <= SMALL);
+        let Some(limit) = limit.filter(|_| facts.percent(exposed) >= WORTH) else {
+            return Finding::Fine(format!("{} for {}", counted(count, "all-reduce"), binary(bytes)));
+        };
         let fewer = (bytes / (4 * SMALL)).max(2).min(count);
         let exchange = if facts.transport == Some(Transport::Shm) { EXCHANGE_MS.0 } else { EXCHANGE_MS.1 };
         let each = exchange * 2.0 * f64::from(facts.world - 1);
         let saved = ((count - fewer) as f64 * each).min(exposed);
-        let size = bytes.div_ceil(fewer).div_ceil(1 << 20).max(1);
         let evidence = format!(
             "{} of {} in the mean in each step; {} are exposed.",
             counted(count, "all-reduce"),
             binary(bytes / count),
             of_step(facts, exposed)
         );
-        let what =
-            format!("`overlap.bucketSizeMib: {} -> {size}`: {fewer} all-reduces", engine.overlap.bucket_size_mib);
-        advice(evidence, vec![Change::new(what, saved, Basis::Guess)])
+        // Without a limit the worker finds the size by itself.
+        let free = Field::value("engine.overlap.bucketSizeMiB", limit, Value::Null);
+        advice(evidence, vec![Change::set([free], saved, Basis::Guess)])
     },
 };
 
@@ -190,8 +197,8 @@ pub(super) const PLACEMENT: Rule = Rule {
         );
         advice(
             evidence,
-            vec![Change::new(
-                "wait for the better nodes: `topologyPolicy` with a required domain",
+            vec![Change::act(
+                "wait for the better nodes: a domain with mode Required in `topologyPolicy.domains`",
                 saved,
                 Basis::Modelled,
             )],

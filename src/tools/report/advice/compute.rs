@@ -1,6 +1,6 @@
 //! The computation of one rank: threads, warm-up, noise.
 
-use super::{Advice, Basis, Change, Chart, Finding, Rule, ms};
+use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms};
 use crate::report::facts::{Facts, RankFacts};
 use crate::report::sample::Part;
 use std::collections::BTreeMap;
@@ -13,6 +13,8 @@ const WARM_UP_FACTOR: f64 = 2.0;
 const NOISE_FACTOR: f64 = 1.5;
 /// Share of the linear gain that more threads are expected to bring.
 const THREAD_EFFICIENCY: f64 = 0.5;
+/// The most that `trainer.cpuThreads` takes.
+const MOST_THREADS: u64 = 1024;
 
 const COMPUTE: &[Part] = &[Part::Forward, Part::Backward, Part::Optimizer];
 
@@ -40,14 +42,10 @@ pub(super) const TOO_MANY_THREADS: Rule = Rule {
         if let Some((p50, p99)) = facts.work_quantiles.filter(|(p50, _)| *p50 > 0.0) {
             evidence.push_str(&format!(" The work of a step takes {} ms, in 1 of 100 more than {}.", ms(p50), ms(p99)));
         }
-        let gain = None;
-        Finding::Advice(Advice {
-            evidence,
-            changes: vec![Change::new(format!("`trainer.cpuThreads: {each}`"), gain, Basis::Guess)],
-            urgent: false,
-            parts: COMPUTE,
-            chart: Chart::Placement,
-        })
+        let own = threads / ranks;
+        let fewer = Field::number("trainer.cpuThreads", own, each, MOST_THREADS);
+        let changes = [fewer.map(|fewer| Change::set([fewer], None, Basis::Guess))];
+        Advice::about(COMPUTE, Chart::Placement, evidence, changes)
     },
 };
 
@@ -74,18 +72,18 @@ pub(super) const TOO_FEW_THREADS: Rule = Rule {
         }
         let compute = slowest.step.compute();
         let gain = compute * (1.0 - f64::from(threads) / own) * THREAD_EFFICIENCY;
-        Finding::Advice(Advice {
-            evidence: format!(
+        let more = Field::number("trainer.cpuThreads", threads, own as u64, MOST_THREADS);
+        Advice::about(
+            COMPUTE,
+            Chart::Placement,
+            format!(
                 "Rank {} computes {} ms of each step with {} and has {own:.0} cores.",
                 slowest.rank,
                 ms(compute),
                 counted(u64::from(threads), "thread")
             ),
-            changes: vec![Change::new(format!("`trainer.cpuThreads: {threads} -> {own:.0}`"), gain, Basis::Guess)],
-            urgent: false,
-            parts: COMPUTE,
-            chart: Chart::Placement,
-        })
+            [more.map(|more| Change::set([more], gain, Basis::Guess))],
+        )
     },
 };
 

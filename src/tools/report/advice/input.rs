@@ -1,6 +1,6 @@
 //! Does the step wait for the reader?
 
-use super::{Advice, Basis, Change, Chart, Finding, Rule, ms, of_step};
+use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::counted;
@@ -14,6 +14,8 @@ const SYNTHETIC: f64 = 5.0;
 
 /// Threads of a reader that are advised at most.
 const MOST_WORKERS: f64 = 64.0;
+/// The most that `reader.workers` takes.
+const WORKERS: u64 = 256;
 
 pub(super) const INPUT_BOUND: Rule = Rule {
     id: "input-bound",
@@ -54,14 +56,14 @@ fn check(facts: &Facts) -> Finding {
         first.gain_ms = Some(saved.min(wait));
         first.basis = Basis::Measured;
     }
-    Finding::Advice(Advice { evidence, changes, urgent: false, parts: &[Part::Input], chart: Chart::StepTime })
+    Advice::about(&[Part::Input], Chart::StepTime, evidence, changes.into_iter().map(Some))
 }
 
 /// What can be done, from the reader's capacity against what the step consumes.
 fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
     let Some((read, engine)) = facts.read_ms.filter(|read| *read > 0.0).zip(facts.engine.as_ref()) else {
         // Nobody measured the reader: at least half of the wait goes with twice the readers, if there are cores for them.
-        return vec![Change::new("more `reader.workers`, or less work per sample", wait / 2.0, Basis::Guess)];
+        return vec![Change::act("more `reader.workers`, or less work per sample", wait / 2.0, Basis::Guess)];
     };
     let reader = &engine.reader;
     let workers = f64::from(reader.workers.max(1));
@@ -76,20 +78,21 @@ fn changes(facts: &Facts, wait: f64, evidence: &mut String) -> Vec<Change> {
     let left = |workers: f64| (read / workers - consumed).max(0.0);
     let mut changes = Vec::new();
     if !reader.double_buffer {
-        changes.push(Change::new("`reader.doubleBuffer: true`", (wait - left(workers)).max(0.0), Basis::Modelled));
+        let double = Field::word("engine.reader.doubleBuffer", "Enabled");
+        changes.push(Change::set([double], (wait - left(workers)).max(0.0), Basis::Modelled));
     }
     let enough = (read / consumed.max(1e-3)).ceil().min(MOST_WORKERS).max(workers + 1.0);
-    let more = format!("`reader.workers: {} -> {enough:.0}`", reader.workers);
-    if read / workers > consumed {
-        changes.push(Change::new(more, (wait - left(enough)).max(0.0), Basis::Modelled));
-    } else if reader.double_buffer {
+    let more = Field::number("engine.reader.workers", reader.workers, enough as u64, WORKERS);
+    changes.extend(more.and_then(|more| {
+        if read / workers > consumed {
+            return Some(Change::set([more], (wait - left(enough)).max(0.0), Basis::Modelled));
+        }
         // On average the reader is fast enough: it is late now and then, or it gets no CPU.
-        changes.push(Change::new(
-            format!("{more}: it is fast enough in the mean, but late at times"),
-            wait / 2.0,
-            Basis::Guess,
-        ));
-    }
+        let late = || {
+            Change::set([more], wait / 2.0, Basis::Guess).noting(": it is fast enough in the mean, but late at times")
+        };
+        reader.double_buffer.then(late)
+    }));
     changes.sort_by(|a, b| b.gain_ms.unwrap_or_default().total_cmp(&a.gain_ms.unwrap_or_default()));
     changes
 }

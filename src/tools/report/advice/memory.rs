@@ -1,15 +1,18 @@
 //! How near is the memory to its bound, and how much larger may the batch be?
 
-use super::{Advice, Basis, Change, Chart, Finding, Rule, of_step};
+use super::communication::MOST_MERGE;
+use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, of_step};
 use crate::report::facts::Facts;
 use crate::report::sample::Part;
 use switchyard_core::units::binary;
-use switchyard_worker_contract::config::Precision;
+use switchyard_worker_contract::config::{EngineConfig, Precision};
 
 /// Share of the memory above which a run is near its limit.
 const NEAR: f64 = 0.9;
 /// Share of the step that a larger batch divides, from which it is worthwhile, percent.
 const FIXED: f64 = 10.0;
+/// The most that `batchSizePerProcess` takes.
+const MOST_BATCH: u64 = 65_536;
 
 pub(super) const NEAR_LIMIT: Rule = Rule {
     id: "memory-near-limit",
@@ -31,18 +34,14 @@ pub(super) const NEAR_LIMIT: Rule = Rule {
         if share <= NEAR {
             return Finding::Fine(text);
         }
-        let mut changes =
-            vec![Change::new("a smaller `batchSizePerProcess` with a larger `batchMerge`", None, Basis::Guess)];
-        if let Some(engine) = facts.engine.as_ref().filter(|engine| engine.precision == Precision::Fp32) {
-            let half = memory.rank.activations / 2;
-            let saved = binary(half.min(memory.rank.total()));
+        let engine = facts.engine.as_ref();
+        let smaller = engine.and_then(half_batch).map(|fields| Change::set(fields, None, Basis::Guess));
+        let half = engine.filter(|engine| engine.precision == Precision::Fp32).map(|engine| {
+            let saved = binary((memory.rank.activations / 2).min(memory.rank.total()));
             let batch = engine.batch_size_per_process;
-            changes.push(Change::new(
-                format!("`precision.mode: AMP`: about {saved} less per rank at batch {batch}"),
-                None,
-                Basis::Guess,
-            ));
-        }
+            let amp = Change::set([Field::word("engine.precision.mode", "AMP")], None, Basis::Guess);
+            amp.noting(format_args!(": about {saved} less per rank at batch {batch}"))
+        });
         let evidence = format!(
             "{} ranks of {} use {:.0} % of {} ({}).",
             memory.ranks,
@@ -51,9 +50,17 @@ pub(super) const NEAR_LIMIT: Rule = Rule {
             memory.bound,
             binary(memory.capacity)
         );
-        Finding::Advice(Advice { evidence, changes, urgent: false, parts: &[], chart: Chart::Memory })
+        Advice::about(&[], Chart::Memory, evidence, [smaller, half])
     },
 };
+
+/// Half the batch with twice the `batchMerge`: the same global batch. `None` if it cannot be halved.
+fn half_batch(engine: &EngineConfig) -> Option<[Field; 2]> {
+    let (batch, merge) = (engine.batch_size_per_process, engine.batch_merge);
+    let merge = (batch.is_multiple_of(2) && u64::from(merge) * 2 <= MOST_MERGE)
+        .then(|| Field::number("engine.batchMerge", merge, merge * 2, MOST_MERGE))?;
+    Some([Field::number("engine.batchSizePerProcess", batch, batch / 2, MOST_BATCH)?, merge?])
+}
 
 pub(super) const LARGER_BATCH: Rule = Rule {
     id: "batch-could-be-larger",
@@ -78,13 +85,8 @@ pub(super) const LARGER_BATCH: Rule = Rule {
             100.0 * share,
             memory.bound
         );
-        let what = format!("`batchSizePerProcess: {batch} -> {}`; loss may change", batch.saturating_mul(2));
-        Finding::Advice(Advice {
-            evidence,
-            changes: vec![Change::new(what, fixed / 2.0, Basis::Guess)],
-            urgent: false,
-            parts: &[Part::Optimizer, Part::Other],
-            chart: Chart::Memory,
-        })
+        let larger = Field::number("engine.batchSizePerProcess", batch, batch.saturating_mul(2), MOST_BATCH);
+        let larger = larger.map(|larger| Change::set([larger], fixed / 2.0, Basis::Guess).noting("; loss may change"));
+        Advice::about(&[Part::Optimizer, Part::Other], Chart::Memory, evidence, [larger])
     },
 };

@@ -6,21 +6,26 @@
 //! ```
 
 mod between;
+mod change;
 mod communication;
 mod compute;
 mod input;
 mod memory;
+#[cfg(test)]
+mod patches;
 mod precision;
 mod rank;
 mod skew;
 #[cfg(test)]
 mod tests;
 
+pub use change::{Basis, Change};
 pub(super) use communication::bus_bandwidth;
 pub(super) use rank::{Item, Ranked, rank};
 
 use super::facts::Facts;
 use super::sample::Part;
+use change::Field;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug)]
@@ -65,29 +70,6 @@ pub const RULES: [Rule; 21] = [
     skew::STRAGGLER,
 ];
 
-/// How reliable a gain is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Basis {
-    /// The run shows the time itself.
-    Measured,
-    /// Computed from measured figures.
-    Modelled,
-    /// From what is usual.
-    Guess,
-}
-
-impl Basis {
-    /// The word printed for people.
-    pub fn word(self) -> &'static str {
-        match self {
-            Basis::Measured => "measured",
-            Basis::Modelled => "modelled",
-            Basis::Guess => "guess",
-        }
-    }
-}
-
 /// A section of the report that shows the evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -121,25 +103,6 @@ impl Chart {
     }
 }
 
-/// A change, and what it would bring.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Change {
-    /// What to set or do.
-    pub what: String,
-    /// What it saves per step at least, ms; absent if unknown.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gain_ms: Option<f64>,
-    /// How reliable the gain is.
-    pub basis: Basis,
-}
-
-impl Change {
-    fn new(what: impl Into<String>, gain_ms: impl Into<Option<f64>>, basis: Basis) -> Change {
-        Change { what: what.into(), gain_ms: gain_ms.into(), basis }
-    }
-}
-
 /// Advice with evidence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
@@ -153,6 +116,22 @@ pub struct Advice {
     pub parts: &'static [Part],
     /// Where the evidence is shown.
     pub chart: Chart,
+}
+
+impl Advice {
+    /// Advice about speed. With nothing left to change, what was seen is a note.
+    fn about(
+        parts: &'static [Part],
+        chart: Chart,
+        evidence: String,
+        changes: impl IntoIterator<Item = Option<Change>>,
+    ) -> Finding {
+        let changes: Vec<Change> = changes.into_iter().flatten().collect();
+        if changes.is_empty() {
+            return Finding::Note(evidence, chart);
+        }
+        Finding::Advice(Advice { evidence, changes, urgent: false, parts, chart })
+    }
 }
 
 /// The result of a rule.

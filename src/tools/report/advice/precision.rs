@@ -1,7 +1,8 @@
 //! Number formats: do shapes fit the hardware, would 16 bits pay, and do the numbers hold?
 
-use super::{Advice, Basis, Change, Chart, Finding, Rule, ms};
+use super::{Advice, Basis, Change, Chart, Field, Finding, Rule, ms};
 use crate::report::sample::Part;
+use serde_json::json;
 use switchyard_core::units::{grouped, three_digits};
 use switchyard_worker_contract::config::{EngineConfig, HalfType, LossScaling, Model, Precision};
 
@@ -13,6 +14,10 @@ const ENOUGH: u64 = 50;
 const HALF_SAVES: f64 = 0.25;
 /// Dimensions of 16-bit products are a multiple of this.
 const MULTIPLE: u32 = 8;
+/// The most that `hiddenSize` and its like take.
+const MOST_WIDTH: u32 = 32_768;
+/// The most that `growthIntervalSteps` takes.
+const MOST_STEPS: u64 = 1_000_000_000;
 
 const PRODUCTS: &[Part] = &[Part::Forward, Part::Backward];
 
@@ -26,11 +31,7 @@ pub(super) const LOST_LOSS: Rule = Rule {
         None => Finding::Fine("the loss is a number in every step".into()),
         Some(step) => Finding::Advice(Advice {
             evidence: format!("The loss is not a number at step {}.", grouped(step)),
-            changes: vec![Change::new(
-                "a smaller `optimizer.learningRate`, a longer warm-up, or `optimizer.gradientClipNorm`",
-                None,
-                Basis::Guess,
-            )],
+            changes: facts.engine.as_ref().map_or_else(Vec::new, calmer),
             urgent: true,
             parts: &[],
             chart: Chart::Loss,
@@ -41,53 +42,68 @@ pub(super) const LOST_LOSS: Rule = Rule {
 pub(super) const SHAPES: Rule = Rule {
     id: "shapes",
     question: 6,
-    threshold: "A dimension of the large products (hidden size, head size, vocabulary, channels) is no multiple of 8. On CPUs a note only.",
+    threshold: "A dimension of the large products (hidden size, head size, channels) is no multiple of 8. On CPUs a note only.",
     gain: "Not known.",
     source: "TensorFlow's GPU guide; NVIDIA, Matrix Multiplication Background",
     check: |facts| {
         let Some(engine) = &facts.engine else { return Finding::Unknown("the engine configuration") };
-        let odd: Vec<(String, u32)> = shapes(engine).into_iter().filter(|(_, size)| size % MULTIPLE != 0).collect();
-        if odd.is_empty() {
-            return Finding::Fine("all dimensions are multiples of 8".into());
-        }
-        let each = |(name, size): &(String, u32)| {
-            format!("{name} {size} -> {}", size.div_ceil(MULTIPLE).saturating_mul(MULTIPLE))
+        let Some(field) = even(&engine.model) else {
+            return Finding::Fine("all dimensions that can be are multiples of 8".into());
         };
-        let changes = odd.iter().take(6).map(each).collect::<Vec<_>>().join(", ");
+        let change = Change::set([field], None, Basis::Guess);
         if facts.on_gpu != Some(true) {
-            return Finding::Note(
-                format!("for tensor cores of GPUs dimensions should be multiples of 8: {changes}"),
-                Chart::Manifest,
-            );
+            let text = format!("for tensor cores of GPUs dimensions should be multiples of 8: {}", change.what);
+            return Finding::Note(text, Chart::Manifest);
         }
-        Finding::Advice(Advice {
-            evidence: "Products with these dimensions are padded or do not use tensor cores.".into(),
-            changes: vec![Change::new(changes, None, Basis::Guess)],
-            urgent: false,
-            parts: PRODUCTS,
-            chart: Chart::Manifest,
-        })
+        let evidence = "Products with these dimensions are padded or do not use tensor cores.".into();
+        Advice::about(PRODUCTS, Chart::Manifest, evidence, [Some(change)])
     },
 };
 
-fn shapes(engine: &EngineConfig) -> Vec<(String, u32)> {
-    let named = |name: &str, size: u32| (name.to_owned(), size);
-    match &engine.model {
-        Model::Gpt(gpt) => vec![
-            named("hiddenSize", gpt.hidden_size),
-            named("head size", gpt.hidden_size / gpt.heads.max(1)),
-            named("vocabularySize", gpt.vocabulary_size),
-        ],
-        // Its embedding is always padded to a multiple of 8.
-        Model::Bert(bert) => {
-            vec![named("hiddenSize", bert.hidden_size), named("head size", bert.hidden_size / bert.heads.max(1))]
-        }
-        Model::ResNet(net) => vec![named("width", net.width)],
+/// The sizes of a model with each dimension rounded up to a multiple of 8; `None` if they are, or cannot be.
+fn even(model: &Model) -> Option<Field> {
+    let up =
+        |size: u32, multiple: u32| size.checked_next_multiple_of(multiple.max(1)).filter(|size| *size <= MOST_WIDTH);
+    let number = |path, size: u32, to: u32| Field::number(path, size, to, MOST_WIDTH.into());
+    match model {
+        // Each head has a multiple of 8.
+        Model::Gpt(gpt) => number(
+            "engine.model.gpt.hiddenSize",
+            gpt.hidden_size,
+            up(gpt.hidden_size, MULTIPLE.saturating_mul(gpt.heads))?,
+        ),
+        Model::Bert(bert) => number(
+            "engine.model.bert.hiddenSize",
+            bert.hidden_size,
+            up(bert.hidden_size, MULTIPLE.saturating_mul(bert.heads))?,
+        ),
+        Model::ResNet(net) => number("engine.model.resnet.width", net.width, up(net.width, MULTIPLE)?),
         Model::Mlp(mlp) => {
-            mlp.hidden_sizes.iter().enumerate().map(|(index, size)| (format!("hiddenSizes[{index}]"), *size)).collect()
+            let sizes: Option<Vec<u32>> = mlp.hidden_sizes.iter().map(|size| up(*size, MULTIPLE)).collect();
+            let from = json!(mlp.hidden_sizes);
+            sizes
+                .filter(|sizes| *sizes != mlp.hidden_sizes)
+                .map(|sizes| Field::value("engine.model.mlp.hiddenSizes", from, json!(sizes)))
         }
-        Model::Custom(_) => Vec::new(),
+        Model::Custom(_) => None,
     }
+}
+
+/// What keeps gradients smaller: half the learning rate, or clipping if there is none.
+fn calmer(engine: &EngineConfig) -> Vec<Change> {
+    let (rate, last) = (engine.optimizer.learning_rate, engine.schedule.final_learning_rate);
+    let mut fields = vec![Field::decimal("engine.optimizer.learningRate", rate, rate / 2.0)];
+    if last > rate / 2.0 {
+        fields.push(Field::decimal("engine.schedule.finalLearningRate", last, rate / 2.0));
+    }
+    let clip = engine.optimizer.gradient_clip_norm.is_none();
+    let clip = clip.then(|| Change::set([Field::word("engine.optimizer.gradientClipNorm", "1")], None, Basis::Guess));
+    [Change::set(fields, None, Basis::Guess)].into_iter().chain(clip).collect()
+}
+
+/// The 16-bit format that does not overflow before 32 bits would.
+fn wide() -> Field {
+    Field::word("engine.precision.computeType", "BF16")
 }
 
 pub(super) const AMP_OFF: Rule = Rule {
@@ -114,7 +130,10 @@ pub(super) const AMP_OFF: Rule = Rule {
         let hardware = if gpu { "a GPU".to_owned() } else { format!("kernel {kernel}") };
         Finding::Advice(Advice {
             evidence: format!("FP32 on {hardware}, which has fast 16-bit products; they take {} ms.", ms(products)),
-            changes: vec![Change::new("`precision.mode: AMP`; loss may change", products * HALF_SAVES, Basis::Guess)],
+            changes: vec![
+                Change::set([Field::word("engine.precision.mode", "AMP")], products * HALF_SAVES, Basis::Guess)
+                    .noting("; loss may change"),
+            ],
             urgent: false,
             parts: PRODUCTS,
             chart: Chart::StepTime,
@@ -129,7 +148,7 @@ pub(super) const OVERFLOWS: Rule = Rule {
     gain: "The time of the skipped steps, measured.",
     source: "ours: dynamic scaling with the usual interval of 2,000 steps skips 0.05 %",
     check: |facts| {
-        let Some(Precision::Amp(amp)) = facts.engine.as_ref().map(|engine| engine.precision) else {
+        let Some((engine, Precision::Amp(amp))) = facts.engine.as_ref().map(|engine| (engine, engine.precision)) else {
             return Finding::NotApplicable;
         };
         let Some((steps, skipped)) = facts.skipped.filter(|(steps, _)| *steps >= ENOUGH) else {
@@ -139,18 +158,24 @@ pub(super) const OVERFLOWS: Rule = Rule {
         if share < SKIPPED {
             return Finding::Fine(format!("{} of {} steps skipped", grouped(skipped), grouped(steps)));
         }
-        let what = match (amp.compute_type, amp.loss_scaling) {
-            (HalfType::Bf16, _) => "a smaller `optimizer.learningRate`: BF16 overflows as late as FP32".to_owned(),
-            (HalfType::Fp16, LossScaling::Static { scale }) => format!(
-                "`precision.lossScaling: Static` with {} instead of {}, or `computeType: BF16`",
-                three_digits(scale / 16.0),
-                three_digits(scale)
-            ),
-            (HalfType::Fp16, LossScaling::Dynamic { growth_interval_steps, .. }) => {
-                format!(
-                    "`growthIntervalSteps: {growth_interval_steps} -> {}`, or `computeType: BF16`",
-                    growth_interval_steps.saturating_mul(4)
-                )
+        let gain = facts.step_ms() * share;
+        let wide = || Change::set([wide()], gain, Basis::Measured);
+        let changes = match (amp.compute_type, amp.loss_scaling) {
+            (HalfType::Bf16, _) => calmer(engine)
+                .into_iter()
+                .map(|change| Change { gain_ms: Some(gain), basis: Basis::Measured, ..change })
+                .collect(),
+            (HalfType::Fp16, LossScaling::Static { scale }) => {
+                let scale = Field::decimal("engine.precision.lossScaling.scale", scale, scale / 16.0);
+                vec![Change::set([scale], gain, Basis::Measured), wide()]
+            }
+            (HalfType::Fp16, LossScaling::Dynamic { growth_interval_steps: steps, .. }) => {
+                let path = "engine.precision.lossScaling.growthIntervalSteps";
+                let longer = Field::number(path, steps, steps.saturating_mul(4), MOST_STEPS);
+                // A manifest may have no block, and a block has a type.
+                let kind = || Field::word("engine.precision.lossScaling.type", "Dynamic");
+                let longer = longer.map(|longer| Change::set([longer, kind()], gain, Basis::Measured));
+                longer.into_iter().chain([wide()]).collect()
             }
         };
         Finding::Advice(Advice {
@@ -160,7 +185,7 @@ pub(super) const OVERFLOWS: Rule = Rule {
                 grouped(steps),
                 100.0 * share
             ),
-            changes: vec![Change::new(what, facts.step_ms() * share, Basis::Measured)],
+            changes,
             urgent: false,
             parts: &[Part::Forward, Part::Backward, Part::Optimizer],
             chart: Chart::Loss,
@@ -175,7 +200,7 @@ pub(super) const LOSS_SCALE: Rule = Rule {
     gain: "None: the result is in doubt, which comes before speed.",
     source: "ours: a factor of 1 means that gradients overflow by themselves",
     check: |facts| {
-        let Some(Precision::Amp(amp)) = facts.engine.as_ref().map(|engine| engine.precision) else {
+        let Some((engine, Precision::Amp(amp))) = facts.engine.as_ref().map(|engine| (engine, engine.precision)) else {
             return Finding::NotApplicable;
         };
         if matches!(amp.loss_scaling, LossScaling::Static { .. }) {
@@ -191,11 +216,10 @@ pub(super) const LOSS_SCALE: Rule = Rule {
                 three_digits(largest),
                 three_digits(last)
             ),
-            changes: vec![Change::new(
-                "a smaller `optimizer.learningRate`, `gradientClipNorm`, or `computeType: BF16`",
-                None,
-                Basis::Guess,
-            )],
+            changes: calmer(engine)
+                .into_iter()
+                .chain((amp.compute_type == HalfType::Fp16).then(|| Change::set([wide()], None, Basis::Guess)))
+                .collect(),
             urgent: true,
             parts: &[],
             chart: Chart::Loss,

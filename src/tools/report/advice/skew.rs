@@ -61,7 +61,7 @@ pub(super) const STRAGGLER: Rule = Rule {
         };
         Finding::Advice(Advice {
             evidence,
-            changes: vec![Change::new(what, saved.max(0.0), Basis::Measured)],
+            changes: vec![Change::act(what, saved.max(0.0), Basis::Measured)],
             urgent: false,
             parts: &[Part::Forward, Part::Backward, Part::Optimizer],
             chart: Chart::Skew,

@@ -21,7 +21,7 @@ fn engine() -> EngineConfig {
         },
         "schedule": {"kind": "constant", "warmupSteps": 0, "finalLearningRate": 0.0},
         "precision": "fp32",
-        "overlap": {"enabled": true, "bucketSizeMib": 25, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
+        "overlap": {"enabled": true, "communicators": 1, "wireType": "fp32", "syncAllReduce": false},
         "memory": {"fraction": 0.95, "releaseEverySteps": 0}, "evaluation": {"everySteps": 100, "batches": 4},
         "fetchEverySteps": 30, "cpuThreads": 1, "devicesPerProcess": 1, "profile": null,
         "checkpoint": {"path": "c", "everySteps": 100, "periodSeconds": 0, "keep": 1, "onSuspend": true},
@@ -37,7 +37,6 @@ fn amp() -> Precision {
 fn inspection() -> Inspection {
     serde_json::from_value(json!({
         "model": "GPT 4x128", "sample": "128 tokens", "item": "tokens", "parameters": 6_000_000, "gradientTensors": 52,
-        "bucketBytes": [6 << 20, 6 << 20, 6 << 20, 6 << 20],
         "memory": {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0, "input": 0}, "kernel": "avx2", "files": 1,
         "emptyFiles": 0, "bytes": 1, "trainItems": 1, "validationItems": 1, "dataDigest": "", "samplesPerStep": 32,
         "itemsPerStep": 4096, "stepsPerEpoch": 10, "totalSteps": 600,
@@ -57,7 +56,7 @@ fn rank(rank: u32, step: Parts) -> RankFacts {
 }
 
 /// Two ranks with two cores each, 100 ms a step, nothing to gain.
-fn healthy() -> Facts {
+pub(super) fn healthy() -> Facts {
     let step = parts(&[
         (Part::Forward, 30.0),
         (Part::Backward, 60.0),
@@ -79,7 +78,8 @@ fn healthy() -> Facts {
         work_quantiles: Some((97.0, 105.0)),
         between_median: Some(0.5),
         warm_ms: Some(120.0),
-        reduce: Some(Reduce { busy_ms: 8.0, bytes: 24e6 }),
+        reduce: Some(Reduce { busy_ms: 8.0, bytes: 24e6, left_bytes: None }),
+        bucket_bytes: vec![6 << 20; 4],
         reduce_alone_ms: Some(6.0),
         transport: Some(Transport::Shm),
         read_ms: Some(20.0),
@@ -108,11 +108,11 @@ fn say(rule: &str, facts: &Facts) -> Finding {
 }
 
 /// A run that shows it, words of the evidence or of the change, and the gain of the first change, ms.
-type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
+pub(super) type Case = (&'static str, fn(&mut Facts), &'static str, Option<f64>);
 
-const CASES: [Case; 24] = [
+pub(super) const CASES: [Case; 24] = [
     ("loss-not-a-number", |f| f.lost_at = Some(1200), "step 1,200", None),
-    ("too-many-threads", |f| f.ranks[1].threads = Some(9), "`trainer.cpuThreads: 2`", None),
+    ("too-many-threads", |f| f.ranks[1].threads = Some(9), "`trainer.cpuThreads: 5 -> 2`", None),
     ("too-few-threads", |f| f.ranks[1].threads = Some(1), "`trainer.cpuThreads: 1 -> 2`", Some(23.75)),
     // The reader works 150 ms for a step of 100 without the wait: two threads hide it.
     (
@@ -149,7 +149,7 @@ const CASES: [Case; 24] = [
             set(f, Part::Input, 21.0);
             engine_of(f).reader.double_buffer = false;
         },
-        "`reader.doubleBuffer: true`",
+        "`reader.doubleBuffer: Enabled`",
         Some(21.0),
     ),
     ("checkpoint-stall", |f| set(f, Part::Checkpoint, 8.0), "`checkpoint.everySteps: 100 -> 200`", Some(4.0)),
@@ -178,9 +178,9 @@ const CASES: [Case; 24] = [
         |f| {
             f.on_gpu = Some(true);
             let Model::Gpt(gpt) = &mut engine_of(f).model else { panic!() };
-            gpt.vocabulary_size = 50_257;
+            gpt.hidden_size = 132;
         },
-        "vocabularySize 50257 -> 50264",
+        "`model.gpt.hiddenSize: 132 -> 160`",
         None,
     ),
     ("amp-off", |f| f.kernel = Some("amx-bf16".into()), "`precision.mode: AMP`", Some(22.5)),
@@ -191,7 +191,7 @@ const CASES: [Case; 24] = [
             engine_of(f).precision = amp();
             f.skipped = Some((500, 25));
         },
-        "`growthIntervalSteps: 100 -> 400`",
+        "`precision.lossScaling.growthIntervalSteps: 100 -> 400`",
         Some(5.0),
     ),
     (
@@ -209,18 +209,20 @@ const CASES: [Case; 24] = [
         "one-big-all-reduce",
         |f| {
             set(f, Part::Communication, 12.0);
-            f.inspection.as_mut().unwrap().bucket_bytes = vec![24 << 20];
+            f.bucket_bytes = vec![24 << 20];
+            engine_of(f).overlap.enabled = false;
         },
-        "`overlap.bucketSizeMib: 25 -> 3`",
+        "`overlap.mode: Enabled` with `overlap.syncAllReduce: Disabled`",
         Some(5.25),
     ),
     (
         "many-small-all-reduces",
         |f| {
             set(f, Part::Communication, 12.0);
-            f.inspection.as_mut().unwrap().bucket_bytes = vec![1 << 18; 100];
+            f.bucket_bytes = vec![1 << 18; 100];
+            engine_of(f).overlap.bucket_size_mib = Some(1);
         },
-        "6 all-reduces",
+        "`overlap.bucketSizeMiB: 1` removed",
         Some(94.0 * 0.026),
     ),
     ("communication-bound", |f| set(f, Part::Communication, 20.0), "`batchMerge: 1 -> 2`", Some(10.0)),
@@ -230,7 +232,7 @@ const CASES: [Case; 24] = [
             set(f, Part::Communication, 36.0);
             f.transport = Some(Transport::Tcp);
             f.reduce_alone_ms = Some(38.0);
-            f.reduce = Some(Reduce { busy_ms: 40.0, bytes: 24e6 });
+            f.reduce = Some(Reduce { busy_ms: 40.0, bytes: 24e6, left_bytes: None });
         },
         "`overlap.wireType: FP16`",
         Some(19.0),
@@ -338,7 +340,8 @@ fn no_millisecond_is_promised_twice() {
     let mut facts = healthy();
     set(&mut facts, Part::Communication, 12.0);
     facts.bus_bandwidth = Some((9.6e9, 96e9));
-    facts.inspection.as_mut().unwrap().bucket_bytes = vec![24 << 20];
+    facts.bucket_bytes = vec![24 << 20];
+    engine_of(&mut facts).overlap.enabled = false;
     let ranked = rank::rank(&facts);
     assert_eq!(ranked.items[0].rule, "placement");
     assert!(!ranked.items[0].also.is_empty(), "{:?}", ranked.items);
@@ -355,7 +358,8 @@ fn doubt_about_the_result_comes_first_and_small_gains_are_folded() {
     // 28 exchanges less are 0.7 of 102 ms.
     let mut facts = healthy();
     set(&mut facts, Part::Communication, 4.0);
-    facts.inspection.as_mut().unwrap().bucket_bytes = vec![1 << 18; 30];
+    facts.bucket_bytes = vec![1 << 18; 30];
+    engine_of(&mut facts).overlap.bucket_size_mib = Some(1);
     let ranked = rank::rank(&facts);
     assert_eq!((ranked.items.len(), ranked.folded.len()), (0, 1), "{:?}", ranked.items);
 }

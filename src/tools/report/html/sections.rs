@@ -215,12 +215,13 @@ pub(super) fn all_reduce(report: &Report) -> Page {
     let mut row = |name: &str, value: Option<String>| rows.extend(value.map(|value| vec![name.into(), value]));
     row("over", reduce.transport.clone());
     row("gradients of a step", reduce.bytes.map(|bytes| binary(bytes as u64)));
+    row("still to reduce when backward ends", reduce.left_bytes.map(|bytes| binary(bytes as u64)));
     let rate = |rate: Option<f64>| rate.map(|rate| format!("{} GB/s", three_digits(rate)));
     row("bus bandwidth, in a step", rate(reduce.bus_gigabytes_per_second));
     row("bus bandwidth, alone", rate(reduce.alone_gigabytes_per_second));
     row("bus bandwidth, predicted", rate(reduce.predicted_gigabytes_per_second));
     if let (Some(least), Some(most)) = (reduce.bucket_bytes.iter().min(), reduce.bucket_bytes.iter().max()) {
-        let count = counted(reduce.bucket_bytes.len() as u64, "bucket");
+        let count = counted(reduce.bucket_bytes.len() as u64, "all-reduce");
         row("fused into", Some(format!("{count}, {} to {}", binary(*least), binary(*most))));
     }
     let facts = table("All-reduce of a step", &["figure", "value"], &rows);

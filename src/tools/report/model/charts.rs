@@ -107,11 +107,14 @@ data! {
         /// How gradients travel.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub transport: Option<String>,
-        /// Size of each bucket in the order of reduction, bytes.
+        /// Bytes of each all-reduce, in the order in which backward starts them.
         pub bucket_bytes: Vec<u64>,
         /// Reduced in a step, bytes.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub bytes: Option<f64>,
+        /// Not reduced yet when backward ended, bytes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub left_bytes: Option<f64>,
         /// One all-reduce of everything with nothing else running, measured before the first step, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub alone_ms: Option<f64>,

@@ -91,8 +91,9 @@ pub enum Length {
 pub struct Overlap {
     /// Start the all-reduce of a bucket as soon as its last gradient is final; otherwise all start after backward.
     pub enabled: bool,
-    /// Largest size of a gradient bucket, MiB.
-    pub bucket_size_mib: u32,
+    /// Most MiB of an all-reduce, unless a single tensor has more. `None`: what the measured link needs to be used well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket_size_mib: Option<u32>,
     /// All-reduces that may run at a time, each with its own connections.
     pub communicators: u32,
     /// Format in which gradients travel between hosts.

@@ -85,8 +85,8 @@ pub struct Lars {
 pub struct Schedule {
     /// Shape after the warm-up.
     pub kind: ScheduleKind,
-    /// Steps of linear growth from 0 to the peak.
-    pub warmup_steps: u64,
+    /// Steps of linear growth from 0 to the peak. `None`: a tenth of all steps, at most 100.
+    pub warmup_steps: Option<u64>,
     /// Learning rate at the end of `Cosine` and `Linear`; the lowest that `Step` reaches.
     pub final_learning_rate: f64,
 }
