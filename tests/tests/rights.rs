@@ -224,7 +224,7 @@ impl<'a> Actor<'a> {
                 self.jobs.wait_stage("a", "Running").await?;
                 self.jobs.wait_stage("b", "Running").await?;
                 self.jobs.api().delete("b", &Default::default()).await?;
-                self.kubelet.order(&self.jobs.namespace, "a-1-1", Command::Exit(9, String::new()))?;
+                self.kubelet.order(&self.jobs.namespace, "a-1-1", Command::Exit(5, String::new()))?;
                 let kubelet = Arc::clone(&self.kubelet);
                 let ended = async move |jobs: &Jobs| {
                     for pod in

@@ -107,7 +107,7 @@ impl Bench {
         self.jobs.create(job).await?;
         self.stage("d", "Running", 1).await?;
         let start = Instant::now();
-        self.kubelet.order(&self.jobs.namespace, "d-1-500", Command::Exit(9, String::new()))?;
+        self.kubelet.order(&self.jobs.namespace, "d-1-500", Command::Exit(5, String::new()))?;
         self.seen.until("D created", COUNT, |name, _| name.starts_with("d-2-")).await?;
         let created = since(start);
         self.stage("d", "Running", 2).await?;

@@ -198,7 +198,7 @@ impl<'a> Lane<'a> {
                 self.stage(name, "Complete").await?;
             }
             Scenario::Restart => {
-                self.order(&format!("{name}-1-1"), Command::Exit(9, String::new()))?;
+                self.order(&format!("{name}-1-1"), Command::Exit(5, String::new()))?;
                 self.running(name, 2).await?;
             }
             Scenario::Evict => {
@@ -206,7 +206,7 @@ impl<'a> Lane<'a> {
                 self.running(name, 2).await?;
             }
             Scenario::GiveUp => {
-                self.order(&format!("{name}-1-1"), Command::Exit(9, String::new()))?;
+                self.order(&format!("{name}-1-1"), Command::Exit(5, String::new()))?;
                 self.stage(name, "Failed").await?;
             }
             Scenario::Suspend => {

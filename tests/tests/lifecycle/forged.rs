@@ -33,7 +33,7 @@ async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_l
         ("victim-8-0", "victim", uid.as_str(), Some(uid.as_str())),
         ("victim-2147483647-0", "victim", uid.as_str(), Some(uid.as_str())),
         ("victim-4294967295-0", "victim", uid.as_str(), Some(uid.as_str())),
-        ("nobody-1-0", "nobody", unknown, None),
+        ("unheard-of-1-0", "unheard-of", unknown, None),
     ] {
         let labels = label.map_or(json!({}), |uid| json!({labels::JOB_UID: uid}));
         // Without garbage collection: it would take them for orphans, and rightly so.
@@ -49,7 +49,7 @@ async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_l
     assert!(scene.names().await?.contains(&"victim-1-1".to_string()));
     // The garbage collector may delete an orphan; the controller has no business with it.
     let log = std::fs::read_to_string(&scene.controller.log)?;
-    assert!(!log.contains("nobody"), "{}", scene.controller.tail());
+    assert!(!log.contains("unheard-of"), "{}", scene.controller.tail());
     scene.never_panicked()?;
     for pod in pods.list(&Default::default()).await? {
         let patch = kube::api::Patch::Merge(json!({"metadata": {"finalizers": null}}));

@@ -71,7 +71,7 @@ pub fn train_over(
     steps: u64,
     leave: bool,
 ) -> Result<(Option<u64>, History), TrainError> {
-    let ranks = on_ranks(world, |group| {
+    let outcomes = on_ranks(world, |group| {
         let group = GroupConfig { transport, ..group };
         let mut trainer = Trainer::join(blueprint(config, world)?, &group)?;
         let resumed = trainer.resumed_step();
@@ -90,7 +90,18 @@ pub fn train_over(
         }
         Ok((resumed, history))
     });
-    let mut ranks = ranks.into_iter().collect::<Result<Vec<_>, TrainError>>()?;
+    // A rank that fails by itself drops its membership silently, and the others only hear that it is gone.
+    let (mut ranks, mut errors) = (Vec::new(), Vec::new());
+    for rank in outcomes {
+        match rank {
+            Ok(seen) => ranks.push(seen),
+            Err(error) => errors.push(error),
+        }
+    }
+    errors.sort_by_key(|error| matches!(error, TrainError::Comm(_)));
+    if let Some(error) = errors.into_iter().next() {
+        return Err(error);
+    }
     for (rank, seen) in ranks.iter().enumerate().skip(1) {
         assert_eq!(seen, &ranks[0], "rank {rank} differs from rank 0");
     }
