@@ -205,7 +205,9 @@ impl Context {
             self.queue.add(key.clone(), until.max(Instant::now() + SECOND / 10));
         }
         if !self.leads() {
-            return Outcome::Quiet;
+            // Not dropped: this process may lead again before anybody has noticed that it did not.
+            self.queue.add(key.clone(), Instant::now());
+            return Outcome::Behind;
         }
         if let Some(pod) = &plan.absent {
             match self.executor.is_absent(&key.namespace, pod, &id.uid).await {
@@ -359,7 +361,11 @@ impl Context {
             // The list of jobs may be older than that of the pods.
             match self.executor.is_gone(&key.namespace, &key.name, &id.uid).await {
                 Ok(true) if self.leads() => {}
-                Ok(_) => continue,
+                Ok(true) => {
+                    self.queue.add(key.clone(), Instant::now());
+                    return Outcome::Behind;
+                }
+                Ok(false) => continue,
                 Err(refusal) => return self.ended(key, None, Some(refusal)),
             }
             info!(job = %key, pods = actions.len(), "the job is gone; deleting its pods");
