@@ -19,18 +19,44 @@ pub struct NodeFacts {
 }
 
 /// Why a node is left out.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Unfit {
     #[error("not ready")]
     NotReady,
     #[error("cordoned")]
     Cordoned,
-    #[error("taint {0} is not tolerated")]
-    Tainted(String),
+    #[error("taint {} is not tolerated", words(.0))]
+    Tainted(Taint),
     #[error("label {0} is not what spec.template.spec.nodeSelector asks for")]
     Selector(String),
     #[error("spec.template.spec.affinity.nodeAffinity does not match")]
     Affinity,
+}
+
+/// Taints of nodes that are in trouble, not of nodes that are kept for somebody.
+const TROUBLE: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
+
+impl Unfit {
+    /// The change of the manifest that lifts it.
+    pub fn change(&self) -> Option<String> {
+        match self {
+            Unfit::Tainted(taint) if !TROUBLE.iter().any(|prefix| taint.key.starts_with(prefix)) => {
+                let value = taint.value.as_ref().filter(|value| !value.is_empty());
+                let with = value.map_or_else(|| "operator: Exists".into(), |value| format!("value: {value}"));
+                Some(format!("template.spec.tolerations: {{key: {}, {with}, effect: {}}}", taint.key, taint.effect))
+            }
+            Unfit::Selector(key) => Some(format!("template.spec.nodeSelector: without {key}")),
+            Unfit::Affinity => Some("template.spec.affinity.nodeAffinity: without it".into()),
+            Unfit::NotReady | Unfit::Cordoned | Unfit::Tainted(_) => None,
+        }
+    }
+}
+
+/// A taint as kubectl writes it: `KEY=VALUE:EFFECT`.
+fn words(taint: &Taint) -> String {
+    let value =
+        taint.value.as_ref().filter(|value| !value.is_empty()).map_or(String::new(), |value| format!("={value}"));
+    format!("{}{value}:{}", taint.key, taint.effect)
 }
 
 /// What a pod says of the nodes that it may run on.
@@ -52,6 +78,23 @@ impl NodeRules {
             tolerations: pod.tolerations.clone().unwrap_or_default(),
         }
     }
+
+    /// The same after the change that lifts this.
+    pub fn without(&self, unfit: &Unfit) -> NodeRules {
+        let mut rules = self.clone();
+        match unfit {
+            Unfit::Tainted(taint) => rules.tolerations.push(Toleration {
+                key: Some(taint.key.clone()),
+                value: taint.value.clone(),
+                effect: Some(taint.effect.clone()),
+                ..Toleration::default()
+            }),
+            Unfit::Selector(key) => drop(rules.selector.remove(key)),
+            Unfit::Affinity => rules.required = None,
+            Unfit::NotReady | Unfit::Cordoned => {}
+        }
+        rules
+    }
 }
 
 /// Whether a pod with these rules may run on the node.
@@ -71,7 +114,7 @@ pub fn may_run(pod: &NodeRules, node: &NodeFacts) -> Result<(), Unfit> {
     let hard = node.taints.iter().filter(|taint| taint.effect != "PreferNoSchedule");
     for taint in hard.filter(|taint| taint.key != cordon.key) {
         if !tolerations.iter().any(|toleration| tolerates(toleration, taint)) {
-            return Err(Unfit::Tainted(taint.key.clone()));
+            return Err(Unfit::Tainted(Taint { time_added: None, ..taint.clone() }));
         }
     }
     for (key, value) in &pod.selector {
@@ -166,7 +209,11 @@ mod tests {
         };
         assert_eq!(may_run(&pod(json!({})), &taint("PreferNoSchedule")), Ok(()));
         for effect in ["NoSchedule", "NoExecute"] {
-            assert_eq!(may_run(&pod(json!({})), &taint(effect)), Err(Unfit::Tainted("gpu".into())));
+            let refused = may_run(&pod(json!({})), &taint(effect)).unwrap_err();
+            assert_eq!(refused.to_string(), format!("taint gpu=yes:{effect} is not tolerated"));
+            let change = format!("template.spec.tolerations: {{key: gpu, value: yes, effect: {effect}}}");
+            assert_eq!(refused.change(), Some(change));
+            assert_eq!(may_run(&pod(json!({})).without(&refused), &taint(effect)), Ok(()));
             for toleration in [
                 json!({"operator": "Exists"}),
                 json!({"key": "gpu", "operator": "Exists"}),

@@ -15,11 +15,12 @@ use crate::snapshot::{self, SnapshotFile};
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use switchyard_core::placement::gpus::Level;
+use switchyard_core::placement::gpus::{Level, MinLink};
 use switchyard_crds::PlacementStatus;
 use switchyard_crds::gpu_topology::{GPUTopology, GPUTopologyStatus, Nic};
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_ledger::offline::Cluster;
+use switchyard_plan::cluster::machine::Machine;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{Excluded, is_old};
 use switchyard_plan::eligible::Unfit;
@@ -61,6 +62,8 @@ struct NodeRow {
     excluded: Option<Excluded>,
     /// NICs for training that do not work.
     nics_down: Vec<String>,
+    /// GPUs that NVLink does not join to the others, though it joins most of the node.
+    unlinked: Vec<u32>,
 }
 
 /// A level of domains.
@@ -136,6 +139,7 @@ impl ClusterTopology {
                 outward: view.described().map(|machine| machine.shape.outward(machine.shape.all(), Some(GANG))),
                 excluded,
                 nics_down: status.map(nics_down).unwrap_or_default(),
+                unlinked: view.described().map(unlinked).unwrap_or_default(),
             });
         }
         ClusterTopology {
@@ -172,6 +176,17 @@ fn excluded(view: &NodeView, now: Option<Timestamp>) -> Option<Excluded> {
         (Some(Ok(machine)), Some(now)) => machine.observed.filter(|at| is_old(*at, now)).map(Excluded::Stale),
         _ => None,
     }
+}
+
+/// GPUs outside of the largest set that NVLink joins, if that set is most of the node. Pairs with bridges of their own are as they should be.
+fn unlinked(machine: &Machine) -> Vec<u32> {
+    let sets = (1..=machine.shape.all()).filter(|set| machine.shape.link(*set) == MinLink::NVLink);
+    let joined = sets.max_by_key(|set| set.count_ones()).unwrap_or(0);
+    if 2 * joined.count_ones() as usize <= machine.gpus.len() {
+        return Vec::new();
+    }
+    let gpus = machine.gpus.iter().enumerate().filter(|(position, _)| joined >> position & 1 == 0);
+    gpus.map(|(_, gpu)| gpu.index).collect()
 }
 
 /// NICs of the kind that carries training traffic here, whether they work or not.

@@ -4,6 +4,7 @@ mod chosen;
 #[cfg(test)]
 mod tests;
 
+use super::admitted::Admitted;
 use super::levels::Levels;
 use super::machine::Machine;
 use super::need::Need;
@@ -15,7 +16,7 @@ use chosen::{Chosen, ranges};
 use std::collections::BTreeMap;
 use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::ring::bits;
-use switchyard_core::placement::gpus::{Group, Level, MOST_GPUS, MinLink, Placement, Request};
+use switchyard_core::placement::gpus::{Group, Level, MOST_GPUS, MinLink, Placement, Request, UNLIMITED};
 use switchyard_core::rates::gigabytes;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{self as api, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
@@ -52,7 +53,14 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
         within: sites.tree.within,
         slices: None,
     };
-    let (placement, note) = solve(&need, &mut sites, &mut request)?;
+    let (placement, note) = solve(&need, &mut sites, &mut request).map_err(|why| {
+        let with = |admitted: &Admitted| {
+            let question = Question { admitted, ..*question };
+            let bandwidth = Sites::of(nodes, levels, policy, &Need::of(&question)).fleet().bandwidth(&request);
+            bandwidth.map(|bandwidth| Some(bandwidth).filter(|bandwidth| *bandwidth != UNLIMITED))
+        };
+        refusal::with_rules_changed(why, question, nodes, with)
+    })?;
     // No bandwidth is claimed for nodes without a report.
     let is_known = sites.nodes.iter().any(|node| node.described().is_some());
     let best = if is_known { sites.empty().bandwidth(&request).unwrap_or(0) } else { 0 };
@@ -77,8 +85,12 @@ fn solve(
         }
     }
     let mut fleet = sites.fleet();
+    let asked = policy.node_topology.min_link;
     let refused = match fleet.repair(request, &before) {
-        Ok(placement) => return Ok((placement, None)),
+        Ok(placement) => {
+            sites.note_links(&mut fleet, request, asked);
+            return Ok((placement, None));
+        }
         Err(refused) => refused,
     };
     let loose = Request { min_link: MinLink::System, ..request.clone() };
@@ -87,10 +99,12 @@ fn solve(
         && let Ok(placement) = fleet.repair(&loose, &before)
     {
         *request = loose;
-        let (link, count) = (policy.node_topology.min_link, question.valid.request.nodes);
-        return Ok((placement, Some(format!("minLink {link:?} is given up: no {count} nodes have it free"))));
+        let count = question.valid.request.nodes;
+        return Ok((placement, Some(format!("minLink {asked:?} is given up: no {count} nodes have it free"))));
     }
-    Err(refusal::explain(need, sites, &mut fleet, request, &refused))
+    let why = refusal::explain(need, sites, &mut fleet, request, &refused);
+    sites.note_links(&mut fleet, request, asked);
+    Err(NoPlace { excluded: sites.left_out(), ..why })
 }
 
 /// The slowest link that a ring may contain, in the words of placement.

@@ -1,10 +1,14 @@
 //! Why there is no place for a gang, in numbers, and the smallest changes with which there is one.
 
+use super::admitted::Admitted;
 use super::need::Need;
 use super::question::Question;
 use super::sites::{Excluded, Sites};
+use super::view::NodeView;
+use crate::eligible::Unfit;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use switchyard_core::placement::gpus::{Fleet, Group, MinLink, Refusal, Request, UNLIMITED};
 use switchyard_core::quantity::Resources;
 use switchyard_core::rates::gigabytes;
@@ -107,7 +111,45 @@ pub(super) fn explain(
         text.push_str("; the cluster has no nodes");
     }
     let changes = changes(question, fleet, request, &sites.tree.keys);
-    NoPlace { sentence: text, changes, excluded: sites.left_out() }
+    NoPlace { sentence: text, changes, excluded: Vec::new() }
+}
+
+/// Rules of the pods that are tried to be changed: each costs as much as a placement.
+const MOST_RULES: usize = 4;
+
+/// Adds the changes of tolerations, selectors and affinities, each of which is enough. `with`: the bandwidth of the job if its pods asked for
+/// that.
+pub(super) fn with_rules_changed(
+    mut why: NoPlace,
+    question: &Question<'_>,
+    nodes: &BTreeMap<String, NodeView>,
+    with: impl Fn(&Admitted) -> Option<Option<u32>>,
+) -> NoPlace {
+    // How many nodes each rule keeps out. More nodes than those, and the ones in use, no change of it can give.
+    let mut kept_out: Vec<(&Unfit, u32)> = Vec::new();
+    for (_, excluded) in &why.excluded {
+        let Excluded::Unfit(unfit) = excluded else { continue };
+        match kept_out.iter_mut().find(|(other, _)| *other == unfit) {
+            Some((_, count)) => *count += 1,
+            None => kept_out.push((unfit, 1)),
+        }
+    }
+    let open = nodes.len() - why.excluded.len();
+    let missing = (question.valid.request.nodes as usize).saturating_sub(open) as u32;
+    kept_out.retain(|(unfit, count)| unfit.change().is_some() && *count >= missing);
+    kept_out.sort_by_key(|(_, count)| Reverse(*count));
+    let mut changes = Vec::new();
+    for (unfit, _) in kept_out.into_iter().take(MOST_RULES) {
+        let rules = question.admitted.rules.iter().map(|rules| Arc::new(rules.without(unfit))).collect();
+        let admitted = Admitted { requests: question.admitted.requests.clone(), rules };
+        if let (Some(field), Some(bandwidth)) = (unfit.change(), with(&admitted)) {
+            changes.push(Change { field, bandwidth });
+        }
+    }
+    // Before those that make the job another one.
+    changes.append(&mut why.changes);
+    why.changes = changes;
+    why
 }
 
 /// What most of the excluded nodes lack, and for which reasons most of the others cannot be used.

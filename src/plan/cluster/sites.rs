@@ -8,13 +8,13 @@ use crate::eligible;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Shape, Site};
+use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Request, Shape, Site};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::names::GPU_RESOURCE;
-use switchyard_crds::{DeviceAllocation, TopologyPolicy};
+use switchyard_crds::{self as api, DeviceAllocation, TopologyPolicy};
 
 /// Why a node is left out.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Excluded {
     /// The scheduler would not take it.
     #[error("{0}")]
@@ -30,6 +30,9 @@ pub enum Excluded {
     },
     #[error("{free} of {all} GPUs free")]
     Gpus { free: u32, all: u32 },
+    /// Its free GPUs are enough, but not joined as the job asks.
+    #[error("its free GPUs are not joined by {0:?} or better (topologyPolicy.nodeTopology.minLink)")]
+    Links(api::MinLink),
     /// The report cannot be used.
     #[error("its GPUTopology cannot be used: {0}")]
     Report(String),
@@ -109,6 +112,13 @@ impl<'a> Sites<'a> {
 
     pub fn shape(&self, node: usize) -> &Shape {
         &self.shapes[self.sites[node].shape as usize]
+    }
+
+    /// Notes which nodes a request leaves out for the links between their free GPUs.
+    pub fn note_links(&mut self, fleet: &mut Fleet, request: &Request, asked: api::MinLink) {
+        for node in fleet.badly_joined(request.groups[0].gpus, request.min_link) {
+            self.excluded[node.0 as usize].get_or_insert(Excluded::Links(asked));
+        }
     }
 
     /// Which nodes may be used.

@@ -37,6 +37,7 @@ fn node_value(cluster: &ClusterTopology, node: &NodeRow) -> Value {
         "freeGPUs": node.free,
         "gpus": node.gpus.iter().map(|(index, used)| gpu_value(cluster, *index, *used)).collect::<Vec<_>>(),
         "nicsDown": node.nics_down,
+        "gpusWithoutNVLink": node.unlinked,
     });
     if let Some((up, all)) = node.nics {
         body["nics"] = json!({"up": up, "all": all});

@@ -20,6 +20,10 @@ pub(super) fn render(cluster: &ClusterTopology, width: usize, full: bool) -> Str
     let (free, gpus) = sums(&all);
     let between =
         cluster.levels.last().and_then(share).map_or(String::new(), |share| format!(", {share} between domains"));
+    if all.is_empty() {
+        screen.line(&format!("CLUSTER {} without GPUs", count(cluster.without_gpus, "node")));
+        return screen.into_text();
+    }
     screen.line(&format!("CLUSTER {}, {free}/{gpus} GPUs free{between}", count(all.len(), "node")));
     let shows_nodes = full || all.len() <= MOST_NODES;
     let mut tree = Tree { cluster, shows_nodes, rows: Vec::new(), named: BTreeSet::new() };
@@ -117,6 +121,10 @@ impl Tree<'_> {
             node.gpus.iter().filter(|(_, used)| *used == Use::NotUsable).map(|(gpu, _)| gpu.to_string()).collect();
         if !faulty.is_empty() {
             faults.push(format!("! = GPU{} not usable", faulty.join(",")));
+        }
+        if node.excluded.is_none() && !node.unlinked.is_empty() {
+            let gpus: Vec<String> = node.unlinked.iter().map(ToString::to_string).collect();
+            faults.push(format!("GPU{} not joined by NVLink", gpus.join(",")));
         }
         if !node.nics_down.is_empty() {
             faults.push(format!("{} down", plain(&node.nics_down.join(", "))));

@@ -103,3 +103,23 @@ fn levels_are_nested_and_nodes_of_no_domain_follow() {
     let file: SnapshotFile = serde_json::from_value(document).unwrap();
     insta::assert_snapshot!(screen::render(&topology(&file), 80, false));
 }
+
+/// Seen on real nodes: `CLUSTER 0 nodes, 0/0 GPUs free`.
+#[test]
+fn a_cluster_without_gpus_has_nodes_nevertheless() {
+    let mut file = example();
+    file.items.retain(|item| item["kind"] == "Node");
+    for node in &mut file.items {
+        node["status"]["allocatable"] = json!({"cpu": "8", "memory": "32Gi", "pods": "110"});
+    }
+    let text = screen::render(&topology(&file), 100, false);
+    assert_eq!(text, "CLUSTER 8 nodes without GPUs\n");
+}
+
+/// gpu-07 has all its GPUs free and more bandwidth than gpu-08, and no job that asks for NVLink gets it.
+#[test]
+fn a_node_with_a_lost_link_says_so() {
+    let text = screen::render(&topology(&example()), 100, false);
+    let node = text.lines().find(|line| line.contains("gpu-07")).unwrap();
+    assert!(node.contains("not joined by NVLink"), "{text}");
+}

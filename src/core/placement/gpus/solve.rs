@@ -4,7 +4,7 @@ use super::choose;
 use super::fleet::{Fleet, Spread};
 use super::groups;
 use super::request::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};
-use super::ring::UNLIMITED;
+use super::ring::{MinLink, UNLIMITED};
 use crate::model::NodeOrd;
 use std::ops::Range;
 
@@ -49,6 +49,15 @@ impl Fleet {
             }
             _ => self.solve(request).ok().map(|placement| placement.bandwidth),
         }
+    }
+
+    /// Nodes that may be used and have enough free GPUs, of which no set is joined by `min_link` or better.
+    pub fn badly_joined(&mut self, gpus: u8, min_link: MinLink) -> Vec<NodeOrd> {
+        self.prepare(gpus, min_link);
+        let alone = &self.view(gpus, min_link).spreads[self.levels.len()];
+        let sites = self.sites.iter().zip(&alone.ranks);
+        let badly = sites.filter(|(site, rank)| site.open && site.free.count_ones() >= gpus.into() && **rank == 0);
+        badly.map(|(site, _)| site.node).collect()
     }
 
     fn nonsense(&self, request: &Request) -> Option<&'static str> {

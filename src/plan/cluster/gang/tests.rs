@@ -385,3 +385,39 @@ proptest::proptest! {
         }
     }
 }
+
+/// Seen on real nodes: "no single change of the manifest would make it fit", where a toleration was one.
+#[test]
+fn what_keeps_pods_off_tainted_and_other_nodes_is_a_change_of_the_manifest() {
+    let taint = |node: &mut NodeView, value: &str| {
+        let taint = json!([{"key": "dedicated", "value": value, "effect": "NoSchedule"}]);
+        node.facts.taints = serde_json::from_value(taint).unwrap();
+    };
+    let changes = |cluster: &Cluster, job: &TrainJob| {
+        let why = cluster.place(job).unwrap_err();
+        (why.changes.into_iter().map(|change| change.field).collect::<Vec<_>>(), why.sentence)
+    };
+    let mut cluster = Cluster::h200(&["r1", "r1"]);
+    cluster.nodes.values_mut().for_each(|node| taint(node, "ml"));
+    let (fields, sentence) = changes(&cluster, &job(2, 8, json!({})));
+    assert_eq!(fields, ["template.spec.tolerations: {key: dedicated, value: ml, effect: NoSchedule}"]);
+    assert!(sentence.contains("2 nodes cannot be used: taint dedicated=ml:NoSchedule is not tolerated"), "{sentence}");
+    // The other node is kept out by another rule: no change of one of them is enough for two nodes, each is for one.
+    let mut selective = job(2, 8, json!({}));
+    let selector = json!({"spec": {"containers": [], "nodeSelector": {"example.com/rack": "r1"}}});
+    selective.spec.template = serde_json::from_value(selector).unwrap();
+    let mut cluster = Cluster::h200(&["r1", "r2"]);
+    taint(cluster.nodes.get_mut("n00").unwrap(), "ml");
+    assert_eq!(changes(&cluster, &selective).0, Vec::<String>::new());
+    selective.spec.trainer.num_nodes = 1;
+    let each = [
+        "template.spec.tolerations: {key: dedicated, value: ml, effect: NoSchedule}",
+        "template.spec.nodeSelector: without example.com/rack",
+    ];
+    assert_eq!(changes(&cluster, &selective).0, each);
+    // A node in trouble is not waited for by tolerating that.
+    let mut cluster = Cluster::h200(&["r1"]);
+    let trouble = json!([{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]);
+    cluster.nodes.get_mut("n00").unwrap().facts.taints = serde_json::from_value(trouble).unwrap();
+    assert_eq!(changes(&cluster, &job(1, 8, json!({}))).0, Vec::<String>::new());
+}
