@@ -239,6 +239,10 @@ pub(super) struct PlanArgs {
     #[arg(long, requires = "of a cluster", conflicts_with = "fabric")]
     pub svg: bool,
 
+    /// Namespace in which the job will be created. Default: that of the manifest, else that of the context.
+    #[arg(short, long, requires = "of a cluster")]
+    pub namespace: Option<String>,
+
     /// The cluster.
     #[command(flatten)]
     pub place: ClusterArgs,

@@ -20,7 +20,7 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
     let job = manifest::read(&args.file)?;
     let file = snapshot::read(&args.place)?;
     let mut cluster = snapshot::cluster(&file)?;
-    let job = in_namespace(job, &cluster);
+    let job = in_namespace(of_namespace(job, args.namespace.as_deref())?, &cluster);
     let found = look(&mut cluster, &job)?;
     let is_refused = matches!(found.fabric, Some(Err(_)));
     let exit = if found.place.is_ok() && !is_refused { Exit::Done } else { Exit::NotPlaceable };
@@ -32,10 +32,29 @@ pub(super) fn plan(cli: &Cli, args: &PlanArgs) -> Result<Exit, Failure> {
         print(&topo::cluster::drawing(&file, &cluster, &name_of(&job), &placed.status));
         return Ok(exit);
     }
-    emit(cli.output, "PlacementVerdict", &verdict::json(&job, &found), || {
-        verdict::table(&job, &found, &cluster, cli.verbose)
+    let access = verdict::host_access(&job);
+    let mut body = verdict::json(&job, &found);
+    if !access.is_empty() {
+        body["admission"] = access.clone().into();
+    }
+    emit(cli.output, "PlacementVerdict", &body, || {
+        verdict::table(&job, &found, &cluster, cli.verbose) + &verdict::admission(&access)
     });
     Ok(exit)
+}
+
+/// The job in the namespace of the command line. As with kubectl, the manifest must not name another one.
+fn of_namespace(mut job: TrainJob, namespace: Option<&str>) -> Result<TrainJob, Failure> {
+    match (&job.metadata.namespace, namespace) {
+        (Some(own), Some(wanted)) if own != wanted => Err(Failure::usage(format!(
+            "--namespace: got {wanted}; expected {own}, which the manifest says (metadata.namespace)"
+        ))),
+        (None, Some(wanted)) => {
+            job.metadata.namespace = Some(wanted.to_owned());
+            Ok(job)
+        }
+        _ => Ok(job),
+    }
 }
 
 /// Says why a job is where it is, or why it waits.
@@ -74,4 +93,28 @@ fn show_fabric(cli: &Cli, job: &TrainJob, fabric: Option<Result<Decided, String>
         fabric::table(job, &found.status, found.forecast.as_ref(), cli.verbose)
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    /// The first-job page applies in a namespace that `plan` did not know.
+    #[test]
+    fn a_plan_is_for_the_namespace_that_is_named() {
+        let job = |namespace: Option<&str>| -> TrainJob {
+            let metadata = json!({"name": "a", "namespace": namespace});
+            let document = json!({"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": {}});
+            serde_json::from_value(document).unwrap()
+        };
+        let named = |own, wanted| of_namespace(job(own), wanted).map(|job| job.metadata.namespace).ok();
+        assert_eq!(named(None, Some("team")), Some(Some("team".into())));
+        assert_eq!(named(Some("team"), Some("team")), Some(Some("team".into())));
+        assert_eq!(named(Some("team"), None), Some(Some("team".into())));
+        assert_eq!(named(None, None), Some(None));
+        let refused = of_namespace(job(Some("own")), Some("team")).unwrap_err().message;
+        assert_eq!(refused, "--namespace: got team; expected own, which the manifest says (metadata.namespace)");
+    }
 }

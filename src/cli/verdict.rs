@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use switchyard_core::rates::gigabytes;
 use switchyard_core::units::plural;
+use switchyard_crds::conditions::Stage;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, conditions};
+use switchyard_fabric::lint;
 use switchyard_ledger::offline::{Cluster, Verdict};
 use switchyard_plan::cluster::{Excluded, NoPlace};
 use switchyard_plan::job::gpus;
@@ -38,6 +40,28 @@ pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbos
 
 fn row(text: &mut String, word: &str, line: &str) {
     text.push_str(&format!("  {word:<9} {line}\n"));
+}
+
+/// What the job asks of its nodes that admission policies may refuse, one sentence each.
+pub(super) fn host_access(job: &TrainJob) -> Vec<String> {
+    let document = serde_json::to_value(job).unwrap_or_default();
+    let linted = lint::lint(&document, lint::Options::default());
+    let findings =
+        linted.into_iter().flat_map(|linted| linted.findings).filter(|finding| finding.rule == "host-access");
+    findings
+        .map(|found| {
+            format!("{}: got {}: refused unless admissionPolicy.allow names the namespace", found.field, found.got)
+        })
+        .collect()
+}
+
+/// The same for people.
+pub(super) fn admission(access: &[String]) -> String {
+    let mut text = String::new();
+    for (number, line) in access.iter().enumerate() {
+        row(&mut text, if number == 0 { "admission" } else { "" }, line);
+    }
+    text
 }
 
 /// `, predicted busbw 96 GB/s, best possible 192`.
@@ -158,6 +182,9 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
                 placement(&mut text, place, job, cluster, verbose);
                 return text;
             }
+            // What keeps pods from starting; while they run, there is nothing to explain.
+            let waits = condition(conditions::SUCCEEDED).filter(|_| stage == Stage::Starting.reason());
+            waits.into_iter().for_each(|waits| row(&mut text, "waits", &waits.message));
             placement(&mut text, place, job, cluster, verbose);
             if let Some(found) = status.fabric.as_ref() {
                 row(&mut text, "fabric", &format!("{} (--fabric)", fabric::headline(found)));

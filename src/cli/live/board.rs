@@ -94,6 +94,9 @@ pub(super) fn state(job: &TrainJob) -> String {
         if let Some(loss) = &figures.loss {
             text.push_str(&format!(" loss={loss}"));
         }
+        if let Some(seconds) = figures.estimated_remaining_seconds.filter(|_| ended(job).is_none()) {
+            text.push_str(&format!(" eta={}", duration(seconds as f64)));
+        }
     }
     let failed = status.condition(conditions::FAILED).filter(|failed| failed.status == "True");
     if let Some(reason) = failed.or_else(|| waits(status).next()).map(|condition| &condition.reason) {
@@ -116,7 +119,9 @@ fn note(job: &TrainJob) -> Option<String> {
     if let Some(failed) = status.condition(conditions::FAILED).filter(|failed| failed.status == "True") {
         return Some(failed.message.clone());
     }
-    if let Some(figures) = status.trainer_status.as_ref().filter(|_| waits(status).next().is_none()) {
+    // While pods start, the figures are those of the attempt before.
+    let trains = waits(status).next().is_none() && stage(job) != Stage::Starting.reason();
+    if let Some(figures) = status.trainer_status.as_ref().filter(|_| trains) {
         let mut text = format!("step {}/{}", figures.step, figures.total_steps);
         if let Some(loss) = &figures.loss {
             text.push_str(&format!(", loss {loss}"));
@@ -133,6 +138,11 @@ fn note(job: &TrainJob) -> Option<String> {
         }
         if let Some(exposed) = &figures.exposed_communication_percent {
             text.push_str(&format!(", exposed all-reduce {exposed} %"));
+        }
+        // `2 of 2 nodes train; node n1 is cordoned`.
+        let summary = status.condition(conditions::SUCCEEDED).filter(|_| ended(job).is_none());
+        if let Some((_, remark)) = summary.and_then(|summary| summary.message.split_once("; ")) {
+            text.push_str(&format!("; {remark}"));
         }
         return Some(text);
     }

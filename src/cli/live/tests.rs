@@ -94,9 +94,25 @@ fn what_keeps_pods_from_being_made_is_shown() {
     assert!(text.contains(trouble) && !text.contains("not created yet"), "{text}");
 }
 
+/// The figures hid what the controller said of the nodes, and of pods that did not start.
+#[test]
+fn what_is_wrong_with_a_job_that_has_figures_is_shown() {
+    let shown = |stage: &str, message: &str| {
+        let mut job = running();
+        for condition in job.status.as_mut().unwrap().conditions.iter_mut().filter(|c| c.type_ == "Succeeded") {
+            (condition.reason, condition.message) = (stage.into(), message.into());
+        }
+        table(&Known { jobs: [("a".into(), job)].into(), ..Known::default() }, now(), 300)
+    };
+    let text = shown("Running", "2 of 2 nodes train; node gpu-01 is cordoned: a drain waits");
+    assert!(text.contains("step 8000/20000") && text.contains("; node gpu-01 is cordoned: a drain waits"), "{text}");
+    let text = shown("Starting", "0 of 2 pods run; pod gpt-124m-2-0: FailedMount: no");
+    assert!(text.contains("FailedMount: no") && !text.contains("step 8000/20000"), "{text}");
+}
+
 #[test]
 fn a_change_is_one_line_without_escape_codes() {
-    assert_eq!(state(&running()), "Running ready=2/2 attempt=2 step=8000/20000 loss=2.184");
+    assert_eq!(state(&running()), "Running ready=2/2 attempt=2 step=8000/20000 loss=2.184 eta=3h05m");
     assert_eq!(state(&waiting()), "Queued ready=0/4 reason=NoRoom");
     assert_eq!(state(&job("new", Value::Null)), "-");
 }

@@ -59,3 +59,45 @@ fn a_snapshot_gives_the_decision_of_the_controller_again() {
     let (one, other) = (open().look(&job, Earlier::Kept).unwrap(), open().look(&job, Earlier::Kept).unwrap());
     assert_eq!(text(&one), text(&other));
 }
+
+/// It was free, and a worse node was taken.
+#[test]
+fn a_free_node_that_is_left_out_for_its_links_is_named() {
+    let text = planned(&job(|_| {}));
+    assert!(text.contains("gpu-07: its free GPUs are not joined by NVLink or better"), "{text}");
+}
+
+/// The status said so, `explain` did not.
+#[test]
+fn what_keeps_pods_from_starting_is_explained() {
+    let mut cluster = open();
+    let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
+    let why = "0 of 2 pods run; pod gpt-124m-1-0: FailedMount: no; create it";
+    for condition in &mut job.status.as_mut().unwrap().conditions {
+        if condition.type_ == conditions::SUCCEEDED {
+            (condition.reason, condition.message) = (Stage::Starting.reason().into(), why.into());
+        }
+    }
+    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let text = explanation(&job, &now, &cluster, false);
+    assert!(text.contains(&format!("waits     {why}")), "{text}");
+}
+
+/// It was said to be placeable, and the API server refused it.
+#[test]
+fn what_admission_policies_may_refuse_stands_beside_the_place() {
+    let plain = job(|_| {});
+    assert!(host_access(&plain).is_empty() && admission(&[]).is_empty());
+    let job = job(|job| {
+        let volumes = serde_json::json!([{"name": "data", "hostPath": {"path": "/data"}}]);
+        job["spec"]["template"] = serde_json::json!({"spec": {"hostNetwork": true, "volumes": volumes}});
+    });
+    let text = admission(&host_access(&job));
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(
+        lines[0].starts_with("admission spec.template.spec.hostNetwork: got hostNetwork: true: refused unless"),
+        "{text}"
+    );
+    assert!(lines[1].starts_with("spec.template.spec.volumes[0].hostPath: got hostPath /data"), "{text}");
+}

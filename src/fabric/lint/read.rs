@@ -2,6 +2,7 @@
 
 use super::command;
 use super::cursor::Cursor;
+use super::path::Path;
 use super::view::{Container, Count, Group, Kind, Origin, Processes, Setting, Variable, Workload};
 use serde_json::Value;
 use switchyard_crds::labels;
@@ -166,9 +167,36 @@ fn of_pod(spec: &Cursor<'_>) -> Group {
     let containers = spec.list("initContainers").into_iter().chain(spec.list("containers"));
     Group {
         host_network: spec.get("hostNetwork").is_some_and(|field| field.value == true),
+        host_access: host_access(spec),
         processes: None,
         containers: containers.map(|container| of_container(&container, "resources")).collect(),
     }
+}
+
+/// The fields of a pod with which it reaches its node.
+fn host_access(spec: &Cursor<'_>) -> Vec<(Path, String)> {
+    let mut found = Vec::new();
+    for name in ["hostNetwork", "hostPID", "hostIPC"] {
+        let field = spec.get(name).filter(|field| field.value == true);
+        found.extend(field.map(|field| (field.path, format!("{name}: true"))));
+    }
+    for volume in spec.list("volumes") {
+        let path =
+            volume.get("hostPath").map(|field| (field.path.clone(), field.text("path").unwrap_or_default().to_owned()));
+        found.extend(path.map(|(field, path)| (field, format!("hostPath {path}"))));
+    }
+    for container in spec.list("initContainers").into_iter().chain(spec.list("containers")) {
+        let Some(context) = container.get("securityContext") else { continue };
+        let privileged = context.get("privileged").filter(|field| field.value == true);
+        found.extend(privileged.map(|field| (field.path, "privileged: true".to_owned())));
+        if let Some(added) = context
+            .at(&["capabilities", "add"])
+            .filter(|added| added.value.as_array().is_some_and(|list| !list.is_empty()))
+        {
+            found.push((added.path.clone(), format!("capabilities {}", added.value)));
+        }
+    }
+    found
 }
 
 fn of_container(container: &Cursor<'_>, resources: &str) -> Container {

@@ -101,7 +101,7 @@ fn every_rule_about_variables_trips_and_rests() {
 
 #[test]
 fn every_rule_has_a_test() {
-    let others = ["process-count", "not-in-version", "not-text", "too-long", "conf-line"];
+    let others = ["process-count", "not-in-version", "not-text", "too-long", "conf-line", "host-access"];
     for rule in RULES {
         let tested = BY_VARIABLE.iter().any(|(id, _, _)| *id == rule.id) || others.contains(&rule.id);
         assert!(tested, "{}", rule.id);
@@ -400,4 +400,29 @@ proptest! {
         let _ = lint(&document, Options { nccl: Some("2.18".parse().unwrap()) });
         let _ = lint(&conf(&script), Options::default());
     }
+}
+
+/// `plan` said placeable, and the API server refused the job.
+#[test]
+fn what_a_train_job_asks_of_its_node_is_named_by_field() {
+    let spec = json!({
+        "hostNetwork": true, "hostPID": false, "volumes": [{"name": "a", "hostPath": {"path": "/data"}}, {"name": "b", "emptyDir": {}}],
+        "containers": [
+            {"name": "trainer", "securityContext": {"privileged": true}},
+            {"name": "side", "securityContext": {"privileged": false, "capabilities": {"add": ["IPC_LOCK"]}}},
+        ],
+    });
+    let of = |version: &str| json!({"apiVersion": version, "kind": "TrainJob", "spec": {"template": {"spec": spec.clone()}}});
+    let linted = lint(&of("training.switchyard.dev/v1alpha1"), Options::default());
+    let findings = linted.iter().flat_map(|linted| &linted.findings).filter(|finding| finding.rule == "host-access");
+    let mut said: Vec<(String, &str)> =
+        findings.map(|finding| (finding.field.to_string(), finding.got.as_str())).collect();
+    said.sort();
+    let expected = [
+        ("spec.template.spec.containers[0].securityContext.privileged", "privileged: true"),
+        ("spec.template.spec.containers[1].securityContext.capabilities.add", "capabilities [\"IPC_LOCK\"]"),
+        ("spec.template.spec.hostNetwork", "hostNetwork: true"),
+        ("spec.template.spec.volumes[0].hostPath", "hostPath /data"),
+    ];
+    assert_eq!(said, expected.map(|(field, got)| (field.to_string(), got)));
 }

@@ -44,6 +44,8 @@ pub(super) struct Workload {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Group {
     pub host_network: bool,
+    /// What it asks of its node that policies keep from tenants: the field, and how it is written.
+    pub host_access: Vec<(Path, String)>,
     /// Processes per pod, as a field of the job says.
     pub processes: Option<Processes>,
     pub containers: Vec<Container>,

@@ -1,5 +1,6 @@
 //! The rules. Each checks a container with its pod and its job, and reports what it finds.
 
+mod access;
 mod contradictions;
 mod debugging;
 mod interfaces;
@@ -28,7 +29,7 @@ const fn rule(id: &'static str, severity: Severity, finds: &'static str) -> Rule
 use Severity::{Error, Note, Warning};
 
 /// All rules, in the order of docs/lint.md.
-pub const RULES: [Rule; 18] = [
+pub const RULES: [Rule; 19] = [
     rule(
         "debug-setting",
         Warning,
@@ -66,6 +67,11 @@ pub const RULES: [Rule; 18] = [
     rule("not-text", Error, "a value that is no text in YAML: the API server refuses it"),
     rule("too-long", Error, "a value of more than 1023 characters, where NCCL cuts lines of nccl.conf"),
     rule("duplicate-name", Error, "a variable that is set twice in one list: the last one counts"),
+    rule(
+        "host-access",
+        Warning,
+        "the network, files, processes or privileges of the node, which admission policies keep from tenants",
+    ),
     rule("conf-line", Error, "a line of nccl.conf that is not NAME=value: NCCL trims nothing and knows no quotes"),
 ];
 
@@ -115,6 +121,7 @@ impl Text {
 pub(super) fn findings(workload: &Workload, options: Options) -> Vec<Finding> {
     let mut found = Found::default();
     for group in &workload.groups {
+        access::check(workload, group, &mut found);
         for container in &group.containers {
             let scene = Scene { workload, group, container, options };
             for variable in &container.variables {
