@@ -15,12 +15,13 @@ pub struct FailurePolicy {
     #[schemars(range(min = 0, max = 1000))]
     pub max_restarts: i32,
 
-    /// How many times the group is restarted after a failure of the infrastructure. Default 10. No effect in `switchyard run`.
+    /// How many times within 24 hours the group is restarted after a failure of the infrastructure. Default 10. No effect in `switchyard run`.
     #[serde(default = "ten")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_infrastructure_restarts: i32,
 
-    /// How many times the group is restarted after a preemption. Default 100. No effect in `switchyard run`.
+    /// How many times within 24 hours the group is restarted after a preemption, or to leave a cordoned node. Default 100. No effect in
+    /// `switchyard run`.
     #[serde(default = "one_hundred")]
     #[schemars(range(min = 0, max = 10000))]
     pub max_preemption_restarts: i32,

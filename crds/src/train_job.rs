@@ -47,7 +47,7 @@ use std::collections::BTreeMap;
 #[x_kube(validation = Rule::new("self.trainer == oldSelf.trainer && self.topologyPolicy == oldSelf.topologyPolicy && self.fabric == oldSelf.fabric && self.gangPolicy == oldSelf.gangPolicy && self.failurePolicy == oldSelf.failurePolicy && self.managedBy == oldSelf.managedBy && has(self.template) == has(oldSelf.template) && (!has(self.template) || self.template == oldSelf.template) && has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint) && has(self.engine) == has(oldSelf.engine) && (!has(self.engine) || self.engine == oldSelf.engine)")
     .message("spec is immutable but for suspend, activeDeadlineSeconds and ttlSecondsAfterFinished: delete the TrainJob and create it again with the new values"))]
 #[x_kube(validation = Rule::new("(self.trainer.framework == 'Switchyard') == has(self.engine)")
-    .message("engine must be set with trainer.framework Switchyard, and with no other framework"))]
+    .message("engine must be set with trainer.framework Switchyard, and with no other framework").field_path(".engine"))]
 #[x_kube(validation = Rule::new("self.trainer.framework != 'Switchyard' || (!has(self.trainer.command) && !has(self.trainer.args))")
     .message("trainer.command and trainer.args are for other frameworks: with framework Switchyard the worker is started").field_path(".trainer"))]
 #[x_kube(validation = Rule::new("self.trainer.framework == 'Switchyard' || !has(self.fabric.preflight.minBusBandwidth)")
@@ -154,11 +154,25 @@ pub struct GangPolicy {
     #[serde(default = "three_hundred")]
     #[schemars(range(min = 1, max = 86400))]
     pub schedule_timeout_seconds: i32,
+
+    /// What happens when an administrator cordons a node of the running job, as `kubectl drain` does first. Default `Protect`.
+    #[serde(default)]
+    pub disruption: Disruption,
+}
+
+/// What happens when a node of a running job is cordoned.
+#[derive(JsonSchema, Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Disruption {
+    /// The job stays there until it ends: a drain waits for it.
+    #[default]
+    Protect,
+    /// The job saves its state, leaves and goes on without that node. It counts as a preemption.
+    Checkpoint,
 }
 
 impl Default for GangPolicy {
     fn default() -> Self {
-        GangPolicy { schedule_timeout_seconds: 300 }
+        GangPolicy { schedule_timeout_seconds: 300, disruption: Disruption::Protect }
     }
 }
 

@@ -118,7 +118,7 @@ pub struct Restarts {
     #[schemars(range(min = 0))]
     pub infrastructure: i32,
 
-    /// After a pod gave way to one of higher priority.
+    /// After a pod gave way to one of higher priority, or the job left a node that was cordoned.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub preemption: i32,
@@ -127,6 +127,30 @@ pub struct Restarts {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub total: i32,
+
+    /// Restarts of the last 24 hours, by the hour: those count against the budgets of the classes infrastructure and preemption.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 26))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Atomic)]
+    pub recent: Vec<RecentRestarts>,
+}
+
+/// Restarts within an hour.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RecentRestarts {
+    /// The first of them.
+    pub since: Time,
+
+    /// Of the class infrastructure.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub infrastructure: i32,
+
+    /// Of the class preemption.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub preemption: i32,
 }
 
 /// Where the processes run, and why there.

@@ -17,7 +17,9 @@ mod pages;
 mod policies;
 mod progress;
 mod queue;
+mod reader;
 mod reconcile;
+mod warnings;
 mod watch;
 mod work;
 

@@ -4,7 +4,8 @@
 //! in the index until the verdict is in the status.
 
 use super::Context;
-use super::logs::{Reader, Reads, Source};
+use super::logs;
+use super::reader::{Reader, Reads, Source};
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
 use switchyard_ledger::job::{JobId, attempt_of};
@@ -33,11 +34,12 @@ pub(super) struct Ranks {
 
 impl Reader for Openings {
     type Of = Ranks;
+    type Text = String;
 
-    const LOST: &str = "links between ranks are not compared";
+    const LOST: &str = "logs cannot be read: links between ranks are not compared";
 
-    fn params(&self) -> LogParams {
-        LogParams { limit_bytes: Some(BYTES), ..LogParams::default() }
+    async fn read(&self, context: &Context, source: &Source<Ranks>) -> Result<String, kube::Error> {
+        logs::read(context, source, LogParams { limit_bytes: Some(BYTES), ..LogParams::default() }).await
     }
 
     /// Pods of the current attempts whose ranks may report what nobody has compared yet.
@@ -65,11 +67,11 @@ impl Reader for Openings {
         found
     }
 
-    fn take(&self, context: &Context, source: &Source<Ranks>, log: Option<&str>, before: Option<Reads>) -> Duration {
+    fn take(&self, context: &Context, source: &Source<Ranks>, log: Option<String>, before: Option<Reads>) -> Duration {
         // A log that cannot be read does not mean that the ranks are silent.
         if let Some(log) = log {
             let is_last = before.is_some_and(|before| before.count + 1 >= MOST_READS) || log.len() as i64 >= BYTES;
-            let mut seen = Seen::of(log, source.of.processes);
+            let mut seen = Seen::of(&log, source.of.processes);
             seen.is_complete |= is_last;
             keep(context, source, seen);
         }

@@ -5,7 +5,8 @@
 //! The price is `get` on `pods/log` for the controller. At the end no log is needed: the termination message has the figures.
 
 use super::Context;
-use super::logs::{Reader, Reads, Source};
+use super::logs;
+use super::reader::{Reader, Reads, Source};
 use jiff::Timestamp;
 use kube::api::LogParams;
 use std::time::{Duration, Instant};
@@ -25,15 +26,19 @@ const BYTES: i64 = 16 << 10;
 pub(super) struct Progress;
 
 impl Reader for Progress {
-    type Of = ();
+    /// The attempt that writes the log.
+    type Of = u32;
+    type Text = String;
 
-    const LOST: &str = "running jobs have no figures";
+    const LOST: &str = "logs cannot be read: running jobs have no figures";
 
-    fn params(&self) -> LogParams {
-        LogParams { tail_lines: Some(Summary::TAIL_LINES as i64), limit_bytes: Some(BYTES), ..LogParams::default() }
+    async fn read(&self, context: &Context, source: &Source<u32>) -> Result<String, kube::Error> {
+        let tail = Some(Summary::TAIL_LINES as i64);
+        logs::read(context, source, LogParams { tail_lines: tail, limit_bytes: Some(BYTES), ..LogParams::default() })
+            .await
     }
 
-    fn sources(&self, context: &Context) -> Vec<Source<()>> {
+    fn sources(&self, context: &Context) -> Vec<Source<u32>> {
         let index = context.index();
         let mut found = Vec::new();
         for (key, job) in &index.jobs {
@@ -45,24 +50,25 @@ impl Reader for Progress {
             };
             let first = family.pods.values().find(|pod| pod.attempt == attempt && pod.node_rank == 0);
             if let Some(pod) = first.filter(|pod| pod.phase == Phase::Running && !pod.deleting) {
-                found.push(Source { job: id, key: key.clone(), uid: pod.uid.clone(), pod: pod.name.clone(), of: () });
+                let (uid, pod) = (pod.uid.clone(), pod.name.clone());
+                found.push(Source { job: id, key: key.clone(), uid, pod, of: attempt });
             }
         }
         found
     }
 
-    fn take(&self, context: &Context, source: &Source<()>, log: Option<&str>, before: Option<Reads>) -> Duration {
-        let Some(summary) = log.and_then(Summary::last_in) else {
+    fn take(&self, context: &Context, source: &Source<u32>, log: Option<String>, before: Option<Reads>) -> Duration {
+        let Some(summary) = log.as_deref().and_then(Summary::last_in) else {
             return (before.map_or(PERIOD, |before| before.pause) * 2).min(LONGEST);
         };
         let mut index = context.index();
         if let Some(family) = index.families.get_mut(&source.job)
-            && family.summary != Some(summary)
+            && family.summary != Some((source.of, summary))
         {
-            if family.summary.as_ref().is_none_or(|before| before.step != summary.step) {
+            if family.summary.as_ref().is_none_or(|(_, before)| before.step != summary.step) {
                 family.progress = Some(Timestamp::now());
             }
-            family.summary = Some(summary);
+            family.summary = Some((source.of, summary));
             context.queue.add(source.key.clone(), Instant::now());
         }
         PERIOD

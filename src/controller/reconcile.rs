@@ -17,6 +17,7 @@ use switchyard_ledger::job::{JobId, Key, attempt_of, is_another_place, message_o
 use switchyard_ledger::own_writes;
 use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
+use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
 use switchyard_plan::cluster::{self, Action, JobSnapshot, Patience, PlacementRules, Reconciliation, Waits};
 use switchyard_plan::objects::Kind;
@@ -103,6 +104,7 @@ impl Context {
         }
         let held_for = index.held_for(&job);
         let aside = index.not_in_the_way(&job);
+        let (left_out, asked_again) = (index.left_out(&id, now), index.asked_again(&id, now));
         let family = index.families.entry(id.clone()).or_default();
         match family.own.catch_up(&index.versions, instant) {
             Cache::Current => {}
@@ -123,8 +125,9 @@ impl Context {
         let known = family.pods.values();
         let pods: Vec<&PodView> =
             known.map(|pod| patched.iter().find(|patched| patched.uid == pod.uid).unwrap_or(pod)).collect();
-        let fight = family.own.fights(instant).map(|what| {
-            format!("somebody undoes what this controller writes: {what}; it is written again every few seconds")
+        let fight = family.own.fights(instant).map(|what| Trouble {
+            text: format!("somebody undoes what this controller writes: {what}; it is written again every few seconds"),
+            since: now,
         });
         let gives_way = family.gives_way_to.clone().filter(|_| family.gives_way_in == Some(attempt_of(&job)));
         // Without the shares that do not stand in the way of this job.
@@ -140,11 +143,13 @@ impl Context {
             actual: &actual,
             held_for: held_for.as_deref(),
             gives_way_to: gives_way.as_deref(),
-            trouble: family.trouble.as_deref().or(fight.as_deref()),
-            summary: family.summary.as_ref(),
+            trouble: family.trouble.as_ref().or(fight.as_ref()),
+            // Figures of an earlier attempt are not those of this one.
+            summary: family.summary.as_ref().filter(|(of, _)| *of == attempt_of(&job)).map(|(_, summary)| summary),
             seen: family.seen.get(&attempt_of(&job)).unwrap_or(const { &BTreeMap::new() }),
             status_written: family.status_written,
-            refusals: &family.refusals,
+            left_out: &left_out,
+            asked_again,
             restricted: family.restricted,
             patience: Patience {
                 grace: self.settings.node_grace,
@@ -228,17 +233,22 @@ impl Context {
             let applied = self.executor.apply(&key.namespace, &id.uid, plan.actions).await;
             refusal = self.note(&id, applied);
         }
-        let mut next = plan.status;
-        if refusal.is_some() {
+        let (mut next, mut events) = (plan.status, plan.events);
+        if refusal.is_some()
+            && let Some(now) = self.plan_now(key)
+        {
             // The status says what is wrong before anything is tried again.
-            next = self.status_now(key).or(next);
+            (next, events) = (now.status, now.events);
         }
         if let Some(next) = next {
-            match self.write_status(key, &job, next, plan.events).await {
+            match self.write_status(key, &job, next, events).await {
                 Ok(()) => {
                     outcome = Outcome::Wrote;
-                    if let Some(family) = self.index().families.get_mut(&id) {
-                        let now = Timestamp::now();
+                    let (mut index, now) = (self.index(), Timestamp::now());
+                    if let Some((node, cause)) = &plan.incident {
+                        index.incidents.add(node, cause, now);
+                    }
+                    if let Some(family) = index.families.get_mut(&id) {
                         plan.refused.iter().for_each(|(node, words)| family.refusals.add(node, words, now));
                     }
                 }
@@ -248,7 +258,7 @@ impl Context {
                 }
             }
         } else if plan.waits.is_some() {
-            self.tell(&job, plan.events).await;
+            self.tell(&job, events).await;
         }
         // A write that still waits for its backoff has not succeeded yet.
         if refusal.is_none() && held.is_some() {
@@ -281,14 +291,16 @@ impl Context {
         }
         // What is only out of date is planned again, and not reported.
         let told = applied.refusals.iter().find(|refusal| refusal.cause.retry() == Retry::BackOff).cloned();
-        family.trouble = told.as_ref().map(ToString::to_string);
+        let before = family.trouble.take();
+        family.trouble = told.as_ref().map(|told| Trouble::after(before.as_ref(), told.to_string(), Timestamp::now()));
         told.or_else(|| applied.refusals.into_iter().next())
     }
 
-    /// The status as it is planned now, with the trouble that was noted.
-    fn status_now(&self, key: &Key) -> Option<TrainJobStatus> {
+    /// What is planned now, with the trouble that was noted, where that changes the status.
+    fn plan_now(&self, key: &Key) -> Option<Reconciliation> {
         let planned = self.plan(key).ok()??;
-        planned.plan.status
+        // What depends on an absent pod is left to a reconcile that asks for it.
+        Some(planned.plan).filter(|plan| plan.status.is_some() && plan.absent.is_none())
     }
 
     async fn write_status(
@@ -304,7 +316,7 @@ impl Context {
             let mut index = self.index();
             let family = index.families.entry(JobId::of(&job.metadata)).or_default();
             family.status_written = Some(Timestamp::now());
-            family.own.says(next.attempt.unwrap_or(0).unsigned_abs(), words_of(&next));
+            family.own.says(next.attempt.unwrap_or(0).unsigned_abs(), &words_of(&next));
             if let Some(version) = version {
                 family.own.wrote("TrainJob", &version, Instant::now());
             }
@@ -406,7 +418,7 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
     // A status with other figures says the same again, and nobody has undone anything.
     let is_changed = job.status.as_ref().is_none_or(|status| own.is_changed(&words_of(status)));
     let is_made = |action: &Action| matches!(action, Action::Create(_) | Action::Repair(_));
-    let status = plan.status.as_ref().map(words_of).filter(|words| is_changed && own.has_made(attempt, words));
+    let status = plan.status.as_ref().map(words_of).filter(|words| is_changed && own.has_said(attempt, words));
     let mut until = own.held(now).filter(|_| plan.actions.iter().any(is_made));
     if until.is_none() {
         let mut undone = status.as_ref().map(|_| "the status".to_string());
@@ -439,3 +451,6 @@ fn words_of(status: &TrainJobStatus) -> String {
     let conditions: Vec<_> = status.conditions.iter().map(|c| (&c.type_, &c.status, &c.reason, &c.message)).collect();
     format!("{:?}", (status.attempt, &status.restarts, &status.ready, &status.placement, conditions))
 }
+
+#[cfg(test)]
+mod tests;

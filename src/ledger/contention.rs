@@ -6,6 +6,8 @@ use crate::index::Index;
 use crate::job::{JobId, Key, attempt_of, is_live, placement_of};
 use crate::reservation::Reservation;
 use crate::usage::{Share, Usage, Without};
+use jiff::Timestamp;
+use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
@@ -119,6 +121,18 @@ impl Index {
         self.release(job)
     }
 
+    /// Nodes that a job is not asked to take now, and why.
+    pub fn left_out(&self, job: &JobId, now: Timestamp) -> BTreeMap<String, String> {
+        let refused = self.families.get(job).map(|family| family.refusals.left_out(now)).unwrap_or_default();
+        self.incidents.left_out(now).chain(refused).collect()
+    }
+
+    /// When the next of them may be used.
+    pub fn asked_again(&self, job: &JobId, now: Timestamp) -> Option<Timestamp> {
+        let refused = self.families.get(job).and_then(|family| family.refusals.next(now));
+        refused.into_iter().chain(self.incidents.next(now)).min()
+    }
+
     /// What the pods of the current attempt of a job ask for.
     pub fn admitted(&self, job: &TrainJob, valid: &ValidJob) -> Admitted {
         let attempt = attempt_of(job);
@@ -134,7 +148,7 @@ impl Index {
         let id = JobId::of(&job.metadata);
         let turn = self.turn(&job);
         let admitted = self.admitted(&job, &valid);
-        let left_out = self.families.get(&id).map(|family| family.refusals.left_out(rules.now)).unwrap_or_default();
+        let left_out = self.left_out(&id, rules.now);
         let question = Question { job: &job, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
         if !self.is_head(key, &turn) {
             self.waits_no_more(&id);

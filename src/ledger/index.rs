@@ -6,6 +6,7 @@ mod claims;
 
 use crate::devices::Devices;
 use crate::fleet::Fleet;
+use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, key_of, placement_of};
 use crate::own_writes::OwnWrites;
 use crate::reservation::Reservation;
@@ -16,6 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
+use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::refusals::Refusals;
 use switchyard_plan::cluster::transport::Seen;
 use switchyard_plan::cluster::view::{self, NodeView, ObjectView, PodView};
@@ -56,12 +58,12 @@ pub struct Family {
     /// A place that was decided a moment ago and is not in the cache yet.
     pub assumed: Option<(u32, PlacementStatus)>,
     pub own: OwnWrites,
-    /// What the last write met, one sentence.
-    pub trouble: Option<String>,
+    /// What the last write met.
+    pub trouble: Option<Trouble>,
     /// When the status was last written.
     pub status_written: Option<Timestamp>,
-    /// Last figures of the training.
-    pub summary: Option<Summary>,
+    /// Last figures of the training, and the attempt that wrote them.
+    pub summary: Option<(u32, Summary)>,
     /// When they last showed another step.
     pub progress: Option<Timestamp>,
     /// What pods said of the links between ranks, by attempt and node rank.
@@ -100,6 +102,7 @@ pub struct Index {
     pub families: BTreeMap<JobId, Family>,
     pub usage: Usage,
     pub fleet: Fleet,
+    pub incidents: Incidents,
     pub devices: Devices,
     /// Where each pod of ours is kept, by its UID.
     pods: BTreeMap<String, Kept>,
@@ -227,9 +230,11 @@ impl Index {
         let slot = Slot { attempt: next.attempt, node_rank: next.node_rank, name: next.name.clone() };
         let family = self.families.entry(job.clone()).or_default();
         family.key.get_or_insert_with(|| Key { namespace, name: parent.name.clone() });
-        let before = family.pods.get(&slot).and_then(|before| before.unschedulable.as_ref()?.since);
-        if let Some(refused) = &mut next.unschedulable {
-            refused.since = before;
+        if let Some(before) = family.pods.get(&slot).filter(|before| before.uid == next.uid) {
+            if let Some(refused) = &mut next.unschedulable {
+                refused.since = before.unschedulable.as_ref().and_then(|before| before.since);
+            }
+            next.warning = before.warning.clone().filter(|_| next.is_silent());
         }
         let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
         if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {
@@ -315,7 +320,7 @@ impl Index {
         let view = NodeView::of(node);
         let name = view.facts.name.clone();
         self.fleet.set(&name, view.silent_since.filter(|_| !view.out_of_service));
-        let readiness = |view: &NodeView| (view.silent_since, view.out_of_service);
+        let readiness = |view: &NodeView| (view.silent_since, view.out_of_service, view.facts.unschedulable);
         let before = self.usage.nodes().get(&name).map(readiness);
         let mut effect = Effect::default();
         if before != Some(readiness(&view)) {

@@ -11,6 +11,7 @@
 pub mod contention;
 pub mod devices;
 pub mod fleet;
+pub mod incidents;
 pub mod index;
 pub mod job;
 pub mod offline;

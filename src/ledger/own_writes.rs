@@ -4,7 +4,7 @@
 //! kind in their order, so one number per kind is enough. Names are deterministic, so nothing but wasted calls would follow if
 //! this were wrong; therefore it gives up waiting after [`PATIENCE`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Longest wait for the cache. A watch that is this late is restarted by its own timeout.
@@ -16,6 +16,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A fight is over when nothing was undone for this long.
 pub const PEACE: Duration = Duration::from_secs(60);
 
+/// Statuses of an attempt that are remembered. A job that waits for days says something new all the time.
+const MOST_SAID: usize = 16;
+
 /// What this process wrote for one job.
 #[derive(Debug, Default)]
 pub struct OwnWrites {
@@ -23,8 +26,10 @@ pub struct OwnWrites {
     deleted: BTreeMap<String, Instant>,
     /// Objects made for the current attempt, to notice that they are made again and again.
     made: (u32, BTreeSet<String>),
-    /// What the status said when it was written last.
-    said: Option<String>,
+    /// What the status said in the current attempt, as digests, the newest last.
+    said: VecDeque<u64>,
+    /// What it said when it was written last.
+    last: Option<u64>,
     fight: Option<Fight>,
     hold: Option<Instant>,
 }
@@ -88,32 +93,44 @@ impl OwnWrites {
 
     /// Records that an object is about to be made (or set right) in an attempt. Returns whether that was recorded before.
     pub fn record_made(&mut self, attempt: u32, name: String) -> bool {
-        // Attempts only grow; a lower number comes from another writer.
-        if self.made.0 < attempt {
-            self.made = (attempt, BTreeSet::new());
-        }
+        self.enter(attempt);
         !self.made.1.insert(name)
     }
 
-    /// Whether that was done before.
-    pub fn has_made(&self, attempt: u32, name: &str) -> bool {
-        self.made.0 >= attempt && self.made.1.contains(name)
+    fn enter(&mut self, attempt: u32) {
+        // Attempts only grow; a lower number comes from another writer.
+        if self.made.0 < attempt {
+            self.made = (attempt, BTreeSet::new());
+            self.said.clear();
+        }
     }
 
     /// Notes what a status says that was written in an attempt.
-    pub fn says(&mut self, attempt: u32, words: String) {
-        self.record_made(attempt, words.clone());
-        self.said = Some(words);
+    pub fn says(&mut self, attempt: u32, words: &str) {
+        self.enter(attempt);
+        let digest = digest(words);
+        self.said.retain(|said| *said != digest);
+        self.said.push_back(digest);
+        if self.said.len() > MOST_SAID {
+            self.said.pop_front();
+        }
+        self.last = Some(digest);
+    }
+
+    /// Whether a status said that before.
+    pub fn has_said(&self, attempt: u32, words: &str) -> bool {
+        self.made.0 >= attempt && self.said.contains(&digest(words))
     }
 
     /// Whether another writer changed the status since it was last written here.
     pub fn is_changed(&self, words: &str) -> bool {
-        self.said.as_ref().is_some_and(|said| said != words)
+        self.last.is_some_and(|last| last != digest(words))
     }
 
     /// Nothing is created before this time: the last try was refused. What was refused is not undone by anybody.
     pub fn hold(&mut self, until: Instant) {
         (self.fight, self.made.1) = (None, BTreeSet::new());
+        self.said.clear();
         self.hold = Some(until);
     }
 
@@ -141,6 +158,11 @@ impl OwnWrites {
         let goes_on = |fight: &&Fight| fight.pause > FIRST_PAUSE && now.duration_since(fight.last) < PEACE;
         self.fight.as_ref().filter(goes_on).map(|fight| fight.what.as_str())
     }
+}
+
+/// FNV-1a: nobody gains by a collision.
+fn digest(words: &str) -> u64 {
+    words.bytes().fold(0xcbf2_9ce4_8422_2325, |digest, byte| (digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -174,9 +196,22 @@ mod tests {
     fn a_status_is_changed_by_others_only() {
         let mut own = OwnWrites::default();
         assert!(!own.is_changed("what another controller wrote"));
-        own.says(1, "runs".into());
-        assert!(own.has_made(1, "runs") && !own.is_changed("runs"), "the same words with new figures are no fight");
+        own.says(1, "runs");
+        assert!(own.has_said(1, "runs") && !own.is_changed("runs"), "the same words with new figures are no fight");
         assert!(own.is_changed("waits"));
+        own.says(2, "starts");
+        assert!(own.has_said(2, "starts") && !own.has_said(2, "runs"), "of another attempt");
+    }
+
+    /// Every distinct text was kept: up to 17 MB a day for a job that waits.
+    #[test]
+    fn a_job_that_waits_for_days_costs_no_memory() {
+        let mut own = OwnWrites::default();
+        for free in 0..100_000 {
+            own.says(1, &format!("{free} of 9 nodes have room"));
+        }
+        assert_eq!((own.said.len(), own.made.1.len()), (MOST_SAID, 0));
+        assert!(own.has_said(1, "99999 of 9 nodes have room") && !own.has_said(1, "1 of 9 nodes have room"));
     }
 
     #[test]

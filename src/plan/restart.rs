@@ -4,9 +4,10 @@
 //! failure ─> the job's rules ─> would it happen again? ─> budget of its class ─> restart, or give up
 //! ```
 
-use jiff::SignedDuration;
+use crate::status::time;
+use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions;
-use switchyard_crds::{ExitCodeOperator, FailureAction, FailurePolicy, FailureRule, Restarts};
+use switchyard_crds::{ExitCodeOperator, FailureAction, FailurePolicy, FailureRule, RecentRestarts, Restarts};
 use switchyard_worker_contract::exit::Exit;
 
 /// An attempt that lasted this long starts the pauses between attempts from none again.
@@ -14,6 +15,11 @@ const LASTED: SignedDuration = SignedDuration::from_secs(600);
 /// Pause before the second restart in a row; the first has none, each further one twice the one before.
 const FIRST_PAUSE: i64 = 10;
 pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+/// Time after which a restart no longer counts against the budget of the infrastructure or of preemptions: of thousands of GPUs some fail each
+/// day, for as long as the job runs.
+const WINDOW: SignedDuration = SignedDuration::from_hours(24);
+/// Restarts within this time are one entry.
+const ENTRY: SignedDuration = SignedDuration::from_hours(1);
 
 /// Who pays for a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +47,14 @@ impl Class {
             Class::Application => &mut restarts.application,
             Class::Infrastructure => &mut restarts.infrastructure,
             Class::Preemption => &mut restarts.preemption,
+        }
+    }
+
+    /// The time that its budget is for.
+    fn window(self) -> &'static str {
+        match self {
+            Class::Application => "",
+            Class::Infrastructure | Class::Preemption => " within 24 h",
         }
     }
 
@@ -81,7 +95,7 @@ pub enum GiveUp {
     /// Wrong data, wrong command line or manifest, a training that diverges.
     #[error("it would fail the same way again")]
     Permanent,
-    #[error("{used} of {most} restarts used (failurePolicy.{field})")]
+    #[error("{used} of {most} restarts{} used (failurePolicy.{field})", class.window())]
     Budget { class: Class, field: &'static str, used: i32, most: i32 },
 }
 
@@ -132,6 +146,40 @@ pub fn decide(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts) ->
     Decision::Restart(next)
 }
 
+/// The same in a cluster, where the budgets of the infrastructure and of preemptions refill.
+pub fn decide_at(failure: &Failure, policy: &FailurePolicy, restarts: &Restarts, now: Timestamp) -> Decision {
+    let age = |entry: &RecentRestarts| now.duration_since(entry.since.0);
+    let mut recent = restarts.recent.clone();
+    // Entries of a clock that was ahead do not count for ever.
+    recent.retain(|entry| (-ENTRY..WINDOW).contains(&age(entry)));
+    let used = Restarts {
+        infrastructure: recent.iter().map(|entry| entry.infrastructure).sum(),
+        preemption: recent.iter().map(|entry| entry.preemption).sum(),
+        ..restarts.clone()
+    };
+    let next = match decide(failure, policy, &used) {
+        Decision::Restart(next) => next,
+        given_up => return given_up,
+    };
+    let infrastructure = next.infrastructure - used.infrastructure;
+    let preemption = next.preemption - used.preemption;
+    if infrastructure + preemption > 0 {
+        if recent.last().is_none_or(|last| age(last) >= ENTRY) {
+            recent.push(RecentRestarts { since: time(now), infrastructure: 0, preemption: 0 });
+        }
+        if let Some(entry) = recent.last_mut() {
+            entry.infrastructure += infrastructure;
+            entry.preemption += preemption;
+        }
+    }
+    Decision::Restart(Restarts {
+        infrastructure: restarts.infrastructure + infrastructure,
+        preemption: restarts.preemption + preemption,
+        recent,
+        ..next
+    })
+}
+
 /// The pause before the next attempt, after so many restarts and an attempt that lasted so long.
 pub fn pause(restarts: i32, lasted: SignedDuration) -> SignedDuration {
     if restarts == 0 || lasted >= LASTED {
@@ -169,6 +217,7 @@ mod tests {
             infrastructure,
             preemption: 0,
             total: application + infrastructure,
+            recent: Vec::new(),
         };
         let failure =
             |class, permanent, code| Failure { class, permanent, code, conditions: vec!["DisruptionTarget".into()] };
@@ -204,6 +253,43 @@ mod tests {
             let rules = policy(rules);
             assert_eq!(decide(&failure, &rules, &restarts), decision, "{failure:?} after {restarts:?}");
         }
+    }
+
+    /// Ten failures of nodes for life: 8,000 GPUs at published rates use them up in two days.
+    #[test]
+    fn the_budget_of_the_infrastructure_refills_and_that_of_the_program_does_not() {
+        let at = |minute: i64| Timestamp::from_second(1_000_000 + 60 * minute).unwrap();
+        let policy = FailurePolicy { max_infrastructure_restarts: 2, max_restarts: 1, ..FailurePolicy::default() };
+        let failure = |class| Failure { class, permanent: false, code: None, conditions: Vec::new() };
+        let mut restarts = Restarts::default();
+        let mut restarted = |class, minute| match decide_at(&failure(class), &policy, &restarts, at(minute)) {
+            Decision::Restart(next) => {
+                restarts = next;
+                true
+            }
+            Decision::GiveUp(_) => false,
+        };
+        let day = 24 * 60;
+        let lost = [0, 59, 70, day - 1, day, day + 1, 2 * day + 1];
+        assert_eq!(
+            lost.map(|minute| restarted(Class::Infrastructure, minute)),
+            [true, true, false, false, true, true, true]
+        );
+        assert_eq!([2 * day + 2, 9 * day].map(|minute| restarted(Class::Application, minute)), [true, false]);
+        assert_eq!((restarts.infrastructure, restarts.application, restarts.total), (5, 1, 6));
+        assert_eq!(restarts.recent.len(), 1, "{:?}", restarts.recent);
+        let used = Restarts {
+            recent: vec![RecentRestarts { since: time(at(0)), infrastructure: 2, preemption: 0 }],
+            ..Restarts::default()
+        };
+        let Decision::GiveUp(why) = decide_at(&failure(Class::Infrastructure), &policy, &used, at(9)) else {
+            panic!("the budget is used up")
+        };
+        assert_eq!(why.to_string(), "2 of 2 restarts within 24 h used (failurePolicy.maxInfrastructureRestarts)");
+        assert!(
+            matches!(decide_at(&failure(Class::Infrastructure), &policy, &used, at(-9 * day)), Decision::Restart(_)),
+            "the clock was ahead"
+        );
     }
 
     #[test]

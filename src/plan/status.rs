@@ -55,6 +55,11 @@ pub fn reason_of<'a>(status: &'a TrainJobStatus, kind: &str) -> Option<&'a str> 
     status.condition(kind).map(|condition| condition.reason.as_str())
 }
 
+/// The message of a condition.
+pub fn message_of<'a>(status: &'a TrainJobStatus, kind: &str) -> Option<&'a str> {
+    status.condition(kind).map(|condition| condition.message.as_str())
+}
+
 /// Complete or failed: nothing follows.
 pub fn is_over(status: &TrainJobStatus) -> bool {
     status.is(conditions::COMPLETE) || status.is(conditions::FAILED)

@@ -5,6 +5,7 @@ mod clock;
 mod ends;
 mod failures;
 mod forged;
+mod hindrances;
 mod hostile;
 mod nodes;
 mod objects;

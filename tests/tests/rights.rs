@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 type Right = (&'static str, &'static str);
 
 /// Rights that no case takes away, and why.
-const KEPT: [(Right, &str); 10] = [
+const KEPT: [(Right, &str); 11] = [
     (("trainjobs/status", "patch"), "for jobs that cannot be read: tests/malformed.rs"),
     (("trainjobs/finalizers", "update"), "asked for by an admission plugin that is off here"),
     (("pods", "get"), "asked for when the answer to a create was lost: tests/faults.rs"),
@@ -31,6 +31,7 @@ const KEPT: [(Right, &str); 10] = [
     (("resourceclaims", "patch"), "asked for when somebody took our labels off a claim"),
     (("resourceclaims", "delete"), "for jobs with GPUs: tests/devices.rs"),
     (("events", "patch"), "asked for when an event repeats within minutes"),
+    (("events", "list"), "asked for when a pod does not start: tests/lifecycle/hindrances.rs"),
     (("validatingadmissionpolicies", "get"), "asked for by names that the chart gives: tests/chart.rs"),
     (("validatingadmissionpolicybindings", "get"), "asked for by names that the chart gives: tests/chart.rs"),
 ];

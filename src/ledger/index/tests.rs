@@ -4,6 +4,7 @@
 use super::*;
 use crate::job::is_another_place;
 use serde_json::json;
+use switchyard_plan::cluster::view::Waiting;
 
 const UID: &str = "11111111-1111-1111-1111-111111111111";
 
@@ -126,4 +127,35 @@ fn an_object_of_another_namespace_is_not_the_jobs() {
     let effect = index.apply_object(Kind::NetworkPolicy, &theirs, json!({}));
     assert!(index.families[&JobId { namespace: "t".into(), uid: UID.into() }].objects.is_empty());
     assert!(effect.jobs.is_empty());
+}
+
+/// Each change of a pod came with a view of its own, and what its kubelet had said was gone.
+#[test]
+fn what_a_kubelet_said_of_a_pod_stays_until_the_pod_gets_on_or_is_another_one() {
+    let said = Waiting { container: String::new(), reason: "FailedMount".into(), message: "no".into() };
+    let warned = |pod: &Pod| {
+        let mut index = Index::default();
+        index.apply_job(job(1, true));
+        index.apply_pod(&super::tests::pod(Some("n"), false));
+        let family = index.families.values_mut().next().unwrap();
+        family.pods.values_mut().for_each(|pod| pod.warning = Some(said.clone()));
+        index.apply_pod(pod);
+        let family = index.families.values().next().unwrap();
+        family.pods.values().next().unwrap().warning.clone()
+    };
+    let mut next = pod(Some("n"), false);
+    let state = |state: serde_json::Value| {
+        let status =
+            json!({"name": "trainer", "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0});
+        serde_json::from_value(json!({"phase": "Pending", "containerStatuses": [status]})).unwrap()
+    };
+    next.status = Some(state(json!({"waiting": {"reason": "ContainerCreating"}})));
+    assert_eq!(warned(&next), Some(said.clone()));
+    next.status = Some(state(json!({"waiting": {"reason": "ErrImagePull"}})));
+    assert_eq!(warned(&next), None, "its container says more");
+    next.status = Some(serde_json::from_value(json!({"phase": "Running"})).unwrap());
+    assert_eq!(warned(&next), None);
+    let mut other = pod(Some("n"), false);
+    other.metadata.uid = Some("another".into());
+    assert_eq!(warned(&other), None);
 }

@@ -41,7 +41,8 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let restarts = status.and_then(|status| status.restarts.clone()).unwrap_or_default();
     let since = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
     let lasted = since.map(|since| attempt.now().duration_since(since)).unwrap_or_default();
-    match restart::decide(&failed.failure, &attempt.snapshot.job.spec.failure_policy, &restarts) {
+    let policy = &attempt.snapshot.job.spec.failure_policy;
+    match restart::decide_at(&failed.failure, policy, &restarts, attempt.now()) {
         restart::Decision::GiveUp(why) => {
             let message = format!("{}; {why}", failed.sentence());
             end(&attempt.snapshot, Ending::failed(why.reason(), message))
@@ -55,7 +56,8 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
             let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
             let text = format!("attempt {} starts{wait}: {}", attempt.number + 1, failed.sentence());
             draft.stage(Stage::Restarting, text.clone());
-            draft.decide(vec![EventDraft::warning(events::RESTARTING, text)])
+            let incident = failed.node.clone().filter(|_| failed.is_of_node).map(|node| (node, failed.cause.clone()));
+            Reconciliation { incident, ..draft.decide(vec![EventDraft::warning(events::RESTARTING, text)]) }
         }
     }
 }
@@ -158,4 +160,5 @@ fn next_attempt(attempt: &Attempt<'_>, draft: &mut Draft<'_>, not_before: Timest
     draft.next.device_allocation = allocation::allocation(job, nodes);
     draft.next.fabric = fabric::before(job, attempt.valid, rules.defaults, nodes);
     draft.count(&[], attempt.valid.request.nodes as i32);
+    draft.start_over();
 }

@@ -2,10 +2,11 @@
 
 use super::events::EventDraft;
 use super::view::PodView;
-use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, clock};
-use crate::status::{Draft, Figures, time};
+use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, WAITING_PERIOD, clock};
+use crate::status::{Draft, Figures, reason_of, time};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{NodeCounts, TrainJobStatus};
 
 impl Draft<'_> {
@@ -32,22 +33,32 @@ impl Draft<'_> {
         }
     }
 
+    /// Another attempt begins: without a checkpoint at step 0, and the figures of the one before are not its own.
+    pub(super) fn start_over(&mut self) {
+        if self.job.spec.checkpoint.is_none() {
+            self.next.trainer_status = None;
+        }
+    }
+
     /// A decision: the status is all that is written.
     pub(super) fn decide(self, events: Vec<EventDraft>) -> Reconciliation {
         Reconciliation { status: Some(self.next), events, ..Reconciliation::default() }
     }
 
-    /// No decision: the status is written when it says something new, figures not more often than every 10 s.
+    /// No decision: the status is written when it says something new, figures not more often than every 10 s, and what is free for a job that
+    /// waits not more often than every minute.
     pub(super) fn act(self, snapshot: &JobSnapshot<'_>) -> Reconciliation {
         let mut result = Reconciliation::default();
         let previous = self.job.status.as_ref();
         if previous == Some(&self.next) {
             return result;
         }
-        let due =
-            snapshot.status_written.map(|written| written.saturating_add(FIGURES_PERIOD).unwrap_or(Timestamp::MAX));
+        let is_queued =
+            |status: &TrainJobStatus| reason_of(status, conditions::SUCCEEDED) == Some(Stage::Queued.reason());
+        let period = if is_queued(&self.next) { WAITING_PERIOD } else { FIGURES_PERIOD };
+        let due = snapshot.status_written.map(|written| written.saturating_add(period).unwrap_or(Timestamp::MAX));
         match due {
-            Some(due) if !clock::is_over(due, FIGURES_PERIOD, snapshot.rules.now) && !major(previous, &self.next) => {
+            Some(due) if !clock::is_over(due, period, snapshot.rules.now) && !major(previous, &self.next) => {
                 result.wake_at(due)
             }
             _ => result.status = Some(self.next),

@@ -42,6 +42,8 @@ pub const DEGRADED: &str = "PlacementDegraded";
 /// The scheduler did not bind the whole gang in time; the attempt is rolled back.
 pub const ROLLED_BACK: &str = "GangRolledBack";
 pub const RUNNING: &str = "Running";
+/// A node of the job is cordoned, and the job stays there.
+pub const NODE_CORDONED: &str = "NodeCordoned";
 /// The group is started again.
 pub const RESTARTING: &str = "Restarting";
 /// `spec.suspend` became true.

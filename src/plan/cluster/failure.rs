@@ -1,16 +1,14 @@
 //! What went wrong: which pod failed first, and of which class the failure is. What follows is decided in [`crate::restart`].
 
 use super::attempt::Attempt;
-use super::view::{NodeView, PodView, Waiting};
+use super::hindrance::{self, Limit, START_GRACE};
+use super::view::{NodeView, PodView};
 use super::{Patience, clock};
 use crate::restart::{self, Class, Failure};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::Framework;
-use switchyard_crds::names::TRAINER;
 use switchyard_worker_contract::exit::Exit;
 
-/// A container that cannot be started for this long has failed.
-const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
 /// After a rank reports a failed peer, that peer has this long to show up.
 const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
 
@@ -22,13 +20,21 @@ pub(super) struct PodFailure {
     pub node: Option<String>,
     pub cause: String,
     pub at: Option<Timestamp>,
+    /// The node did it, whatever its pods did: nothing that a user can bring about.
+    pub is_of_node: bool,
 }
 
 impl PodFailure {
     /// Of a pod whose state is unknown.
     fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
-        PodFailure { failure, pod, node: None, cause, at: None }
+        PodFailure { failure, pod, node: None, cause, at: None, is_of_node: false }
+    }
+
+    /// Sets that the node did it.
+    fn of_node(mut self) -> PodFailure {
+        self.is_of_node = true;
+        self
     }
 
     /// Sets whether it would happen again the same way.
@@ -118,6 +124,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         node: pod.node.clone(),
         cause,
         at: pod.ended.as_ref().and_then(|ended| ended.at),
+        is_of_node: false,
     };
     if pod.deleting || pod.has_failed() {
         if let Some((reason, message)) = &pod.disruption {
@@ -136,10 +143,10 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
     }
     if let Some(name) = &pod.node {
         match attempt.snapshot.nodes.get(name) {
-            None => return Verdict::Failed(failure(Class::Infrastructure, "the node is gone".into())),
+            None => return Verdict::Failed(failure(Class::Infrastructure, "the node is gone".into()).of_node()),
             Some(node) if node.out_of_service => {
                 let cause = "the node is lost: an administrator took it out of service".into();
-                return Verdict::Failed(failure(Class::Infrastructure, cause));
+                return Verdict::Failed(failure(Class::Infrastructure, cause).of_node());
             }
             Some(node) => {
                 let Patience { grace, brake, .. } = attempt.snapshot.patience;
@@ -150,7 +157,8 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
                     }
                     (Some(since), None) => {
                         return after(attempt, since, grace, || {
-                            failure(Class::Infrastructure, "the node is lost: it does not report to the cluster".into())
+                            let cause = "the node is lost: it does not report to the cluster";
+                            failure(Class::Infrastructure, cause.into()).of_node()
                         });
                     }
                 }
@@ -194,42 +202,17 @@ fn after(
     if clock::is_over(due, grace, attempt.now()) { Verdict::Failed(failure()) } else { Verdict::Look(due) }
 }
 
-/// A container that cannot be started.
+/// A pod that cannot start.
 fn starting(pod: &PodView, attempt: &Attempt<'_>, failure: impl Fn(Class, String) -> PodFailure) -> Verdict {
-    let Some(waiting) = &pod.waiting else { return Verdict::Well };
-    let text = || format!("{}: {}", waiting.reason, waiting.message);
-    if let Some(change) = never_starts(waiting) {
-        return Verdict::Failed(failure(Class::Infrastructure, format!("{}; {change}", text())).permanently(true));
-    }
-    match waiting.reason.as_str() {
-        "ErrImagePull"
-        | "ImagePullBackOff"
-        | "ErrImageNeverPull"
-        | "CreateContainerConfigError"
-        | "CreateContainerError"
-        | "RunContainerError" => {
-            after(attempt, pod.started.unwrap_or(attempt.now()), START_GRACE, || failure(Class::Infrastructure, text()))
-        }
-        _ => Verdict::Well,
-    }
-}
-
-/// The change without which a container will never start; `None`: it may start yet.
-fn never_starts(waiting: &Waiting) -> Option<String> {
-    let list = if waiting.container == TRAINER { "spec.trainer" } else { "spec.template.spec.containers[*]" };
-    match waiting.reason.as_str() {
-        "InvalidImageName" => Some(format!("set {list}.image to the name of an image")),
-        // The words of the kubelet (pkg/kubelet/kuberuntime/security_context.go).
-        "CreateContainerConfigError"
-            if ["runAsNonRoot", "non-root"].iter().any(|word| waiting.message.contains(word)) =>
-        {
-            Some(
-                "set spec.template.spec.securityContext.runAsUser to the number of a user other than 0, or runAsNonRoot to false where \
-                 the namespace allows that"
-                    .into(),
-            )
-        }
-        _ => None,
+    let Some(waiting) = pod.hindrance() else { return Verdict::Well };
+    let remedy = hindrance::of_start(waiting);
+    let failed = || failure(Class::Infrastructure, remedy.sentence(&waiting.sentence()));
+    let since = pod.started.unwrap_or(attempt.now());
+    match remedy.limit {
+        Limit::None => Verdict::Failed(failed().permanently(true)),
+        Limit::Grace => after(attempt, since, START_GRACE, || failed().permanently(true)),
+        Limit::Attempt => after(attempt, since, START_GRACE, failed),
+        Limit::Unlimited => Verdict::Well,
     }
 }
 

@@ -27,6 +27,7 @@ mod again;
 pub mod allocation;
 mod attempt;
 mod clock;
+mod cordon;
 mod degraded;
 mod draft;
 pub mod events;
@@ -34,6 +35,7 @@ pub mod fabric;
 mod failure;
 pub mod find;
 pub mod gang;
+pub mod hindrance;
 pub mod levels;
 pub mod machine;
 mod need;
@@ -57,8 +59,8 @@ use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
+use hindrance::Trouble;
 use jiff::{SignedDuration, Timestamp};
-use refusals::Refusals;
 use std::collections::BTreeMap;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
@@ -68,6 +70,10 @@ use view::{NodeView, ObjectView, PodView};
 
 /// Seconds between two writes of a status in which only figures change.
 pub const FIGURES_PERIOD: SignedDuration = SignedDuration::from_secs(10);
+
+/// Seconds between two writes of a status in which only the words change that a job waits with: with hundreds that wait, each pod that ends
+/// anywhere would cause as many writes.
+pub const WAITING_PERIOD: SignedDuration = SignedDuration::from_secs(60);
 
 /// Everything that a reconcile of one job reads.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +93,7 @@ pub struct JobSnapshot<'a> {
     /// GPUs that the pods of the current attempt really have, by node rank, where known.
     pub actual: &'a BTreeMap<u32, Vec<String>>,
     /// The error of the last failed write.
-    pub trouble: Option<&'a str>,
+    pub trouble: Option<&'a Trouble>,
     /// Last figures of the training.
     pub summary: Option<&'a Summary>,
     /// What the logs of the current attempt say about links between ranks, by node rank.
@@ -95,7 +101,10 @@ pub struct JobSnapshot<'a> {
     /// When this controller last wrote the status.
     pub status_written: Option<Timestamp>,
     pub patience: Patience<'a>,
-    pub refusals: &'a Refusals,
+    /// Nodes that are not asked now, and why: the scheduler refused them, or they failed too often.
+    pub left_out: &'a BTreeMap<String, String>,
+    /// When the next of them may be asked again.
+    pub asked_again: Option<Timestamp>,
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
 }
@@ -150,6 +159,8 @@ pub struct Reconciliation {
     pub waits: Option<Waits>,
     /// Nodes that the scheduler refused, with its words: remembered once the status is written.
     pub refused: Vec<(String, String)>,
+    /// The node that ended the attempt by a fault of its own, and which: remembered likewise.
+    pub incident: Option<(String, String)>,
 }
 
 /// What a gang without a place waits for.
@@ -269,6 +280,7 @@ fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconci
     draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
     draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
     draft.count(&[], snapshot.job.spec.trainer.num_nodes);
+    draft.start_over();
     draft.stage(Stage::Placing, "creating the pods".into());
     draft.condition(conditions::PLACED, "False", "Placing", "the pods are not created yet".into());
     let mut events = Vec::new();

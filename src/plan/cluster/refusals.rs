@@ -1,6 +1,6 @@
 //! What a job remembers of nodes that the scheduler refused: such a node is not asked again for a while, which grows with each refusal.
 
-use super::clock;
+use super::{clock, hindrance};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
@@ -54,10 +54,14 @@ impl Refusals {
     }
 }
 
-/// The scheduler's words without what it says of preemption.
+/// The scheduler's words without what it says of preemption, and the field that they are about.
 pub(super) fn words(message: &str) -> String {
     let end = [" still not schedulable", " preemption:"].iter().filter_map(|part| message.find(part)).min();
-    message[..end.unwrap_or(message.len())].chars().take(LONGEST).collect()
+    let said: String = message[..end.unwrap_or(message.len())].chars().take(LONGEST).collect();
+    match hindrance::field_of(&said) {
+        Some(field) => format!("{said} ({field})"),
+        None => said,
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +94,8 @@ mod tests {
         let message = format!("0/3 nodes are available: 1 cannot allocate all claims. {rest}");
         assert_eq!(words(&message), "0/3 nodes are available: 1 cannot allocate all claims.");
         let message = "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules. preemption: 0/3 nodes are available.";
-        assert_eq!(words(message), "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules.");
+        let field = "spec.template.spec.affinity.podAntiAffinity";
+        let said = "0/3 nodes are available: 1 node(s) didn't match pod anti-affinity rules.";
+        assert_eq!(words(message), format!("{said} ({field})"));
     }
 }

@@ -10,9 +10,11 @@ use super::admitted::Admitted;
 use super::attempt::Attempt;
 use super::events::{self, EventDraft};
 use super::find::{Found, Nowhere, WrongFabric, find};
+use super::hindrance::{self, Trouble};
 use super::view::{Phase, PodView};
 use super::{
-    Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, degraded, end, fabric, failure, transport,
+    Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, cordon, degraded, end, fabric, failure,
+    transport,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
@@ -34,6 +36,9 @@ pub(super) fn step(snapshot: &JobSnapshot<'_>, valid: &ValidJob, number: u32) ->
     let verdict = failure::judge(&attempt);
     if let failure::Verdict::Failed(failed) = &verdict {
         return again::after_failure(&attempt, failed);
+    }
+    if let Some(left) = cordon::leaves(&attempt) {
+        return again::after_failure(&attempt, &left);
     }
     if let Some(why) = transport::refused(snapshot.job).filter(|_| attempt.placed) {
         return end(snapshot, Ending::failed(conditions::TRANSPORT_DIFFERS, why));
@@ -74,21 +79,26 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
     }));
     let desired = attempt.pods.len();
     if missing > 0 || attempt.existing().iter().any(|pod| pod.deleting) {
+        let trouble = attempt.snapshot.trouble;
+        if let Some(trouble) = trouble.filter(|trouble| trouble.is_final(attempt.now())) {
+            return end(&attempt.snapshot, Ending::failed(conditions::PERMANENT_FAILURE, trouble.sentence()));
+        }
         let mut draft = attempt.draft();
-        let text = match (attempt.snapshot.trouble, strangers.first()) {
-            (Some(trouble), _) => trouble.to_string(),
+        let text = match (trouble, strangers.first()) {
+            (Some(trouble), _) => trouble.sentence(),
             (None, Some(stranger)) => stranger.clone(),
             (None, None) => format!("{} of {desired} pods exist", desired - missing),
         };
         // After a failure the stage stays Restarting, with the cause, until the next attempt is complete.
         let is_restart =
             status.and_then(|s| status::reason_of(s, conditions::SUCCEEDED)) == Some(Stage::Restarting.reason());
-        if !is_restart || attempt.snapshot.trouble.is_some() {
+        if !is_restart || trouble.is_some() {
             let stage = if is_restart { Stage::Restarting } else { Stage::Placing };
             draft.stage(stage, text);
         }
         let mut result = draft.act(&attempt.snapshot);
         result.actions = actions;
+        trouble.and_then(Trouble::ends).into_iter().for_each(|at| result.wake_at(at));
         return result;
     }
     let mut result = place(attempt);
@@ -108,8 +118,8 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
     let admitted = Admitted::of(attempt.valid, job.status.as_ref(), pods.iter().copied());
-    let left_out = attempt.snapshot.refusals.left_out(attempt.now());
-    let question = Question { job, valid: attempt.valid, rules, admitted: &admitted, left_out: &left_out };
+    let left_out = attempt.snapshot.left_out;
+    let question = Question { job, valid: attempt.valid, rules, admitted: &admitted, left_out };
     match find(&question, nodes) {
         Ok(Found { placed, fabric: decided }) => {
             fabric::report(&mut draft, decided);
@@ -139,7 +149,7 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             draft.stage(Stage::Queued, why.clone());
             let mut result = draft.act(&attempt.snapshot);
             result.waits = Some(Waits::Room);
-            attempt.snapshot.refusals.next(attempt.now()).into_iter().for_each(|at| result.wake_at(at));
+            attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
             if is_new {
                 result.events.push(EventDraft::normal(events::NO_ROOM, why));
             }
@@ -159,7 +169,7 @@ fn not_ready(attempt: &Attempt<'_>, mut draft: Draft<'_>, why: String) -> Reconc
     draft.stage(Stage::Queued, why.clone());
     let mut result = draft.act(&attempt.snapshot);
     result.waits = Some(Waits::Fabric);
-    attempt.snapshot.refusals.next(attempt.now()).into_iter().for_each(|at| result.wake_at(at));
+    attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
     if is_new {
         result.events.push(EventDraft::warning(events::FABRIC_NOT_READY, why));
     }
@@ -191,7 +201,7 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
     let mut events = Vec::new();
     events.extend(degraded::report(attempt, placement, &mut draft));
     events.extend(transport::report(&attempt.snapshot, attempt.valid, &mut draft));
-    let trouble = attempt.snapshot.trouble.map(str::to_string).or_else(|| strangers.first().cloned());
+    let trouble = attempt.snapshot.trouble.map(Trouble::sentence).or_else(|| strangers.first().cloned());
     let silent = failure::silent_node(attempt);
     if let Some(text) = trouble {
         draft.stage(if running == desired { Stage::Running } else { Stage::Starting }, text);
@@ -202,7 +212,13 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         } else {
             format!("{} of {desired} nodes train, {ended} are done", desired - ended)
         };
-        draft.stage(Stage::Running, silent.map_or(text.clone(), |silent| format!("{text}; {silent}")));
+        let before = status::message_of(&draft.next, conditions::SUCCEEDED).unwrap_or_default();
+        let cordoned = cordon::stays(attempt);
+        if let Some(news) = cordoned.as_ref().filter(|cordoned| !before.contains(*cordoned)) {
+            events.push(EventDraft::warning(events::NODE_CORDONED, news.clone()));
+        }
+        let remarks = silent.into_iter().chain(cordoned).map(|remark| format!("; {remark}"));
+        draft.stage(Stage::Running, remarks.fold(text, |text, remark| text + &remark));
         if is_new {
             let of = if attempt.number > 1 { format!(" in attempt {}", attempt.number) } else { String::new() };
             events.push(EventDraft::normal(events::RUNNING, format!("all {desired} pods run{of}")));
@@ -229,13 +245,13 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
 fn starting(attempt: &Attempt<'_>, running: usize) -> String {
     let desired = attempt.pods.len();
     let why = attempt.existing().into_iter().find_map(|pod| {
-        let waits = pod.waiting.as_ref().filter(|waiting| !waiting.is_ordinary());
-        let why = match (waits, &pod.unschedulable) {
-            (Some(waiting), _) => format!("{}: {}", waiting.reason, waiting.message),
+        let why = match (pod.hindrance(), &pod.unschedulable) {
+            (Some(waiting), _) => hindrance::of_start(waiting).sentence(&waiting.sentence()),
             (None, Some(why)) => format!("not scheduled: {}", why.message),
             (None, None) => return None,
         };
-        Some(format!("; pod {}: {why}", pod.name))
+        let on = pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
+        Some(format!("; pod {}{on}: {why}", pod.name))
     });
     format!("{running} of {desired} pods run{}", why.unwrap_or_default())
 }

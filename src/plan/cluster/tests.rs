@@ -4,7 +4,6 @@ mod surroundings;
 mod world;
 
 use super::levels::Levels;
-use super::refusals::Refusals;
 use super::view::{Phase, PodView, Waiting};
 use super::*;
 use crate::objects::Defaults;
@@ -256,7 +255,8 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         summary: None,
         seen: &world.seen,
         status_written: Some(at(0)),
-        refusals: &Refusals::default(),
+        left_out: &BTreeMap::new(),
+        asked_again: None,
         restricted: false,
         patience: Patience { grace: SignedDuration::from_secs(60), brake: None, released: None, progress: None },
     };
@@ -281,6 +281,25 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         freed.is_some_and(|status| status.nodes.is_some_and(|nodes| nodes.active == 0)),
         "free resources are reported"
     );
+}
+
+/// 500 jobs that waited wrote their status with each pod that ended anywhere.
+#[test]
+fn what_a_job_waits_for_is_written_once_a_minute() {
+    let mut world = World::new(2, json!({}));
+    world.node("n1", "1");
+    world.run();
+    assert_eq!(world.stage(), "Queued");
+    world.written = Some(at(0));
+    world.node("n1", "1500m");
+    world.now = 59;
+    let waits = world.plan();
+    assert_eq!((waits.status.is_none(), waits.wake), (true, Some(at(60))), "only the words change");
+    world.now = 60;
+    assert!(world.plan().status.is_some());
+    world.now = 5;
+    world.node("n1", "4");
+    assert!(world.plan().status.is_some_and(|status| status.is(conditions::PLACED)), "a place is no word");
 }
 
 #[test]

@@ -58,6 +58,9 @@ pub struct Unschedulable {
     pub since: Option<Timestamp>,
 }
 
+/// Longest part of a kubelet's message that is shown, characters.
+const LONGEST_MESSAGE: usize = 500;
+
 /// Why the trainer does not run yet: its own container, or one that must start before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waiting {
@@ -80,6 +83,12 @@ impl Waiting {
         let others = status.init_container_statuses.iter().flatten().chain(containers).filter_map(state);
         let worse = std::iter::once(own.clone()).chain(others).find(|waiting| !waiting.is_ordinary());
         Some(worse.unwrap_or(own))
+    }
+
+    /// In the kubelet's words, which may be long.
+    pub fn sentence(&self) -> String {
+        let message: String = self.message.chars().take(LONGEST_MESSAGE).collect();
+        format!("{}: {message}", self.reason)
     }
 
     /// It has not started yet, and nothing is known to keep it from that.
@@ -118,6 +127,8 @@ pub struct PodView {
     /// Reason and message of the pod itself, such as `Evicted`.
     pub reason: Option<(String, String)>,
     pub waiting: Option<Waiting>,
+    /// What its kubelet last said of it in an event, while its containers say nothing.
+    pub warning: Option<Waiting>,
     /// The trainer container has ended.
     pub ended: Option<Ended>,
     /// When the last of its containers ended: all have, though the phase may not say so yet.
@@ -156,6 +167,17 @@ impl PodView {
 
     pub fn is_done(&self) -> bool {
         self.has_succeeded() || self.has_failed()
+    }
+
+    /// It is on a node and has not started, and its containers do not say why.
+    pub fn is_silent(&self) -> bool {
+        let is_open = self.phase == Phase::Pending && self.node.is_some() && !self.deleting;
+        is_open && self.waiting.as_ref().is_none_or(Waiting::is_ordinary)
+    }
+
+    /// What keeps it from starting, where anything is known to.
+    pub fn hindrance(&self) -> Option<&Waiting> {
+        self.waiting.as_ref().filter(|waiting| !waiting.is_ordinary()).or(self.warning.as_ref())
     }
 
     /// Until when it is not deleted: its trainer has ended. Its kubelet is about to report that (a delete now would take its logs, and the
@@ -218,6 +240,7 @@ impl PodView {
             reason: status
                 .and_then(|status| Some((status.reason.clone()?, status.message.clone().unwrap_or_default()))),
             waiting: status.and_then(Waiting::of),
+            warning: None,
             ended: terminated.map(|t| Ended {
                 code: t.exit_code,
                 reason: t.reason.unwrap_or_default(),

@@ -45,6 +45,8 @@ pub enum Policy {
     ImageMissing,
     /// Its image runs as root.
     RootImage,
+    /// A ConfigMap that it mounts does not exist, which only an event says.
+    MountMissing,
     /// Runs, and goes on when it is deleted: a zombie.
     IgnoreDelete,
     /// Its command is started as processes of this machine.
@@ -54,7 +56,7 @@ pub enum Policy {
 impl FromStr for Policy {
     type Err = anyhow::Error;
 
-    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `hang`, `image=missing`, `image=root`, `ignore-delete`, `worker`.
+    /// `run`, `succeed-after=2s`, `fail=3`, `fail=3@2s`, `oom`, `hang`, `image=missing`, `image=root`, `mount=missing`, `ignore-delete`, `worker`.
     fn from_str(text: &str) -> Result<Policy> {
         let seconds = |text: &str| -> Result<Duration> {
             Ok(Duration::from_secs_f64(
@@ -77,6 +79,7 @@ impl FromStr for Policy {
             }
             Some(("image", "missing")) => Policy::ImageMissing,
             Some(("image", "root")) => Policy::RootImage,
+            Some(("mount", "missing")) => Policy::MountMissing,
             _ => anyhow::bail!("`{text}` is no policy"),
         })
     }

@@ -3,10 +3,11 @@
 use super::status::{self, State};
 use super::{Command, POLICY, Policy, Shared, worker};
 use futures::TryStreamExt;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
+use serde_json::json;
 use std::time::Duration;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
@@ -133,6 +134,22 @@ impl Task {
         }
     }
 
+    /// Sends an event of the kubelet's.
+    async fn warn(&self, reason: &str, note: &str) {
+        let now = k8s_openapi::jiff::Timestamp::now();
+        let event = json!({
+            "metadata": {"generateName": "kubelet-", "namespace": self.pod.namespace()},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": self.pod.namespace(), "name": self.pod.name_any(),
+                "uid": self.pod.uid()},
+            "type": "Warning", "reason": reason, "message": note, "count": 1, "firstTimestamp": now, "lastTimestamp": now,
+            "source": {"component": "kubelet", "host": self.node},
+        });
+        let api = Api::<Event>::namespaced(self.shared.client.clone(), &self.pod.namespace().unwrap_or_default());
+        if let Ok(event) = serde_json::from_value(event) {
+            let _ = api.create(&PostParams::default(), &event).await;
+        }
+    }
+
     async fn run(self, mut signals: UnboundedReceiver<Signal>, is_over: bool) {
         let mut is_over = is_over;
         if !is_over {
@@ -199,6 +216,11 @@ impl Task {
             Policy::RootImage if self.must_not_be_root() => {
                 let message = "container has runAsNonRoot and image will run as root";
                 self.write(State::Waiting("CreateContainerConfigError", message)).await;
+            }
+            Policy::MountMissing => {
+                self.write(State::Waiting("ContainerCreating", "")).await;
+                let note = "MountVolume.SetUp failed for volume \"text\" : configmap \"texxt\" not found";
+                self.warn("FailedMount", note).await;
             }
             Policy::Worker => return self.work(signals).await,
             _ => self.write(State::Running).await,

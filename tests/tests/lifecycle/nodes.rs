@@ -62,3 +62,29 @@ async fn nodes_that_stop_reporting_together_end_nothing_until_an_administrator_s
     assert!(note.contains(&lost) && note.contains("an administrator took it out of service"), "{note}");
     Ok(())
 }
+
+/// A drain begins with a cordon, and was refused for as long as the job ran.
+#[tokio::test]
+async fn a_job_leaves_a_cordoned_node_if_it_says_so_and_else_says_that_a_drain_waits() -> Result<()> {
+    let scene = Scene::new("cordon", 3).await?;
+    let mut left = String::new();
+    for (name, disruption) in [("stays", "Protect"), ("leaves", "Checkpoint")] {
+        scene.create(name, 1, "run", json!({"gangPolicy": {"disruption": disruption}})).await?;
+        let running = scene.jobs.wait_stage(name, "Running").await?;
+        left = running.status.unwrap().placement.unwrap().nodes[0].node_name.clone();
+        let cordon = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+        Api::<Node>::all(scene.jobs.client.clone()).patch(&left, &Default::default(), &cordon).await?;
+    }
+    let again = scene.jobs.wait("leaves", "elsewhere", |job| {
+        let status = job.status.as_ref();
+        status.is_some_and(|status| status.attempt == Some(2))
+            && condition_of(job, "Placed").is_some_and(|c| c.status == "True")
+    });
+    let again = again.await?.status.unwrap();
+    assert_eq!(again.restarts.unwrap().preemption, 1);
+    assert_ne!(again.placement.unwrap().nodes[0].node_name, left);
+    let note = &scene.jobs.events("stays", "NodeCordoned").await?[0];
+    assert!(note.contains("a drain waits until the job ends"), "{note}");
+    assert_eq!(scene.jobs.api().get("stays").await?.status.unwrap().attempt, Some(1));
+    Ok(())
+}

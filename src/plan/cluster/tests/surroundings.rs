@@ -2,6 +2,7 @@
 
 use super::world::at;
 use super::*;
+use crate::cluster::hindrance::Trouble;
 use crate::cluster::view::{Phase, Unschedulable, Waiting};
 
 /// Seen on real nodes: a kubelet that was stopped for half a minute had its job start from step 0, and a network rollout every job.
@@ -83,7 +84,7 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     let back = world.step();
     assert_eq!((world.attempt(), back.actions.len()), (2, 0));
     let says = "the scheduler refuses 1 of 2 pods: pod a-1-0 on node n0: 0/3 nodes are available: 1 node(s) didn't match pod \
-                anti-affinity rules.";
+                anti-affinity rules. (spec.template.spec.affinity.podAntiAffinity)";
     assert_eq!(world.message(), format!("attempt 2 follows: {says}"));
     world.run();
     let used = |world: &World| world.pods.iter().filter_map(|pod| pod.node.clone()).collect::<Vec<_>>();
@@ -199,4 +200,132 @@ fn a_job_ends_with_its_trainers_whatever_runs_beside_them() {
     world.now = 60;
     world.run();
     assert_eq!(world.pods.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a-2-1"], "its log stays");
+}
+
+/// Seen on real nodes: the kubelet said ten times that a ConfigMap was missing, and the status said ContainerCreating for ever.
+#[test]
+fn what_a_kubelet_says_of_a_pod_is_told_with_the_field_to_change_and_has_a_limit() {
+    let mount = "MountVolume.SetUp failed for volume \"text\" : configmap \"texxt\" not found";
+    let network = "Failed to create pod sandbox: plugin type=\"bridge\" failed (add): no IP addresses available";
+    let small =
+        "Failed to create pod sandbox: runc create failed: container init was OOM-killed (memory limit too low?)";
+    for (reason, message, says, end) in [
+        (
+            "FailedMount",
+            mount,
+            "create ConfigMap texxt in the job's namespace, or correct its name in spec.template.spec.volumes",
+            300,
+        ),
+        ("FailedCreatePodSandBox", small, "raise spec.trainer.resourcesPerNode.limits.memory", 0),
+        ("FailedCreatePodSandBox", network, "no IP addresses available", i64::MAX),
+        ("NodeNotSchedulable", "whatever", "whatever", i64::MAX),
+    ] {
+        let mut world = World::new(1, json!({}));
+        world.run();
+        let warning = Waiting { container: String::new(), reason: reason.into(), message: message.into() };
+        let pod = &mut world.pods[0];
+        (pod.phase, pod.ready, pod.started, pod.warning) = (Phase::Pending, false, Some(at(0)), Some(warning));
+        let placed = world.job.status.as_mut().unwrap();
+        placed
+            .conditions
+            .iter_mut()
+            .filter(|c| c.type_ == conditions::SUCCEEDED)
+            .for_each(|c| c.reason = "Starting".into());
+        world.now = 5;
+        world.step();
+        let told = world.message();
+        assert!(told.contains(&format!("{reason}: {message}")) && told.contains(says), "{told}");
+        assert_eq!(world.stage() == "Failed", end == 0, "{told}");
+        world.now = 299;
+        world.run();
+        assert_eq!((world.attempt(), world.stage() == "Failed"), (1, end == 0), "{}", world.message());
+        world.now = 300;
+        world.run();
+        assert_eq!(world.stage() == "Failed", end <= 300, "{}", world.message());
+        let is_tried_again = reason == "FailedCreatePodSandBox" && end == i64::MAX;
+        assert_eq!(world.attempt(), if is_tried_again { 2 } else { 1 }, "{}", world.message());
+    }
+}
+
+/// A pod that the API server does not accept was created again and again for ever.
+#[test]
+fn a_pod_that_the_server_will_never_accept_ends_the_job_and_one_that_lacks_something_has_a_limit() {
+    let invalid = "Pod \"a-1-0\" is invalid: spec.containers[0].volumeMounts[0].name: Not found: \"nope\"";
+    let account = "pods \"a-1-0\" is forbidden: error looking up service account ns/x: serviceaccount \"x\" not found";
+    let quota = "pods \"a-1-0\" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4";
+    let silent = "the API server did not answer within 10 s";
+    for (why, says, end) in [
+        (invalid, "the fields are those below spec.template", 0),
+        (account, "create the ServiceAccount, or correct spec.template.spec.serviceAccountName", 300),
+        (quota, "or lower spec.trainer.numNodes or resourcesPerNode", i64::MAX),
+        (silent, "did not answer", i64::MAX),
+    ] {
+        let mut world = World::new(1, json!({}));
+        world.step();
+        world.trouble = Some(Trouble::after(None, format!("cannot create Pod a-1-0: {why}"), at(0)));
+        for (now, is_over) in [(0, end <= 0), (299, end <= 299), (300, end <= 300)] {
+            world.now = now;
+            let status = world.plan().status.or(world.job.status.clone()).unwrap();
+            world.job.status = Some(status);
+            assert_eq!(world.stage(), if is_over { "Failed" } else { "Placing" }, "{now} {}", world.message());
+            assert!(world.message().contains(why) && world.message().contains(says), "{}", world.message());
+        }
+    }
+}
+
+/// Seen on real nodes: the status of an attempt that began at step 0 showed step, percent and time left of the one before.
+#[test]
+fn an_attempt_without_a_checkpoint_does_not_show_the_figures_of_the_one_before() {
+    for (checkpoint, kept) in [(json!(null), false), (json!({"path": "/c", "everySteps": 5}), true)] {
+        let mut world = World::new(1, json!({"failurePolicy": {"maxRestarts": 1}}));
+        world.run();
+        world.job.spec.checkpoint = serde_json::from_value(checkpoint).unwrap();
+        let figures = json!({"step": 7, "totalSteps": 9, "progressPercentage": 77});
+        world.job.status.as_mut().unwrap().trainer_status = serde_json::from_value(figures).unwrap();
+        world.exit("a-1-0", 5, "");
+        world.step();
+        assert_eq!(world.attempt(), 2);
+        assert_eq!(world.job.status.as_ref().unwrap().trainer_status.is_some(), kept);
+    }
+}
+
+/// Seen on real nodes: a drain was refused for as long as the job ran, and nothing said so on the job.
+#[test]
+fn a_cordoned_node_is_left_with_a_checkpoint_or_kept_and_the_job_says_so() {
+    let cordon = |world: &mut World| world.nodes.get_mut("n0").unwrap().facts.unschedulable = true;
+    let mut world = World::new(2, json!({}));
+    world.node("n2", "4");
+    world.run();
+    cordon(&mut world);
+    let told = world.step();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1), "it is protected");
+    assert!(world.message().contains("node n0 is cordoned: a drain waits"), "{}", world.message());
+    assert_eq!(told.events.iter().map(|event| event.reason).collect::<Vec<_>>(), ["NodeCordoned"]);
+    assert!(world.step().events.is_empty(), "once");
+
+    let mut world = World::new(2, json!({"gangPolicy": {"disruption": "Checkpoint"}}));
+    world.node("n2", "4");
+    world.run();
+    cordon(&mut world);
+    let left = world.step();
+    assert_eq!((world.attempt(), left.actions.len()), (2, 0));
+    assert!(world.message().contains("pod a-1-0 on node n0: the node is cordoned"), "{}", world.message());
+    let restarts = world.job.status.as_ref().unwrap().restarts.clone().unwrap();
+    assert_eq!((restarts.preemption, restarts.infrastructure, restarts.total), (1, 0, 1));
+    world.run();
+    let mut used: Vec<&str> = world.pods.iter().filter_map(|pod| pod.node.as_deref()).collect();
+    used.sort_unstable();
+    assert_eq!((world.stage(), used), ("Running", vec!["n1", "n2"]));
+
+    let everything = json!([{"operator": "Exists"}]);
+    let mut world = World::new(
+        1,
+        json!({
+            "gangPolicy": {"disruption": "Checkpoint"}, "template": {"spec": {"tolerations": everything}},
+        }),
+    );
+    world.run();
+    cordon(&mut world);
+    world.run();
+    assert_eq!(world.attempt(), 1, "it would come back to the same node for ever");
 }

@@ -1,5 +1,6 @@
 //! A cluster of one job, whose plans are carried out as the API server, the scheduler and the kubelets would.
 
+use crate::cluster::hindrance::Trouble;
 use crate::cluster::levels::Levels;
 use crate::cluster::refusals::Refusals;
 use crate::cluster::view::{Ended, NodeView, ObjectView, Phase, PodView};
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{TrainJob, conditions, validate as schema};
 use switchyard_fabric::Seen;
+use switchyard_worker_contract::event::Summary;
 
 pub(super) fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).unwrap()
@@ -36,6 +38,10 @@ pub struct World {
     pub refusals: Refusals,
     pub brake: Option<String>,
     pub progress: Option<Timestamp>,
+    pub trouble: Option<Trouble>,
+    pub summary: Option<Summary>,
+    /// When the status was written last.
+    pub written: Option<Timestamp>,
 }
 
 impl World {
@@ -64,6 +70,9 @@ impl World {
             refusals: Refusals::default(),
             brake: None,
             progress: None,
+            trouble: None,
+            summary: None,
+            written: None,
         };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
@@ -82,6 +91,7 @@ impl World {
         pods.sort_by_key(|pod| (pod.attempt, pod.node_rank));
         let defaults = Defaults { worker_image: "worker:1".into(), ..Defaults::default() };
         let levels = Levels::default();
+        let left_out = self.refusals.left_out(at(self.now));
         let snapshot = JobSnapshot {
             job: &self.job,
             pods: &pods,
@@ -91,11 +101,12 @@ impl World {
             actual: &BTreeMap::new(),
             held_for: None,
             gives_way_to: None,
-            trouble: None,
-            summary: None,
+            trouble: self.trouble.as_ref(),
+            summary: self.summary.as_ref(),
             seen: &self.seen,
-            status_written: None,
-            refusals: &self.refusals,
+            status_written: self.written,
+            left_out: &left_out,
+            asked_again: self.refusals.next(at(self.now)),
             restricted: self.restricted,
             patience: Patience {
                 grace: SignedDuration::from_secs(60),

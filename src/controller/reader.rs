@@ -1,0 +1,102 @@
+//! Reads what is said of pods (their logs, their events) at a bounded rate, whatever the number of jobs: with many, each is read less often.
+
+use super::Context;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use switchyard_ledger::job::{JobId, Key};
+use tokio::sync::watch::Receiver;
+use tracing::{debug, warn};
+
+/// Reads per second over all jobs, for each kind of reader.
+const READS_PER_SECOND: usize = 10;
+/// Time for one read.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// A pod to read, and what the reader wants to know about it.
+pub(super) struct Source<T> {
+    pub job: JobId,
+    pub key: Key,
+    /// UID of the pod.
+    pub uid: String,
+    pub pod: String,
+    pub of: T,
+}
+
+/// The reads of one pod so far.
+#[derive(Clone, Copy)]
+pub(super) struct Reads {
+    pub count: u32,
+    /// Pause after the last one.
+    pub pause: Duration,
+    next: Instant,
+}
+
+/// One kind of reads.
+pub(super) trait Reader {
+    type Of;
+    type Text;
+
+    /// What is read, and what does not work while the controller may not read it.
+    const LOST: &str;
+
+    /// The pods to read.
+    fn sources(&self, context: &Context) -> Vec<Source<Self::Of>>;
+
+    async fn read(&self, context: &Context, source: &Source<Self::Of>) -> Result<Self::Text, kube::Error>;
+
+    /// Takes what was read; `None`: it cannot be read now. `before`: the reads of this pod before this one. Returns the pause until the
+    /// next read.
+    fn take(
+        &self,
+        context: &Context,
+        source: &Source<Self::Of>,
+        text: Option<Self::Text>,
+        before: Option<Reads>,
+    ) -> Duration;
+}
+
+/// Reads until `stop`.
+pub(super) async fn run<R: Reader>(context: Context, reader: R, mut stop: Receiver<bool>) {
+    let mut reads: HashMap<String, Reads> = HashMap::new();
+    let mut is_forbidden = false;
+    loop {
+        if tokio::time::timeout(Duration::from_secs(1), stop.wait_for(|stop| *stop)).await.is_ok() {
+            return;
+        }
+        if !context.leads() {
+            continue;
+        }
+        let sources = reader.sources(&context);
+        let now = Instant::now();
+        reads.retain(|uid, _| sources.iter().any(|source| source.uid == *uid));
+        let next = |source: &Source<R::Of>| reads.get(&source.uid).map_or(now, |reads| reads.next);
+        let mut due: Vec<&Source<R::Of>> = sources.iter().filter(|source| next(source) <= now).collect();
+        due.sort_by_key(|source| next(source));
+        due.truncate(READS_PER_SECOND);
+        let texts = due.iter().map(|source| tokio::time::timeout(DEADLINE, reader.read(&context, source)));
+        for (source, text) in due.iter().zip(futures::future::join_all(texts).await) {
+            let text = match text {
+                Ok(Ok(text)) => {
+                    is_forbidden = false;
+                    Some(text)
+                }
+                Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                    // The same for every pod: logged once.
+                    if !std::mem::replace(&mut is_forbidden, true) {
+                        warn!(pod = source.pod, error = status.message, "{}", R::LOST);
+                    }
+                    None
+                }
+                Ok(Err(error)) => {
+                    debug!(pod = source.pod, %error, "it cannot be read");
+                    None
+                }
+                Err(_) => None,
+            };
+            let before = reads.get(&source.uid).copied();
+            let pause = reader.take(&context, source, text, before);
+            let count = before.map_or(0, |before| before.count) + 1;
+            reads.insert(source.uid.clone(), Reads { count, pause, next: Instant::now() + pause });
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Reconciles of a controller without an API server.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::election::{self, boot_time};
+use crate::metrics::Metrics;
+use crate::pages::Health;
+use crate::queue::Queue;
+use crate::{Executor, Settings, watch};
+use http::{Request, Response};
+use jiff::SignedDuration;
+use kube::Client;
+use kube::client::Body;
+use kube::runtime::events::{Recorder, Reporter};
+use serde_json::json;
+use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::objects::Defaults;
+
+/// A controller whose API server refuses everything.
+fn context(leading: election::Leading) -> Context {
+    let service = tower::service_fn(|_: Request<Body>| async {
+        Ok::<_, std::io::Error>(Response::builder().status(500).body(Body::empty()).unwrap())
+    });
+    let client = Client::new(service, "default");
+    let settings = Settings {
+        namespace: "s".into(),
+        identity: "me".into(),
+        listen: ([127, 0, 0, 1], 0).into(),
+        election: None,
+        watch_namespace: None,
+        concurrent_reconciles: 1,
+        defaults: Defaults::default(),
+        levels: Levels::default(),
+        node_grace: SignedDuration::from_secs(60),
+        fleet_brake_percent: 20,
+        admission_policies: Vec::new(),
+    };
+    let reporter = Reporter { controller: "c".into(), instance: None };
+    Context {
+        executor: Executor::new(client.clone()),
+        recorder: Recorder::new(client.clone(), reporter),
+        client,
+        index: Arc::default(),
+        queue: Queue::default(),
+        metrics: Arc::new(Metrics::new()),
+        health: Arc::new(Health::new(&watch::KINDS)),
+        leading,
+        silent: Arc::default(),
+        settings: Arc::new(settings),
+    }
+}
+
+/// A leader lost the Lease for 0.9 s, and the work of that moment with it: the job stood still until the next resync, ten minutes later.
+#[tokio::test]
+async fn what_falls_into_a_moment_without_the_lease_stays_in_the_queue() {
+    let (leader, leading) = election::channel(boot_time);
+    let context = context(leading);
+    let job = json!({
+        "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
+        "metadata": {"name": "a", "namespace": "t", "uid": "u", "resourceVersion": "1"},
+        "spec": {"trainer": {"framework": "Plain", "image": "i"}},
+    });
+    context.index().apply_job(serde_json::from_value(job).unwrap());
+    let key = Key { namespace: "t".into(), name: "a".into() };
+    assert_eq!(context.reconcile(&key).await, Outcome::Behind);
+    assert_eq!(context.queue.depth().0, 1, "it is due again");
+    leader.forever();
+    let turn = context.queue.next().await;
+    assert_eq!(*turn, key);
+    assert_eq!(context.reconcile(&key).await, Outcome::Refused, "it is tried as soon as this process leads");
+}

@@ -1,0 +1,69 @@
+//! What kubelets say of pods that do not start: a volume, a sandbox or a network that they cannot make stands in no status, only in events.
+//!
+//! Only the events of a pod are read that has not started after some seconds. So there is no watch of everybody's events, and where pods
+//! start as they should there is no request at all.
+
+use super::Context;
+use super::reader::{Reader, Reads, Source};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
+use std::time::{Duration, Instant};
+use switchyard_ledger::job::{JobId, attempt_of};
+use switchyard_plan::cluster::hindrance;
+
+/// Time that a pod needs to start when all goes well.
+const ORDINARY: SignedDuration = SignedDuration::from_secs(4);
+/// Pause between two reads of one pod: with it a warning is seen within 15 s.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Events read at most; a pod that does not start has a handful.
+const MOST: u32 = 100;
+
+/// Reads the events of pods that do not start.
+pub(super) struct Warnings;
+
+impl Reader for Warnings {
+    type Of = ();
+    type Text = Vec<Event>;
+
+    const LOST: &str = "events cannot be read: why a pod does not start stands in no status";
+
+    fn sources(&self, context: &Context) -> Vec<Source<()>> {
+        let now = Timestamp::now();
+        let index = context.index();
+        let mut found = Vec::new();
+        for (key, job) in &index.jobs {
+            let (id, attempt) = (JobId::of(&job.metadata), attempt_of(job));
+            let Some(family) = index.families.get(&id) else { continue };
+            let is_late = |started: Timestamp| now.duration_since(started) >= ORDINARY;
+            let late = family.pods.values().filter(|pod| pod.attempt == attempt && pod.is_silent());
+            let late = late.filter(|pod| pod.started.is_some_and(is_late));
+            found.extend(late.map(|pod| {
+                let (uid, pod) = (pod.uid.clone(), pod.name.clone());
+                Source { job: id.clone(), key: key.clone(), uid, pod, of: () }
+            }));
+        }
+        found
+    }
+
+    async fn read(&self, context: &Context, source: &Source<()>) -> Result<Vec<Event>, kube::Error> {
+        let api = Api::<Event>::namespaced(context.client.clone(), &source.key.namespace);
+        let of_pod = ListParams::default().fields(&format!("regarding.uid={}", source.uid)).limit(MOST);
+        Ok(api.list(&of_pod).await?.items)
+    }
+
+    fn take(&self, context: &Context, source: &Source<()>, events: Option<Vec<Event>>, _: Option<Reads>) -> Duration {
+        let Some(events) = events else { return PERIOD };
+        let warning = hindrance::warning(&events);
+        let mut index = context.index();
+        if let Some(family) = index.families.get_mut(&source.job)
+            && let Some(pod) = family.pods.values_mut().find(|pod| pod.uid == source.uid)
+            && pod.warning != warning
+        {
+            pod.warning = warning;
+            context.queue.add(source.key.clone(), Instant::now());
+        }
+        PERIOD
+    }
+}

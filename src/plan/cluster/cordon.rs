@@ -1,0 +1,43 @@
+//! A node that an administrator cordons under a running job: the job stays there, or saves its state, leaves and goes on elsewhere.
+
+use super::attempt::Attempt;
+use super::failure::PodFailure;
+use super::view::PodView;
+use crate::eligible::{NodeRules, Unfit, may_run};
+use crate::restart::{Class, Failure};
+use switchyard_crds::Disruption;
+
+/// A pod of a job that has its place, on a node that was cordoned since.
+fn cordoned<'a>(attempt: &Attempt<'a>) -> Option<(&'a PodView, &'a str)> {
+    // A job that tolerates that would come back to the same node.
+    let rules = NodeRules::of(&attempt.valid.pod.spec);
+    let mut pods = attempt.existing().into_iter().filter(|pod| attempt.placed && !pod.is_done() && !pod.deleting);
+    pods.find_map(|pod| {
+        let node = attempt.snapshot.nodes.get(pod.node.as_ref()?)?;
+        (may_run(&rules, &node.facts) == Err(Unfit::Cordoned)).then_some((pod, node.facts.name.as_str()))
+    })
+}
+
+/// Why the job leaves its nodes now; `None`: it does not.
+pub(super) fn leaves(attempt: &Attempt<'_>) -> Option<PodFailure> {
+    let policy = attempt.snapshot.job.spec.gang_policy.disruption;
+    let (pod, node) = cordoned(attempt).filter(|_| policy == Disruption::Checkpoint)?;
+    let failure = Failure { class: Class::Preemption, permanent: false, code: None, conditions: Vec::new() };
+    let cause = "the node is cordoned, and the job leaves it (gangPolicy.disruption: Checkpoint)".to_string();
+    Some(PodFailure {
+        failure,
+        pod: pod.name.clone(),
+        node: Some(node.to_string()),
+        cause,
+        at: None,
+        is_of_node: false,
+    })
+}
+
+/// That a drain waits for the job, in words; `None`: no node of it is cordoned.
+pub(super) fn stays(attempt: &Attempt<'_>) -> Option<String> {
+    let (_, node) = cordoned(attempt)?;
+    Some(format!(
+        "node {node} is cordoned: a drain waits until the job ends (gangPolicy.disruption: Protect) or is suspended"
+    ))
+}

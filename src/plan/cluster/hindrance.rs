@@ -1,0 +1,334 @@
+//! What keeps a pod from being made or from starting, in the words of the API server, the scheduler or the kubelet: how long that is waited
+//! for, and the field to change.
+
+use super::clock;
+use super::view::Waiting;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::events::v1::Event;
+use switchyard_crds::names::TRAINER;
+
+/// What cannot start, or be made, for this long has failed.
+pub(super) const START_GRACE: SignedDuration = SignedDuration::from_secs(300);
+
+/// How long something is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// Not at all: only another manifest helps.
+    None,
+    /// [`START_GRACE`]: somebody may still make what is missing. Then the job ends, since another attempt would meet the same.
+    Grace,
+    /// [`START_GRACE`], then another attempt: it may be the node's.
+    Attempt,
+    /// It passes by itself, or when there is room.
+    Unlimited,
+}
+
+/// What helps, and how long that is waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Remedy {
+    pub limit: Limit,
+    /// The change that helps.
+    pub change: Option<String>,
+}
+
+impl Remedy {
+    fn new(limit: Limit, change: impl Into<String>) -> Remedy {
+        Remedy { limit, change: Some(change.into()) }
+    }
+
+    fn unknown(limit: Limit) -> Remedy {
+        Remedy { limit, change: None }
+    }
+
+    /// Words of others, and what helps.
+    pub fn sentence(&self, words: &str) -> String {
+        match &self.change {
+            Some(change) => format!("{words}; {change}"),
+            None => words.to_string(),
+        }
+    }
+}
+
+/// What the API server says to a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    pub text: String,
+    /// Since when the same thing is refused.
+    pub since: Timestamp,
+}
+
+impl Trouble {
+    /// The trouble after the one `before`.
+    pub fn after(before: Option<&Trouble>, text: String, now: Timestamp) -> Trouble {
+        // It may be another pod that meets the same.
+        let same = before.filter(|before| of_write(&before.text) == of_write(&text));
+        Trouble { since: same.map_or(now, |before| before.since), text }
+    }
+
+    /// In one sentence, with the field to change.
+    pub fn sentence(&self) -> String {
+        of_write(&self.text).sentence(&self.text)
+    }
+
+    /// When it ends the job. `None`: never.
+    pub(super) fn ends(&self) -> Option<Timestamp> {
+        match of_write(&self.text).limit {
+            Limit::None => Some(self.since),
+            Limit::Grace => self.since.saturating_add(START_GRACE).ok(),
+            Limit::Attempt | Limit::Unlimited => None,
+        }
+    }
+
+    /// Whether it ends the job now.
+    pub(super) fn is_final(&self, now: Timestamp) -> bool {
+        self.ends().is_some_and(|at| clock::is_over(at, START_GRACE, now))
+    }
+}
+
+/// Parts of what admission says to a pod, and what helps.
+const ADMISSION: [(&str, &str); 7] = [
+    ("denied the request", "change what it names in spec.template"),
+    ("denied request", "change what it names in spec.template"),
+    (
+        "violates PodSecurity",
+        "take what it names out of spec.template, or use a namespace whose Pod Security level admits it",
+    ),
+    ("serviceaccount \"", "create the ServiceAccount, or correct spec.template.spec.serviceAccountName"),
+    ("no PriorityClass", "create the PriorityClass, or correct spec.template.spec.priorityClassName"),
+    ("RuntimeClass \"", "create the RuntimeClass, or correct spec.template.spec.runtimeClassName"),
+    ("usage per", "set spec.trainer.resourcesPerNode.limits to what the LimitRange of the namespace allows"),
+];
+
+/// What helps against a refused write. `text`: `cannot create Pod a-1-0: ` and the server's sentence.
+fn of_write(text: &str) -> Remedy {
+    let Some((_, why)) = text.strip_prefix("cannot create Pod ").and_then(|rest| rest.split_once(": ")) else {
+        return Remedy::unknown(Limit::Unlimited);
+    };
+    if why.contains("exceeded quota") {
+        let change =
+            "it is made when others give back enough of the quota; or lower spec.trainer.numNodes or resourcesPerNode";
+        return Remedy::new(Limit::Unlimited, change);
+    }
+    // The server's own validation; what webhooks say begins with their name.
+    if why.starts_with("Pod \"") && why.contains("\" is invalid: ") {
+        return Remedy::new(Limit::None, "the fields are those below spec.template");
+    }
+    let known = ADMISSION.iter().find(|(words, _)| why.contains(words));
+    known.map_or(Remedy::unknown(Limit::Unlimited), |(_, change)| Remedy::new(Limit::Grace, *change))
+}
+
+/// What helps against what a kubelet says of a container or a pod.
+pub(super) fn of_start(waiting: &Waiting) -> Remedy {
+    let Waiting { container, reason, message } = waiting;
+    let list = if container == TRAINER { "spec.trainer" } else { "spec.template.spec.containers[*]" };
+    let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
+    match reason.as_str() {
+        "InvalidImageName" => Remedy::new(Limit::None, format!("set {list}.image to the name of an image")),
+        // The words of the kubelet (pkg/kubelet/kuberuntime/security_context.go).
+        "CreateContainerConfigError" if says(&["runAsNonRoot", "non-root"]) => Remedy::new(
+            Limit::None,
+            "set spec.template.spec.securityContext.runAsUser to the number of a user other than 0, or runAsNonRoot to false where \
+             the namespace allows that",
+        ),
+        // runc and crun: the process that prepares the container already needs more.
+        _ if says(&["OOM-killed", "memory limit too low"]) => Remedy::new(
+            Limit::None,
+            "raise spec.trainer.resourcesPerNode.limits.memory: nothing can start with so little",
+        ),
+        "CreateContainerConfigError" => match missing(message) {
+            Some(what) => Remedy::new(
+                Limit::Grace,
+                format!(
+                    "create {what} in the job's namespace, or correct its name in spec.template.spec.containers[*].env"
+                ),
+            ),
+            None => Remedy::unknown(Limit::Grace),
+        },
+        "FailedMount" => match missing(message) {
+            Some(what) => Remedy::new(
+                Limit::Grace,
+                format!("create {what} in the job's namespace, or correct its name in spec.template.spec.volumes"),
+            ),
+            None if says(&["hostPath type check failed"]) => {
+                Remedy::new(Limit::Grace, "correct hostPath.path or hostPath.type in spec.template.spec.volumes")
+            }
+            None => Remedy::new(Limit::Attempt, "the volume is one of spec.template.spec.volumes"),
+        },
+        "FailedAttachVolume" => Remedy::new(Limit::Attempt, "the volume is one of spec.template.spec.volumes"),
+        "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
+            // Another node asks the same registry.
+            let is_absent = says(&["not found", "manifest unknown", "access denied", "authorization failed"]);
+            let limit = if is_absent { Limit::Grace } else { Limit::Attempt };
+            Remedy::new(limit, format!("check {list}.image and spec.template.spec.imagePullSecrets"))
+        }
+        "FailedCreatePodSandBox" if says(&["no runtime for"]) => Remedy::new(
+            Limit::Attempt,
+            "correct spec.template.spec.runtimeClassName, or configure that runtime on the node",
+        ),
+        "FailedCreatePodSandBox" | "NetworkNotReady" | "CreateContainerError" | "RunContainerError" => {
+            Remedy::unknown(Limit::Attempt)
+        }
+        _ => Remedy::unknown(Limit::Unlimited),
+    }
+}
+
+/// The object that a kubelet does not find: `configmap "a" not found`, `references non-existent config key: k`.
+fn missing(message: &str) -> Option<String> {
+    for (word, kind) in [("configmap", "ConfigMap"), ("secret", "Secret")] {
+        let named = message.split(&format!("{word} \"")).nth(1).and_then(|rest| rest.split_once("\" not found"));
+        if let Some((name, _)) = named.filter(|(name, _)| !name.contains('"')) {
+            return Some(format!("{kind} {name}"));
+        }
+    }
+    let key = message
+        .split("references non-existent config key: ")
+        .nth(1)
+        .or_else(|| message.split("couldn't find key ").nth(1))?;
+    Some(format!("key {}", key.split_whitespace().next()?.trim_end_matches(['.', ','])))
+}
+
+/// Parts of what the scheduler says, and the field that asks for it.
+const SCHEDULER: [(&str, &str); 6] = [
+    ("anti-affinity", "spec.template.spec.affinity.podAntiAffinity"),
+    ("pod affinity", "spec.template.spec.affinity.podAffinity"),
+    ("topology spread", "spec.template.spec.topologySpreadConstraints"),
+    ("free ports", "spec.template.spec.containers[*].ports[*].hostPort"),
+    ("persistentvolumeclaim", "spec.template.spec.volumes[*].persistentVolumeClaim.claimName"),
+    ("volume", "spec.template.spec.volumes"),
+];
+
+/// The field that the scheduler's words are about.
+pub(super) fn field_of(words: &str) -> Option<&'static str> {
+    let words = words.to_lowercase();
+    SCHEDULER.iter().find(|(part, _)| words.contains(part)).map(|(_, field)| *field)
+}
+
+/// Events by which a pod gets on.
+const PROGRESS: [&str; 5] = ["Pulling", "Pulled", "Created", "Started", "SuccessfulAttachVolume"];
+
+/// What the last of a pod's events says that its containers do not: a volume, a sandbox or a network that cannot be made. `None`: it gets
+/// on.
+pub fn warning(events: &[Event]) -> Option<Waiting> {
+    let at = |event: &Event| {
+        let series = event.series.as_ref().map(|series| series.last_observed_time.0);
+        let last = event.deprecated_last_timestamp.as_ref().map(|time| time.0);
+        series.into_iter().chain(last).chain(event.event_time.as_ref().map(|time| time.0)).max()
+    };
+    let is_warning = |event: &Event| event.type_.as_deref() == Some("Warning");
+    let reason = |event: &Event| event.reason.clone().unwrap_or_default();
+    let tells = |event: &&Event| {
+        if is_warning(event) { reason(event) != "FailedScheduling" } else { PROGRESS.contains(&reason(event).as_str()) }
+    };
+    // Times of kubelets have whole seconds. Of the same second, progress counts.
+    let last = events.iter().filter(tells).max_by_key(|event| (at(event), !is_warning(event)))?;
+    let message = without_ids(last.note.as_deref().unwrap_or_default());
+    is_warning(last).then(|| Waiting { container: String::new(), reason: reason(last), message })
+}
+
+/// Digits of the id of a sandbox or a container.
+const ID: usize = 32;
+
+/// Each try has another sandbox: without its id, the same thing has the same words.
+fn without_ids(message: &str) -> String {
+    let mut text = String::new();
+    let is_digit = |letter: char| letter.is_ascii_digit() || ('a'..='f').contains(&letter);
+    let mut rest = message;
+    while let Some(start) = rest.find(is_digit) {
+        let length = rest[start..].find(|letter| !is_digit(letter)).unwrap_or(rest.len() - start);
+        text.push_str(&rest[..start]);
+        text.push_str(if length < ID { &rest[start..start + length] } else { "…" });
+        rest = &rest[start + length..];
+    }
+    text + rest
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::json;
+
+    fn event(kind: &str, reason: &str, second: u32, note: &str) -> Event {
+        let time = format!("2026-11-23T10:00:{second:02}Z");
+        let document = json!({"metadata": {"name": "e"}, "eventTime": null, "type": kind, "reason": reason, "note": note,
+            "deprecatedLastTimestamp": time});
+        serde_json::from_value(document).unwrap()
+    }
+
+    #[test]
+    fn the_last_event_of_a_pod_counts_unless_it_got_on() {
+        let scheduled = event("Normal", "Scheduled", 1, "assigned");
+        let unscheduled = event("Warning", "FailedScheduling", 9, "no node");
+        let mount = event("Warning", "FailedMount", 1, "configmap \"a\" not found");
+        let later = event("Warning", "FailedMount", 3, "configmap \"b\" not found");
+        let note = |events: &[&Event]| warning(&events.iter().map(|event| (*event).clone()).collect::<Vec<_>>());
+        let told = |events: &[&Event]| note(events).map(|warning| warning.message);
+        assert_eq!(told(&[&scheduled]), None);
+        assert_eq!(told(&[&unscheduled]), None, "the scheduler's words are in a condition");
+        assert_eq!(told(&[&scheduled, &mount, &unscheduled]).unwrap(), "configmap \"a\" not found");
+        assert_eq!(told(&[&later, &mount]).unwrap(), "configmap \"b\" not found");
+        assert_eq!(told(&[&later, &event("Normal", "Pulling", 3, "image")]), None, "it was mounted since");
+        assert!(told(&[&later, &event("Normal", "Pulled", 2, "image")]).is_some());
+    }
+
+    #[test]
+    fn the_same_thing_in_another_sandbox_has_the_same_words() {
+        let of =
+            |id: &str| without_ids(&format!("failed to setup network for sandbox \"{}\": 10.0.0.7 é", id.repeat(32)));
+        assert_eq!(of("a1"), of("07"));
+        assert_eq!(of("a1"), "failed to setup network for sandbox \"…\": 10.0.0.7 é");
+        assert_eq!(without_ids("dead beef 0123456789abcdef"), "dead beef 0123456789abcdef");
+    }
+
+    #[test]
+    fn what_a_kubelet_does_not_find_is_named() {
+        for (message, what) in [
+            ("MountVolume.SetUp failed for volume \"text\" : configmap \"texxt\" not found", Some("ConfigMap texxt")),
+            ("secret \"s\" not found", Some("Secret s")),
+            ("couldn't find key token in Secret team/s", Some("key token")),
+            (
+                "MountVolume.SetUp failed for volume \"a\" : configmap references non-existent config key: k",
+                Some("key k"),
+            ),
+            ("timed out waiting for the condition", None),
+        ] {
+            assert_eq!(missing(message).as_deref(), what, "{message}");
+        }
+    }
+
+    /// The names of pods are words of users, and must not be taken for the server's.
+    #[test]
+    fn what_admission_says_is_told_apart() {
+        let limit = |why: &str| of_write(&format!("cannot create Pod a-1-0: {why}")).limit;
+        for (why, expected) in [
+            ("Pod \"a-1-0\" is invalid: spec.volumes[1].name: Duplicate value: \"v\"", Limit::None),
+            ("pods \"a-1-0\" is forbidden: no PriorityClass with name p was found", Limit::Grace),
+            ("pods \"a-1-0\" is forbidden: pod rejected: RuntimeClass \"r\" not found", Limit::Grace),
+            ("pods \"a-1-0\" is forbidden: maximum cpu usage per Container is 1, but limit is 2", Limit::Grace),
+            ("pods \"a-1-0\" is forbidden: violates PodSecurity \"baseline:latest\": hostPath volumes", Limit::Grace),
+            ("admission webhook \"w\" denied the request: Pod \"a\" is invalid: no", Limit::Grace),
+            ("pods is forbidden: User \"c\" cannot create resource \"pods\" in API group \"\"", Limit::Unlimited),
+            ("the API server cannot be reached: closed", Limit::Unlimited),
+        ] {
+            assert_eq!(limit(why), expected, "{why}");
+        }
+        assert_eq!(of_write("cannot create ConfigMap a: ConfigMap \"a\" is invalid: no").limit, Limit::Unlimited);
+    }
+
+    #[test]
+    fn the_limit_runs_since_the_same_thing_is_refused() {
+        let at = |second: i64| Timestamp::from_second(second).unwrap();
+        let missing = |pod: &str| {
+            format!("cannot create Pod {pod}: pods \"{pod}\" is forbidden: no PriorityClass with name p was found")
+        };
+        let first = Trouble::after(None, missing("a-1-0"), at(0));
+        let second = Trouble::after(Some(&first), missing("a-1-1"), at(9));
+        assert_eq!((second.since, second.is_final(at(299)), second.is_final(at(300))), (at(0), false, true));
+        let other = Trouble::after(
+            Some(&second),
+            "cannot create Pod a-1-0: pods is forbidden: exceeded quota: q".into(),
+            at(10),
+        );
+        assert_eq!((other.since, other.ends()), (at(10), None));
+    }
+}

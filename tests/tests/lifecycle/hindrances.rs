@@ -1,0 +1,57 @@
+//! What keeps pods from being made or from starting stands in the status, with the field to change.
+
+use super::Scene;
+use anyhow::Result;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+use switchyard_crds::TrainJob;
+use switchyard_tests::condition_of;
+
+fn says(words: &str) -> impl Fn(&TrainJob) -> bool {
+    move |job| condition_of(job, "Succeeded").is_some_and(|condition| condition.message.contains(words))
+}
+
+/// The kubelet says it in events only: the status said `ContainerCreating` for ever.
+#[tokio::test]
+async fn what_a_kubelet_cannot_mount_is_told_with_the_field_to_change() -> Result<()> {
+    let scene = Scene::new("mount", 1).await?;
+    scene.create("a", 1, "mount=missing", json!({})).await?;
+    let change = "create ConfigMap texxt in the job's namespace, or correct its name in spec.template.spec.volumes";
+    let starting = scene.jobs.wait("a", "told", says(change)).await?;
+    let stage = condition_of(&starting, "Succeeded").unwrap();
+    assert!(stage.reason == "Starting" && stage.message.contains("FailedMount"), "{stage:?}");
+    assert_eq!(starting.status.unwrap().attempt, Some(1));
+    Ok(())
+}
+
+/// It was created again and again for ever, and the job stood in Placing.
+#[tokio::test]
+async fn a_pod_that_the_server_will_never_accept_ends_the_job_with_the_servers_words() -> Result<()> {
+    let scene = Scene::new("refused", 1).await?;
+    let mounts = json!([{"name": "nope", "mountPath": "/nope"}]);
+    let template = json!({"template": {"spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}]}}});
+    scene.create("a", 1, "run", template).await?;
+    let failed = scene.jobs.wait_stage("a", "Failed").await?;
+    let condition = condition_of(&failed, "Failed").unwrap();
+    assert_eq!(condition.reason, "PermanentFailure");
+    for words in ["volumeMounts[0].name: Not found: \"nope\"", "the fields are those below spec.template"] {
+        assert!(condition.message.contains(words), "{}", condition.message);
+    }
+    assert!(scene.jobs.events("a", "Failed").await?[0].contains("nope"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_priority_class_that_does_not_exist_is_told_and_the_job_runs_when_it_does() -> Result<()> {
+    let scene = Scene::new("class", 1).await?;
+    let name = format!("{}-urgent", scene.jobs.namespace);
+    scene.create("a", 1, "run", json!({"template": {"spec": {"priorityClassName": name}}})).await?;
+    let change = "create the PriorityClass, or correct spec.template.spec.priorityClassName";
+    scene.jobs.wait("a", "told", says(change)).await?;
+    let class = serde_json::from_value(json!({"metadata": {"name": name}, "value": 7}))?;
+    Api::<PriorityClass>::all(scene.jobs.client.clone()).create(&PostParams::default(), &class).await?;
+    scene.jobs.wait_stage("a", "Running").await?;
+    Ok(())
+}
