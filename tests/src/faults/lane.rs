@@ -307,11 +307,17 @@ impl<'a> Lane<'a> {
         pods.sort();
         let status = job.and_then(|job| job.status);
         let state = status.map(|status| {
+            // Without the times of the recent ones.
+            let restarts = status.restarts.as_ref().map(|counted| {
+                let recent = counted.recent.iter().map(|entry| [entry.infrastructure, entry.preemption]);
+                let counts = [counted.application, counted.infrastructure, counted.preemption, counted.total];
+                json!({"counts": counts, "recent": recent.collect::<Vec<_>>()})
+            });
             let mut conditions: Vec<String> =
                 status.conditions.iter().map(|c| format!("{}={} {}", c.type_, c.status, c.reason)).collect();
             conditions.sort();
             json!({
-                "attempt": status.attempt, "restarts": status.restarts, "nodes": status.nodes, "conditions": conditions,
+                "attempt": status.attempt, "restarts": restarts, "nodes": status.nodes, "conditions": conditions,
                 "placed": status.placement.map(|placement| placement.nodes.len()),
                 "completed": status.completion_time.is_some(),
             })
