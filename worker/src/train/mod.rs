@@ -19,6 +19,7 @@ mod evaluate;
 mod exchange;
 pub mod fault;
 mod fusion;
+mod kernel;
 mod memory;
 mod recording;
 mod resume;

@@ -2,6 +2,7 @@
 
 use super::blueprint::Blueprint;
 use super::buckets::{Buckets, Flags};
+use super::kernel;
 use super::resume;
 use super::saver::{Saved, Saver, Site};
 use super::sink::Places;
@@ -92,15 +93,19 @@ impl Trainer {
         let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());
         communicator.agree("the engine configuration", configuration.as_bytes())?;
         communicator.agree("the training data", blueprint.dataset.facts().digest.as_bytes())?;
-        let (mut blueprint, mut checkpoints, mut resumed) = (blueprint, None, None);
-        if let Some(config) = blueprint.config.checkpoint.clone() {
+        let found = |communicator: &mut Communicator, path: &str| {
+            resume::find(communicator, &buckets, Path::new(path), &group.job, group.attempt)
+        };
+        let start = blueprint.config.checkpoint.as_ref().map(|config| found(&mut communicator, &config.path));
+        let start = start.transpose().inspect_err(|error| tell(&communicator, error))?;
+        let saved = start.as_ref().and_then(|start| start.checkpoint.as_ref());
+        let saved = saved.and_then(|(_, progress)| progress.half_kernel);
+        let agreed = kernel::agree(blueprint, &mut communicator, &buckets, saved);
+        let mut blueprint = agreed.inspect_err(|error| tell(&communicator, error))?;
+        let (mut checkpoints, mut resumed) = (None, None);
+        if let (Some(config), Some(start)) = (blueprint.config.checkpoint.clone(), start) {
             let directory = PathBuf::from(&config.path);
-            let found = resume::find(&mut communicator, &buckets, &directory, &group.job, group.attempt);
-            let start = found.inspect_err(|error| tell(&communicator, error))?;
             if let Some((checkpoint, progress)) = &start.checkpoint {
-                if progress.half_kernel.available() {
-                    blueprint = blueprint.with_half_kernel(progress.half_kernel)?;
-                }
                 blueprint.go_on_from(progress.step, progress.epoch, progress.position);
                 let restored = resume::restore(&mut state, &blueprint, &directory, checkpoint, progress);
                 let changed = restored.inspect_err(|error| tell(&communicator, error))?;
