@@ -63,6 +63,12 @@ fn every_optimizer_has_its_defaults() {
 }
 
 #[test]
+fn pinned_memory_has_no_effect_as_documented() {
+    let with = |mode: &str| config(json!({"reader": {"pinnedMemory": mode}}));
+    assert_eq!(with("Auto"), with("Disabled"));
+}
+
+#[test]
 fn loss_scaling_follows_the_format() {
     let dynamic = LossScaling::Dynamic {
         initial_scale: 65_536.0,
