@@ -74,11 +74,18 @@ pub fn target() -> PathBuf {
     profile_folder().parent().expect("invariant: the profile's folder lies in the target folder").to_path_buf()
 }
 
-/// The folder of the running test's profile.
+/// The folder of the profile that the running program was built with.
 fn profile_folder() -> PathBuf {
-    // TARGET/PROFILE/deps/test-0123: wherever CARGO_TARGET_DIR or a configuration put it.
-    let test = std::env::current_exe().expect("the path of the running test");
-    test.ancestors().nth(2).expect("invariant: tests lie in a folder of the profile").to_path_buf()
+    profile_of(&std::env::current_exe().expect("the path of the running test"))
+}
+
+/// Tests are TARGET/PROFILE/deps/test-0123, wherever CARGO_TARGET_DIR or a configuration put it; the bench of clusters is
+/// TARGET/PROFILE/switchyard-bench-cluster.
+fn profile_of(program: &Path) -> PathBuf {
+    let folder = program.parent().expect("invariant: a program lies in a folder");
+    let is_test = folder.file_name().is_some_and(|name| name == "deps");
+    let profile = if is_test { folder.parent() } else { Some(folder) };
+    profile.expect("invariant: tests lie in a folder of the profile").to_path_buf()
 }
 
 /// A cargo command in the repository, with the target folder of the running test.
@@ -120,4 +127,17 @@ fn build_in(workspace: &Path, what: &[&str], files: &[&str]) -> PathBuf {
         assert!(folder.join(file).is_file(), "{file} is not in {}", folder.display());
     }
     folder
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bench took the repository for its target folder, and built `xtask` once more there.
+    #[test]
+    fn tests_and_programs_have_the_same_profile() {
+        for program in ["/t/release/deps/test-0123", "/t/release/switchyard-bench-cluster"] {
+            assert_eq!(profile_of(Path::new(program)), Path::new("/t/release"), "{program}");
+        }
+    }
 }

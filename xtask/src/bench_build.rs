@@ -72,11 +72,18 @@ fn cargo(clone: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Seconds of a command that succeeds.
+/// Seconds of a command that succeeds. Otherwise the error has the end of what it printed.
 fn timed(what: &str, mut command: impl std::borrow::BorrowMut<Command>) -> Result<f64> {
     let start = Instant::now();
-    let status = command.borrow_mut().stdout(Stdio::null()).status().with_context(|| what.to_owned())?;
-    ensure!(status.success(), "{what}: {status}");
+    let ended = command.borrow_mut().stderr(Stdio::inherit()).output().with_context(|| what.to_owned())?;
+    let output = String::from_utf8_lossy(&ended.stdout);
+    let last: Vec<&str> = output.lines().rev().take(30).collect();
+    ensure!(
+        ended.status.success(),
+        "{what}: {}\n{}",
+        ended.status,
+        last.into_iter().rev().collect::<Vec<_>>().join("\n")
+    );
     let seconds = rounded(start);
     println!("{what}: {seconds} s");
     Ok(seconds)

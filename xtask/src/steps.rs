@@ -19,20 +19,29 @@ pub(crate) fn build() -> Command {
 }
 
 /// Builds both programs and runs a manifest; returns the program's own exit code. `worker`: the package of another worker.
+///
+/// Only what computes is built in release mode: `switchyard` starts the ranks and shows what they report, and its dev build takes half as
+/// long and is the one that tests use.
 pub(crate) fn run(file: &Path, worker: Option<&str>, rest: &[String]) -> ExitCode {
-    let programs: Vec<&str> = PROGRAMS.into_iter().chain(worker).collect();
-    if let Err(error) =
-        step("building switchyard and switchyard-worker (release)", &mut programs_in("release", &programs))
-    {
+    let worker = worker.unwrap_or("switchyard-worker");
+    let build = || {
+        thread::scope(|scope| {
+            // Quiet, since cargo draws one bar at a time.
+            let computes = scope.spawn(|| {
+                let mut release = programs_in("release", &[worker]);
+                step(&format!("building {worker} (release)"), release.arg("--quiet"))
+            });
+            let shows = step("building switchyard (dev)", &mut programs_in("dev", &["switchyard"]));
+            computes.join().unwrap_or_else(|_| bail!("the build of the worker panicked")).and(shows)
+        })
+    };
+    if let Err(error) = build() {
         eprintln!("error: {error:#}");
         return ExitCode::FAILURE;
     }
-    let program = target().join("release/switchyard");
+    let program = target().join("debug/switchyard");
     let mut command = Command::new(&program);
-    command.arg("run").arg(file);
-    if let Some(package) = worker {
-        command.arg("--worker").arg(target().join("release").join(package));
-    }
+    command.arg("run").arg(file).arg("--worker").arg(target().join("release").join(worker));
     // Replaces this process, so that signals sent to it reach the program, and its exit code is the program's.
     let error = command.args(rest).exec();
     eprintln!("error: cannot start {}: {error}", program.display());

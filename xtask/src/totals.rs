@@ -13,11 +13,25 @@ pub(crate) struct Totals {
     pub skipped: u64,
     /// Commands that failed, by the name of their stage.
     pub broken: Vec<String>,
-    /// Names of the tests that failed.
+    /// Names of the tests that failed, as `stage: test`.
     pub failures: Vec<String>,
+    /// What each failed test printed, as its runner repeats it at the end.
+    pub outputs: Vec<Output>,
     /// Seconds and name of each test whose runner reports times.
     pub times: Vec<(f64, String)>,
 }
+
+/// What a failed test printed.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// `stage: test`.
+    pub test: String,
+    pub lines: Vec<String>,
+}
+
+/// How much of the output of a failed test is repeated at the end: a log that keeps only its end still names the cause.
+const REPEATED_LINES: usize = 12;
+const REPEATED_CHARACTERS: usize = 300;
 
 impl Totals {
     /// Runs test commands at the same time, shows their output behind the name, and counts. A failing command is remembered; the next
@@ -47,11 +61,22 @@ impl Totals {
         self.skipped += other.skipped;
         self.broken.extend(other.broken);
         self.failures.extend(other.failures);
+        self.outputs.extend(other.outputs);
         self.times.extend(other.times);
     }
 
     /// Prints the totals. A test that was skipped counts as a failure of the run: CI can have every part that a test needs.
     pub(crate) fn finish(self) -> Result<()> {
+        for Output { test, lines } in &self.outputs {
+            println!("---- {test}");
+            // The first lines name the place of the panic and its message.
+            for line in lines.iter().filter(|line| !line.is_empty()).take(REPEATED_LINES) {
+                println!("{}", line.chars().take(REPEATED_CHARACTERS).collect::<String>());
+            }
+        }
+        for failure in &self.failures {
+            println!("FAILED {failure}");
+        }
         for broken in &self.broken {
             println!("FAILED {broken}");
         }
@@ -75,6 +100,8 @@ fn one(name: &str, command: &mut Command) -> Result<(Totals, ExitStatus)> {
     let mut child = command.stdout(Stdio::piped()).spawn().context(what)?;
     let stdout = child.stdout.take().context("no standard output")?;
     let mut totals = Totals::default();
+    // Whether the lines are the output of a failed test.
+    let mut output = false;
     for line in BufReader::new(stdout).lines() {
         let line = line?;
         if let Some((passed, failed, skipped)) = counts(&line) {
@@ -90,8 +117,16 @@ fn one(name: &str, command: &mut Command) -> Result<(Totals, ExitStatus)> {
         if let Some((test, verdict, seconds)) = test {
             totals.times.extend(seconds.map(|seconds| (seconds, format!("{name}: {test}"))));
             if verdict == "FAILED" {
-                totals.failures.push(test.to_owned());
+                totals.failures.push(format!("{name}: {test}"));
             }
+        }
+        if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            totals.outputs.push(Output { test: format!("{name}: {test}"), lines: Vec::new() });
+            output = true;
+        } else if line == "failures:" {
+            output = false;
+        } else if let (true, Some(last)) = (output, totals.outputs.last_mut()) {
+            last.lines.push(line.clone());
         }
         // One line per passed test says nothing that the count does not.
         let is_passed = test.is_some_and(|(_, verdict, _)| verdict == "ok");

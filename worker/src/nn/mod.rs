@@ -8,8 +8,8 @@
 //!
 //! A layer is an object with a forward and a hand-written backward ([`Layer`]). Everything that depends on the order of
 //! layers belongs to the plan: when a tensor's memory is free again, which gradient is written first and which is
-//! added, when the gradient of a parameter is final. A back end for another device takes the same graph and the same
-//! plan.
+//! added, when the gradient of a parameter is final. The plan knows no device: it is told what each layer needs. What it comes to for a
+//! step is written down, and checked, by [`program`].
 
 mod arena;
 mod error;
@@ -20,6 +20,7 @@ mod layout;
 mod memory;
 mod network;
 mod plan;
+pub mod program;
 
 pub use error::ModelError;
 pub use graph::{Graph, Parameter, Statistic, Tensor};

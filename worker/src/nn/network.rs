@@ -44,7 +44,7 @@ impl Network {
     /// # Errors
     /// The graph is not a valid network, or the machine lacks the memory.
     pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
-        let plan = NetworkPlan::new(&graph, &cpu)?;
+        let plan = NetworkPlan::new(&graph, &|node| node.layer.needs(&cpu))?;
         let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
         let Graph { nodes, statistics, .. } = graph;
         let len = statistics.iter().map(|statistic| statistic.len).sum();
@@ -78,6 +78,11 @@ impl Network {
     /// Statistics of the last micro-batch.
     pub fn batch_statistics(&self) -> &[f32] {
         &self.batch_statistics
+    }
+
+    /// Layers in the order of forward, and the plan of each.
+    pub(super) fn parts(&self) -> (&[Node], &NetworkPlan) {
+        (&self.nodes, &self.plan)
     }
 
     /// Number of layers.

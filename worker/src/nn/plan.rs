@@ -14,7 +14,7 @@ use super::graph::{Graph, Node};
 use super::layer::{Flow, INPUTS, Needs};
 use super::layout::Layout;
 use super::memory::{self, Span};
-use crate::cpu::{Cpu, Format};
+use crate::cpu::Format;
 
 /// How a node delivers the gradient of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub(super) enum Mode {
 /// A gradient that a layer cannot deliver where it belongs, and that is moved there afterwards.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pass<P> {
+    /// Number of the input whose gradient it is.
+    pub input: usize,
     pub from: P,
     pub to: P,
     /// Add instead of copy.
@@ -147,7 +149,8 @@ struct Draft {
 }
 
 impl NetworkPlan {
-    pub fn new(graph: &Graph, cpu: &Cpu) -> Result<NetworkPlan, ModelError> {
+    /// `needs`: what a layer needs on the device that will run it.
+    pub fn new(graph: &Graph, needs: &dyn Fn(&Node) -> Needs) -> Result<NetworkPlan, ModelError> {
         let (layout, ordinals) = lay_out(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
@@ -164,7 +167,7 @@ impl NetworkPlan {
         let mut gradients: Vec<Option<usize>> = vec![None; graph.tensors.len()];
         let mut drafts: Vec<Draft> = Vec::with_capacity(n);
         for (i, node) in graph.nodes.iter().enumerate().rev() {
-            drafts.push(draft(graph, cpu, &mut buffers, &values, &readers, &mut gradients, i, node)?);
+            drafts.push(draft(graph, needs(node), &mut buffers, &values, &readers, &mut gradients, i, node)?);
         }
         drafts.reverse();
         let (places, bytes) = buffers.place(false).ok_or(ModelError::TooLarge)?;
@@ -217,7 +220,7 @@ impl NetworkPlan {
 #[allow(clippy::too_many_arguments)]
 fn draft(
     graph: &Graph,
-    cpu: &Cpu,
+    needs: Needs,
     buffers: &mut Buffers,
     values: &[usize],
     readers: &[usize],
@@ -226,7 +229,6 @@ fn draft(
     node: &Node,
 ) -> Result<Draft, ModelError> {
     let (forward, backward) = (i, 2 * graph.nodes.len() - 1 - i);
-    let needs = node.layer.needs(cpu);
     let d_output = node.output.and_then(|output| gradients[output]);
     let differentiable = !node.parameters.is_empty() || node.inputs.iter().any(|&t| graph.tensors[t].differentiable);
     if let (Some(_), None, true) = (node.output, d_output, differentiable) {
@@ -258,7 +260,7 @@ fn draft(
             let mut fresh = || buffers.new_at(len, graph.format(), backward);
             let in_place = needs.flow[k] == Flow::InPlace && same_len(d_output, len);
             let mut passed = |from: usize, to: usize, add: bool| {
-                passes.push(Pass { from, to, add });
+                passes.push(Pass { input: k, from, to, add });
                 Some(to)
             };
             // A layer adds to what other layers have delivered, not to what it delivers itself for the same tensor.
@@ -344,7 +346,7 @@ fn node_plan(
         passes: draft
             .passes
             .iter()
-            .map(|pass| Pass { from: places[pass.from], to: places[pass.to], add: pass.add })
+            .map(|pass| Pass { input: pass.input, from: places[pass.from], to: places[pass.to], add: pass.add })
             .collect(),
         backward: draft.backward,
         ordinals: own,

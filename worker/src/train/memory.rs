@@ -15,26 +15,26 @@ use switchyard_worker_contract::event::MemoryUse;
 pub(super) fn check(need: &MemoryUse, config: &EngineConfig) -> Result<(), TrainError> {
     let Some(capacity) = capacity() else { return Ok(()) };
     let ranks = variable(env::PROCS_PER_NODE).and_then(|text| text.parse().ok()).unwrap_or(1u64).max(1);
-    judge(need, config, capacity / ranks)
+    judge(need, config.batch_size_per_process, config.memory.fraction, capacity / ranks)
 }
 
-fn judge(need: &MemoryUse, config: &EngineConfig, share: u64) -> Result<(), TrainError> {
-    let fraction = config.memory.fraction;
+/// `share`: bytes of the node for this rank, of which it may take this fraction.
+fn judge(need: &MemoryUse, batch: u32, fraction: f64, share: u64) -> Result<(), TrainError> {
     let limit = (share as f64 * fraction) as u64;
     if need.total() <= limit {
         return Ok(());
     }
     // Activations grow with the batch, everything else stays the same.
     let fixed = need.total() - need.activations;
-    let batch = u64::from(config.batch_size_per_process);
-    let fits = limit.saturating_sub(fixed).saturating_mul(batch) / need.activations.max(1);
+    let fits = limit.saturating_sub(fixed).saturating_mul(batch.into()) / need.activations.max(1);
     let help = if fits > 0 {
         format!("batchSizePerProcess: {fits} (with batchMerge for the same global batch)")
     } else {
         "a smaller model, or fewer processes on the node".to_owned()
     };
     Err(TrainError::Memory {
-        need: need.total() >> 20,
+        // Rounded up, and the limit down: the two figures differ whatever the amounts are.
+        need: need.total().div_ceil(1 << 20),
         activations: need.activations >> 20,
         limit: limit >> 20,
         fraction,
@@ -73,6 +73,13 @@ pub(super) fn release() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_needed_is_never_said_to_be_what_there_is() {
+        let need = MemoryUse { activations: 19 << 19, ..MemoryUse::default() };
+        let error = judge(&need, 8, 0.92, 10 << 20).map_err(|error| error.to_string());
+        assert!(error.is_err_and(|error| error.contains("needs 10 MiB") && error.contains("may take 9 MiB")));
+    }
 
     #[test]
     fn the_memory_of_the_machine_is_found() {
