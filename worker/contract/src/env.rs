@@ -74,7 +74,7 @@ pub const ALL: [&str; 21] = [
     FAULT,
 ];
 
-/// Fault injection for tests: `exit:STEP`, `kill:STEP`, `hang:STEP` or `panic:STEP`, with an optional `@RANK` and
+/// Fault injection for tests: `exit:STEP`, `kill:STEP`, `hang:STEP`, `stall:STEP` or `panic:STEP`, with an optional `@RANK` and
 /// `#ATTEMPT` (`kill:20@1#1`). The rank inflicts it on itself before that step.
 pub const FAULT: &str = "SWITCHYARD_FAULT";
 
