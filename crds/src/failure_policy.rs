@@ -26,6 +26,17 @@ pub struct FailurePolicy {
     #[schemars(range(min = 0, max = 10000))]
     pub max_preemption_restarts: i32,
 
+    /// Seconds without progress after which a rank of the engine counts as hung. Without it: 600; within a step, once twenty are done,
+    /// ten times their median and at least 30. Slow input, validation and checkpoints that move on are progress.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 604_800))]
+    pub progress_timeout_seconds: Option<i32>,
+
+    /// What follows if a rank of the engine hangs. `Restart`: the attempt fails with exit code 10, within `maxRestarts`. `Report`:
+    /// its log says so, and the job goes on waiting. Default `Restart`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_hang: Option<OnHang>,
+
     /// Rules that are checked before the budgets; the first that matches the pod that failed first decides. No effect in
     /// `switchyard run`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -40,9 +51,20 @@ impl Default for FailurePolicy {
             max_restarts: 0,
             max_infrastructure_restarts: 10,
             max_preemption_restarts: 100,
+            progress_timeout_seconds: None,
+            on_hang: None,
             rules: Vec::new(),
         }
     }
+}
+
+/// What follows if a rank of the engine hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnHang {
+    /// The attempt fails, and the next one starts within the budget.
+    Restart,
+    /// The log says so, and the job goes on waiting.
+    Report,
 }
 
 /// What a rule does.

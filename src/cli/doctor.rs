@@ -14,16 +14,18 @@ use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use switchyard_core::units::{binary, counted, duration, grouped};
+use switchyard_tools::doctor::flight::{Story, stories};
 use switchyard_tools::doctor::gang::Gang;
 use switchyard_tools::doctor::{Attempt, Diagnosis, Doctor, Fold, LONGEST_LINE};
 use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::recorder::{self, Recording};
 
 /// Depth to which folders are followed: `logs/attempt-1/rank-0.log` is at 3.
 const DEEPEST: usize = 6;
 /// Most files of a folder that are read.
 const MOST_FILES: usize = 100_000;
 /// Extensions of files that are not logs.
-const NO_LOGS: [&str; 18] = [
+const NO_LOGS: [&str; 19] = [
     "safetensors",
     "pt",
     "pth",
@@ -42,6 +44,7 @@ const NO_LOGS: [&str; 18] = [
     "png",
     "parquet",
     "tfevents",
+    recorder::EXTENSION,
 ];
 /// Bytes between two checks of the clock.
 const STRIDE: u64 = 8 << 20;
@@ -52,17 +55,37 @@ const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads logs and explains them.
 pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
-    let (diagnosis, gang) = match live::name_in(args) {
-        Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang)))?,
-        None => (read_all(cli, &args.logs)?, None),
+    let (diagnosis, gang, stories) = match live::name_in(args) {
+        Some(name) => live::diagnose(args, name).map(|(diagnosis, gang)| (diagnosis, Some(gang), Vec::new()))?,
+        None => (read_all(cli, &args.logs)?, None, recorded(&args.logs)?),
     };
-    emit(cli.output, "Diagnosis", &data(&diagnosis, gang.as_ref()), || screen(&diagnosis, gang.as_ref(), width()));
+    let (gang, stories) = (gang.as_ref(), stories.as_slice());
+    emit(cli.output, "Diagnosis", &data(&diagnosis, gang, stories), || screen(&diagnosis, gang, stories, width()));
     Ok(Exit::Done)
 }
 
-/// The diagnosis, each attempt with the facts of its gang.
-fn data(diagnosis: &Diagnosis, gang: Option<&Gang>) -> Value {
+/// What the flight recorders in the folders say.
+fn recorded(paths: &[PathBuf]) -> Result<Vec<Story>, Failure> {
+    let mut files = Vec::new();
+    for path in paths.iter().filter(|path| path.is_dir()) {
+        let unreadable = |error| Failure::usage(format!("cannot read {}: {error}", path.display()));
+        collect(path, 1, &is_recorder, &mut files).map_err(unreadable)?;
+    }
+    // One that its rank had not begun when it died says nothing, and the logs are still worth reading.
+    let read = |file: &PathBuf| {
+        let bytes = std::fs::read(file).map_err(|error| error.to_string());
+        let recording = bytes.and_then(|bytes| Recording::read(&bytes));
+        recording.inspect_err(|error| eprintln!("warning: {}: {error}", file.display())).ok()
+    };
+    Ok(stories(&files.iter().filter_map(read).collect::<Vec<_>>()))
+}
+
+/// The diagnosis, each attempt with the facts of its gang, and what the recorders say.
+fn data(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story]) -> Value {
     let mut value = json!(diagnosis);
+    if !stories.is_empty() {
+        value["recorders"] = json!(stories);
+    }
     if let Some(gang) = gang {
         for (place, attempt) in diagnosis.attempts.iter().enumerate() {
             value["attempts"][place]["facts"] = json!(gang.facts(attempt));
@@ -117,8 +140,10 @@ fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
         let about = path.metadata().map_err(|error| unreadable(&error))?;
         if about.is_dir() {
             let before = found.len();
-            collect(path, 1, &mut found).map_err(|error| unreadable(&error))?;
-            if found.len() == before {
+            collect(path, 1, &may_be_log, &mut found).map_err(|error| unreadable(&error))?;
+            let mut recorders = Vec::new();
+            collect(path, 1, &is_recorder, &mut recorders).map_err(|error| unreadable(&error))?;
+            if found.len() == before && recorders.is_empty() {
                 return Err(unreadable(&"got a folder without any file that may be a log"));
             }
         } else if about.is_file() {
@@ -130,7 +155,7 @@ fn logs(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
-fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
+fn collect(folder: &Path, depth: usize, wanted: &dyn Fn(&Path) -> bool, found: &mut Vec<PathBuf>) -> io::Result<()> {
     let mut entries: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         entries.push(entry?.path());
@@ -141,12 +166,16 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<
         let Ok(about) = path.symlink_metadata() else { continue };
         if about.is_dir() && depth < DEEPEST {
             // Unreadable subfolders are skipped; the folder itself was requested.
-            let _ = collect(&path, depth + 1, found);
-        } else if about.is_file() && may_be_log(&path) && found.len() < MOST_FILES {
+            let _ = collect(&path, depth + 1, wanted, found);
+        } else if about.is_file() && wanted(&path) && found.len() < MOST_FILES {
             found.push(path);
         }
     }
     Ok(())
+}
+
+fn is_recorder(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == recorder::EXTENSION)
 }
 
 fn may_be_log(path: &Path) -> bool {
@@ -245,8 +274,13 @@ impl Progress {
 }
 
 /// The diagnosis for people, the last attempt first.
-fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, width: usize) -> String {
+fn screen(diagnosis: &Diagnosis, gang: Option<&Gang>, stories: &[Story], width: usize) -> String {
     let mut screen = Screen::new(width);
+    for Story { attempt, text } in stories.iter().rev() {
+        screen.line(&format!("flight recorders of attempt {attempt}:"));
+        screen.paragraph(&detail("story"), text);
+        screen.line("");
+    }
     for attempt in diagnosis.attempts.iter().rev() {
         of_attempt(attempt, gang, &mut screen);
     }

@@ -1,5 +1,6 @@
 //! `switchyard run` with real processes: the whole path, and every way in which it can be interrupted.
 
+mod hangs;
 mod restarts;
 
 use rustix::process::Signal;

@@ -20,4 +20,5 @@ pub mod pod;
 pub mod process;
 pub mod profile;
 pub mod program;
+mod recorder;
 pub mod train;

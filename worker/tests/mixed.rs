@@ -7,7 +7,9 @@ mod ranks;
 
 use ranks::{History, blueprint, on_ranks, runs, train};
 use std::path::{Path, PathBuf};
-use switchyard_worker::train::{TrainError, Trainer, Wishes};
+use switchyard_worker::cpu::HalfKernel;
+use switchyard_worker::model::Registry;
+use switchyard_worker::train::{Blueprint, TrainError, Trainer, Wishes, open};
 use switchyard_worker_contract::config::*;
 use switchyard_worker_contract::event::Event;
 
@@ -111,6 +113,24 @@ fn the_scale_is_taken_out_after_the_reduction() {
     assert_eq!(plain, scaled(4096.0));
     assert_eq!(plain, scaled(0.125));
     assert_ne!(plain, scaled(3.0), "three is no power of two: so the scale was there");
+}
+
+#[test]
+fn all_ranks_multiply_bf16_with_one_kernel() {
+    let precision = amp(HalfType::Bf16, LossScaling::Static { scale: 1.0 });
+    let config = gpt(3, 1, precision);
+    // Rank 1 may use f32 arithmetic only; rank 0 has what is best on this machine.
+    let kernels = on_ranks(2, |group| {
+        let word = (group.rank() == 1).then_some("portable");
+        let blueprint = Blueprint::new(&config, open(&config)?, 2, word, &Registry::new())?;
+        let trainer = Trainer::join(blueprint, &group)?;
+        let kernel = trainer.blueprint().half_kernel();
+        trainer.leave()?;
+        Ok::<_, TrainError>(kernel)
+    });
+    for kernel in kernels {
+        assert_eq!(kernel.unwrap(), Some(HalfKernel::F32));
+    }
 }
 
 fn close(one: &History, other: &History, tolerance: f64, what: &str) {

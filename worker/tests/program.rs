@@ -97,8 +97,8 @@ fn a_missing_wait_between_lanes_is_found() {
         program.steps.iter().rposition(reduced).unwrap()
     };
     let first = |program: &Program| find(program, |step| step.work == Work::Wait(Event::Ready(0)));
-    let waits: [(&dyn Fn(&Program) -> usize, &str); 2] =
-        [(&first, "reduce bucket 0"), (&last, "norm of the gradients")];
+    type Find<'a> = &'a dyn Fn(&Program) -> usize;
+    let waits: [(Find<'_>, &str); 2] = [(&first, "reduce bucket 0"), (&last, "norm of the gradients")];
     for (wait, reader) in waits {
         let fault = planted(|program| drop(program.steps.remove(wait(program))));
         assert!(matches!(&fault, Fault::Unordered { second, .. } if second.contains(reader)), "{fault}");

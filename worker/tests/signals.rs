@@ -11,8 +11,9 @@ use pods::{Job, Running, finished, ready, resumed, told, wait_for_step};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::time::Duration;
-use switchyard_worker_contract::config::{Checkpoint, Length};
+use switchyard_worker_contract::config::{Amp, Checkpoint, HalfType, Length, LossScaling, Precision};
 use switchyard_worker_contract::env;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// A job of one node that saves its state.
 fn saving(procs: u32, steps: u64, every_steps: u64) -> Job {
@@ -162,6 +163,27 @@ fn a_damaged_checkpoint_is_named_in_the_log() {
     assert!(log.contains("step 12, attempt 1 is skipped") && log.contains("damaged: chunk 0"), "{log}");
     assert_eq!(resumed(&job), Some(8));
     assert_eq!(finished(&job.read("out-0")).unwrap().weights_digest, undisturbed(2, 12));
+}
+
+#[test]
+fn another_kernel_for_bf16_than_that_of_the_checkpoint_is_told() {
+    let amp = Amp { compute_type: HalfType::Bf16, loss_scaling: LossScaling::Static { scale: 1.0 } };
+    let job = saving(2, 12, 4).with(|config| config.precision = Precision::Amp(amp));
+    let portable = |attempt| [(env::KERNEL, "portable"), (env::ATTEMPT, attempt)];
+    assert_eq!(job.run(&portable("1")), [0], "{}", job.read("err-0"));
+    // As if its CPUs had had the matrix unit.
+    let file = job.path("checkpoints/step-000000012.attempt-1/manifest.json");
+    let text = fs::read_to_string(&file).unwrap();
+    let (_, inner) = text.trim_end().split_once(",\"manifest\":").unwrap();
+    let inner = inner.strip_suffix('}').unwrap().replace("\"halfKernel\":\"f32\"", "\"halfKernel\":\"amx\"");
+    let digest = xxh3_128(inner.as_bytes());
+    fs::write(&file, format!("{{\"digest\":\"{digest:032x}\",\"manifest\":{inner}}}\n")).unwrap();
+    let job = job.with(|config| config.length = Length::Steps(16));
+    assert_eq!(job.run(&portable("2")), [0], "{}", job.read("err-0"));
+    assert_eq!(resumed(&job), Some(12));
+    let log = job.read("err-0");
+    let note = "note: products of bf16 are computed by f32; up to the checkpoint it was amx";
+    assert_eq!(log.matches(note).count(), 1, "rank 0 says it: {log}");
 }
 
 #[test]

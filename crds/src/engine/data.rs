@@ -226,7 +226,8 @@ pub struct Reader {
     #[serde(default)]
     pub sample_type: SampleType,
 
-    /// Whether batches are in pinned memory. Default `Auto`: if the process computes on a GPU, so never in this version.
+    /// Whether batches are in pinned memory. Default `Auto`: if the process computes on a GPU. No effect in this version, whose engine
+    /// computes on CPUs.
     #[serde(default)]
     pub pinned_memory: PinnedMemory,
 

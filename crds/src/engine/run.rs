@@ -65,8 +65,9 @@ impl Default for Overlap {
 #[x_kube(validation = Rule::new("double(self.fraction) > 0.0 && double(self.fraction) <= 1.0")
     .message("fraction must be greater than 0 and at most 1").field_path(".fraction"))]
 pub struct Memory {
-    /// Share of the memory limit, or of the machine's memory, that all ranks of a node may take together, a decimal string. All of
-    /// it is allocated before the first step; a job that needs more is refused before it starts. Default "0.92".
+    /// Share of the memory limit, or of the machine's memory, that all ranks of a node may take together, a decimal string. What
+    /// they need is known before the start, and does not grow later; a job that needs more is refused. The system gives pages when
+    /// they are first used. Default "0.92".
     #[serde(default = "most")]
     #[schemars(length(max = 32), regex(pattern = DECIMAL))]
     pub fraction: String,

@@ -3,6 +3,7 @@
 use super::*;
 use std::io::Write;
 use switchyard_tools::doctor::known;
+use switchyard_worker_contract::recorder::{Entry, Operation, at};
 
 fn quiet() -> Progress {
     Progress {
@@ -37,12 +38,12 @@ fn a_diagnosis_for_people() {
         ("logs/attempt-2/rank-1.log", cause),
         ("logs/attempt-2/rank-2.log", remark),
     ]);
-    insta::assert_snapshot!("doctor_screen", screen(&diagnosis, None, 100));
+    insta::assert_snapshot!("doctor_screen", screen(&diagnosis, None, &[], 100));
 }
 
 #[test]
 fn logs_without_a_known_error_get_advice_on_what_to_send() {
-    let text = screen(&diagnosed(&[("a.log", b"fine\n\xff\xfe broken\r\n")]), None, 100);
+    let text = screen(&diagnosed(&[("a.log", b"fine\n\xff\xfe broken\r\n")]), None, &[], 100);
     assert!(text.contains("no known error in these logs") && text.contains("NCCL_DEBUG=WARN"), "{text}");
     assert!(text.contains("1 log, 2 lines, 16 bytes; 1 line not UTF-8"), "{text}");
 }
@@ -83,6 +84,40 @@ fn folders_are_searched_for_what_may_be_a_log() {
     assert!(missing.contains("gone") && missing.contains("expected a log, or a folder with logs"), "{missing}");
     let empty = tempfile::tempdir().unwrap();
     assert!(logs(&[empty.path().to_path_buf()]).unwrap_err().message.contains("without any file that may be a log"));
+}
+
+#[test]
+fn the_recorders_of_a_run_tell_what_its_ranks_did_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let put = |rank: u32, entry: Entry, alive_us: u64| {
+        let mut words = [0_u64; recorder::WORDS];
+        let header = [
+            (at::MAGIC, recorder::MAGIC),
+            (at::RANK, rank.into()),
+            (at::WORLD, 2),
+            (at::ATTEMPT, 1),
+            (at::PID, 4711),
+            (at::ALIVE, alive_us),
+            (at::COUNT, 1),
+            (at::HOST, u64::from_ne_bytes(*b"node-b\0\0")),
+        ];
+        header.into_iter().for_each(|(at, word)| words[at] = word);
+        words[recorder::RING_AT..recorder::RING_AT + recorder::ENTRY].copy_from_slice(&entry.pack());
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        std::fs::write(folder.path().join(recorder::file(rank, 1)), bytes).unwrap();
+    };
+    put(0, Entry { operation: Operation::Reduce, step: 17, index: 2, since_us: 1_100_000 }, 41_000_000);
+    put(1, Entry { operation: Operation::Input, step: 17, index: 0, since_us: 1_000_000 }, 41_000_000);
+    std::fs::write(folder.path().join("rank-9.attempt-1.recorder"), "cut").unwrap();
+    let paths = [folder.path().to_path_buf()];
+    assert_eq!(logs(&paths).unwrap(), Vec::<PathBuf>::new(), "recorders are no logs, and enough for a diagnosis");
+    let stories = recorded(&paths).unwrap();
+    let text = screen(&diagnosed(&[]), None, &stories, 100);
+    for part in ["flight recorders of attempt 1", "rank 1 on node-b (process 4711)", "waiting for the reader", "40s"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let data = data(&diagnosed(&[]), None, &stories);
+    assert!(data["recorders"][0]["text"].as_str().unwrap().contains("rank 0: step 17: waiting for the all-reduce"));
 }
 
 /// The rows of docs/doctor.md, from the table of errors.

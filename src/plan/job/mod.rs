@@ -107,7 +107,8 @@ pub(crate) fn read(job: &TrainJob) -> Result<ValidJob, Vec<Invalid>> {
     let engine =
         engine.and_then(|engine| engine::config(engine, spec.checkpoint.as_ref(), processes_per_node, &mut faults));
     let check = bandwidth_check(job, processes_per_node, &mut faults);
-    let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, ..engine });
+    let watchdog = engine::watchdog(&spec.failure_policy);
+    let engine = engine.map(|engine| EngineConfig { bandwidth_check: check, watchdog, ..engine });
     faults.extend(fabric_faults(job));
     if !faults.is_empty() {
         return Err(faults);

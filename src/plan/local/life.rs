@@ -45,12 +45,16 @@ pub fn next(end: AttemptEnd, policy: &FailurePolicy, restarts: &Restarts) -> Nex
         AttemptEnd::Stopped(exit) => return Next::End(RunEnd::Stopped(exit)),
         AttemptEnd::Failed(code) => code,
     };
-    let permanent = code.and_then(Exit::from_code).filter(|exit| restart::is_permanent(*exit));
-    let failure = Failure { class: Class::Application, permanent: permanent.is_some(), code, conditions: Vec::new() };
+    let exit = code.and_then(Exit::from_code);
+    let permanent = exit.is_some_and(restart::is_permanent);
+    let failure = Failure { class: Class::Application, permanent, code, conditions: Vec::new() };
     let policy = FailurePolicy { rules: Vec::new(), ..policy.clone() };
     match restart::decide(&failure, &policy, restarts) {
         Decision::Restart(restarts) => Next::Restart(restarts),
-        Decision::GiveUp(why) => Next::End(RunEnd::GivenUp(permanent.unwrap_or(Exit::OwnFailure), why)),
+        Decision::GiveUp(why) => {
+            let telling = exit.filter(|exit| permanent || *exit == Exit::Hung);
+            Next::End(RunEnd::GivenUp(telling.unwrap_or(Exit::OwnFailure), why))
+        }
     }
 }
 
@@ -141,7 +145,9 @@ mod tests {
             (failed(Some(5)), 0, 1, Next::Restart(used(1))),
             (failed(Some(4)), 0, 1, Next::Restart(used(1))),
             (failed(Some(101)), 2, 3, Next::Restart(used(3))),
+            (failed(Some(10)), 0, 1, Next::Restart(used(1))),
             (failed(None), 1, 1, Next::End(RunEnd::GivenUp(Exit::OwnFailure, budget(1)))),
+            (failed(Some(10)), 1, 1, Next::End(RunEnd::GivenUp(Exit::Hung, budget(1)))),
             (failed(Some(3)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Data, GiveUp::Permanent))),
             (failed(Some(2)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Usage, GiveUp::Permanent))),
             (failed(Some(9)), 0, 9, Next::End(RunEnd::GivenUp(Exit::Diverged, GiveUp::Permanent))),

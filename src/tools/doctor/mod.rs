@@ -7,6 +7,7 @@
 //!
 //! Each line is read once and not kept: memory depends on the number of ranks and known errors, not on the length of the logs.
 
+pub mod flight;
 pub mod gang;
 mod known;
 mod line;

@@ -10,7 +10,7 @@ use super::{Diagnosis, Doctor};
 use std::collections::BTreeSet;
 
 /// Id, line, who prints it.
-const SAMPLES: [(&str, &str, &str); 76] = [
+const SAMPLES: [(&str, &str, &str); 77] = [
     (
         "out-of-memory",
         "[12.3] Out of memory: Killed process 4711 (python3) total-vm:91234kB, anon-rss:81234kB",
@@ -288,6 +288,11 @@ const SAMPLES: [(&str, &str, &str); 76] = [
         "worker-diverged",
         "expected a finite number; lower optimizer.learningRate or set optimizer.gradientClipNorm",
         "switchyard worker/src/train/error.rs",
+    ),
+    (
+        "worker-hung",
+        "stands still for 31 s, since 12:03:04 UTC, in step 17: forward pass of micro-batch 0 (process 4711)",
+        "switchyard worker/src/train/watchdog/mod.rs",
     ),
     ("worker-refused", "refused by rank 0: another job", "switchyard worker/src/comm/error.rs"),
     ("worker-missing-ranks", "ranks did not arrive within 60 s: 1", "switchyard worker/src/comm/error.rs"),

@@ -54,6 +54,7 @@ const LISTED: &[(&str, &str)] = &[
     ("worker/cuda/src/nvrtc.rs", "functions of NVRTC"),
     ("worker/src/nn/arena.rs", "one allocation cut by a plan"),
     ("worker/src/nn/network.rs", "slices of the arena for one layer at a time"),
+    ("worker/src/recorder/words.rs", "a mapped file of atomic words"),
     ("worker/src/optimizer/state.rs", "disjoint parts of a buffer for several threads"),
     ("worker/src/train/memory.rs", "a function of the C library"),
     ("worker/src/cpu/values.rs", "addresses shared by threads"),

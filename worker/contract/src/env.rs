@@ -39,7 +39,8 @@ pub const PARENT_PID: &str = "SWITCHYARD_PARENT_PID";
 pub const TRANSPORT: &str = "SWITCHYARD_TRANSPORT";
 /// Overrides the host identity by which ranks detect that they share memory. For tests of several hosts on one machine.
 pub const HOST_ID: &str = "SWITCHYARD_HOST_ID";
-/// Forces the CPU kernels: `auto` (default), `avx512`, `avx2` or `portable`.
+/// Forces the CPU kernels: `auto` (default), `amx`, `avx512bf16`, `avx512`, `avx2` or `portable`. With `auto`, rank 0 chooses how
+/// bf16 is multiplied on all ranks, among the ways that all of them have.
 pub const KERNEL: &str = "SWITCHYARD_KERNEL";
 /// Seconds of silence after which a peer counts as failed. Default 10.
 pub const PEER_TIMEOUT_SECONDS: &str = "SWITCHYARD_PEER_TIMEOUT_SECONDS";
@@ -73,7 +74,7 @@ pub const ALL: [&str; 21] = [
     FAULT,
 ];
 
-/// Fault injection for tests: `exit:STEP`, `kill:STEP`, `hang:STEP` or `panic:STEP`, with an optional `@RANK` and
+/// Fault injection for tests: `exit:STEP`, `kill:STEP`, `hang:STEP`, `stall:STEP` or `panic:STEP`, with an optional `@RANK` and
 /// `#ATTEMPT` (`kill:20@1#1`). The rank inflicts it on itself before that step.
 pub const FAULT: &str = "SWITCHYARD_FAULT";
 

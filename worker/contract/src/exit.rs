@@ -27,6 +27,8 @@ pub enum Exit {
     NotPlaceable = 8,
     /// The loss or the gradients are not finite; the same manifest computes the same numbers again.
     Diverged = 9,
+    /// A rank stood still for longer than the job allows.
+    Hung = 10,
     /// Stopped by SIGINT, cleanly.
     Interrupted = 130,
     /// Stopped by SIGTERM, cleanly.
@@ -35,7 +37,7 @@ pub enum Exit {
 
 impl Exit {
     /// All codes with the sentences for `--help`.
-    pub const ALL: [(Exit, &'static str); 12] = [
+    pub const ALL: [(Exit, &'static str); 13] = [
         (Exit::Done, "done"),
         (Exit::Unexpected, "unexpected error"),
         (Exit::Usage, "wrong command line or manifest"),
@@ -46,6 +48,7 @@ impl Exit {
         (Exit::PreflightRefused, "preflight refused the start"),
         (Exit::NotPlaceable, "not placeable on these nodes"),
         (Exit::Diverged, "the training diverged: its loss or gradients are not finite"),
+        (Exit::Hung, "a rank stood still for longer than failurePolicy.progressTimeoutSeconds"),
         (Exit::Interrupted, "stopped by SIGINT"),
         (Exit::Terminated, "stopped by SIGTERM"),
     ];

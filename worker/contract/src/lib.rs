@@ -2,7 +2,8 @@
 //!
 //! Here is everything that crosses the border between the two programs, and nothing else: the names of environment
 //! variables ([`mod@env`]), the resolved engine configuration ([`config`]), the events that a rank prints ([`event`])
-//! and how those of several ranks are combined ([`fold`]), what ranks record for a report ([`record`]), the termination
+//! and how those of several ranks are combined ([`fold`]), what ranks record for a report ([`record`]) and
+//! in case they stand still or die ([`recorder`]), the termination
 //! message of a pod ([`termination`]), the exit codes ([`exit`]) and CPU lists ([`cpu_list`]). Nothing here performs
 //! input or output or reads a clock, so that the worker's dependency tree stays free of Kubernetes and the launcher's
 //! free of the engine.
@@ -16,6 +17,7 @@ pub mod event;
 pub mod exit;
 pub mod fold;
 pub mod record;
+pub mod recorder;
 pub mod termination;
 
 pub use cpu_list::{CpuList, CpuListError};

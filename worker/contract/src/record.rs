@@ -4,6 +4,7 @@
 //! RUN_DIR/record/rank-3.steps.jsonl      a StepRecord per optimizer step, appended; only the last line can be
 //! incomplete
 //! RUN_DIR/record/rank-3.trace.json       Chrome trace of the profiled steps
+//! RUN_DIR/record/rank-3.attempt-1.recorder   its last operations: see [`crate::recorder`]
 //! RUN_DIR/tensorboard/                   event files of rank 0
 //! ```
 //!

@@ -266,7 +266,8 @@ impl Client {
         // After a failure there is nothing to say, and a heartbeat in flight could reset the connection that rank 0
         // closes.
         if beat.send && !self.shared.failed() {
-            self.send(Kind::Heartbeat, 0, &[]);
+            let vitals = self.shared.vitals().and_then(|vitals| serde_json::to_vec(&vitals).ok());
+            self.send(Kind::Heartbeat, 0, &vitals.unwrap_or_default());
         }
         if now.saturating_duration_since(self.last_seen) > self.pulse.timeout() {
             self.open = false;

@@ -14,8 +14,9 @@ use super::{
     state::{Request, Shared},
     timing::Timing,
 };
+use crate::recorder::Recorder;
 use std::{ops::Range, sync::Arc, thread::JoinHandle, time::Instant};
-use switchyard_worker_contract::{config::Transport, event::Link};
+use switchyard_worker_contract::{config::Transport, event::Link, recorder::Operation};
 
 /// Most bytes that `agree` compares.
 const MAX_AGREE: usize = 4096;
@@ -305,7 +306,9 @@ impl Communicator {
     /// fails, every rank gets the same root cause, and the bucket stays in flight.
     pub fn wait(&mut self, bucket: usize) -> Result<(), CommError> {
         let Some(InFlight { ticket, started, lane, follows }) = self.in_flight[bucket] else { return Ok(()) };
-        if self.lanes[lane].wait(ticket) {
+        let complete = self.lanes[lane].done(ticket)
+            || self.recorded(Operation::Reduce, bucket as u32, || self.lanes[lane].wait(ticket));
+        if complete {
             self.in_flight[bucket] = None;
             self.timings[bucket] = (!follows).then(|| self.lanes[lane].timing(bucket, started));
             return Ok(());
@@ -336,6 +339,26 @@ impl Communicator {
         }
     }
 
+    /// From now on, waits and progress are recorded there, and heartbeats say what it holds.
+    pub(crate) fn record_to(&self, recorder: &Arc<Recorder>) {
+        self.shared.record_to(Arc::clone(recorder));
+        let shared = Arc::downgrade(&self.shared);
+        recorder.count(move || shared.upgrade().map_or(0, |shared| shared.moved()));
+    }
+
+    /// Waits for other ranks, and then goes on with what the rank did before.
+    fn recorded<T>(&self, operation: Operation, index: u32, wait: impl FnOnce() -> T) -> T {
+        let Some(recorder) = self.shared.recorder() else { return wait() };
+        let before = recorder.latest();
+        recorder.begin(operation, index);
+        let result = wait();
+        // In a group that has failed this is what the rank did last.
+        if !self.shared.failed() {
+            recorder.begin(before.operation, before.index);
+        }
+        result
+    }
+
     fn root_cause(&self) -> CommError {
         let cause = self.shared.failure().unwrap_or_else(|| Cause::failed(self.shared.rank, "unknown"));
         CommError::Failed(cause)
@@ -357,8 +380,10 @@ impl Communicator {
         }
         self.shared.set_doing(&format!("agreement on {what}"));
         let (sequence, subject, value) = (self.agreements, what.to_owned(), value.to_owned());
-        self.shared.request(Request::Agree(Ballot { sequence, subject, value }));
-        let result = self.shared.wait_agreed();
+        let result = self.recorded(Operation::Agree, 0, || {
+            self.shared.request(Request::Agree(Ballot { sequence, subject, value }));
+            self.shared.wait_agreed()
+        });
         self.shared.set_doing("");
         result
     }
@@ -403,8 +428,10 @@ impl Communicator {
         self.shared.check()?;
         if self.shared.world > 1 {
             self.shared.set_doing("the end of the job");
-            self.shared.request(Request::Leave);
-            self.shared.wait_left()?;
+            self.recorded(Operation::Leave, 0, || {
+                self.shared.request(Request::Leave);
+                self.shared.wait_left()
+            })?;
         }
         self.threads.left = true;
         Ok(())

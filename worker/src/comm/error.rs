@@ -3,13 +3,15 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Whether a rank failed or was asked to stop.
+/// Whether a rank failed, stood still, or was asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CauseKind {
     Failed,
     /// A signal asked this rank to stop; the number of the signal.
     Stopped(i32),
+    /// It is alive, but stands still.
+    Hung,
 }
 
 /// The first failure of a group. Every rank reports the same one.
@@ -31,6 +33,11 @@ impl Cause {
     /// A failure of `origin_rank`; [`super::Communicator::abort`] fills in host and operation.
     pub fn failed(origin_rank: u32, text: impl Into<String>) -> Cause {
         Cause { origin_rank, host: String::new(), kind: CauseKind::Failed, text: text.into(), during: String::new() }
+    }
+
+    /// A rank that stands still; rank 0 fills in what the others wait for.
+    pub fn hung(origin_rank: u32, text: impl Into<String>) -> Cause {
+        Cause { kind: CauseKind::Hung, ..Cause::failed(origin_rank, text) }
     }
 
     /// A stop that a signal asked for.

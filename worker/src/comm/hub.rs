@@ -9,11 +9,12 @@
 
 use super::{
     auth::{Gate, GateStep, Nonce},
-    error::Cause,
+    error::{Cause, CauseKind, ranks_text},
     frame::{self, Header, Kind},
     pulse::Pulse,
     roster::{Member, Roster},
 };
+use crate::recorder::Vitals;
 use std::{collections::BTreeMap, time::Instant};
 
 /// Something that happened.
@@ -79,6 +80,8 @@ struct Seat {
     /// Set while the rank waits for agreement.
     ballot: Option<Ballot>,
     left: bool,
+    /// What its last heartbeat said.
+    vitals: Option<Vitals>,
 }
 
 pub(super) struct Hub {
@@ -90,6 +93,7 @@ pub(super) struct Hub {
     phase: Phase,
     pulse: Pulse,
     activity: Box<dyn Fn() -> String + Send>,
+    vitals: Box<dyn Fn() -> Option<Vitals> + Send>,
     wall: fn() -> i64,
     out: Vec<Output>,
 }
@@ -117,6 +121,8 @@ pub(super) struct RankZero {
     pub member: Member,
     /// What rank 0 is doing; called only when a failure is reported.
     pub activity: Box<dyn Fn() -> String + Send>,
+    /// What a heartbeat of rank 0 would say.
+    pub vitals: Box<dyn Fn() -> Option<Vitals> + Send>,
     /// Wall clock in nanoseconds.
     pub wall: fn() -> i64,
 }
@@ -126,7 +132,7 @@ pub(super) const CONNECTION_CLOSED: &str = "connection closed: the process ended
 
 impl Hub {
     pub fn new(gate: Gate, group: Group, join_time: JoinTime, pulse: Pulse, zero: RankZero) -> Hub {
-        let RankZero { member, activity, wall } = zero;
+        let RankZero { member, activity, vitals, wall } = zero;
         let mut seats: Vec<Seat> = (0..group.world).map(|_| Seat::default()).collect();
         seats[0].member = Some(member);
         Hub {
@@ -138,6 +144,7 @@ impl Hub {
             phase: Phase::Gathering,
             pulse,
             activity,
+            vitals,
             wall,
             out: Vec::new(),
         }
@@ -203,7 +210,13 @@ impl Hub {
     fn member_frame(&mut self, rank: u32, header: Header, payload: &[u8], now: Instant) {
         self.seats[rank as usize].last_seen = Some(now);
         let sense = match (header.kind, self.phase) {
-            (Kind::Heartbeat, _) | (_, Phase::Failed | Phase::Done) => true,
+            (Kind::Heartbeat, _) => {
+                if let Ok(vitals) = serde_json::from_slice(payload) {
+                    self.seats[rank as usize].vitals = Some(vitals);
+                }
+                true
+            }
+            (_, Phase::Failed | Phase::Done) => true,
             (Kind::Abort, _) => match serde_json::from_slice::<Cause>(payload) {
                 Ok(cause) if (cause.origin_rank as usize) < self.seats.len() => {
                     self.fail(cause);
@@ -287,13 +300,23 @@ impl Hub {
             // This process did not run for a while, so the silence says nothing about the others.
             self.seats.iter_mut().filter(|seat| seat.conn.is_some()).for_each(|seat| seat.last_seen = Some(now));
         }
+        self.seats[0].vitals = (self.vitals)();
         let silent = self.seats.iter().position(|seat| {
             seat.conn.is_some()
                 && !seat.left
                 && seat.last_seen.is_some_and(|seen| now.saturating_duration_since(seen) > self.pulse.timeout())
         });
         if let Some(rank) = silent {
-            return self.fail(Cause::failed(rank as u32, self.pulse.silence()));
+            let mut cause = Cause::failed(rank as u32, self.pulse.silence());
+            if let Some(Vitals { doing, pid, .. }) = &self.seats[rank].vitals {
+                let waiting = self.waiting(cause.origin_rank);
+                let waiting = if waiting.is_empty() { waiting } else { format!("; {waiting}") };
+                cause.during = format!("last heard in {doing} (process {pid}){waiting}");
+            }
+            return self.fail(cause);
+        }
+        if let Some(cause) = self.all_wait() {
+            return self.fail(cause);
         }
         if self.phase == Phase::Gathering && now >= self.join_time.deadline {
             let missing: Vec<u32> =
@@ -303,11 +326,37 @@ impl Hub {
                 (self.join_time.deadline - self.join_time.start).as_secs_f64(),
                 missing.len(),
                 self.seats.len(),
-                super::error::ranks_text(&missing)
+                ranks_text(&missing)
             );
             self.out.push(Output::Missing(missing.clone()));
             self.fail(Cause::failed(missing[0], text));
         }
+    }
+
+    /// If all ranks wait for each other for too long, the one that has done least is behind.
+    fn all_wait(&self) -> Option<Cause> {
+        let late = |seat: &Seat| seat.vitals.as_ref().filter(|vitals| vitals.late && vitals.waits).cloned();
+        let all: Vec<Vitals> = self.seats.iter().map(late).collect::<Option<_>>()?;
+        let (rank, behind) = (0..).zip(&all).min_by_key(|(_, vitals)| vitals.count)?;
+        let Vitals { doing, pid, .. } = behind;
+        Some(Cause::hung(
+            rank,
+            format!("all ranks wait for each other; this one is behind, in {doing} (process {pid})"),
+        ))
+    }
+
+    /// What the ranks that wait do, for the failure of another one.
+    fn waiting(&self, origin: u32) -> String {
+        let mut groups: Vec<(&str, Vec<u32>)> = Vec::new();
+        for (rank, seat) in (0..).zip(&self.seats) {
+            let Some(vitals) = seat.vitals.as_ref().filter(|vitals| vitals.waits && rank != origin) else { continue };
+            match groups.iter_mut().find(|(doing, _)| *doing == vitals.doing) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => groups.push((&vitals.doing, vec![rank])),
+            }
+        }
+        let text = |(doing, ranks): &(&str, Vec<u32>)| format!("{}: {doing}", ranks_text(ranks));
+        groups.iter().take(4).map(text).collect::<Vec<_>>().join("; ")
     }
 
     fn settle_agreement(&mut self) {
@@ -347,7 +396,10 @@ impl Hub {
             return;
         }
         self.phase = Phase::Failed;
-        if cause.during.is_empty() {
+        if cause.kind == CauseKind::Hung {
+            self.seats[0].vitals = (self.vitals)();
+            cause.during = self.waiting(cause.origin_rank);
+        } else if cause.during.is_empty() {
             cause.during = (self.activity)();
         }
         if cause.host.is_empty()

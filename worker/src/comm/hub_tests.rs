@@ -30,6 +30,15 @@ fn member(host: &str, floats: u64) -> Member {
     }
 }
 
+/// What a rank says in its heartbeat. One that waits does so for too long.
+fn vitals(doing: &str, waits: bool, count: u64) -> Vitals {
+    Vitals { pid: 7, doing: doing.to_owned(), waits, late: waits, count }
+}
+
+fn beat(vitals: &Vitals) -> Vec<u8> {
+    serde_json::to_vec(vitals).unwrap()
+}
+
 struct World {
     hub: Hub,
     now: Instant,
@@ -53,7 +62,12 @@ impl World {
             Group { world: WORLD, attempt: 1 },
             JoinTime { start: now, deadline: now + Duration::from_secs(60) },
             Pulse::new(Duration::from_secs(10), now),
-            RankZero { member: member("zero", 8), activity: Box::new(|| "the test".to_owned()), wall: || 77 },
+            RankZero {
+                member: member("zero", 8),
+                activity: Box::new(|| "the test".to_owned()),
+                vitals: Box::new(|| Some(vitals("step 5: waiting for the all-reduce of bucket 1", true, 90))),
+                wall: || 77,
+            },
         );
         World { hub, now }
     }
@@ -165,6 +179,42 @@ fn silence_is_death_and_heartbeats_are_life() {
     let cause = failure(&outputs).unwrap();
     assert_eq!((cause.origin_rank, cause.host.as_str(), cause.during.as_str()), (1, "host-1", "the test"));
     assert!(cause.text.contains("no sign of life for 10.0 s"));
+}
+
+#[test]
+fn of_a_silent_rank_the_last_operation_is_known_and_what_the_others_wait_for() {
+    let mut world = World::formed();
+    world.send(1, Kind::Heartbeat, &beat(&vitals("step 5: forward pass of micro-batch 0", false, 80)));
+    world.send(2, Kind::Heartbeat, &beat(&vitals("step 5: waiting for the all-reduce of bucket 1", true, 91)));
+    let outputs = world.pass(12, &[2]);
+    let cause = failure(&outputs).unwrap();
+    let expected = "last heard in step 5: forward pass of micro-batch 0 (process 7); \
+                    ranks 0, 2: step 5: waiting for the all-reduce of bucket 1";
+    assert_eq!((cause.origin_rank, cause.during.as_str()), (1, expected));
+}
+
+#[test]
+fn a_rank_that_stands_still_is_told_with_what_the_others_wait_for() {
+    let mut world = World::formed();
+    world.send(2, Kind::Heartbeat, &beat(&vitals("validation after step 5: batch 3", false, 91)));
+    let outputs = world.send(1, Kind::Abort, &serde_json::to_vec(&Cause::hung(1, "stands still")).unwrap());
+    let cause = failure(&outputs).unwrap();
+    assert_eq!((cause.origin_rank, cause.kind, cause.text.as_str()), (1, CauseKind::Hung, "stands still"));
+    assert_eq!(cause.during, "rank 0: step 5: waiting for the all-reduce of bucket 1");
+    assert_eq!(told(&outputs, Kind::Failed), [1, 2]);
+}
+
+#[test]
+fn if_all_wait_for_each_other_the_one_that_is_behind_is_named() {
+    let mut world = World::formed();
+    world.send(1, Kind::Heartbeat, &beat(&vitals("step 5: waiting for the all-reduce of bucket 0", true, 70)));
+    world.send(2, Kind::Heartbeat, &beat(&vitals("step 5: backward pass of micro-batch 0", false, 60)));
+    assert_eq!(failure(&world.step(Event::Tick)), None, "rank 2 computes");
+    world.send(2, Kind::Heartbeat, &beat(&vitals("step 5: waiting for the all-reduce of bucket 1", true, 90)));
+    let outputs = world.step(Event::Tick);
+    let cause = failure(&outputs).unwrap();
+    assert_eq!((cause.origin_rank, cause.kind), (1, CauseKind::Hung), "{cause}");
+    assert!(cause.text.contains("this one is behind, in step 5: waiting for the all-reduce of bucket 0"), "{cause}");
 }
 
 #[test]

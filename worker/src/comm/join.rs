@@ -146,14 +146,20 @@ impl Lobby {
                 client.run();
             });
         }
-        let asked = Arc::clone(shared);
+        let (asked, beating) = (Arc::clone(shared), Arc::clone(shared));
+        let zero = RankZero {
+            member,
+            activity: Box::new(move || asked.activity()),
+            vitals: Box::new(move || beating.vitals()),
+            wall: clock::wall_nanos,
+        };
         let tick = pulse.tick_interval();
         let hub = Hub::new(
             identity.gate(Purpose::Control),
             Group { world: identity.world, attempt: identity.attempt },
             join_time,
             pulse,
-            RankZero { member, activity: Box::new(move || asked.activity()), wall: clock::wall_nanos },
+            zero,
         );
         let server = Server::new(Arc::clone(shared), self.fd, hub, tick);
         let guard = FailOnPanic(Arc::clone(shared));

@@ -2,14 +2,15 @@
 //! what the rank is doing right now.
 
 use super::{
-    error::{Cause, CommError},
+    error::{Cause, CauseKind, CommError},
     hub::Ballot,
     roster::Roster,
 };
+use crate::recorder::{Recorder, Vitals};
 use std::{
     os::fd::OwnedFd,
     sync::{
-        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -57,6 +58,7 @@ pub(super) struct Shared {
     progress: Box<[Progress]>,
     /// Bits of the scale of gradients in f16; 0: they travel in 4 bytes.
     wire_scale: AtomicU32,
+    recorder: OnceLock<Arc<Recorder>>,
 }
 
 /// Longest time that a failing rank waits for rank 0 to confirm the root cause, and rank 0 for its last words to be
@@ -84,6 +86,29 @@ impl Shared {
             hosts: OnceLock::new(),
             progress: (0..lanes).map(|_| Progress::default()).collect(),
             wire_scale: AtomicU32::new(1.0f32.to_bits()),
+            recorder: OnceLock::new(),
+        })
+    }
+
+    /// See [`super::Communicator::record_to`].
+    pub fn record_to(&self, recorder: Arc<Recorder>) {
+        let _ = self.recorder.set(recorder);
+    }
+
+    pub fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.get().map(Arc::as_ref)
+    }
+
+    /// What the rank does; `None` if nobody records it.
+    pub fn vitals(&self) -> Option<Vitals> {
+        self.recorder().map(Recorder::vitals)
+    }
+
+    /// Changes whenever an all-reduce moves on.
+    pub fn moved(&self) -> u64 {
+        self.progress.iter().fold(0, |sum: u64, lane| {
+            let bucket = lane.bucket.load(Ordering::Relaxed);
+            sum.wrapping_mul(3).wrapping_add(u64::from(bucket) << 40).wrapping_add(lane.done.load(Ordering::Relaxed))
         })
     }
 
@@ -165,7 +190,7 @@ impl Shared {
         if self.failed() {
             return;
         }
-        if cause.during.is_empty() && cause.origin_rank == self.rank {
+        if cause.during.is_empty() && cause.origin_rank == self.rank && cause.kind != CauseKind::Hung {
             cause.during = self.activity();
         }
         let cause = self.complete(cause);

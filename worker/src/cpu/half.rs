@@ -34,8 +34,12 @@ pub struct Probed {
 const SIZE: (usize, usize, usize) = (128, 128, 512);
 /// Products timed per kernel.
 const ROUNDS: usize = 5;
+/// A kernel takes the place of one that is made for these products only if it is faster by this factor: noise must not
+/// choose, or two runs would differ in their bits.
+const CLEARLY: f64 = 1.25;
 
 impl HalfKernel {
+    /// All of them; those made for these products come first.
     pub const ALL: [HalfKernel; 3] = [HalfKernel::Amx, HalfKernel::Dpbf16, HalfKernel::F32];
 
     /// The word of `SWITCHYARD_KERNEL` that selects it; the name of any [`Isa`] selects f32 arithmetic.
@@ -59,28 +63,37 @@ impl HalfKernel {
         }
     }
 
-    /// The kernel to use. `force` is a word of `SWITCHYARD_KERNEL` as in [`Isa::detect`]; `None` is `auto`.
+    /// The kernel to use: the first of [`HalfKernel::usable`].
+    ///
+    /// # Errors
+    /// See there.
+    pub fn detect(force: Option<&str>) -> Result<HalfKernel, IsaError> {
+        Ok(HalfKernel::usable(force)?.first().copied().unwrap_or(HalfKernel::F32))
+    }
+
+    /// The kernels that may be used, the best first. `force` is a word of `SWITCHYARD_KERNEL` as in [`Isa::detect`], and
+    /// leaves one; `None` is `auto`.
     ///
     /// # Errors
     /// The word is unknown, or the CPU lacks the instructions or computes wrongly with them.
-    pub fn detect(force: Option<&str>) -> Result<HalfKernel, IsaError> {
+    pub fn usable(force: Option<&str>) -> Result<Vec<HalfKernel>, IsaError> {
         let isa = Isa::detect(force)?;
         let word = force.unwrap_or("auto");
         if word == "auto" {
-            return Ok(if isa == Isa::Avx512 { HalfKernel::probe() } else { HalfKernel::F32 });
+            return Ok(if isa == Isa::Avx512 { ranked(HalfKernel::report()) } else { vec![HalfKernel::F32] });
         }
         match HalfKernel::ALL.into_iter().find(|half| half.name() == word) {
-            Some(half) if HalfKernel::report().iter().any(|probed| probed.kernel == half && probed.correct) => Ok(half),
+            Some(half) if HalfKernel::report().iter().any(|probed| probed.kernel == half && probed.correct) => {
+                Ok(vec![half])
+            }
             Some(half) => Err(IsaError::Missing(half.name())),
-            None => Ok(HalfKernel::F32),
+            None => Ok(vec![HalfKernel::F32]),
         }
     }
 
-    /// The fastest kernel that computes correctly. Measured once per process, in a few milliseconds.
+    /// The best kernel that computes correctly. Measured once per process, in a few milliseconds.
     pub fn probe() -> HalfKernel {
-        let correct = HalfKernel::report().iter().filter(|probed| probed.correct);
-        let fastest = correct.max_by(|a, b| a.gigaflops.total_cmp(&b.gigaflops));
-        fastest.map_or(HalfKernel::F32, |probed| probed.kernel)
+        ranked(HalfKernel::report()).first().copied().unwrap_or(HalfKernel::F32)
     }
 
     /// All kernels of this CPU, as [`HalfKernel::probe`] measured them.
@@ -88,6 +101,21 @@ impl HalfKernel {
         static REPORT: OnceLock<Vec<Probed>> = OnceLock::new();
         REPORT.get_or_init(try_all)
     }
+}
+
+/// The kernels that compute correctly, the best first.
+fn ranked(report: &[Probed]) -> Vec<HalfKernel> {
+    let mut left: Vec<&Probed> = HalfKernel::ALL
+        .iter()
+        .filter_map(|kernel| report.iter().find(|probed| probed.kernel == *kernel && probed.correct))
+        .collect();
+    let mut ranked = Vec::new();
+    while !left.is_empty() {
+        let fastest = left.iter().map(|probed| probed.gigaflops).fold(0.0, f64::max);
+        let best = left.iter().position(|probed| probed.gigaflops * CLEARLY >= fastest).unwrap_or(0);
+        ranked.push(left.remove(best).kernel);
+    }
+    ranked
 }
 
 fn try_all() -> Vec<Probed> {
@@ -98,26 +126,27 @@ fn try_all() -> Vec<Probed> {
     };
     let (a, b) = (noise(m * k, 97), noise(n * k, 89));
     let pool = Arc::new(Pool::new(1));
-    let run = |half: HalfKernel| {
-        let mut gemm = Gemm::new(Cpu { pool: Arc::clone(&pool), isa: Isa::fastest(), half });
-        let mut c = vec![0.0; m * n];
-        let mut least = Duration::MAX;
-        for _ in 0..ROUNDS {
+    let kernels: Vec<HalfKernel> = HalfKernel::ALL.into_iter().filter(|kernel| kernel.available()).collect();
+    let gemm = |half: HalfKernel| Gemm::new(Cpu { pool: Arc::clone(&pool), isa: Isa::fastest(), half });
+    let mut trials: Vec<(Gemm, Vec<f32>, Duration)> =
+        kernels.iter().map(|half| (gemm(*half), vec![0.0; m * n], Duration::MAX)).collect();
+    // In turns, so that what else the machine does slows all of them.
+    for _ in 0..ROUNDS {
+        for (gemm, c, least) in &mut trials {
             let start = Instant::now();
-            gemm.multiply(Matrix::new(&a, m, k), Matrix::new(&b, n, k).t(), &mut c, Epilogue::Overwrite);
-            least = least.min(start.elapsed());
+            gemm.multiply(Matrix::new(&a, m, k), Matrix::new(&b, n, k).t(), c, Epilogue::Overwrite);
+            *least = (*least).min(start.elapsed());
         }
-        (c, 2e-9 * (m * n * k) as f64 / least.as_secs_f64().max(1e-9))
-    };
-    let (want, speed) = run(HalfKernel::F32);
-    // The products of bf16 are exact in f32: only the order of the sums differs.
-    let close = |got: &[f32]| got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-4 * (1.0 + b.abs()));
-    let mut report = vec![Probed { kernel: HalfKernel::F32, correct: true, gigaflops: speed }];
-    for kernel in [HalfKernel::Dpbf16, HalfKernel::Amx].into_iter().filter(|kernel| kernel.available()) {
-        let (got, gigaflops) = run(kernel);
-        report.push(Probed { kernel, correct: close(&got), gigaflops });
     }
-    report
+    // The products of bf16 are exact in f32: only the order of the sums differs.
+    let close = |got: &[f32], want: &[f32]| got.iter().zip(want).all(|(a, b)| (a - b).abs() <= 1e-4 * (1.0 + b.abs()));
+    let want = kernels.iter().zip(&trials).find(|(kernel, _)| **kernel == HalfKernel::F32).map(|(_, trial)| &trial.1);
+    let probed = |(kernel, (_, got, least)): (&HalfKernel, &(Gemm, Vec<f32>, Duration))| Probed {
+        kernel: *kernel,
+        correct: want.is_some_and(|want| close(got, want)),
+        gigaflops: 2e-9 * (m * n * k) as f64 / least.as_secs_f64().max(1e-9),
+    };
+    kernels.iter().zip(&trials).map(probed).collect()
 }
 
 #[cfg(test)]
@@ -135,7 +164,23 @@ mod tests {
         assert!(report.iter().all(|probed| probed.gigaflops > 0.0), "{report:?}");
         let chosen = HalfKernel::probe();
         let speed = |way| report.iter().find(|probed| probed.kernel == way).unwrap().gigaflops;
-        assert!(ways.iter().all(|&way| speed(way) <= speed(chosen)), "{chosen:?} of {report:?}");
+        assert!(ways.iter().all(|&way| speed(way) <= CLEARLY * speed(chosen)), "{chosen:?} of {report:?}");
+    }
+
+    #[test]
+    fn noise_does_not_choose_between_kernels_of_about_the_same_speed() {
+        use HalfKernel::{Amx, Dpbf16, F32};
+        let order = |speeds: &[(HalfKernel, bool, f64)]| {
+            let probed = |&(kernel, correct, gigaflops): &_| Probed { kernel, correct, gigaflops };
+            ranked(&speeds.iter().map(probed).collect::<Vec<_>>())
+        };
+        for noise in [0.9, 1.0, 1.1] {
+            assert_eq!(order(&[(F32, true, 100.0), (Dpbf16, true, 100.0 * noise)]), [Dpbf16, F32], "{noise}");
+            assert_eq!(order(&[(F32, true, 100.0 * noise), (Dpbf16, true, 50.0)]), [F32, Dpbf16], "{noise}");
+        }
+        assert_eq!(order(&[(F32, true, 100.0), (Dpbf16, true, 190.0), (Amx, true, 800.0)]), [Amx, Dpbf16, F32]);
+        assert_eq!(order(&[(F32, true, 100.0), (Dpbf16, true, 190.0), (Amx, false, 800.0)]), [Dpbf16, F32]);
+        assert_eq!(order(&[(F32, true, 100.0)]), [F32]);
     }
 
     #[test]

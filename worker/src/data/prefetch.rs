@@ -52,6 +52,8 @@ struct Shared {
     busy: AtomicU64,
     /// Samples that they have made in that time.
     made: AtomicU64,
+    /// Samples that they have begun to make.
+    begun: Arc<AtomicU64>,
     dataset: Arc<Dataset>,
     order: Order,
     rank: u32,
@@ -121,6 +123,7 @@ impl Prefetcher {
             stop: AtomicBool::new(false),
             busy: AtomicU64::new(0),
             made: AtomicU64::new(0),
+            begun: Arc::default(),
             dataset,
             order,
             rank,
@@ -190,6 +193,11 @@ impl Prefetcher {
         self.shared.made.load(Ordering::Relaxed)
     }
 
+    /// Counts the samples that the threads begin to make, for another thread.
+    pub fn begun(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.shared.begun)
+    }
+
     /// The counter of unreadable samples, which the validation set shares.
     pub fn bad_samples(&self) -> &BadSamples {
         &self.bad
@@ -255,7 +263,11 @@ impl Shared {
         (batch.step, batch.micro_batch) = (number / merge, (number % merge) as u32);
         let epoch = self.order.epoch_order(self.order.epoch(batch.step));
         let positions = self.order.positions(batch.step, self.rank, batch.micro_batch);
-        let stop = || self.stop.load(Ordering::Relaxed);
+        let stop = || {
+            // Asked before each sample.
+            self.begun.fetch_add(1, Ordering::Relaxed);
+            self.stop.load(Ordering::Relaxed)
+        };
         self.dataset.fill_training(batch, positions, |position| epoch.draw(position), scratch, stop)
     }
 }

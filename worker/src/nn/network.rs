@@ -12,6 +12,8 @@ use super::plan::{Mode, NetworkPlan, NodePlan};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Gemm, Values, ops};
 use crate::data::Batch;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// One layer's run, for a profile.
@@ -36,6 +38,8 @@ pub struct Network {
     batch_statistics: Vec<f32>,
     recording: bool,
     operations: Vec<Operation>,
+    /// The layer that is running.
+    position: Arc<AtomicU32>,
 }
 
 impl Network {
@@ -58,6 +62,7 @@ impl Network {
             batch_statistics: vec![0.0; len],
             recording: false,
             operations,
+            position: Arc::default(),
         })
     }
 
@@ -93,6 +98,11 @@ impl Network {
     /// Name and kind of a layer.
     pub fn name(&self, node: usize) -> (&str, &'static str) {
         (&self.nodes[node].name, self.nodes[node].layer.kind())
+    }
+
+    /// Number of the layer that is running, for another thread.
+    pub fn position(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.position)
     }
 
     /// Bytes of activations, their gradients and scratch memory.
@@ -133,11 +143,12 @@ impl Network {
     }
 
     fn run_forward(&mut self, weights: Weights<'_>, batch: &Batch, training: bool) -> LossSums {
-        let Network { nodes, plan, arena, kernels, batch_statistics, recording, operations, .. } = self;
+        let Network { nodes, plan, arena, kernels, batch_statistics, recording, operations, position, .. } = self;
         assert_eq!(weights.master.len(), plan.layout.len, "length of the weights");
         operations.clear();
         let mut loss_sums = LossSums::default();
         for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate() {
+            position.store(index as u32, Ordering::Relaxed);
             let start = recording.then(Instant::now);
             let statistics = if training {
                 Statistics::Batch(&mut batch_statistics[places.statistics.clone()])
@@ -175,11 +186,12 @@ impl Network {
 
     /// Gradients of `scale` times the loss of the last [`Network::forward`], with the same weights and batch.
     pub fn backward(&mut self, weights: Weights<'_>, batch: &Batch, scale: f32, sink: &mut dyn GradientSink) {
-        let Network { nodes, plan, arena, kernels, recording, operations, .. } = self;
+        let Network { nodes, plan, arena, kernels, recording, operations, position, .. } = self;
         for (index, (node, places)) in nodes.iter_mut().zip(&plan.nodes).enumerate().rev() {
             if !places.backward {
                 continue;
             }
+            position.store(index as u32, Ordering::Relaxed);
             let start = recording.then(Instant::now);
             // SAFETY: as in `run_forward`; `d_inputs` that share the memory of `d_output` are not handed out.
             let (inputs, output, d_output, d_inputs, saved, kept, scratch) = unsafe {

@@ -3,20 +3,24 @@
 //! With several ranks each is a device with an equal share of the process's CPUs, its own place in the group, and its
 //! own network and weights. They share the data.
 
-use crate::comm::{Aborter, CommError, GroupConfig};
+use crate::comm::{Aborter, Cause, CommError, GroupConfig};
 use crate::data::Dataset;
 use crate::model::Registry;
 use crate::process::{self, Stopping, variable};
 use crate::train::fault::Fault;
-use crate::train::{self, Blueprint, Outside, Reporter, TrainError, config};
+use crate::train::{self, Blueprint, End, Outside, Reporter, TrainError, config};
 use std::io::Stdout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use switchyard_worker_contract::config::EngineConfig;
 use switchyard_worker_contract::event::{Event, Failure};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::{CpuList, env};
+
+/// Time that the other ranks of a process have before it ends because one of them stands still.
+const LAST_MOMENT: Duration = Duration::from_millis(300);
 
 /// What the ranks of this process share.
 struct Process<'a> {
@@ -140,7 +144,9 @@ impl Process<'_> {
         let kernel = variable(env::KERNEL);
         let blueprint = Blueprint::new(config, dataset, group.world(), kernel.as_deref(), self.registry)?;
         let run_dir: &Path = &self.run_dir;
-        let outside = Outside { run_dir, fault: self.fault, stop: self.stopping.signal() };
+        let rank = group.rank();
+        let end: End = Arc::new(move |cause: &Cause| end(rank, cause));
+        let outside = Outside { run_dir, fault: self.fault, stop: self.stopping.signal(), end: Some(end) };
         train::run(blueprint, group, &outside, reporter, |handle: Aborter| self.stopping.joined(handle))
     }
 }
@@ -153,6 +159,15 @@ fn share(cpus: &CpuList, device: u32, devices: u32) -> CpuList {
     let own =
         if from < to { &all[from..to] } else { &all[from.min(all.len().saturating_sub(1))..][..1.min(all.len())] };
     CpuList::new(own.iter().copied())
+}
+
+/// Ends the process of a rank whose training thread stands still. Its other ranks have a moment to say why they end.
+fn end(rank: u32, cause: &Cause) {
+    let (failure, exit) = describe(&CommError::Failed(cause.clone()).into(), rank);
+    eprintln!("error: rank {}: {}", failure.origin_rank, failure.cause);
+    Reporter::new(std::io::stdout()).event(&Event::Failed(failure));
+    std::thread::sleep(LAST_MOMENT);
+    std::process::exit(i32::from(exit.code()));
 }
 
 fn describe(error: &TrainError, rank: u32) -> (Failure, Exit) {

@@ -30,6 +30,8 @@ pub struct Blueprint {
     pub buckets: Vec<Bucket>,
     pub total_steps: u64,
     model: Arc<dyn Model>,
+    /// Kernels for products of bf16 that this process may use, the best first.
+    pub(super) half_kernels: Vec<HalfKernel>,
 }
 
 /// Opens the data of a configuration; the ranks of one process share them.
@@ -52,7 +54,8 @@ impl Blueprint {
         kernel: Option<&str>,
         registry: &Registry,
     ) -> Result<Blueprint, TrainError> {
-        let (isa, half) = (Isa::detect(kernel)?, HalfKernel::detect(kernel)?);
+        let (isa, half_kernels) = (Isa::detect(kernel)?, HalfKernel::usable(kernel)?);
+        let half = half_kernels.first().copied().unwrap_or(HalfKernel::F32);
         let cpu = Cpu { pool: Arc::new(Pool::new(config.cpu_threads as usize)), isa, half };
         let shape = StepShape { batch_size: config.batch_size_per_process, merge: config.batch_merge, world };
         let order = Order::new(&dataset, shape, config.seed)?;
@@ -64,12 +67,13 @@ impl Blueprint {
             Length::Epochs(epochs) => order.steps_of(epochs),
         };
         let config = config.clone();
-        let blueprint = Blueprint { config, world, cpu, dataset, order, network, buckets, total_steps, model };
+        let blueprint =
+            Blueprint { config, world, cpu, dataset, order, network, buckets, total_steps, model, half_kernels };
         memory::check(&blueprint.memory(), &blueprint.config)?;
         Ok(blueprint)
     }
 
-    /// The same plan with other kernels for 16-bit products.
+    /// The same plan with another kernel for products of bf16.
     ///
     /// # Errors
     /// The memory is no longer available.
@@ -134,12 +138,15 @@ impl Blueprint {
         half_type(&self.config)
     }
 
+    /// The kernel for products of bf16; `None` if there are none.
+    pub fn half_kernel(&self) -> Option<HalfKernel> {
+        (self.half_type() == Some(HalfType::Bf16)).then_some(self.cpu.half)
+    }
+
     /// Name of the kernels in use.
     pub fn kernel(&self) -> String {
-        match (self.half_type(), self.cpu.half) {
-            (Some(HalfType::Bf16), half) if half != HalfKernel::F32 => {
-                format!("{}+{}", self.cpu.isa.name(), half.name())
-            }
+        match self.half_kernel() {
+            Some(half) if half != HalfKernel::F32 => format!("{}+{}", self.cpu.isa.name(), half.name()),
             _ => self.cpu.isa.name().to_owned(),
         }
     }

@@ -77,8 +77,9 @@ impl TrainError {
             TrainError::Comm(CommError::Failed(cause)) => match cause.kind {
                 CauseKind::Stopped(2) => Exit::Interrupted,
                 CauseKind::Stopped(_) => Exit::Terminated,
-                CauseKind::Failed if cause.origin_rank == rank => Exit::OwnFailure,
-                CauseKind::Failed => Exit::PeerFailure,
+                _ if cause.origin_rank != rank => Exit::PeerFailure,
+                CauseKind::Failed => Exit::OwnFailure,
+                CauseKind::Hung => Exit::Hung,
             },
             TrainError::Comm(CommError::Missing { .. } | CommError::Unreachable { .. }) => Exit::PeerFailure,
             TrainError::Comm(

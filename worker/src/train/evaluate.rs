@@ -4,6 +4,7 @@ use super::TrainError;
 use super::step::{Agreed, Wishes};
 use super::trainer::Trainer;
 use crate::comm::CommError;
+use switchyard_worker_contract::recorder::Operation;
 
 /// Loss and accuracy on the validation set.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,6 +38,7 @@ impl Trainer {
         let saves_first = self.blueprint.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
         let (mut sum, mut correct, mut predicted) = (0.0, 0, 0);
         for index in 0..set.batches() {
+            self.recorder.begin(Operation::Evaluate, index);
             let batch = set.batch(self.communicator.rank(), index)?;
             let outcome = self.blueprint.network.evaluate(self.state.weights(), batch);
             sum += outcome.loss;
@@ -59,6 +61,7 @@ impl Trainer {
         let own = [(sum / batches) as f32, share(correct), share(predicted)];
         let [loss, correct, predicted] = self.buckets.sum(&mut self.communicator, own)?;
         let accuracy = (predicted > 0.0).then(|| f64::from(correct) / f64::from(predicted));
+        self.recorder.begin(Operation::Between, 0);
         Ok((Some(Judgement { loss: f64::from(loss), accuracy }), Agreed::default()))
     }
 }

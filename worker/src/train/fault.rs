@@ -11,6 +11,8 @@ pub enum Kind {
     Kill,
     /// SIGSTOP: alive, but silent.
     Hang,
+    /// The training thread stands still, as in a lock that nobody gives back: alive, with heartbeats.
+    Stall,
     Panic,
 }
 
@@ -31,7 +33,7 @@ impl Fault {
     pub fn parse(text: &str) -> Result<Fault, TrainError> {
         let wrong = || {
             TrainError::Usage(format!(
-                "{}: got `{text}`; expected KIND:STEP[@RANK][#ATTEMPT] with KIND exit, kill, hang or panic",
+                "{}: got `{text}`; expected KIND:STEP[@RANK][#ATTEMPT] with KIND exit, kill, hang, stall or panic",
                 env::FAULT
             ))
         };
@@ -48,6 +50,7 @@ impl Fault {
             "exit" => Kind::Exit,
             "kill" => Kind::Kill,
             "hang" => Kind::Hang,
+            "stall" => Kind::Stall,
             "panic" => Kind::Panic,
             _ => return Err(wrong()),
         };
@@ -65,6 +68,9 @@ impl Fault {
             Kind::Exit => std::process::exit(5),
             Kind::Kill => drop(kill_process(getpid(), Signal::KILL)),
             Kind::Hang => drop(kill_process(getpid(), Signal::STOP)),
+            Kind::Stall => loop {
+                std::thread::park();
+            },
             Kind::Panic => panic!("a fault was asked for by {}", env::FAULT),
         }
     }
@@ -78,7 +84,7 @@ mod tests {
     fn forms() {
         let fault = Fault::parse("kill:20@1#2").unwrap();
         assert!(fault.due(20, 1, 2) && !fault.due(20, 1, 1) && !fault.due(20, 0, 2) && !fault.due(19, 1, 2));
-        assert!(Fault::parse("hang:3").unwrap().due(3, 7, 9));
+        assert!(Fault::parse("hang:3").unwrap().due(3, 7, 9) && Fault::parse("stall:3").is_ok());
         for text in ["kill", "kill:x", "burn:3", "kill:3@", "kill:3#x"] {
             assert!(Fault::parse(text).is_err(), "{text}");
         }

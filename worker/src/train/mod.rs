@@ -4,7 +4,7 @@
 //! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
 //!      └─> Trainer: reader -> forward -> backward ──> buckets (all-reduces start as they are complete: fusion)
 //!                                             └─ wait -> norm -> clip -> optimizer
-//! run: Trainer step by step, events, evaluation, the trained model
+//! run: Trainer step by step, events, evaluation, the trained model; a watchdog beside it
 //! ```
 //!
 //! Every rank holds the same bits because the initial weights come from the seed, reduced gradients are bit-identical
@@ -14,11 +14,13 @@ mod blueprint;
 mod buckets;
 mod check;
 pub mod config;
+mod disk;
 mod error;
 mod evaluate;
 mod exchange;
 pub mod fault;
 mod fusion;
+mod kernel;
 mod memory;
 mod recording;
 mod resume;
@@ -29,6 +31,7 @@ mod sink;
 mod state;
 mod step;
 mod trainer;
+mod watchdog;
 
 pub use blueprint::{Blueprint, open};
 pub use error::TrainError;
@@ -36,3 +39,4 @@ pub use evaluate::Judgement;
 pub use run::{Outside, Reporter, run};
 pub use step::{Agreed, Wishes};
 pub use trainer::{StepReport, Trainer};
+pub use watchdog::End;

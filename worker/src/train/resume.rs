@@ -3,12 +3,12 @@
 use super::TrainError;
 use super::blueprint::Blueprint;
 use super::buckets::Buckets;
+use super::disk::CountedDisk;
 use super::exchange::ROOM;
 use super::state::{Difference, Fingerprint, Names, Progress, TrainingState};
 use crate::comm::Communicator;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use switchyard_checkpoint::disk::Disk;
 use switchyard_checkpoint::store::{Latest, State as Stored};
 use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store, TensorSink};
 use switchyard_worker_contract::config::Rule;
@@ -38,11 +38,11 @@ pub(super) struct Start {
 pub(super) fn find(
     communicator: &mut Communicator,
     buckets: &Buckets,
-    directory: &Path,
+    (disk, directory): (&CountedDisk, &Path),
     job: &str,
     launched: u32,
 ) -> Result<Start, TrainError> {
-    let store = Store::new(&Disk, directory);
+    let store = Store::new(disk, directory);
     let own = if communicator.rank() == 0 { serde_json::to_vec(&look(&store, job, launched)) } else { Ok(Vec::new()) };
     let told = buckets.gather(communicator, &own.unwrap_or_default())?;
     let found: Found = serde_json::from_slice(&told[0]).map_err(|error| TrainError::Resume(error.to_string()))?;
@@ -111,7 +111,7 @@ fn usable(latest: Latest) -> Result<Latest, String> {
 pub(super) fn restore(
     state: &mut TrainingState,
     blueprint: &Blueprint,
-    directory: &Path,
+    (disk, directory): (&CountedDisk, &Path),
     checkpoint: &Checkpoint,
     progress: &Progress,
 ) -> Result<Option<String>, TrainError> {
@@ -135,7 +135,7 @@ pub(super) fn restore(
     }
     let names = Names::new(state, blueprint);
     let mut sink = Sink { state, names: &names };
-    Store::new(&Disk, directory).restore(checkpoint, &mut sink).map_err(|error| refused(error.to_string()))?;
+    Store::new(disk, directory).restore(checkpoint, &mut sink).map_err(|error| refused(error.to_string()))?;
     state.resume(progress, blueprint)
 }
 

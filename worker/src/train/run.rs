@@ -4,13 +4,20 @@ use super::fault::Fault;
 use super::memory;
 use super::recording::Recording;
 use super::step::Wishes;
+use super::watchdog::{End, Watch, Watchdog};
 use super::{Blueprint, Judgement, StepReport, TrainError, Trainer};
 use crate::comm::{Aborter, CommError, Communicator, GroupConfig};
+use crate::recorder::{Identity, Recorder};
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 use switchyard_worker_contract::event::{CheckpointReport, Event, Finished, Progress, Ready};
+use switchyard_worker_contract::recorder::Operation;
+
+/// Steps whose median the watchdog knows.
+const LATELY: usize = 20;
 
 /// Prints events, one JSON object per line.
 pub struct Reporter<W> {
@@ -39,6 +46,8 @@ pub struct Outside<'a> {
     pub fault: Option<Fault>,
     /// The signal that asked this process to stop, or 0. Read only if a checkpoint is to be saved first.
     pub stop: &'a AtomicI32,
+    /// What follows if the rank stands still for too long. `None`: only the group ends.
+    pub end: Option<End>,
 }
 
 /// Trains to the end. `joined` gets the handle through which a signal can end the group.
@@ -52,7 +61,31 @@ pub fn run<W: Write>(
     reporter: &mut Reporter<W>,
     joined: impl FnOnce(Aborter),
 ) -> Result<(), TrainError> {
-    let mut trainer = Trainer::join(blueprint, group)?;
+    let identity = Identity { rank: group.rank(), world: group.world(), attempt: group.attempt };
+    let recorder = Recorder::in_file(outside.run_dir, identity).unwrap_or_else(|error| {
+        eprintln!("warning: cannot write the flight recorder: {error}; the training continues without it");
+        Recorder::private(identity)
+    });
+    let (watch, config) = (Watch::new(recorder), blueprint.config.watchdog);
+    let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), outside.end.clone());
+    let _watchdog =
+        watchdog.map_err(|error| TrainError::Usage(format!("cannot start the thread of the watchdog: {error}")))?;
+    let finished = train(blueprint, group, &watch, outside, reporter, joined);
+    let last = if finished.is_ok() { Operation::Finished } else { Operation::Failed };
+    watch.recorder.begin(last, 0);
+    reporter.event(&Event::Finished(finished?));
+    Ok(())
+}
+
+fn train<W: Write>(
+    blueprint: Blueprint,
+    group: &GroupConfig,
+    watch: &Watch,
+    outside: &Outside<'_>,
+    reporter: &mut Reporter<W>,
+    joined: impl FnOnce(Aborter),
+) -> Result<Finished, TrainError> {
+    let mut trainer = Trainer::join_watched(blueprint, group, watch)?;
     joined(trainer.communicator().aborter());
     let mut run = Run { trainer: &mut trainer, attempt: group.attempt, outside, reporter };
     let finished = match run.train_all() {
@@ -69,8 +102,7 @@ pub fn run<W: Write>(
     };
     // A rank is finished only when all are: a failure while another rank saves is a failure of the job.
     trainer.leave()?;
-    reporter.event(&Event::Finished(finished));
-    Ok(())
+    Ok(finished)
 }
 
 /// If two ranks fail at once, one of them was first for the whole group. The other one reports that cause too; its own
@@ -140,6 +172,7 @@ impl<W: Write> Run<'_, W> {
         let mut interval = Interval::default();
         let mut step_times: Vec<f32> = Vec::with_capacity(usize::try_from(total).unwrap_or(0).min(1 << 20));
         let (mut first_loss, mut last_loss) = (None, None);
+        let mut lately = [0.0; LATELY];
         while self.trainer.steps_done() < total {
             let next = self.trainer.steps_done() + 1;
             if let Some(fault) = self.outside.fault.filter(|fault| fault.due(next, rank, self.attempt)) {
@@ -154,6 +187,10 @@ impl<W: Write> Run<'_, W> {
             first_loss = first_loss.or(Some(report.loss).filter(|loss| loss.is_finite()));
             if step_times.len() < step_times.capacity() {
                 step_times.push(report.total.as_secs_f32() * 1e3);
+            }
+            lately[(report.step % LATELY as u64) as usize] = report.total.as_secs_f64();
+            if report.step % LATELY as u64 == 0 && lately.iter().all(|time| *time > 0.0) {
+                self.trainer.recorder.set_median(median(lately));
             }
             interval.add(&report);
             recording.after(self.trainer, &report);
@@ -243,6 +280,12 @@ impl<W: Write> Run<'_, W> {
         let interrupted = self.outside.stop.load(Ordering::Relaxed) == signal_hook::consts::SIGINT;
         Ok(TrainError::Stopped { step, saved, interrupted })
     }
+}
+
+/// The median of some times in seconds.
+fn median(mut times: [f64; LATELY]) -> Duration {
+    times.sort_unstable_by(f64::total_cmp);
+    Duration::from_secs_f64(times[LATELY / 2])
 }
 
 fn percentile(sorted: &[f32], percent: usize) -> f64 {

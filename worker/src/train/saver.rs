@@ -11,6 +11,7 @@
 //! stall, and the figures show it. A checkpoint that cannot be written is reported and abandoned; the next one that is
 //! due is a new attempt.
 
+use super::disk::CountedDisk;
 use super::state::{Names, Progress, TrainingState};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,12 +20,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use switchyard_checkpoint::disk::Disk;
 use switchyard_checkpoint::format::About;
 use switchyard_checkpoint::{CheckpointId, Manifest, Plan, ShardDigest, Store, TensorSource};
 
 /// What the checkpoints of a run have in common.
 pub(super) struct Site {
+    pub disk: CountedDisk,
     pub directory: PathBuf,
     pub job: String,
     pub config: String,
@@ -273,7 +274,7 @@ impl Drop for Saver {
 }
 
 fn write(site: &Site, plan: &Plan, orders: &Receiver<Work>, report: &Sender<Done>) {
-    let store = Store::new(&Disk, &site.directory);
+    let store = Store::new(&site.disk, &site.directory);
     while let Ok(work) = orders.recv() {
         let done = match work {
             Work::Write(id, copied) => {
@@ -332,7 +333,8 @@ mod tests {
     fn dead(rank: usize, folder: &std::path::Path) -> Saver {
         let tensor = TensorSpec { name: "w".into(), shape: vec![8], role: Role::Weight, export_axes: None };
         let directory = folder.to_owned();
-        let site = Site { directory, job: "job".into(), config: String::new(), keep: 1, rank, attempt: 1 };
+        let disk = CountedDisk::default();
+        let site = Site { disk, directory, job: "job".into(), config: String::new(), keep: 1, rank, attempt: 1 };
         let mut saver = Saver::start(site, Plan::new(vec![tensor], 2).unwrap(), None).unwrap();
         saver.work = None;
         saver.thread.take().unwrap().join().unwrap();

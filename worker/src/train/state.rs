@@ -102,8 +102,9 @@ pub(super) struct Progress {
     pub seed: u64,
     /// The optimizer's rule: arrays of the same name mean different things under different rules.
     pub rule: Rule,
-    /// Kernels for 16-bit products: others round in another order.
-    pub half_kernel: HalfKernel,
+    /// The kernel for products of bf16, which others add in another order; absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half_kernel: Option<HalfKernel>,
     /// The data set; absent in checkpoints of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Fingerprint>,
@@ -185,7 +186,7 @@ impl TrainingState {
             position,
             seed: blueprint.config.seed,
             rule: blueprint.config.optimizer.rule,
-            half_kernel: blueprint.cpu.half,
+            half_kernel: blueprint.half_kernel(),
             data: Some(Fingerprint::of(blueprint.dataset.facts())),
         }
     }

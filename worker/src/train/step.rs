@@ -13,6 +13,7 @@ use super::sink::{BucketSink, Metrics, Start};
 use super::trainer::{StepReport, Trainer};
 use crate::optimizer::{Schedule, gradient_scale, sum_of_squares};
 use std::time::{Duration, Instant};
+use switchyard_worker_contract::recorder::Operation;
 
 /// With a static loss scale, steps that may be skipped in a row before the run gives up.
 const MOST_SKIPPED: u64 = 100;
@@ -40,6 +41,7 @@ impl Trainer {
         let start = Instant::now();
         let scale = self.state.loss_scale();
         let number = self.state.step + 1;
+        self.recorder.step(number);
         let mut report = StepReport { step: number, loss_scale: f64::from(scale), ..StepReport::default() };
         let flags = Flags {
             stop: f32::from(u8::from(wishes.stop)),
@@ -53,6 +55,7 @@ impl Trainer {
         report.left_bytes = self.bytes_left();
         let squares = self.collect(scale, &mut report)?;
         let at = Instant::now();
+        self.recorder.begin(Operation::Update, 0);
         let (flags, statistics) = self.buckets.read_metrics(&self.communicator);
         report.loss = f64::from(flags.loss);
         self.statistics.copy_from_slice(statistics);
@@ -63,6 +66,7 @@ impl Trainer {
         if self.care_for_checkpoints(flags)? {
             report.checkpoint = at.elapsed();
         }
+        self.recorder.begin(Operation::Between, 0);
         report.reduce = self.time_of_reductions();
         report.total = start.elapsed();
         Ok((report, Agreed { stop: flags.stop > 0.0 }))
@@ -85,14 +89,17 @@ impl Trainer {
         self.makings.clear();
         for micro_batch in 0..merge {
             let at = Instant::now();
+            self.recorder.begin(Operation::Input, micro_batch);
             let batch = self.reader.next()?;
             let read = Instant::now();
+            self.recorder.begin(Operation::Forward, micro_batch);
             let network = &mut self.blueprint.network;
             loss += network.forward(self.state.weights(), batch).loss;
             for (sum, own) in self.statistics.iter_mut().zip(network.batch_statistics()) {
                 *sum += share * own;
             }
             let forwarded = Instant::now();
+            self.recorder.begin(Operation::Backward, micro_batch);
             let last = micro_batch + 1 == merge;
             flags.loss = loss as f32 * share;
             let mut sink = BucketSink {
@@ -158,6 +165,7 @@ impl Trainer {
             let at = Instant::now();
             self.communicator.wait(index)?;
             let arrived = Instant::now();
+            self.recorder.begin(Operation::Update, index as u32);
             report.communication_wait += arrived - at;
             let range = self.blueprint.buckets[index].range.clone();
             let gradients = &self.communicator.bucket(index)[..range.len()];

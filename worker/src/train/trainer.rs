@@ -2,20 +2,26 @@
 
 use super::blueprint::Blueprint;
 use super::buckets::{Buckets, Flags};
+use super::disk::CountedDisk;
+use super::kernel;
 use super::resume;
 use super::saver::{Saved, Saver, Site};
 use super::sink::Places;
 use super::state::{Names, TrainingState};
+use super::watchdog::Watch;
 use super::{TrainError, save};
 use crate::comm::{Cause, Communicator, GroupConfig, Timing};
 use crate::cpu::pool::Span;
 use crate::data::{Making, Prefetcher, ValidationSet};
-use crate::nn::Operation;
+use crate::nn;
+use crate::recorder::{Identity, Recorder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use switchyard_checkpoint::Plan;
 use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::recorder::Operation;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Measurements of one step.
@@ -74,6 +80,8 @@ pub struct Trainer {
     pub(super) makings: Vec<Making>,
     pub(super) validation: Option<ValidationSet>,
     resumed: Option<u64>,
+    disk: CountedDisk,
+    pub(super) recorder: Arc<Recorder>,
 }
 
 impl Trainer {
@@ -83,26 +91,50 @@ impl Trainer {
     /// # Errors
     /// The group cannot form, its ranks differ, or the checkpoint cannot be used.
     pub fn join(blueprint: Blueprint, group: &GroupConfig) -> Result<Trainer, TrainError> {
+        let identity = Identity { rank: group.rank(), world: group.world(), attempt: group.attempt };
+        Trainer::join_watched(blueprint, group, &Watch::new(Recorder::private(identity)))
+    }
+
+    /// The same, under the eyes of a watchdog.
+    pub(super) fn join_watched(
+        blueprint: Blueprint,
+        group: &GroupConfig,
+        watch: &Watch,
+    ) -> Result<Trainer, TrainError> {
+        let recorder = Arc::clone(&watch.recorder);
         let mut state = TrainingState::new(&blueprint);
         let tensors = state.tensors(&blueprint);
         let buckets = Buckets::new(&blueprint);
         let mut communicator = Communicator::connect(group, &buckets.lens, &buckets.options)?;
+        communicator.record_to(&recorder);
+        watch.joined(communicator.aborter());
+        let disk = CountedDisk::default();
+        recorder.count({
+            let disk = disk.clone();
+            move || disk.done()
+        });
         // The number of threads may differ between nodes: it does not change a bit of the results.
         let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
         let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());
         communicator.agree("the engine configuration", configuration.as_bytes())?;
         communicator.agree("the training data", blueprint.dataset.facts().digest.as_bytes())?;
-        let (mut blueprint, mut checkpoints, mut resumed) = (blueprint, None, None);
-        if let Some(config) = blueprint.config.checkpoint.clone() {
+        let found = |communicator: &mut Communicator, path: &str| {
+            resume::find(communicator, &buckets, (&disk, Path::new(path)), &group.job, group.attempt)
+        };
+        recorder.begin(Operation::Restore, 0);
+        let start = blueprint.config.checkpoint.as_ref().map(|config| found(&mut communicator, &config.path));
+        let start = start.transpose().inspect_err(|error| tell(&communicator, error))?;
+        let saved = start.as_ref().and_then(|start| start.checkpoint.as_ref());
+        let saved = saved.and_then(|(_, progress)| progress.half_kernel);
+        let agreed = kernel::agree(blueprint, &mut communicator, &buckets, saved);
+        let mut blueprint = agreed.inspect_err(|error| tell(&communicator, error))?;
+        let (mut checkpoints, mut resumed) = (None, None);
+        if let (Some(config), Some(start)) = (blueprint.config.checkpoint.clone(), start) {
             let directory = PathBuf::from(&config.path);
-            let found = resume::find(&mut communicator, &buckets, &directory, &group.job, group.attempt);
-            let start = found.inspect_err(|error| tell(&communicator, error))?;
             if let Some((checkpoint, progress)) = &start.checkpoint {
-                if progress.half_kernel.available() {
-                    blueprint = blueprint.with_half_kernel(progress.half_kernel)?;
-                }
                 blueprint.go_on_from(progress.step, progress.epoch, progress.position);
-                let restored = resume::restore(&mut state, &blueprint, &directory, checkpoint, progress);
+                let restored =
+                    resume::restore(&mut state, &blueprint, (&disk, directory.as_path()), checkpoint, progress);
                 let changed = restored.inspect_err(|error| tell(&communicator, error))?;
                 changed.iter().filter(|_| communicator.rank() == 0).for_each(|text| eprintln!("note: {text}"));
                 resumed = Some(state.step);
@@ -110,6 +142,7 @@ impl Trainer {
             let plan = Plan::new(tensors, blueprint.world as usize)
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
             let site = Site {
+                disk: disk.clone(),
                 directory,
                 job: group.job.clone(),
                 config: configuration,
@@ -125,6 +158,10 @@ impl Trainer {
         let rank = communicator.rank();
         let reader = &blueprint.config.reader;
         let reader = Prefetcher::start(Arc::clone(&blueprint.dataset), blueprint.order, rank, state.step, reader)?;
+        let begun = reader.begun();
+        recorder.count(move || begun.load(Ordering::Relaxed));
+        recorder.follow(&blueprint.network);
+        recorder.step(state.step);
         let config = &blueprint.config;
         let validation = ValidationSet::new(
             &blueprint.dataset,
@@ -148,6 +185,8 @@ impl Trainer {
             makings,
             validation,
             resumed,
+            disk,
+            recorder,
         };
         trainer.agree_on_weights()?;
         trainer.fuse()?;
@@ -188,7 +227,7 @@ impl Trainer {
     }
 
     /// Names, kinds and times of the layers of the last micro-batch.
-    pub(super) fn operations(&self, each: &mut dyn FnMut(&str, &str, &Operation)) {
+    pub(super) fn operations(&self, each: &mut dyn FnMut(&str, &str, &nn::Operation)) {
         let network = &self.blueprint.network;
         for operation in network.operations() {
             let (name, kind) = network.name(operation.node as usize);
@@ -245,6 +284,7 @@ impl Trainer {
     /// # Errors
     /// The group failed.
     pub(super) fn save_checkpoint(&mut self) -> Result<(), TrainError> {
+        self.recorder.begin(Operation::Checkpoint, 0);
         if self.finish_checkpoint()? {
             return Ok(());
         }
@@ -261,6 +301,7 @@ impl Trainer {
     /// # Errors
     /// The group failed.
     pub(super) fn finish_checkpoint(&mut self) -> Result<bool, TrainError> {
+        self.recorder.begin(Operation::Checkpoint, 0);
         loop {
             let Some(checkpoints) = &mut self.checkpoints else { return Ok(false) };
             checkpoints.saved.extend(checkpoints.saver.poll(true));
@@ -334,7 +375,8 @@ impl Trainer {
     /// # Errors
     /// The file cannot be written.
     pub fn save(&self, file: &Path) -> Result<(), TrainError> {
-        save::model(file, &self.blueprint, &self.state)
+        self.recorder.begin(Operation::Save, 0);
+        save::model(&self.disk, file, &self.blueprint, &self.state)
     }
 
     /// Informs the other ranks why this one gives up. If the group already knows a cause, that one stays.

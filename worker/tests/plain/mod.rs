@@ -60,6 +60,7 @@ pub fn gpt(path: &Path, include: &[&str]) -> EngineConfig {
         profile: None,
         checkpoint: None,
         bandwidth_check: None,
+        watchdog: Watchdog::default(),
     }
 }
 

@@ -126,7 +126,7 @@ pub fn runs(
     on_ranks(world, |group| {
         let (stop, rank) = (AtomicI32::new(0), group.rank());
         let mut log = Log { events: Vec::new(), hook: |event: &Event| hook(rank, event, &stop) };
-        let outside = Outside { run_dir, fault: None, stop: &stop };
+        let outside = Outside { run_dir, fault: None, stop: &stop, end: None };
         let outcome = blueprint(config, world)
             .and_then(|blueprint| run(blueprint, &group, &outside, &mut Reporter::new(&mut log), |_| {}));
         (outcome, log.events)

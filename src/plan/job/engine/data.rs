@@ -117,7 +117,7 @@ fn images(data: &api::Data, check: &mut Check<'_>) -> Images {
     }
 }
 
-/// Translates the block. Pinned memory is for GPUs, of which the engine has none yet.
+/// Translates the block. `pinnedMemory` is not part of it: the engine computes on CPUs, as its documentation says.
 pub(super) fn reader(reader: &api::Reader) -> Reader {
     Reader {
         workers: reader.workers.unsigned_abs(),

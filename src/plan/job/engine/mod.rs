@@ -11,7 +11,7 @@ mod tests;
 use super::Invalid;
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Checkpoint, EngineConfig, Evaluation, Length, Memory, Overlap, Profile, WireType,
+    Checkpoint, EngineConfig, Evaluation, Length, Memory, OnHang, Overlap, Profile, Watchdog, WireType,
 };
 
 /// What is wrong with the block, as it is found.
@@ -111,5 +111,17 @@ pub(super) fn config(
             on_suspend: checkpoint.on_suspend == api::OnSuspend::Save,
         }),
         bandwidth_check: None,
+        watchdog: Watchdog::default(),
     })
+}
+
+/// When a rank counts as hung.
+pub(super) fn watchdog(policy: &api::FailurePolicy) -> Watchdog {
+    Watchdog {
+        timeout_seconds: policy.progress_timeout_seconds.map(i32::unsigned_abs),
+        on_hang: match policy.on_hang {
+            None | Some(api::OnHang::Restart) => OnHang::Restart,
+            Some(api::OnHang::Report) => OnHang::Report,
+        },
+    }
 }

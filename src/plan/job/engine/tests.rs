@@ -6,8 +6,8 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 use switchyard_crds as api;
 use switchyard_worker_contract::config::{
-    Adam, Amp, EngineConfig, HalfType, Lars, LossScaling, Momentum, Precision, ResNet, ResNetDepth, Rule, Source, Stem,
-    Synthetic,
+    Adam, Amp, EngineConfig, HalfType, Lars, LossScaling, Momentum, OnHang, Precision, ResNet, ResNetDepth, Rule,
+    Source, Stem, Synthetic, Watchdog,
 };
 
 /// A small job with these blocks of the engine.
@@ -60,6 +60,26 @@ fn every_optimizer_has_its_defaults() {
         assert_eq!((found.rule, found.learning_rate), (rule, learning_rate));
         assert_eq!((found.weight_decay, found.gradient_clip_norm), (weight_decay, clip), "{rule:?}");
     }
+}
+
+#[test]
+fn the_watchdog_follows_the_failure_policy() {
+    let with = |policy: Value| {
+        let mut job = document(json!({}));
+        job["spec"]["failurePolicy"] = policy;
+        let job = api::validate::train_job(&job).unwrap_or_else(|faults| panic!("{faults:?}"));
+        validate(&job).unwrap().engine.unwrap().watchdog
+    };
+    assert_eq!(with(json!({"maxRestarts": 3})), Watchdog::default());
+    let short = with(json!({"progressTimeoutSeconds": 90, "onHang": "Report"}));
+    assert_eq!(short, Watchdog { timeout_seconds: Some(90), on_hang: OnHang::Report });
+    assert_eq!(with(json!({"onHang": "Restart"})), Watchdog::default());
+}
+
+#[test]
+fn pinned_memory_has_no_effect_as_documented() {
+    let with = |mode: &str| config(json!({"reader": {"pinnedMemory": mode}}));
+    assert_eq!(with("Auto"), with("Disabled"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ pub(in crate::doctor) const FAILURE: &str = "worker-failure";
 /// A rank that ended because of another one.
 pub(in crate::doctor) const PEER: &str = "worker-peer";
 
-pub(super) const KNOWN: [Known; 8] = [
+pub(super) const KNOWN: [Known; 9] = [
     Known {
         id: "worker-data",
         says: "Switchyard",
@@ -37,6 +37,19 @@ pub(super) const KNOWN: [Known; 8] = [
         look: &[
             "optimizer.learningRate and the warm-up of the schedule",
             "precision.computeType: BF16 instead of FP16",
+        ],
+        told_by: "",
+        link: "",
+    },
+    Known {
+        id: "worker-hung",
+        says: "Switchyard",
+        role: Role::Cause,
+        texts: &[&["stands still for", ", since "], &["all ranks wait for each other; this one is behind"]],
+        means: "this rank was alive and made no progress for longer than failurePolicy.progressTimeoutSeconds",
+        look: &[
+            "what the line says that it was doing: a reader or a checkpoint waits for a file system, a layer for something of its own",
+            "switchyard doctor on the run's directory, for the last operations of all ranks",
         ],
         told_by: "",
         link: "",

@@ -63,6 +63,39 @@ pub struct EngineConfig {
     /// The check before the first step. `None`: nothing is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_check: Option<BandwidthCheck>,
+    /// When a rank counts as hung, and what follows.
+    #[serde(default, skip_serializing_if = "Watchdog::is_default")]
+    pub watchdog: Watchdog,
+}
+
+/// When a rank counts as hung, and what follows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Watchdog {
+    /// Seconds without progress after which a rank counts as hung. `None`: 600; in a step, once twenty of them are done, ten
+    /// times their median, at least 30.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_seconds: Option<u32>,
+    /// What follows.
+    #[serde(default)]
+    pub on_hang: OnHang,
+}
+
+impl Watchdog {
+    fn is_default(&self) -> bool {
+        *self == Watchdog::default()
+    }
+}
+
+/// What follows if a rank hangs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OnHang {
+    /// The attempt ends, and the next one starts within the job's budget.
+    #[default]
+    Restart,
+    /// The log says so, and the job goes on waiting.
+    Report,
 }
 
 /// A measurement of the links between ranks before the first step.

@@ -1,0 +1,300 @@
+//! The flight recorder of a rank: what it did last, in a file that survives its death.
+//!
+//! ```text
+//! RUN_DIR/record/rank-3.attempt-1.recorder     64-bit words, in the byte order of the machine:
+//! header                                       who, when it began, when it was last alive, operations begun
+//! ring                                         the last operations, three words each; number n is in slot n % RING
+//! ```
+//!
+//! The rank writes through a mapping of the file: words that it has written are there even if it is killed. The slot after
+//! the newest operation may be half written, so it is not read.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Words of the file.
+pub const WORDS: usize = 256;
+/// Operations in the ring.
+pub const RING: usize = 64;
+/// Where the ring begins.
+pub const RING_AT: usize = 32;
+/// Words of an operation.
+pub const ENTRY: usize = 3;
+/// The first word: the format.
+pub const MAGIC: u64 = 0x3172_6364_7277_7373;
+/// Bytes of a text in the header.
+pub const TEXT: usize = 64;
+
+/// Positions of the words of the header.
+pub mod at {
+    /// [`super::MAGIC`].
+    pub const MAGIC: usize = 0;
+    /// Rank.
+    pub const RANK: usize = 1;
+    /// Ranks of the job.
+    pub const WORLD: usize = 2;
+    /// Attempt.
+    pub const ATTEMPT: usize = 3;
+    /// Process id.
+    pub const PID: usize = 4;
+    /// Start of the recording, microseconds since 1970.
+    pub const START: usize = 5;
+    /// When the process was last alive, microseconds after the start.
+    pub const ALIVE: usize = 6;
+    /// Operations begun.
+    pub const COUNT: usize = 7;
+    /// Host name, 64 bytes.
+    pub const HOST: usize = 8;
+    /// The layer that was running when the process was last alive, 64 bytes.
+    pub const LAYER: usize = 16;
+}
+
+/// File of a rank's recorder in [`crate::record::DIR`].
+pub fn file(rank: u32, attempt: u32) -> String {
+    format!("rank-{rank}.attempt-{attempt}.{EXTENSION}")
+}
+
+/// Extension of the file.
+pub const EXTENSION: &str = "recorder";
+
+/// What a rank does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[repr(u8)]
+pub enum Operation {
+    /// It joins the group.
+    Join,
+    /// It looks for a checkpoint, or reads it.
+    Restore,
+    /// It waits for its reader to fill a micro-batch.
+    Input,
+    /// Forward pass of a micro-batch.
+    Forward,
+    /// Backward pass of a micro-batch.
+    Backward,
+    /// It waits for the all-reduce of a bucket.
+    Reduce,
+    /// Norm, clipping, optimizer.
+    Update,
+    /// It copies its part of a checkpoint, or waits until that is written.
+    Checkpoint,
+    /// A batch of the validation set.
+    Evaluate,
+    /// It waits until all ranks agree on something.
+    Agree,
+    /// It writes the trained model.
+    Save,
+    /// Reports and other things between two steps.
+    Between,
+    /// It waits for all ranks to leave.
+    Leave,
+    /// All steps are done.
+    Finished,
+    /// It gave up.
+    Failed,
+}
+
+impl Operation {
+    const ALL: [Operation; 15] = [
+        Operation::Join,
+        Operation::Restore,
+        Operation::Input,
+        Operation::Forward,
+        Operation::Backward,
+        Operation::Reduce,
+        Operation::Update,
+        Operation::Checkpoint,
+        Operation::Evaluate,
+        Operation::Agree,
+        Operation::Save,
+        Operation::Between,
+        Operation::Leave,
+        Operation::Finished,
+        Operation::Failed,
+    ];
+
+    /// Whether the rank waits for other ranks.
+    pub fn waits(self) -> bool {
+        matches!(self, Operation::Join | Operation::Reduce | Operation::Agree | Operation::Leave)
+    }
+
+    /// Whether every step has it.
+    pub fn in_step(self) -> bool {
+        use Operation::{Backward, Between, Forward, Input, Reduce, Update};
+        matches!(self, Input | Forward | Backward | Reduce | Update | Between)
+    }
+
+    /// Whether nothing follows it.
+    pub fn is_last(self) -> bool {
+        matches!(self, Operation::Finished | Operation::Failed)
+    }
+}
+
+/// An operation of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    /// What it is.
+    pub operation: Operation,
+    /// The step that it belongs to, from 1.
+    pub step: u64,
+    /// Micro-batch, bucket, or batch of the validation set, from 0.
+    pub index: u32,
+    /// When it began, microseconds after the start of the recording.
+    pub since_us: u64,
+}
+
+impl Entry {
+    /// Its words.
+    pub fn pack(self) -> [u64; ENTRY] {
+        [self.step, (self.operation as u64) << 32 | u64::from(self.index), self.since_us]
+    }
+
+    /// An entry from its words; `None`: they are none.
+    pub fn unpack([step, what, since_us]: [u64; ENTRY]) -> Option<Entry> {
+        let operation = usize::try_from(what >> 32).ok().and_then(|number| Operation::ALL.get(number))?;
+        Some(Entry { operation: *operation, step, index: what as u32, since_us })
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Entry { operation, step, index, .. } = self;
+        match operation {
+            Operation::Join => write!(f, "joining the group"),
+            Operation::Restore => write!(f, "reading the checkpoint"),
+            Operation::Input => write!(f, "step {step}: waiting for the reader, micro-batch {index}"),
+            Operation::Forward => write!(f, "step {step}: forward pass of micro-batch {index}"),
+            Operation::Backward => write!(f, "step {step}: backward pass of micro-batch {index}"),
+            Operation::Reduce => write!(f, "step {step}: waiting for the all-reduce of bucket {index}"),
+            Operation::Update => write!(f, "step {step}: norm and optimizer, bucket {index}"),
+            Operation::Checkpoint => write!(f, "step {step}: writing its part of a checkpoint"),
+            Operation::Evaluate => write!(f, "validation after step {step}: batch {index}"),
+            Operation::Agree => write!(f, "step {step}: waiting for all ranks to agree"),
+            Operation::Save => write!(f, "step {step}: writing the trained model"),
+            Operation::Between => write!(f, "reports and files after step {step}"),
+            Operation::Leave => write!(f, "waiting for all ranks to leave"),
+            Operation::Finished => write!(f, "finished after step {step}"),
+            Operation::Failed => write!(f, "gave up in step {step}"),
+        }
+    }
+}
+
+/// What a recorder's file says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Recording {
+    /// Rank among all ranks of the job.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub world: u32,
+    /// Attempt.
+    pub attempt: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Host name.
+    pub host: String,
+    /// Start of the recording, microseconds since 1970 by the clock of its host.
+    pub start_us: u64,
+    /// When the process was last alive, microseconds after the start.
+    pub alive_us: u64,
+    /// The layer that was running then; empty if it is unknown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub layer: String,
+    /// The last operations, oldest first; at least one.
+    pub entries: Vec<Entry>,
+}
+
+impl Recording {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It is no recorder's file; the text says what was found and expected.
+    pub fn read(bytes: &[u8]) -> Result<Recording, String> {
+        let size = 8 * WORDS;
+        if bytes.len() != size {
+            return Err(format!("got {} bytes; expected {size}, the size of a recorder", bytes.len()));
+        }
+        let words: Vec<u64> = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes)).collect();
+        if words[at::MAGIC] != MAGIC {
+            return Err(format!(
+                "got {:#x} at the beginning; expected {MAGIC:#x}, as a recorder has",
+                words[at::MAGIC]
+            ));
+        }
+        let small = |at: usize, name: &str| {
+            u32::try_from(words[at]).map_err(|_| format!("{name}: got {}; expected less than 2^32", words[at]))
+        };
+        let text = |at: usize| {
+            let bytes = &bytes[8 * at..8 * at + TEXT];
+            String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
+        };
+        let count = words[at::COUNT];
+        let kept = count.min(RING as u64 - 1);
+        let slot = |number: u64| {
+            let at = RING_AT + ENTRY * (number % RING as u64) as usize;
+            Entry::unpack([words[at], words[at + 1], words[at + 2]])
+        };
+        let entries: Vec<Entry> = (count - kept..count).filter_map(slot).collect();
+        let newest = entries.last().ok_or("got no operation; expected at least one")?;
+        Ok(Recording {
+            rank: small(at::RANK, "rank")?,
+            world: small(at::WORLD, "ranks of the job")?,
+            attempt: small(at::ATTEMPT, "attempt")?,
+            pid: small(at::PID, "process id")?,
+            host: text(at::HOST),
+            start_us: words[at::START],
+            alive_us: words[at::ALIVE].max(newest.since_us),
+            layer: text(at::LAYER),
+            entries,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file_of(count: u64) -> Vec<u8> {
+        let mut words = [0_u64; WORDS];
+        (words[at::MAGIC], words[at::RANK], words[at::WORLD], words[at::COUNT]) = (MAGIC, 3, 4, count);
+        words[at::HOST] = u64::from_ne_bytes(*b"node-b\0\0");
+        for number in 0..count {
+            let entry = Entry { operation: Operation::Forward, step: number, index: 1, since_us: 10 * number };
+            let at = RING_AT + ENTRY * (number % RING as u64) as usize;
+            words[at..at + ENTRY].copy_from_slice(&entry.pack());
+        }
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn the_last_operations_are_read_in_order() {
+        for count in [1, 5, 63, 64, 200] {
+            let found = Recording::read(&file_of(count)).unwrap();
+            let steps: Vec<u64> = found.entries.iter().map(|entry| entry.step).collect();
+            assert_eq!(steps, (count - count.min(63)..count).collect::<Vec<_>>());
+            assert_eq!((found.rank, found.world, found.host.as_str()), (3, 4, "node-b"));
+            assert_eq!(found.alive_us, 10 * (count - 1), "it was alive when it began its last operation");
+        }
+    }
+
+    #[test]
+    fn other_files_are_refused_with_what_was_expected() {
+        assert_eq!(Recording::read(b"text").unwrap_err(), "got 4 bytes; expected 2048, the size of a recorder");
+        let error = Recording::read(&[7; 8 * WORDS]).unwrap_err();
+        assert!(error.starts_with("got 0x707070707070707 at the beginning"), "{error}");
+        assert!(Recording::read(&file_of(0)).unwrap_err().contains("no operation"));
+        let mut strange = file_of(2);
+        strange[8 * (RING_AT + 1) + 4..][..4].fill(0xff);
+        assert_eq!(Recording::read(&strange).unwrap().entries.len(), 1, "an operation of another version is left out");
+    }
+
+    #[test]
+    fn every_operation_survives_packing() {
+        for (number, operation) in Operation::ALL.into_iter().enumerate() {
+            assert_eq!(operation as usize, number);
+            let entry = Entry { operation, step: 1 << 40, index: u32::MAX, since_us: 7 };
+            assert_eq!(Entry::unpack(entry.pack()), Some(entry), "{entry}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The file system, counted: a checkpoint that is slow makes progress, one that is stuck does not.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use switchyard_checkpoint::disk::{Disk, Kind, ReadFile, Vfs, WriteFile};
+
+/// The file system of this machine, with a count of what was read and written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CountedDisk(Arc<AtomicU64>);
+
+impl CountedDisk {
+    /// Calls that are done.
+    pub fn done(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn counted<T>(&self, result: T) -> T {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        result
+    }
+}
+
+/// A file of a counted disk.
+struct Counted<F: ?Sized> {
+    disk: CountedDisk,
+    file: Box<F>,
+}
+
+impl WriteFile for Counted<dyn WriteFile> {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.disk.counted(self.file.write_all(bytes))
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.disk.counted(self.file.sync())
+    }
+}
+
+impl ReadFile for Counted<dyn ReadFile> {
+    fn length(&self) -> u64 {
+        self.file.length()
+    }
+
+    fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.disk.counted(self.file.read_exact_at(bytes, offset))
+    }
+}
+
+impl Vfs for CountedDisk {
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        self.counted(Disk.create_directory(path))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        let file = self.counted(Disk.create(path))?;
+        Ok(Box::new(Counted { disk: self.clone(), file }))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        let file = self.counted(Disk.open(path))?;
+        Ok(Box::new(Counted { disk: self.clone(), file }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.counted(Disk.rename(from, to))
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        self.counted(Disk.sync_directory(path))
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.counted(Disk.remove_file(path))
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        self.counted(Disk.remove_directory(path))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.counted(Disk.list(path))
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<Kind> {
+        self.counted(Disk.kind(path))
+    }
+}

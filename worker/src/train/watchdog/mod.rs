@@ -1,0 +1,114 @@
+//! The thread that notices when the training thread of its rank stands still.
+
+mod still;
+
+use crate::comm::{Aborter, Cause};
+use crate::recorder::{Identity, Recorder};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use still::{Seen, Still};
+use switchyard_worker_contract::config::{self, OnHang};
+
+/// What the watchdog of a rank watches.
+pub(super) struct Watch {
+    pub recorder: Arc<Recorder>,
+    /// Of the group, once there is one.
+    aborter: OnceLock<Aborter>,
+}
+
+impl Watch {
+    pub fn new(recorder: Recorder) -> Arc<Watch> {
+        Arc::new(Watch { recorder: Arc::new(recorder), aborter: OnceLock::new() })
+    }
+
+    /// The group exists.
+    pub fn joined(&self, aborter: Aborter) {
+        let _ = self.aborter.set(aborter);
+    }
+}
+
+/// Called with the root cause when the rank stands still for too long, after the group has been informed: ends the process,
+/// because the training thread cannot.
+pub type End = Arc<dyn Fn(&Cause) + Send + Sync>;
+
+/// The thread; it ends when this is dropped.
+pub(super) struct Watchdog {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Starts to watch.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(
+        config: config::Watchdog,
+        identity: Identity,
+        watch: Arc<Watch>,
+        end: Option<End>,
+    ) -> std::io::Result<Watchdog> {
+        let stop: Arc<(Mutex<bool>, Condvar)> = Arc::default();
+        let stopped = Arc::clone(&stop);
+        let body = move || {
+            let mut still = Still::new(config, Instant::now());
+            let mut warned = None;
+            while !wait(&stopped, still.pause()) {
+                let recorder = &watch.recorder;
+                recorder.alive();
+                let operation = recorder.latest().operation;
+                let seen = Seen { progress: recorder.progress(), operation, median: recorder.median() };
+                let hang = still.look(seen, Instant::now());
+                recorder.set_late(hang.is_some() && config.on_hang == OnHang::Restart);
+                // A rank that waits is not the cause, unless all of them wait: that is for rank 0 to see.
+                let Some(time) = hang.filter(|_| !operation.waits()) else { continue };
+                let text = describe(recorder, time);
+                match (config.on_hang, watch.aborter.get()) {
+                    (OnHang::Report, _) if warned == Some(seen.progress) => {}
+                    (OnHang::Report, _) => {
+                        warned = Some(seen.progress);
+                        eprintln!("warning: rank {} {text}; failurePolicy.onHang is Report: it goes on", identity.rank);
+                    }
+                    (OnHang::Restart, Some(aborter)) => {
+                        let cause = Cause::hung(identity.rank, text);
+                        aborter.abort(cause.clone());
+                        if let Some(end) = &end {
+                            end(&aborter.failure().unwrap_or(cause));
+                        }
+                        return;
+                    }
+                    // Only a group that does not exist yet has no handle, and to join it is to wait.
+                    (OnHang::Restart, None) => {}
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("watchdog".into()).spawn(body)?;
+        Ok(Watchdog { stop, thread: Some(thread) })
+    }
+}
+
+/// Waits for the time to pass, or for the end; returns whether it is the end.
+fn wait((stop, changed): &(Mutex<bool>, Condvar), pause: Duration) -> bool {
+    let stop = stop.lock().unwrap_or_else(PoisonError::into_inner);
+    *changed.wait_timeout_while(stop, pause, |stop| !*stop).unwrap_or_else(PoisonError::into_inner).0
+}
+
+fn describe(recorder: &Recorder, time: Duration) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = now.saturating_sub(time).as_secs();
+    let (hour, minute, second) = (since / 3600 % 24, since / 60 % 60, since % 60);
+    let (doing, pid, seconds) = (recorder.doing(), std::process::id(), time.as_secs_f64());
+    format!("stands still for {seconds:.0} s, since {hour:02}:{minute:02}:{second:02} UTC, in {doing} (process {pid})")
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic in that thread was reported there.
+            let _ = thread.join();
+        }
+    }
+}

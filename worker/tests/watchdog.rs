@@ -1,0 +1,200 @@
+//! Planted hangs: a rank that stands still is named by all, with what it does and what the others wait for, and its recorder
+//! tells it afterwards.
+
+#![allow(clippy::unwrap_used)]
+
+mod collective_support;
+mod plain;
+mod pods;
+mod ranks;
+
+use collective_support::wait_until;
+use pods::{DEADLINE, Job, Running, ready, wait_for_step};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use switchyard_worker::comm::{Cause, CauseKind, CommError};
+use switchyard_worker::cpu::Cpu;
+use switchyard_worker::model::Registry;
+use switchyard_worker::nn::layers::{CrossEntropy, Linear, Target, pixels};
+use switchyard_worker::nn::{Backward, Forward, Graph, Layer, ModelError, Needs};
+use switchyard_worker::train::{Blueprint, Outside, Reporter, TrainError, open, run};
+use switchyard_worker_contract::config::{Checkpoint, Custom, EngineConfig, Length, Model, OnHang, Watchdog};
+use switchyard_worker_contract::env;
+use switchyard_worker_contract::event::Failure;
+use switchyard_worker_contract::exit::Exit;
+use switchyard_worker_contract::recorder::{Operation, Recording};
+
+/// Long enough for a busy machine to do a step, short enough for a test.
+const LIMIT: Watchdog = Watchdog { timeout_seconds: Some(4), on_hang: OnHang::Restart };
+
+fn job(nodes: u32, procs: u32, watchdog: Watchdog) -> Job {
+    Job::new(nodes, procs, 1_000_000).with(|config| {
+        config.fetch_every_steps = 1;
+        config.watchdog = watchdog;
+    })
+}
+
+/// What the recorder of a rank holds; each node has a run directory of its own.
+fn recording(job: &Job, node: u32, rank: u32) -> Recording {
+    let path = job.path(&format!("run-{node}/record/rank-{rank}.attempt-1.recorder"));
+    Recording::read(&fs::read(path).unwrap()).unwrap()
+}
+
+fn pid_of(job: &Job, node: u32, rank: u32) -> u32 {
+    ready(&job.read(&format!("out-{node}"))).into_iter().find(|ready| ready.rank == rank).unwrap().pid
+}
+
+#[test]
+fn a_rank_that_stands_still_is_named_by_all_and_the_others_say_what_they_wait_for() {
+    let job = job(3, 1, LIMIT);
+    assert_eq!(job.run(&[(env::FAULT, "stall:6@1")]), [4, 10, 4], "{}", job.read("err-1"));
+    let pid = pid_of(&job, 1, 1);
+    for node in 0..3 {
+        let Failure { origin_rank, cause, during, .. } = job.termination(node).failure.unwrap();
+        assert_eq!(origin_rank, 1, "{cause}");
+        assert!(cause.contains("stands still for 4 s, since "), "{cause}");
+        assert!(cause.contains(&format!("in reports and files after step 5 (process {pid})")), "{cause}");
+        assert_eq!(during, "ranks 0, 2: step 6: waiting for the all-reduce of bucket 0");
+    }
+    let stuck = recording(&job, 1, 1);
+    let last = stuck.entries.last().unwrap();
+    assert_eq!((stuck.pid, last.operation, last.step), (pid, Operation::Between, 5));
+    assert!(stuck.alive_us - last.since_us > 3_900_000, "it was alive, and did nothing: {stuck:?}");
+    let [.., waited, end] = recording(&job, 0, 0).entries[..] else { panic!() };
+    assert_eq!((waited.operation, waited.step, end.operation), (Operation::Reduce, 6, Operation::Failed));
+}
+
+#[test]
+fn a_rank_whose_checkpoint_cannot_be_written_is_named_when_the_next_one_is_due() {
+    let job = job(1, 2, LIMIT);
+    let path = job.path("checkpoints");
+    // Opening a pipe for writing waits for somebody who reads. After the last attempt that there can be, the next has the same number.
+    let folder = path.join(format!("step-000000004.attempt-{}", u32::MAX));
+    fs::create_dir_all(&folder).unwrap();
+    mknodat(CWD, folder.join("rank-1.safetensors.tmp"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let path = path.display().to_string();
+    let job = job.with(|config| {
+        config.checkpoint = Some(Checkpoint { path, every_steps: 4, period_seconds: 0, keep: 2, on_suspend: false });
+    });
+    assert_eq!(job.run(&[]), [10], "{}", job.read("err-0"));
+    let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();
+    assert_eq!(origin_rank, 1, "{cause}");
+    assert!(cause.contains("in step 8: writing its part of a checkpoint"), "{cause}");
+    assert_eq!(during, "rank 0: step 8: waiting for the all-reduce of bucket 1");
+}
+
+#[test]
+fn of_a_stopped_rank_the_last_operation_is_told() {
+    let job = job(1, 2, LIMIT);
+    let mut command = job.command(0);
+    command.env(env::PEER_TIMEOUT_SECONDS, "2");
+    let mut pod = Running(command.spawn().unwrap());
+    assert!(wait_for_step(&job, &mut pod, 1));
+    // A rank that is alive for longer than the timeout has sent heartbeats.
+    assert!(wait_until(DEADLINE, || recording(&job, 0, 1).alive_us > 2_500_000));
+    let pid = pid_of(&job, 0, 1);
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+    assert_eq!(pod.code(), 5, "{}", job.read("err-0"));
+    let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();
+    assert!(origin_rank == 1 && cause.contains("no sign of life for 2.0 s"), "{cause}");
+    assert!(during.contains("last heard in ") && during.contains(&format!("(process {pid})")), "{during}");
+    assert!(recording(&job, 0, 1).entries.last().unwrap().step > 0);
+}
+
+#[test]
+fn a_job_that_only_wants_a_report_goes_on_waiting() {
+    let job = job(1, 2, Watchdog { on_hang: OnHang::Report, ..LIMIT });
+    let mut command = job.command(0);
+    command.env(env::FAULT, "stall:6@1");
+    let mut pod = Running(command.spawn().unwrap());
+    assert!(wait_for_step(&job, &mut pod, 5));
+    job.wait_for("err-0", "failurePolicy.onHang is Report");
+    let log = job.read("err-0");
+    assert!(log.contains("warning: rank 1 stands still") && !log.contains("warning: rank 0 stands still"), "{log}");
+    assert!(pod.0.try_wait().unwrap().is_none(), "it goes on");
+}
+
+/// Passes its input on. The call with this number waits until the gate opens.
+struct Sleeper(usize);
+
+const STUCK: u32 = 9;
+static CALLS: AtomicU32 = AtomicU32::new(0);
+static GATE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+impl Layer for Sleeper {
+    fn kind(&self) -> &'static str {
+        "Sleeper"
+    }
+
+    fn needs(&self, _: &Cpu) -> Needs {
+        Needs::default()
+    }
+
+    fn forward(&mut self, cx: &mut Forward<'_>) {
+        if CALLS.fetch_add(1, Ordering::SeqCst) == STUCK {
+            let open = GATE.0.lock().unwrap();
+            drop(GATE.1.wait_while(open, |open| !*open).unwrap());
+        }
+        cx.output.of::<f32>()[..self.0].copy_from_slice(&cx.inputs[0].of::<f32>()[..self.0]);
+    }
+
+    fn backward(&mut self, cx: &mut Backward<'_>) {
+        let dy = cx.d_output.shared();
+        if let Some((mut d, add)) = cx.d_inputs[0].target() {
+            for (d, dy) in d.of::<f32>().iter_mut().zip(dy.of::<f32>()) {
+                *d = dy + if add { *d } else { 0.0 };
+            }
+        }
+    }
+}
+
+struct Sleepy;
+
+impl switchyard_worker::model::Model for Sleepy {
+    fn words(&self) -> String {
+        "a network that sleeps".into()
+    }
+
+    fn build(&self, graph: &mut Graph) -> Result<(), ModelError> {
+        let input = pixels(graph, "input", true)?;
+        let hidden = Linear::new(6).add(graph, "hidden", input)?;
+        let (shape, len) = (graph.shape(hidden).to_vec(), graph.len(hidden));
+        let slept = graph.add("sleeper", Sleeper(len), &[hidden], &[], &[], &shape)?;
+        let output = Linear::new(4).add(graph, "output", slept)?;
+        CrossEntropy { target: Target::Classes, count: true }.add(graph, "loss", output)
+    }
+}
+
+#[test]
+fn a_layer_that_sleeps_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = Model::Custom(Custom { name: "sleepy".into(), parameters: BTreeMap::new() });
+    let registry = Registry::new().with("sleepy", |_| Ok(Box::new(Sleepy)));
+    let watchdog = Watchdog { timeout_seconds: Some(3), on_hang: OnHang::Restart };
+    let config = EngineConfig { model, length: Length::Steps(1000), watchdog, ..plain::resnet() };
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let outcomes = ranks::on_ranks(2, |group| {
+        let (rank, stop, told) = (group.rank(), AtomicI32::new(0), Arc::clone(&told));
+        let end = move |cause: &Cause| {
+            told.lock().unwrap().push((rank, cause.clone()));
+            *GATE.0.lock().unwrap() = true;
+            GATE.1.notify_all();
+        };
+        let outside = Outside { run_dir: folder.path(), fault: None, stop: &stop, end: Some(Arc::new(end)) };
+        let blueprint = Blueprint::new(&config, open(&config)?, 2, None, &registry)?;
+        run(blueprint, &group, &outside, &mut Reporter::new(std::io::sink()), |_| {})
+    });
+    let [(rank, cause)] = &told.lock().unwrap()[..] else { panic!("{told:?}") };
+    assert_eq!((cause.origin_rank, cause.kind), (*rank, CauseKind::Hung));
+    assert!(cause.text.contains("forward pass of micro-batch 0, layer sleeper (process "), "{cause}");
+    assert!(cause.during.contains("waiting for the all-reduce"), "{cause}");
+    for (other, outcome) in (0..).zip(outcomes) {
+        let error = outcome.unwrap_err();
+        assert!(matches!(&error, TrainError::Comm(CommError::Failed(seen)) if seen == cause), "rank {other}: {error}");
+        assert_eq!(error.exit(other), if other == *rank { Exit::Hung } else { Exit::PeerFailure });
+    }
+}
