@@ -69,8 +69,7 @@ impl Totals {
     pub(crate) fn finish(self) -> Result<()> {
         for Output { test, lines } in &self.outputs {
             println!("---- {test}");
-            // The first lines name the place of the panic and its message.
-            for line in lines.iter().filter(|line| !line.is_empty()).take(REPEATED_LINES) {
+            for line in &lines[cause(lines)..lines.len().min(cause(lines) + REPEATED_LINES)] {
                 println!("{}", line.chars().take(REPEATED_CHARACTERS).collect::<String>());
             }
         }
@@ -137,6 +136,13 @@ fn one(name: &str, command: &mut Command) -> Result<(Totals, ExitStatus)> {
     Ok((totals, child.wait()?))
 }
 
+/// The first line that says why a test failed: a panic, or the error that it returned. Without either the first.
+fn cause(lines: &[String]) -> usize {
+    let says =
+        |line: &String| line.starts_with("Error: ") || line.starts_with("thread '") && line.contains(" panicked at ");
+    lines.iter().position(says).unwrap_or(0)
+}
+
 /// Name, verdict and seconds of a line `test a::b ... ok <1.234s>`.
 fn test(line: &str) -> Option<(&str, &str, Option<f64>)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
@@ -154,7 +160,15 @@ fn counts(line: &str) -> Option<(u64, u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{counts, test};
+    use super::{cause, counts, test};
+
+    #[test]
+    fn the_cause_of_a_failure_is_found_behind_what_was_printed() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(cause(&lines("0.1 s  a\n0.2 s  b\nError: not so after 300 s\nStack backtrace:")), 2);
+        assert_eq!(cause(&lines("\nthread 'a::b' (12) panicked at a.rs:1:2:\nwhy")), 1);
+        assert_eq!(cause(&lines("killed")), 0);
+    }
 
     #[test]
     fn reads_the_runner() {

@@ -250,17 +250,21 @@ fn pods(job: &TrainJob, pods: &BTreeMap<(u32, u32), PodView>, width: usize) -> S
 }
 
 /// The state of a pod, and why it does not run.
-fn pod_state(pod: &PodView) -> String {
+pub(super) fn pod_state(pod: &PodView) -> String {
     let reason = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    if pod.deleting {
+        return "Terminating".into();
+    }
+    // The trainer's own end counts: the phase follows when all containers have ended and the kubelet says so.
+    if pod.has_succeeded() {
+        return "Succeeded".into();
+    }
+    if pod.has_failed() {
+        let ended = pod.ended.as_ref().map(|ended| format!("exit {} {}", ended.code, ended.reason).trim().to_owned());
+        let why = pod.reason.as_ref().and_then(|(why, _)| reason(why)).or(ended);
+        return why.map_or_else(|| "Failed".into(), |why| format!("Failed: {why}"));
+    }
     match pod.phase {
-        _ if pod.deleting => "Terminating".into(),
-        Phase::Succeeded => "Succeeded".into(),
-        Phase::Failed => {
-            let ended =
-                pod.ended.as_ref().map(|ended| format!("exit {} {}", ended.code, ended.reason).trim().to_owned());
-            let why = pod.reason.as_ref().and_then(|(why, _)| reason(why)).or(ended);
-            why.map_or_else(|| "Failed".into(), |why| format!("Failed: {why}"))
-        }
         Phase::Pending if pod.gated_by_others => "Gated by others".into(),
         Phase::Pending if pod.gated => "Gated".into(),
         Phase::Pending => {
@@ -268,9 +272,9 @@ fn pod_state(pod: &PodView) -> String {
             let why = pod.unschedulable.as_ref().map(|_| "Unschedulable".to_owned()).or(waiting);
             why.map_or_else(|| "Pending".into(), |why| format!("Pending: {why}"))
         }
-        Phase::Running if pod.ready => "Ready".into(),
-        Phase::Running => "Running".into(),
         Phase::Unknown => "Unknown".into(),
+        _ if pod.ready => "Ready".into(),
+        _ => "Running".into(),
     }
 }
 

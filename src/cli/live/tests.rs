@@ -1,4 +1,4 @@
-use super::board::{Known, state, table};
+use super::board::{Known, pod_state, state, table};
 use super::logs::{chosen, is_of};
 use super::report::event;
 use crate::args::LogsArgs;
@@ -84,6 +84,23 @@ fn one_job_is_shown_with_its_pods() {
 }
 
 /// The reason stood in the condition only, and the screen said for ever that the pods were not created yet.
+/// The job had failed, and its pod was shown as running: the kubelet had said that the trainer ended, and not yet that the pod did.
+#[test]
+fn the_end_of_a_trainer_is_shown_before_that_of_its_pod() {
+    let of = |code: i32, reason: &str| {
+        let terminated = json!({"exitCode": code, "reason": reason});
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gpt-2-1", "uid": "u"},
+            "status": {"phase": "Running", "containerStatuses": [
+                {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": terminated}},
+            ]},
+        });
+        pod_state(&PodView::of(&serde_json::from_value(object).unwrap()))
+    };
+    assert_eq!(of(5, "OOMKilled"), "Failed: exit 5 OOMKilled");
+    assert_eq!(of(0, "Completed"), "Succeeded");
+}
+
 #[test]
 fn what_keeps_pods_from_being_made_is_shown() {
     let trouble = "cannot create ConfigMap a-1: the name is taken by an object that does not belong to this job";
