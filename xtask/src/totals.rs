@@ -69,7 +69,7 @@ impl Totals {
     pub(crate) fn finish(self) -> Result<()> {
         for Output { test, lines } in &self.outputs {
             println!("---- {test}");
-            for line in &lines[cause(lines)..lines.len().min(cause(lines) + REPEATED_LINES)] {
+            for line in lines.iter().skip(cause(lines)).take(REPEATED_LINES) {
                 println!("{}", line.chars().take(REPEATED_CHARACTERS).collect::<String>());
             }
         }

@@ -105,9 +105,9 @@ impl Checker<'_> {
 
     fn read(&mut self, index: usize, step: &Step, access: &Access) -> Result<(), Fault> {
         let adds = step.writes.iter().any(|write| write.content == access.content);
+        let unwritten = || Fault::Unwritten { step: step.to_string(), access: access.to_string() };
         let mut at = access.range.start;
         for (start, stretch) in self.stretches(access) {
-            let unwritten = || Fault::Unwritten { step: step.to_string(), access: access.to_string() };
             if start > at {
                 return Err(unwritten());
             }
@@ -136,7 +136,7 @@ impl Checker<'_> {
             }
         }
         if at < access.range.end {
-            return Err(Fault::Unwritten { step: step.to_string(), access: access.to_string() });
+            return Err(unwritten());
         }
         let ranges = self.memories.entry(access.memory).or_default();
         for (_, stretch) in ranges.range_mut(access.range.clone()) {
