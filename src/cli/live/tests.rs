@@ -54,6 +54,18 @@ fn pod(name: &str, phase: Phase) -> PodView {
     PodView { phase, ready: phase == Phase::Running, ..PodView::of(&serde_json::from_value(object).unwrap()) }
 }
 
+/// A pod whose trainer has ended, while its kubelet still reports this phase.
+fn ended(name: &str, phase: &str, code: i32, reason: &str) -> PodView {
+    let terminated = json!({"exitCode": code, "reason": reason});
+    let object = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": name},
+        "status": {"phase": phase, "containerStatuses": [
+            {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": terminated}},
+        ]},
+    });
+    PodView::of(&serde_json::from_value(object).unwrap())
+}
+
 fn now() -> Timestamp {
     "2026-11-20T14:08:02Z".parse().unwrap()
 }
@@ -83,24 +95,23 @@ fn one_job_is_shown_with_its_pods() {
     insta::assert_snapshot!(table(&known, now(), 100));
 }
 
-/// The reason stood in the condition only, and the screen said for ever that the pods were not created yet.
 /// The job had failed, and its pod was shown as running: the kubelet had said that the trainer ended, and not yet that the pod did.
 #[test]
 fn the_end_of_a_trainer_is_shown_before_that_of_its_pod() {
-    let of = |code: i32, reason: &str| {
-        let terminated = json!({"exitCode": code, "reason": reason});
-        let object = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gpt-2-1", "uid": "u"},
-            "status": {"phase": "Running", "containerStatuses": [
-                {"name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": terminated}},
-            ]},
-        });
-        pod_state(&PodView::of(&serde_json::from_value(object).unwrap()))
-    };
+    let of = |code, reason| pod_state(&ended("gpt-2-1", "Running", code, reason));
     assert_eq!(of(5, "OOMKilled"), "Failed: exit 5 OOMKilled");
     assert_eq!(of(0, "Completed"), "Succeeded");
 }
 
+/// A kubelet keeps the phase that it last reported until a pod is over: one that ended at once was Pending, with all its output.
+#[test]
+fn a_pod_that_ended_at_once_has_a_log() {
+    let pods = vec![pod("gpt-124m-2-0", Phase::Succeeded), ended("gpt-124m-2-1", "Pending", 0, "Completed")];
+    let names: Vec<String> = chosen(&ask(), &running(), pods).unwrap().into_iter().map(|pod| pod.name).collect();
+    assert_eq!(names, ["gpt-124m-2-0", "gpt-124m-2-1"]);
+}
+
+/// The reason stood in the condition only, and the screen said for ever that the pods were not created yet.
 #[test]
 fn what_keeps_pods_from_being_made_is_shown() {
     let trouble = "cannot create ConfigMap a-1: the name is taken by an object that does not belong to this job";

@@ -228,6 +228,8 @@ impl PodView {
                 Some("Succeeded") => Phase::Succeeded,
                 Some("Failed") => Phase::Failed,
                 Some("Unknown") => Phase::Unknown,
+                // A kubelet keeps the phase it last reported until a pod is over: one that was short goes from Pending to Succeeded.
+                _ if terminated.is_some() => Phase::Running,
                 _ => Phase::Pending,
             },
             ready: is("Ready", "True").is_some(),
