@@ -377,13 +377,7 @@ fn check_number(schema: &Value, number: &serde_json::Number, report: &mut Report
     let (least, most) = (schema["minimum"].as_f64(), schema["maximum"].as_f64());
     let Some(value) = number.as_f64() else { return };
     if least.is_some_and(|least| value < least) || most.is_some_and(|most| value > most) {
-        let expected = match (least, most) {
-            (Some(least), Some(most)) => format!("a number from {least} to {most}"),
-            (Some(least), None) => format!("at least {least}"),
-            (None, Some(most)) => format!("at most {most}"),
-            (None, None) => String::new(),
-        };
-        report(FaultKind::OutOfRange, "out of range", number.to_string(), expected, String::new());
+        report(FaultKind::OutOfRange, "out of range", number.to_string(), type_words(schema), String::new());
     }
 }
 

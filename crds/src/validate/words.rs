@@ -35,18 +35,20 @@ pub(super) fn type_words(schema: &Value) -> String {
     match schema["type"].as_str() {
         Some("object") => "an object".into(),
         Some("array") => "a list".into(),
-        Some("integer") => match (schema["minimum"].as_f64(), schema["maximum"].as_f64()) {
-            (Some(least), Some(most)) => format!("an integer from {least} to {most}"),
-            (Some(least), None) => format!("an integer of at least {least}"),
-            (None, Some(most)) => format!("an integer of at most {most}"),
-            (None, None) => "an integer".into(),
-        },
+        Some(kind @ ("integer" | "number")) => {
+            let kind = if kind == "integer" { "an integer" } else { "a number" };
+            match (schema["minimum"].as_f64(), schema["maximum"].as_f64()) {
+                (Some(least), Some(most)) => format!("{kind} from {least} to {most}"),
+                (Some(least), None) => format!("{kind} of at least {least}"),
+                (None, Some(most)) => format!("{kind} of at most {most}"),
+                (None, None) => kind.into(),
+            }
+        }
         Some("string") if schema["pattern"].as_str().is_some_and(|p| p.starts_with("^[0-9]{1,12}")) => {
             "a decimal string, such as \"0.001\"".into()
         }
         Some("string") => "a string".into(),
         Some("boolean") => "a boolean".into(),
-        Some("number") => "a number".into(),
         _ => String::new(),
     }
 }

@@ -142,7 +142,7 @@ pub(crate) const CASES: &[Case] = &[
         "no layers",
         ["layers: 1", "layers: 0"],
         2,
-        &["SY0006", "spec.engine.model.gpt.layers", "got 0", "a number from 1 to 256"],
+        &["SY0006", "spec.engine.model.gpt.layers", "got 0", "an integer from 1 to 256"],
     ),
     field("no steps", ["steps: 3", "steps: 0"], 2, &["SY0006", "spec.engine.steps", "got 0"]),
     field("negative number of steps", ["steps: 3", "steps: -5"], 2, &["SY0006", "spec.engine.steps", "got -5"]),
