@@ -133,7 +133,7 @@ impl<'a> Show<'a> {
             return json_line(
                 "RunProgress",
                 json!({
-                    "time": figures.at, "step": figures.step, "totalSteps": figures.total_steps, "loss": figures.loss,
+                    "time": interval.at, "step": figures.step, "totalSteps": figures.total_steps, "loss": figures.loss,
                     "validationLoss": figures.validation_loss, "accuracy": figures.accuracy,
                     "itemsPerSecond": figures.items_per_second, "item": figures.item,
                     "lossScale": figures.loss_scale, "skippedSteps": figures.skipped_steps,
@@ -156,7 +156,7 @@ impl<'a> Show<'a> {
         let last = interval.figures.step == interval.figures.total_steps;
         if last || self.last_line.is_none_or(|at| at.elapsed() >= LINE_INTERVAL) {
             self.last_line = Some(Instant::now());
-            eprintln!("{}", screen::plain_line(interval, interval.figures.at));
+            eprintln!("{}", screen::plain_line(interval, interval.at));
         }
     }
 }

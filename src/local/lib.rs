@@ -28,8 +28,7 @@ pub use run_dir::{RunDir, RunDirError};
 pub use worker::{Worker, WorkerNotFound};
 
 use switchyard_plan::local::LocalPlan;
-use switchyard_plan::status::Figures;
-use switchyard_worker_contract::event::{CheckpointReport, Finished, Inspection, Ready};
+use switchyard_worker_contract::event::{CheckpointReport, Finished, Inspection, Ready, Summary};
 
 /// What happens while a job runs, in order, for display.
 #[derive(Debug)]
@@ -97,7 +96,7 @@ pub enum Update<'a> {
         /// Items per second of the whole job over that time.
         items_per_second: f64,
         /// The last figures.
-        figures: Option<&'a Figures>,
+        figures: Option<&'a Summary>,
     },
 }
 

@@ -1,7 +1,6 @@
 //! The reports of all ranks as the interval that a screen and the status show.
 
 use jiff::Timestamp;
-use switchyard_plan::status::Figures;
 use switchyard_worker_contract::event::Summary;
 use switchyard_worker_contract::fold::Breakdown;
 
@@ -9,14 +8,16 @@ use switchyard_worker_contract::fold::Breakdown;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interval {
     /// What the status shows.
-    pub figures: Figures,
+    pub figures: Summary,
+    /// When it was reported.
+    pub at: Timestamp,
     /// Where the time goes.
     pub breakdown: Breakdown,
 }
 
 impl Interval {
     /// What was folded, and when.
-    pub(super) fn new((summary, breakdown): (Summary, Breakdown), at: Timestamp) -> Interval {
-        Interval { figures: Figures::of(&summary, at), breakdown }
+    pub(super) fn new((figures, breakdown): (Summary, Breakdown), at: Timestamp) -> Interval {
+        Interval { figures, at, breakdown }
     }
 }

@@ -17,8 +17,8 @@ use switchyard_crds::{Restarts, TrainJob};
 use switchyard_plan::local::{
     LocalPlan, LocalSnapshot, Next, Observed, PlannedNode, Progress, Refusal, RunEnd, next, plan, status,
 };
-use switchyard_plan::status::{Ending, Figures};
-use switchyard_worker_contract::event::Inspection;
+use switchyard_plan::status::Ending;
+use switchyard_worker_contract::event::{Inspection, Summary};
 use switchyard_worker_contract::exit::Exit;
 
 /// Shortest interval between status files that only have new figures: a rank that reports every step must not wait for the disk.
@@ -154,7 +154,7 @@ pub async fn run(
             }
         };
         if let Some(interval) = &ended.interval {
-            run.figures = Some(interval.figures);
+            run.figures = Some((interval.figures, interval.at));
         }
         if let Some(cause) = &ended.cause {
             observer.observe(Update::Failed { attempt, cause })?;
@@ -183,7 +183,7 @@ struct Run<'a> {
     start: Timestamp,
     run_dir: &'a RunDir,
     restarts: Restarts,
-    figures: Option<Figures>,
+    figures: Option<(Summary, Timestamp)>,
 }
 
 impl Run<'_> {
@@ -214,7 +214,7 @@ impl Run<'_> {
             }
         };
         if let (RunEnd::Complete, Some(report)) = (end, &ended.finished) {
-            if let Some(figures) = &mut self.figures {
+            if let Some((figures, _)) = &mut self.figures {
                 figures.step = report.step;
                 figures.loss = report.last_loss.unwrap_or(figures.loss);
                 figures.validation_loss = report.validation_loss;
@@ -228,7 +228,7 @@ impl Run<'_> {
                 inspection,
                 seconds: ended.seconds,
                 items_per_second,
-                figures: self.figures.as_ref(),
+                figures: self.figures.as_ref().map(|(figures, _)| figures),
             })?;
         }
         self.write(progress, plan)?;
@@ -251,7 +251,7 @@ impl Observer for Recorder<'_, '_> {
         let message = match &update {
             Update::Ready { ranks, .. } => Some(format!("attempt {attempt}: {} ranks train", ranks.len())),
             Update::Progress(interval) => {
-                self.run.figures = Some(interval.figures);
+                self.run.figures = Some((interval.figures, interval.at));
                 if self.written.is_some_and(|at| at.elapsed() < FIGURES_INTERVAL) {
                     return self.observer.observe(update);
                 }

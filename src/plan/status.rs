@@ -140,8 +140,8 @@ impl<'a> Draft<'a> {
     }
 
     /// Takes over figures. A later time alone is no news.
-    pub fn figures(&mut self, figures: &Figures) {
-        let next = trainer_status(figures);
+    pub fn figures(&mut self, figures: &Summary, at: Timestamp) {
+        let next = trainer_status(figures, at);
         let untimed = |status: &TrainerStatus| TrainerStatus { last_updated_time: None, ..status.clone() };
         if self.next.trainer_status.as_ref().is_none_or(|previous| untimed(previous) != untimed(&next)) {
             self.next.trainer_status = Some(next);
@@ -149,59 +149,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Figures of a running job, folded over its ranks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Figures {
-    /// Optimizer steps done.
-    pub step: u64,
-    /// Optimizer steps in all.
-    pub total_steps: u64,
-    /// Mean training loss of the last interval, nats.
-    pub loss: f64,
-    /// Last validation loss, nats.
-    pub validation_loss: Option<f64>,
-    /// Share of the validation split classified right, where the model classifies.
-    pub accuracy: Option<f64>,
-    /// Items per second of the whole job.
-    pub items_per_second: f64,
-    /// What is counted.
-    pub item: Item,
-    /// Factor of the loss, with mixed precision.
-    pub loss_scale: Option<f64>,
-    /// Steps skipped because of an overflow, with mixed precision.
-    pub skipped_steps: Option<u64>,
-    /// Seconds until the last step; `None` while too little is known.
-    pub remaining_seconds: Option<f64>,
-    /// Share of the step time the slowest rank waits for reductions, percent.
-    pub communication_percent: f64,
-    /// Share of the step time the slowest rank waits for input, percent.
-    pub input_percent: f64,
-    /// Time of the report.
-    pub at: Timestamp,
-}
-
-impl Figures {
-    /// Figures folded over ranks: here, or by the supervisor of a pod.
-    pub fn of(summary: &Summary, at: Timestamp) -> Figures {
-        Figures {
-            step: summary.step,
-            total_steps: summary.total_steps,
-            loss: summary.loss,
-            validation_loss: summary.validation_loss,
-            accuracy: summary.accuracy,
-            items_per_second: summary.items_per_second,
-            item: summary.item,
-            loss_scale: summary.loss_scale,
-            skipped_steps: summary.skipped_steps,
-            remaining_seconds: summary.remaining_seconds,
-            communication_percent: summary.communication_percent,
-            input_percent: summary.input_percent,
-            at,
-        }
-    }
-}
-
-fn trainer_status(figures: &Figures) -> TrainerStatus {
+fn trainer_status(figures: &Summary, at: Timestamp) -> TrainerStatus {
     TrainerStatus {
         step: figures.step as i64,
         total_steps: figures.total_steps as i64,
@@ -223,7 +171,7 @@ fn trainer_status(figures: &Figures) -> TrainerStatus {
         estimated_remaining_seconds: figures.remaining_seconds.map(|seconds| seconds.ceil() as i64),
         exposed_communication_percent: Some(format!("{:.1}", figures.communication_percent)),
         input_wait_percent: Some(format!("{:.1}", figures.input_percent)),
-        last_updated_time: Some(time(figures.at)),
+        last_updated_time: Some(time(at)),
     }
 }
 

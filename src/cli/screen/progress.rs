@@ -4,8 +4,7 @@ use super::entropies;
 use crate::text::columns;
 use switchyard_core::units::{counted, duration, grouped, percent, rate, three_digits};
 use switchyard_local::Interval;
-use switchyard_plan::status::Figures;
-use switchyard_worker_contract::event::{Finished, Inspection, Item};
+use switchyard_worker_contract::event::{Finished, Inspection, Item, Summary};
 
 /// The progress of a run on one line without a terminal.
 pub(crate) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
@@ -72,7 +71,7 @@ pub(crate) fn bar_message(interval: &Interval) -> String {
 }
 
 /// Loss scale and skipped steps, with mixed precision.
-fn amp_words(figures: &Figures) -> Option<String> {
+fn amp_words(figures: &Summary) -> Option<String> {
     let skipped = counted(figures.skipped_steps?, "step");
     let scale = figures.loss_scale.map_or_else(String::new, |scale| format!(", loss scale {}", three_digits(scale)));
     Some(format!("{skipped} skipped{scale}"))
@@ -84,7 +83,7 @@ pub(crate) fn summary(
     inspection: &Inspection,
     seconds: f64,
     items_per_second: f64,
-    figures: Option<&Figures>,
+    figures: Option<&Summary>,
     run_dir: &str,
 ) -> String {
     let mut rows = vec![vec!["done".to_string(), format!("{} steps in {}", grouped(report.step), duration(seconds))]];

@@ -6,9 +6,8 @@ use jiff::Timestamp;
 use serde_json::json;
 use switchyard_local::{Interval, RankLog};
 use switchyard_plan::local::{LocalPlan, LocalSnapshot, plan};
-use switchyard_plan::status::Figures;
 use switchyard_worker_contract::config::Transport;
-use switchyard_worker_contract::event::{Finished, Item, MemoryUse};
+use switchyard_worker_contract::event::{Finished, Item, MemoryUse, Summary};
 use switchyard_worker_contract::fold::Breakdown;
 
 #[test]
@@ -19,7 +18,7 @@ fn tables_have_no_borders_and_no_trailing_spaces() {
 
 fn interval() -> Interval {
     Interval {
-        figures: Figures {
+        figures: Summary {
             step: 240,
             total_steps: 600,
             loss: 2.184,
@@ -32,8 +31,8 @@ fn interval() -> Interval {
             remaining_seconds: Some(34.6),
             communication_percent: 3.2,
             input_percent: 0.4,
-            at: Timestamp::UNIX_EPOCH,
         },
+        at: Timestamp::UNIX_EPOCH,
         breakdown: Breakdown {
             learning_rate: 0.001,
             gradient_norm: 0.7,

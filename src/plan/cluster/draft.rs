@@ -3,7 +3,7 @@
 use super::events::EventDraft;
 use super::view::PodView;
 use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, WAITING_PERIOD, clock};
-use crate::status::{Draft, Figures, reason_of, time};
+use crate::status::{Draft, reason_of, time};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use switchyard_crds::conditions::{self, Stage};
@@ -29,7 +29,7 @@ impl Draft<'_> {
         let account = ended.and_then(|ended| ended.account()).and_then(|account| account.summary);
         let at = ended.and_then(|ended| ended.at).unwrap_or(snapshot.rules.now);
         if let Some(summary) = account.as_ref().or(snapshot.summary) {
-            self.figures(&Figures::of(summary, time(at).0));
+            self.figures(summary, time(at).0);
         }
     }
 

@@ -2,10 +2,11 @@
 
 use super::LocalPlan;
 use crate::restart::{self, Class, Decision, Failure, GiveUp};
-use crate::status::{Draft, Ending, Figures, time};
+use crate::status::{Draft, Ending, time};
 use jiff::Timestamp;
 use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{FailurePolicy, PlacedNode, PlacementStatus, Restarts, TrainJob, TrainJobStatus};
+use switchyard_worker_contract::event::Summary;
 use switchyard_worker_contract::exit::Exit;
 
 /// How an attempt ended.
@@ -78,8 +79,8 @@ pub struct Observed<'a> {
     pub restarts: &'a Restarts,
     /// Start of the first attempt.
     pub start: Timestamp,
-    /// The last figures.
-    pub figures: Option<Figures>,
+    /// The last figures, and when they were reported.
+    pub figures: Option<(Summary, Timestamp)>,
 }
 
 /// The status that follows the one of the job.
@@ -90,8 +91,8 @@ pub fn status(job: &TrainJob, observed: Observed<'_>, now: Timestamp) -> TrainJo
     draft.next.attempt = Some(plan.attempt as i32);
     draft.next.restarts = Some(restarts.clone());
     draft.next.placement = Some(placement(plan));
-    if let Some(figures) = &figures {
-        draft.figures(figures);
+    if let Some((figures, at)) = &figures {
+        draft.figures(figures, *at);
     }
     match progress {
         Progress::Stage(stage, message) => draft.stage(stage, message),

@@ -2,13 +2,13 @@
 
 use super::{LocalPlan, LocalSnapshot, Observed, Progress, Refusal, plan, status};
 use crate::job::tests::job;
-use crate::status::{Ending, Figures};
+use crate::status::Ending;
 use jiff::Timestamp;
 use serde_json::json;
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
 use switchyard_crds::{Restarts, TrainJob};
-use switchyard_worker_contract::event::Item;
+use switchyard_worker_contract::event::{Item, Summary};
 
 /// A machine: CPUs of each NUMA node, SMT siblings.
 fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
@@ -158,7 +158,7 @@ fn status_over_a_life_with_one_restart() {
     let mut job = job("life", json!({"trainer": {"numProcPerNode": 2}}));
     job.metadata.generation = Some(1);
     let plan = planned(&job, &two_cores(), 1).unwrap();
-    let figures = Figures {
+    let figures = Summary {
         step: 240,
         total_steps: 600,
         loss: 2.18412,
@@ -171,20 +171,19 @@ fn status_over_a_life_with_one_restart() {
         remaining_seconds: Some(34.2),
         communication_percent: 3.17,
         input_percent: 0.4,
-        at: at(20),
     };
     let second = planned(&job, &two_cores(), 2).unwrap();
     let stage = |stage, message: &str| Progress::Stage(stage, message.into());
     let moments = [
         (stage(Stage::Starting, "2 processes start"), &plan, 0, None, 1),
-        (stage(Stage::Running, "training"), &plan, 0, Some(figures), 20),
-        (stage(Stage::Restarting, "rank 1 was killed by signal 9"), &plan, 0, Some(figures), 21),
-        (stage(Stage::Running, "training"), &second, 1, Some(Figures { step: 300, ..figures }), 50),
+        (stage(Stage::Running, "training"), &plan, 0, Some((figures, at(20))), 20),
+        (stage(Stage::Restarting, "rank 1 was killed by signal 9"), &plan, 0, Some((figures, at(20))), 21),
+        (stage(Stage::Running, "training"), &second, 1, Some((Summary { step: 300, ..figures }, at(20))), 50),
         (
             Progress::Ended(Ending::complete("600 steps done".into())),
             &second,
             1,
-            Some(Figures { step: 600, remaining_seconds: Some(0.0), ..figures }),
+            Some((Summary { step: 600, remaining_seconds: Some(0.0), ..figures }, at(20))),
             90,
         ),
     ];
