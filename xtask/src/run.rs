@@ -1,5 +1,6 @@
 //! Runs stages: what must be there is installed beside the compilation, then both lanes work; at the end stand the times.
 
+use crate::images::Version;
 use crate::setup::{self, Need, Needs};
 use crate::stages::{Lane, STAGES, Stage, Work};
 use crate::test_programs::{self, Program, Selection};
@@ -120,7 +121,8 @@ pub(crate) fn repeat(names: &[String], times: u32) -> Result<()> {
         Ok(text) => serde_json::from_str(&text).with_context(|| path.display().to_string())?,
         Err(_) => json!({"command": "cargo xtask test --repeat N STAGE", "stages": {}}),
     };
-    file["stages"][name] = json!({"cores": cores, "busy": cores, "runs": runs});
+    let commit = Version::of_this_tree().commit;
+    file["stages"][name] = json!({"commit": commit, "cores": cores, "busy": cores, "runs": runs});
     fs::write(&path, serde_json::to_string_pretty(&file)? + "\n").with_context(|| path.display().to_string())?;
     println!("docs/results/repeat.json");
     all.finish()
