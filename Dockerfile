@@ -24,7 +24,7 @@ FROM ${PROGRAMS} AS programs
 FROM scratch AS operator
 ARG VERSION=""
 ARG REVISION=""
-LABEL org.opencontainers.image.title="switchyard" \
+LABEL org.opencontainers.image.title="switchyard-controller" \
       org.opencontainers.image.description="Controller of topology-aware training jobs" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
@@ -32,7 +32,7 @@ LABEL org.opencontainers.image.title="switchyard" \
 COPY --from=programs /out/operator/ /
 ENV PATH=/usr/bin
 USER 65532:65532
-ENTRYPOINT ["/usr/bin/switchyard"]
+ENTRYPOINT ["/usr/bin/switchyard-controller"]
 
 FROM scratch AS agent
 ARG VERSION=""

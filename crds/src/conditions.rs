@@ -16,6 +16,10 @@ pub const SUSPENDED: &str = "Suspended";
 pub const FABRIC_READY: &str = "FabricReady";
 /// `True` while a pod has other GPUs than the plan's, which are worth less; the message says how much. Absent: never so.
 pub const PLACEMENT_DEGRADED: &str = "PlacementDegraded";
+/// `True` while optimizer steps are made; `False` with the reason when none is. Absent: no step has been reported.
+pub const PROGRESSING: &str = "Progressing";
+/// `True` while a rank is slower than the median of the others by 15 % over 100 steps; the message names it and its node. Absent: never so.
+pub const STRAGGLER: &str = "Straggler";
 /// `False` when settings of the template were not taken; the message lists them. Absent: all were.
 pub const TEMPLATE_MERGED: &str = "TemplateMerged";
 
@@ -39,6 +43,16 @@ pub const TRANSPORT_DIFFERS: &str = "TransportDiffers";
 pub const AS_FORECAST: &str = "AsForecast";
 /// Reason of [`FABRIC_READY`]: the ranks measured less bandwidth than the job asks for.
 pub const SLOW_FABRIC: &str = "SlowFabric";
+/// Reason of [`PROGRESSING`]: steps are made.
+pub const STEPS_MADE: &str = "StepsMade";
+/// Reason of [`PROGRESSING`]: a rank stands still; the message names it, its node, what it does, and since when.
+pub const HUNG: &str = "Hung";
+/// Reason of [`PROGRESSING`]: no step has been reported for a long time.
+pub const NO_PROGRESS: &str = "NoProgress";
+/// Reason of [`STRAGGLER`]: a rank is slow.
+pub const SLOW_RANK: &str = "SlowRank";
+/// Reason of [`STRAGGLER`]: no rank is slow any more.
+pub const EVEN_PACE: &str = "EvenPace";
 /// Reason of [`PLACED`] between two attempts.
 pub const RESTARTING: &str = "Restarting";
 /// Reason of [`FAILED`]: preempted more often than allowed.

@@ -19,6 +19,10 @@ pub struct TrainJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
 
+    /// When the job first got a place since then: `spec.activeDeadlineSeconds` counts from here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed_time: Option<Time>,
+
     /// End of the job, successful or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
@@ -300,9 +304,31 @@ pub struct TrainerStatus {
     #[schemars(length(max = 32))]
     pub input_wait_percent: Option<String>,
 
+    /// The rank that computes and reads longest: the others wait for it. Absent: a single rank, or too little is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowest: Option<SlowestRank>,
+
     /// Time of the last report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_updated_time: Option<Time>,
+}
+
+/// The slowest rank, over the last 100 steps or a little more; before there are so many, over those that were made.
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SlowestRank {
+    /// Rank among all ranks of the job.
+    #[schemars(range(min = 0))]
+    pub rank: i32,
+
+    /// Its node, as a node rank from 0.
+    #[schemars(range(min = 0))]
+    pub node_rank: i32,
+
+    /// By how much its own time of a step, without waiting for others, is over the median of the other ranks, percent, a decimal
+    /// string.
+    #[schemars(length(max = 32))]
+    pub over_median_percent: String,
 }
 
 /// Unit of the throughput, per second.

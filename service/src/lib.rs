@@ -1,9 +1,11 @@
-//! What the programs in a cluster share: the connection to the API server with its requests counted, and the log.
+//! What the programs in a cluster share: the connection to the API server with its requests counted, the log, and files that a command
+//! line names.
 //!
 //! Not here: what they count, log and do.
 #![forbid(unsafe_code)]
 
 mod connection;
+pub mod file;
 pub mod telemetry;
 
 pub use connection::{Answered, Connection, client, connect};

@@ -12,10 +12,8 @@ pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
 use clap::{ArgGroup, Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
-use switchyard_service::telemetry;
+use switchyard_controller_daemon::ControllerArgs;
 use switchyard_worker_contract::exit::Exit;
 
 /// Topology-aware training jobs.
@@ -285,113 +283,6 @@ pub(super) struct ExportArgs {
     /// The file to write; it is replaced if it exists.
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
-}
-
-/// A switch, with the values of the API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "PascalCase")]
-pub(super) enum Toggle {
-    /// On.
-    Enabled,
-    /// Off.
-    Disabled,
-}
-
-/// Arguments of `controller`.
-#[derive(Debug, Args)]
-pub(super) struct ControllerArgs {
-    /// Kubeconfig. Default: KUBECONFIG or ~/.kube/config, else the pod's service account.
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-
-    /// Context of the kubeconfig. Default: the current one.
-    #[arg(long)]
-    pub context: Option<String>,
-
-    /// Namespace of the Lease. Default: switchyard-system.
-    #[arg(long, env = "POD_NAMESPACE")]
-    pub namespace: Option<String>,
-
-    /// Name of this controller in the Lease, plus a random part. Default: the host name.
-    #[arg(long, env = "POD_NAME")]
-    pub identity: Option<String>,
-
-    /// Address of /healthz, /readyz and /metrics.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
-    pub listen: SocketAddr,
-
-    /// Whether several controllers choose a leader by a Lease.
-    #[arg(long, value_enum, default_value_t = Toggle::Enabled)]
-    pub leader_elect: Toggle,
-
-    /// Seconds after which a Lease that is not renewed is free.
-    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600))]
-    pub lease_duration_seconds: u16,
-
-    /// Seconds after which a leader that cannot renew its Lease stops.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
-    pub renew_deadline_seconds: u16,
-
-    /// Seconds between two attempts to take or renew the Lease.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=3600))]
-    pub retry_period_seconds: u16,
-
-    /// Reconcile only the TrainJobs of this namespace. Default: of all namespaces.
-    #[arg(long, value_name = "NAMESPACE")]
-    pub watch_namespace: Option<String>,
-
-    /// Image of the worker, for jobs that name none.
-    #[arg(long, value_name = "IMAGE", default_value = concat!("switchyard-worker:", env!("CARGO_PKG_VERSION")))]
-    pub worker_image: String,
-
-    /// Device class that ResourceClaims for GPUs name.
-    #[arg(long, value_name = "CLASS", default_value = "gpu.nvidia.com")]
-    pub gpu_device_class: String,
-
-    /// Driver that offers GPUs in ResourceSlices, with their UUIDs as attributes.
-    #[arg(long, value_name = "DRIVER", default_value = "gpu.nvidia.com")]
-    pub gpu_driver: String,
-
-    /// File with the administrator's profile of the fabric (docs/fabric.md), which wins over the built-in packs.
-    #[arg(long, value_name = "FILE")]
-    pub fabric_profile: Option<PathBuf>,
-
-    /// A level of domains of nodes, small to large, repeatable: KEY (a label of the nodes), KEY:FACTOR with its oversubscription,
-    /// KEY:NVLink for an NVLink domain; `cluster` is all nodes. Default: NVLink cliques and the labels of Topograph and of clouds.
-    #[arg(long = "domain", value_name = "KEY[:FACTOR|:NVLink]")]
-    pub domains: Vec<DomainLevel>,
-
-    /// A ValidatingAdmissionPolicy that must be in force, with a binding of the same name; repeatable. The log and the metric
-    /// switchyard_policy_missing report one that is not.
-    #[arg(long = "admission-policy", value_name = "NAME")]
-    pub admission_policies: Vec<String>,
-
-    /// Seconds for which a node that does not report (condition Ready is Unknown) is waited for, since it stopped and since the ranks last
-    /// made progress. A node that reports that it is not ready is never taken for lost.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub node_grace_seconds: u32,
-
-    /// Where more than this share of the nodes, and at least 3, stop reporting within a minute, no job is started again for that until they
-    /// report; 0: never.
-    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
-    pub fleet_brake_percent: u8,
-
-    /// Jobs that are reconciled at the same time.
-    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub concurrent_reconciles: u16,
-
-    /// Format of the log on standard error.
-    #[arg(long, value_enum, default_value_t = telemetry::Format::Text)]
-    pub log_format: telemetry::Format,
-
-    /// Log level: error, warn, info, debug, trace, or a filter of the tracing library.
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    pub log_level: String,
-}
-
-/// The levels of the command line; if there are none, the known ones.
-pub(super) fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
-    if domains.is_empty() { Ok(Levels::default()) } else { Levels::new(domains.to_vec()) }
 }
 
 /// The table of exit codes for `--help`.

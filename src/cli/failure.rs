@@ -40,3 +40,9 @@ impl From<RunError> for Failure {
         Failure::new(&error, error.exit())
     }
 }
+
+impl From<switchyard_controller_daemon::Failure> for Failure {
+    fn from(failure: switchyard_controller_daemon::Failure) -> Failure {
+        Failure::new(failure.message, failure.exit)
+    }
+}

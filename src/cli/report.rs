@@ -179,6 +179,9 @@ fn verdict(report: &Report) -> String {
         figure(verdict.step_ms_p50),
         figure(verdict.step_ms_p99)
     ));
+    if let Some(slowest) = verdict.slowest {
+        screen.line(&format!("        slowest: {slowest}"));
+    }
     screen.paragraph("", &verdict.sentence.replace('`', ""));
     report.gaps.iter().for_each(|gap| screen.paragraph("missing", gap));
     screen.into_text()

@@ -141,7 +141,7 @@ impl<'a> Show<'a> {
                     "communicationWaitMilliseconds": interval.breakdown.communication_wait_ms, "inputWaitMilliseconds": interval.breakdown.input_wait_ms,
                     "communicationWaitPercent": figures.communication_percent, "inputWaitPercent": figures.input_percent,
                     "remainingSeconds": figures.remaining_seconds, "learningRate": interval.breakdown.learning_rate,
-                    "gradientNorm": interval.breakdown.gradient_norm, "slowestRank": interval.breakdown.slowest_rank,
+                    "gradientNorm": interval.breakdown.gradient_norm, "slowest": figures.slowest,
                 }),
             );
         }
@@ -208,6 +208,14 @@ impl Observer for Show<'_> {
                     json_line("RunEvaluation", json!({"step": step, "loss": loss, "accuracy": accuracy}));
                 }
             }
+            Update::Standstill(interval) => self.say(&match interval.figures.stuck {
+                Some(stuck) => format!(
+                    "warning: rank {} stands still in {}; failurePolicy.onHang is Report: the job goes on waiting",
+                    stuck.rank,
+                    stuck.doing()
+                ),
+                None => "no rank stands still any more".to_owned(),
+            }),
             Update::Checkpoint(report) => {
                 if let Some(failure) = &report.failure {
                     self.say(&format!("warning: the checkpoint of step {} is not saved: {failure}", report.step));

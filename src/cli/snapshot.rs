@@ -4,7 +4,7 @@ mod list;
 
 pub(crate) use list::take;
 
-use crate::args::{ClusterArgs, levels};
+use crate::args::ClusterArgs;
 use crate::connect;
 use crate::failure::Failure;
 use crate::input::{self, Limit};
@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
+use switchyard_controller_daemon::levels;
 use switchyard_crds::TrainJob;
 use switchyard_fabric::profile::Profile;
 use switchyard_ledger::offline::{Cluster, Earlier, Verdict};

@@ -26,6 +26,8 @@ pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbos
         Ok(placed) => {
             text.push_str(&format!("placeable: {}{}\n", name_of(job), bandwidths(&placed.status)));
             placement(&mut text, &placed.status, job, cluster, verbose);
+            let overtaken = verdict.ahead.as_ref().and_then(|ahead| ahead.overtaken(&placed.status));
+            overtaken.into_iter().for_each(|why| row(&mut text, "now", &why));
             match &verdict.fabric {
                 Some(Ok(found)) => row(&mut text, "fabric", &fabric::headline(&found.status)),
                 Some(Err(why)) => row(&mut text, "fabric", &format!("the job would wait: {why}")),
@@ -33,7 +35,7 @@ pub(super) fn table(job: &TrainJob, verdict: &Verdict, cluster: &Cluster, verbos
             }
             left_out(&mut text, &placed.excluded);
         }
-        Err(why) => refusal(&mut text, job, why, verdict),
+        Err(why) => refusal(&mut text, job, why, (verdict, cluster)),
     }
     text
 }
@@ -132,7 +134,7 @@ fn left_out(text: &mut String, excluded: &[(String, Excluded)]) {
     }
 }
 
-fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, verdict: &Verdict) {
+fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, (verdict, cluster): (&Verdict, &Cluster)) {
     let nodes = job.spec.trainer.num_nodes;
     let gpus = match gpus(job) {
         0 => String::new(),
@@ -146,9 +148,12 @@ fn refusal(text: &mut String, job: &TrainJob, why: &NoPlace, verdict: &Verdict) 
     for (number, part) in why.sentence.split("; ").enumerate() {
         row(text, if number == 0 { "binding" } else { "" }, part);
     }
-    if let Some(held) = &verdict.held_for {
-        row(text, "held", held);
+    if let Some(ahead) = &verdict.ahead {
+        row(text, "held", &ahead.to_string());
+        let forecast = ahead.forecast(job.spec.active_deadline_seconds);
+        forecast.into_iter().for_each(|forecast| row(text, "", &forecast));
     }
+    verdict.forecast.into_iter().for_each(|forecast| row(text, "queue", &forecast.words(cluster.now())));
     left_out(text, &why.excluded);
     if !verdict.victims.is_empty() {
         row(text, "preempts", &format!("{}: with them stopped it fits", verdict.victims.join(", ")));
@@ -188,6 +193,13 @@ pub(super) fn explanation(job: &TrainJob, now: &Verdict, cluster: &Cluster, verb
             placement(&mut text, place, job, cluster, verbose);
             if let Some(found) = status.fabric.as_ref() {
                 row(&mut text, "fabric", &format!("{} (--fabric)", fabric::headline(found)));
+            }
+            if let Some(progressing) = condition(conditions::PROGRESSING) {
+                let name = if progressing.status == "True" { "progress" } else { "stands" };
+                row(&mut text, name, &progressing.message);
+            }
+            if let Some(straggler) = condition(conditions::STRAGGLER).filter(|found| found.status == "True") {
+                row(&mut text, "slow", &straggler.message);
             }
             if let Some(degraded) = condition(conditions::PLACEMENT_DEGRADED).filter(|found| found.status == "True") {
                 row(&mut text, "degraded", &degraded.message);
@@ -245,8 +257,15 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
         Some(Err(why)) => value["fabricNotReady"] = json!(why),
         None => {}
     }
-    if let Some(held) = &verdict.held_for {
-        value["heldFor"] = json!(held);
+    if let Some(ahead) = &verdict.ahead {
+        value["heldFor"] = json!(ahead.to_string());
+        ahead.start.into_iter().for_each(|start| value["heldUntil"] = json!(start));
+    }
+    if let Some(forecast) = &verdict.forecast {
+        value["forecast"] = match &forecast.window {
+            Ok(window) => json!({"ahead": forecast.ahead, "earliest": window.earliest, "latest": window.latest}),
+            Err(why) => json!({"ahead": forecast.ahead, "unknown": why.to_string()}),
+        };
     }
     if !verdict.victims.is_empty() {
         value["preempts"] = json!(verdict.victims);

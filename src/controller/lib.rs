@@ -54,8 +54,8 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// Leader election; `None`: this controller leads, and no other runs.
     pub election: Option<Timing>,
-    /// Only TrainJobs of this namespace; `None`: of all.
-    pub watch_namespace: Option<String>,
+    /// Only TrainJobs of these namespaces; empty: of all.
+    pub watch_namespaces: Vec<String>,
     /// Jobs reconciled at a time.
     pub concurrent_reconciles: usize,
     /// Settings that show in objects.

@@ -18,20 +18,21 @@ const ALIVE: Duration = Duration::from_secs(30);
 
 /// What the pages tell.
 pub(super) struct Health {
-    kinds: &'static [&'static str],
+    watches: Vec<String>,
     facts: Mutex<Facts>,
 }
 
 struct Facts {
     tick: Instant,
-    /// By kind: listed, or the last error.
-    watches: BTreeMap<&'static str, Result<(), String>>,
+    /// By name: listed, or the last error.
+    watches: BTreeMap<String, Result<(), String>>,
 }
 
 impl Health {
-    /// The main loop begins, and nothing of these kinds is known yet.
-    pub fn new(kinds: &'static [&'static str]) -> Health {
-        Health { kinds, facts: Mutex::new(Facts { tick: Instant::now(), watches: BTreeMap::new() }) }
+    /// The main loop begins, and these watches have shown nothing yet.
+    pub fn new(watches: impl IntoIterator<Item = String>) -> Health {
+        let watches = watches.into_iter().collect();
+        Health { watches, facts: Mutex::new(Facts { tick: Instant::now(), watches: BTreeMap::new() }) }
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -44,27 +45,27 @@ impl Health {
     }
 
     /// A watch has shown all there is.
-    pub fn listed(&self, kind: &'static str) {
-        self.facts().watches.insert(kind, Ok(()));
+    pub fn listed(&self, watch: &str) {
+        self.facts().watches.insert(watch.to_string(), Ok(()));
     }
 
     /// A watch that has not shown all yet failed.
-    pub fn watch_failed(&self, kind: &'static str, error: &str) {
+    pub fn watch_failed(&self, watch: &str, error: &str) {
         let mut facts = self.facts();
-        if facts.watches.get(kind).is_none_or(Result::is_err) {
-            facts.watches.insert(kind, Err(error.to_string()));
+        if facts.watches.get(watch).is_none_or(Result::is_err) {
+            facts.watches.insert(watch.to_string(), Err(error.to_string()));
         }
     }
 
     /// What is missing before work can begin, one line each.
     pub fn missing(&self) -> Vec<String> {
         let facts = self.facts();
-        self.kinds
+        self.watches
             .iter()
-            .filter_map(|kind| match facts.watches.get(kind) {
+            .filter_map(|watch| match facts.watches.get(watch) {
                 Some(Ok(())) => None,
-                Some(Err(error)) => Some(format!("{kind} cannot be watched: {error}")),
-                None => Some(format!("{kind} are not listed yet")),
+                Some(Err(error)) => Some(format!("{watch} cannot be watched: {error}")),
+                None => Some(format!("{watch} are not listed yet")),
             })
             .collect()
     }
@@ -152,7 +153,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let (leader, leading) = channel(boot_time);
         let (stop, stopped) = tokio::sync::watch::channel(false);
-        let health = Arc::new(Health::new(&["Pod", "Node"]));
+        let health = Arc::new(Health::new(["Pod", "Node"].map(String::from)));
         let metrics = Arc::new(Metrics::new());
         let gauges = Arc::new({
             let metrics = Arc::clone(&metrics);

@@ -128,7 +128,7 @@ impl<K> Default for Queue<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Queue<K> {
-    fn with<T>(&self, change: impl FnOnce(&mut Schedule<K>) -> T) -> T {
+    pub(super) fn with<T>(&self, change: impl FnOnce(&mut Schedule<K>) -> T) -> T {
         change(&mut self.schedule.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

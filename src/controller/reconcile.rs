@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use switchyard_crds::conditions::STEPS_MADE;
 use switchyard_crds::{DeviceAllocation, TrainJob, TrainJobStatus};
 use switchyard_ledger::devices::Devices;
 use switchyard_ledger::index::{Family, Index, Unreadable};
@@ -19,7 +20,7 @@ use switchyard_ledger::own_writes::{Cache, OwnWrites};
 use switchyard_ledger::usage::{Usage, Without};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::view::PodView;
-use switchyard_plan::cluster::{self, Action, JobSnapshot, Patience, PlacementRules, Reconciliation, Waits};
+use switchyard_plan::cluster::{self, Action, JobSnapshot, Patience, PlacementRules, Reconciliation};
 use switchyard_plan::objects::Kind;
 use tracing::{debug, info, warn};
 
@@ -60,7 +61,7 @@ impl Context {
         if !self.index().jobs.contains_key(key) {
             return self.clean_up(key).await;
         }
-        let planned = match self.plan(key) {
+        let planned = match self.plan(key, Timestamp::now(), Instant::now()) {
             Ok(Some(planned)) => planned,
             Ok(None) => return Outcome::Quiet,
             Err(until) => {
@@ -89,8 +90,7 @@ impl Context {
     }
 
     /// Plans under the lock, so that the next plan knows what this one decided.
-    fn plan(&self, key: &Key) -> Result<Option<Planned>, Instant> {
-        let (now, instant) = (Timestamp::now(), Instant::now());
+    fn plan(&self, key: &Key, now: Timestamp, instant: Instant) -> Result<Option<Planned>, Instant> {
         let mut guard = self.index();
         let index: &mut Index = &mut guard;
         let Some(job) = index.jobs.get(key).cloned() else { return Ok(None) };
@@ -102,11 +102,13 @@ impl Context {
             None if was_braked => info!("the brake is taken off: nodes report again"),
             _ => {}
         }
-        let held_for = index.held_for(&job);
-        let aside = index.not_in_the_way(&job);
+        let rules = PlacementRules { defaults: &self.settings.defaults, levels: &self.settings.levels, now };
+        let mut others = index.float(&job, rules);
+        let ahead = index.ahead_of(&job, now);
+        let forecast = index.forecast(key, now);
+        let aside = index.not_in_the_way(&job, now);
         let (left_out, asked_again) = (index.left_out(&id, now), index.asked_again(&id, now));
-        let family = index.families.entry(id.clone()).or_default();
-        match family.own.catch_up(&index.versions, instant) {
+        match index.catch_up(&id, instant) {
             Cache::Current => {}
             Cache::Behind { until } => return Err(until),
             Cache::GivenUp => {
@@ -114,6 +116,7 @@ impl Context {
                 self.metrics.rescued();
             }
         }
+        let family = index.families.entry(id.clone()).or_default();
         family.note_refusals(&job, now);
         let deleted = |pod: &PodView| family.own.deleted(&pod.uid, instant);
         let patched: Vec<PodView> = family
@@ -133,7 +136,6 @@ impl Context {
         // Without the shares that do not stand in the way of this job.
         let usage = Without::new(&mut index.usage, &aside);
         let actual = actual(&job, family, &index.devices, &usage);
-        let rules = PlacementRules { defaults: &self.settings.defaults, levels: &self.settings.levels, now };
         let snapshot = JobSnapshot {
             job: &job,
             pods: &pods,
@@ -141,7 +143,9 @@ impl Context {
             nodes: usage.nodes(),
             rules,
             actual: &actual,
-            held_for: held_for.as_deref(),
+            ahead: ahead.as_ref(),
+            forecast,
+            waiting: index.waiting.len(),
             gives_way_to: gives_way.as_deref(),
             trouble: family.trouble.as_ref().or(fight.as_ref()),
             // Figures of an earlier attempt are not those of this one.
@@ -168,22 +172,6 @@ impl Context {
             family.trouble = None;
         }
         let fights = family.own.fights(instant).is_some();
-        let mut others = Vec::new();
-        let freed = match plan.waits {
-            Some(Waits::Room) => {
-                index.waiting.insert(key.clone());
-                others = index.waits(key, rules);
-                false
-            }
-            Some(Waits::Fabric) => {
-                index.waiting.insert(key.clone());
-                index.waits_aside(&id)
-            }
-            None => index.waiting.remove(key) && index.waits_no_more(&id),
-        };
-        if freed {
-            others = index.waiting.iter().filter(|other| *other != key).cloned().collect();
-        }
         // Before the cache shows the decision, the place is taken for whoever plans next.
         if let Some(next) = plan.status.as_ref().filter(|_| plan.actions.is_empty())
             && is_another_place(&job, next)
@@ -191,6 +179,10 @@ impl Context {
             let attempt = next.attempt.unwrap_or(0).unsigned_abs();
             index.assume(&id, attempt, place_in(next).cloned());
         }
+        others.extend(match plan.waits {
+            Some(waits) => index.waits(key, waits, rules),
+            None => index.waits_no_more(key, &id),
+        });
         drop(guard);
         others.into_iter().for_each(|other| self.queue.add(other, instant));
         Ok(Some(Planned { job, id, plan, held, fights }))
@@ -245,9 +237,7 @@ impl Context {
                 Ok(()) => {
                     outcome = Outcome::Wrote;
                     let (mut index, now) = (self.index(), Timestamp::now());
-                    if let Some((node, cause)) = &plan.incident {
-                        index.incidents.add(node, cause, now);
-                    }
+                    plan.incidents.iter().for_each(|(node, cause)| index.incidents.add(node, cause, now));
                     if let Some(family) = index.families.get_mut(&id) {
                         plan.refused.iter().for_each(|(node, words)| family.refusals.add(node, words, now));
                     }
@@ -298,7 +288,7 @@ impl Context {
 
     /// What is planned now, with the trouble that was noted, where that changes the status.
     fn plan_now(&self, key: &Key) -> Option<Reconciliation> {
-        let planned = self.plan(key).ok()??;
+        let planned = self.plan(key, Timestamp::now(), Instant::now()).ok()??;
         // What depends on an absent pod is left to a reconcile that asks for it.
         Some(planned.plan).filter(|plan| plan.status.is_some() && plan.absent.is_none())
     }
@@ -448,7 +438,12 @@ fn hold(plan: &mut Reconciliation, own: &mut OwnWrites, job: &TrainJob, now: Ins
 
 /// What a status says, without times and figures.
 fn words_of(status: &TrainJobStatus) -> String {
-    let conditions: Vec<_> = status.conditions.iter().map(|c| (&c.type_, &c.status, &c.reason, &c.message)).collect();
+    let conditions: Vec<_> = status
+        .conditions
+        .iter()
+        // That steps are made is said with the last one, which is a figure.
+        .map(|c| (&c.type_, &c.status, &c.reason, Some(&c.message).filter(|_| c.reason != STEPS_MADE)))
+        .collect();
     format!("{:?}", (status.attempt, &status.restarts, &status.ready, &status.placement, conditions))
 }
 

@@ -1,7 +1,8 @@
 //! The watches: what the API server shows, into the index and the queue. One watch per kind, shared by everything.
 
-use super::Context;
+use super::{Context, Settings};
 use futures::TryStreamExt;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -18,6 +19,7 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{TrainJob, labels};
 use switchyard_ledger::index::{Effect, Index};
 use switchyard_ledger::job::Key;
+use switchyard_plan::cluster::waiting_period;
 use switchyard_plan::objects::{Kind, observed_content};
 use tracing::{debug, info, warn};
 
@@ -31,7 +33,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(400);
 /// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// What is watched.
+/// Kinds that are watched.
 pub(super) const KINDS: [&str; 10] = [
     "TrainJob",
     "Pod",
@@ -44,6 +46,28 @@ pub(super) const KINDS: [&str; 10] = [
     "PodDisruptionBudget",
     "NetworkPolicy",
 ];
+
+/// Kinds of which only objects in the namespaces of jobs are watched.
+const OF_JOBS: [&str; 5] = ["TrainJob", "Service", "ConfigMap", "PodDisruptionBudget", "NetworkPolicy"];
+
+/// The names of all watches: those of kinds, or of kinds in namespaces.
+pub(super) fn names(settings: &Settings) -> Vec<String> {
+    let of_kind = |kind: &'static str| {
+        let scopes = if OF_JOBS.contains(&kind) { scopes(settings) } else { vec![None] };
+        scopes.into_iter().map(move |namespace| name(kind, namespace))
+    };
+    KINDS.into_iter().flat_map(of_kind).collect()
+}
+
+fn name(kind: &str, namespace: Option<&str>) -> String {
+    namespace.map_or_else(|| kind.to_string(), |namespace| format!("{kind} in namespace {namespace}"))
+}
+
+/// The namespaces of jobs; `None`: all at once.
+fn scopes(settings: &Settings) -> Vec<Option<&str>> {
+    let named: Vec<Option<&str>> = settings.watch_namespaces.iter().map(|namespace| Some(namespace.as_str())).collect();
+    if named.is_empty() { vec![None] } else { named }
+}
 
 /// Takes an object into the index.
 type Apply<K> = Box<dyn Fn(&mut Index, K) -> Effect + Send>;
@@ -59,7 +83,7 @@ struct Rules<K> {
 pub(super) fn start(context: &Context) {
     let everything = watcher::Config::default();
     let ours = watcher::Config::default().labels(labels::JOB_UID);
-    let jobs = Rules::<DeserializeGuard<TrainJob>> {
+    let jobs = || Rules::<DeserializeGuard<TrainJob>> {
         kind: "TrainJob",
         apply: Box::new(|index, job| match job.0 {
             Ok(job) => index.apply_job(job),
@@ -97,15 +121,17 @@ pub(super) fn start(context: &Context) {
         delete: Index::delete_claim,
     };
     // Pods of other namespaces take room on the nodes, too.
-    spawn(context, pods, Api::all(context.client.clone()), everything.clone());
-    spawn(context, nodes, Api::all(context.client.clone()), everything.clone());
-    spawn(context, reports, Api::all(context.client.clone()), everything.clone());
-    spawn(context, slices, Api::all(context.client.clone()), everything.clone());
-    spawn(context, claims, Api::all(context.client.clone()), everything.clone());
-    spawn(context, jobs, scoped(context), everything);
+    spawn(context, pods, everything.clone());
+    spawn(context, nodes, everything.clone());
+    spawn(context, reports, everything.clone());
+    spawn(context, slices, everything.clone());
+    spawn(context, claims, everything.clone());
+    for namespace in scopes(&context.settings) {
+        spawn_in(context, jobs(), namespace, everything.clone());
+    }
     macro_rules! object {
         ($type:ident) => {
-            let rules = Rules::<$type> {
+            let rules = || Rules::<$type> {
                 kind: Kind::$type.name(),
                 apply: Box::new(|index, object| {
                     let content = observed_content(&serde_json::to_value(&object).unwrap_or_default());
@@ -113,7 +139,9 @@ pub(super) fn start(context: &Context) {
                 }),
                 delete: |index, metadata| index.delete_object(Kind::$type, metadata),
             };
-            spawn(context, rules, scoped(context), ours.clone());
+            for namespace in scopes(&context.settings) {
+                spawn_in(context, rules(), namespace, ours.clone());
+            }
         };
     }
     object!(Service);
@@ -122,17 +150,29 @@ pub(super) fn start(context: &Context) {
     object!(NetworkPolicy);
 }
 
-fn scoped<K>(context: &Context) -> Api<K>
+/// Watches a kind in a namespace; `None`: in all.
+fn spawn_in<K>(context: &Context, rules: Rules<K>, namespace: Option<&str>, config: watcher::Config)
 where
-    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    K: DeserializeOwned + Clone + Debug + Send + 'static,
 {
-    match &context.settings.watch_namespace {
-        Some(namespace) => Api::namespaced(context.client.clone(), namespace),
-        None => Api::all(context.client.clone()),
-    }
+    let client = context.client.clone();
+    let api =
+        namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace));
+    let watch = name(rules.kind, namespace);
+    run(context, rules, watch, api, config);
 }
 
-fn spawn<K>(context: &Context, rules: Rules<K>, api: Api<K>, config: watcher::Config)
+/// Watches a kind everywhere.
+fn spawn<K>(context: &Context, rules: Rules<K>, config: watcher::Config)
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
+{
+    let watch = rules.kind.to_string();
+    run(context, rules, watch, Api::all(context.client.clone()), config);
+}
+
+fn run<K>(context: &Context, rules: Rules<K>, watch: String, api: Api<K>, config: watcher::Config)
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
 {
@@ -149,19 +189,24 @@ where
                     if !matches!(event, watcher::Event::Init) {
                         pause = FIRST_PAUSE;
                         if let Some(was) = failing.take() {
-                            info!(kind = rules.kind, was, "the watch works again");
+                            info!(kind = watch, was, "the watch works again");
                         }
                     }
+                    let is_listed = matches!(event, watcher::Event::InitDone);
                     context.on_event(&rules, event, &mut known);
+                    if is_listed {
+                        debug!(kind = watch, objects = known.by_name.len(), "listed");
+                        context.health.listed(&watch);
+                    }
                 }
                 Ok(None) => break,
                 Err(error) => {
                     let text = error.to_string();
                     context.metrics.watch_failed(rules.kind);
-                    context.health.watch_failed(rules.kind, &text);
+                    context.health.watch_failed(&watch, &text);
                     // The same trouble once, not at every try.
                     if failing.as_ref() != Some(&text) {
-                        warn!(kind = rules.kind, error = text, "the watch failed; it is tried again with back-off");
+                        warn!(kind = watch, error = text, "the watch failed; it is tried again with back-off");
                         failing = Some(text);
                     }
                     tokio::time::sleep(pause).await;
@@ -194,54 +239,58 @@ fn name_of(metadata: &ObjectMeta) -> ((String, String), ObjectMeta) {
 
 impl Context {
     fn on_event<K: Resource<DynamicType = ()>>(&self, rules: &Rules<K>, event: watcher::Event<K>, known: &mut Known) {
+        let now = Instant::now();
         match event {
             watcher::Event::Init => known.listed.clear(),
             watcher::Event::InitApply(object) => {
                 let (key, kept) = name_of(object.meta());
                 known.listed.insert(key, kept);
-                self.take_in(|index| (rules.apply)(index, object));
+                self.take_in(now, |index| (rules.apply)(index, object));
             }
             watcher::Event::InitDone => {
                 let before = std::mem::replace(&mut known.by_name, std::mem::take(&mut known.listed));
                 let gone = before.into_iter().filter(|(key, _)| !known.by_name.contains_key(key));
                 for (_, metadata) in gone {
-                    self.take_in(|index| (rules.delete)(index, &metadata));
+                    self.take_in(now, |index| (rules.delete)(index, &metadata));
                 }
-                debug!(kind = rules.kind, objects = known.by_name.len(), "listed");
-                self.health.listed(rules.kind);
             }
             watcher::Event::Apply(object) => {
                 let (key, kept) = name_of(object.meta());
                 known.by_name.insert(key, kept);
-                self.take_in(|index| (rules.apply)(index, object));
+                self.take_in(now, |index| (rules.apply)(index, object));
             }
             watcher::Event::Delete(object) => {
                 known.by_name.remove(&name_of(object.meta()).0);
-                self.take_in(|index| (rules.delete)(index, object.meta()));
+                self.take_in(now, |index| (rules.delete)(index, object.meta()));
             }
         }
     }
 
-    /// Whether a job is in the namespace that is watched.
+    /// Whether a job is in a namespace that is watched.
     pub(super) fn watches(&self, key: &Key) -> bool {
-        self.settings.watch_namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
+        let only = &self.settings.watch_namespaces;
+        only.is_empty() || only.contains(&key.namespace)
     }
 
     /// Changes the index, and schedules the jobs that this concerns.
-    fn take_in(&self, change: impl FnOnce(&mut Index) -> Effect) {
-        let (effect, waiting) = {
+    pub(super) fn take_in(&self, now: Instant, change: impl FnOnce(&mut Index) -> Effect) {
+        let (effect, woken, waiting) = {
             let mut index = self.index();
             let effect = change(&mut index);
-            let waiting: Vec<Key> = if effect.room { index.waiting.iter().cloned().collect() } else { Vec::new() };
-            (effect, waiting)
+            let woken = index.woken(&effect.room);
+            let waiting: Vec<Key> =
+                if effect.room.is_empty() { Vec::new() } else { index.waiting.keys().cloned().collect() };
+            (effect, woken, waiting)
         };
-        let now = Instant::now();
         // Pods are watched everywhere for the room they take; jobs of other namespaces are not this controller's.
         for key in effect.jobs.into_iter().filter(|key| self.watches(key)) {
             self.queue.add(key, now + TOGETHER);
         }
-        for key in waiting {
+        for key in woken {
             self.queue.add(key, now + ROOM_TOGETHER);
         }
+        // The others still wait, but perhaps for another reason.
+        let later = now + waiting_period(waiting.len()).unsigned_abs();
+        waiting.into_iter().for_each(|key| self.queue.add(key, later));
     }
 }

@@ -48,7 +48,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
         index: Arc::default(),
         queue: Queue::default(),
         metrics,
-        health: Arc::new(Health::new(&watch::KINDS)),
+        health: Arc::new(Health::new(watch::names(&settings))),
         leading,
         silent: Arc::default(),
         settings: Arc::new(settings),

@@ -3,18 +3,19 @@
 
 use crate::devices::taker;
 use crate::index::Index;
-use crate::job::{JobId, Key, attempt_of, is_live, placement_of};
-use crate::reservation::Reservation;
+use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
+use crate::reservation::{Place, Reservation, is_usable};
 use crate::usage::{Share, Usage, Without};
+use crate::waiting::{HOLE, Waiting, WaitsFor};
 use jiff::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::find::find;
-use switchyard_plan::cluster::turn::{self, Turn};
+use switchyard_plan::cluster::turn::{self, Ahead, Turn};
 use switchyard_plan::cluster::view;
-use switchyard_plan::cluster::{PlacementRules, Question};
+use switchyard_plan::cluster::{PlacementRules, Question, Waits};
 use switchyard_plan::objects::Kind;
 use switchyard_plan::{self as plan, ValidJob};
 
@@ -37,7 +38,7 @@ impl Index {
         Turn::of(job, priority)
     }
 
-    fn job_of(&self, id: &JobId) -> Option<&TrainJob> {
+    pub(crate) fn job_of(&self, id: &JobId) -> Option<&TrainJob> {
         let key = self.families.get(id)?.key.as_ref()?;
         self.jobs.get(key).map(|job| &**job).filter(|job| JobId::of(&job.metadata) == *id)
     }
@@ -54,8 +55,8 @@ impl Index {
     }
 
     /// Everything that does not stand in the way of a job: what it held itself and is about to give back, and what is held for jobs
-    /// behind it.
-    pub fn not_in_the_way(&self, job: &TrainJob) -> Vec<String> {
+    /// behind it, or ahead of it if it ends before those can begin.
+    pub fn not_in_the_way(&self, job: &TrainJob, now: Timestamp) -> Vec<String> {
         let id = &JobId::of(&job.metadata);
         let turn = self.turn(job);
         let mut takers = Vec::new();
@@ -70,28 +71,31 @@ impl Index {
             }
         }
         if let Some(held) = &self.reservation {
-            let is_behind = held.job == *id || turn < held.turn;
+            let is_free = held.job == *id || turn < held.turn || held.is_begun_after(job, now);
             // Nobody but a job of higher priority gets the nodes of a gang that starts again.
             let keeps = self.holes.contains_key(id) && held.turn.priority() <= turn.priority();
             let own = job.status.as_ref().and_then(|status| status.placement.as_ref()).filter(|_| keeps);
             let own: Vec<&str> = own.iter().flat_map(|own| &own.nodes).map(|node| node.node_name.as_str()).collect();
             let nodes = held.nodes.iter().map(|node| node.node_name.as_str());
-            takers.extend(held.takers().zip(nodes).filter(|(_, node)| is_behind || own.contains(node)).map(|(t, _)| t));
+            takers.extend(held.takers().zip(nodes).filter(|(_, node)| is_free || own.contains(node)).map(|(t, _)| t));
         }
         takers
     }
 
-    /// Who is ahead of a job and holds nodes, in words.
-    pub fn held_for(&self, job: &TrainJob) -> Option<String> {
+    /// Who is ahead of a job and holds nodes.
+    pub fn ahead_of(&self, job: &TrainJob, now: Timestamp) -> Option<Ahead> {
         let id = JobId::of(&job.metadata);
         let held = self.reservation.as_ref().filter(|held| held.job != id && held.turn < self.turn(job))?;
-        let (count, name) = (held.nodes.len(), held.turn.name());
-        let verb = if count == 1 { "node is" } else { "nodes are" };
-        Some(format!("{count} {verb} held for {name}, which is ahead in the queue"))
+        Some(Ahead {
+            name: held.turn.name().into(),
+            nodes: held.nodes.iter().map(|node| node.node_name.clone()).collect(),
+            start: held.start,
+            ends_before: held.is_begun_after(job, now),
+        })
     }
 
-    /// A gang that restarts keeps the GPUs of its nodes until it is known that it cannot be placed. Returns whether it released some.
-    pub fn hold_holes(&mut self, id: &JobId) -> bool {
+    /// A gang that restarts keeps the GPUs of its nodes until it is known that it cannot be placed. Returns the nodes of which it released some.
+    pub fn hold_holes(&mut self, id: &JobId) -> BTreeSet<String> {
         let wanted = self.job_of(id).filter(|job| is_live(job) && !job.spec.suspend).and_then(|job| {
             let status = job.status.as_ref()?;
             let placed = status.condition(conditions::PLACED)?;
@@ -99,13 +103,15 @@ impl Index {
             status.placement.clone().filter(|_| restarts)
         });
         let nodes = wanted.map(|placement| placement.nodes).unwrap_or_default();
-        let next: Vec<String> = (0..nodes.len()).map(|rank| format!("hole/{}/{rank}", id.uid)).collect();
-        let mut freed = false;
+        let next: Vec<String> = (0..nodes.len()).map(|rank| format!("{HOLE}{}/{rank}", id.uid)).collect();
+        let mut freed = BTreeSet::new();
         for gone in self.holes.remove(id).into_iter().flatten().skip(next.len()) {
-            freed |= self.usage.set_share(&gone, None);
+            freed.extend(self.usage.set_share(&gone, None));
         }
         for (taker, PlacedNode { node_name, gpus, .. }) in next.iter().zip(nodes) {
-            self.usage.set_share(taker, Some(Share { node: node_name, amount: Resources::default(), gpus }));
+            freed.extend(
+                self.usage.set_share(taker, Some(Share { node: node_name, amount: Resources::default(), gpus })),
+            );
         }
         if !next.is_empty() {
             self.holes.insert(id.clone(), next);
@@ -113,12 +119,22 @@ impl Index {
         freed
     }
 
-    /// A job was placed, or no longer waits: it releases what it held. Returns whether it held anything.
-    pub fn waits_no_more(&mut self, job: &JobId) -> bool {
-        if let Some(family) = self.families.get_mut(job) {
-            family.hopeless = false;
+    /// A job was placed, or no longer waits: it releases what it held. Returns the jobs to look at.
+    pub fn waits_no_more(&mut self, key: &Key, job: &JobId) -> BTreeSet<Key> {
+        let head = self.head();
+        if self.waiting.remove(key).is_none() {
+            return BTreeSet::new();
         }
-        self.release(job)
+        let freed = self.release(job);
+        self.concerned(key, head, &freed)
+    }
+
+    /// Jobs other than this one to look at, after one that waits was planned: those that may use what it gave back, and a new head.
+    fn concerned(&mut self, key: &Key, head: Option<Key>, freed: &BTreeSet<String>) -> BTreeSet<Key> {
+        let mut others = self.helped(freed);
+        others.extend(self.head().filter(|now| Some(now) != head.as_ref()));
+        others.remove(key);
+        others
     }
 
     /// Nodes that a job is not asked to take now, and why.
@@ -141,83 +157,147 @@ impl Index {
         Admitted::of(valid, job.status.as_ref(), pods)
     }
 
-    /// A job found no place. At the head of the queue it holds nodes, and jobs of lower priority may have to give way: those are answered.
-    pub fn waits(&mut self, key: &Key, rules: PlacementRules<'_>) -> Vec<Key> {
-        let Some(job) = self.jobs.get(key).cloned() else { return Vec::new() };
-        let Ok(valid) = plan::validate(&job) else { return Vec::new() };
-        let id = JobId::of(&job.metadata);
+    /// A job found no place. Returns the jobs to look at.
+    pub fn waits(&mut self, key: &Key, waits: Waits, rules: PlacementRules<'_>) -> BTreeSet<Key> {
+        let head = self.head();
+        let Some(job) = self.jobs.get(key).cloned() else { return BTreeSet::new() };
         let turn = self.turn(&job);
-        let admitted = self.admitted(&job, &valid);
-        let left_out = self.left_out(&id, rules.now);
-        let question = Question { job: &job, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
-        if !self.is_head(key, &turn) {
-            self.waits_no_more(&id);
-            return Vec::new();
-        }
-        let aside = self.not_in_the_way(&job);
+        let hopeless = waits == Waits::Fabric;
+        self.waiting.insert(key.clone(), Waiting { turn, hopeless, waits_for: WaitsFor::Anything });
+        let (victims, freed) = match waits {
+            Waits::Room { open } => self.waits_for_room(key, &job, open, rules),
+            Waits::Fabric => (Vec::new(), self.release(&JobId::of(&job.metadata))),
+        };
+        let mut others = self.concerned(key, head, &freed);
+        others.extend(victims);
+        others
+    }
+
+    /// At the head of the queue a job holds nodes, and jobs of lower priority may have to give way. Returns those, and the nodes that are held
+    /// no more.
+    fn waits_for_room(
+        &mut self,
+        key: &Key,
+        job: &TrainJob,
+        open: u32,
+        rules: PlacementRules<'_>,
+    ) -> (Vec<Key>, BTreeSet<String>) {
+        let turn = self.turn(job);
+        let waits = |index: &mut Index, question: &Question<'_>| {
+            let waits_for = WaitsFor::nodes(question, open);
+            index.waiting.insert(key.clone(), Waiting { turn: turn.clone(), hopeless: false, waits_for });
+            if index.head().as_ref() == Some(key) {
+                index.head_waits(question, &turn)
+            } else {
+                (Vec::new(), index.release(&JobId::of(&job.metadata)))
+            }
+        };
+        self.asked(job, rules, waits).unwrap_or_default()
+    }
+
+    /// Asks for a job as it is now; `None`: it is invalid.
+    fn asked<R>(
+        &mut self,
+        job: &TrainJob,
+        rules: PlacementRules<'_>,
+        ask: impl FnOnce(&mut Index, &Question<'_>) -> R,
+    ) -> Option<R> {
+        let valid = plan::validate(job).ok()?;
+        let admitted = self.admitted(job, &valid);
+        let left_out = self.left_out(&JobId::of(&job.metadata), rules.now);
+        let question = Question { job, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
+        Some(ask(self, &question))
+    }
+
+    /// The head of the queue holds nodes. Returns the jobs that give way to it, and the nodes that others may use now.
+    fn head_waits(&mut self, question: &Question<'_>, turn: &Turn) -> (Vec<Key>, BTreeSet<String>) {
+        let id = JobId::of(&question.job.metadata);
+        let aside = self.not_in_the_way(question.job, question.rules.now);
         let mut without = Without::new(self, &aside);
-        let is_kept = without.reservation.as_ref().is_some_and(|held| held.job == id && without.is_usable(held));
         // What others leave for it is what it holds, or they would be the first to take it again.
-        let (victims, reserved) = match without.departure(&question, &turn) {
-            Some(Departure { victims, nodes }) => (victims, Some(Some(nodes))),
-            None if is_kept => (Vec::new(), None),
-            None => (Vec::new(), Some(turn::reserve(&question, without.usage.nodes()))),
+        let (victims, reserved) = match without.departure(question, turn) {
+            Some(Departure { victims, nodes }) => (victims, Some(Some((nodes, None)))),
+            None => (Vec::new(), without.chosen_again(&id, question)),
         };
         drop(without);
-        let hopeless = matches!(reserved, Some(None));
-        if let Some(family) = self.families.get_mut(&id) {
-            family.hopeless = hopeless;
-        }
-        if hopeless {
-            self.release(&id);
-        }
-        if let Some(Some(nodes)) = reserved {
-            self.reserve(Reservation { job: id, turn, nodes }, &question);
-        }
-        victims
-    }
-
-    /// A job waits for something other than room: it holds nothing, and others come first. Returns whether it held anything.
-    pub fn waits_aside(&mut self, job: &JobId) -> bool {
-        if let Some(family) = self.families.get_mut(job) {
-            family.hopeless = true;
-        }
-        self.release(job)
-    }
-
-    /// Gives back what a job holds. Returns whether it held anything.
-    fn release(&mut self, job: &JobId) -> bool {
-        let Some(held) = self.reservation.take_if(|held| held.job == *job) else { return false };
-        for taker in held.takers() {
-            self.usage.set_share(&taker, None);
-        }
-        true
-    }
-
-    /// Whether no job that waits and could be placed comes first.
-    fn is_head(&self, key: &Key, turn: &Turn) -> bool {
-        let is_ahead = |other: &Key| {
-            let Some(job) = self.jobs.get(other) else { return false };
-            let family = self.families.get(&JobId::of(&job.metadata));
-            !family.is_some_and(|family| family.hopeless) && self.turn(job) < *turn
+        let freed = match reserved {
+            None => BTreeSet::new(),
+            Some(None) => {
+                let key = key_of(&question.job.metadata);
+                if let Some(waiting) = self.waiting.get_mut(&key) {
+                    waiting.hopeless = true;
+                }
+                self.release(&id)
+            }
+            Some(Some(place)) => self.reserve(place, turn.clone(), question),
         };
-        !self.waiting.iter().any(|other| other != key && is_ahead(other))
+        (victims, freed)
     }
 
-    /// Whether all nodes that are held may still be used.
-    fn is_usable(&self, held: &Reservation) -> bool {
-        let nodes = self.usage.nodes();
-        held.nodes.iter().all(|placed| {
-            nodes.get(&placed.node_name).is_some_and(|node| node.facts.ready && !node.facts.unschedulable)
-        })
-    }
-
-    fn reserve(&mut self, next: Reservation, question: &Question<'_>) {
-        if let Some(before) = self.reservation.as_ref().map(|before| before.job.clone()) {
-            self.release(&before);
+    /// What a job that waits would hold now, and when it can begin there; `None`: what it holds already, since nothing has become free.
+    fn chosen_again(&mut self, id: &JobId, question: &Question<'_>) -> Option<Option<Place>> {
+        let held = self.reservation.as_ref().filter(|held| held.job == *id && is_usable(held, &self.usage));
+        if held.is_some_and(|held| !held.is_stale) {
+            return None;
         }
+        let nodes = held.map(|held| held.nodes.clone()).unwrap_or_default();
+        let first = self.first_start(question).map(|(nodes, start)| (nodes, Some(start)));
+        Some(first.or_else(|| turn::reserve(question, self.usage.nodes(), &nodes).map(|nodes| (nodes, None))))
+    }
+
+    /// The nodes that are held are chosen again before a job behind their holder is planned: it might take those on which the holder can begin
+    /// now. Returns the jobs to look at.
+    pub fn float(&mut self, job: &TrainJob, rules: PlacementRules<'_>) -> BTreeSet<Key> {
+        let is_ahead = |held: &&Reservation| held.job != JobId::of(&job.metadata) && held.turn < self.turn(job);
+        let held = self.reservation.as_ref().filter(|held| held.is_stale).filter(is_ahead);
+        let Some((holder, turn)) = held.map(|held| (held.job.clone(), held.turn.clone())) else {
+            return BTreeSet::new();
+        };
+        let Some(holder) = self.job_of(&holder).cloned() else { return BTreeSet::new() };
+        let (key, head) = (key_of(&holder.metadata), self.head());
+        if head.as_ref() != Some(&key) {
+            // Another one has come before it, and is looked at in its turn.
+            return BTreeSet::new();
+        }
+        let waits = |index: &mut Index, question: &Question<'_>| index.head_waits(question, &turn);
+        let (victims, freed) = self.asked(&holder, rules, waits).unwrap_or_default();
+        let mut others = self.concerned(&key, head, &freed);
+        others.extend(victims);
+        others
+    }
+
+    /// Gives back what a job holds. Returns the nodes.
+    fn release(&mut self, job: &JobId) -> BTreeSet<String> {
+        self.unreserve(|held| held.job == *job)
+    }
+
+    fn unreserve(&mut self, which: impl FnOnce(&mut Reservation) -> bool) -> BTreeSet<String> {
+        let Some(held) = self.reservation.take_if(which) else { return BTreeSet::new() };
+        held.takers().filter_map(|taker| self.usage.set_share(&taker, None)).collect()
+    }
+
+    /// The job that comes first of those that wait and could be placed.
+    pub fn head(&self) -> Option<Key> {
+        let open = self.waiting.iter().filter(|(_, waiting)| !waiting.hopeless);
+        open.min_by_key(|(_, waiting)| &waiting.turn).map(|(key, _)| key.clone())
+    }
+
+    /// Returns the nodes that others may use now: those that are held no more, and all of them if their holder begins later than was expected.
+    fn reserve(&mut self, (nodes, start): Place, turn: Turn, question: &Question<'_>) -> BTreeSet<String> {
+        let before = self.reservation.as_ref().and_then(|held| held.start);
+        let mut freed = self.unreserve(|_| true);
+        let job = JobId::of(&question.job.metadata);
+        let next = Reservation { job, turn, nodes, start, at: question.rules.now, is_stale: false };
         self.hold(question, next.takers(), &next.nodes);
+        for PlacedNode { node_name, .. } in &next.nodes {
+            if start > before {
+                freed.insert(node_name.clone())
+            } else {
+                freed.remove(node_name)
+            };
+        }
         self.reservation = Some(next);
+        freed
     }
 
     /// Takes what the pods of a job would take on these nodes, one taker for each.

@@ -29,13 +29,13 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// A slice appeared or changed. Returns whether that changes what can be placed.
-    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str, usage: &mut Usage) -> bool {
+    /// A slice appeared or changed. Returns the nodes on which that changes what can be placed.
+    pub fn apply_slice(&mut self, slice: &ResourceSlice, driver: &str, usage: &mut Usage) -> BTreeSet<String> {
         let name = slice.metadata.name.clone().unwrap_or_default();
         let Some(node) = slice.spec.node_name.clone().filter(|_| slice.spec.driver == driver) else {
             return self.delete_slice(&name, usage);
         };
-        self.forget(&name, Some(&node), usage);
+        let mut changed = self.forget(&name, Some(&node), usage);
         let (mut devices, mut healthy) = (Vec::new(), Vec::new());
         for device in slice.spec.devices.iter().flatten() {
             let attributes = device.attributes.as_ref();
@@ -51,35 +51,38 @@ impl Devices {
             devices.push(device);
         }
         self.slices.insert(name.clone(), (node.clone(), devices));
-        let is_new = usage.set_offer(&name, &node, healthy);
+        if usage.set_offer(&name, &node, healthy) {
+            changed.insert(node);
+        }
         // What claims have of this pool is looked up again.
         for uid in self.by_pool.get(&slice.spec.pool.name).into_iter().flatten() {
-            usage.set_share(&taker(uid), self.share(&self.claims[uid]));
+            changed.extend(usage.set_share(&taker(uid), self.share(&self.claims[uid])));
         }
-        is_new
+        changed
     }
 
-    /// Forgets what a slice offered, but for what it offers on a node that it still is of.
-    fn forget(&mut self, name: &str, kept: Option<&str>, usage: &mut Usage) -> bool {
-        let Some((node, devices)) = self.slices.remove(name) else { return false };
+    /// Forgets what a slice offered, but for what it offers on a node that it still is of. Returns the other node.
+    fn forget(&mut self, name: &str, kept: Option<&str>, usage: &mut Usage) -> BTreeSet<String> {
+        let Some((node, devices)) = self.slices.remove(name) else { return BTreeSet::new() };
         for device in &devices {
             if self.gpus.get(device).is_some_and(|offered| offered.slice == name) {
                 self.gpus.remove(device);
             }
         }
-        if kept != Some(node.as_str()) {
-            usage.set_offer(name, &node, Vec::new());
+        if kept == Some(node.as_str()) {
+            return BTreeSet::new();
         }
-        true
+        usage.set_offer(name, &node, Vec::new());
+        BTreeSet::from([node])
     }
 
     /// A slice is gone.
-    pub fn delete_slice(&mut self, name: &str, usage: &mut Usage) -> bool {
+    pub fn delete_slice(&mut self, name: &str, usage: &mut Usage) -> BTreeSet<String> {
         self.forget(name, None, usage)
     }
 
-    /// A claim appeared or changed. Returns whether devices became free.
-    pub fn apply_claim(&mut self, claim: &ResourceClaim, usage: &mut Usage) -> bool {
+    /// A claim appeared or changed. Returns the node on which devices became free.
+    pub fn apply_claim(&mut self, claim: &ResourceClaim, usage: &mut Usage) -> Option<String> {
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_deref());
@@ -102,7 +105,7 @@ impl Devices {
     }
 
     /// A claim is gone, or not allocated any more.
-    pub fn delete_claim(&mut self, uid: &str, usage: &mut Usage) -> bool {
+    pub fn delete_claim(&mut self, uid: &str, usage: &mut Usage) -> Option<String> {
         self.forget_claim(uid);
         usage.set_share(&taker(uid), None)
     }

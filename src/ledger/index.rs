@@ -6,16 +6,19 @@ mod claims;
 
 use crate::devices::Devices;
 use crate::fleet::Fleet;
+use crate::forecast::Forecasts;
 use crate::incidents::Incidents;
 use crate::job::{JobId, Key, attempt_of, key_of, placement_of};
-use crate::own_writes::OwnWrites;
+use crate::own_writes::{Cache, OwnWrites};
 use crate::reservation::Reservation;
 use crate::usage::{Share, Usage};
+use crate::waiting::Waiting;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob, labels};
 use switchyard_plan::cluster::hindrance::Trouble;
 use switchyard_plan::cluster::refusals::Refusals;
@@ -71,8 +74,6 @@ pub struct Family {
     /// The API server refuses pods that do not say that they run as another user than root.
     pub restricted: bool,
     pub refusals: Refusals,
-    /// Room alone would not help: it would not fit into the empty cluster, or must not start there.
-    pub hopeless: bool,
     /// The attempt that gives way to a job of higher priority, and to which one.
     pub gives_way_in: Option<u32>,
     pub gives_way_to: Option<String>,
@@ -106,12 +107,15 @@ pub struct Index {
     pub devices: Devices,
     /// Where each pod of ours is kept, by its UID.
     pods: BTreeMap<String, Kept>,
-    /// Latest resource version seen, by kind.
-    pub versions: BTreeMap<&'static str, u64>,
-    /// Jobs that wait for room.
-    pub waiting: BTreeSet<Key>,
+    /// Latest resource version seen in each namespace that has jobs, by kind: there may be a watch for each namespace, and one may be ahead of
+    /// another.
+    versions: BTreeMap<String, BTreeMap<&'static str, u64>>,
+    /// Jobs that wait for a place, and for what.
+    pub waiting: BTreeMap<Key, Waiting>,
     /// What the first of them holds.
     pub reservation: Option<Reservation>,
+    /// When those that wait can begin.
+    pub(crate) forecasts: Forecasts,
     /// What gangs hold that start again.
     pub holes: BTreeMap<JobId, Vec<String>>,
 }
@@ -121,8 +125,8 @@ pub struct Index {
 pub struct Effect {
     /// Jobs to reconcile.
     pub jobs: BTreeSet<Key>,
-    /// There may be room for those that wait.
-    pub room: bool,
+    /// Nodes on which there may be more room.
+    pub room: BTreeSet<String>,
 }
 
 impl AsMut<Usage> for Index {
@@ -134,8 +138,17 @@ impl AsMut<Usage> for Index {
 impl Index {
     pub fn saw(&mut self, kind: &'static str, metadata: &ObjectMeta) {
         let version = metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0);
-        let latest = self.versions.entry(kind).or_default();
-        *latest = (*latest).max(version);
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        if let Some(seen) = self.versions.get_mut(namespace) {
+            let latest = seen.entry(kind).or_default();
+            *latest = (*latest).max(version);
+        }
+    }
+
+    /// Whether the cache shows what was written for a job.
+    pub fn catch_up(&mut self, job: &JobId, now: Instant) -> Cache {
+        let seen = self.versions.entry(job.namespace.clone()).or_default();
+        self.families.entry(job.clone()).or_default().own.catch_up(seen, now)
     }
 
     fn touch(&self, job: &JobId, effect: &mut Effect) {
@@ -144,6 +157,7 @@ impl Index {
 
     /// A job appeared or changed.
     pub fn apply_job(&mut self, job: TrainJob) -> Effect {
+        self.versions.entry(job.metadata.namespace.clone().unwrap_or_default()).or_default();
         self.saw("TrainJob", &job.metadata);
         let mut effect = Effect::default();
         let key = key_of(&job.metadata);
@@ -162,9 +176,13 @@ impl Index {
         if family.assumed.as_ref().is_some_and(|(assumed, _)| attempt > *assumed || is_placed) {
             family.assumed = None;
         }
-        self.jobs.insert(key.clone(), Arc::new(job));
-        effect.room |= self.hold_holes(&id);
-        effect.room |= self.recount(&id);
+        let before = self.jobs.insert(key.clone(), Arc::new(job));
+        let limit = |job: Option<&Arc<TrainJob>>| job.and_then(|job| job.spec.active_deadline_seconds);
+        if let Some(held) = self.reservation.as_mut().filter(|_| limit(before.as_ref()) != limit(self.jobs.get(&key))) {
+            held.is_stale = true;
+        }
+        effect.room.extend(self.hold_holes(&id));
+        effect.room.extend(self.recount(&id));
         effect.jobs.insert(key);
         effect
     }
@@ -178,7 +196,7 @@ impl Index {
         let told = self.unreadable.get(&key).is_some_and(|before| before.told && before.why == why);
         self.unreadable.insert(key.clone(), Unreadable { version, why, told });
         let jobs = if told { BTreeSet::new() } else { BTreeSet::from([key]) };
-        Effect { jobs, room: false }
+        Effect { jobs, ..Effect::default() }
     }
 
     /// A job is gone.
@@ -195,12 +213,15 @@ impl Index {
     }
 
     fn forget_job(&mut self, key: &Key, effect: &mut Effect) {
-        self.waiting.remove(key);
-        let Some(job) = self.jobs.remove(key) else { return };
-        let id = JobId::of(&job.metadata);
+        let Some(id) = self.jobs.get(key).map(|job| JobId::of(&job.metadata)) else { return };
         effect.jobs.insert(key.clone());
-        effect.room |= self.recount(&id);
-        effect.room |= self.hold_holes(&id) | self.waits_no_more(&id);
+        effect.jobs.extend(self.waits_no_more(key, &id));
+        self.jobs.remove(key);
+        if !self.jobs.keys().any(|other| other.namespace == key.namespace) {
+            self.versions.remove(&key.namespace);
+        }
+        effect.room.extend(self.recount(&id));
+        effect.room.extend(self.hold_holes(&id));
         self.drop_if_empty(&id);
     }
 
@@ -221,7 +242,7 @@ impl Index {
             let pod = PodView::of(pod);
             let node = pod.node.filter(|_| !matches!(pod.phase, view::Phase::Succeeded | view::Phase::Failed));
             let share = node.map(|node| Share { node, amount: pod.requests, gpus: Vec::new() });
-            effect.room = self.usage.set_share(&uid, share);
+            effect.room.extend(self.usage.set_share(&uid, share));
             return effect;
         };
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
@@ -246,7 +267,7 @@ impl Index {
             *before != next
         });
         family.pods.insert(slot.clone(), next);
-        effect.room = self.recount_pod(&job, &slot);
+        effect.room.extend(self.recount_pod(&job, &slot));
         if is_news {
             self.touch(&job, &mut effect);
         }
@@ -258,7 +279,7 @@ impl Index {
         self.saw("Pod", metadata);
         let mut effect = Effect::default();
         let Some(uid) = &metadata.uid else { return effect };
-        effect.room = self.usage.set_share(uid, None);
+        effect.room.extend(self.usage.set_share(uid, None));
         if let Some(Kept { job, slot }) = self.pods.remove(uid) {
             if let Some(family) = self.families.get_mut(&job) {
                 if family.pods.get(&slot).is_some_and(|pod| pod.uid == *uid) {
@@ -326,7 +347,9 @@ impl Index {
         if before != Some(readiness(&view)) {
             self.touch_node(&name, &mut effect);
         }
-        effect.room = self.usage.set_node(view);
+        if self.usage.set_node(view) {
+            effect.room.insert(name);
+        }
         effect
     }
 
@@ -357,17 +380,17 @@ impl Index {
         self.recount(job);
     }
 
-    /// Recounts what the pods of a job take. Returns whether something became free.
-    fn recount(&mut self, job: &JobId) -> bool {
+    /// Recounts what the pods of a job take. Returns the nodes on which something became free.
+    fn recount(&mut self, job: &JobId) -> BTreeSet<String> {
         let slots: Vec<_> =
             self.families.get(job).map(|family| family.pods.keys().cloned().collect()).unwrap_or_default();
-        slots.iter().fold(false, |room, slot| self.recount_pod(job, slot) | room)
+        slots.iter().filter_map(|slot| self.recount_pod(job, slot)).collect()
     }
 
     /// A pod takes room on the node it is bound to, or will be: from the moment the place of its gang is decided.
-    fn recount_pod(&mut self, job: &JobId, slot: &Slot) -> bool {
-        let Some(family) = self.families.get(job) else { return false };
-        let Some(pod) = family.pods.get(slot) else { return false };
+    fn recount_pod(&mut self, job: &JobId, slot: &Slot) -> Option<String> {
+        let family = self.families.get(job)?;
+        let pod = family.pods.get(slot)?;
         let promised = self.promised(family, pod);
         // What was promised to an attempt that is over stays taken until its pod is gone: its gate is lifted, so it may run or be bound at any
         // moment, and its claim have devices, without that having been seen yet.

@@ -3,6 +3,7 @@
 //! ```text
 //! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (what is free, who has which GPU)
 //!                                               ├─> contention (whose turn it is, what is held, who gives way)
+//!                                               ├─> waiting (which change is worth another plan), forecast (when those that wait can begin)
 //!                                               └─> own_writes (what was written and not seen yet)
 //! a file of objects ─> offline ─> the same index ─> where a job would go
 //! ```
@@ -11,6 +12,7 @@
 pub mod contention;
 pub mod devices;
 pub mod fleet;
+pub mod forecast;
 pub mod incidents;
 pub mod index;
 pub mod job;
@@ -18,3 +20,4 @@ pub mod offline;
 pub mod own_writes;
 pub mod reservation;
 pub mod usage;
+pub mod waiting;

@@ -12,11 +12,13 @@ use switchyard_crds::{TrainJob, conditions};
 use switchyard_plan::cluster::allocation;
 use switchyard_plan::cluster::fabric::{self, Decided};
 use switchyard_plan::cluster::find::{Found, Nowhere, find};
+use switchyard_plan::cluster::forecast::Forecast;
 use switchyard_plan::cluster::gang::Placed;
 use switchyard_plan::cluster::levels::Levels;
+use switchyard_plan::cluster::turn::Ahead;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{NoPlace, is_over};
-use switchyard_plan::cluster::{PlacementRules, Question};
+use switchyard_plan::cluster::{PlacementRules, Question, Waits};
 use switchyard_plan::objects::{Defaults, observed_content, pod};
 use switchyard_plan::{Invalid, ValidJob, validate};
 
@@ -51,8 +53,10 @@ pub enum Earlier {
 pub struct Verdict {
     /// The place, or why there is none.
     pub place: Result<Placed, NoPlace>,
-    /// Nodes that are held for a job ahead in the queue, in words.
-    pub held_for: Option<String>,
+    /// The job ahead in the queue that holds nodes.
+    pub ahead: Option<Ahead>,
+    /// When it can begin, if it waits.
+    pub forecast: Option<Forecast>,
     /// Jobs that would be stopped for it.
     pub victims: Vec<String>,
     /// How its processes would reach each other, or why they must not; `None`: it has no place, or no use for a fabric.
@@ -127,11 +131,10 @@ impl Cluster {
         };
         let mut waiting: Vec<Key> =
             self.index.jobs.iter().filter(|(_, job)| waits(job)).map(|(key, _)| key.clone()).collect();
-        self.index.waiting.extend(waiting.iter().cloned());
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         waiting.sort_by_key(|key| self.index.jobs.get(key).map(|job| self.index.turn(job)));
         for key in waiting {
-            self.index.waits(&key, rules);
+            self.index.waits(&key, Waits::Room { open: 0 }, rules);
         }
     }
 
@@ -151,6 +154,11 @@ impl Cluster {
     pub fn job(&self, namespace: &str, name: &str) -> Option<&TrainJob> {
         let key = Key { namespace: namespace.into(), name: name.into() };
         self.index.jobs.get(&key).map(|job| &**job)
+    }
+
+    /// The moment that the objects are of.
+    pub fn now(&self) -> Timestamp {
+        self.now
     }
 
     /// The levels of domains that count.
@@ -187,8 +195,8 @@ impl Cluster {
         // What it has itself is not in its way.
         let own = self.index.takers_of(&id, |_| true);
         let mut without = Without::new(&mut self.index, &own);
-        let held_for = without.held_for(&job);
-        let free = without.not_in_the_way(&job);
+        let ahead = without.ahead_of(&job, self.now);
+        let free = without.not_in_the_way(&job, self.now);
         without.and(&free);
         let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now: self.now };
         let admitted = without.admitted(&job, &valid);
@@ -202,7 +210,8 @@ impl Cluster {
         let departure = if place.is_err() { without.departure(&question, &turn) } else { None };
         let victims = departure.map(|departure| departure.victims).unwrap_or_default();
         drop(without);
-        Ok(Verdict { place, held_for, victims: victims.iter().map(ToString::to_string).collect(), fabric })
+        let forecast = self.index.forecast(&key, self.now);
+        Ok(Verdict { place, ahead, forecast, victims: victims.iter().map(ToString::to_string).collect(), fabric })
     }
 
     /// A job as it is when its pods have been created: it has a priority then, and so a turn.

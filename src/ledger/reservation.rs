@@ -1,8 +1,15 @@
-//! What the head of the queue holds for itself.
+//! What the head of the queue holds for itself, and who may use it until the head can begin.
 
-use crate::job::JobId;
-use switchyard_crds::PlacedNode;
-use switchyard_plan::cluster::turn::Turn;
+use crate::index::Index;
+use crate::job::{JobId, is_live, placement_of};
+use crate::usage::{Usage, Without};
+use crate::waiting::HELD;
+use jiff::{SignedDuration, Timestamp};
+use switchyard_crds::{PlacedNode, TrainJob};
+use switchyard_plan::cluster::clock::deadline;
+use switchyard_plan::cluster::find::find;
+use switchyard_plan::cluster::turn::{self, Turn};
+use switchyard_plan::cluster::{Question, gang};
 
 /// What the head of the queue holds.
 #[derive(Debug)]
@@ -10,11 +17,76 @@ pub struct Reservation {
     pub job: JobId,
     pub turn: Turn,
     pub nodes: Vec<PlacedNode>,
+    /// When the job can begin there, if limits hold. `None`: nobody knows, or other jobs give way to it.
+    pub start: Option<Timestamp>,
+    /// When that was found.
+    pub at: Timestamp,
+    /// Something became free since then, or a limit changed.
+    pub is_stale: bool,
 }
 
 impl Reservation {
     /// Names under which its nodes are taken in the usage.
     pub fn takers(&self) -> impl Iterator<Item = String> {
-        (0..self.nodes.len()).map(|rank| format!("held/{}/{rank}", self.job.uid))
+        (0..self.nodes.len()).map(|rank| format!("{HELD}{}/{rank}", self.job.uid))
     }
+
+    /// Whether a job ends before the one that holds these nodes can begin, if it starts now.
+    pub fn is_begun_after(&self, job: &TrainJob, now: Timestamp) -> bool {
+        let Some(start) = self.start else { return false };
+        end_from(job, now).is_some_and(|end| end <= start)
+    }
+}
+
+/// Nodes that are held, and when their holder can begin there.
+pub(crate) type Place = (Vec<PlacedNode>, Option<Timestamp>);
+
+impl Index {
+    /// Where and when a job that finds no room can begin, once enough of the jobs that run have ended by their limits. `None`: those without
+    /// a limit would have to end too.
+    pub(crate) fn first_start(&mut self, question: &Question<'_>) -> Option<(Vec<PlacedNode>, Timestamp)> {
+        let now = question.rules.now;
+        let mut ending: Vec<(Timestamp, JobId)> = self
+            .families
+            .keys()
+            .filter(|id| **id != JobId::of(&question.job.metadata))
+            // One that ran longer than its limit ends at any moment.
+            .filter_map(|id| Some((self.end_of(id, now)?.max(now), id.clone())))
+            .collect();
+        ending.sort();
+        let takers: Vec<Vec<String>> = ending.iter().map(|(_, id)| self.takers_of(id, |_| true)).collect();
+        let usage = &mut self.usage;
+        let fits = |ended: usize| gang::fits(question, Without::new(usage, &takers[..ended].concat()).nodes());
+        let enough = turn::least(ending.len(), fits)?;
+        let start = ending[..enough].last().map_or(now, |(end, _)| *end);
+        let without = Without::new(&mut self.usage, &takers[..enough].concat());
+        find(question, without.nodes()).ok().map(|found| (found.placed.status.nodes, start))
+    }
+
+    /// When a job that has a place has ended at the latest; `None`: nobody knows, or it has none.
+    pub(crate) fn end_of(&self, id: &JobId, now: Timestamp) -> Option<Timestamp> {
+        let family = self.families.get(id)?;
+        let known = family.key.as_ref().and_then(|key| self.jobs.get(key));
+        let Some(job) = known.filter(|job| JobId::of(&job.metadata) == *id && is_live(job)) else {
+            // Its pods are being deleted.
+            return Some(now);
+        };
+        // One that was placed a moment ago, which the cache does not show yet, begins now.
+        let is_assumed = placement_of(job).is_none() && family.assumed.is_some();
+        if is_assumed { end_from(job, now) } else { deadline(job) }
+    }
+}
+
+/// When a job has ended at the latest, if it has a place or gets one now.
+fn end_from(job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
+    let limit = job.spec.active_deadline_seconds.map(SignedDuration::from_secs);
+    deadline(job).or_else(|| now.checked_add(limit?).ok())
+}
+
+/// Whether all nodes that are held may still be used.
+pub(crate) fn is_usable(held: &Reservation, usage: &Usage) -> bool {
+    let nodes = usage.nodes();
+    held.nodes
+        .iter()
+        .all(|placed| nodes.get(&placed.node_name).is_some_and(|node| node.facts.ready && !node.facts.unschedulable))
 }

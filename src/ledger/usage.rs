@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use switchyard_core::quantity::Resources;
 use switchyard_crds::device_use::DeviceUse;
 use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_plan::cluster::is_old;
 use switchyard_plan::cluster::machine::{Machine, Shapes};
 use switchyard_plan::cluster::view::NodeView;
 
@@ -120,20 +121,23 @@ impl Usage {
         self.nodes.remove(name);
     }
 
-    /// Sets what a taker holds; `None`: nothing any more. Returns whether something became free.
-    pub fn set_share(&mut self, taker: &str, share: Option<Share>) -> bool {
+    /// Sets what a taker holds; `None`: nothing any more. Returns the node on which something became free.
+    pub fn set_share(&mut self, taker: &str, share: Option<Share>) -> Option<String> {
         if self.shares.get(taker) == share.as_ref() {
-            return false;
+            return None;
         }
         let freed = self.shares.remove(taker);
         if let Some(before) = &freed {
             if let Some(takers) = self.on.get_mut(&before.node) {
                 takers.retain(|other| other != taker);
+                if takers.is_empty() {
+                    self.on.remove(&before.node);
+                }
             }
             if let Some(node) = self.nodes.get_mut(&before.node) {
                 node.free = node.free.plus(&before.amount);
             }
-            self.refresh(&before.node);
+            self.count_taken(&before.node);
         }
         if let Some(share) = share {
             let node = share.node.clone();
@@ -142,9 +146,33 @@ impl Usage {
             }
             self.on.entry(node.clone()).or_default().push(taker.to_string());
             self.shares.insert(taker.to_string(), share);
-            self.refresh(&node);
+            self.count_taken(&node);
         }
-        freed.is_some()
+        freed.map(|share| share.node)
+    }
+
+    /// A node as it would be without some of its takers.
+    pub fn node_without(&self, name: &str, is_aside: impl Fn(&str) -> bool) -> Option<NodeView> {
+        let mut view = self.nodes.get(name)?.clone();
+        let takers = self.on.get(name).into_iter().flatten();
+        let (aside, stay): (Vec<&String>, Vec<&String>) = takers.partition(|taker| is_aside(taker));
+        for taker in &aside {
+            view.free = view.free.plus(&self.shares[*taker].amount);
+        }
+        if !aside.is_empty() {
+            view.taken = self.taken(name, stay.into_iter());
+        }
+        Some(view)
+    }
+
+    /// GPUs of a node that these takers hold, one bit each.
+    fn taken<'a>(&self, node: &str, takers: impl Iterator<Item = &'a String>) -> u32 {
+        let machine = self.reports.get(node).and_then(|report| report.machine.as_ref().ok());
+        let mask = |machine: &Machine| {
+            let masks = takers.map(|taker| machine.mask(self.shares[taker].gpus.iter().map(String::as_str)));
+            masks.fold(0, |all, gpus| all | gpus)
+        };
+        machine.map_or(0, mask)
     }
 
     /// What a taker holds.
@@ -158,11 +186,12 @@ impl Usage {
         let status = report.as_ref().ok().and_then(|report| report.status.as_ref());
         let in_use = status.map(|status| status.in_use.clone()).unwrap_or_default();
         let next = Report { machine: report.and_then(|report| self.shapes.machine(report)), in_use };
-        // A report that was renewed says nothing new.
+        // A report that was renewed in time says nothing new.
         let is_new = self.reports.get(&name).is_none_or(|before| {
             let mut same = before.clone();
             if let (Ok(same), Ok(next)) = (&mut same.machine, &next.machine) {
-                same.observed = next.observed;
+                let is_late = same.observed.zip(next.observed).is_some_and(|(before, now)| is_old(before, now));
+                same.observed = next.observed.filter(|_| !is_late);
             }
             same != next
         });
@@ -217,16 +246,23 @@ impl Usage {
         is_new
     }
 
-    /// Recomputes which GPUs of a node are in use.
+    /// Recomputes which GPUs of a node are taken.
+    fn count_taken(&mut self, name: &str) {
+        let taken = self.taken(name, self.on.get(name).into_iter().flatten());
+        if let Some(view) = self.nodes.get_mut(name) {
+            view.taken = taken;
+        }
+    }
+
+    /// Recomputes what is known of the GPUs of a node. Only reports and offers change that, not what is taken.
     fn refresh(&mut self, name: &str) {
+        self.count_taken(name);
         let Some(view) = self.nodes.get_mut(name) else { return };
         let report = self.reports.get(name);
         let machine = report.and_then(|report| report.machine.as_ref().ok());
         let mask = |uuids: &mut dyn Iterator<Item = &String>| {
             machine.map_or(0, |machine| machine.mask(uuids.map(String::as_str)))
         };
-        let takers = self.on.get(name).into_iter().flatten();
-        view.taken = takers.map(|taker| mask(&mut self.shares[taker].gpus.iter())).fold(0, |all, gpus| all | gpus);
         view.in_use = report.map_or(0, |report| mask(&mut report.in_use.iter().map(|used| &used.device)));
         let offers = self.offers.get(name);
         view.offered =

@@ -181,6 +181,14 @@ impl Group<'_> {
                 self.fold.evaluation(loss, accuracy);
                 self.tell(observer, Update::Evaluation { step, loss, accuracy });
             }
+            Event::Standstill { stuck } => {
+                self.fold.standstill(stuck);
+                if let Some(mut interval) = self.interval.take() {
+                    (interval.figures.stuck, interval.at) = (stuck, Timestamp::now());
+                    self.tell(observer, Update::Standstill(&interval));
+                    self.interval = Some(interval);
+                }
+            }
             Event::Checkpoint(report) => self.tell(observer, Update::Checkpoint(&report)),
             // A supervisor in a pod makes summaries only; what was measured is in the log of the run, and the end says what is too little.
             Event::Summary(_) | Event::Measured(_) => {}

@@ -60,6 +60,8 @@ pub enum Update<'a> {
         /// Share classified correctly, if the model classifies.
         accuracy: Option<f64>,
     },
+    /// Ranks stand still and the job goes on waiting, or all go on: the last figures say which.
+    Standstill(&'a Interval),
     /// A checkpoint is complete, or was abandoned.
     Checkpoint(&'a CheckpointReport),
     /// A rank failed; all others are stopped.

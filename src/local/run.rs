@@ -4,6 +4,7 @@ use super::attempt::{self, Ended, Signals};
 use super::cause::RootCause;
 use super::error::AttemptError;
 use super::inspect::{InspectError, inspect};
+use super::progress::Interval;
 use super::run_dir::{RunDir, RunDirError};
 use super::worker::{Worker, WorkerNotFound};
 use super::{Observer, Update};
@@ -256,7 +257,11 @@ impl Observer for Recorder<'_, '_> {
                     return self.observer.observe(update);
                 }
                 self.written = Some(Instant::now());
-                Some(format!("attempt {attempt}: step {} of {}", interval.figures.step, interval.figures.total_steps))
+                Some(step_of(attempt, interval))
+            }
+            Update::Standstill(interval) => {
+                self.run.figures = Some((interval.figures, interval.at));
+                Some(step_of(attempt, interval))
             }
             _ => None,
         };
@@ -265,6 +270,10 @@ impl Observer for Recorder<'_, '_> {
         }
         self.observer.observe(update)
     }
+}
+
+fn step_of(attempt: u32, interval: &Interval) -> String {
+    format!("attempt {attempt}: step {} of {}", interval.figures.step, interval.figures.total_steps)
 }
 
 /// One line about a failure.

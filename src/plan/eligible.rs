@@ -6,6 +6,9 @@
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
 use std::collections::BTreeMap;
 
+/// What a cordon adds.
+const CORDON: &str = "node.kubernetes.io/unschedulable";
+
 /// What decides about a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFacts {
@@ -106,13 +109,14 @@ pub fn may_run(pod: &NodeRules, node: &NodeFacts) -> Result<(), Unfit> {
         return Err(Unfit::NotReady);
     }
     let tolerations = pod.tolerations.as_slice();
-    let cordon =
-        Taint { key: "node.kubernetes.io/unschedulable".into(), effect: "NoSchedule".into(), ..Taint::default() };
-    if node.unschedulable && !tolerations.iter().any(|toleration| tolerates(toleration, &cordon)) {
-        return Err(Unfit::Cordoned);
+    if node.unschedulable {
+        let cordon = Taint { key: CORDON.into(), effect: "NoSchedule".into(), ..Taint::default() };
+        if !tolerations.iter().any(|toleration| tolerates(toleration, &cordon)) {
+            return Err(Unfit::Cordoned);
+        }
     }
     let hard = node.taints.iter().filter(|taint| taint.effect != "PreferNoSchedule");
-    for taint in hard.filter(|taint| taint.key != cordon.key) {
+    for taint in hard.filter(|taint| taint.key != CORDON) {
         if !tolerations.iter().any(|toleration| tolerates(toleration, taint)) {
             return Err(Unfit::Tainted(Taint { time_added: None, ..taint.clone() }));
         }

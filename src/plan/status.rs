@@ -4,8 +4,8 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use switchyard_crds::conditions::{self, Stage};
-use switchyard_crds::{NodeCounts, ThroughputUnit, TrainJob, TrainJobStatus, TrainerStatus};
-use switchyard_worker_contract::event::{Item, Summary};
+use switchyard_crds::{NodeCounts, SlowestRank, ThroughputUnit, TrainJob, TrainJobStatus, TrainerStatus};
+use switchyard_worker_contract::event::{Item, Slowest, Summary};
 
 /// Longest message of a condition, characters: enough for one sentence with a cause in it.
 const MESSAGE: usize = 1024;
@@ -73,6 +73,11 @@ impl<'a> Draft<'a> {
         Draft { job, now, next }
     }
 
+    /// Goes on from a status that another draft has made.
+    pub(crate) fn of(job: &'a TrainJob, next: TrainJobStatus, now: Timestamp) -> Draft<'a> {
+        Draft { job, now, next }
+    }
+
     /// Sets a condition; the time changes only with its status.
     pub fn condition(&mut self, kind: &str, state: &str, reason: &str, message: String) {
         let message: String = message.chars().take(MESSAGE).collect();
@@ -106,6 +111,14 @@ impl<'a> Draft<'a> {
             Stage::Failed => "False",
             _ => "Unknown",
         };
+        if !matches!(stage, Stage::Starting | Stage::Running) {
+            let of_steps = [conditions::PROGRESSING, conditions::STRAGGLER];
+            for kind in of_steps {
+                if self.next.is(kind) {
+                    self.condition(kind, "False", stage.reason(), message.clone());
+                }
+            }
+        }
         self.condition(conditions::SUCCEEDED, state, stage.reason(), message);
     }
 
@@ -143,9 +156,55 @@ impl<'a> Draft<'a> {
     pub fn figures(&mut self, figures: &Summary, at: Timestamp) {
         let next = trainer_status(figures, at);
         let untimed = |status: &TrainerStatus| TrainerStatus { last_updated_time: None, ..status.clone() };
-        if self.next.trainer_status.as_ref().is_none_or(|previous| untimed(previous) != untimed(&next)) {
+        let previous = self.next.trainer_status.as_ref();
+        let is_step = previous.is_none_or(|previous| previous.step != next.step);
+        if previous.is_none_or(|previous| untimed(previous) != untimed(&next)) {
             self.next.trainer_status = Some(next);
         }
+        self.progressing(figures, is_step);
+        if is_step {
+            self.straggler(figures.slowest.filter(Slowest::is_straggler));
+        }
+    }
+
+    /// Says whether steps are made. `is_step`: there is a new one. What changes beside the state changes with the figures only, so that it
+    /// costs no write.
+    fn progressing(&mut self, figures: &Summary, is_step: bool) {
+        let hung = reason_of(&self.next, conditions::PROGRESSING) == Some(conditions::HUNG);
+        if let Some(stuck) = figures.stuck {
+            let more = if stuck.ranks > 1 { format!(" ({} ranks stand still)", stuck.ranks) } else { String::new() };
+            let since =
+                Timestamp::from_second(i64::try_from(stuck.since).unwrap_or(i64::MAX)).unwrap_or(Timestamp::MAX);
+            let rank = self.rank_on_node(stuck.rank, stuck.node_rank);
+            let message =
+                format!("{rank} stands still since {since} in {}{more}; the job goes on waiting", stuck.doing());
+            self.condition(conditions::PROGRESSING, "False", conditions::HUNG, message);
+        } else if is_step || hung {
+            let message = format!("step {} of {}", figures.step, figures.total_steps);
+            self.condition(conditions::PROGRESSING, "True", conditions::STEPS_MADE, message);
+        }
+    }
+
+    /// Says which rank is a straggler, and when none is any more. By how much stands in the figures: a condition with it would never rest.
+    fn straggler(&mut self, straggler: Option<Slowest>) {
+        if let Some(slowest) = straggler {
+            let message = format!(
+                "{} computes and reads at least {} % longer than the median of the other ranks, which wait for it",
+                self.rank_on_node(slowest.rank, slowest.node_rank),
+                Slowest::PERCENT
+            );
+            self.condition(conditions::STRAGGLER, "True", conditions::SLOW_RANK, message);
+        } else if self.next.is(conditions::STRAGGLER) {
+            let message = "no rank is that much slower than the others any more".to_owned();
+            self.condition(conditions::STRAGGLER, "False", conditions::EVEN_PACE, message);
+        }
+    }
+
+    /// A rank and its node, by name if it is known.
+    fn rank_on_node(&self, rank: u32, node_rank: u32) -> String {
+        let nodes = self.next.placement.as_ref().map_or(&[][..], |placement| &placement.nodes);
+        let name = nodes.get(node_rank as usize).map(|node| node.node_name.as_str()).filter(|name| !name.is_empty());
+        name.map_or_else(|| format!("rank {rank} on node {node_rank}"), |name| format!("rank {rank} on {name}"))
     }
 }
 
@@ -171,6 +230,11 @@ fn trainer_status(figures: &Summary, at: Timestamp) -> TrainerStatus {
         estimated_remaining_seconds: figures.remaining_seconds.map(|seconds| seconds.ceil() as i64),
         exposed_communication_percent: Some(format!("{:.1}", figures.communication_percent)),
         input_wait_percent: Some(format!("{:.1}", figures.input_percent)),
+        slowest: figures.slowest.map(|slowest| SlowestRank {
+            rank: slowest.rank as i32,
+            node_rank: slowest.node_rank as i32,
+            over_median_percent: format!("{:.1}", slowest.over_percent),
+        }),
         last_updated_time: Some(time(at)),
     }
 }
@@ -178,6 +242,7 @@ fn trainer_status(figures: &Summary, at: Timestamp) -> TrainerStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use switchyard_crds::{PlacedNode, PlacementStatus};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_795_000_000 + second).unwrap()
@@ -206,6 +271,55 @@ mod tests {
         assert_eq!(failed.completion_time.as_ref().unwrap().0, at(12));
         let later = step(20, &fails);
         assert_eq!(later.completion_time.unwrap().0, at(12), "the end is written once");
+    }
+
+    #[test]
+    fn a_straggler_is_a_condition_that_changes_with_the_rank_and_not_with_the_figure() {
+        let mut job = crate::job::tests::job("life", serde_json::json!({}));
+        let figures = |step, slowest| Summary {
+            step,
+            total_steps: 900,
+            loss: 2.0,
+            validation_loss: None,
+            accuracy: None,
+            loss_scale: None,
+            skipped_steps: None,
+            slowest,
+            stuck: None,
+            items_per_second: 10.0,
+            item: Item::Tokens,
+            remaining_seconds: None,
+            communication_percent: 1.0,
+            input_percent: 0.0,
+        };
+        let slow = |rank, over_percent| Some(Slowest { rank, node_rank: rank / 2, over_percent, steps: 100 });
+        let mut step = |step: u64, slowest| {
+            let mut draft = Draft::new(&job, at(step as i64));
+            let node =
+                |first_rank, name: &str| PlacedNode { first_rank, node_name: name.into(), ..PlacedNode::default() };
+            let nodes = vec![node(0, "a"), node(2, "b")];
+            draft.next.placement = Some(PlacementStatus { nodes, ..PlacementStatus::default() });
+            draft.figures(&figures(step, slowest), at(step as i64));
+            let next = draft.next;
+            job.status = Some(next.clone());
+            let slowest = next.trainer_status.clone().unwrap().slowest.unwrap();
+            let condition = next.condition(conditions::STRAGGLER).cloned();
+            (slowest, condition.map(|c| (c.status, c.reason, c.message, c.last_transition_time.0)))
+        };
+        let (slowest, condition) = step(100, slow(3, 14.9));
+        assert_eq!((slowest.rank, slowest.node_rank, slowest.over_median_percent.as_str()), (3, 1, "14.9"));
+        assert_eq!(condition, None, "never so");
+        let (_, first) = step(200, slow(3, 15.0));
+        let (state, reason, message, since) = first.clone().unwrap();
+        assert_eq!((state.as_str(), reason.as_str(), since), ("True", "SlowRank", at(200)));
+        assert!(
+            message.starts_with("rank 3 on b computes and reads at least 15 % longer than the median"),
+            "{message}"
+        );
+        assert_eq!(step(300, slow(3, 40.0)).1, first);
+        assert!(step(400, slow(0, 40.0)).1.unwrap().2.starts_with("rank 0 on a "));
+        let (state, reason, _, since) = step(500, slow(0, 3.0)).1.unwrap();
+        assert_eq!((state.as_str(), reason.as_str(), since), ("False", "EvenPace", at(500)));
     }
 
     #[test]

@@ -59,7 +59,7 @@ fn main() -> Result<()> {
     if let Some(file) = file {
         let document = json!({
             "command": "cargo xtask bench agent", "kubernetes": "v1.34.4", "seconds": round(seconds),
-            "profile": if cfg!(debug_assertions) { "dev: without optimisation, an upper bound" } else { "release" },
+            "profile": if cfg!(debug_assertions) { "dev: without optimisation, an upper bound" } else { "dist" },
             "goals": {"rssMiB": 30, "cpuPercent": 0.1}, "agents": rows,
         });
         std::fs::write(&file, format!("{}\n", serde_json::to_string_pretty(&document)?))?;

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switchyard_core::devices::Devices;
 use switchyard_core::model::NodeOrd;
@@ -119,7 +120,7 @@ fn node_quality() -> Vec<Value> {
         let (_, devices) = fixtures().into_iter().find(|(known, _)| known == name).unwrap();
         let shape = Shape::new(&devices);
         let value = |set: u32| f64::from(shape.ring[set as usize].min(shape.outward(set, spread)));
-        let site = |free| Site { shape: 0, free, open: true, domains: vec![] };
+        let site = |free| Site { shape: 0, free, open: true, domains: Arc::default() };
         // Two equal nodes where the way out counts, so that both must take such a set.
         let pods = if spread.is_some() { 2 } else { 1 };
         let sites = vec![site(0); pods];
@@ -223,7 +224,7 @@ fn fleet_of(
             } else {
                 random.next() as u32 & random.next() as u32
             };
-            sites.push(Site { shape, free, open: true, domains: vec![Some(rack), Some(rack / racks)] });
+            sites.push(Site { shape, free, open: true, domains: [Some(rack), Some(rack / racks)].into() });
         }
     }
     (devices, sites)

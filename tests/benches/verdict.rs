@@ -1,6 +1,6 @@
 //! Time from `apply` to the verdict about the fabric in the status of a gang of 16: `cargo xtask bench verdict`.
 //!
-//! A real API server, scheduler and controller manager of the bench, the real controller in release mode, 16 nodes of two kinds with eight
+//! A real API server, scheduler and controller manager of the bench, the real controller as it is shipped, 16 nodes of two kinds with eight
 //! GPUs each as their agents would report them. Timed is from the create call to the watch event that has the condition `FabricReady`: the pods are
 //! made, the gang gets its place, settings are derived, 27 checks are made, and all of it is written.
 #![allow(missing_docs, clippy::unwrap_used)]

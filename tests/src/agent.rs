@@ -31,7 +31,7 @@ const ACCOUNT: &str = "switchyard-node-agent";
 pub fn agent_plane() -> Result<ControlPlane> {
     let plane = ControlPlane::start(&Options { controller_manager: true, audit: true, ..Options::default() })?;
     plane.install_crds_now()?;
-    plane.apply_chart()?;
+    plane.apply_chart(&[])?;
     Ok(plane)
 }
 

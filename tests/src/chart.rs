@@ -86,12 +86,12 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Applies what the chart renders, but for the CRDs and for pods of the controller: tests start their own.
+    /// Applies what the chart renders with these arguments of helm, but for the CRDs and for pods of the controller: tests start their own.
     ///
     /// # Errors
     /// The chart does not render, or the API server takes something not.
-    pub fn apply_chart(&self) -> Result<()> {
-        let text = render(&["--set", "crds.enabled=false,controller.replicas=0"])?;
+    pub fn apply_chart(&self, arguments: &[&str]) -> Result<()> {
+        let text = render(&[&["--set", "crds.enabled=false,controller.replicas=0"], arguments].concat())?;
         for (arguments, input) in [(&["create", "namespace", SYSTEM][..], ""), (&["apply", "-f", "-"], &text)] {
             let ended = self.kubectl_with(arguments, input);
             ensure!(ended.code == Some(0), "kubectl {arguments:?}: {}", ended.stderr);

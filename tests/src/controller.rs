@@ -1,7 +1,7 @@
 //! The real controller as a process, and what tests ask about jobs.
 
 use crate::{ControlPlane, Daemon, programs};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
@@ -32,8 +32,14 @@ pub struct ControllerOptions {
 /// Starts `switchyard controller` against a control plane. Its log is `NAME.log` in the control plane's folder.
 ///
 /// # Errors
-/// It cannot be started.
+/// It cannot be started, or would take part in the jobs of other tests.
 pub fn start_controller(plane: &ControlPlane, name: &str, options: &ControllerOptions) -> Result<Daemon> {
+    let is_of_all =
+        options.namespace.is_none() && !options.arguments.iter().any(|a| a.starts_with("--watch-namespace"));
+    ensure!(
+        !(is_of_all && plane.is_shared()),
+        "{name}: a controller of all namespaces needs a control plane of its own"
+    );
     let kubeconfig = options.kubeconfig.clone().unwrap_or_else(|| plane.kubeconfig("switchyard-controller"));
     let mut arguments: Vec<String> = vec!["controller".into(), "--kubeconfig".into(), kubeconfig.display().to_string()];
     if !options.arguments.iter().any(|argument| argument == "--listen") {

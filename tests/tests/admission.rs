@@ -64,7 +64,7 @@ impl Scene {
         plane.install_crds().await?;
         let namespace = plane.namespace("admission").await?;
         let scene = Scene { plane, namespace };
-        scene.plane.apply_chart()?;
+        scene.plane.apply_chart(&[])?;
         let users = root().join("tests/tests/admission/users.yaml");
         scene.must(&["apply", "-n", &scene.namespace, "-f", users.to_str().unwrap()], "");
         Ok(scene)
@@ -203,11 +203,101 @@ fn children(scene: &Scene) {
         (!named).then(|| format!("a pod with our label: {}{}", ended.stdout, ended.stderr))
     };
     assert_eq!(scene.settles(refused), None);
-    for (user, pod) in [("author", pod(json!({"app": "a"}))), (CONTROLLER, ours)] {
-        let ended = scene.as_user(user, &create, &pod);
-        assert_eq!(ended.code, Some(0), "{user}: {}", ended.stderr);
-    }
+    let ended = scene.as_user("author", &create, &pod(json!({"app": "a"})));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     forgeries(scene);
+    controllers(scene);
+}
+
+/// What the controller's token is good for beside the controller's work: rights know no owners, and it may write pods and ConfigMaps.
+fn controllers(scene: &Scene) {
+    let owner = |uid: &str| json!([{"apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob", "name": "a", "uid": uid, "controller": true}]);
+    let label = json!({"training.switchyard.dev/job-uid": "1"});
+    let own = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a-1-0", "labels": label, "ownerReferences": owner("1")},
+        "spec": {"automountServiceAccountToken": false, "schedulingGates": [{"name": "training.switchyard.dev/gang"}],
+            "containers": [{"name": "trainer", "image": "image"}]}});
+    let with = |path: &str, value: Value| {
+        let mut pod = own.clone();
+        *pod.pointer_mut(path).unwrap() = value;
+        pod
+    };
+    let create = ["create", "--dry-run=server", "-f", "-"];
+    let host = json!([{"name": "v", "hostPath": {"path": "/"}}]);
+    let way = |mut pod: Value, field: &str, value: Value| {
+        pod["spec"][field] = value;
+        pod
+    };
+    for (pod, words) in [
+        (with("/metadata/ownerReferences", json!([])), "expected one TrainJob as its controller"),
+        (with("/metadata/ownerReferences", owner("2")), "whose UID is in the label"),
+        (with("/metadata/labels", json!({})), "whose UID is in the label"),
+        (with("/spec/schedulingGates", json!([])), "spec.schedulingGates: expected training.switchyard.dev/gang"),
+        (way(own.clone(), "hostNetwork", json!(true)), "got hostNetwork; expected none of them"),
+        (way(own.clone(), "hostPID", json!(true)), "got hostPID; expected none of them"),
+        (way(own.clone(), "volumes", host), "allows it by the key hostPath"),
+        (
+            with(
+                "/spec/containers/0",
+                json!({"name": "trainer", "image": "i", "securityContext": {"privileged": true}}),
+            ),
+            "got privileged",
+        ),
+        (
+            with(
+                "/spec/containers/0",
+                json!({"name": "trainer", "image": "i", "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}),
+            ),
+            "allows it by the key capability.SYS_ADMIN",
+        ),
+    ] {
+        let refused = || {
+            let ended = scene.as_user(CONTROLLER, &create, &pod);
+            let named = ended.code != Some(0) && ended.stderr.contains(words);
+            (!named).then(|| format!("expected {words:?}, got {}{}", ended.stdout, ended.stderr))
+        };
+        assert_eq!(scene.settles(refused), None);
+    }
+    let made = scene.as_user(CONTROLLER, &["create", "-f", "-"], &own);
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs"}});
+    let theirs = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs"}});
+    scene.must(&["create", "-n", &scene.namespace, "-f", "-"], &theirs.to_string());
+    let patch = |what: &str, patch: Value| {
+        scene.as_user(CONTROLLER, &["patch", what, "--type=merge", "-p", &patch.to_string()], &Value::Null)
+    };
+    for (does, ended, words) in [
+        ("makes a Secret", scene.as_user(CONTROLLER, &create, &secret), "expected one TrainJob as its controller"),
+        ("changes a ConfigMap", patch("configmap/theirs", json!({"data": {"a": "b"}})), "belongs to no TrainJob"),
+        (
+            "takes a ConfigMap",
+            patch("configmap/theirs", json!({"metadata": {"labels": label, "ownerReferences": owner("1")}})),
+            "belongs to no TrainJob",
+        ),
+        (
+            "deletes a ConfigMap",
+            scene.as_user(CONTROLLER, &["delete", "configmap/theirs"], &Value::Null),
+            "belongs to no TrainJob",
+        ),
+        (
+            "gives a pod away",
+            patch(
+                "pod/a-1-0",
+                json!({"metadata": {"labels": {"training.switchyard.dev/job-uid": "2"}, "ownerReferences": owner("2")}}),
+            ),
+            "belongs to another TrainJob",
+        ),
+        (
+            "changes an image",
+            patch("pod/a-1-0", json!({"spec": {"containers": [{"name": "trainer", "image": "other"}]}})),
+            "changes no image",
+        ),
+    ] {
+        assert!(ended.code != Some(0) && ended.stderr.contains(words), "{does}: {}{}", ended.stdout, ended.stderr);
+    }
+    let lifted = patch("pod/a-1-0", json!({"spec": {"schedulingGates": null}}));
+    assert_eq!(lifted.code, Some(0), "{}", lifted.stderr);
+    let deleted = scene.as_user(CONTROLLER, &["delete", "pod/a-1-0", "--wait=false"], &Value::Null);
+    assert_eq!(deleted.code, Some(0), "{}", deleted.stderr);
 }
 
 /// Every kind that the controller makes, with each of its labels and with an ownerReference, by the administrator: rights are not what
@@ -261,8 +351,9 @@ fn forgeries(scene: &Scene) {
         }
     }
     assert_eq!(tried, 42);
-    let child = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "child", "namespace": scene.namespace,
+    let mut child = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "child", "namespace": scene.namespace,
         "labels": {"training.switchyard.dev/job-uid": "1"}, "ownerReferences": of_job("training.switchyard.dev")}});
+    child["metadata"]["ownerReferences"][0]["controller"] = json!(true);
     let ended = scene.as_user(CONTROLLER, &["create", "-f", "-"], &child);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let patch = |metadata: Value| {

@@ -192,7 +192,7 @@ async fn without_crds_and_without_an_api_server_it_waits_and_says_so() -> Result
 async fn the_rights_of_the_chart_are_enough_for_the_life_of_a_job() -> Result<()> {
     let plane = ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
     plane.install_crds().await?;
-    plane.apply_chart()?;
+    plane.apply_chart(&[])?;
     let kubeconfig = plane.controller_kubeconfig()?;
 
     let namespace = plane.namespace("rights").await?;

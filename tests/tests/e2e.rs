@@ -47,7 +47,7 @@ impl Cluster {
         let nodes =
             Nodes::start(&NodesOptions::new(count), |part, time| println!("{part}: {:.1} s", time.as_secs_f64()))?;
         let begin = Instant::now();
-        for name in ["switchyard", "switchyard-node-agent", "switchyard-worker"] {
+        for name in ["switchyard-controller", "switchyard-node-agent", "switchyard-worker"] {
             let archive = images.join(format!("{name}.tar"));
             ensure!(archive.is_file(), "no {}: run `cargo xtask images`", archive.display());
             nodes.import(&archive)?;
@@ -57,7 +57,7 @@ impl Cluster {
         let programs = folder.path().join("bin");
         fs::create_dir(&programs)?;
         let kubectl = programs_of(&["kubernetes"])?[0].join("kubectl");
-        let switchyard = target().join("release/switchyard");
+        let switchyard = switchyard_tests::programs().join("switchyard");
         for (name, program) in [
             ("kubectl", kubectl.as_path()),
             ("helm", helm()),

@@ -15,7 +15,7 @@ use switchyard_tests::{cargo, root, target};
 /// Made of the release programs, which CI has compiled already. Those of the profile `dist`, which are shipped, are smaller: `cargo xtask
 /// images` refuses an image over the limits in `xtask/src/images.rs`.
 const IMAGES: [(&str, &str, f64, f64); 3] = [
-    ("switchyard", "operator", 25.0, 52.0),
+    ("switchyard-controller", "operator", 25.0, 52.0),
     ("switchyard-node-agent", "agent", 25.0, 25.0),
     ("switchyard-worker", "worker", 20.0, 20.0),
 ];
@@ -208,7 +208,8 @@ fn the_bill_of_materials_is_that_of_the_program() -> Result<()> {
         for (crate_name, stages) in [
             ("serde_json", &["operator", "agent", "worker"][..]),
             ("kube-client", &["operator", "agent"]),
-            ("nvml-wrapper", &["operator", "agent"]),
+            ("nvml-wrapper", &["agent"]),
+            ("clap_complete", &[]),
             ("safetensors", &["worker"]),
             ("proptest", &[]),
             ("serde_derive", &[]),

@@ -1,5 +1,7 @@
 //! Placement of GPUs against brute force: random machines and clusters, and the machines of the fixtures.
 
+use std::cmp::Reverse;
+use std::sync::Arc;
 use switchyard_core::devices::Devices;
 use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::{
@@ -219,7 +221,7 @@ fn slices_stay_whole_and_nothing_is_refused_that_fits() {
 
 fn h200s(nodes: u32) -> World {
     let (_, devices) = fixtures().into_iter().find(|(name, _)| name == "f04-h200").unwrap();
-    let rack = |node: u32| vec![Some(node / 4)];
+    let rack = |node: u32| Arc::from([Some(node / 4)]);
     let sites = (0..nodes).map(|node| Site { shape: 0, free: 0xff, open: true, domains: rack(node) }).collect();
     let levels = vec![Level { share: 1000, nvlink: false }, Level { share: 500, nvlink: false }];
     World { levels, shapes: vec![devices], sites }
@@ -263,6 +265,37 @@ fn a_lone_gpu_breaks_nothing_that_is_whole() {
     world.sites[1].free = 0b0000_0010;
     let placement = world.fleet().solve(&gang(1, 1)).unwrap();
     assert_eq!((placement.pods[0].node, placement.bandwidth), (NodeOrd(1), UNLIMITED));
+}
+
+/// The rack with fewer whole nodes loses one more; the other keeps room for a gang.
+#[test]
+fn a_lone_pod_opens_a_node_where_fewest_are_whole() {
+    let mut world = h200s(8);
+    world.sites[4].free = 0;
+    for (gpus, node) in [(1, 5), (8, 5)] {
+        assert_eq!(world.fleet().solve(&gang(1, gpus)).unwrap().pods[0].node, NodeOrd(node), "{gpus} GPUs");
+    }
+    assert_eq!(world.fleet().solve(&gang(4, 8)).unwrap().pods[0].node, NodeOrd(0));
+}
+
+/// Bandwidth comes first, then a node that is used already, and only then where it is.
+#[test]
+fn where_a_lone_pod_goes_is_ranked_by_value_then_by_use_then_by_what_stays_whole() {
+    each(2000, |random| {
+        let world = World::random(random, 12);
+        let request = any_request(random, 1, 1);
+        let Ok(placement) = world.fleet().solve(&request) else { return };
+        let rank = |node: usize| {
+            let site = &world.sites[node];
+            let devices = &world.shapes[site.shape as usize];
+            let free = site.free & ((1_u32 << devices.gpus.len()) - 1);
+            let value =
+                best_pod(devices, free, request.groups[0].gpus, None, request.min_link).filter(|_| site.open)?;
+            Some((Reverse(value), free.count_ones(), world.whole_beside(node)))
+        };
+        let first = (0..world.sites.len()).filter_map(rank).min();
+        assert_eq!(rank(placement.pods[0].node.0 as usize), first, "{world:?}");
+    });
 }
 
 #[test]

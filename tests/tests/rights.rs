@@ -1,6 +1,8 @@
 //! A controller that lost rights: it names each as verb and resource in one sentence, does not try hot, and goes on by itself when the
 //! right is back. The rights are those of the chart.
 
+mod namespaced;
+
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::api::rbac::v1::PolicyRule;

@@ -11,7 +11,10 @@
 
 #[path = "all_reduce/options.rs"]
 mod options;
+#[path = "../tests/collective_support/rank.rs"]
+mod rank;
 
+use rank::Rank;
 use std::{
     hint::black_box,
     io::Write,
@@ -19,7 +22,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
-use switchyard_worker::comm::{Communicator, Force, GroupConfig, Options, Token};
+use switchyard_worker::comm::{Force, GroupConfig, Options, Token};
 
 const SIZES: [usize; 11] =
     [4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
@@ -160,7 +163,7 @@ fn rank() -> Result<(), String> {
     // All sizes, then one number as a barrier, then the times of both ranks.
     let mut lens: Vec<usize> = SIZES.iter().map(|size| size / 4).collect();
     lens.extend([1, 2]);
-    let mut comm = Communicator::connect(&config, &lens, &Options::default()).map_err(|e| e.to_string())?;
+    let mut comm = Rank::connect(&config, &lens, &Options::default()).map_err(|e| e.to_string())?;
     measure(&mut comm).map_err(|e| e.to_string())?;
     comm.leave().map_err(|e| e.to_string())
 }
@@ -190,10 +193,10 @@ struct Row {
     median: f64,
 }
 
-fn measure(comm: &mut Communicator) -> Result<(), Box<dyn std::error::Error>> {
-    let first = comm.rank() == 0;
+fn measure(comm: &mut Rank) -> Result<(), Box<dyn std::error::Error>> {
+    let first = comm.group.rank() == 0;
     let (cpu, probe, place) = machine();
-    let transport = comm.transport().word();
+    let transport = comm.reducer.transport().word();
     if first {
         println!("# all-reduce of f32, 2 ranks, in place, registered memory, rewritten before each call");
         println!("# {cpu}; cache line round trip {probe:.0} ns ({place})");
@@ -261,43 +264,43 @@ fn machine() -> (String, f64, &'static str) {
 }
 
 /// Microseconds of one call, the longer one of both ranks.
-fn time_reduction(comm: &mut Communicator, b: usize, calls: usize) -> Result<f64, Box<dyn std::error::Error>> {
+fn time_reduction(comm: &mut Rank, b: usize, calls: usize) -> Result<f64, Box<dyn std::error::Error>> {
     if calls == 1 {
-        comm.bucket_mut(b).fill(1.0);
+        comm.reducer.bucket_mut(b).fill(1.0);
     }
-    comm.all_reduce(SIZES.len())?;
+    comm.reducer.all_reduce(SIZES.len())?;
     let start = Instant::now();
     for _ in 0..calls {
         if calls > 1 {
-            comm.bucket_mut(b).fill(1.0);
+            comm.reducer.bucket_mut(b).fill(1.0);
         }
-        comm.all_reduce(b)?;
+        comm.reducer.all_reduce(b)?;
     }
     let time = start.elapsed().as_secs_f64() * 1e6 / calls as f64;
-    assert_eq!(comm.bucket(b).last(), Some(&2.0), "wrong sum");
+    assert_eq!(comm.reducer.bucket(b).last(), Some(&2.0), "wrong sum");
     longest(comm, SIZES.len() + 1, time)
 }
 
 /// The longer one of both ranks' times, exchanged through a bucket of two numbers.
-fn longest(comm: &mut Communicator, slot: usize, time: f64) -> Result<f64, Box<dyn std::error::Error>> {
-    let rank = comm.rank() as usize;
-    let times = comm.bucket_mut(slot);
+fn longest(comm: &mut Rank, slot: usize, time: f64) -> Result<f64, Box<dyn std::error::Error>> {
+    let rank = comm.group.rank() as usize;
+    let times = comm.reducer.bucket_mut(slot);
     times.fill(0.0);
     times[rank] = time as f32;
-    comm.all_reduce(slot)?;
-    Ok(comm.bucket(slot).iter().copied().fold(0.0f32, f32::max).into())
+    comm.reducer.all_reduce(slot)?;
+    Ok(comm.reducer.bucket(slot).iter().copied().fold(0.0f32, f32::max).into())
 }
 
 /// Copies and reductions of 64 MiB in turns, so that both run under the same conditions.
-fn against_memcpy(comm: &mut Communicator) -> Result<(Row, Row), Box<dyn std::error::Error>> {
+fn against_memcpy(comm: &mut Rank) -> Result<(Row, Row), Box<dyn std::error::Error>> {
     let b = SIZES.len() - 1;
-    let mut target = vec![1.0f32; comm.bucket(b).len()];
+    let mut target = vec![1.0f32; comm.reducer.bucket(b).len()];
     let (mut copies, mut reductions) = (Vec::new(), Vec::new());
     for _ in 0..9 {
-        comm.bucket_mut(b).fill(1.0);
-        comm.all_reduce(SIZES.len())?;
+        comm.reducer.bucket_mut(b).fill(1.0);
+        comm.reducer.all_reduce(SIZES.len())?;
         let start = Instant::now();
-        target.copy_from_slice(comm.bucket(b));
+        target.copy_from_slice(comm.reducer.bucket(b));
         black_box(&mut target);
         let time = start.elapsed().as_secs_f64() * 1e6;
         copies.push(longest(comm, SIZES.len() + 1, time)?);

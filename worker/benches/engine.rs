@@ -6,7 +6,6 @@
 //! The peers are processes that live through all rounds and sleep between their turns. A side's time is the median over
 //! the rounds of the least time of a step in each. On a machine with other work compare the CPU time of one thread,
 //! which does not include waiting.
-//! time of a step in each. On a machine with other work compare the CPU time of one thread, which waiting does not count in.
 
 #[path = "engine/case.rs"]
 mod case;

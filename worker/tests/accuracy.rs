@@ -33,7 +33,7 @@ fn train(what: &str, config: &EngineConfig) -> Trained {
     let dataset = open(config).unwrap();
     let bigram_nats = dataset.entropies().unwrap().and_then(|entropies| entropies.bigram);
     let blueprint = Blueprint::new(config, dataset, 1, None, &Registry::new()).unwrap();
-    let steps = blueprint.total_steps;
+    let steps = blueprint.training.total_steps;
     let group = ranks::group(1, 0, ranks::free_port());
     let mut trainer = Trainer::join(blueprint, &group).unwrap();
     let losses: Vec<f64> = (0..steps).map(|_| trainer.step(Wishes::default()).unwrap().0.loss).collect();

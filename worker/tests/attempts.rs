@@ -5,10 +5,10 @@
 
 mod collective_support;
 
-use collective_support::{config, free_port};
+use collective_support::{Rank, config, free_port};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use switchyard_worker::comm::{CommError, Communicator, GroupConfig, Options};
+use switchyard_worker::comm::{CommError, GroupConfig, Options};
 
 /// Tries per kind of intruder.
 const TRIES: usize = 50;
@@ -31,18 +31,18 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
     let port = free_port();
     let over = AtomicBool::new(false);
     let member = |rank: u32| {
-        let mut comm = Communicator::connect(&of_attempt(2, rank, port), &[100], &Options::default()).unwrap();
+        let mut comm = Rank::connect(&of_attempt(2, rank, port), &[100], &Options::default()).unwrap();
         let mut sums = 0u64;
         loop {
             // Both ranks see the end in the same round, because they agree on it by a sum.
             let end = rank == 0 && over.load(Ordering::Acquire);
-            comm.bucket_mut(0).fill(1.0);
-            comm.bucket_mut(0)[0] = f32::from(u8::from(end));
-            comm.start(0);
-            comm.wait(0).unwrap();
-            assert_eq!(comm.bucket_mut(0)[1], 2.0, "round {sums}");
+            comm.reducer.bucket_mut(0).fill(1.0);
+            comm.reducer.bucket_mut(0)[0] = f32::from(u8::from(end));
+            comm.reducer.start(0);
+            comm.reducer.wait(0).unwrap();
+            assert_eq!(comm.reducer.bucket_mut(0)[1], 2.0, "round {sums}");
             sums += 1;
-            if comm.bucket_mut(0)[0] > 0.0 {
+            if comm.reducer.bucket_mut(0)[0] > 0.0 {
                 comm.leave().unwrap();
                 return sums;
             }
@@ -53,7 +53,7 @@ fn an_old_attempt_is_always_refused_and_the_new_one_goes_on() {
         let end = End(&over);
         let intrude = |attempt: u32, limit: Duration| {
             let intruder = GroupConfig { connect_timeout: limit, ..of_attempt(attempt, 1, port) };
-            Communicator::connect(&intruder, &[100], &Options::default()).err().unwrap()
+            Rank::connect(&intruder, &[100], &Options::default()).err().unwrap()
         };
         for _ in 0..TRIES {
             let error = intrude(1, Duration::from_secs(20));

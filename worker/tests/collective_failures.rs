@@ -5,15 +5,15 @@
 mod collective_support;
 
 use collective_support::{
-    alone, free_port, group, group_with, mappings_of_buckets, open_handles, rank_options, rank_process, spawn_rank,
-    wait_until,
+    Rank, alone, free_port, group, group_with, mappings_of_buckets, open_handles, rank_options, rank_process,
+    spawn_rank, wait_until,
 };
 use std::{
     io::{BufRead, BufReader, Read},
     process::Child,
     time::{Duration, Instant},
 };
-use switchyard_worker::comm::{Cause, CauseKind, CommError, Communicator, Force, Options};
+use switchyard_worker::comm::{Cause, CauseKind, CommError, Force, Options};
 
 const BUCKETS: [usize; 4] = [300_000, 40, 70_000, 200_000];
 
@@ -27,7 +27,7 @@ fn process_that_reduces_for_ever() {
     let Some(config) = rank_process() else { return };
     // The test harness may itself run with open sockets.
     let before = open_handles();
-    let mut comm = Communicator::connect(&config, &BUCKETS, &rank_options()).unwrap();
+    let mut comm = Rank::connect(&config, &BUCKETS, &rank_options()).unwrap();
     println!("ready");
     let error = reduce_for_ever(&mut comm);
     let seen = Instant::now();
@@ -40,13 +40,13 @@ fn process_that_reduces_for_ever() {
 }
 
 /// Keeps all lanes busy until the group fails.
-fn reduce_for_ever(comm: &mut Communicator) -> CommError {
+fn reduce_for_ever(comm: &mut Rank) -> CommError {
     loop {
-        (0..BUCKETS.len()).for_each(|b| comm.start(b));
-        if let Err(error) = (0..BUCKETS.len()).rev().try_for_each(|b| comm.wait(b)) {
+        (0..BUCKETS.len()).for_each(|b| comm.reducer.start(b));
+        if let Err(error) = (0..BUCKETS.len()).rev().try_for_each(|b| comm.reducer.wait(b)) {
             return error;
         }
-        (0..BUCKETS.len()).for_each(|b| comm.bucket_mut(b).fill(1.0));
+        (0..BUCKETS.len()).for_each(|b| comm.reducer.bucket_mut(b).fill(1.0));
     }
 }
 
@@ -152,18 +152,18 @@ fn the_word_of_an_aborting_rank_reaches_all() {
             &BUCKETS,
             |mut comm| {
                 let start = Instant::now();
-                if comm.rank() == origin {
-                    comm.abort(Cause::failed(origin, "the loss is not a number"));
+                if comm.group.rank() == origin {
+                    comm.group.abort(Cause::failed(origin, "the loss is not a number"));
                 } else {
-                    comm.start(0);
-                    let error = comm.wait(0).unwrap_err();
+                    comm.reducer.start(0);
+                    let error = comm.reducer.wait(0).unwrap_err();
                     assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
-                    assert_eq!(error.cause(), comm.failure().as_ref());
+                    assert_eq!(error.cause(), comm.group.failure().as_ref());
                     // Later calls fail at once, with the same cause.
-                    assert_eq!(comm.wait(0).unwrap_err().cause(), error.cause());
-                    assert_eq!(comm.barrier().unwrap_err().cause(), error.cause());
+                    assert_eq!(comm.reducer.wait(0).unwrap_err().cause(), error.cause());
+                    assert_eq!(comm.group.barrier().unwrap_err().cause(), error.cause());
                 }
-                let cause = comm.failure().unwrap();
+                let cause = comm.group.failure().unwrap();
                 let start = Instant::now();
                 drop(comm);
                 assert!(start.elapsed() < PROMPT, "drop took {:?}", start.elapsed());
@@ -182,7 +182,7 @@ fn busy_lanes_end_at_once_with_one_cause() {
         let options = Options { lanes: 4, ..Options::default() };
         let change = |c: &mut switchyard_worker::comm::GroupConfig| c.host_id = format!("host-{}", c.rank() % hosts);
         let causes = group_with(4, options, change, &BUCKETS, |mut comm| {
-            let (aborter, rank, begun) = (comm.aborter(), comm.rank(), Instant::now());
+            let (aborter, rank, begun) = (comm.group.aborter(), comm.group.rank(), Instant::now());
             std::thread::scope(|scope| {
                 scope.spawn(move || {
                     std::thread::sleep(Duration::from_millis(60));
@@ -210,8 +210,8 @@ fn the_first_of_several_failures_wins_everywhere() {
         |_| {},
         &BUCKETS,
         |comm| {
-            comm.aborter().abort(Cause::stopped(comm.rank(), 15));
-            comm.failure().unwrap()
+            comm.group.aborter().abort(Cause::stopped(comm.group.rank(), 15));
+            comm.group.failure().unwrap()
         },
     );
     assert!(causes.iter().all(|cause| *cause == causes[0]), "{causes:?}");
@@ -226,11 +226,11 @@ fn a_rank_that_gives_up_or_leaves_early_is_named() {
         |_| {},
         &BUCKETS,
         |mut comm| {
-            if comm.rank() == 1 {
+            if comm.group.rank() == 1 {
                 drop(comm);
                 return None;
             }
-            Some(comm.all_reduce(0).unwrap_err().cause().unwrap().clone())
+            Some(comm.reducer.all_reduce(0).unwrap_err().cause().unwrap().clone())
         },
     );
     same(&causes.into_iter().flatten().collect::<Vec<_>>(), 1, "gave up without saying why");
@@ -239,7 +239,8 @@ fn a_rank_that_gives_up_or_leaves_early_is_named() {
         |_| {},
         &BUCKETS,
         |mut comm| {
-            let error = if comm.rank() == 1 { comm.leave().unwrap_err() } else { comm.barrier().unwrap_err() };
+            let error =
+                if comm.group.rank() == 1 { comm.leave().unwrap_err() } else { comm.group.barrier().unwrap_err() };
             error.cause().unwrap().clone()
         },
     );
@@ -255,9 +256,9 @@ fn ranks_out_of_step_are_named() {
             |c| c.transport = force,
             &[100, 2000],
             |mut comm| {
-                let first = usize::from(comm.rank() == 1);
-                comm.start(first);
-                let error = comm.wait(first).unwrap_err();
+                let first = usize::from(comm.group.rank() == 1);
+                comm.reducer.start(first);
+                let error = comm.reducer.wait(first).unwrap_err();
                 error.cause().unwrap().clone()
             },
         );
@@ -282,11 +283,11 @@ fn nothing_is_left_behind() {
             &BUCKETS,
             |mut comm| {
                 // Another rank may finish first and end the group before this one has seen that all are done.
-                let reduced = comm.all_reduce(0);
+                let reduced = comm.reducer.all_reduce(0);
                 assert!(reduced.is_ok() || round > 1, "{reduced:?}");
                 match round {
                     0 | 1 => comm.leave().unwrap(),
-                    2 | 3 => comm.abort(Cause::failed(0, "test")),
+                    2 | 3 => comm.group.abort(Cause::failed(0, "test")),
                     _ => drop(comm),
                 }
             },
@@ -324,9 +325,9 @@ fn process_that_waits() {
         one.set(0);
         rustix::thread::sched_setaffinity(None, &one).unwrap();
     }
-    let mut comm = Communicator::connect(&config, &BUCKETS, &rank_options()).unwrap();
+    let mut comm = Rank::connect(&config, &BUCKETS, &rank_options()).unwrap();
     println!("ready");
-    if comm.rank() == 0 {
+    if comm.group.rank() == 0 {
         std::thread::sleep(Duration::from_millis(2500));
     }
     let cpu = || {
@@ -334,14 +335,14 @@ fn process_that_waits() {
         Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
     };
     let (begin, start) = (cpu(), Instant::now());
-    comm.start(0);
-    comm.start(1);
+    comm.reducer.start(0);
+    comm.reducer.start(1);
     if std::env::var_os("TEST_PINNED").is_some() {
         // The compute thread is busy elsewhere; only the communication thread waits.
         std::thread::sleep(Duration::from_millis(1500));
     }
-    comm.wait(0).unwrap();
-    comm.wait(1).unwrap();
+    comm.reducer.wait(0).unwrap();
+    comm.reducer.wait(1).unwrap();
     let (used, took) = (cpu() - begin, start.elapsed());
     println!("used {} of {}", used.as_micros(), took.as_micros());
     comm.leave().unwrap();
@@ -383,12 +384,12 @@ fn failures_cross_hosts() {
             |c| c.host_id = format!("host-{}", c.rank() / 2),
             &BUCKETS,
             |mut comm| {
-                if comm.rank() == origin {
-                    comm.aborter().abort(Cause::failed(origin, "the disk is full"));
-                    return comm.failure().unwrap();
+                if comm.group.rank() == origin {
+                    comm.group.aborter().abort(Cause::failed(origin, "the disk is full"));
+                    return comm.group.failure().unwrap();
                 }
                 let start = Instant::now();
-                let error = comm.all_reduce(0).unwrap_err();
+                let error = comm.reducer.all_reduce(0).unwrap_err();
                 assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
                 error.cause().unwrap().clone()
             },

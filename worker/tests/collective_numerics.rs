@@ -4,9 +4,9 @@
 
 mod collective_support;
 
-use collective_support::{group, group_with, number, try_group, try_group_with};
+use collective_support::{Rank, group, group_with, number, try_group, try_group_with};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use switchyard_worker::comm::{Communicator, Force, GroupConfig, Options, Wire};
+use switchyard_worker::comm::{Force, GroupConfig, Options, Wire};
 use switchyard_worker_contract::config::Transport;
 
 const LENS: [usize; 12] = [0, 1, 3, 15, 16, 17, 256, 257, 1000, 4096, 65_537, 200_003];
@@ -25,33 +25,33 @@ fn run(world: u32, transport: Transport, change: impl Fn(&mut GroupConfig) + Syn
 fn run_in_lanes(lanes: u32, world: u32, transport: Transport, change: impl Fn(&mut GroupConfig) + Sync) -> u64 {
     let options = Options { lanes, ..Options::default() };
     let digests = group_with(world, options, change, &LENS, |mut comm| {
-        assert_eq!((comm.transport(), comm.lanes()), (transport, lanes as usize));
+        assert_eq!((comm.reducer.transport(), comm.reducer.lanes()), (transport, lanes as usize));
         let mut bits = DefaultHasher::new();
         for round in 0..2 {
             for (b, len) in LENS.into_iter().enumerate() {
-                let rank = comm.rank();
-                assert_eq!(comm.bucket(b).len(), len);
-                assert_eq!(comm.bucket(b).as_ptr() as usize % 64, 0);
-                comm.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = number(rank, round, i));
+                let rank = comm.group.rank();
+                assert_eq!(comm.reducer.bucket(b).len(), len);
+                assert_eq!(comm.reducer.bucket(b).as_ptr() as usize % 64, 0);
+                comm.reducer.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = number(rank, round, i));
                 // Half of them one by one, half all in flight at once.
                 if round == 0 {
-                    comm.all_reduce(b).unwrap();
+                    comm.reducer.all_reduce(b).unwrap();
                 } else {
-                    comm.start(b);
+                    comm.reducer.start(b);
                 }
             }
             for b in (0..LENS.len()).rev() {
-                comm.wait(b).unwrap();
+                comm.reducer.wait(b).unwrap();
             }
             for b in 0..LENS.len() {
-                for (i, sum) in comm.bucket(b).iter().enumerate() {
+                for (i, sum) in comm.reducer.bucket(b).iter().enumerate() {
                     let parts = (0..world).map(|rank| f64::from(number(rank, round, i)));
                     let exact: f64 = parts.clone().sum();
                     let size: f64 = parts.map(f64::abs).sum();
                     let error = (f64::from(*sum) - exact).abs();
                     assert!(error <= f64::from(world) * f64::from(f32::EPSILON) * size, "bucket {b}[{i}]: {error}");
                 }
-                digest(&mut bits, comm.bucket(b));
+                digest(&mut bits, comm.reducer.bucket(b));
             }
         }
         comm.leave().unwrap();
@@ -122,16 +122,16 @@ fn special_values_arrive_everywhere() {
             |c| c.transport = force,
             &[4000],
             |mut comm| {
-                let rank = comm.rank();
-                let bucket = comm.bucket_mut(0);
+                let rank = comm.group.rank();
+                let bucket = comm.reducer.bucket_mut(0);
                 bucket.fill(if rank == 0 { -0.0 } else { 1.0 });
                 if rank == 1 {
                     for (i, value) in cases.iter().enumerate() {
                         bucket[i * 1000] = *value;
                     }
                 }
-                comm.all_reduce(0).unwrap();
-                let sum = comm.bucket(0);
+                comm.reducer.all_reduce(0).unwrap();
+                let sum = comm.reducer.bucket(0);
                 assert!(sum[0].is_nan());
                 assert_eq!((sum[1000], sum[2000], sum[3000], sum[1]), (f32::INFINITY, f32::NEG_INFINITY, 1.0, 2.0));
                 comm.leave().unwrap();
@@ -150,16 +150,16 @@ fn operations_of_every_size_follow_each_other_for_long() {
             |mut comm| {
                 for step in 0..300u32 {
                     for b in 0..4 {
-                        comm.bucket_mut(b).fill((step % 17) as f32);
-                        comm.start(b);
+                        comm.reducer.bucket_mut(b).fill((step % 17) as f32);
+                        comm.reducer.start(b);
                         if step % 3 == 0 {
-                            comm.wait(b).unwrap();
+                            comm.reducer.wait(b).unwrap();
                         }
                     }
                     for b in 0..4 {
-                        comm.wait(b).unwrap();
+                        comm.reducer.wait(b).unwrap();
                         assert!(
-                            comm.bucket(b).iter().all(|x| *x == 3.0 * (step % 17) as f32),
+                            comm.reducer.bucket(b).iter().all(|x| *x == 3.0 * (step % 17) as f32),
                             "step {step} bucket {b}"
                         );
                     }
@@ -177,18 +177,26 @@ fn agreement_names_the_ranks_and_both_values() {
         |_| {},
         &[8],
         |mut comm| {
-            comm.agree("the configuration", b"same").unwrap();
-            let mine: &[u8] = if comm.rank() == 2 { b"bert" } else { b"gpt" };
-            let text = comm.agree("the model", mine).unwrap_err().to_string();
+            comm.group.agree("the configuration", b"same").unwrap();
+            let mine: &[u8] = if comm.group.rank() == 2 { b"bert" } else { b"gpt" };
+            let text = comm.group.agree("the model", mine).unwrap_err().to_string();
             assert_eq!(text, "the ranks disagree on the model: ranks 0, 1, 3 have \"gpt\"; rank 2 has \"bert\"");
             // A difference is not a failure of the group.
-            comm.agree("bytes", &[0, 255]).unwrap();
-            comm.barrier().unwrap();
-            comm.all_reduce(0).unwrap();
-            let what = if comm.rank() == 3 { "b" } else { "a" };
-            let text = comm.agree(what, b"").unwrap_err().to_string();
+            comm.group.agree("bytes", &[0, 255]).unwrap();
+            let rank = comm.group.rank();
+            let own = vec![rank as u8; rank as usize];
+            let all: Vec<Vec<u8>> = (0..4).map(|rank| vec![rank as u8; rank]).collect();
+            assert_eq!(comm.group.all_gather("names", &own).unwrap(), all);
+            assert_eq!(comm.group.gather("names", &own).unwrap(), if rank == 0 { all } else { Vec::new() });
+            let long = vec![rank as u8; 1 << 20];
+            assert_eq!(comm.group.gather("long ones", &long).unwrap().len(), if rank == 0 { 4 } else { 0 });
+            assert_eq!(comm.group.sum("two numbers", [f64::from(rank), 0.5]).unwrap(), [6.0, 2.0]);
+            comm.group.barrier().unwrap();
+            comm.reducer.all_reduce(0).unwrap();
+            let what = if comm.group.rank() == 3 { "b" } else { "a" };
+            let text = comm.group.agree(what, b"").unwrap_err().to_string();
             assert!(text.contains("rank 3 asks for agreement on b"), "{text}");
-            assert!(comm.agree("too much", &[0; 5000]).is_err());
+            assert!(comm.group.agree("too much", &[0; 5000]).is_err());
             comm.leave().unwrap();
         },
     );
@@ -226,8 +234,7 @@ fn ranks_with_other_options_are_named() {
     }
     for lanes in [0, 9] {
         let options = Options { lanes, ..Options::default() };
-        let text =
-            Communicator::connect(&collective_support::config(0, 1, 1), &[8], &options).err().unwrap().to_string();
+        let text = Rank::connect(&collective_support::config(0, 1, 1), &[8], &options).err().unwrap().to_string();
         assert!(text.contains(&format!("got {lanes} lanes")) && text.contains("expected 1 to 8 lanes"), "{text}");
     }
 }
@@ -241,7 +248,7 @@ fn ranks_with_other_buckets_are_named() {
                 scope.spawn(move || {
                     let lens: &[usize] = if rank == 2 { &[10, 20] } else { &[10, 21] };
                     let config = collective_support::config(rank, 3, port);
-                    let result = Communicator::connect(&config, lens, &Options::default());
+                    let result = Rank::connect(&config, lens, &Options::default());
                     result.err().map(|e| e.to_string()).unwrap()
                 })
             })
@@ -255,7 +262,7 @@ fn ranks_with_other_buckets_are_named() {
 #[should_panic(expected = "in flight")]
 fn a_bucket_in_flight_cannot_be_touched() {
     let config = collective_support::config(0, 1, 1);
-    let mut comm = Communicator::connect(&config, &[8], &Options::default()).unwrap();
-    comm.start(0);
-    comm.bucket_mut(0)[0] = 1.0;
+    let mut comm = Rank::connect(&config, &[8], &Options::default()).unwrap();
+    comm.reducer.start(0);
+    comm.reducer.bucket_mut(0)[0] = 1.0;
 }

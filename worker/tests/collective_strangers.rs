@@ -4,9 +4,9 @@
 
 mod collective_support;
 
-use collective_support::{alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until};
+use collective_support::{Rank, alone, config, free_port, rank_process, spawn_rank, spawn_rank_with, wait_until};
 use std::{io::Write, net::TcpStream, sync::Mutex, time::Duration};
-use switchyard_worker::comm::{CommError, Communicator, Options, Token};
+use switchyard_worker::comm::{CommError, Options, Token};
 
 const BUCKETS: [usize; 2] = [300_000, 40];
 
@@ -16,10 +16,10 @@ fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
     let port = free_port();
     std::thread::scope(|scope| {
         let zero = scope.spawn(move || {
-            let comm = Communicator::connect(&config(0, 2, port), &[8], &Options::default()).unwrap();
-            let refusals = comm.refusals();
+            let comm = Rank::connect(&config(0, 2, port), &[8], &Options::default()).unwrap();
+            let refusals = comm.group.refusals();
             let late = scope.spawn(move || {
-                Communicator::connect(&config(1, 2, port), &[8], &Options::default()).err().unwrap().to_string()
+                Rank::connect(&config(1, 2, port), &[8], &Options::default()).err().unwrap().to_string()
             });
             let late = late.join().unwrap();
             (comm, refusals, late)
@@ -28,7 +28,7 @@ fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
             let mut config = config(1, 2, port);
             config.connect_timeout = Duration::from_millis(1500);
             change(&mut config);
-            Communicator::connect(&config, &[8], &Options::default()).err().unwrap().to_string()
+            Rank::connect(&config, &[8], &Options::default()).err().unwrap().to_string()
         };
         let text = intruder(&|c| c.key = Token::new([1; 32]));
         assert!(text.contains("refused") && text.contains("same job token"), "{text}");
@@ -41,7 +41,7 @@ fn whoever_does_not_belong_is_refused_and_the_group_forms_without_it() {
         // A newer attempt waits for the older one to end.
         let text = intruder(&|c| c.attempt = 2);
         assert!(text.contains("older attempt is still running"), "{text}");
-        let one = scope.spawn(move || Communicator::connect(&config(1, 2, port), &[8], &Options::default()).unwrap());
+        let one = scope.spawn(move || Rank::connect(&config(1, 2, port), &[8], &Options::default()).unwrap());
         let (one, (zero, refusals, late)) = (one.join().unwrap(), zero.join().unwrap());
         assert!(refusals.iter().any(|text| text.contains("wrong job token")), "{refusals:?}");
         assert!(late.contains("rank 1 is already present"), "{late}");
@@ -62,7 +62,7 @@ fn absent_ranks_are_listed_by_all() {
                 scope.spawn(move || {
                     let mut config = config(rank, 5, port);
                     config.connect_timeout = Duration::from_millis(800);
-                    Communicator::connect(&config, &[8], &Options::default()).err().unwrap().to_string()
+                    Rank::connect(&config, &[8], &Options::default()).err().unwrap().to_string()
                 })
             })
             .collect();
@@ -71,7 +71,7 @@ fn absent_ranks_are_listed_by_all() {
     assert!(texts.iter().all(|text| text.contains("ranks 1, 3, 4")), "{texts:?}");
     let mut lonely = config(1, 2, free_port());
     lonely.connect_timeout = Duration::from_millis(300);
-    let error = Communicator::connect(&lonely, &[8], &Options::default()).err().unwrap();
+    let error = Rank::connect(&lonely, &[8], &Options::default()).err().unwrap();
     assert!(matches!(error, CommError::Unreachable { .. }), "{error}");
 }
 
@@ -89,23 +89,21 @@ fn garbage_and_idle_connections_do_not_disturb_a_group() {
         }
     };
     std::thread::scope(|scope| {
-        let zero =
-            scope.spawn(move || Communicator::connect(&config(0, 2, port), &BUCKETS, &Options::default()).unwrap());
+        let zero = scope.spawn(move || Rank::connect(&config(0, 2, port), &BUCKETS, &Options::default()).unwrap());
         assert!(wait_until(Duration::from_secs(5), || TcpStream::connect(("127.0.0.1", port)).is_ok()));
         flood(100, b"");
         let mut noise = [0u8; 3000];
         getrandom::fill(&mut noise).unwrap();
         flood(20, &noise);
         flood(5, b"GET / HTTP/1.1\r\n\r\n");
-        let one =
-            scope.spawn(move || Communicator::connect(&config(1, 2, port), &BUCKETS, &Options::default()).unwrap());
+        let one = scope.spawn(move || Rank::connect(&config(1, 2, port), &BUCKETS, &Options::default()).unwrap());
         let (mut one, mut zero) = (one.join().unwrap(), zero.join().unwrap());
         flood(100, &noise[..40]);
-        let work = |comm: &mut Communicator| {
+        let work = |comm: &mut Rank| {
             for _ in 0..20 {
-                comm.all_reduce(0).unwrap();
+                comm.reducer.all_reduce(0).unwrap();
             }
-            comm.barrier().unwrap();
+            comm.group.barrier().unwrap();
         };
         let other = scope.spawn(move || {
             work(&mut one);
@@ -121,10 +119,10 @@ fn garbage_and_idle_connections_do_not_disturb_a_group() {
 #[test]
 fn process_that_reduces_once() {
     let Some(config) = rank_process() else { return };
-    let mut comm = Communicator::connect(&config, &BUCKETS, &Options::default()).unwrap();
-    comm.bucket_mut(1).fill(1.0);
-    comm.all_reduce(1).unwrap();
-    println!("sum {} at {}", comm.bucket(1)[0], comm.local_address());
+    let mut comm = Rank::connect(&config, &BUCKETS, &Options::default()).unwrap();
+    comm.reducer.bucket_mut(1).fill(1.0);
+    comm.reducer.all_reduce(1).unwrap();
+    println!("sum {} at {}", comm.reducer.bucket(1)[0], comm.group.local_address());
     comm.leave().unwrap();
 }
 

@@ -22,20 +22,20 @@ fn threads(change: fn(&mut GroupConfig), fail: bool) -> Vec<Option<Cause>> {
     group_with(WORLD, TWO_LANES, change, &BUCKETS, |mut comm| {
         for round in 0..40 {
             for b in 0..BUCKETS.len() {
-                let value = (comm.rank() + round) as f32;
-                comm.bucket_mut(b).fill(value);
-                comm.start(b);
-                if fail && round == 20 && comm.rank() == 2 {
+                let value = (comm.group.rank() + round) as f32;
+                comm.reducer.bucket_mut(b).fill(value);
+                comm.reducer.start(b);
+                if fail && round == 20 && comm.group.rank() == 2 {
                     // The thread of a rank ends in the middle, and its communicator is dropped with it.
                     return None;
                 }
             }
             for b in 0..BUCKETS.len() {
-                if let Err(error) = comm.wait(b) {
+                if let Err(error) = comm.reducer.wait(b) {
                     return error.cause().cloned();
                 }
                 let sum = (6 + WORLD * round) as f32;
-                assert!(comm.bucket(b).iter().all(|x| *x == sum), "round {round}, bucket {b}");
+                assert!(comm.reducer.bucket(b).iter().all(|x| *x == sum), "round {round}, bucket {b}");
             }
         }
         comm.leave().unwrap();

@@ -90,15 +90,15 @@ fn sums_are_those_of_the_model_bit_for_bit() {
                 let bits =
                     group_with(world, Options { lanes, wire, ..Options::default() }, change, &LENS, |mut comm| {
                         for b in 0..LENS.len() {
-                            let rank = comm.rank();
-                            comm.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = input(rank, i));
-                            comm.start(b);
+                            let rank = comm.group.rank();
+                            comm.reducer.bucket_mut(b).iter_mut().enumerate().for_each(|(i, x)| *x = input(rank, i));
+                            comm.reducer.start(b);
                         }
                         for (b, wanted) in wanted.iter().enumerate() {
-                            comm.wait(b).unwrap();
-                            same_bits(comm.bucket(b), wanted, &format!("{wire:?}, {world} ranks, bucket {b}"));
+                            comm.reducer.wait(b).unwrap();
+                            same_bits(comm.reducer.bucket(b), wanted, &format!("{wire:?}, {world} ranks, bucket {b}"));
                         }
-                        let bits: Vec<u32> = comm.bucket(4).iter().map(|x| x.to_bits()).collect();
+                        let bits: Vec<u32> = comm.reducer.bucket(4).iter().map(|x| x.to_bits()).collect();
                         comm.leave().unwrap();
                         bits
                     });
@@ -136,11 +136,11 @@ fn an_overflow_of_f16_on_one_rank_is_seen_by_all() {
         |c| c.host_id = format!("host-{}", c.rank() % 2),
         &[5000, 5000],
         |mut comm| {
-            let own = comm.rank() == 3;
-            comm.bucket_mut(1)[4321] = if own { 1e6 } else { 0.0 };
-            comm.all_reduce(0).unwrap();
-            comm.all_reduce(1).unwrap();
-            let finite = [0, 1].map(|b| comm.bucket(b).iter().all(|x| x.is_finite()));
+            let own = comm.group.rank() == 3;
+            comm.reducer.bucket_mut(1)[4321] = if own { 1e6 } else { 0.0 };
+            comm.reducer.all_reduce(0).unwrap();
+            comm.reducer.all_reduce(1).unwrap();
+            let finite = [0, 1].map(|b| comm.reducer.bucket(b).iter().all(|x| x.is_finite()));
             comm.leave().unwrap();
             finite
         },
@@ -160,15 +160,15 @@ fn two_byte_numbers_halve_what_is_sent() {
                 |c| c.transport = force,
                 &BUCKETS,
                 |mut comm| {
-                    assert_eq!(comm.bytes_sent(), 0);
+                    assert_eq!(comm.reducer.bytes_sent(), 0);
                     let mut sum = 0;
                     for (b, len) in BUCKETS.into_iter().enumerate() {
-                        comm.all_reduce(b).unwrap();
-                        let timing = comm.timing(b).unwrap();
+                        comm.reducer.all_reduce(b).unwrap();
+                        let timing = comm.reducer.timing(b).unwrap();
                         assert_eq!(timing.bytes, 4 * len as u64);
                         sum += timing.sent;
                     }
-                    assert_eq!(comm.bytes_sent(), sum);
+                    assert_eq!(comm.reducer.bytes_sent(), sum);
                     comm.leave().unwrap();
                     sum
                 },
@@ -198,20 +198,22 @@ fn buckets_that_are_reduced_together_have_the_bits_of_buckets_that_are_not() {
             let digests = group_with(5, options, layout, &lens, |mut comm| {
                 let mut reduced = |runs: &[Range<usize>]| {
                     for bucket in 0..lens.len() {
-                        let own = numbers(comm.rank(), bucket);
-                        comm.bucket_mut(bucket).iter_mut().zip(own).for_each(|(number, own)| *number = own);
+                        let own = numbers(comm.group.rank(), bucket);
+                        comm.reducer.bucket_mut(bucket).iter_mut().zip(own).for_each(|(number, own)| *number = own);
                     }
                     for (lane, run) in runs.iter().enumerate() {
-                        comm.start_all(run.clone(), lane);
+                        comm.reducer.start_all(run.clone(), lane);
                     }
-                    (0..lens.len()).for_each(|bucket| comm.wait(bucket).unwrap());
-                    (0..lens.len()).flat_map(|b| comm.bucket(b).iter().map(|x| x.to_bits())).collect::<Vec<u32>>()
+                    (0..lens.len()).for_each(|bucket| comm.reducer.wait(bucket).unwrap());
+                    (0..lens.len())
+                        .flat_map(|b| comm.reducer.bucket(b).iter().map(|x| x.to_bits()))
+                        .collect::<Vec<u32>>()
                 };
                 let each = reduced(&[0..1, 1..2, 2..3, 3..4, 4..5, 5..6]);
                 assert_eq!(each, reduced(std::slice::from_ref(&(0..6))), "{wire:?}, layout {number}");
                 assert_eq!(each, reduced(&[0..1, 1..5, 5..6]), "{wire:?}, layout {number}");
-                assert_eq!(comm.timing(1).unwrap().bytes, 4 * lens[1..5].iter().sum::<usize>() as u64);
-                assert_eq!(comm.timing(2), None, "it is part of another one");
+                assert_eq!(comm.reducer.timing(1).unwrap().bytes, 4 * lens[1..5].iter().sum::<usize>() as u64);
+                assert_eq!(comm.reducer.timing(2), None, "it is part of another one");
                 comm.leave().unwrap();
                 each
             });
@@ -231,11 +233,11 @@ fn numbers_too_small_for_f16_arrive_with_a_scale_or_in_4_bytes() {
     for (scale, least, most) in [(Some(1.0), 0.1, f64::INFINITY), (Some(2f32.powi(30)), 1e-5, 1e-3), (None, 0.0, 1e-6)]
     {
         let errors = group_with(3, options, layout, &[5_000], |mut comm| {
-            comm.set_wire_scale(scale);
-            let rank = comm.rank();
-            comm.bucket_mut(0).iter_mut().enumerate().for_each(|(i, x)| *x = own(rank, i));
-            comm.all_reduce(0).unwrap();
-            let off = norm(&mut comm.bucket(0).iter().zip(&exact).map(|(x, exact)| f64::from(*x) - exact));
+            comm.reducer.set_wire_scale(scale);
+            let rank = comm.group.rank();
+            comm.reducer.bucket_mut(0).iter_mut().enumerate().for_each(|(i, x)| *x = own(rank, i));
+            comm.reducer.all_reduce(0).unwrap();
+            let off = norm(&mut comm.reducer.bucket(0).iter().zip(&exact).map(|(x, exact)| f64::from(*x) - exact));
             comm.leave().unwrap();
             off / whole
         });
@@ -253,27 +255,27 @@ fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
             |c| c.transport = force,
             &[50_000; 4],
             |mut comm| {
-                assert!((0..4).all(|b| comm.timing(b).is_none()));
+                assert!((0..4).all(|b| comm.reducer.timing(b).is_none()));
                 // Buckets 0 and 2 are in one lane, 1 and 3 in the other one.
-                let late = comm.rank() == 1;
+                let late = comm.group.rank() == 1;
                 if !late {
-                    comm.start(0);
-                    comm.start(2);
+                    comm.reducer.start(0);
+                    comm.reducer.start(2);
                 }
-                comm.start(1);
-                comm.wait(1).unwrap();
-                comm.start(3);
-                comm.wait(3).unwrap();
-                comm.barrier().unwrap();
+                comm.reducer.start(1);
+                comm.reducer.wait(1).unwrap();
+                comm.reducer.start(3);
+                comm.reducer.wait(3).unwrap();
+                comm.group.barrier().unwrap();
                 if late {
                     std::thread::sleep(Duration::from_millis(50));
-                    comm.start(0);
-                    comm.start(2);
+                    comm.reducer.start(0);
+                    comm.reducer.start(2);
                 }
                 for b in [0, 2] {
-                    comm.wait(b).unwrap();
+                    comm.reducer.wait(b).unwrap();
                 }
-                let [first, second, third, fourth] = [0, 1, 2, 3].map(|b| comm.timing(b).unwrap());
+                let [first, second, third, fourth] = [0, 1, 2, 3].map(|b| comm.reducer.timing(b).unwrap());
                 for timing in [first, second, third, fourth] {
                     assert!(timing.started <= timing.began && timing.began <= timing.ended, "{timing:?}");
                 }
@@ -284,10 +286,10 @@ fn times_are_in_order_and_lanes_do_not_wait_for_each_other() {
                     assert!(second.ended < first.ended && fourth.ended < first.ended);
                 }
                 // Until the next reduction is complete, the last one counts.
-                comm.start(1);
-                assert_eq!(comm.timing(1), Some(second));
-                comm.wait(1).unwrap();
-                assert!(comm.timing(1).unwrap().started >= second.ended);
+                comm.reducer.start(1);
+                assert_eq!(comm.reducer.timing(1), Some(second));
+                comm.reducer.wait(1).unwrap();
+                assert!(comm.reducer.timing(1).unwrap().started >= second.ended);
                 comm.leave().unwrap();
             },
         );
@@ -302,7 +304,7 @@ fn clocks_of_one_machine_agree() {
         |c| c.host_id = format!("host-{}", c.rank() / 2),
         &[8],
         |comm| {
-            let offset = comm.clock_offset();
+            let offset = comm.group.clock_offset();
             comm.leave().unwrap();
             offset
         },

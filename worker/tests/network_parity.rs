@@ -38,7 +38,7 @@ impl Fixture {
     /// PyTorch's tensor in the engine's order of axes: `[out, in, y, x]` becomes `[out, y, x, in]`.
     fn parameter(&self, what: &str, parameter: &ParameterSlot) -> Vec<f32> {
         let flat = self.floats(&format!("{what}.{}", parameter.name));
-        if parameter.export_axes.is_none() {
+        if parameter.shape.len() != 4 {
             return flat;
         }
         let [outputs, height, width, channels] = parameter.shape[..] else { panic!("a convolution") };

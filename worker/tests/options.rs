@@ -51,7 +51,7 @@ fn how_and_when_gradients_travel_changes_no_bit() {
         ("four, no overlap", |config| (config.overlap.communicators, config.overlap.enabled) = (4, false)),
     ];
     let gpt = gpt();
-    assert!(blueprint(&gpt, 2).unwrap().buckets.len() >= 3);
+    assert!(blueprint(&gpt, 2).unwrap().training.buckets.len() >= 3);
     for transport in [Force::Shm, Force::Tcp] {
         let whole = learned(&gpt, 2, transport);
         for (name, change) in changes {
@@ -71,7 +71,7 @@ fn how_samples_are_read_changes_no_bit() {
         config.batch_size_per_process = 40;
         (config.data.images.crop_padding, config.data.images.flip) = (2, true);
     });
-    assert!(blueprint(&resnet, 2).unwrap().order.steps_per_epoch() < STEPS / 2, "epochs end on the way");
+    assert!(blueprint(&resnet, 2).unwrap().training.order.steps_per_epoch() < STEPS / 2, "epochs end on the way");
     let whole = learned(&resnet, 2, Force::Auto);
     for (name, change) in changes {
         assert_eq!(whole, learned(&with(&resnet, change), 2, Force::Auto), "{name}");

@@ -69,7 +69,7 @@ fn killed(config: &EngineConfig, world: u32, what: &str) {
 fn a_killed_gpt_goes_on_with_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let gpt = gpt(folder.path());
-    let order = blueprint(&gpt, 1).unwrap().order;
+    let order = blueprint(&gpt, 1).unwrap().training.order;
     assert_eq!(
         (order.steps_per_epoch(), order.samples().is_multiple_of(12)),
         (5, false),
@@ -248,7 +248,7 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     gpt.optimizer.learning_rate = 0.0;
     gpt.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: Some(0), final_learning_rate: 0.0 };
     let batch = |size| EngineConfig { batch_size_per_process: size, ..gpt.clone() };
-    let samples = blueprint(&batch(1), 1).unwrap().order.samples();
+    let samples = blueprint(&batch(1), 1).unwrap().training.order.samples();
     let sum = |history: &History, size: u64| history.steps.iter().map(|(loss, _)| loss * size as f64).sum::<f64>();
     let all = sum(&train(&batch(1), 1, samples, true).unwrap().1, 1);
     // Four steps of 12, the last of which may not be saved; then 3 samples per step, until the epoch is over.
@@ -257,7 +257,7 @@ fn another_global_batch_takes_each_sample_of_the_epoch_once() {
     let (resumed, end) = {
         let start = on_ranks(3, |group| {
             let trainer = Trainer::join(blueprint(&config, 3)?, &group)?;
-            let order = trainer.blueprint().order;
+            let order = trainer.training().order;
             trainer.leave()?;
             Ok::<_, TrainError>(order.steps_of(1))
         });

@@ -4,27 +4,24 @@
 #![allow(clippy::unwrap_used)]
 
 mod collective_support;
+mod hooked;
 mod plain;
 mod pods;
 mod ranks;
 
 use collective_support::wait_until;
+use hooked::registry;
 use pods::{DEADLINE, Job, Running, ready, wait_for_step};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
-use std::collections::BTreeMap;
 use std::fs;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use switchyard_worker::comm::{Cause, CauseKind, CommError};
-use switchyard_worker::cpu::Cpu;
-use switchyard_worker::model::Registry;
-use switchyard_worker::nn::layers::{CrossEntropy, Linear, Target, pixels};
-use switchyard_worker::nn::{Backward, Forward, Graph, Layer, ModelError, Needs};
-use switchyard_worker::train::{Blueprint, Outside, Reporter, TrainError, open, run};
-use switchyard_worker_contract::config::{Checkpoint, Custom, EngineConfig, Length, Model, OnHang, Watchdog};
+use switchyard_worker::comm::{CauseKind, CommError};
+use switchyard_worker::train::{Alarm, Blueprint, OnAlarm, Outside, Reporter, TrainError, open, run};
+use switchyard_worker_contract::config::{Checkpoint, EngineConfig, Length, OnHang, Watchdog};
 use switchyard_worker_contract::env;
-use switchyard_worker_contract::event::Failure;
+use switchyard_worker_contract::event::{Failure, Stuck, Summary};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::recorder::{Operation, Recording};
 
@@ -84,7 +81,7 @@ fn a_rank_whose_checkpoint_cannot_be_written_is_named_when_the_next_one_is_due()
     let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();
     assert_eq!(origin_rank, 1, "{cause}");
     assert!(cause.contains("in step 8: writing its part of a checkpoint"), "{cause}");
-    assert_eq!(during, "rank 0: step 8: waiting for the all-reduce of bucket 1");
+    assert_eq!(during, "rank 0: step 8: waiting for all ranks to agree");
 }
 
 #[test]
@@ -115,82 +112,73 @@ fn a_job_that_only_wants_a_report_goes_on_waiting() {
     job.wait_for("err-0", "failurePolicy.onHang is Report");
     let log = job.read("err-0");
     assert!(log.contains("warning: rank 1 stands still") && !log.contains("warning: rank 0 stands still"), "{log}");
+    assert!(wait_until(DEADLINE, || stuck(&job).is_some()), "{}", job.read("out-0"));
+    let Stuck { rank, operation, step, ranks, .. } = stuck(&job).unwrap();
+    assert_eq!((rank, operation, step, ranks), (1, Operation::Between, 5, 1));
     assert!(pod.0.try_wait().unwrap().is_none(), "it goes on");
 }
 
-/// Passes its input on. The call with this number waits until the gate opens.
-struct Sleeper(usize);
+#[test]
+fn when_every_rank_stands_still_all_are_named() {
+    let job = job(1, 2, Watchdog { timeout_seconds: Some(6), on_hang: OnHang::Restart });
+    assert_eq!(job.run(&[(env::FAULT, "stall:6")]), [10], "{}", job.read("err-0"));
+    let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();
+    let pid = pid_of(&job, 0, origin_rank);
+    assert!(cause.contains("stands still for 6 s, since "), "{cause}");
+    assert!(cause.contains(&format!("in reports and files after step 5 (process {pid})")), "{cause}");
+    let other = 1 - origin_rank;
+    assert_eq!(during, format!("rank {other} stands still as well: reports and files after step 5"));
+}
 
+/// The last summary in the log of the job.
+fn stuck(job: &Job) -> Option<Stuck> {
+    Summary::last_in(&job.read("out-0")).and_then(|summary| summary.stuck)
+}
+
+#[test]
+fn when_every_rank_stands_still_and_the_job_only_wants_a_report_the_summary_names_them() {
+    let job = job(2, 1, Watchdog { on_hang: OnHang::Report, ..LIMIT });
+    let mut pods: Vec<Running> =
+        (0..2).map(|node| Running(job.command(node).env(env::FAULT, "stall:6").spawn().unwrap())).collect();
+    assert!(wait_until(DEADLINE, || stuck(&job).is_some_and(|stuck| stuck.ranks == 2)), "{}", job.read("out-0"));
+    let Stuck { operation, step, node_rank, rank, .. } = stuck(&job).unwrap();
+    assert_eq!((operation, step, node_rank), (Operation::Between, 5, rank));
+    assert!(pods.iter_mut().all(|pod| pod.0.try_wait().unwrap().is_none()), "it goes on");
+}
+
+/// The forward pass with this number, counted over both ranks, waits until the gate opens.
 const STUCK: u32 = 9;
 static CALLS: AtomicU32 = AtomicU32::new(0);
 static GATE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
-impl Layer for Sleeper {
-    fn kind(&self) -> &'static str {
-        "Sleeper"
-    }
-
-    fn needs(&self, _: &Cpu) -> Needs {
-        Needs::default()
-    }
-
-    fn forward(&mut self, cx: &mut Forward<'_>) {
+#[test]
+fn a_layer_that_sleeps_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let sleep = || {
         if CALLS.fetch_add(1, Ordering::SeqCst) == STUCK {
             let open = GATE.0.lock().unwrap();
             drop(GATE.1.wait_while(open, |open| !*open).unwrap());
         }
-        cx.output.of::<f32>()[..self.0].copy_from_slice(&cx.inputs[0].of::<f32>()[..self.0]);
-    }
-
-    fn backward(&mut self, cx: &mut Backward<'_>) {
-        let dy = cx.d_output.shared();
-        if let Some((mut d, add)) = cx.d_inputs[0].target() {
-            for (d, dy) in d.of::<f32>().iter_mut().zip(dy.of::<f32>()) {
-                *d = dy + if add { *d } else { 0.0 };
-            }
-        }
-    }
-}
-
-struct Sleepy;
-
-impl switchyard_worker::model::Model for Sleepy {
-    fn words(&self) -> String {
-        "a network that sleeps".into()
-    }
-
-    fn build(&self, graph: &mut Graph) -> Result<(), ModelError> {
-        let input = pixels(graph, "input", true)?;
-        let hidden = Linear::new(6).add(graph, "hidden", input)?;
-        let (shape, len) = (graph.shape(hidden).to_vec(), graph.len(hidden));
-        let slept = graph.add("sleeper", Sleeper(len), &[hidden], &[], &[], &shape)?;
-        let output = Linear::new(4).add(graph, "output", slept)?;
-        CrossEntropy { target: Target::Classes, count: true }.add(graph, "loss", output)
-    }
-}
-
-#[test]
-fn a_layer_that_sleeps_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = Model::Custom(Custom { name: "sleepy".into(), parameters: BTreeMap::new() });
-    let registry = Registry::new().with("sleepy", |_| Ok(Box::new(Sleepy)));
+    };
     let watchdog = Watchdog { timeout_seconds: Some(3), on_hang: OnHang::Restart };
-    let config = EngineConfig { model, length: Length::Steps(1000), watchdog, ..plain::resnet() };
+    let config = EngineConfig { length: Length::Steps(1000), watchdog, ..hooked::config() };
     let told = Arc::new(Mutex::new(Vec::new()));
     let outcomes = ranks::on_ranks(2, |group| {
         let (rank, stop, told) = (group.rank(), AtomicI32::new(0), Arc::clone(&told));
-        let end = move |cause: &Cause| {
-            told.lock().unwrap().push((rank, cause.clone()));
+        let on_alarm: OnAlarm = Arc::new(move |alarm| {
+            let Alarm::Hung(cause) = alarm else { panic!("{alarm:?}") };
+            told.lock().unwrap().push((rank, cause));
             *GATE.0.lock().unwrap() = true;
             GATE.1.notify_all();
-        };
-        let outside = Outside { run_dir: folder.path(), fault: None, stop: &stop, end: Some(Arc::new(end)) };
+        });
+        let outside = Outside { run_dir: folder.path(), fault: None, stop: &stop, on_alarm: Some(on_alarm) };
+        let registry = registry(Arc::new(sleep), Arc::new(|| ()));
         let blueprint = Blueprint::new(&config, open(&config)?, 2, None, &registry)?;
         run(blueprint, &group, &outside, &mut Reporter::new(std::io::sink()), |_| {})
     });
     let [(rank, cause)] = &told.lock().unwrap()[..] else { panic!("{told:?}") };
     assert_eq!((cause.origin_rank, cause.kind), (*rank, CauseKind::Hung));
-    assert!(cause.text.contains("forward pass of micro-batch 0, layer sleeper (process "), "{cause}");
+    assert!(cause.text.contains("forward pass of micro-batch 0, layer hooked (process "), "{cause}");
     assert!(cause.during.contains("waiting for the all-reduce"), "{cause}");
     for (other, outcome) in (0..).zip(outcomes) {
         let error = outcome.unwrap_err();

@@ -1,5 +1,6 @@
 //! Benchmarks: each prints its table and writes a result file to `docs/results`.
 
+use crate::images::{SHIPPED, programs_in};
 use crate::workspace::{cargo, root, step};
 use anyhow::Result;
 use clap::ValueEnum;
@@ -19,6 +20,8 @@ pub(crate) enum What {
     Agent,
     /// Placement of GPUs: quality against brute force and what is usual, time at 10,000 nodes.
     Placement,
+    /// The queue on a trace of a production cluster, beside rules like those of others: completion and waiting times. Takes an hour.
+    Queue,
     /// Plan and preflight of a job on 128 nodes.
     Preflight,
     /// `switchyard doctor` on logs of 1 GiB.
@@ -37,32 +40,57 @@ pub(crate) enum What {
     Engine,
 }
 
+impl What {
+    /// Its name, and the program that measures it; `None` for what is more than a program.
+    pub(crate) fn bench(self) -> Option<(&'static str, &'static str)> {
+        Some(match self {
+            What::Build | What::Cluster | What::Worth | What::Leftovers => return None,
+            What::Step => ("step", "step"),
+            What::AllReduce => ("all-reduce", "all_reduce"),
+            What::Controller => ("controller", "controller"),
+            What::Agent => ("agent", "agent"),
+            What::Placement => ("placement", "placement"),
+            What::Queue => ("queue", "queue"),
+            What::Preflight => ("preflight", "preflight"),
+            What::Doctor => ("doctor", "doctor"),
+            What::Verdict => ("verdict", "verdict"),
+            What::Kernels => ("kernels", "kernels"),
+            What::Engine => ("engine", "engine"),
+        })
+    }
+
+    /// Whether a figure of its result is one by which two commits are compared: of ours, and not one of many from the same run.
+    pub(crate) fn is_compared(self, path: &str) -> bool {
+        match self {
+            What::Placement => path.ends_with("/p50Microseconds"),
+            What::Controller => path.starts_with("/switchyard/"),
+            What::Step => path.contains("Process") && path.ends_with("/stepMs"),
+            What::Engine => path.ends_with("/ours/milliseconds") || path.ends_with("/ours/cpuMilliseconds"),
+            _ => !path.starts_with("/machine"),
+        }
+    }
+}
+
 /// Measures and writes the result file.
 pub(crate) fn bench(what: What) -> Result<()> {
     let folder = root().join("docs/results");
     std::fs::create_dir_all(&folder)?;
-    let (name, bench) = match what {
-        What::Build => return crate::bench_build::bench(&folder.join("build.json")),
-        What::Step => ("step", "step"),
-        What::AllReduce => ("all-reduce", "all_reduce"),
-        What::Controller => ("controller", "controller"),
-        What::Agent => ("agent", "agent"),
-        What::Placement => ("placement", "placement"),
-        What::Preflight => ("preflight", "preflight"),
-        What::Doctor => ("doctor", "doctor"),
-        What::Verdict => ("verdict", "verdict"),
-        What::Cluster => return crate::steps::bench_cluster(&folder, "times"),
-        What::Worth => return crate::steps::bench_cluster(&folder, "worth"),
-        What::Leftovers => return crate::steps::bench_cluster(&folder, "leftovers"),
-        What::Kernels => ("kernels", "kernels"),
-        What::Engine => ("engine", "engine"),
+    let Some((name, bench)) = what.bench() else {
+        return match what {
+            What::Build => crate::bench_build::bench(&folder.join("build.json")),
+            What::Cluster => crate::steps::bench_cluster(&folder, "times"),
+            What::Worth => crate::steps::bench_cluster(&folder, "worth"),
+            _ => crate::steps::bench_cluster(&folder, "leftovers"),
+        };
     };
     let file = folder.join(format!("{name}.json"));
     let file = file.to_string_lossy().into_owned();
     if matches!(what, What::Step | What::Controller | What::Verdict) {
-        step("both programs in release mode", &mut crate::steps::build())?;
+        let programs = ["switchyard", "switchyard-worker"];
+        step("both programs", &mut programs_in(SHIPPED, &programs))?;
     }
-    let mut command = cargo(&["bench", "--workspace", "--bench", bench, "--", "--json", &file]);
+    // What is measured is what is shipped; its link-time optimisation takes minutes.
+    let mut command = cargo(&["bench", "--profile", SHIPPED, "--workspace", "--bench", bench, "--", "--json", &file]);
     if matches!(what, What::Engine) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
     }

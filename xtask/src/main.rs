@@ -6,6 +6,7 @@
 mod bench;
 mod bench_build;
 mod chart;
+mod compare;
 mod data;
 mod figures;
 mod frameworks;
@@ -102,6 +103,20 @@ enum Command {
         #[arg(value_enum)]
         what: bench::What,
     },
+    /// Measure another commit and this tree in turn, and write docs/results/compare.json.
+    Compare {
+        /// What to measure.
+        #[arg(value_enum)]
+        what: bench::What,
+        /// Checkout of the other commit (`git worktree add FOLDER COMMIT`); it is built in its own target folder.
+        folder: PathBuf,
+        /// Rounds; in each, both are measured.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+        /// More arguments for both.
+        #[arg(last = true)]
+        rest: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -122,6 +137,7 @@ fn main() -> ExitCode {
         Command::Images { layout, profile } => images::images(layout.as_deref(), &profile),
         Command::Gen => steps::generate(),
         Command::Bench { what } => bench::bench(what),
+        Command::Compare { what, folder, rounds, rest } => compare::compare(what, &folder, rounds, &rest),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

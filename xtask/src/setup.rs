@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) enum Need {
     /// The data set of the accuracy tests.
     Digits,
+    /// NVIDIA's compiler of kernels.
+    Nvrtc,
     /// Chromium.
     Browser,
     /// Programs and files of others, by family.
@@ -30,6 +32,7 @@ impl Need {
     fn provide(self) -> Result<bool> {
         match self {
             Need::Digits => data(What::Digits).map(|_| true),
+            Need::Nvrtc => crate::wheels::nvrtc().map(|()| true),
             Need::Browser => chromium(),
             Need::Programs(names) => programs(names).map(|()| true),
             Need::Nodes => {

@@ -54,6 +54,7 @@ const ENGINE: &[&str] = &[
     "switchyard-example-custom-model",
     "switchyard-gpu-probe",
     "switchyard-cuda",
+    "switchyard-cuda-reference",
 ];
 
 /// Modules that need the frameworks of others: `cargo xtask test --frameworks`.
@@ -82,11 +83,15 @@ pub(crate) const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "engine",
-        what: "engine, collectives, readers, checkpoints, accuracy, probe of the GPU",
+        what: "engine, collectives, readers, checkpoints, accuracy, kernels of the GPU without one, probe of the GPU",
         budget: 1200,
         lane: Lane::Compute,
-        needs: &[Need::Digits],
-        work: Work::Tests { of: Tests::Of(ENGINE), threads: None, environment: &[("SWITCHYARD_TEST_DIGITS", "1")] },
+        needs: &[Need::Digits, Need::Nvrtc],
+        work: Work::Tests {
+            of: Tests::Of(ENGINE),
+            threads: None,
+            environment: &[("SWITCHYARD_TEST_DIGITS", "1"), ("SWITCHYARD_TEST_NVRTC", "1")],
+        },
     },
     Stage {
         name: "fuzz",

@@ -10,14 +10,6 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::thread;
 
-/// The programs of a training on one machine.
-const PROGRAMS: [&str; 2] = ["switchyard", "switchyard-worker"];
-
-/// Builds `switchyard` and `switchyard-worker`, which ends up beside it.
-pub(crate) fn build() -> Command {
-    programs_in("release", &PROGRAMS)
-}
-
 /// Builds both programs and runs a manifest; returns the program's own exit code. `worker`: the package of another worker.
 ///
 /// Only what computes is built in release mode: `switchyard` starts the ranks and shows what they report, and its dev build takes half as
@@ -55,14 +47,13 @@ pub(crate) fn chaos() -> Result<()> {
     let full = ["test", "--workspace", "--test", "plane", "--", "faults::", "churn::"];
     let args = [&full[..], &["--test-threads", "1", "--nocapture"]].concat();
     step("faults and churn, in full", cargo(&args).env("SWITCHYARD_CHAOS", &results))?;
-    let workers = ["test", "--workspace", "--test", "faults", "--", "--nocapture"];
+    let workers = ["test", "--workspace", "--test", "faults", "--test", "hangs", "--", "--nocapture"];
     step("faults of workers, in full", cargo(&workers).env("SWITCHYARD_CHAOS", results))
 }
 
 /// A module of the tests on real nodes, in full; its result goes to `folder`.
 pub(crate) fn bench_cluster(folder: &Path, module: &str) -> Result<()> {
     crate::images::images(None, crate::images::SHIPPED)?;
-    step("both programs in release mode", &mut build())?;
     control_plane()?;
     real_nodes()?;
     let module = format!("e2e::{module}::");

@@ -1,8 +1,10 @@
 //! Python packages of others, from PyPI: the peers that benchmarks compare with, and the frameworks that tests start.
 
 use crate::programs::{cache, quietly};
+use crate::workspace::root;
 use anyhow::{Context, Result, ensure};
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -69,4 +71,55 @@ impl Wheels {
         command.args(["-c", &format!("import {}", self.modules)]).stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     }
+}
+
+/// NVRTC, of the version that comes with torch 2.11: what drivers from 580 on accept. With the digests of its wheels for x86-64 and for
+/// aarch64.
+const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88 \
+    --hash=sha256:ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 \
+    --hash=sha256:d27f20a0ca67a4bb34268a5e951033496c5b74870b868bacd046b1b8e0c3267b";
+
+/// Takes NVRTC out of its wheel, into `target/data/nvrtc`, where tests look for it. The files are kept in the user's cache.
+pub(crate) fn nvrtc() -> Result<()> {
+    /// Takes the libraries in the wheel of one folder into another.
+    const UNPACK: &str = "import glob, os, sys, zipfile\n\
+        [wheel] = glob.glob(sys.argv[1] + '/*.whl')\n\
+        archive = zipfile.ZipFile(wheel)\n\
+        for name in archive.namelist():\n    \
+            if '/lib/' in name and '.alt.' not in name:\n        \
+                open(os.path.join(sys.argv[2], os.path.basename(name)), 'wb').write(archive.read(name))\n";
+    let parent = cache("data")?;
+    fs::create_dir_all(&parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    let name = NVRTC.split(' ').next().unwrap_or_default();
+    let folder = parent.join(name);
+    // Two at once: the second waits, and finds it done.
+    let lock = File::create(parent.join("nvrtc.lock"))?;
+    lock.lock().context("cannot lock the cache")?;
+    if !folder.is_dir() {
+        eprintln!("==> fetching {name} from PyPI into {} (90 MB)", folder.display());
+        let [wheels, partial] = ["wheels", "partial"].map(|kind| parent.join(format!("nvrtc-{kind}")));
+        for folder in [&wheels, &partial] {
+            // A try that was cut short leaves half of it.
+            let _ = fs::remove_dir_all(folder);
+            fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
+        let wanted = wheels.join("wanted.txt");
+        File::create(&wanted)?.write_all(NVRTC.as_bytes())?;
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]);
+        pip.arg("--dest").arg(&wheels).arg("--requirement").arg(&wanted);
+        let help = "python3 with pip is needed, and once a way to PyPI or a mirror that pip is told of";
+        quietly(name, &mut pip).context(help)?;
+        let mut unpack = Command::new("python3");
+        quietly("unpacking NVRTC", unpack.args(["-c", UNPACK]).arg(&wheels).arg(&partial))?;
+        fs::rename(&partial, &folder).with_context(|| folder.display().to_string())?;
+        let _ = fs::remove_dir_all(&wheels);
+    }
+    let link = root().join("target/data/nvrtc");
+    if fs::read_link(&link).ok().as_ref() != Some(&folder) {
+        let _ = fs::remove_file(&link);
+        fs::create_dir_all(root().join("target/data"))?;
+        std::os::unix::fs::symlink(&folder, &link).with_context(|| link.display().to_string())?;
+    }
+    Ok(())
 }

@@ -60,6 +60,7 @@ default
 {{- if ne $admission.enabled false -}}
 {{- $names = list "trainjobs" "trainjobs-secrets" "trainjobs-configmaps" "trainjobs-persistentvolumeclaims" -}}
 {{- if ne $admission.jobPods false -}}{{- $names = append $names "children" -}}{{- end -}}
+{{- if ne $admission.controller false -}}{{- $names = concat $names (list "controller" "controller-pods") -}}{{- end -}}
 {{- if ne (.Values.nodeAgent).enabled false -}}{{- $names = append $names "node-agent" -}}{{- end -}}
 {{- end -}}
 {{- range $names }}

@@ -11,7 +11,13 @@ use switchyard_checkpoint::{Manifest, Plan, Progress, Role, TensorSpec};
 fn folder(steps: &[u64]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, folder.path());
-    let spec = |name: &str, role| TensorSpec { name: name.into(), shape: vec![4, 2], role, export_axes: None };
+    let spec = |name: &str, role| TensorSpec {
+        name: name.into(),
+        shape: vec![4, 2],
+        role,
+        export_axes: None,
+        export_names: Vec::new(),
+    };
     let plan = Plan::new(vec![spec("w", Role::Weight), spec("optimizer.m.w", Role::Optimizer)], 2).unwrap();
     for step in steps.iter().chain([&1500]) {
         let state = BTreeMap::from(["w", "optimizer.m.w"].map(|name| (name.to_string(), vec![*step as f32; 8])));

@@ -113,6 +113,14 @@ fn waits(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
     kinds.filter_map(|kind| status.condition(kind)).filter(|condition| condition.status == "False")
 }
 
+/// What holds up a job that trains: ranks that stand still or are slow.
+fn remarks(status: &TrainJobStatus) -> impl Iterator<Item = &Condition> {
+    let of = |kind: &str, state: &str| status.condition(kind).filter(|condition| condition.status == state);
+    let is_still =
+        |condition: &&Condition| [conditions::HUNG, conditions::NO_PROGRESS].contains(&condition.reason.as_str());
+    of(conditions::PROGRESSING, "False").filter(is_still).into_iter().chain(of(conditions::STRAGGLER, "True"))
+}
+
 /// The note below a job: why it waits or failed, or its figures.
 fn note(job: &TrainJob) -> Option<String> {
     let status = job.status.as_ref()?;
@@ -139,6 +147,7 @@ fn note(job: &TrainJob) -> Option<String> {
         if let Some(exposed) = &figures.exposed_communication_percent {
             text.push_str(&format!(", exposed all-reduce {exposed} %"));
         }
+        text.push_str(&remarks(status).map(|remark| format!("; {}", remark.message)).collect::<String>());
         // `2 of 2 nodes train; node n1 is cordoned`.
         let summary = status.condition(conditions::SUCCEEDED).filter(|_| ended(job).is_none());
         if let Some((_, remark)) = summary.and_then(|summary| summary.message.split_once("; ")) {

@@ -122,6 +122,23 @@ fn what_keeps_pods_from_being_made_is_shown() {
     assert!(text.contains(trouble) && !text.contains("not created yet"), "{text}");
 }
 
+#[test]
+fn ranks_that_stand_still_or_are_slow_are_shown_beside_the_figures() {
+    let shown = |conditions: &[Value]| {
+        let mut job = running();
+        let told = conditions.iter().map(|condition| serde_json::from_value(condition.clone()).unwrap());
+        job.status.as_mut().unwrap().conditions.extend(told);
+        table(&Known { jobs: [("a".into(), job)].into(), ..Known::default() }, now(), 300)
+    };
+    let hung = condition("Progressing", "False", "Hung", "rank 3 on gpu-03 stands still");
+    let slow = condition("Straggler", "True", "SlowRank", "rank 2 on gpu-03 computes longer");
+    let text = shown(&[hung, slow]);
+    assert!(text.contains("; rank 3 on gpu-03 stands still; rank 2 on gpu-03 computes longer"), "{text}");
+    let well = condition("Progressing", "True", "StepsMade", "step 8000 of 20000");
+    let even = condition("Straggler", "False", "EvenPace", "no rank is slow");
+    assert_eq!(shown(&[well, even]), shown(&[]));
+}
+
 /// The figures hid what the controller said of the nodes, and of pods that did not start.
 #[test]
 fn what_is_wrong_with_a_job_that_has_figures_is_shown() {

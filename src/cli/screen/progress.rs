@@ -6,6 +6,9 @@ use switchyard_core::units::{counted, duration, grouped, percent, rate, three_di
 use switchyard_local::Interval;
 use switchyard_worker_contract::event::{Finished, Inspection, Item, Summary};
 
+/// By how much the slowest rank is over the median of the others before the bar names it, percent.
+const WORTH_A_WORD: f64 = 5.0;
+
 /// The progress of a run on one line without a terminal.
 pub(crate) fn plain_line(interval: &Interval, now: jiff::Timestamp) -> String {
     let figures = &interval.figures;
@@ -58,11 +61,8 @@ pub(crate) fn bar_message(interval: &Interval) -> String {
         interval.breakdown.input_wait_ms,
         interval.breakdown.other_ms
     );
-    if interval.breakdown.slowest_by_ms > 0.05 * interval.breakdown.step_ms {
-        text.push_str(&format!(
-            "   slowest rank {} (+{:.1})",
-            interval.breakdown.slowest_rank, interval.breakdown.slowest_by_ms
-        ));
+    if let Some(slowest) = figures.slowest.filter(|slowest| slowest.over_percent > WORTH_A_WORD) {
+        text.push_str(&format!("   slowest rank {} (+{:.0} %)", slowest.rank, slowest.over_percent));
     }
     if let Some(amp) = amp_words(figures) {
         text.push_str(&format!("   {amp}"));
@@ -116,6 +116,9 @@ pub(crate) fn summary(
             report.step_ms_p99
         ),
     );
+    if let Some(slowest) = figures.and_then(|figures| figures.slowest) {
+        row("slowest", slowest.to_string());
+    }
     row("weights", format!("{} on every rank", report.weights_digest));
     if let Some(file) = report.model_file.as_deref().and_then(|file| file.rsplit('/').next()) {
         row("model", format!("{run_dir}/{file}"));

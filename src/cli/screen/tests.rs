@@ -7,7 +7,7 @@ use serde_json::json;
 use switchyard_local::{Interval, RankLog};
 use switchyard_plan::local::{LocalPlan, LocalSnapshot, plan};
 use switchyard_worker_contract::config::Transport;
-use switchyard_worker_contract::event::{Finished, Item, MemoryUse, Summary};
+use switchyard_worker_contract::event::{Finished, Item, MemoryUse, Slowest, Summary};
 use switchyard_worker_contract::fold::Breakdown;
 
 #[test]
@@ -28,6 +28,8 @@ fn interval() -> Interval {
             item: Item::Tokens,
             loss_scale: None,
             skipped_steps: None,
+            slowest: Some(Slowest { rank: 1, node_rank: 0, over_percent: 5.6, steps: 100 }),
+            stuck: None,
             remaining_seconds: Some(34.6),
             communication_percent: 3.2,
             input_percent: 0.4,
@@ -41,8 +43,6 @@ fn interval() -> Interval {
             communication_wait_ms: 3.1,
             input_wait_ms: 0.4,
             other_ms: 2.8,
-            slowest_rank: 1,
-            slowest_by_ms: 5.1,
         },
     }
 }
@@ -62,7 +62,7 @@ fn the_bar_shows_where_the_time_goes() {
     assert!(text.contains("loss 2.184   val 2.310   20,900 tokens/s   ETA 35s"), "{text}");
     assert!(
         text.contains(
-            "97.9 ms = compute 91.6 + all-reduce wait 3.1 + input wait 0.4 + other 2.8   slowest rank 1 (+5.1)"
+            "97.9 ms = compute 91.6 + all-reduce wait 3.1 + input wait 0.4 + other 2.8   slowest rank 1 (+6 %)"
         ),
         "{text}"
     );
@@ -201,6 +201,7 @@ fn accuracy_and_skipped_steps_are_shown_where_they_are_known() {
 
 #[test]
 fn the_end_has_what_the_model_has() {
+    const SLOWEST: &str = "slowest     rank 1 on node 0, 5.6 % over the median of the other ranks in 100 steps";
     let report = Finished {
         rank: 0,
         step: 600,
@@ -214,7 +215,8 @@ fn the_end_has_what_the_model_has() {
         model_file: None,
     };
     let text = summary(&report, &inspection(), 60.0, 320.0, Some(&scaled().figures), "runs/x");
-    for words in ["2.300 -> 0.100 nats (training)", "0.120, 97.1 % classified right", "320 images/s", "1 step skipped"]
+    for words in
+        ["2.300 -> 0.100 nats (training)", "0.120, 97.1 % classified right", "320 images/s", "1 step skipped", SLOWEST]
     {
         assert!(text.contains(words), "`{words}` is missing:\n{text}");
     }

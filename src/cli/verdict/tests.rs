@@ -83,6 +83,27 @@ fn what_keeps_pods_from_starting_is_explained() {
     assert!(text.contains(&format!("waits     {why}")), "{text}");
 }
 
+#[test]
+fn the_last_step_and_what_holds_up_a_job_are_explained() {
+    let mut cluster = open();
+    let mut job = cluster.job("default", "gpt-124m").unwrap().clone();
+    let now = cluster.look(&job, Earlier::Forgotten).unwrap();
+    let mut explained = |kind: &str, state: &str, message: &str| {
+        let condition = serde_json::json!({"type": kind, "status": state, "reason": "R", "message": message,
+            "lastTransitionTime": "2026-11-20T12:00:00Z"});
+        let conditions = &mut job.status.as_mut().unwrap().conditions;
+        conditions.retain(|condition| condition.type_ != kind);
+        conditions.push(serde_json::from_value(condition).unwrap());
+        explanation(&job, &now, &cluster, false)
+    };
+    assert!(explained("Progressing", "True", "step 5 of 9").contains("progress  step 5 of 9"));
+    assert!(
+        explained("Progressing", "False", "rank 1 on a stands still").contains("stands    rank 1 on a stands still")
+    );
+    assert!(explained("Straggler", "True", "rank 2 on b is slow").contains("slow      rank 2 on b is slow"));
+    assert!(!explained("Straggler", "False", "no rank is slow").contains("no rank is slow"));
+}
+
 /// It was said to be placeable, and the API server refused it.
 #[test]
 fn what_admission_policies_may_refuse_stands_beside_the_place() {

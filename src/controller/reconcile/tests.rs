@@ -1,6 +1,8 @@
 //! Reconciles of a controller without an API server.
 #![allow(clippy::unwrap_used)]
 
+mod waiting;
+
 use super::*;
 use crate::election::{self, boot_time};
 use crate::metrics::Metrics;
@@ -27,7 +29,7 @@ fn context(leading: election::Leading) -> Context {
         identity: "me".into(),
         listen: ([127, 0, 0, 1], 0).into(),
         election: None,
-        watch_namespace: None,
+        watch_namespaces: Vec::new(),
         concurrent_reconciles: 1,
         defaults: Defaults::default(),
         levels: Levels::default(),
@@ -43,7 +45,7 @@ fn context(leading: election::Leading) -> Context {
         index: Arc::default(),
         queue: Queue::default(),
         metrics: Arc::new(Metrics::new()),
-        health: Arc::new(Health::new(&watch::KINDS)),
+        health: Arc::new(Health::new(watch::KINDS.map(String::from))),
         leading,
         silent: Arc::default(),
         settings: Arc::new(settings),

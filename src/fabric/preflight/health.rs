@@ -30,16 +30,17 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
             .find(|condition| condition.type_ == CONSISTENT && condition.message.contains("gpuCount"));
         let is_split = facts.gpus.iter().any(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.mode == MigMode::Enabled));
         let offered = u32::try_from(member.allocatable.get(GPU_RESOURCE) / 1000).unwrap_or(0);
-        let own = &all[rank as usize];
-        let missing: BTreeSet<&str> = all.iter().filter(|other| own.is_subset(other)).flatten().copied().collect();
-        let missing: Vec<&str> = missing.difference(own).copied().collect();
-        let at =
-            if missing.is_empty() { String::new() } else { format!("; other nodes have one at {}", list(missing)) };
+        let at = || {
+            let own = &all[rank as usize];
+            let others: BTreeSet<&str> = all.iter().filter(|other| own.is_subset(other)).flatten().copied().collect();
+            let missing: Vec<&str> = others.difference(own).copied().collect();
+            if missing.is_empty() { String::new() } else { format!("; other nodes have one at {}", list(missing)) }
+        };
         let fix = "look for XID 79 in the node's kernel log (dmesg | grep -i xid); drain the node and restart it";
         let effect = "the device plugin may fail for every pod of the node, and a rank that gets the GPU ends";
         if counted != answering {
             return Ok(vec![
-                Fault::block(format!("{answering} of {counted} GPUs answer{at}"))
+                Fault::block(format!("{answering} of {counted} GPUs answer{}", at()))
                     .effect(effect)
                     .evidence("gpuCount and gpus[] of the GPUTopology")
                     .fix(fix),
@@ -47,7 +48,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
         }
         if let Some(condition) = of_bus {
             return Ok(vec![
-                Fault::block(format!("the driver has lost a GPU{at}"))
+                Fault::block(format!("the driver has lost a GPU{}", at()))
                     .effect(effect)
                     .evidence(format!("condition Consistent of the GPUTopology: {}", condition.message))
                     .fix(fix),
@@ -57,7 +58,7 @@ pub(super) fn lost(scene: &Scene<'_>) -> Outcome {
         let is_odd = offered > 0 && answering > 0 && !is_split && !offered.is_multiple_of(answering);
         if is_odd && offered > answering {
             return Ok(vec![
-                Fault::block(format!("the device plugin offers {offered} GPUs, and {answering} answer{at}"))
+                Fault::block(format!("the device plugin offers {offered} GPUs, and {answering} answer{}", at()))
                     .effect(effect)
                     .evidence(format!("{GPU_RESOURCE} of the node's allocatable; gpus[] of the GPUTopology"))
                     .fix(fix),

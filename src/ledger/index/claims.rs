@@ -11,8 +11,9 @@ impl Index {
     pub fn apply_report(&mut self, metadata: &ObjectMeta, report: Result<&GPUTopology, String>) -> Effect {
         self.saw("GPUTopology", metadata);
         let name = metadata.name.as_deref().unwrap_or_default();
-        let mut effect = Effect { room: self.usage.set_report(name, report), ..Effect::default() };
-        if effect.room {
+        let mut effect = Effect::default();
+        if self.usage.set_report(name, report) {
+            effect.room.insert(name.to_string());
             // What their pods really have may be other than the plan.
             self.touch_node(name, &mut effect);
         }
@@ -43,7 +44,7 @@ impl Index {
     pub fn apply_claim(&mut self, claim: &ResourceClaim, content: serde_json::Value) -> Effect {
         let room = self.devices.apply_claim(claim, &mut self.usage);
         let mut effect = self.apply_object(Kind::ResourceClaim, &claim.metadata, content);
-        effect.room |= room;
+        effect.room.extend(room);
         effect
     }
 
@@ -51,7 +52,7 @@ impl Index {
     pub fn delete_claim(&mut self, metadata: &ObjectMeta) -> Effect {
         let room = self.devices.delete_claim(metadata.uid.as_deref().unwrap_or_default(), &mut self.usage);
         let mut effect = self.delete_object(Kind::ResourceClaim, metadata);
-        effect.room |= room;
+        effect.room.extend(room);
         effect
     }
 }

@@ -1,6 +1,9 @@
 //! Jobs that compete for room, on clusters written down as objects.
 #![allow(clippy::unwrap_used)]
 
+mod backfill;
+mod forecast;
+
 use super::*;
 use serde_json::json;
 use switchyard_crds::validate::train_job;
@@ -91,11 +94,16 @@ fn nodes(verdict: &Verdict) -> Vec<&str> {
     placed.status.nodes.iter().map(|node| node.node_name.as_str()).collect()
 }
 
+/// Who is ahead, and when it can begin.
+fn words(verdict: &Verdict) -> String {
+    verdict.ahead.as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
 #[test]
 fn the_head_of_the_queue_holds_its_nodes_against_those_behind_it() {
     let late = cluster(&gang_waits(0)).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
     assert!(late.place.is_err(), "two nodes are free, and held");
-    assert_eq!(late.held_for.as_deref(), Some("3 nodes are held for ns/gang, which is ahead in the queue"));
+    assert_eq!(words(&late), "3 nodes are held for ns/gang, which is ahead in the queue");
     let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 9});
     let mut items = gang_waits(0);
     items.push(class);
@@ -112,7 +120,7 @@ fn what_could_never_run_holds_nothing() {
     let mut items = gang_waits(0);
     items.retain(|item| item["metadata"]["name"] != "n3");
     let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-    assert_eq!((nodes(&late), late.held_for.as_deref()), (vec!["n2"], None));
+    assert_eq!((nodes(&late), words(&late)), (vec!["n2"], String::new()));
 }
 
 #[test]
@@ -122,7 +130,7 @@ fn only_as_many_nodes_are_held_as_have_to_be() {
     items.push(job("other", 2, "2026-01-01T00:00:00Z", placed(&["n4", "n5"])));
     items.extend(["n4", "n5"].iter().enumerate().map(|(rank, node)| pod("other", rank, Some(node), 0)));
     let late = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-    assert_eq!(late.held_for.as_deref(), Some("3 nodes are held for ns/gang, which is ahead in the queue"));
+    assert_eq!(words(&late), "3 nodes are held for ns/gang, which is ahead in the queue");
     // A sixth node is nobody's.
     items.push(node("n6"));
     items.push(node("n7"));
@@ -203,6 +211,6 @@ fn a_job_that_may_not_start_on_the_nodes_it_waits_for_holds_none() {
         items.push(all);
         items.extend([pod("all", 0, None, 0), pod("all", 1, None, 0)]);
         let verdict = cluster(&items).look(&fresh("late", 1, json!({})), Earlier::Forgotten).unwrap();
-        assert_eq!((verdict.held_for.is_some(), verdict.place.is_err()), (holds, holds), "{mode}: {verdict:?}");
+        assert_eq!((verdict.ahead.is_some(), verdict.place.is_err()), (holds, holds), "{mode}: {verdict:?}");
     }
 }

@@ -65,6 +65,7 @@ fn progress(rank: u32) -> Event {
         optimizer_ms: 0.1,
         loss_scale: None,
         skipped_steps: Some(2),
+        slowest: None,
     })
 }
 

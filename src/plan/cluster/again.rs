@@ -10,6 +10,7 @@ use crate::status::{self, Draft, Ending};
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::PlacedNode;
 use switchyard_crds::conditions::{self, Stage};
+use switchyard_worker_contract::exit::Exit;
 
 /// Seconds before a gang that the scheduler did not bind in time is tried again.
 const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
@@ -42,7 +43,7 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let since = status.and_then(|status| status.attempt_time.as_ref()).map(|time| time.0);
     let lasted = since.map(|since| attempt.now().duration_since(since)).unwrap_or_default();
     let policy = &attempt.snapshot.job.spec.failure_policy;
-    match restart::decide_at(&failed.failure, policy, &restarts, attempt.now()) {
+    let mut result = match restart::decide_at(&failed.failure, policy, &restarts, attempt.now()) {
         restart::Decision::GiveUp(why) => {
             let message = format!("{}; {why}", failed.sentence());
             end(&attempt.snapshot, Ending::failed(why.reason(), message))
@@ -56,10 +57,20 @@ fn decided(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
             let wait = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
             let text = format!("attempt {} starts{wait}: {}", attempt.number + 1, failed.sentence());
             draft.stage(Stage::Restarting, text.clone());
-            let incident = failed.node.clone().filter(|_| failed.is_of_node).map(|node| (node, failed.cause.clone()));
-            Reconciliation { incident, ..draft.decide(vec![EventDraft::warning(events::RESTARTING, text)]) }
+            Reconciliation {
+                incidents: failed.incidents(),
+                ..draft.decide(vec![EventDraft::warning(events::RESTARTING, text)])
+            }
         }
+    };
+    if failed.failure.code == Some(Exit::Hung.code().into()) {
+        result.status = result.status.map(|next| {
+            let mut draft = Draft::of(attempt.snapshot.job, next, attempt.now());
+            draft.condition(conditions::PROGRESSING, "False", conditions::HUNG, failed.sentence());
+            draft.next
+        });
     }
+    result
 }
 
 /// What the scheduler has refused for this long is not waited for.

@@ -2,6 +2,16 @@
 //! hour where a zone or a battery was wrong.
 
 use jiff::{SignedDuration, Timestamp};
+use switchyard_crds::TrainJob;
+
+/// When a job is stopped if it has not ended (`spec.activeDeadlineSeconds`). `None`: never, or it has had no place yet.
+pub fn deadline(job: &TrainJob) -> Option<Timestamp> {
+    let (seconds, status) = (job.spec.active_deadline_seconds?, job.status.as_ref()?);
+    // Controllers before `placedTime` counted from the start of the first attempt.
+    let before = || status.start_time.as_ref().filter(|_| status.placement.is_some());
+    let from = status.placed_time.as_ref().or_else(before)?;
+    Some(from.0.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX))
+}
 
 /// Clocks of a cluster differ by less than this: a certificate or a token would not work with more.
 const SKEW: SignedDuration = SignedDuration::from_secs(60);

@@ -4,7 +4,7 @@ use super::attempt::Attempt;
 use super::failure::PodFailure;
 use super::view::PodView;
 use crate::eligible::{NodeRules, Unfit, may_run};
-use crate::restart::{Class, Failure};
+use crate::restart::Class;
 use switchyard_crds::Disruption;
 
 /// A pod of a job that has its place, on a node that was cordoned since.
@@ -22,16 +22,8 @@ fn cordoned<'a>(attempt: &Attempt<'a>) -> Option<(&'a PodView, &'a str)> {
 pub(super) fn leaves(attempt: &Attempt<'_>) -> Option<PodFailure> {
     let policy = attempt.snapshot.job.spec.gang_policy.disruption;
     let (pod, node) = cordoned(attempt).filter(|_| policy == Disruption::Checkpoint)?;
-    let failure = Failure { class: Class::Preemption, permanent: false, code: None, conditions: Vec::new() };
     let cause = "the node is cordoned, and the job leaves it (gangPolicy.disruption: Checkpoint)".to_string();
-    Some(PodFailure {
-        failure,
-        pod: pod.name.clone(),
-        node: Some(node.to_string()),
-        cause,
-        at: None,
-        is_of_node: false,
-    })
+    Some(PodFailure { node: Some(node.to_string()), ..PodFailure::unseen(Class::Preemption, pod.name.clone(), cause) })
 }
 
 /// That a drain waits for the job, in words; `None`: no node of it is cordoned.

@@ -2,7 +2,7 @@
 
 use super::events::EventDraft;
 use super::view::PodView;
-use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, WAITING_PERIOD, clock};
+use super::{FIGURES_PERIOD, JobSnapshot, Reconciliation, clock, waiting_period};
 use crate::status::{Draft, reason_of, time};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -45,8 +45,8 @@ impl Draft<'_> {
         Reconciliation { status: Some(self.next), events, ..Reconciliation::default() }
     }
 
-    /// No decision: the status is written when it says something new, figures not more often than every 10 s, and what is free for a job that
-    /// waits not more often than every minute.
+    /// No decision: the status is written when it says something new, figures not more often than every 10 s, and what is free for jobs that
+    /// wait not more often than every minute, and for all of them together once a second.
     pub(super) fn act(self, snapshot: &JobSnapshot<'_>) -> Reconciliation {
         let mut result = Reconciliation::default();
         let previous = self.job.status.as_ref();
@@ -55,7 +55,7 @@ impl Draft<'_> {
         }
         let is_queued =
             |status: &TrainJobStatus| reason_of(status, conditions::SUCCEEDED) == Some(Stage::Queued.reason());
-        let period = if is_queued(&self.next) { WAITING_PERIOD } else { FIGURES_PERIOD };
+        let period = if is_queued(&self.next) { waiting_period(snapshot.waiting) } else { FIGURES_PERIOD };
         let due = snapshot.status_written.map(|written| written.saturating_add(period).unwrap_or(Timestamp::MAX));
         match due {
             Some(due) if !clock::is_over(due, period, snapshot.rules.now) && !major(previous, &self.next) => {
@@ -74,7 +74,9 @@ pub fn major(previous: Option<&TrainJobStatus>, next: &TrainJobStatus) -> bool {
     let is_empty = |status: &TrainJobStatus| status.nodes.as_ref().is_none_or(|nodes| nodes.active == 0);
     let verdicts = |status: &TrainJobStatus| {
         let verdict = |c: &Condition| (c.type_.clone(), c.status.clone(), c.reason.clone());
-        status.conditions.iter().map(verdict).collect::<Vec<_>>()
+        // That steps are made is no more than what the figures say.
+        let news = status.conditions.iter().filter(|c| c.reason != conditions::STEPS_MADE);
+        news.map(verdict).collect::<Vec<_>>()
     };
     verdicts(previous) != verdicts(next)
         || previous.attempt != next.attempt

@@ -6,11 +6,15 @@ use super::view::{NodeView, PodView};
 use super::{Patience, clock};
 use crate::restart::{self, Class, Failure};
 use jiff::{SignedDuration, Timestamp};
+use switchyard_core::units::plural;
 use switchyard_crds::Framework;
 use switchyard_worker_contract::exit::Exit;
 
 /// After a rank reports a failed peer, that peer has this long to show up.
 const ROOT_CAUSE_GRACE: SignedDuration = SignedDuration::from_secs(3);
+
+/// Nodes that are named beside the first.
+const NAMED: usize = 3;
 
 /// The failure of a pod.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,13 +26,15 @@ pub(super) struct PodFailure {
     pub at: Option<Timestamp>,
     /// The node did it, whatever its pods did: nothing that a user can bring about.
     pub is_of_node: bool,
+    /// Other nodes that did the same, and what each did.
+    pub others: Vec<(String, String)>,
 }
 
 impl PodFailure {
     /// Of a pod whose state is unknown.
-    fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
+    pub fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
-        PodFailure { failure, pod, node: None, cause, at: None, is_of_node: false }
+        PodFailure { failure, pod, node: None, cause, at: None, is_of_node: false, others: Vec::new() }
     }
 
     /// Sets that the node did it.
@@ -46,7 +52,21 @@ impl PodFailure {
     /// The failure in one sentence.
     pub fn sentence(&self) -> String {
         let on = self.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
-        format!("pod {}{on}: {}", self.pod, self.cause)
+        let mut text = format!("pod {}{on}: {}", self.pod, self.cause);
+        for (node, cause) in self.others.iter().take(NAMED) {
+            text.push_str(&format!("; node {node}: {cause}"));
+        }
+        let more = self.others.len().saturating_sub(NAMED);
+        if more > 0 {
+            text.push_str(&format!("; and {more} more node{}", plural(more as u64)));
+        }
+        text
+    }
+
+    /// Nodes that ended the attempt by faults of their own, and which.
+    pub fn incidents(&self) -> Vec<(String, String)> {
+        let own = self.node.clone().filter(|_| self.is_of_node).map(|node| (node, self.cause.clone()));
+        own.into_iter().chain(self.others.iter().cloned()).collect()
     }
 }
 
@@ -80,7 +100,7 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
     if let Some(first) =
         failures.iter().filter(|f| f.failure.class != Class::Application).min_by_key(|f| f.at.unwrap_or(Timestamp::MIN))
     {
-        return Verdict::Failed(first.clone());
+        return Verdict::Failed(with_others(first, &failures));
     }
     let is_echo = |failed: &PodFailure| failed.failure.code == Some(Exit::PeerFailure.code().into());
     let earliest =
@@ -97,6 +117,13 @@ pub(super) fn judge(attempt: &Attempt<'_>) -> Verdict {
         }
         None => look.map_or(Verdict::Well, Verdict::Look),
     }
+}
+
+/// The first failure, with the other nodes that are at fault: the next attempt would meet them one after the other.
+fn with_others(first: &PodFailure, failures: &[PodFailure]) -> PodFailure {
+    let of_nodes = failures.iter().filter(|failed| failed.is_of_node && failed.node != first.node);
+    let others = of_nodes.filter_map(|failed| Some((failed.node.clone()?, failed.cause.clone())));
+    PodFailure { others: others.collect(), ..first.clone() }
 }
 
 fn gone(attempt: &Attempt<'_>, rank: u32) -> PodFailure {
@@ -125,6 +152,7 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         cause,
         at: pod.ended.as_ref().and_then(|ended| ended.at),
         is_of_node: false,
+        others: Vec::new(),
     };
     if pod.deleting || pod.has_failed() {
         if let Some((reason, message)) = &pod.disruption {

@@ -14,9 +14,12 @@ use super::sites::{Excluded, Sites};
 use super::view::NodeView;
 use chosen::{Chosen, ranges};
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use switchyard_core::model::NodeOrd;
 use switchyard_core::placement::gpus::ring::bits;
-use switchyard_core::placement::gpus::{Group, Level, MOST_GPUS, MinLink, Placement, Request, UNLIMITED};
+use switchyard_core::placement::gpus::{
+    Fleet, Group, Level, MOST_GPUS, MinLink, Placement, Refusal, Request, UNLIMITED,
+};
 use switchyard_core::rates::gigabytes;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{self as api, PlacedNode, PlacementStatus, TopologyMode, TrainJob};
@@ -42,18 +45,14 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
             "{GPU_RESOURCE}: got {gpus} for each node; expected at most {MOST_GPUS}"
         )));
     }
-    let policy = &question.job.spec.topology_policy;
-    let (open_policy, none) = (api::TopologyPolicy::default(), Levels::none());
-    let is_ignored = policy.mode == TopologyMode::Ignored;
-    let (levels, policy) = if is_ignored { (&none, &open_policy) } else { (question.rules.levels, policy) };
+    let (levels, policy) = levels_and_policy(question);
     let mut sites = Sites::of(nodes, levels, policy, &need);
-    let mut request = Request {
-        groups: vec![Group { pods: question.valid.request.nodes, gpus: need.gpus() as u8 }],
-        min_link: min_link(policy.node_topology.min_link),
-        within: sites.tree.within,
-        slices: None,
-    };
-    let (placement, note) = solve(&need, &mut sites, &mut request).map_err(|why| {
+    let mut request = request(&need, &sites, policy);
+    let mut fleet = sites.fleet();
+    let (placement, note) = solve(&need, &mut sites, &mut fleet, &mut request).map_err(|refused| {
+        let why = refusal::explain(&need, &sites, &mut fleet, &request, &refused);
+        sites.note_links(&mut fleet, &request, question.job.spec.topology_policy.node_topology.min_link);
+        let why = NoPlace { excluded: sites.left_out(), ..why };
         let with = |admitted: &Admitted| {
             let question = Question { admitted, ..*question };
             let bandwidth = Sites::of(nodes, levels, policy, &Need::of(&question)).fleet().bandwidth(&request);
@@ -69,12 +68,43 @@ pub fn place(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Res
     Ok(Placed { status, excluded: sites.left_out() })
 }
 
+/// Whether there is a place: `place` without the place or the reasons, which cost many times as much.
+pub fn fits(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> bool {
+    let need = Need::of(question);
+    if need.gpus() as usize > MOST_GPUS {
+        return false;
+    }
+    let (levels, policy) = levels_and_policy(question);
+    let mut sites = Sites::of(nodes, levels, policy, &need);
+    let mut request = request(&need, &sites, policy);
+    let mut fleet = sites.fleet();
+    solve(&need, &mut sites, &mut fleet, &mut request).is_ok()
+}
+
+/// The levels and the policy that count: none of either where the job ignores topology.
+fn levels_and_policy<'a>(question: &Question<'a>) -> (&'a Levels, &'a api::TopologyPolicy) {
+    static IGNORED: LazyLock<(Levels, api::TopologyPolicy)> =
+        LazyLock::new(|| (Levels::none(), api::TopologyPolicy::default()));
+    let policy = &question.job.spec.topology_policy;
+    if policy.mode == TopologyMode::Ignored { (&IGNORED.0, &IGNORED.1) } else { (question.rules.levels, policy) }
+}
+
+fn request(need: &Need<'_>, sites: &Sites<'_>, policy: &api::TopologyPolicy) -> Request {
+    Request {
+        groups: vec![Group { pods: need.question.valid.request.nodes, gpus: need.gpus() as u8 }],
+        min_link: min_link(policy.node_topology.min_link),
+        within: sites.tree.within,
+        slices: None,
+    }
+}
+
 /// Finds the placement and what was given up for it. `request` becomes the one that was served.
 fn solve(
     need: &Need<'_>,
     sites: &mut Sites<'_>,
+    fleet: &mut Fleet,
     request: &mut Request,
-) -> Result<(Placement, Option<String>), NoPlace> {
+) -> Result<(Placement, Option<String>), Refusal> {
     let question = need.question;
     let policy = &question.job.spec.topology_policy;
     let before = earlier(question.job, sites);
@@ -84,11 +114,10 @@ fn solve(
             return Ok((placement, None));
         }
     }
-    let mut fleet = sites.fleet();
     let asked = policy.node_topology.min_link;
     let refused = match fleet.repair(request, &before) {
         Ok(placement) => {
-            sites.note_links(&mut fleet, request, asked);
+            sites.note_links(fleet, request, asked);
             return Ok((placement, None));
         }
         Err(refused) => refused,
@@ -102,9 +131,7 @@ fn solve(
         let count = question.valid.request.nodes;
         return Ok((placement, Some(format!("minLink {asked:?} is given up: no {count} nodes have it free"))));
     }
-    let why = refusal::explain(need, sites, &mut fleet, request, &refused);
-    sites.note_links(&mut fleet, request, asked);
-    Err(NoPlace { excluded: sites.left_out(), ..why })
+    Err(refused)
 }
 
 /// The slowest link that a ring may contain, in the words of placement.

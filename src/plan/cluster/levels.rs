@@ -3,6 +3,7 @@
 use super::view::NodeView;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use switchyard_core::placement::gpus::{Level, MOST_LEVELS};
 use switchyard_crds::{DomainMode, TopologyPolicy};
 
@@ -184,7 +185,7 @@ pub(super) struct Tree {
     pub keys: Vec<String>,
     pub levels: Vec<Level>,
     /// Of each node its domain of each level but the last.
-    pub domains: Vec<Vec<Option<u32>>>,
+    pub domains: Vec<Arc<[Option<u32>]>>,
     /// Names of the domains of each level.
     names: Vec<Vec<String>>,
     /// The level that must contain the job.
@@ -218,12 +219,16 @@ impl Tree {
             let spare = found.iter().rposition(|(key, ..)| asked(key).is_none()).unwrap_or(found.len() - 1);
             found.remove(spare);
         }
+        let mut domains: Vec<Arc<[Option<u32>]>> = Vec::with_capacity(nodes.len());
+        for node in 0..nodes.len() {
+            let own = found.iter().map(|(.., domains)| domains.of[node]);
+            let shared = domains.last().filter(|before| own.clone().eq(before.iter().copied())).cloned();
+            domains.push(shared.unwrap_or_else(|| own.collect()));
+        }
         let is_required = |key: &str| asked(key).is_some_and(|domain| domain.mode == DomainMode::Required);
         Tree {
             within: found.iter().position(|(key, ..)| is_required(key)),
-            domains: (0..nodes.len())
-                .map(|node| found.iter().map(|(.., domains)| domains.of[node]).collect())
-                .collect(),
+            domains,
             keys: found.iter().map(|(key, ..)| key.clone()).chain([cluster.0.clone()]).collect(),
             levels: found.iter().map(|(_, level, _)| *level).chain([cluster.1]).collect(),
             names: found.into_iter().map(|(.., domains)| domains.names).collect(),

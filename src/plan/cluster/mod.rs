@@ -26,7 +26,7 @@ pub mod admitted;
 mod again;
 pub mod allocation;
 mod attempt;
-mod clock;
+pub mod clock;
 mod cordon;
 mod degraded;
 mod draft;
@@ -34,6 +34,7 @@ pub mod events;
 pub mod fabric;
 mod failure;
 pub mod find;
+pub mod forecast;
 pub mod gang;
 pub mod hindrance;
 pub mod levels;
@@ -51,6 +52,7 @@ pub mod turn;
 pub mod view;
 
 pub use draft::major;
+pub use need::Demand;
 pub use question::{PlacementRules, Question};
 pub use refusal::{Change, NoPlace};
 pub use sites::{Excluded, is_old};
@@ -59,6 +61,7 @@ use super::objects::{self, Kind, Object};
 use super::status::{self, Draft, Ending};
 use super::{ValidJob, validate};
 use events::EventDraft;
+use forecast::Forecast;
 use hindrance::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
@@ -66,14 +69,20 @@ use switchyard_crds::conditions::{self, Stage};
 use switchyard_crds::{ManagedBy, TrainJob, TrainJobStatus};
 use switchyard_fabric::Seen;
 use switchyard_worker_contract::event::Summary;
+use turn::Ahead;
 use view::{NodeView, ObjectView, PodView};
 
 /// Seconds between two writes of a status in which only figures change.
 pub const FIGURES_PERIOD: SignedDuration = SignedDuration::from_secs(10);
 
-/// Seconds between two writes of a status in which only the words change that a job waits with: with hundreds that wait, each pod that ends
-/// anywhere would cause as many writes.
-pub const WAITING_PERIOD: SignedDuration = SignedDuration::from_secs(60);
+/// Seconds between two writes of a status in which only the words change that a job waits with; where more jobs than that wait, a second for
+/// each of them. Else every pod that ends anywhere would cause a write of all.
+const WAITING_PERIOD: SignedDuration = SignedDuration::from_secs(60);
+
+/// Seconds between two such writes where so many jobs wait.
+pub fn waiting_period(jobs: usize) -> SignedDuration {
+    WAITING_PERIOD.max(SignedDuration::from_secs(i64::try_from(jobs).unwrap_or(i64::MAX)))
+}
 
 /// Everything that a reconcile of one job reads.
 #[derive(Debug, Clone, Copy)]
@@ -86,8 +95,12 @@ pub struct JobSnapshot<'a> {
     /// All nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
     pub rules: PlacementRules<'a>,
-    /// Nodes reserved for a job ahead in the queue, in words.
-    pub held_for: Option<&'a str>,
+    /// The job ahead in the queue that holds nodes.
+    pub ahead: Option<&'a Ahead>,
+    /// When the job can begin, where it waited before.
+    pub forecast: Option<Forecast>,
+    /// How many jobs wait.
+    pub waiting: usize,
     /// The job of higher priority that preempts this attempt.
     pub gives_way_to: Option<&'a str>,
     /// GPUs that the pods of the current attempt really have, by node rank, where known.
@@ -159,15 +172,18 @@ pub struct Reconciliation {
     pub waits: Option<Waits>,
     /// Nodes that the scheduler refused, with its words: remembered once the status is written.
     pub refused: Vec<(String, String)>,
-    /// The node that ended the attempt by a fault of its own, and which: remembered likewise.
-    pub incident: Option<(String, String)>,
+    /// Nodes that ended the attempt by faults of their own, and which: remembered likewise.
+    pub incidents: Vec<(String, String)>,
 }
 
 /// What a gang without a place waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waits {
     /// Room: at the head of the queue it holds what there is.
-    Room,
+    Room {
+        /// Nodes that have room for a pod now.
+        open: u32,
+    },
     /// Another fabric: it holds nothing.
     Fabric,
 }
@@ -250,8 +266,8 @@ fn alive(snapshot: &JobSnapshot<'_>, valid: &ValidJob) -> Reconciliation {
         return draft.decide(Vec::new());
     }
     let mut result = step::step(snapshot, valid, attempt);
-    if let (Some(seconds), Some(start)) = (snapshot.job.spec.active_deadline_seconds, &status.start_time) {
-        let deadline = start.0.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
+    if let (Some(seconds), Some(deadline)) = (snapshot.job.spec.active_deadline_seconds, clock::deadline(snapshot.job))
+    {
         if deadline <= now {
             let text = format!("the job ran for more than {seconds} s (spec.activeDeadlineSeconds)");
             return end(snapshot, Ending::failed(conditions::DEADLINE_EXCEEDED, text));
@@ -276,7 +292,7 @@ fn begin(snapshot: &JobSnapshot<'_>, valid: &ValidJob, resumed: bool) -> Reconci
     draft.next.attempt_time = Some(status::time(now));
     draft.next.start_time = Some(status::time(now));
     draft.next.restarts.get_or_insert_default();
-    draft.next.placement = None;
+    (draft.next.placement, draft.next.placed_time) = (None, None);
     draft.next.device_allocation = allocation::allocation(snapshot.job, snapshot.nodes);
     draft.next.fabric = fabric::before(snapshot.job, valid, snapshot.rules.defaults, snapshot.nodes);
     draft.count(&[], snapshot.job.spec.trainer.num_nodes);

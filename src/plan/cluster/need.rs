@@ -1,36 +1,147 @@
 //! What the pods of a job ask of a node.
 
+use super::machine::Machine;
 use super::question::Question;
+use super::sites::{Excluded, is_old};
+use super::view::NodeView;
+use crate::eligible::{self, NodeRules};
+use jiff::Timestamp;
+use std::sync::Arc;
+use switchyard_core::placement::gpus::MOST_GPUS;
 use switchyard_core::quantity::Resources;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{DeviceAllocation, MinLink, TopologyMode};
 
-#[derive(Debug)]
-pub(super) struct Need<'a> {
-    pub question: &'a Question<'a>,
+/// What a pod asks of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Demand {
+    rules: Vec<Arc<NodeRules>>,
     /// Amounts, without GPUs.
-    pub amounts: Resources,
+    pub(super) amounts: Resources,
+    pub(super) gpus: u32,
     /// `None`: it asks for no GPUs, or the way to them is undecided.
-    pub allocation: Option<DeviceAllocation>,
+    pub(super) allocation: Option<DeviceAllocation>,
     /// A node without a report may not be used.
-    pub reported_only: bool,
+    reported_only: bool,
 }
 
-impl<'a> Need<'a> {
-    pub fn of(question: &'a Question<'a>) -> Need<'a> {
-        let Question { job, valid, .. } = *question;
+impl Demand {
+    pub fn of(question: &Question<'_>) -> Demand {
+        let Question { job, valid, admitted, .. } = *question;
         let status = job.status.as_ref();
         let policy = &job.spec.topology_policy;
-        Need {
-            question,
-            amounts: question.admitted.requests.clone().without(GPU_RESOURCE),
+        Demand {
+            rules: admitted.rules.clone(),
+            amounts: admitted.requests.clone().without(GPU_RESOURCE),
+            gpus: valid.pod.gpus,
             allocation: status.and_then(|status| status.device_allocation).filter(|_| valid.pod.gpus > 0),
             reported_only: policy.mode == TopologyMode::Required && policy.node_topology.min_link != MinLink::System,
         }
     }
 
+    /// True if a node has room for a pod. Whether its GPUs are joined as the job asks, and whether its report is stale, is left to a plan.
+    pub fn has_room(&self, node: &NodeView) -> bool {
+        let free = node.free_gpus(self.allocation);
+        self.refused_by(node).is_none() && self.missing_on(node, free, Timestamp::UNIX_EPOCH).is_none()
+    }
+
+    /// True if a node gives GPUs, but not in the way of these pods: they may have to be made again.
+    pub fn is_given_otherwise(&self, node: &NodeView) -> bool {
+        let (claims, counted) = (node.offered.is_some(), node.allocatable.get(GPU_RESOURCE) > 0);
+        match self.allocation {
+            Some(DeviceAllocation::Claims) => counted && !claims,
+            Some(DeviceAllocation::DevicePlugin) => claims && !counted,
+            None => false,
+        }
+    }
+
+    /// Why the scheduler would not take a node, whatever is free there.
+    pub(super) fn refused_by(&self, node: &NodeView) -> Option<Excluded> {
+        self.rules.iter().find_map(|rules| eligible::may_run(rules, &node.facts).err()).map(Excluded::Unfit)
+    }
+
+    /// True if pods may run on a node once it has room.
+    pub(super) fn may_use(&self, node: &NodeView) -> bool {
+        self.refused_by(node).is_none() && self.unknown_on(node, Timestamp::UNIX_EPOCH).is_none()
+    }
+
+    /// GPUs that are free on a node for these pods.
+    pub(super) fn gpus_free_on(&self, node: &NodeView) -> u32 {
+        self.counted(node, node.free_gpus(self.allocation))
+    }
+
+    fn counted(&self, node: &NodeView, free: u32) -> u32 {
+        let is_claim = self.allocation == Some(DeviceAllocation::Claims);
+        let counted = if is_claim { u32::MAX } else { (node.free.get(GPU_RESOURCE) / 1000).clamp(0, 64) as u32 };
+        free.count_ones().min(counted)
+    }
+
+    /// What is not known of the GPUs of a node and has to be.
+    fn unknown_on(&self, node: &NodeView, now: Timestamp) -> Option<Excluded> {
+        let is_claim = self.allocation == Some(DeviceAllocation::Claims);
+        match &node.machine {
+            _ if self.gpus == 0 => None,
+            Some(Err(why)) if is_claim || self.reported_only => Some(Excluded::Report(why.clone())),
+            None if is_claim || self.reported_only => Some(Excluded::NoReport),
+            Some(Ok(Machine { observed: Some(at), .. })) if self.reported_only && is_old(*at, now) => {
+                Some(Excluded::Stale(*at))
+            }
+            _ if is_claim && node.offered.is_none() => Some(Excluded::NoSlice),
+            _ => None,
+        }
+    }
+
+    /// What a node with these free GPUs lacks.
+    pub(super) fn missing_on(&self, node: &NodeView, free: u32, now: Timestamp) -> Option<Excluded> {
+        if let Some(unknown) = self.unknown_on(node, now) {
+            return Some(unknown);
+        }
+        if self.gpus > 0 {
+            let free = self.counted(node, free);
+            if free < self.gpus {
+                return Some(Excluded::Gpus { free, all: node.gpus() });
+            }
+        }
+        let short = self.amounts.names().find(|name| node.free.get(name) < self.amounts.get(name))?;
+        let (free, need) = (node.free.get(short).max(0), self.amounts.get(short));
+        Some(Excluded::Short { name: short.to_string(), free, need })
+    }
+}
+
+/// A job that looks for a place, with what its pods ask for.
+#[derive(Debug)]
+pub(super) struct Need<'a> {
+    pub question: &'a Question<'a>,
+    pub demand: Demand,
+}
+
+impl<'a> Need<'a> {
+    pub fn of(question: &'a Question<'a>) -> Need<'a> {
+        Need { question, demand: Demand::of(question) }
+    }
+
     /// GPUs of each pod.
     pub fn gpus(&self) -> u32 {
-        self.question.valid.pod.gpus
+        self.demand.gpus
+    }
+}
+
+impl NodeView {
+    /// GPUs that are free for pods that get theirs in this way, one bit each.
+    pub(super) fn free_gpus(&self, allocation: Option<DeviceAllocation>) -> u32 {
+        let counted = u32::try_from(self.free.get(GPU_RESOURCE) / 1000).unwrap_or(0);
+        let Some(machine) = self.described() else {
+            return ((1_u64 << counted.min(self.gpus()).min(MOST_GPUS as u32)) - 1) as u32;
+        };
+        match allocation {
+            Some(DeviceAllocation::Claims) => machine.usable & self.offered.unwrap_or(0) & !self.taken,
+            _ => {
+                let left = machine.usable & !self.taken;
+                // The kubelet's report may be a minute old; the number of free GPUs is current.
+                let known = left & !self.in_use;
+                let left = if known.count_ones() < counted { left } else { known };
+                if counted == 0 { 0 } else { left }
+            }
+        }
     }
 }

@@ -27,6 +27,8 @@ pub struct NoPlace {
     pub changes: Vec<Change>,
     /// Nodes that are left out, with the reason.
     pub excluded: Vec<(String, Excluded)>,
+    /// Nodes that have room for a pod.
+    pub open: u32,
 }
 
 /// A change of the manifest with which the job fits.
@@ -41,7 +43,7 @@ pub struct Change {
 impl NoPlace {
     /// For a request that no cluster could serve.
     pub(super) fn impossible(sentence: String) -> NoPlace {
-        NoPlace { sentence, changes: Vec::new(), excluded: Vec::new() }
+        NoPlace { sentence, changes: Vec::new(), excluded: Vec::new(), open: 0 }
     }
 }
 
@@ -75,8 +77,8 @@ pub(super) fn explain(
         asked.push(format!("{} GPU{}", need.gpus(), plural(need.gpus().into())));
     }
     // Every pod asks for one pod: mentioned only if it asks for nothing else.
-    if need.gpus() == 0 || need.amounts.names().count() > 1 {
-        asked.push(need.amounts.to_string());
+    if need.gpus() == 0 || need.demand.amounts.names().count() > 1 {
+        asked.push(need.demand.amounts.to_string());
     }
     let mut text = match (request.within, refusal.fullest) {
         (Some(level), Some((most, node))) if fit >= count => {
@@ -111,7 +113,7 @@ pub(super) fn explain(
         text.push_str("; the cluster has no nodes");
     }
     let changes = changes(question, fleet, request, &sites.tree.keys);
-    NoPlace { sentence: text, changes, excluded: Vec::new() }
+    NoPlace { sentence: text, changes, excluded: Vec::new(), open: fit + badly }
 }
 
 /// Rules of the pods that are tried to be changed: each costs as much as a placement.
@@ -157,12 +159,16 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
     let mut text = String::new();
     let mut short: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     let mut gpus: Vec<u32> = Vec::new();
-    let mut refused: BTreeMap<String, usize> = BTreeMap::new();
+    // What this job met there comes before what keeps everybody away.
+    let mut refused: BTreeMap<(bool, String), usize> = BTreeMap::new();
     for why in excluded.iter().flatten() {
         match why {
             Excluded::Short { name, free, .. } => short.entry(name).or_default().push(*free),
             Excluded::Gpus { free, .. } => gpus.push(*free),
-            other => *refused.entry(other.to_string()).or_default() += 1,
+            other => {
+                let others_too = !matches!(other, Excluded::LeftOut(_));
+                *refused.entry((others_too, other.to_string())).or_default() += 1;
+            }
         }
     }
     if let Some(most) = gpus.iter().max() {
@@ -174,9 +180,9 @@ fn left_out(excluded: &[Option<Excluded>]) -> String {
         text.push_str(&format!("; most free {name} on the others: {most}"));
     }
     // Most nodes may be excluded by the job's own selector. Then what the other nodes lack is the news.
-    let mut refused: Vec<(String, usize)> = refused.into_iter().collect();
-    refused.sort_by_key(|(_, nodes)| Reverse(*nodes));
-    for (why, nodes) in refused.iter().take(NAMED) {
+    let mut refused: Vec<((bool, String), usize)> = refused.into_iter().collect();
+    refused.sort_by_key(|((others_too, _), nodes)| (*others_too, Reverse(*nodes)));
+    for ((_, why), nodes) in refused.iter().take(NAMED) {
         text.push_str(&format!("; {nodes} node{} cannot be used: {why}", plural(*nodes as u64)));
     }
     text

@@ -1,7 +1,7 @@
 //! The nodes as one job sees them: which may be used, what is free on them, and why the others are left out.
 
 use super::levels::{Levels, Tree};
-use super::machine::{self, Machine};
+use super::machine;
 use super::need::Need;
 use super::view::NodeView;
 use crate::eligible;
@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use switchyard_core::placement::gpus::{Fleet, MOST_GPUS, Request, Shape, Site};
 use switchyard_core::quantity::Resources;
-use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_crds::{self as api, DeviceAllocation, TopologyPolicy};
 
 /// Why a node is left out.
@@ -73,14 +72,14 @@ impl<'a> Sites<'a> {
         let mut sites = Vec::with_capacity(nodes.len());
         let mut excluded = Vec::with_capacity(nodes.len());
         for (node, domains) in nodes.iter().zip(&tree.domains) {
-            let (shape, free) = shapes.free(node, need.allocation);
+            let (shape, free) = (shapes.of(node), node.free_gpus(need.demand.allocation));
             let why = exclude(node, need, free);
             // A node with too few GPUs stays open: the fleet may be asked for fewer.
             let is_counted = matches!(why, Some(Excluded::Gpus { .. })) && free.count_ones() < need.gpus();
             sites.push(Site { shape, free, open: why.is_none() || is_counted, domains: domains.clone() });
             excluded.push(why);
         }
-        let by_claim = need.allocation == Some(DeviceAllocation::Claims);
+        let by_claim = need.demand.allocation == Some(DeviceAllocation::Claims);
         Sites { nodes, tree, excluded, shapes: shapes.list, sites, by_claim }
     }
 
@@ -150,34 +149,19 @@ struct Kinds {
 }
 
 impl Kinds {
-    /// The kind of a node and its free GPUs.
-    fn free(&mut self, node: &NodeView, allocation: Option<DeviceAllocation>) -> (u32, u32) {
-        let count = |name: &str| u32::try_from(node.free.get(name) / 1000).unwrap_or(0);
+    fn of(&mut self, node: &NodeView) -> u32 {
         let Some(machine) = node.described() else {
             let all = (node.gpus() as usize).min(MOST_GPUS);
-            let shape = *self.unreported.entry(all).or_insert_with(|| {
+            return *self.unreported.entry(all).or_insert_with(|| {
                 self.list.push(Arc::new(machine::unreported(all)));
                 self.list.len() as u32 - 1
             });
-            let free = count(GPU_RESOURCE).min(all as u32);
-            return (shape, ((1_u64 << free) - 1) as u32);
         };
         let shape = self.list.iter().position(|shape| Arc::ptr_eq(shape, &machine.shape)).unwrap_or_else(|| {
             self.list.push(machine.shape.clone());
             self.list.len() - 1
         });
-        let free = match allocation {
-            Some(DeviceAllocation::Claims) => machine.usable & node.offered.unwrap_or(0) & !node.taken,
-            _ => {
-                let free = count(GPU_RESOURCE);
-                let left = machine.usable & !node.taken;
-                // The kubelet's report may be a minute old; the number of free GPUs is current.
-                let known = left & !node.in_use;
-                let left = if known.count_ones() < free { left } else { known };
-                if free == 0 { 0 } else { left }
-            }
-        };
-        (shape as u32, free)
+        shape as u32
     }
 }
 
@@ -190,34 +174,7 @@ pub fn is_old(observed: Timestamp, now: Timestamp) -> bool {
 }
 
 fn exclude(node: &NodeView, need: &Need<'_>, free: u32) -> Option<Excluded> {
-    for rules in &need.question.admitted.rules {
-        if let Err(unfit) = eligible::may_run(rules, &node.facts) {
-            return Some(Excluded::Unfit(unfit));
-        }
-    }
-    if let Some(why) = need.question.left_out.get(&node.facts.name) {
-        return Some(Excluded::LeftOut(why.clone()));
-    }
-    if need.gpus() > 0 {
-        let is_claim = need.allocation == Some(DeviceAllocation::Claims);
-        match &node.machine {
-            Some(Err(why)) if is_claim || need.reported_only => return Some(Excluded::Report(why.clone())),
-            None if is_claim || need.reported_only => return Some(Excluded::NoReport),
-            Some(Ok(Machine { observed: Some(at), .. }))
-                if need.reported_only && is_old(*at, need.question.rules.now) =>
-            {
-                return Some(Excluded::Stale(*at));
-            }
-            _ if is_claim && node.offered.is_none() => return Some(Excluded::NoSlice),
-            _ => {}
-        }
-        let counted = if is_claim { u32::MAX } else { (node.free.get(GPU_RESOURCE) / 1000).clamp(0, 64) as u32 };
-        let free = free.count_ones().min(counted);
-        if free < need.gpus() {
-            return Some(Excluded::Gpus { free, all: node.gpus() });
-        }
-    }
-    let short = need.amounts.names().find(|name| node.free.get(name) < need.amounts.get(name))?;
-    let (free, need) = (node.free.get(short).max(0), need.amounts.get(short));
-    Some(Excluded::Short { name: short.to_string(), free, need })
+    let left_out = || need.question.left_out.get(&node.facts.name).cloned().map(Excluded::LeftOut);
+    let missing = || need.demand.missing_on(node, free, need.question.rules.now);
+    need.demand.refused_by(node).or_else(left_out).or_else(missing)
 }

@@ -14,12 +14,13 @@ use super::hindrance::{self, Trouble};
 use super::view::{Phase, PodView};
 use super::{
     Action, JobSnapshot, Question, Reconciliation, Waits, act, again, clock, cordon, degraded, end, fabric, failure,
-    transport,
+    transport, waiting_period,
 };
 use crate::ValidJob;
 use crate::objects::{self, Object};
 use crate::restart;
 use crate::status::{self, Draft, Ending};
+use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::conditions::{self, Stage};
 
 /// The next step of an attempt.
@@ -123,8 +124,10 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
     match find(&question, nodes) {
         Ok(Found { placed, fabric: decided }) => {
             fabric::report(&mut draft, decided);
-            let reason = placed.status.reason.clone();
+            let overtaken = attempt.snapshot.ahead.and_then(|ahead| ahead.overtaken(&placed.status));
+            let reason = overtaken.into_iter().fold(placed.status.reason.clone(), |reason, why| reason + "; " + &why);
             draft.next.placement = Some(placed.status);
+            draft.next.placed_time.get_or_insert_with(|| status::time(attempt.now()));
             draft.condition(conditions::PLACED, "True", "Placed", reason.clone());
             draft.stage(Stage::Starting, format!("0 of {} pods run", pods.len()));
             draft.decide(vec![EventDraft::normal(events::PLACED, reason)])
@@ -137,10 +140,10 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             not_ready(attempt, draft, why)
         }
         Err(Nowhere::NoRoom(why)) => {
-            let why = match attempt.snapshot.held_for {
-                Some(held) => format!("{why}; {held}"),
-                None => why.to_string(),
-            };
+            let open = why.open;
+            let ahead = attempt.snapshot.ahead.map(ToString::to_string);
+            let forecast = attempt.snapshot.forecast.map(|forecast| forecast.words(attempt.now()));
+            let why = ahead.into_iter().chain(forecast).fold(why.to_string(), |why, more| why + "; " + &more);
             if let Some(result) = again::for_allocation(attempt, &why) {
                 return result;
             }
@@ -148,8 +151,13 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             draft.condition(conditions::PLACED, "False", conditions::NO_ROOM, why.clone());
             draft.stage(Stage::Queued, why.clone());
             let mut result = draft.act(&attempt.snapshot);
-            result.waits = Some(Waits::Room);
+            result.waits = Some(Waits::Room { open });
             attempt.snapshot.asked_again.into_iter().for_each(|at| result.wake_at(at));
+            // What is expected comes nearer, and is not known before the job stands in the queue.
+            let period = waiting_period(attempt.snapshot.waiting);
+            let is_told_later = attempt.snapshot.forecast.map_or(is_new, |forecast| forecast.window.is_ok());
+            let at = attempt.now().checked_add(period).ok().filter(|_| is_told_later);
+            at.into_iter().for_each(|at| result.wake_at(at));
             if is_new {
                 result.events.push(EventDraft::normal(events::NO_ROOM, why));
             }
@@ -227,8 +235,10 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         // Once all pods ran, the stage stays Running: a kubelet that restarts reports less for a moment.
         draft.stage(Stage::Starting, starting(attempt, running));
     }
+    let due = no_progress(attempt, &mut draft);
     let mut result = draft.act(&attempt.snapshot);
     result.actions = actions;
+    due.into_iter().for_each(|due| result.wake_at(due));
     result.events = if result.status.is_some() { events } else { Vec::new() };
     if running < desired
         && let Some(at) = attempt.placed_at()
@@ -239,6 +249,28 @@ fn follow(attempt: &Attempt<'_>) -> Reconciliation {
         result.wake_at(at);
     }
     result
+}
+
+/// Seconds without progress after which the watchdogs of the ranks would have spoken, where the job does not say.
+const PROGRESS_TIMEOUT: i32 = 600;
+/// Time that may pass until a step is known here: logs of many jobs are read in turns.
+const READ_IN: SignedDuration = SignedDuration::from_secs(300);
+
+/// Says that no step has been reported for a long time; else returns when that will be so. A rank that the watchdogs cannot see (a
+/// process that is stopped with all others) is seen here only, and so is a long validation: it is told, and nothing follows.
+fn no_progress(attempt: &Attempt<'_>, draft: &mut Draft<'_>) -> Option<Timestamp> {
+    let last = attempt.snapshot.patience.progress.filter(|_| draft.next.is(conditions::PROGRESSING))?;
+    let policy = &attempt.snapshot.job.spec.failure_policy;
+    let seconds = policy.progress_timeout_seconds.unwrap_or(PROGRESS_TIMEOUT).max(PROGRESS_TIMEOUT);
+    let limit = SignedDuration::from_secs(seconds.into()).saturating_add(READ_IN);
+    let due = last.saturating_add(limit).unwrap_or(Timestamp::MAX);
+    if !clock::is_over(due, limit, attempt.now()) {
+        return Some(due);
+    }
+    let step = draft.next.trainer_status.as_ref().map_or(0, |figures| figures.step);
+    let text = format!("no step has been reported since step {step} at {}", status::time(last).0);
+    draft.condition(conditions::PROGRESSING, "False", conditions::NO_PROGRESS, text);
+    None
 }
 
 /// What the pods that do not run wait for.

@@ -1,5 +1,6 @@
 //! The life of a job, from snapshots written down by hand.
 
+mod progress;
 mod surroundings;
 mod world;
 
@@ -187,6 +188,42 @@ fn a_clock_that_is_set_back_holds_nothing_up() {
     assert_eq!(world.attempt(), 5, "nor that for a lost node");
 }
 
+/// A job with a limit of an hour that waited for two was stopped before it had a place.
+#[test]
+fn time_in_the_queue_does_not_count_for_the_deadline() {
+    let mut world = World::new(1, json!({"activeDeadlineSeconds": 60, "failurePolicy": {"maxRestarts": 9}}));
+    world.node("n0", "1");
+    world.run();
+    world.now = 600;
+    world.run();
+    assert_eq!(world.stage(), "Queued");
+    world.node("n0", "4");
+    world.run();
+    assert_eq!(world.stage(), "Running");
+    assert_eq!(world.plan().wake, Some(at(660)));
+    world.now = 630;
+    world.exit("a-1-0", 9, "");
+    world.run();
+    world.now = 659;
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 2), "a restart is part of the time");
+    world.now = 660;
+    world.run();
+    assert_eq!(world.stage(), "Failed");
+    assert!(world.message().contains("more than 60 s (spec.activeDeadlineSeconds)"), "{}", world.message());
+}
+
+/// One that an earlier controller placed has no `placedTime`.
+#[test]
+fn the_deadline_of_a_job_that_was_placed_before_counts_from_its_start() {
+    let mut world = World::new(1, json!({"activeDeadlineSeconds": 60}));
+    world.run();
+    world.job.status.as_mut().unwrap().placed_time = None;
+    world.now = 60;
+    world.run();
+    assert_eq!(world.stage(), "Failed");
+}
+
 #[test]
 fn a_job_never_ends_before_its_start() {
     let mut world = World::new(1, json!({"ttlSecondsAfterFinished": 10}));
@@ -249,7 +286,9 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
         nodes: &world.nodes,
         rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(3) },
         actual: &BTreeMap::new(),
-        held_for: None,
+        ahead: None,
+        forecast: None,
+        waiting: 1,
         gives_way_to: None,
         trouble: None,
         summary: None,
@@ -285,7 +324,7 @@ fn figures_are_written_every_ten_seconds_and_a_stage_at_once() {
 
 /// 500 jobs that waited wrote their status with each pod that ended anywhere.
 #[test]
-fn what_a_job_waits_for_is_written_once_a_minute() {
+fn what_jobs_wait_for_is_written_once_a_minute_and_by_all_of_them_once_a_second() {
     let mut world = World::new(2, json!({}));
     world.node("n1", "1");
     world.run();
@@ -296,6 +335,10 @@ fn what_a_job_waits_for_is_written_once_a_minute() {
     let waits = world.plan();
     assert_eq!((waits.status.is_none(), waits.wake), (true, Some(at(60))), "only the words change");
     world.now = 60;
+    assert!(world.plan().status.is_some());
+    world.waiting = 500;
+    assert_eq!(world.plan().wake, Some(at(500)), "all that wait write once a second together");
+    world.now = 500;
     assert!(world.plan().status.is_some());
     world.now = 5;
     world.node("n1", "4");

@@ -1,22 +1,25 @@
 //! Which job comes first when there is no room for all.
 //!
 //! 1. **Order**: by priority, then by age. The first job that waits and could be placed at all is the head of the queue.
-//! 2. **Reservation**: the head holds the nodes that it would have if as few busy nodes as possible were emptied. Jobs behind it take what
-//!    is left. It holds them until it is placed or gives up, or until one of them can no longer be used. So a large gang waits for the jobs
-//!    that run on those nodes, and never for the ones that come later.
-//! 3. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then.
-//! 4. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
+//! 2. **Reservation**: the head holds the nodes on which it can begin first, once enough of the jobs that run have ended by their limits
+//!    (`activeDeadlineSeconds`). Where jobs without a limit would have to end too, it waits for as few busy nodes as possible. It floats: the
+//!    nodes are chosen again whenever something ends.
+//! 3. **Backfill**: a job behind the head takes nodes that are not held, or, if its own limit passes before the head can begin, any node. So
+//!    no job behind the head delays it, and no node is idle that a short job could use.
+//! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then.
+//! 5. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
 //!    that hold parts of what they need and wait for each other would wait forever.
 //!
 //! Gangs are placed as a whole or not at all, so nothing else is ever reserved.
 
 use super::find::find;
+use super::gang;
 use super::question::Question;
 use super::view::NodeView;
 use jiff::Timestamp;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use switchyard_crds::{PlacedNode, TrainJob};
+use switchyard_crds::{PlacedNode, PlacementStatus, TrainJob};
 
 /// Place in the queue; the smallest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,9 +49,55 @@ impl Turn {
     }
 }
 
-/// The nodes, and the GPUs on them, that a job which finds no room would have if as few busy nodes as possible were emptied. `None`: it
-/// would not fit into the empty cluster either.
-pub fn reserve(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> Option<Vec<PlacedNode>> {
+/// A job ahead of another one in the queue, which holds nodes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ahead {
+    /// Namespace and name.
+    pub name: String,
+    /// The nodes that it holds.
+    pub nodes: Vec<String>,
+    /// When it can begin there at the latest; `None`: nobody knows.
+    pub start: Option<Timestamp>,
+    /// The other job ends before that.
+    pub ends_before: bool,
+}
+
+impl Ahead {
+    /// When it begins, and what that means for a job behind it with this limit, in words.
+    pub fn forecast(&self, limit: Option<i64>) -> Option<String> {
+        let begins = format!("{} can begin by {}", self.name, self.start?);
+        Some(match limit {
+            Some(_) if self.ends_before => format!("{begins}: this job ends before that and may use them until then"),
+            Some(limit) => format!("{begins}: this job may still run then (activeDeadlineSeconds: {limit})"),
+            None => format!(
+                "{begins}: with an activeDeadlineSeconds that ends before that, this job may use them until then"
+            ),
+        })
+    }
+
+    /// That a job behind it starts first on nodes that it holds, in words.
+    pub fn overtaken(&self, place: &PlacementStatus) -> Option<String> {
+        let is_held = |placed: &PlacedNode| self.nodes.contains(&placed.node_name);
+        let start = self.start.filter(|_| self.ends_before && place.nodes.iter().any(is_held))?;
+        Some(format!("ends before {}, which is ahead in the queue, can begin by {start}", self.name))
+    }
+}
+
+impl std::fmt::Display for Ahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let count = self.nodes.len();
+        let verb = if count == 1 { "node is" } else { "nodes are" };
+        write!(f, "{count} {verb} held for {}, which is ahead in the queue", self.name)
+    }
+}
+
+/// The nodes, and the GPUs on them, that a job which finds no room would have if as few busy nodes as possible were emptied, of equal ones
+/// those that it holds already. `None`: it would not fit into the empty cluster either.
+pub fn reserve(
+    question: &Question<'_>,
+    nodes: &BTreeMap<String, NodeView>,
+    held: &[PlacedNode],
+) -> Option<Vec<PlacedNode>> {
     let used = |node: &NodeView| {
         let share = |name: &str| {
             let all = node.allocatable.get(name);
@@ -56,29 +105,44 @@ pub fn reserve(question: &Question<'_>, nodes: &BTreeMap<String, NodeView>) -> O
         };
         (node.taken.count_ones(), node.allocatable.names().map(share).max().unwrap_or(0))
     };
+    let is_held = |node: &NodeView| held.iter().any(|held| held.node_name == node.facts.name);
     let mut busy: Vec<&NodeView> = nodes.values().collect();
-    busy.sort_by_key(|node| (used(node), node.facts.name.clone()));
+    busy.sort_by_cached_key(|node| (used(node), !is_held(node), node.facts.name.clone()));
+    let place = |nodes: &BTreeMap<String, NodeView>| find(question, nodes).ok().map(|found| found.placed.status.nodes);
     let mut tried = nodes.clone();
-    let mut place = |emptied: usize| {
-        for (number, was) in busy.iter().enumerate() {
-            let Some(node) = tried.get_mut(&was.facts.name) else { continue };
-            let is_empty = number < emptied;
-            node.free.clone_from(if is_empty { &was.allocatable } else { &was.free });
-            (node.taken, node.in_use) = if is_empty { (0, 0) } else { (was.taken, was.in_use) };
-        }
-        find(question, &tried).ok().map(|found| found.placed.status.nodes)
+    let mut search = |fits: &dyn Fn(&BTreeMap<String, NodeView>) -> bool| {
+        let enough = least(busy.len(), |count| {
+            empty(&mut tried, &busy, count);
+            fits(&tried)
+        })?;
+        empty(&mut tried, &busy, enough);
+        place(&tried)
     };
-    let mut found = place(busy.len())?;
-    // With more nodes emptied it still fits.
-    let (mut few, mut enough) = (0, busy.len());
-    while enough - few > 1 {
-        let middle = few.midpoint(enough);
-        match place(middle) {
-            Some(nodes) => (enough, found) = (middle, nodes),
-            None => few = middle,
-        }
+    // Where the fabric of the first nodes with room is wrong, the search goes by places that may be used: that takes longer.
+    search(&|nodes| gang::fits(question, nodes)).or_else(|| search(&|nodes| place(nodes).is_some()))
+}
+
+/// The least number with which something fits; with more it still fits. `None`: not even with the most.
+pub fn least(most: usize, mut fits_with: impl FnMut(usize) -> bool) -> Option<usize> {
+    if !fits_with(most) {
+        return None;
     }
-    Some(found)
+    let (mut few, mut enough) = (0, most);
+    while few < enough {
+        let middle = few.midpoint(enough);
+        if fits_with(middle) { enough = middle } else { few = middle + 1 }
+    }
+    Some(enough)
+}
+
+/// Empties the first of the nodes; the others are as they were.
+fn empty(nodes: &mut BTreeMap<String, NodeView>, order: &[&NodeView], first: usize) {
+    for (number, was) in order.iter().enumerate() {
+        let Some(node) = nodes.get_mut(&was.facts.name) else { continue };
+        let is_empty = number < first;
+        node.free.clone_from(if is_empty { &was.allocatable } else { &was.free });
+        (node.taken, node.in_use) = if is_empty { (0, 0) } else { (was.taken, was.in_use) };
+    }
 }
 
 /// The fewest candidates without which something fits, in the order given: none of them can be left out. `None`: it does not fit without

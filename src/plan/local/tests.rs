@@ -8,7 +8,7 @@ use serde_json::json;
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::gpu_topology::{Cpus, GPUTopology, GPUTopologySpec, GPUTopologyStatus, NumaNode};
 use switchyard_crds::{Restarts, TrainJob};
-use switchyard_worker_contract::event::{Item, Summary};
+use switchyard_worker_contract::event::{Item, Slowest, Summary};
 
 /// A machine: CPUs of each NUMA node, SMT siblings.
 fn machine(name: &str, numa: &[&str], siblings: &[&str]) -> GPUTopology {
@@ -168,6 +168,8 @@ fn status_over_a_life_with_one_restart() {
         item: Item::Images,
         loss_scale: Some(1024.0),
         skipped_steps: Some(3),
+        slowest: Some(Slowest { rank: 1, node_rank: 0, over_percent: 15.06, steps: 100 }),
+        stuck: None,
         remaining_seconds: Some(34.2),
         communication_percent: 3.17,
         input_percent: 0.4,

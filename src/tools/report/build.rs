@@ -98,6 +98,7 @@ fn verdict(record: &Record, facts: Option<&Facts>, ranked: &Ranked, last_loss: O
         step_ms: step_ms.map(tidy),
         step_ms_p50: facts.and_then(|facts| facts.quantiles).map(|(p50, _)| tidy(p50)),
         step_ms_p99: facts.and_then(|facts| facts.quantiles).map(|(_, p99)| tidy(p99)),
+        slowest: record.events.slowest,
         slowest_rank: facts.and_then(|facts| facts.ranks.get(facts.critical)).map(|rank| rank.rank),
         parts: facts.map(|facts| part_times(&facts.step)).unwrap_or_default(),
         synthetic_step_ms: record.synthetic_step_ms.map(tidy),

@@ -6,7 +6,7 @@ use super::windows::Windows;
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use switchyard_worker_contract::event::{Event, Failure, Finished, Item, Ready};
+use switchyard_worker_contract::event::{Event, Failure, Finished, Item, Ready, Slowest};
 
 /// Most events that are kept verbatim; a job that fails more often fails the same way.
 const MOST_KEPT: usize = 100;
@@ -64,6 +64,8 @@ pub(super) struct Events {
     pub total_steps: Option<u64>,
     pub items_per_second: Option<f64>,
     pub item: Option<Item>,
+    /// The last straggler, or else the last that is known.
+    pub slowest: Option<Slowest>,
     pub unreadable: u64,
 }
 
@@ -85,6 +87,9 @@ impl Events {
                 self.item = Some(progress.item);
                 let rate = Some(progress.items_per_second).filter(|rate| rate.is_finite() && *rate > 0.0);
                 self.items_per_second = rate.or(self.items_per_second);
+                let was_straggler = self.slowest.is_some_and(|slowest| slowest.is_straggler());
+                let told = progress.slowest.filter(|slowest| slowest.is_straggler() || !was_straggler);
+                self.slowest = told.filter(|slowest| slowest.over_percent.is_finite()).or(self.slowest);
             }
             Event::Evaluation { step, loss, .. } => {
                 if believed(*loss).is_some() && (1..=LAST_STEP).contains(step) {
@@ -101,7 +106,7 @@ impl Events {
                     }
                 }
             }
-            Event::Summary(_) | Event::Measured(_) => {}
+            Event::Standstill { .. } | Event::Summary(_) | Event::Measured(_) => {}
             Event::Finished(finished) => {
                 if self.finished.as_ref().is_none_or(|own| finished.rank <= own.rank) {
                     self.finished = Some(finished.clone());
@@ -125,6 +130,23 @@ impl Events {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_straggler_is_remembered_although_the_ranks_kept_pace_in_the_end() {
+        let mut events = Events::default();
+        let mut told = |over_percent: f64, steps: u64| {
+            let line = format!(
+                r#"{{"rank":0,"event":{{"event":"progress","rank":0,"step":{steps},"totalSteps":900,"intervalSteps":1,"loss":2.0,
+                "learningRate":0.1,"gradientNorm":1.0,"itemsPerSecond":10.0,"stepMs":10.0,"maxStepMs":10.0,"forwardMs":3.0,
+                "backwardMs":3.0,"communicationWaitMs":1.0,"inputWaitMs":0.5,"optimizerMs":1.0,
+                "slowest":{{"rank":3,"nodeRank":1,"overPercent":{over_percent:?},"steps":{steps}}}}}}}"#
+            );
+            events.add(&serde_json::from_str(&line).unwrap());
+            events.slowest.map(|slowest| slowest.over_percent)
+        };
+        assert_eq!([told(90.0, 10), told(3.0, 100)], [Some(90.0), Some(3.0)], "10 steps make no straggler");
+        assert_eq!([told(40.0, 100), told(2.0, 100), told(20.0, 100)], [Some(40.0), Some(40.0), Some(20.0)]);
+    }
 
     #[test]
     fn many_failures_take_little_room() {

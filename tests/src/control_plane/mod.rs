@@ -59,6 +59,8 @@ pub struct Reach {
 pub(crate) const SERVICES: &str = "10.96.0.0/16";
 const FIRST_SERVICE: &str = "10.96.0.1";
 
+static SHARED: OnceLock<ControlPlane> = OnceLock::new();
+
 /// A control plane.
 #[derive(Debug)]
 pub struct ControlPlane {
@@ -128,12 +130,16 @@ impl ControlPlane {
         Ok(plane)
     }
 
+    /// Whether other tests use it at the same time.
+    pub fn is_shared(&self) -> bool {
+        SHARED.get().is_some_and(|shared| std::ptr::eq(shared, self))
+    }
+
     /// The one of this test binary, with controller manager and scheduler and our CRDs; started at first use.
     ///
     /// # Panics
     /// It cannot be started.
     pub fn shared() -> &'static ControlPlane {
-        static SHARED: OnceLock<ControlPlane> = OnceLock::new();
         SHARED.get_or_init(|| {
             let options = Options { controller_manager: true, scheduler: true, ..Options::default() };
             let plane = ControlPlane::start(&options).unwrap_or_else(|error| panic!("{error:#}"));

@@ -96,7 +96,7 @@ impl<'a> Replay<'a> {
     /// Whether it would not fit if nothing ran.
     fn is_hopeless(&mut self, world: &World<'a>, uid: &str, job: &TrainJob) -> bool {
         let nodes = self.nodes(world, uid, job);
-        self.ask(&nodes, job, turn::reserve).is_none()
+        self.ask(&nodes, job, |question, nodes| turn::reserve(question, nodes, &[])).is_none()
     }
 
     fn ask<T>(

@@ -76,7 +76,7 @@ impl World {
                 shape: random.below(shapes.len()) as u32,
                 free: free as u32,
                 open: random.below(10) > 0,
-                domains: vec![label(rack), label(rack / 2)],
+                domains: [label(rack), label(rack / 2)].into(),
             }
         };
         let sites = (0..nodes).map(site).collect();
@@ -172,6 +172,17 @@ impl World {
             fewest = Some(fewest.map_or(moves, |fewest| fewest.min(moves)));
         });
         fewest
+    }
+
+    /// Nodes of which all GPUs are free, in the domain of each level that a node is in, small to large.
+    pub fn whole_beside(&self, node: usize) -> Vec<usize> {
+        let is_whole = |site: &Site| {
+            let all = (1_u32 << self.shapes[site.shape as usize].gpus.len()) - 1;
+            site.open && all > 0 && site.free & all == all
+        };
+        let whole: Vec<usize> = (0..self.sites.len()).filter(|other| is_whole(&self.sites[*other])).collect();
+        let beside = |level| whole.iter().filter(|other| self.name(**other, level) == self.name(node, level)).count();
+        (0..self.levels.len()).map(beside).collect()
     }
 
     /// Number of domains of each level, from above, that these nodes are spread over.

@@ -192,7 +192,7 @@ pub(super) fn plane() -> &'static ControlPlane {
         // The roles that others add to are put together by the controller manager.
         let plane = ControlPlane::start(&Options { controller_manager: true, ..Options::default() })?;
         plane.install_crds_now()?;
-        plane.apply_chart()?;
+        plane.apply_chart(&[])?;
         let copies = render(&["--set", "kueue.multiKueue=true", "--show-only", "templates/roles.yaml"])?;
         for objects in [include_str!("members.yaml"), &copies] {
             let applied = plane.kubectl_with(&["apply", "-f", "-"], objects);

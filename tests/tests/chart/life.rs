@@ -134,7 +134,7 @@ async fn a_job_runs_through_all_that_happens_to_the_chart() -> Result<()> {
     let installed = cluster.image()?;
     assert!(!cluster.has_next_column()?);
     cluster.helm(&[&["upgrade", RELEASE, &next, "--set", "metrics.interval=10s"][..], &ASIDE].concat())?;
-    assert_eq!(cluster.image()?, "switchyard:99.0.0");
+    assert_eq!(cluster.image()?, "switchyard-controller:99.0.0");
     assert!(cluster.has_next_column()?);
     assert_eq!(cluster.job().await?, before, "after the upgrade");
 

@@ -47,7 +47,7 @@ fn the_controller_knows_the_policies_of_its_release() -> Result<()> {
         assert_eq!(may, if has_roles { policies.clone() } else { Vec::new() }, "{name}");
         counts.push(policies.len());
     }
-    assert!(counts.contains(&6) && counts.contains(&0), "{counts:?}");
+    assert!(counts.contains(&8) && counts.contains(&0), "{counts:?}");
     Ok(())
 }
 

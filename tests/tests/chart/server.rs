@@ -3,8 +3,12 @@
 use crate::chart::{MONITORING, files};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 use switchyard_tests::chart::{RELEASE, objects, render};
 use switchyard_tests::{ControlPlane, Options, SYSTEM, programs_of};
+
+/// Time for an API server to take a FlowSchema into account.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Field manager and options of a write that only looks.
 const LOOK: [&str; 6] =
@@ -19,7 +23,7 @@ fn plane() -> Result<ControlPlane> {
         must(&plane, &["apply", "--server-side", "-f", &file], "")?;
     }
     must(&plane, &["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"], "")?;
-    for namespace in [SYSTEM, "training-system"] {
+    for namespace in [SYSTEM, "training-system", "research", "teaching"] {
         must(&plane, &["create", "namespace", namespace], "")?;
     }
     Ok(plane)
@@ -96,6 +100,26 @@ fn pods_fit_the_pod_security_level_that_is_documented() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// With its own FlowSchema the controller does not queue behind the service accounts of others.
+#[test]
+fn the_controllers_requests_have_a_flow_of_their_own() -> Result<()> {
+    let plane = ControlPlane::start(&Options::default())?;
+    plane.install_crds_now()?;
+    plane.apply_chart(&[])?;
+    let schema = get(&plane, &["flowschema", "switchyard-controller"])?;
+    let uid = schema["metadata"]["uid"].as_str().context("no UID")?.to_string();
+    // Told in a header of each answer; a new FlowSchema is taken into account a moment later.
+    let flow = |user: &str| plane.kubectl(&["--as", user, "get", "pods", "--all-namespaces", "-v=8"]).stderr;
+    let controller = format!("system:serviceaccount:{SYSTEM}:switchyard-controller");
+    let give_up = Instant::now() + PATIENCE;
+    while !flow(&controller).contains(&uid) {
+        ensure!(Instant::now() < give_up, "{}", flow(&controller));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ensure!(!flow(&format!("system:serviceaccount:{SYSTEM}:another")).contains(&uid), "another account's, too");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs;
 use switchyard_tests::documents::{Class, blocks, documents};
-use switchyard_tests::{Program, root, target};
+use switchyard_tests::{Program, programs, root, target};
 
 /// The page that begins on an empty cluster, and leaves one.
 const PAGE: &str = "docs/first-job.md";
@@ -35,7 +35,7 @@ fn the_pages_lead_to_a_trained_model_and_away_again() -> Result<()> {
 
 /// A page that installs Switchyard. What it leaves is taken away for the next one.
 fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
-    for name in ["switchyard", "switchyard-node-agent", "switchyard-worker"] {
+    for name in ["switchyard-controller", "switchyard-node-agent", "switchyard-worker"] {
         // The registry of the pages does not exist: the nodes have its images already.
         let name = format!("{name}:{}", env!("CARGO_PKG_VERSION"));
         cluster.nodes.tag(&format!("docker.io/library/{name}"), &format!("registry.example.com/{name}"))?;
@@ -57,6 +57,22 @@ fn installed(cluster: &Cluster, page: &str, lines: &[String]) -> Result<()> {
         cluster.sh("helm uninstall switchyard --namespace switchyard-system --wait")?;
     }
     cluster.sh("kubectl delete namespace switchyard-system")?;
+    Ok(())
+}
+
+/// Before the order of sums matters, the losses are those of one machine.
+fn begins_alike(cluster: &str, alone: &str) -> Result<()> {
+    let loss_at = |events: &str, step: u64| {
+        let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        // A run directory has each event of a rank with its attempt and its time.
+        let mut events = events.map(|event| if event["event"].is_object() { event["event"].clone() } else { event });
+        let event = events.find(|event| event["event"] == "progress" && event["step"] == step);
+        event.and_then(|event| event["loss"].as_f64()).with_context(|| format!("no loss of step {step}"))
+    };
+    for step in [10, 20] {
+        let (there, here) = (loss_at(cluster, step)?, loss_at(alone, step)?);
+        ensure!((here - there).abs() <= 1e-6 * here, "step {step}: {there} in the cluster, {here} on one machine");
+    }
     Ok(())
 }
 
@@ -84,6 +100,8 @@ fn first_job(cluster: &Cluster) -> Result<()> {
         if line.contains("--rank 2") {
             let events: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             ensure!(!events.is_empty() && events.iter().all(|event| event["rank"] == 2), "{said}");
+            let first = cluster.sh(&line.replace("--rank 2", "--rank 0"))?;
+            begins_alike(&first, &fs::read_to_string(cluster.folder.path().join("alone/events.jsonl"))?)?;
         }
     }
     watched.context("the page does not watch the job")?;
@@ -146,8 +164,10 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
         }
     }
     fs::write(folder.join("alone.json"), alone.to_string())?;
-    let run =
-        Program::new(&target().join("release/switchyard"), folder, ["run", "alone.json", "--run-dir", "alone", "-q"]);
+    // The worker of the image.
+    let worker = target().join("release/switchyard-worker").display().to_string();
+    let arguments = ["run", "alone.json", "--run-dir", "alone", "-q", "--worker", &worker];
+    let run = Program::new(&programs().join("switchyard"), folder, arguments);
     let ended = run.run(crate::e2e::PATIENCE);
     ensure!(ended.code == Some(0), "{}", ended.stderr);
     let status: Value = serde_saphyr::from_str(&fs::read_to_string(folder.join("alone/status.yaml"))?)?;
@@ -159,7 +179,9 @@ fn trained(cluster: &Cluster, watched: &str) -> Result<()> {
     for name in ["loss", "validationLoss"] {
         let (here, there) = (loss(&status, name)?, loss(&job, name)?);
         println!("         {name}: {there} in the cluster, {here} on one machine");
-        ensure!((here - there).abs() <= 1e-4 * here, "{name}: {there} in the cluster, {here} on one machine");
+        // Gradients are added in another order there. A training whose loss falls steeply makes much of the last bit: by step 150 of this one
+        // half a percent with some texts, nothing with others.
+        ensure!((here - there).abs() <= 0.02 * here, "{name}: {there} in the cluster, {here} on one machine");
     }
     Ok(())
 }

@@ -74,6 +74,23 @@ def batches(folder, model):
                "targets": torch.from_numpy(np.load(folder / name / "validation_labels.npy"))}
 
 
+def of_peer(tensors):
+    """The tensors of a file, which are those of the published GPT-2 and BERT, for the peer: all its matrices are [outputs, inputs], its query, key and
+    value are one layer, and the bias beside BERT's decoder is in it."""
+    import torch
+
+    own = {}
+    for name, tensor in tensors.items():
+        if name.startswith("transformer.h.") and tensor.dim() == 2:
+            own[name] = tensor.t().contiguous()
+        elif ".self.query." in name:
+            parts = [tensors[name.replace("query", part)] for part in ("query", "key", "value")]
+            own[name.replace("query", "qkv")] = torch.cat(parts)
+        elif ".self.key." not in name and ".self.value." not in name:
+            own[name.replace("cls.predictions.bias", "cls.predictions.decoder.bias")] = tensor
+    return own
+
+
 def loss(folder, file, model):
     sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "worker/benches"))
     import torch
@@ -83,7 +100,7 @@ def loss(folder, file, model):
     classes = {"gpt": peer.Gpt, "bert": peer.Bert, "resnet": peer.ResNet, "mlp": peer.Mlp}
     network = classes[model["kind"]](model)
     # Every name and shape, and nothing else. Counters of batches that PyTorch keeps are in no file: it fills them in itself.
-    network.load_state_dict(load_file(file), strict=True)
+    network.load_state_dict(of_peer(load_file(file)), strict=True)
     network.eval()
     with torch.no_grad():
         losses = [network(batch).item() for batch in batches(folder, model)]

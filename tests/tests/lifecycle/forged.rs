@@ -7,7 +7,9 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use switchyard_crds::labels;
-use switchyard_tests::{ControlPlane, ControllerOptions, Kubelet, KubeletOptions, condition_of, start_controller};
+use switchyard_tests::{
+    ControlPlane, ControllerOptions, Kubelet, KubeletOptions, Options, condition_of, start_controller,
+};
 
 fn owner(name: &str, uid: &str) -> Value {
     json!([{"apiVersion": labels::API_VERSION, "kind": "TrainJob", "name": name, "uid": uid, "controller": true}])
@@ -16,10 +18,11 @@ fn owner(name: &str, uid: &str) -> Value {
 /// Seen on real nodes: the gang was deleted within the second, and the name with the last number jammed the job for good.
 #[tokio::test]
 async fn a_pod_of_another_namespace_that_names_a_job_does_nothing_to_it_and_is_left_alone() -> Result<()> {
-    let plane = ControlPlane::shared();
+    // The controller is one of all namespaces, like that of the chart: it would take part in the jobs of other tests.
+    let plane = &ControlPlane::start(&Options { controller_manager: true, scheduler: true, ..Options::default() })?;
+    plane.install_crds().await?;
     let (mine, theirs) = (plane.namespace("victim").await?, plane.namespace("evil").await?);
     let kubelet = Kubelet::start(plane.config().await?, KubeletOptions::new(&mine, 2)).await?;
-    // Of all namespaces, like that of the chart.
     let options = ControllerOptions { arguments: vec!["--log-level=debug".into()], ..ControllerOptions::default() };
     let controller = start_controller(plane, "victim", &options)?;
     let jobs = switchyard_tests::Jobs::new(plane.client().await?, &mine);

@@ -27,6 +27,7 @@ const FABRIC: &str = "switchyard-fabric";
 const PLAN: &str = "switchyard-plan";
 const LEDGER: &str = "switchyard-ledger";
 const CONTROLLER: &str = "switchyard-controller";
+const CONTROLLER_DAEMON: &str = "switchyard-controller-daemon";
 const LOCAL: &str = "switchyard-local";
 const TOOLS: &str = "switchyard-tools";
 const CLI: &str = "switchyard-cli";
@@ -64,6 +65,8 @@ const TABLE: &[Row] = &[
         never: &["switchyard", WORKER, "kube-runtime"],
     },
     Row { package: SERVICE, workspace: &[], only: None, never: &[CRDS, AGENT, "kube-runtime"] },
+    // It judges the queue, so nothing that it judges may use it.
+    Row { package: "switchyard-simulate", workspace: &[PLAN, LEDGER, CRDS], only: None, never: IMPURE },
     // The worker writes with it and `switchyard` looks: it knows neither.
     Row {
         package: CHECKPOINT,
@@ -82,6 +85,13 @@ const TABLE: &[Row] = &[
         workspace: &[],
         only: Some(&["bytemuck", "libloading", "thiserror"]),
         never: &["serde", "tokio", WORKER],
+    },
+    // Of tests only: it executes kernels and is in no program.
+    Row {
+        package: "switchyard-cuda-reference",
+        workspace: &[CUDA],
+        only: Some(&["bytemuck", "half", "thiserror"]),
+        never: &["tokio", WORKER],
     },
     // Asks a machine, before there is a GPU back end: nothing is built on it.
     Row {
@@ -109,6 +119,13 @@ const TABLE: &[Row] = &[
         only: None,
         never: &[WORKER, AGENT, CLI, LOCAL],
     },
+    // The program of the controller's image: it has nothing of the command line.
+    Row {
+        package: CONTROLLER_DAEMON,
+        workspace: &[CONTROLLER, PLAN, FABRIC, CONTRACT, SERVICE],
+        only: None,
+        never: &[WORKER, AGENT, CLI, LOCAL, TOOLS],
+    },
     Row {
         package: LOCAL,
         workspace: &[CORE, TOPOLOGY, PLAN, CRDS, CONTRACT, AGENT],
@@ -118,7 +135,19 @@ const TABLE: &[Row] = &[
     Row {
         package: CLI,
         workspace: &[
-            CORE, TOPOLOGY, FABRIC, PLAN, LEDGER, CONTROLLER, LOCAL, TOOLS, CHECKPOINT, CRDS, CONTRACT, AGENT, SERVICE,
+            CORE,
+            TOPOLOGY,
+            FABRIC,
+            PLAN,
+            LEDGER,
+            CONTROLLER_DAEMON,
+            LOCAL,
+            TOOLS,
+            CHECKPOINT,
+            CRDS,
+            CONTRACT,
+            AGENT,
+            SERVICE,
         ],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],

@@ -3,9 +3,10 @@
 //! All groups exist at the same time and take turns, so that they run under the same conditions. `together` is half the
 //! time of both buckets. The last columns are the shortest reductions: as one call, and as start and wait back to back.
 
+use super::rank::Rank;
 use super::{Row, config, longest, machine, summary, var};
 use std::time::Instant;
-use switchyard_worker::comm::{Communicator, Force, Options, Wire};
+use switchyard_worker::comm::{Force, Options, Wire};
 
 const CASES: [(Force, u32, Wire); 8] = [
     (Force::Shm, 1, Wire::F32),
@@ -44,10 +45,10 @@ struct Times {
 pub fn compare() -> Outcome<()> {
     let mut groups = Vec::new();
     for (i, (force, lanes, wire)) in CASES.into_iter().enumerate() {
-        let comm = Communicator::connect(&config(i, force)?, &LENS, &Options { lanes, wire, ..Options::default() })?;
+        let comm = Rank::connect(&config(i, force)?, &LENS, &Options { lanes, wire, ..Options::default() })?;
         groups.push((comm, Times::default()));
     }
-    let mut referee = Communicator::connect(&config(CASES.len(), Force::Shm)?, &[1, 2], &Options::default())?;
+    let mut referee = Rank::connect(&config(CASES.len(), Force::Shm)?, &[1, 2], &Options::default())?;
     for round in 0..ROUNDS + 1 {
         for (comm, times) in &mut groups {
             let together = large(comm, &mut referee)?;
@@ -61,13 +62,13 @@ pub fn compare() -> Outcome<()> {
             }
         }
     }
-    let first = groups[0].0.rank() == 0;
+    let first = groups[0].0.group.rank() == 0;
     let mut rows = Vec::new();
     for ((comm, times), (_, lanes, wire)) in groups.into_iter().zip(CASES) {
-        let sent = comm.timing(FIRST).map_or(0, |timing| timing.sent);
+        let sent = comm.reducer.timing(FIRST).map_or(0, |timing| timing.sent);
         let row = |times: &[f64], bytes| summary(bytes, times);
         rows.push((
-            (comm.transport().word(), lanes, wire.word(), sent),
+            (comm.reducer.transport().word(), lanes, wire.word(), sent),
             [row(&times.together, BYTES), row(&times.called, 4), row(&times.started, 4)],
         ));
         comm.leave()?;
@@ -80,30 +81,34 @@ pub fn compare() -> Outcome<()> {
 }
 
 /// Microseconds per bucket, for two large buckets in flight at once.
-fn large(comm: &mut Communicator, referee: &mut Communicator) -> Outcome<f64> {
-    comm.bucket_mut(FIRST).fill(1.0);
-    comm.bucket_mut(SECOND).fill(2.0);
-    referee.all_reduce(BARRIER)?;
+fn large(comm: &mut Rank, referee: &mut Rank) -> Outcome<f64> {
+    comm.reducer.bucket_mut(FIRST).fill(1.0);
+    comm.reducer.bucket_mut(SECOND).fill(2.0);
+    referee.reducer.all_reduce(BARRIER)?;
     let start = Instant::now();
-    comm.start(FIRST);
-    comm.start(SECOND);
-    comm.wait(FIRST)?;
-    comm.wait(SECOND)?;
+    comm.reducer.start(FIRST);
+    comm.reducer.start(SECOND);
+    comm.reducer.wait(FIRST)?;
+    comm.reducer.wait(SECOND)?;
     let time = start.elapsed().as_secs_f64() * 1e6 / 2.0;
-    assert_eq!((comm.bucket(FIRST).last(), comm.bucket(SECOND).last()), (Some(&2.0), Some(&4.0)), "wrong sum");
+    assert_eq!(
+        (comm.reducer.bucket(FIRST).last(), comm.reducer.bucket(SECOND).last()),
+        (Some(&2.0), Some(&4.0)),
+        "wrong sum"
+    );
     longest(referee, TIMES, time)
 }
 
 /// Microseconds of a reduction of one number.
-fn small(comm: &mut Communicator, referee: &mut Communicator, start_and_wait: bool) -> Outcome<f64> {
-    referee.all_reduce(BARRIER)?;
+fn small(comm: &mut Rank, referee: &mut Rank, start_and_wait: bool) -> Outcome<f64> {
+    referee.reducer.all_reduce(BARRIER)?;
     let start = Instant::now();
     for _ in 0..BLOCK {
         if start_and_wait {
-            comm.start(SMALL);
-            comm.wait(SMALL)?;
+            comm.reducer.start(SMALL);
+            comm.reducer.wait(SMALL)?;
         } else {
-            comm.all_reduce(SMALL)?;
+            comm.reducer.all_reduce(SMALL)?;
         }
     }
     let time = start.elapsed().as_secs_f64() * 1e6 / BLOCK as f64;

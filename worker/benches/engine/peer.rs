@@ -39,10 +39,10 @@ fn save(file: &Path, tensors: &[Tensor]) -> Outcome<()> {
     Ok(serialize_to_file(views?, None, file)?)
 }
 
-/// A parameter in PyTorch's order of axes.
+/// A parameter in the order of axes of the peer's layers: `nn.Conv2d`, and `nn.Linear` for all matrices.
 fn exported(parameter: &ParameterSlot, own: &[f32]) -> Tensor {
     let identity: Vec<usize> = (0..parameter.shape.len()).collect();
-    let axes = parameter.export_axes.as_ref().unwrap_or(&identity);
+    let axes = parameter.export_axes.as_ref().filter(|axes| axes.len() > 2).unwrap_or(&identity);
     let strides: Vec<usize> = (0..parameter.shape.len()).map(|i| parameter.shape[i + 1..].iter().product()).collect();
     let shape: Vec<usize> = axes.iter().map(|&axis| parameter.shape[axis]).collect();
     let mut bytes = Vec::with_capacity(4 * own.len());

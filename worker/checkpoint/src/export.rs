@@ -44,8 +44,8 @@ pub fn export(
     write_model(vfs, &model, numbers, manifest.about().id.step, to)
 }
 
-/// Writes tensors to a file that PyTorch, Hugging Face and others read, with the axes in their order, replacing the
-/// file if it exists. `numbers` has the numbers of each tensor by name.
+/// Writes tensors to a file that PyTorch, Hugging Face and others read, with the names, parts and axes that they have,
+/// replacing the file if it exists. `numbers` has the numbers of each tensor by name.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -62,23 +62,23 @@ pub fn write_model(
         }
     }
     let mut at = 0;
-    let entries = model.iter().map(|tensor| {
-        let bytes = at..at + tensor.numbers() as u64 * 4;
-        at = bytes.end;
-        TensorEntry { name: tensor.name.as_str(), shape: exported_shape(tensor), bytes }
-    });
-    let header = encode_header(&Metadata { format: "pt", step: step.to_string() }, entries);
+    let mut entries = Vec::with_capacity(model.len());
+    for tensor in model {
+        let (names, shape) = tensor.exported();
+        let part = (tensor.numbers() / names.len()) as u64 * 4;
+        for name in names {
+            entries.push(TensorEntry { name, shape: shape.clone(), bytes: at..at + part });
+            at += part;
+        }
+    }
+    let tensors = entries.len();
+    let header = encode_header(&Metadata { format: "pt", step: step.to_string() }, entries.into_iter());
     let length = header.len() as u64 + at;
     write_atomically(vfs, to, length, |out| {
         out.write_all(&header)?;
         model.iter().try_for_each(|tensor| out.write_all(bytemuck::cast_slice(&numbers[&tensor.name])))
     })?;
-    Ok(Exported { tensors: model.len(), bytes: length })
-}
-
-fn exported_shape(tensor: &TensorSpec) -> Vec<usize> {
-    let axes = tensor.export_axes.as_ref();
-    axes.map_or(tensor.shape.clone(), |axes| axes.iter().map(|axis| tensor.shape[*axis]).collect())
+    Ok(Exported { tensors, bytes: length })
 }
 
 /// The tensor whose axis `i` is axis `axes[i]` of a row-major one of this shape.

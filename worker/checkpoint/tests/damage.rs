@@ -186,8 +186,13 @@ impl TensorSink for One {
 
 /// A checkpoint of two shards of nearly three chunks.
 fn large(disk: &MemoryDisk) -> Checkpoint {
-    let spec =
-        |name: &str, size| TensorSpec { name: name.into(), shape: vec![size], role: Role::Weight, export_axes: None };
+    let spec = |name: &str, size| TensorSpec {
+        name: name.into(),
+        shape: vec![size],
+        role: Role::Weight,
+        export_axes: None,
+        export_names: Vec::new(),
+    };
     let specs = vec![spec("first", 1_000_000), spec("second", 3_000_000), spec("third", 2_000_000)];
     let plan = Plan::new(specs.clone(), 2).unwrap();
     let state =

@@ -68,21 +68,21 @@ fn a_shard_is_safetensors_to_others() {
 }
 
 #[test]
-fn an_export_has_weights_and_statistics_with_their_axes_in_order() {
+fn an_export_has_weights_and_statistics_with_the_names_parts_and_axes_of_others() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(&Disk, directory.path());
     save(&store, id(3, 42), 4).unwrap();
     let to = directory.path().join("model.safetensors");
     let exported = export(&Disk, &store, &store.open(id(3, 42)).unwrap(), &to).unwrap();
     let bytes = fs::read(&to).unwrap();
-    assert_eq!(exported, Exported { tensors: 4, bytes: bytes.len() as u64 });
+    assert_eq!(exported, Exported { tensors: 7, bytes: bytes.len() as u64 });
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     let expected = [("format", "pt"), ("step", "42")].map(|(key, value)| (key.to_string(), value.to_string()));
     assert_eq!(*metadata.metadata(), Some(expected.into()));
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut names = file.names();
     names.sort_unstable();
-    assert_eq!(names, ["bn.running_mean", "conv.weight", "temperature", "wte.weight"]);
+    assert_eq!(names, ["bn.running_mean", "conv.weight", "k", "q", "temperature", "v", "wte.weight"]);
     let state = tensors(&specs(), 42);
     let floats = |name: &str| floats(file.tensor(name).unwrap().data());
     for name in ["bn.running_mean", "temperature", "wte.weight"] {
@@ -93,6 +93,12 @@ fn an_export_has_weights_and_statistics_with_their_axes_in_order() {
     let (ours, theirs) = (&state["conv.weight"], floats("conv.weight"));
     for (o, h, w, i) in (0..72).map(|n| (n / 18, n / 6 % 3, n / 2 % 3, n % 2)) {
         assert_eq!(theirs[((o * 2 + i) * 3 + h) * 3 + w], ours[((o * 3 + h) * 3 + w) * 2 + i]);
+    }
+    for (part, name) in ["q", "k", "v"].into_iter().enumerate() {
+        assert_eq!(file.tensor(name).unwrap().shape(), [2, 5]);
+        for (row, column) in (0..10).map(|n| (n / 5, n % 5)) {
+            assert_eq!(floats(name)[row * 5 + column], state["attention.qkv"][column * 6 + 2 * part + row]);
+        }
     }
     let error = export(&Disk, &store, &store.open(id(3, 42)).unwrap(), Path::new("/dev/null/x")).unwrap_err();
     assert!(error.to_string().starts_with("/dev/null/x: cannot create it: "), "{error}");

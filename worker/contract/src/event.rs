@@ -3,6 +3,7 @@
 //! Standard error is free text for people. A line on standard output that is not an event is passed through as text.
 
 use crate::config::Transport;
+pub use crate::laggard::{Slowest, Stuck};
 use serde::{Deserialize, Serialize};
 
 /// One line on a rank's standard output.
@@ -25,6 +26,13 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         accuracy: Option<f64>,
     },
+    /// Ranks stand still for longer than the job allows, and it goes on waiting (`onHang: Report`); printed by rank 0 when it
+    /// begins, changes and ends.
+    Standstill {
+        /// One of these ranks; absent: all ranks go on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stuck: Option<Stuck>,
+    },
     /// The state was saved, or could not be saved; printed by the rank that knows.
     Checkpoint(CheckpointReport),
     /// State of the job; printed by the supervisor of a pod, never by a rank.
@@ -43,7 +51,11 @@ impl Event {
             Event::Progress(progress) => Some(progress.rank),
             Event::Finished(finished) => Some(finished.rank),
             Event::Failed(failure) => Some(failure.rank),
-            Event::Measured(_) | Event::Evaluation { .. } | Event::Checkpoint(_) | Event::Summary(_) => None,
+            Event::Measured(_)
+            | Event::Evaluation { .. }
+            | Event::Standstill { .. }
+            | Event::Checkpoint(_)
+            | Event::Summary(_) => None,
         }
     }
 }
@@ -237,6 +249,9 @@ pub struct Progress {
     /// Steps of the run that were skipped because their gradients overflowed; only with mixed precision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_steps: Option<u64>,
+    /// From rank 0 only, once there are figures of all ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowest: Option<Slowest>,
 }
 
 /// The unit of throughput.
@@ -285,6 +300,12 @@ pub struct Summary {
     /// See [`Progress::skipped_steps`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_steps: Option<u64>,
+    /// The slowest rank of the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowest: Option<Slowest>,
+    /// See [`Event::Standstill`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck: Option<Stuck>,
     /// [`Item`]s per second of the whole job.
     pub items_per_second: f64,
     /// The unit of `items_per_second`.

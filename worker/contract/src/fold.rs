@@ -1,6 +1,6 @@
 //! Combines the reports of several ranks into one: the slowest rank determines the speed of the group.
 
-use crate::event::{Progress, Summary};
+use crate::event::{Progress, Stuck, Summary};
 use std::collections::VecDeque;
 
 /// Steps before which an estimate would be a guess, because the first steps warm up caches.
@@ -26,10 +26,6 @@ pub struct Breakdown {
     pub input_wait_ms: f64,
     /// The rest of the slowest rank's step, ms.
     pub other_ms: f64,
-    /// The rank with the most compute time.
-    pub slowest_rank: u32,
-    /// Its compute time beyond that of the median rank, ms.
-    pub slowest_by_ms: f64,
 }
 
 /// The reports of one attempt.
@@ -39,18 +35,30 @@ pub struct Fold {
     recent: VecDeque<(u64, f64)>,
     validation_loss: Option<f64>,
     accuracy: Option<f64>,
+    stuck: Option<Stuck>,
 }
 
 impl Fold {
     /// Starts without reports, for ranks below `ranks`.
     pub fn new(ranks: u32) -> Self {
-        Fold { latest: vec![None; ranks as usize], recent: VecDeque::new(), validation_loss: None, accuracy: None }
+        Fold {
+            latest: vec![None; ranks as usize],
+            recent: VecDeque::new(),
+            validation_loss: None,
+            accuracy: None,
+            stuck: None,
+        }
     }
 
     /// Records loss and accuracy on the validation split.
     pub fn evaluation(&mut self, loss: f64, accuracy: Option<f64>) {
         self.validation_loss = Some(loss);
         self.accuracy = accuracy;
+    }
+
+    /// Records which rank stands still; `None`: all go on.
+    pub fn standstill(&mut self, stuck: Option<Stuck>) {
+        self.stuck = stuck;
     }
 
     /// Takes the report of one rank; returns the combined report once all ranks have reported the same step.
@@ -61,9 +69,8 @@ impl Fold {
             self.latest.iter().map(|report| report.as_ref().filter(|r| r.step == step)).collect();
         let reports = reports?;
         let compute = |report: &Progress| report.forward_ms + report.backward_ms + report.optimizer_ms;
-        let slowest = *reports.iter().max_by(|a, b| compute(a).total_cmp(&compute(b)))?;
-        let mut times: Vec<f64> = reports.iter().map(|report| compute(report)).collect();
-        times.sort_by(f64::total_cmp);
+        let own = |report: &Progress| compute(report) + report.input_wait_ms;
+        let slowest = *reports.iter().max_by(|a, b| own(a).total_cmp(&own(b)))?;
         let first = reports[0];
         let step_ms = slowest.step_ms;
         self.recent.push_back((first.interval_steps, step_ms));
@@ -80,6 +87,8 @@ impl Fold {
             accuracy: self.accuracy,
             loss_scale: first.loss_scale,
             skipped_steps: first.skipped_steps,
+            slowest: first.slowest,
+            stuck: self.stuck,
             items_per_second: first.items_per_second,
             item: first.item,
             remaining_seconds: (step >= FIRST_ESTIMATE_STEP).then(|| left * median(&self.recent) / 1000.0),
@@ -94,8 +103,6 @@ impl Fold {
             communication_wait_ms: slowest.communication_wait_ms,
             input_wait_ms: slowest.input_wait_ms,
             other_ms: (step_ms - compute(slowest) - slowest.communication_wait_ms - slowest.input_wait_ms).max(0.0),
-            slowest_rank: slowest.rank,
-            slowest_by_ms: compute(slowest) - times[(times.len() - 1) / 2],
         };
         Some((summary, breakdown))
     }
@@ -110,7 +117,7 @@ fn median(recent: &VecDeque<(u64, f64)>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Item;
+    use crate::event::{Item, Slowest};
 
     fn report(rank: u32, step: u64, step_ms: f64, compute: f64, wait: f64) -> Progress {
         Progress {
@@ -132,18 +139,28 @@ mod tests {
             optimizer_ms: compute / 3.0,
             loss_scale: None,
             skipped_steps: None,
+            slowest: None,
         }
     }
 
     #[test]
     fn waits_for_every_rank_and_shows_the_slowest() {
         let mut fold = Fold::new(2);
-        assert_eq!(fold.progress(report(0, 10, 100.0, 80.0, 18.0)), None);
+        let slowest = Some(Slowest { rank: 5, node_rank: 1, over_percent: 20.0, steps: 100 });
+        assert_eq!(fold.progress(Progress { slowest, ..report(0, 10, 100.0, 80.0, 18.0) }), None);
         let (summary, breakdown) = fold.progress(report(1, 10, 100.0, 95.0, 3.0)).unwrap();
-        assert_eq!((breakdown.slowest_rank, summary.communication_percent), (1, 3.0));
-        assert!((breakdown.slowest_by_ms - 15.0).abs() < 1e-9);
+        assert_eq!((breakdown.compute_ms.round(), summary.communication_percent), (95.0, 3.0));
         assert!((breakdown.other_ms - 1.0).abs() < 1e-9);
         assert_eq!(summary.remaining_seconds, Some(9.0));
+        assert_eq!(summary.slowest, slowest, "what rank 0 knows of all ranks, also of those that do not report here");
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_its_reader_is_the_slowest() {
+        let mut fold = Fold::new(2);
+        fold.progress(Progress { input_wait_ms: 40.0, ..report(0, 10, 100.0, 50.0, 5.0) });
+        let (summary, breakdown) = fold.progress(report(1, 10, 100.0, 60.0, 39.0)).unwrap();
+        assert_eq!((breakdown.input_wait_ms, summary.input_percent, summary.communication_percent), (40.0, 40.0, 5.0));
     }
 
     #[test]

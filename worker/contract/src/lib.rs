@@ -16,6 +16,7 @@ pub mod env;
 pub mod event;
 pub mod exit;
 pub mod fold;
+pub mod laggard;
 pub mod record;
 pub mod recorder;
 pub mod termination;

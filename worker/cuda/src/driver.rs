@@ -4,7 +4,9 @@
 
 use crate::error::Error;
 use crate::find::DRIVER;
+use crate::kernels::{Argument, Call, Memory, Program};
 use crate::library::{Handle, Library, Pointer, check, functions, text_at};
+use crate::nvrtc::Nvrtc;
 use bytemuck::Pod;
 use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
@@ -28,6 +30,7 @@ functions!(Functions {
     cuModuleLoadData(*mut Pointer, *const std::ffi::c_void) -> i32;
     cuModuleUnload(Pointer) -> i32;
     cuModuleGetFunction(*mut Pointer, Pointer, *const c_char) -> i32;
+    cuFuncSetAttribute(Pointer, i32, i32) -> i32;
     cuLaunchKernel(Pointer, u32, u32, u32, u32, u32, u32, u32, Pointer, *mut Pointer, *mut Pointer) -> i32;
     cuEventCreate(*mut Pointer, u32) -> i32;
     cuEventDestroy_v2(Pointer) -> i32;
@@ -41,6 +44,8 @@ const NO_DEVICE: i32 = 100;
 const MULTIPROCESSOR_COUNT: i32 = 16;
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+/// Attribute of a kernel: the most shared memory that a launch may give it.
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
 
 /// One GPU.
 #[derive(Debug, Clone)]
@@ -193,22 +198,19 @@ impl Context {
         Ok(buffer)
     }
 
-    /// Loads a kernel of a CUBIN.
+    /// Compiles a program for `device`, on which this context is, and loads it.
     ///
     /// # Errors
-    /// The CUBIN is for another kind of device, or has no such kernel.
-    pub(crate) fn kernel(&self, cubin: &[u8], name: &str) -> Result<Kernel<'_>, Error> {
+    /// The compiler's messages, or the driver refuses the machine code.
+    pub fn load(&self, device: &Device, program: Program, nvrtc: &Nvrtc) -> Result<Loaded<'_>, Error> {
+        let (major, minor) = device.capability;
+        let compiled = program.compile(nvrtc, &format!("sm_{major}{minor}"))?;
         let call = &self.driver.functions;
-        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let name = CString::new(name).map_err(|_| Error::refused("cuModuleGetFunction", "a zero in the name"))?;
+        let mut module = std::ptr::null_mut();
         // SAFETY: a CUBIN states its own length in its header (ELF), and the driver copies what it needs.
-        let code = unsafe { (call.cuModuleLoadData)(&raw mut module, cubin.as_ptr().cast()) };
+        let code = unsafe { (call.cuModuleLoadData)(&raw mut module, compiled.cubin.as_ptr().cast()) };
         self.driver.check("cuModuleLoadData", code)?;
-        let module = Handle { raw: module, destroy: call.cuModuleUnload };
-        // SAFETY: the module was just loaded; the name is a C string.
-        let code = unsafe { (call.cuModuleGetFunction)(&raw mut function, module.raw, name.as_ptr()) };
-        self.driver.check("cuModuleGetFunction", code)?;
-        Ok(Kernel { context: self, _module: module, function })
+        Ok(Loaded { context: self, program, module: Handle { raw: module, destroy: call.cuModuleUnload } })
     }
 
     /// Seconds of one call of `work`: the smallest of several measurements, each over `calls` calls by the device's own
@@ -298,54 +300,65 @@ impl Drop for Buffer<'_> {
     }
 }
 
-/// A kernel in a loaded module.
-pub(crate) struct Kernel<'a> {
+impl Memory for &Buffer<'_> {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// A program on the device.
+pub struct Loaded<'a> {
     context: &'a Context,
-    _module: Handle,
-    function: Pointer,
+    program: Program,
+    module: Handle,
 }
 
-/// An argument of a kernel.
-pub(crate) enum Argument<'a> {
-    /// A pointer.
-    Buffer(&'a Buffer<'a>),
-    /// A `float`.
-    Float(f32),
-    /// An `int`.
-    Int(i32),
-}
-
-impl Kernel<'_> {
-    /// Launches the kernel on `blocks` blocks of `threads` threads.
+impl Loaded<'_> {
+    /// Launches a kernel of this program.
     ///
     /// # Errors
-    /// The device refuses it.
-    ///
-    /// # Safety
-    /// The arguments must match those of the kernel, in number and type, and it must stay within its buffers.
-    pub(crate) unsafe fn launch(&self, blocks: u32, threads: u32, arguments: &[Argument<'_>]) -> Result<(), Error> {
+    /// The call is for another program, or the device refuses it.
+    pub fn launch(&self, call: &Call<&Buffer<'_>>) -> Result<(), Error> {
+        if call.program != self.program {
+            return Err(Error::refused(
+                call.kernel,
+                format!("a call for {:?}, launched in {:?}", call.program, self.program),
+            ));
+        }
+        let functions = &self.context.driver.functions;
+        let name =
+            CString::new(call.kernel).map_err(|_| Error::refused("cuModuleGetFunction", "a zero in the name"))?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module lives; the name is a C string.
+        let code = unsafe { (functions.cuModuleGetFunction)(&raw mut function, self.module.raw, name.as_ptr()) };
+        self.context.driver.check("cuModuleGetFunction", code)?;
+        // SAFETY: the function is of a module that lives.
+        let code = unsafe {
+            (functions.cuFuncSetAttribute)(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, call.shared_bytes as i32)
+        };
+        self.context.driver.check("cuFuncSetAttribute", code)?;
         // The driver reads as many bytes as the kernel declares; eight are enough for every kind.
-        let mut values: Vec<u64> = arguments
-            .iter()
-            .map(|argument| match argument {
-                Argument::Buffer(buffer) => buffer.address,
-                Argument::Float(value) => value.to_bits().into(),
-                Argument::Int(value) => u64::from(*value as u32),
-            })
-            .collect();
+        let value = |argument: &Argument<&Buffer<'_>>| match argument {
+            Argument::Reads(memory) | Argument::Writes(memory) | Argument::Updates(memory) => memory.address,
+            Argument::Float(value) => value.to_bits().into(),
+            Argument::Int(value) => u64::from(*value),
+        };
+        let mut values: Vec<u64> = call.arguments.iter().map(value).collect();
         let mut pointers: Vec<Pointer> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
-        // SAFETY: as promised by the caller; each pointer is to eight live bytes, and a narrower type is at their start
+        // SAFETY: a call is made by the functions of `kernels` only, which check that memory is as large as its kernel needs; the tests of
+        // `switchyard-cuda-reference` compare the arguments with those that the kernel declares, and execute it. The program is
+        // the one that the call is for, as just checked. Each pointer is to eight live bytes, and a narrower type is at their start
         // on the little-endian machines that CUDA runs on.
         let code = unsafe {
-            (self.context.driver.functions.cuLaunchKernel)(
-                self.function,
-                blocks,
+            (functions.cuLaunchKernel)(
+                function,
+                call.blocks,
                 1,
                 1,
-                threads,
+                call.threads,
                 1,
                 1,
-                0,
+                call.shared_bytes,
                 std::ptr::null_mut(),
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),

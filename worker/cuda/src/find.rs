@@ -1,4 +1,4 @@
-//! Finds libraries and headers of CUDA.
+//! Finds libraries of CUDA.
 //!
 //! The order is: the folders in [`VARIABLE`], the loader by its own rules (`LD_LIBRARY_PATH`, `ldconfig`), the toolkit
 //! in `/usr/local/cuda`, and the wheels that pip installs for a Python (`site-packages/nvidia/*/lib`).
@@ -16,15 +16,22 @@ pub struct Wanted {
     /// Its common name.
     pub name: &'static str,
     files: &'static [&'static str],
+    /// What the files that it opens by itself begin with. They lie beside it, and not every build of it looks there (NVRTC of the 13.0
+    /// wheels does not), so they are opened with it.
+    own_files: Option<&'static str>,
 }
 
 /// Comes with the driver, never with a toolkit.
-pub const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"] };
+pub const DRIVER: Wanted = Wanted { name: "driver", files: &["libcuda.so.1"], own_files: None };
 pub const CUBLASLT: Wanted =
-    Wanted { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"] };
-pub const CUDNN: Wanted = Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"] };
-pub const NVRTC: Wanted = Wanted { name: "NVRTC", files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] };
-pub const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"] };
+    Wanted { name: "cuBLASLt", files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"], own_files: None };
+pub const CUDNN: Wanted = Wanted { name: "cuDNN", files: &["libcudnn.so.9", "libcudnn.so"], own_files: None };
+pub const NVRTC: Wanted = Wanted {
+    name: "NVRTC",
+    files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    own_files: Some("libnvrtc-builtins.so."),
+};
+pub const NCCL: Wanted = Wanted { name: "NCCL", files: &["libnccl.so.2", "libnccl.so"], own_files: None };
 
 /// The rule that led to a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +66,18 @@ pub struct Places {
 pub struct Found {
     pub library: Library,
     pub origin: Origin,
+}
+
+impl Wanted {
+    /// Opens the library's own files, so that it finds them by name. What cannot be opened it reports itself.
+    fn open_own_files(&self, library: &Path) {
+        let (Some(start), Some(folder)) = (self.own_files, library.parent()) else { return };
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(start) {
+                let _ = Library::open(&entry.path());
+            }
+        }
+    }
 }
 
 impl Places {
@@ -112,7 +131,10 @@ impl Places {
                 continue;
             }
             match Library::open(path) {
-                Ok(library) => return Ok(Found { library, origin: *origin }),
+                Ok(library) => {
+                    wanted.open_own_files(&library.path);
+                    return Ok(Found { library, origin: *origin });
+                }
                 // Most of the time the loader just says that there is no file of this name.
                 Err(text) if *origin == Origin::Loader && text.contains("No such file") => {}
                 Err(text) => refused.push(text),
@@ -123,15 +145,6 @@ impl Places {
             return Err(Error::NotFound { library: wanted.name, tried });
         }
         Err(Error::NotLoaded { library: wanted.name, text: refused.join("; ") })
-    }
-
-    /// Folders of headers that exist, in search order; `library` is the file of NVRTC.
-    pub fn headers(&self, library: &Path) -> Vec<PathBuf> {
-        let beside = library.parent().and_then(Path::parent).map(Path::to_path_buf);
-        let homes = beside.into_iter().chain(self.toolkit.iter().cloned()).chain(self.python.iter().cloned());
-        // Since CUDA 13 the headers of the C++ core libraries are in a separate folder.
-        let folders = homes.flat_map(|home| [home.join("include"), home.join("include/cccl")]);
-        distinct(folders.filter(|folder| folder.is_dir()))
     }
 }
 

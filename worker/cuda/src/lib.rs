@@ -5,7 +5,7 @@
 //!                   ├── cublaslt  products of matrices
 //!                   ├── cudnn     convolutions; graph: one operation as a graph
 //!                   ├── nccl      sums over ranks
-//!                   └── nvrtc     CUDA C to machine code; adamw: one kernel
+//!                   └── nvrtc     CUDA C to machine code; kernels: what is compiled, and its calls
 //! ```
 //!
 //! Signatures, constants and layouts are those of the headers of CUDA 13.2, cuDNN 9.26 and NCCL 2.30. The calls used here
@@ -15,13 +15,13 @@
 //! CUDA is linked: a machine without it gets an [`Error`].
 #![deny(unsafe_code)]
 
-pub mod adamw;
 pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;
 mod error;
 pub mod find;
 pub mod graph;
+pub mod kernels;
 mod library;
 pub mod nccl;
 pub mod nvrtc;

@@ -8,11 +8,13 @@ use std::ffi::{CString, c_char};
 
 functions!(Functions {
     nvrtcVersion(*mut i32, *mut i32) -> i32;
-    nvrtcCreateProgram(*mut Pointer, *const c_char, *const c_char, i32, *const Pointer, *const Pointer) -> i32;
+    nvrtcCreateProgram(*mut Pointer, *const c_char, *const c_char, i32, *const *const c_char, *const *const c_char) -> i32;
     nvrtcDestroyProgram(*mut Pointer) -> i32;
     nvrtcCompileProgram(Pointer, i32, *const *const c_char) -> i32;
     nvrtcGetProgramLogSize(Pointer, *mut usize) -> i32;
     nvrtcGetProgramLog(Pointer, *mut c_char) -> i32;
+    nvrtcGetPTXSize(Pointer, *mut usize) -> i32;
+    nvrtcGetPTX(Pointer, *mut c_char) -> i32;
     nvrtcGetCUBINSize(Pointer, *mut usize) -> i32;
     nvrtcGetCUBIN(Pointer, *mut c_char) -> i32;
     nvrtcGetErrorString(i32) -> *const c_char;
@@ -48,55 +50,80 @@ impl Nvrtc {
         Ok((major, minor))
     }
 
-    /// Compiles a source to a CUBIN; `options` must name a real architecture (`sm_…`), because there is no CUBIN for a
-    /// virtual one.
+    /// Compiles a source, with the headers that it includes, each with its name. `options` must name a real architecture (`sm_…`):
+    /// there is no CUBIN for a virtual one.
     ///
     /// # Errors
-    /// The compiler's messages about the source or the options.
-    pub fn cubin(&self, name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Error> {
+    /// The compiler's messages about the source or the options, or that it produced no machine code.
+    pub fn compile(
+        &self,
+        (name, source): (&str, &str),
+        headers: &[(&str, &str)],
+        options: &[String],
+    ) -> Result<Compiled, Error> {
         let call = &self.functions;
         let text =
             |value: &str| CString::new(value).map_err(|_| Error::refused("nvrtc", format!("a zero in {value:?}")));
         let (name, source) = (text(name)?, text(source)?);
+        let header_names: Vec<CString> = headers.iter().map(|(name, _)| text(name)).collect::<Result<_, _>>()?;
+        let header_texts: Vec<CString> = headers.iter().map(|(_, source)| text(source)).collect::<Result<_, _>>()?;
         let options: Vec<CString> = options.iter().map(|option| text(option)).collect::<Result<_, _>>()?;
-        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let [header_names, header_texts, pointers] = [&header_names, &header_texts, &options]
+            .map(|list| list.iter().map(|one| one.as_ptr()).collect::<Vec<*const c_char>>());
         let mut program = Program { raw: std::ptr::null_mut(), destroy: call.nvrtcDestroyProgram };
-        // SAFETY: the strings live until the call returns, and NVRTC copies them; no headers are given, so both lists
-        // may be null.
+        // SAFETY: the strings live until the call returns, and NVRTC copies them; both lists have as many as it is told.
         let code = unsafe {
             (call.nvrtcCreateProgram)(
                 &raw mut program.raw,
                 source.as_ptr(),
                 name.as_ptr(),
-                0,
-                std::ptr::null(),
-                std::ptr::null(),
+                headers.len() as i32,
+                header_texts.as_ptr(),
+                header_names.as_ptr(),
             )
         };
         self.check("nvrtcCreateProgram", code)?;
         // SAFETY: the program was created above; the list has as many strings as it says.
         let code = unsafe { (call.nvrtcCompileProgram)(program.raw, pointers.len() as i32, pointers.as_ptr()) };
         check(NVRTC.name, "nvrtcCompileProgram", code, || self.log(&program).unwrap_or_else(|_| "no log".to_string()))?;
-        let mut size = 0;
-        // SAFETY: the program was compiled; `size` lives.
-        self.check("nvrtcGetCUBINSize", unsafe { (call.nvrtcGetCUBINSize)(program.raw, &raw mut size) })?;
-        let mut cubin = vec![0u8; size];
+        let cubin = self.bytes(&program, "nvrtcGetCUBIN", call.nvrtcGetCUBINSize, call.nvrtcGetCUBIN)?;
+        // A CUBIN is an ELF file; anything else would be PTX or nothing.
+        if !cubin.starts_with(b"\x7fELF") {
+            return Err(Error::refused("nvrtcGetCUBIN", format!("{} bytes that are not an ELF file", cubin.len())));
+        }
+        let ptx = self.bytes(&program, "nvrtcGetPTX", call.nvrtcGetPTXSize, call.nvrtcGetPTX)?;
+        let ptx = String::from_utf8_lossy(&ptx).trim_end_matches('\0').to_owned();
+        Ok(Compiled { cubin, ptx, log: self.log(&program)? })
+    }
+
+    /// What a program has after it was compiled.
+    fn bytes(&self, program: &Program, call: &str, size: Size, get: Get) -> Result<Vec<u8>, Error> {
+        let mut length = 0;
+        // SAFETY: the program was compiled; `length` lives.
+        self.check(call, unsafe { size(program.raw, &raw mut length) })?;
+        let mut bytes = vec![0u8; length];
         // SAFETY: NVRTC writes as many bytes as it just reported.
-        self.check("nvrtcGetCUBIN", unsafe { (call.nvrtcGetCUBIN)(program.raw, cubin.as_mut_ptr().cast()) })?;
-        Ok(cubin)
+        self.check(call, unsafe { get(program.raw, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
     }
 
     fn log(&self, program: &Program) -> Result<String, Error> {
-        let mut size = 0;
-        // SAFETY: the program lives; `size` lives.
-        let code = unsafe { (self.functions.nvrtcGetProgramLogSize)(program.raw, &raw mut size) };
-        self.check("nvrtcGetProgramLogSize", code)?;
-        let mut log = vec![0u8; size];
-        // SAFETY: NVRTC writes as many bytes as it just reported.
-        let code = unsafe { (self.functions.nvrtcGetProgramLog)(program.raw, log.as_mut_ptr().cast()) };
-        self.check("nvrtcGetProgramLog", code)?;
+        let call = &self.functions;
+        let log = self.bytes(program, "nvrtcGetProgramLog", call.nvrtcGetProgramLogSize, call.nvrtcGetProgramLog)?;
         Ok(String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string())
     }
+}
+
+type Size = unsafe extern "C" fn(Pointer, *mut usize) -> i32;
+type Get = unsafe extern "C" fn(Pointer, *mut c_char) -> i32;
+
+/// What one compilation gives.
+pub struct Compiled {
+    /// Machine code for the architecture.
+    pub cubin: Vec<u8>,
+    pub ptx: String,
+    /// Warnings, and with `--ptxas-options=-v` registers and spills of each kernel.
+    pub log: String,
 }
 
 /// A program. It is destroyed through the address of its handle and therefore is not a `Handle`.

@@ -2,10 +2,11 @@
 
 use super::{
     auth::{Claims, Key, Refusal},
+    ballot::{decode_values, encode_value},
     clock::{ClockSync, Moment, Next},
     error::{Cause, CommError},
     frame::{self, FrameReader, Header, Kind, LIMIT_MEMBER},
-    hub::{CONNECTION_CLOSED, encode_agree},
+    hub::CONNECTION_CLOSED,
     pulse::Pulse,
     roster::Roster,
     socket::{Denied, introduce, timespec, try_recv, try_send, tune_tcp},
@@ -125,7 +126,7 @@ impl Client {
         }
     }
 
-    /// Runs until the communicator is dropped.
+    /// Runs until the group is dropped.
     pub fn run(mut self) {
         loop {
             self.wait();
@@ -171,8 +172,8 @@ impl Client {
     fn requests(&mut self) {
         for request in self.shared.take_requests() {
             match request {
-                Request::Agree(ballot) => {
-                    self.send(Kind::Agree, ballot.sequence, &encode_agree(&ballot.subject, &ballot.value));
+                Request::Value(ballot) => {
+                    self.send(ballot.call.kind(), ballot.sequence, &encode_value(&ballot.subject, &ballot.value));
                 }
                 Request::Abort(cause) => {
                     let bytes = serde_json::to_vec(&cause).expect("invariant: a cause is plain data");
@@ -219,7 +220,11 @@ impl Client {
                 self.hang_up();
             }
             Kind::Clock => self.clock_answer(header.sequence, payload),
-            Kind::Agreed if payload.is_empty() => self.shared.set_agreed(Ok(())),
+            Kind::Gathered => match decode_values(payload) {
+                Some(values) if values.len() == self.shared.world as usize => self.shared.set_agreed(Ok(values)),
+                _ => self.fail(Cause::failed(0, "sent malformed values")),
+            },
+            Kind::Agreed if payload.is_empty() => self.shared.set_agreed(Ok(Vec::new())),
             Kind::Agreed => self.shared.set_agreed(Err(String::from_utf8_lossy(payload).into_owned())),
             Kind::Goodbye => {
                 self.shared.set_left();

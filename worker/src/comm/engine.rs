@@ -90,6 +90,8 @@ pub(super) struct Queue {
     caller_parked: AtomicBool,
     stop: AtomicBool,
     bytes_sent: AtomicU64,
+    /// Bits of the scale of gradients in f16; 0: they travel in 4 bytes.
+    wire_scale: AtomicU32,
     epoch: Instant,
     /// By the first bucket of an operation; only those of this lane are used.
     records: Box<[Record]>,
@@ -119,6 +121,7 @@ impl Queue {
             caller_parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             bytes_sent: AtomicU64::new(0),
+            wire_scale: AtomicU32::new(1.0f32.to_bits()),
             epoch: Instant::now(),
         }
     }
@@ -138,6 +141,17 @@ impl Queue {
             }
         }
         ticket
+    }
+
+    /// See [`super::Reducer::set_wire_scale`].
+    pub fn set_wire_scale(&self, scale: Option<f32>) {
+        // Published by the start of the next operation.
+        self.wire_scale.store(scale.map_or(0, f32::to_bits), Ordering::Relaxed);
+    }
+
+    /// Whether every operation that was started is complete.
+    pub fn at_rest(&self) -> bool {
+        self.started.load(Ordering::SeqCst) == self.finished.load(Ordering::SeqCst)
     }
 
     /// Bytes sent to other hosts by completed operations.
@@ -199,7 +213,8 @@ impl Queue {
         let began = Instant::now();
         let progress = self.shared.progress(self.lane);
         progress.begin(bucket, len as u64 * 4);
-        let turn = Turn { shared: &self.shared, progress, background, caller_parked: &self.caller_parked };
+        let wire_scale = Some(f32::from_bits(self.wire_scale.load(Ordering::Relaxed))).filter(|scale| *scale > 0.0);
+        let turn = Turn { shared: &self.shared, progress, wire_scale, background, caller_parked: &self.caller_parked };
         let sent = match engine.all_reduce(op, buckets, &self.memory, &turn) {
             Ok(sent) => sent,
             Err(Broken::Elsewhere) => {
@@ -252,7 +267,7 @@ impl Queue {
     }
 
     fn has_work(&self) -> bool {
-        self.started.load(Ordering::SeqCst) != self.finished.load(Ordering::SeqCst) && !self.shared.failed()
+        !self.at_rest() && !self.shared.failed()
     }
 
     /// Ends the communication thread. An operation in flight ends only if the group has failed.
@@ -287,7 +302,7 @@ mod tests {
     use std::time::Duration;
 
     fn queue() -> Queue {
-        let shared = Shared::new((0, 2), 1, Duration::from_secs(1)).unwrap();
+        let shared = Shared::new((0, 2), Duration::from_secs(1)).unwrap();
         let memory = Memory::Private(Mapping::anonymous(4096).unwrap());
         Queue::new((Engine { local: None, ring: None }, 0), Arc::new(memory), vec![(0, 16)], Arc::new(shared))
     }

@@ -30,7 +30,7 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// A failure of `origin_rank`; [`super::Communicator::abort`] fills in host and operation.
+    /// A failure of `origin_rank`; [`super::Group::abort`] fills in host and operation.
     pub fn failed(origin_rank: u32, text: impl Into<String>) -> Cause {
         Cause { origin_rank, host: String::new(), kind: CauseKind::Failed, text: text.into(), during: String::new() }
     }
@@ -98,7 +98,7 @@ pub enum CommError {
     /// Another program is on the other side, or the bytes were damaged.
     #[error("protocol error with {with}: {text}")]
     Protocol { with: String, text: String },
-    /// [`super::Communicator::agree`] found different values. Every rank gets this text.
+    /// [`super::Group::agree`] found different values. Every rank gets this text.
     #[error("{0}")]
     Disagreement(String),
     /// The group is broken; this is the root cause.
@@ -113,6 +113,17 @@ impl CommError {
             CommError::Failed(cause) => Some(cause),
             _ => None,
         }
+    }
+
+    /// The error with its sources on one line.
+    pub(super) fn with_sources(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        text
     }
 
     pub(super) fn system(what: impl Into<String>, source: impl Into<std::io::Error>) -> CommError {

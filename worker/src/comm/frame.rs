@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Length of a header.
 pub(super) const HEADER: usize = 32;
 /// Version of the protocol; equal on both sides.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 /// Largest payload before authentication.
 pub(super) const LIMIT_STRANGER: u64 = 256;
 /// Largest payload of a control frame after authentication; a roster of the largest group fits.
@@ -40,10 +40,13 @@ pub(super) enum Kind {
     Operation,
     Descriptor,
     Clock,
+    Gather,
+    AllGather,
+    Gathered,
 }
 
 impl Kind {
-    const ALL: [Kind; 16] = [
+    const ALL: [Kind; 19] = [
         Kind::Hello,
         Kind::Challenge,
         Kind::Proof,
@@ -60,6 +63,9 @@ impl Kind {
         Kind::Operation,
         Kind::Descriptor,
         Kind::Clock,
+        Kind::Gather,
+        Kind::AllGather,
+        Kind::Gathered,
     ];
 }
 

@@ -9,13 +9,16 @@
 
 use super::{
     auth::{Gate, GateStep, Nonce},
+    ballot::{Ballot, Call, decode_value, encode_values, outcome},
     error::{Cause, CauseKind, ranks_text},
     frame::{self, Header, Kind},
     pulse::Pulse,
     roster::{Member, Roster},
+    standstill::{Heard, all_wait, others, stuck},
 };
 use crate::recorder::Vitals;
 use std::{collections::BTreeMap, time::Instant};
+use switchyard_worker_contract::event::Stuck;
 
 /// Something that happened.
 pub(super) enum Event<'a> {
@@ -27,8 +30,8 @@ pub(super) enum Event<'a> {
     Closed(u64),
     /// Time passed. Comes after all frames that could be read.
     Tick,
-    /// Rank 0 itself calls `agree`.
-    Agree(Ballot),
+    /// Rank 0 itself has a value.
+    Value(Ballot),
     /// Rank 0 itself fails.
     Abort(Cause),
     /// Rank 0 itself leaves.
@@ -47,8 +50,11 @@ pub(super) enum Output {
     Trust(u64),
     Formed(Roster),
     Missing(Vec<u32>),
-    Agreed(Result<(), String>),
+    /// The values that were gathered, in the order of the ranks.
+    Agreed(Result<Vec<Vec<u8>>, String>),
     Failed(Cause),
+    /// The rank that stands still while the job goes on waiting is another one.
+    Stuck(Option<Stuck>),
     Left,
     /// A refused connection, for diagnostics.
     Refused(u64, String),
@@ -62,22 +68,12 @@ enum Phase {
     Failed,
 }
 
-/// What a rank wants all ranks to agree on.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Ballot {
-    /// Number of the call to `agree`, counted by each rank.
-    pub sequence: u32,
-    /// What the value is, in words.
-    pub subject: String,
-    pub value: Vec<u8>,
-}
-
 #[derive(Default)]
 struct Seat {
     conn: Option<u64>,
     member: Option<Member>,
     last_seen: Option<Instant>,
-    /// Set while the rank waits for agreement.
+    /// Set while the rank waits for the others.
     ballot: Option<Ballot>,
     left: bool,
     /// What its last heartbeat said.
@@ -95,16 +91,9 @@ pub(super) struct Hub {
     activity: Box<dyn Fn() -> String + Send>,
     vitals: Box<dyn Fn() -> Option<Vitals> + Send>,
     wall: fn() -> i64,
+    /// What was said last.
+    stuck: Option<Stuck>,
     out: Vec<Output>,
-}
-
-/// The group that a hub serves.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Group {
-    /// Number of ranks, rank 0 included.
-    pub world: u32,
-    /// Number in every frame; peers of another attempt are refused.
-    pub attempt: u32,
 }
 
 /// How long the hub waits for all ranks to join.
@@ -131,13 +120,14 @@ pub(super) struct RankZero {
 pub(super) const CONNECTION_CLOSED: &str = "connection closed: the process ended or its network failed";
 
 impl Hub {
-    pub fn new(gate: Gate, group: Group, join_time: JoinTime, pulse: Pulse, zero: RankZero) -> Hub {
+    /// A hub for `world` ranks, rank 0 included. `attempt` is in every frame; peers of another attempt are refused.
+    pub fn new(gate: Gate, (world, attempt): (u32, u32), join_time: JoinTime, pulse: Pulse, zero: RankZero) -> Hub {
         let RankZero { member, activity, vitals, wall } = zero;
-        let mut seats: Vec<Seat> = (0..group.world).map(|_| Seat::default()).collect();
+        let mut seats: Vec<Seat> = (0..world).map(|_| Seat::default()).collect();
         seats[0].member = Some(member);
         Hub {
             gate,
-            attempt: group.attempt,
+            attempt,
             join_time,
             seats,
             ranks: BTreeMap::new(),
@@ -146,6 +136,7 @@ impl Hub {
             activity,
             vitals,
             wall,
+            stuck: None,
             out: Vec::new(),
         }
     }
@@ -163,9 +154,9 @@ impl Hub {
             },
             Event::Closed(conn) => self.closed(conn),
             Event::Tick => self.tick(now),
-            Event::Agree(ballot) => {
+            Event::Value(ballot) => {
                 self.seats[0].ballot = Some(ballot);
-                self.settle_agreement();
+                self.settle_values();
             }
             Event::Abort(cause) => self.fail(cause),
             Event::Leave => {
@@ -231,14 +222,17 @@ impl Hub {
                 }
                 Err(_) => false,
             },
-            (Kind::Agree, Phase::Running) => match decode_agree(payload) {
-                Some((subject, value)) if self.seats[rank as usize].ballot.is_none() => {
-                    self.seats[rank as usize].ballot = Some(Ballot { sequence: header.sequence, subject, value });
-                    self.settle_agreement();
-                    true
+            (Kind::Agree | Kind::Gather | Kind::AllGather, Phase::Running) => {
+                match (Call::of(header.kind), decode_value(payload)) {
+                    (Some(call), Some((subject, value))) if self.seats[rank as usize].ballot.is_none() => {
+                        let sequence = header.sequence;
+                        self.seats[rank as usize].ballot = Some(Ballot { call, sequence, subject, value });
+                        self.settle_values();
+                        true
+                    }
+                    _ => false,
                 }
-                _ => false,
-            },
+            }
             (Kind::Clock, Phase::Running) if payload.is_empty() => {
                 if let Some(conn) = self.seats[rank as usize].conn {
                     let time = (self.wall)().to_le_bytes();
@@ -261,13 +255,8 @@ impl Hub {
 
     fn join(&mut self, rank: u32, member: Member) {
         self.seats[rank as usize].member = Some(member);
-        // Checked only when all ranks have joined: one that comes late would find nobody left to say what is wrong.
         let members: Option<Vec<Member>> = self.seats.iter().map(|seat| seat.member.clone()).collect();
         let Some(members) = members else { return };
-        let conflict = members.iter().zip(0..).find_map(|(member, rank)| Some((rank, member.conflict(&members[0])?)));
-        if let Some((rank, conflict)) = conflict {
-            return self.fail(Cause::failed(rank, conflict));
-        }
         let roster = Roster { members };
         let bytes = serde_json::to_vec(&roster).expect("invariant: a roster is plain data");
         self.phase = Phase::Running;
@@ -309,13 +298,19 @@ impl Hub {
         if let Some(rank) = silent {
             let mut cause = Cause::failed(rank as u32, self.pulse.silence());
             if let Some(Vitals { doing, pid, .. }) = &self.seats[rank].vitals {
-                let waiting = self.waiting(cause.origin_rank);
-                let waiting = if waiting.is_empty() { waiting } else { format!("; {waiting}") };
-                cause.during = format!("last heard in {doing} (process {pid}){waiting}");
+                let others = others(&self.heard(), cause.origin_rank);
+                let others = if others.is_empty() { others } else { format!("; {others}") };
+                cause.during = format!("last heard in {doing} (process {pid}){others}");
             }
             return self.fail(cause);
         }
-        if let Some(cause) = self.all_wait() {
+        let heard = self.heard();
+        let (stuck, all_wait) = (stuck(&heard), all_wait(&heard));
+        if self.stuck != stuck {
+            self.stuck = stuck;
+            self.out.push(Output::Stuck(stuck));
+        }
+        if let Some(cause) = all_wait {
             return self.fail(cause);
         }
         if self.phase == Phase::Gathering && now >= self.join_time.deadline {
@@ -333,33 +328,12 @@ impl Hub {
         }
     }
 
-    /// If all ranks wait for each other for too long, the one that has done least is behind.
-    fn all_wait(&self) -> Option<Cause> {
-        let late = |seat: &Seat| seat.vitals.as_ref().filter(|vitals| vitals.late && vitals.waits).cloned();
-        let all: Vec<Vitals> = self.seats.iter().map(late).collect::<Option<_>>()?;
-        let (rank, behind) = (0..).zip(&all).min_by_key(|(_, vitals)| vitals.count)?;
-        let Vitals { doing, pid, .. } = behind;
-        Some(Cause::hung(
-            rank,
-            format!("all ranks wait for each other; this one is behind, in {doing} (process {pid})"),
-        ))
+    fn heard(&self) -> Vec<Heard<'_>> {
+        let node = |seat: &Seat| seat.member.as_ref().map_or(0, |member| member.node);
+        self.seats.iter().map(|seat| Heard { node: node(seat), vitals: seat.vitals.as_ref() }).collect()
     }
 
-    /// What the ranks that wait do, for the failure of another one.
-    fn waiting(&self, origin: u32) -> String {
-        let mut groups: Vec<(&str, Vec<u32>)> = Vec::new();
-        for (rank, seat) in (0..).zip(&self.seats) {
-            let Some(vitals) = seat.vitals.as_ref().filter(|vitals| vitals.waits && rank != origin) else { continue };
-            match groups.iter_mut().find(|(doing, _)| *doing == vitals.doing) {
-                Some((_, ranks)) => ranks.push(rank),
-                None => groups.push((&vitals.doing, vec![rank])),
-            }
-        }
-        let text = |(doing, ranks): &(&str, Vec<u32>)| format!("{}: {doing}", ranks_text(ranks));
-        groups.iter().take(4).map(text).collect::<Vec<_>>().join("; ")
-    }
-
-    fn settle_agreement(&mut self) {
+    fn settle_values(&mut self) {
         let waiting = self.seats.iter().position(|seat| seat.ballot.is_some());
         let gone = self.seats.iter().position(|seat| seat.left);
         if let (Some(waiting), Some(gone)) = (waiting, gone) {
@@ -371,14 +345,18 @@ impl Hub {
             return;
         }
         let ballots: Vec<Ballot> = self.seats.iter_mut().filter_map(|seat| seat.ballot.take()).collect();
-        let result = compare(&ballots);
-        let text = result.as_ref().err().cloned().unwrap_or_default();
-        self.tell_all(Kind::Agreed, text.as_bytes());
+        let call = ballots[0].call;
+        let result = outcome(ballots);
+        match &result {
+            Ok(values) if call == Call::AllGather => self.tell_all(Kind::Gathered, &encode_values(values)),
+            Ok(_) => self.tell_all(Kind::Agreed, &[]),
+            Err(text) => self.tell_all(Kind::Agreed, text.as_bytes()),
+        }
         self.out.push(Output::Agreed(result));
     }
 
     fn settle_leave(&mut self) {
-        self.settle_agreement();
+        self.settle_values();
         if self.phase == Phase::Running && self.seats.iter().all(|seat| seat.left) {
             self.phase = Phase::Done;
             self.tell_all(Kind::Goodbye, &[]);
@@ -398,7 +376,7 @@ impl Hub {
         self.phase = Phase::Failed;
         if cause.kind == CauseKind::Hung {
             self.seats[0].vitals = (self.vitals)();
-            cause.during = self.waiting(cause.origin_rank);
+            cause.during = others(&self.heard(), cause.origin_rank);
         } else if cause.during.is_empty() {
             cause.during = (self.activity)();
         }
@@ -413,63 +391,6 @@ impl Hub {
         self.close_members();
         self.out.push(Output::Failed(cause));
     }
-}
-
-/// Payload of `Agree`: length of the subject, subject, value.
-pub(super) fn encode_agree(what: &str, value: &[u8]) -> Vec<u8> {
-    let mut out = (what.len() as u16).to_le_bytes().to_vec();
-    out.extend_from_slice(what.as_bytes());
-    out.extend_from_slice(value);
-    out
-}
-
-fn decode_agree(payload: &[u8]) -> Option<(String, Vec<u8>)> {
-    let (len, rest) = payload.split_at_checked(2)?;
-    let (what, value) = rest.split_at_checked(usize::from(u16::from_le_bytes([len[0], len[1]])))?;
-    Some((String::from_utf8(what.to_vec()).ok()?, value.to_vec()))
-}
-
-/// Compares the ballots of all ranks, in the order of the ranks. The error names the ranks that differ and their values.
-fn compare(ballots: &[Ballot]) -> Result<(), String> {
-    let zero = &ballots[0];
-    let differs = |ballot: &Ballot| (ballot.sequence, &ballot.subject) != (zero.sequence, &zero.subject);
-    if let Some((rank, other)) = (0u32..).zip(ballots).find(|(_, ballot)| differs(ballot)) {
-        return Err(format!(
-            "rank {rank} asks for agreement on {} (its number {}), rank 0 on {} (its number {})",
-            other.subject, other.sequence, zero.subject, zero.sequence
-        ));
-    }
-    let mut groups: Vec<(&[u8], Vec<u32>)> = Vec::new();
-    for (rank, ballot) in (0u32..).zip(ballots) {
-        match groups.iter_mut().find(|(known, _)| *known == ballot.value) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => groups.push((&ballot.value, vec![rank])),
-        }
-    }
-    if groups.len() == 1 {
-        return Ok(());
-    }
-    let list: Vec<String> = groups
-        .iter()
-        .take(4)
-        .map(|(value, ranks)| {
-            let has = if ranks.len() == 1 { "has" } else { "have" };
-            format!("{} {has} {}", super::error::ranks_text(ranks), shown(value))
-        })
-        .collect();
-    Err(format!("the ranks disagree on {}: {}", zero.subject, list.join("; ")))
-}
-
-/// A value for people: text if it is short and printable, otherwise its first bytes in hexadecimal.
-fn shown(value: &[u8]) -> String {
-    if let Ok(text) = std::str::from_utf8(value)
-        && text.chars().all(|c| !c.is_control())
-    {
-        let start: String = text.chars().take(200).collect();
-        return if start.len() < text.len() { format!("{start:?}...") } else { format!("{start:?}") };
-    }
-    let hex: String = value.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    if value.len() > 16 { format!("0x{hex}... ({} bytes)", value.len()) } else { format!("0x{hex}") }
 }
 
 #[cfg(test)]

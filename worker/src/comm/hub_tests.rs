@@ -3,36 +3,28 @@
 use super::*;
 use crate::comm::{
     auth::{Claims, Connector, ConnectorStep, Doorkeeper, Key, Purpose},
+    ballot::{decode_values, encode_value},
     config::Token,
     error::CauseKind,
     frame::FrameReader,
 };
+use crate::recorder::Standing;
 use std::time::Duration;
+use switchyard_worker_contract::config::OnHang;
+use switchyard_worker_contract::recorder::{Entry, Operation};
 
 const WORLD: u32 = 3;
 
-fn member(host: &str, floats: u64) -> Member {
-    Member {
-        host: host.to_owned(),
-        host_id: host.to_owned(),
-        pid: 1,
-        ring: None,
-        unix: None,
-        cpus: vec![1],
-        quota: 0,
-        node: 0,
-        force: "auto".to_owned(),
-        buckets: 1,
-        floats,
-        plan: floats,
-        lanes: 1,
-        wire: "f32".to_owned(),
-    }
+fn member(host: &str) -> Member {
+    Member { host: host.to_owned(), host_id: host.to_owned(), pid: 1, cpus: vec![1], quota: 0, node: 0 }
 }
 
 /// What a rank says in its heartbeat. One that waits does so for too long.
 fn vitals(doing: &str, waits: bool, count: u64) -> Vitals {
-    Vitals { pid: 7, doing: doing.to_owned(), waits, late: waits, count }
+    let entry = Entry { operation: Operation::Between, step: 5, index: 0, since_us: 0 };
+    let share = if waits { 1.1 } else { 0.1 };
+    let still = Some(Standing { entry, since: 0, share, on_hang: OnHang::Restart });
+    Vitals { pid: 7, doing: doing.to_owned(), waits, still, count }
 }
 
 fn beat(vitals: &Vitals) -> Vec<u8> {
@@ -59,11 +51,11 @@ impl World {
         let door = Doorkeeper { purpose: Purpose::Control, me: 0, world: WORLD, attempt: 1 };
         let hub = Hub::new(
             Gate::new(key, door),
-            Group { world: WORLD, attempt: 1 },
+            (WORLD, 1),
             JoinTime { start: now, deadline: now + Duration::from_secs(60) },
             Pulse::new(Duration::from_secs(10), now),
             RankZero {
-                member: member("zero", 8),
+                member: member("zero"),
                 activity: Box::new(|| "the test".to_owned()),
                 vitals: Box::new(|| Some(vitals("step 5: waiting for the all-reduce of bucket 1", true, 90))),
                 wall: || 77,
@@ -102,7 +94,7 @@ impl World {
 
     fn join(&mut self, rank: u32) -> Vec<Output> {
         self.admit(rank);
-        let join = serde_json::to_vec(&member(&format!("host-{rank}"), 8)).unwrap();
+        let join = serde_json::to_vec(&member(&format!("host-{rank}"))).unwrap();
         self.send(rank.into(), Kind::Join, &join)
     }
 
@@ -255,14 +247,49 @@ fn a_closed_connection_is_a_failure_unless_the_rank_has_left() {
 #[test]
 fn agreement_needs_every_rank_and_equal_bytes() {
     let mut world = World::formed();
-    assert!(world.send(1, Kind::Agree, &encode_agree("digest", &[1, 2])).is_empty());
-    assert!(
-        world.step(Event::Agree(Ballot { sequence: 1, subject: "digest".to_owned(), value: vec![1, 2] })).is_empty()
-    );
-    let outputs = world.send(2, Kind::Agree, &encode_agree("digest", &[1, 3, 0]));
+    assert!(world.send(1, Kind::Agree, &encode_value("digest", &[1, 2])).is_empty());
+    assert!(world.step(Event::Value(ballot(Call::Agree, &[1, 2]))).is_empty());
+    let outputs = world.send(2, Kind::Agree, &encode_value("digest", &[1, 3, 0]));
     assert_eq!(told(&outputs, Kind::Agreed), [1, 2]);
     let expected = "the ranks disagree on digest: ranks 0, 1 have 0x0102; rank 2 has 0x010300";
     assert!(outputs.contains(&Output::Agreed(Err(expected.to_owned()))), "{outputs:?}");
+}
+
+fn ballot(call: Call, value: &[u8]) -> Ballot {
+    Ballot { call, sequence: 1, subject: "digest".to_owned(), value: value.to_vec() }
+}
+
+#[test]
+fn values_are_gathered_in_the_order_of_the_ranks_by_all_or_by_rank_zero() {
+    for (call, kind, answer) in
+        [(Call::AllGather, Kind::AllGather, Kind::Gathered), (Call::Gather, Kind::Gather, Kind::Agreed)]
+    {
+        let mut world = World::formed();
+        assert!(world.send(2, kind, &encode_value("digest", &[2; 300])).is_empty());
+        assert!(world.step(Event::Value(ballot(call, &[]))).is_empty());
+        let outputs = world.send(1, kind, &encode_value("digest", &[1]));
+        let values = vec![vec![], vec![1], vec![2; 300]];
+        assert_eq!(told(&outputs, answer), [1, 2]);
+        let sent = outputs.iter().find_map(|output| match output {
+            Output::Send(1, bytes) => Some(open(bytes).1),
+            _ => None,
+        });
+        let expected = if call == Call::AllGather { values.clone() } else { Vec::new() };
+        assert_eq!(sent.and_then(|bytes| decode_values(&bytes)), Some(expected));
+        assert!(outputs.contains(&Output::Agreed(Ok(values))), "{outputs:?}");
+    }
+    assert_eq!(decode_values(&[1, 0, 0, 0]), None, "a byte is missing");
+    assert_eq!(decode_values(&[0, 0]), None);
+}
+
+#[test]
+fn ranks_that_do_different_things_with_their_values_are_named() {
+    let mut world = World::formed();
+    world.send(1, Kind::AllGather, &encode_value("digest", &[1]));
+    world.send(2, Kind::Agree, &encode_value("digest", &[1]));
+    let outputs = world.step(Event::Value(ballot(Call::AllGather, &[1])));
+    let named = |output: &Output| matches!(output, Output::Agreed(Err(text)) if text.starts_with("rank 2 asks for"));
+    assert!(outputs.iter().any(named), "{outputs:?}");
 }
 
 #[test]
@@ -292,18 +319,6 @@ fn frames_without_sense_fail_the_rank_that_sent_them() {
     world.step(Event::Opened(9, [0; 32]));
     let outputs = world.send(9, Kind::Abort, b"{}");
     assert!(failure(&outputs).is_none() && outputs.contains(&Output::Drop(9)), "{outputs:?}");
-}
-
-#[test]
-fn another_bucket_plan_is_named_once_every_rank_is_there_to_hear_it() {
-    let mut world = World::new();
-    world.admit(1);
-    let outputs = world.send(1, Kind::Join, &serde_json::to_vec(&member("b", 9)).unwrap());
-    assert!(failure(&outputs).is_none(), "rank 2 has not come yet");
-    world.admit(2);
-    let outputs = world.send(2, Kind::Join, &serde_json::to_vec(&member("b", 8)).unwrap());
-    let cause = failure(&outputs).unwrap();
-    assert!(cause.text.contains("1 gradient buckets of 9 numbers") && cause.origin_rank == 1, "{cause}");
 }
 
 #[test]

@@ -3,11 +3,15 @@
 //!
 //! ```text
 //! GroupConfig -> rendezvous with rank 0 (hub, server, client; auth on every connection) -> roster
-//!             -> paths (roster): shared memory (shm, local) within a host, TCP ring (ring) between hosts
-//!             -> Communicator: bucket -> start -> wait (engine), agree, barrier, abort, leave
+//!             -> Group: agree, gather, barrier, abort, leave
+//! Group, bucket lengths -> connect: shared memory (shm, local) within a host, TCP ring (ring) between hosts
+//!             -> Reducer: bucket -> start -> wait (engine)
 //! ```
 //!
-//! A group has one or more lanes: all-reduces of buckets in different lanes run at the same time.
+//! A group is formed without knowing what will be reduced; the reducer owns the memory of the buckets and needs only a
+//! group. A library that reduces in a device's memory takes the reducer's place, and the group stays as it is.
+//!
+//! A reducer has one or more lanes: all-reduces of buckets in different lanes run at the same time.
 //!
 //! Deliberately absent: encryption (connections are authenticated, their bytes are neither encrypted nor signed),
 //! collectives other than the sum all-reduce, and a change of members (a group that fails ends; the launcher starts the
@@ -17,13 +21,15 @@
 //! bit-identical on all ranks, and from run to run with the same ranks on the same hosts.
 
 mod auth;
+mod ballot;
 mod client;
 mod clock;
-mod communicator;
 mod config;
+mod connect;
 mod engine;
 mod error;
 mod frame;
+mod group;
 mod host;
 mod hub;
 mod join;
@@ -33,22 +39,25 @@ mod local;
 mod options;
 mod probe;
 mod pulse;
+mod reducer;
 mod ring;
 mod roster;
 mod server;
 mod setup;
 mod shm;
 mod socket;
+mod standstill;
 mod state;
 mod timing;
 mod turn;
 mod wait;
 mod wire;
 
-pub use communicator::{Aborter, Communicator};
 pub use config::{Force, GroupConfig, Token};
 pub use error::{Cause, CauseKind, CommError};
+pub use group::{Aborter, Group};
 pub use options::Options;
 pub use probe::Probed;
+pub use reducer::Reducer;
 pub use timing::Timing;
 pub use wire::Wire;

@@ -112,7 +112,7 @@ impl Ring {
         data: &mut [f32],
         turn: &Turn<'_>,
     ) -> Result<u64, Broken> {
-        (self.wire, self.scale) = match (self.options.wire_of(op.bucket), turn.shared.wire_scale()) {
+        (self.wire, self.scale) = match (self.options.wire_of(op.bucket), turn.wire_scale) {
             (Wire::F16, Some(scale)) => (Wire::F16, scale),
             (Wire::F16, None) => (Wire::F32, 1.0),
             (other, _) => (other, 1.0),

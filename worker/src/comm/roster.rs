@@ -2,7 +2,7 @@
 
 use super::{config::Force, error::CommError, error::ranks_text};
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::collections::BTreeMap;
 use switchyard_worker_contract::config::Transport;
 
 /// What a rank says about itself to the group.
@@ -13,46 +13,11 @@ pub(super) struct Member {
     /// Ranks with equal identity share memory.
     pub host_id: String,
     pub pid: u32,
-    /// Listener for the ring lane.
-    pub ring: Option<SocketAddr>,
-    /// Abstract name of the listener for the shared memory.
-    pub unix: Option<String>,
     /// CPUs this rank may run on, one bit each.
     pub cpus: Vec<u64>,
     /// CPUs that the control group grants to all processes of this node, rounded up; 0 without limit.
     pub quota: u32,
     pub node: u32,
-    pub force: String,
-    pub buckets: u32,
-    pub floats: u64,
-    /// Digest of the bucket lengths.
-    pub plan: u64,
-    /// Lanes asked for.
-    pub lanes: u32,
-    /// Name of the wire format.
-    pub wire: String,
-}
-
-impl Member {
-    /// Why this rank cannot work with rank 0; `None` if it can.
-    pub fn conflict(&self, zero: &Member) -> Option<String> {
-        if self.force != zero.force {
-            return Some(format!("asks for transport {}, rank 0 for {}", self.force, zero.force));
-        }
-        if (self.lanes, &self.wire) != (zero.lanes, &zero.wire) {
-            return Some(format!(
-                "asks for {} lanes of communication with {} on the wire, rank 0 for {} with {}",
-                self.lanes, self.wire, zero.lanes, zero.wire
-            ));
-        }
-        if (self.buckets, self.floats, self.plan) != (zero.buckets, zero.floats, zero.plan) {
-            return Some(format!(
-                "has {} gradient buckets of {} numbers in all (plan {:016x}), rank 0 has {} of {} (plan {:016x})",
-                self.buckets, self.floats, self.plan, zero.buckets, zero.floats, zero.plan
-            ));
-        }
-        None
-    }
 }
 
 /// All members in rank order.
@@ -155,17 +120,9 @@ mod tests {
             host: format!("name-{host}"),
             host_id: (*host).to_owned(),
             pid: 1,
-            ring: None,
-            unix: None,
             cpus: vec![*cpus],
             quota: 0,
             node: 0,
-            force: "auto".to_owned(),
-            buckets: 1,
-            floats: 1,
-            plan: 1,
-            lanes: 1,
-            wire: "f32".to_owned(),
         });
         Roster { members: members.collect() }
     }

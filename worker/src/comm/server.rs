@@ -3,6 +3,7 @@
 use super::{
     error::CommError,
     frame::{FrameReader, LIMIT_STRANGER},
+    group::MAX_GATHER,
     hub::{Event, Hub, Output},
     socket::{accept, nonce, timespec, try_recv, try_send, tune_tcp},
     state::{LAST_WORDS, Request, Shared},
@@ -22,7 +23,7 @@ use std::{
 };
 
 /// Largest frame a member may send to rank 0.
-const LIMIT_TO_HUB: u64 = 64 << 10;
+const LIMIT_TO_HUB: u64 = (MAX_GATHER + (64 << 10)) as u64;
 /// Most connections accepted before others get their turn.
 const ACCEPTS_PER_TURN: usize = 16;
 
@@ -74,7 +75,7 @@ impl Server {
         Server { shared, listener, hub, tick, conns, next: 0, over: false, delivered: false, stop: None }
     }
 
-    /// Runs until the communicator is dropped.
+    /// Runs until the group is dropped.
     pub fn run(mut self) {
         loop {
             let ready = self.wait();
@@ -116,7 +117,7 @@ impl Server {
     fn requests(&mut self) {
         for request in self.shared.take_requests() {
             match request {
-                Request::Agree(ballot) => self.event(Event::Agree(ballot)),
+                Request::Value(ballot) => self.event(Event::Value(ballot)),
                 Request::Abort(cause) => self.event(Event::Abort(cause)),
                 Request::Leave => self.event(Event::Leave),
                 Request::Stop => self.stop = Some(Instant::now() + LAST_WORDS),
@@ -198,6 +199,7 @@ impl Server {
                 }
                 Output::Missing(ranks) => self.shared.set_missing(ranks),
                 Output::Agreed(result) => self.shared.set_agreed(result),
+                Output::Stuck(stuck) => self.shared.set_stuck(stuck),
                 Output::Failed(cause) => {
                     self.shared.fail(cause);
                     self.over = true;

@@ -5,7 +5,6 @@ use super::{
     client::dial,
     error::CommError,
     frame::{HEADER, Header, Kind},
-    roster::Roster,
     shm::{Segment, SegmentShape},
     socket::{Denied, collect_peers, introduce, nonce, poll_one, send_all, tune_tcp},
     state::Shared,
@@ -162,10 +161,11 @@ fn same_user(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_peercred(fd).is_ok_and(|cred| cred.uid == rustix::process::getuid())
 }
 
-/// Creates (leader) or receives (others) the segment of this host, and maps it. `arena` is in bytes.
+/// Creates (leader) or receives (others) the segment of this host, and maps it. `name`: of the leader's listener; `arena`:
+/// in bytes.
 pub(super) fn share_memory(
     identity: &Identity,
-    (local, roster): (&[u32], &Roster),
+    (local, name): (&[u32], &str),
     listener: BorrowedFd<'_>,
     (lanes, arena): (usize, usize),
     deadline: Instant,
@@ -185,7 +185,6 @@ pub(super) fn share_memory(
         }
         file
     } else {
-        let name = roster.members[leader as usize].unix.as_deref().unwrap_or_default();
         let fd = reach(identity, Purpose::SharedMemory, Peer { rank: leader, lane: 0 }, deadline, shared, || {
             let fd = unix_socket()?;
             rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;

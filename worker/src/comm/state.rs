@@ -2,9 +2,11 @@
 //! what the rank is doing right now.
 
 use super::{
+    ballot::Ballot,
     error::{Cause, CauseKind, CommError},
-    hub::Ballot,
+    options::Options,
     roster::Roster,
+    standstill::{Heard, stuck},
 };
 use crate::recorder::{Recorder, Vitals};
 use std::{
@@ -15,13 +17,15 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use switchyard_worker_contract::event::Stuck;
+use switchyard_worker_contract::recorder::Operation;
 
 /// A request to the control thread.
 pub(super) enum Request {
-    Agree(Ballot),
+    Value(Ballot),
     Abort(Cause),
     Leave,
-    /// The communicator is being dropped.
+    /// The group is being dropped.
     Stop,
 }
 
@@ -32,12 +36,13 @@ struct Status {
     delivered: bool,
     formed: Option<Roster>,
     missing: Option<Vec<u32>>,
-    agreed: Option<Result<(), String>>,
+    agreed: Option<Result<Vec<Vec<u8>>, String>>,
     left: bool,
     /// Microseconds to rank 0's clock.
     clock_offset: Option<i64>,
     refusals: Vec<String>,
     doing: String,
+    stuck: Option<Stuck>,
 }
 
 type Waker = Box<dyn Fn() + Send>;
@@ -54,10 +59,8 @@ pub(super) struct Shared {
     /// Wakes the control thread; absent in a group of one.
     bell: Option<OwnedFd>,
     hosts: OnceLock<Vec<String>>,
-    /// One for each lane.
-    progress: Box<[Progress]>,
-    /// Bits of the scale of gradients in f16; 0: they travel in 4 bytes.
-    wire_scale: AtomicU32,
+    /// By lane.
+    progress: [Progress; Options::MAX_LANES as usize],
     recorder: OnceLock<Arc<Recorder>>,
 }
 
@@ -66,7 +69,7 @@ pub(super) struct Shared {
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl Shared {
-    pub fn new((rank, world): (u32, u32), lanes: usize, connect_timeout: Duration) -> Result<Shared, CommError> {
+    pub fn new((rank, world): (u32, u32), connect_timeout: Duration) -> Result<Shared, CommError> {
         let bell = if world > 1 {
             let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
             Some(rustix::event::eventfd(0, flags).map_err(|e| CommError::system("create an eventfd", e))?)
@@ -84,19 +87,31 @@ impl Shared {
             requests: Mutex::default(),
             bell,
             hosts: OnceLock::new(),
-            progress: (0..lanes).map(|_| Progress::default()).collect(),
-            wire_scale: AtomicU32::new(1.0f32.to_bits()),
+            progress: Default::default(),
             recorder: OnceLock::new(),
         })
     }
 
-    /// See [`super::Communicator::record_to`].
+    /// See [`super::Group::record_to`].
     pub fn record_to(&self, recorder: Arc<Recorder>) {
         let _ = self.recorder.set(recorder);
     }
 
     pub fn recorder(&self) -> Option<&Recorder> {
         self.recorder.get().map(Arc::as_ref)
+    }
+
+    /// Waits for other ranks, and then goes on with what the rank did before.
+    pub fn recorded<T>(&self, operation: Operation, index: u32, wait: impl FnOnce() -> T) -> T {
+        let Some(recorder) = self.recorder() else { return wait() };
+        let before = recorder.latest();
+        recorder.begin(operation, index);
+        let result = wait();
+        // In a group that has failed this is what the rank did last.
+        if !self.failed() {
+            recorder.begin(before.operation, before.index);
+        }
+        result
     }
 
     /// What the rank does; `None` if nobody records it.
@@ -114,16 +129,6 @@ impl Shared {
 
     pub fn progress(&self, lane: usize) -> &Progress {
         &self.progress[lane]
-    }
-
-    /// See [`super::Communicator::set_wire_scale`].
-    pub fn set_wire_scale(&self, scale: Option<f32>) {
-        // Published by the start of the next operation.
-        self.wire_scale.store(scale.map_or(0, f32::to_bits), Ordering::Relaxed);
-    }
-
-    pub fn wire_scale(&self) -> Option<f32> {
-        Some(f32::from_bits(self.wire_scale.load(Ordering::Relaxed))).filter(|scale| *scale > 0.0)
     }
 
     fn status(&self) -> MutexGuard<'_, Status> {
@@ -203,6 +208,27 @@ impl Shared {
         self.fail(cause);
     }
 
+    /// The rank is dropped before it has left: no other may wait for it. Returns at once if the group has already failed.
+    pub fn give_up(&self) {
+        let word = if std::thread::panicking() { "panicked" } else { "gave up without saying why" };
+        self.abort(Cause::failed(self.rank, word));
+    }
+
+    /// Tells the group why the set-up failed here. Returns the root cause if another rank was first: it says more than
+    /// what this rank saw of it.
+    pub fn broken_off(&self, error: CommError) -> CommError {
+        if matches!(error, CommError::Failed(_) | CommError::Missing { .. }) {
+            return error;
+        }
+        self.abort(Cause::failed(self.rank, error.with_sources()));
+        self.failure().filter(|cause| cause.origin_rank != self.rank).map_or(error, CommError::Failed)
+    }
+
+    /// The error of an operation that the failure of the group broke off.
+    pub fn root_cause(&self) -> CommError {
+        CommError::Failed(self.failure().unwrap_or_else(|| Cause::failed(self.rank, "unknown")))
+    }
+
     /// A data lane broke. Usually its peer died and the control connection reports that within milliseconds; only if it
     /// does not, the lane itself is the cause. This keeps survivors from blaming each other in a circle.
     pub fn suspect(&self, cause: Cause) {
@@ -268,12 +294,24 @@ impl Shared {
         self.update(|status| status.missing = Some(ranks));
     }
 
-    pub fn set_agreed(&self, result: Result<(), String>) {
+    pub fn set_agreed(&self, result: Result<Vec<Vec<u8>>, String>) {
         self.update(|status| status.agreed = Some(result));
     }
 
     pub fn set_clock_offset(&self, micros: i64) {
         self.update(|status| status.clock_offset = Some(micros));
+    }
+
+    pub fn set_stuck(&self, stuck: Option<Stuck>) {
+        self.update(|status| status.stuck = stuck);
+    }
+
+    /// See [`super::Aborter::stuck`]. A group of one rank has no control thread that would know.
+    pub fn stuck(&self) -> Option<Stuck> {
+        match self.world {
+            1 => stuck(&[Heard { node: 0, vitals: self.vitals().as_ref() }]),
+            _ => self.status().stuck,
+        }
     }
 
     pub fn set_left(&self) {
@@ -311,7 +349,7 @@ impl Shared {
         outcome.unwrap_or_else(|| Err(CommError::protocol("rank 0", "no roster in time")))
     }
 
-    pub fn wait_agreed(&self) -> Result<(), CommError> {
+    pub fn wait_agreed(&self) -> Result<Vec<Vec<u8>>, CommError> {
         self.wait_forever(|status| match (&status.failure, status.agreed.take()) {
             (_, Some(result)) => Some(result.map_err(CommError::Disagreement)),
             (Some(cause), None) => Some(Err(CommError::Failed(cause.clone()))),

@@ -20,6 +20,8 @@ pub(super) enum Broken {
 pub(super) struct Turn<'a> {
     pub shared: &'a Shared,
     pub progress: &'a Progress,
+    /// Factor of numbers that travel in f16; `None`: they travel in 4 bytes.
+    pub wire_scale: Option<f32>,
     /// On the communication thread.
     pub background: bool,
     /// The caller sleeps until an operation has finished.

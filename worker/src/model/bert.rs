@@ -42,7 +42,10 @@ impl Bert {
         let (hidden, heads) = (self.config.hidden_size as usize, self.config.heads as usize);
         let normal = Initial::Normal(DEVIATION);
         let name = |part: &str| format!("bert.encoder.layer.{layer}.{part}");
-        let qkv = Linear::new(3 * hidden).initial(normal).add(graph, &name("attention.self.qkv"), x)?;
+        // One product here; three layers in the published model.
+        let parts = ["query", "key", "value"].map(|part| name(&format!("attention.self.{part}")));
+        let qkv = Linear::new(3 * hidden).initial(normal).exported_as(parts);
+        let qkv = qkv.add(graph, &name("attention.self.qkv"), x)?;
         let attention = Attention { heads, causal: false }.add(graph, &name("attention.self"), qkv)?;
         let dense = Linear::new(hidden).initial(normal).residual(x);
         let middle = dense.add(graph, &name("attention.output.dense"), attention)?;
@@ -70,7 +73,8 @@ impl Bert {
         let dense = Linear::new(hidden).initial(Initial::Normal(DEVIATION)).activation(Activation::Gelu);
         let dense = dense.add(graph, "cls.predictions.transform.dense", hidden_places)?;
         let norm = LayerNorm.add(graph, "cls.predictions.transform.LayerNorm", dense)?;
-        let decoder = Linear::new(vocabulary).shared(tokens);
+        // The published model has the bias beside the decoder, not in it.
+        let decoder = Linear::new(vocabulary).shared(tokens).exported_as(["cls.predictions".to_owned()]);
         let logits = decoder.add(graph, "cls.predictions.decoder", norm)?;
         CrossEntropy { target: Target::Classes, count: true }.add(graph, "loss.masked", logits)
     }

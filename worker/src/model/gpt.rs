@@ -6,7 +6,8 @@
 //! logits = head(norm(x))
 //! ```
 //!
-//! Parameters have the names of GPT-2. Linear weights are `[outputs, inputs]`.
+//! Parameters have the names of GPT-2. Weights of its blocks are `[outputs, inputs]` here and `[inputs, outputs]` in exported files,
+//! as in the published model.
 
 use super::Model;
 use super::transformer::{DEVIATION, Sizes};
@@ -61,17 +62,18 @@ impl Model for Gpt {
             deviation: DEVIATION,
         };
         let (mut x, tokens) = embedding.add(graph, "transformer.embedding")?;
+        let linear = |outputs| Linear::new(outputs).exported_transposed();
         for layer in 0..self.config.layers {
             let name = |part: &str| format!("transformer.h.{layer}.{part}");
             let norm = LayerNorm.add(graph, &name("ln_1"), x)?;
-            let qkv = Linear::new(3 * hidden).initial(normal).add(graph, &name("attn.c_attn"), norm)?;
+            let qkv = linear(3 * hidden).initial(normal).add(graph, &name("attn.c_attn"), norm)?;
             let heads = Attention { heads, causal: true }.add(graph, &name("attn"), qkv)?;
-            let project = Linear::new(hidden).initial(residual).residual(x);
+            let project = linear(hidden).initial(residual).residual(x);
             let middle = project.add(graph, &name("attn.c_proj"), heads)?;
             let norm = LayerNorm.add(graph, &name("ln_2"), middle)?;
-            let expand = Linear::new(4 * hidden).initial(normal).activation(Activation::Gelu);
+            let expand = linear(4 * hidden).initial(normal).activation(Activation::Gelu);
             let wide = expand.add(graph, &name("mlp.c_fc"), norm)?;
-            let contract = Linear::new(hidden).initial(residual).residual(middle);
+            let contract = linear(hidden).initial(residual).residual(middle);
             x = contract.add(graph, &name("mlp.c_proj"), wide)?;
         }
         let norm = LayerNorm.add(graph, "transformer.ln_f", x)?;

@@ -5,7 +5,7 @@ use crate::cpu::{AlignedBuffer, Format, Values, ValuesMut, bf16, f16};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Region {
-    /// First byte, a multiple of a cache line.
+    /// First byte, a multiple of the plan's alignment.
     pub offset: usize,
     /// Length in numbers.
     pub len: usize,
@@ -48,6 +48,9 @@ pub(super) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
+    /// Places in a plan for it are multiples of this many bytes: a cache line.
+    pub const ALIGNMENT: usize = 64;
+
     /// `None`: the machine does not have enough memory.
     pub fn new(bytes: usize) -> Option<Arena> {
         let mut memory = AlignedBuffer::try_zeroed(bytes.div_ceil(4)).ok()?;

@@ -38,6 +38,7 @@ pub(super) struct ParameterInfo {
     pub role: Role,
     pub initial: Initial,
     pub export_axes: Option<Vec<usize>>,
+    pub export_names: Vec<String>,
     pub used: bool,
 }
 
@@ -144,6 +145,7 @@ impl Graph {
             role,
             initial,
             export_axes: None,
+            export_names: Vec::new(),
             used: false,
         });
         Parameter(self.parameters.len() - 1)
@@ -152,6 +154,11 @@ impl Graph {
     /// Sets the order in which other frameworks have the axes of a parameter.
     pub fn export_axes(&mut self, parameter: Parameter, axes: &[usize]) {
         self.parameters[parameter.0].export_axes = Some(axes.to_vec());
+    }
+
+    /// Sets the name that other frameworks have for a parameter, or for each of several equal parts of its first axis.
+    pub fn export_names(&mut self, parameter: Parameter, names: Vec<String>) {
+        self.parameters[parameter.0].export_names = names;
     }
 
     /// Adds running values. Each step moves them by a tenth towards the mean over all ranks and micro-batches of what

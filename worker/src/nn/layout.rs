@@ -43,6 +43,8 @@ pub struct ParameterSlot {
     pub initial: Initial,
     /// Order of the axes in other frameworks, if it differs: `[0, 3, 1, 2]` for convolutions.
     pub export_axes: Option<Vec<usize>>,
+    /// Names in other frameworks, if they differ; several have equal parts of the first axis.
+    pub export_names: Vec<String>,
 }
 
 impl ParameterSlot {
@@ -74,6 +76,7 @@ impl Layout {
             role,
             initial,
             export_axes: None,
+            export_names: Vec::new(),
         });
         self.len = (self.len + len).next_multiple_of(ALIGNMENT);
         self.parameters.len() - 1

@@ -1,8 +1,5 @@
 //! Assigns places in one arena to buffers with known lifetimes.
 
-/// Offsets are multiples of this many bytes: a cache line.
-const ALIGNMENT: usize = 64;
-
 /// A buffer that is needed from one point in time to another, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
@@ -17,12 +14,12 @@ impl Span {
     }
 }
 
-/// Offsets at which no two buffers share memory at the same time, and the total bytes. `None`: more than an address
-/// space.
+/// Offsets at which no two buffers share memory at the same time, and the total bytes, all multiples of `alignment`
+/// bytes. `None`: more than an address space.
 ///
 /// Largest first, each into the lowest gap that fits. For our graphs of layers this is within a few percent of the
 /// lower bound (the largest sum of buffers alive at a time; `tests` compare).
-pub(super) fn place(spans: &[Span]) -> Option<(Vec<usize>, usize)> {
+pub(super) fn place(spans: &[Span], alignment: usize) -> Option<(Vec<usize>, usize)> {
     let mut order: Vec<usize> = (0..spans.len()).filter(|&i| spans[i].bytes > 0).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(spans[i].bytes), spans[i].from, i));
     let mut offsets = vec![0; spans.len()];
@@ -38,11 +35,11 @@ pub(super) fn place(spans: &[Span]) -> Option<(Vec<usize>, usize)> {
             if at.checked_add(spans[i].bytes)? <= offsets[j] {
                 break;
             }
-            let end = offsets[j].checked_add(spans[j].bytes)?.checked_next_multiple_of(ALIGNMENT)?;
+            let end = offsets[j].checked_add(spans[j].bytes)?.checked_next_multiple_of(alignment)?;
             at = at.max(end);
         }
         offsets[i] = at;
-        total = total.max(at.checked_add(spans[i].bytes)?.checked_next_multiple_of(ALIGNMENT)?);
+        total = total.max(at.checked_add(spans[i].bytes)?.checked_next_multiple_of(alignment)?);
         let position = placed.partition_point(|&j| offsets[j] <= at);
         placed.insert(position, i);
     }
@@ -66,20 +63,22 @@ mod tests {
         let n = 40;
         let mut spans: Vec<Span> = (0..n).map(|i| Span { bytes: 640, from: i, to: 2 * n - 1 - i }).collect();
         spans.extend((0..n).map(|i| Span { bytes: 640, from: n + i, to: n + i + 1 }));
-        let (_, total) = place(&spans).unwrap();
+        let (_, total) = place(&spans, 64).unwrap();
         assert!(total as f64 <= 1.03 * lower_bound(&spans) as f64, "{total} of {}", lower_bound(&spans));
     }
 
     proptest! {
         #[test]
         fn buffers_alive_together_are_apart(
-            raw in proptest::collection::vec((0usize..5_000, 0usize..30, 0usize..15), 1..60)
+            raw in proptest::collection::vec((0usize..5_000, 0usize..30, 0usize..15), 1..60),
+            alignment in proptest::sample::select(vec![64usize, 256])
         ) {
             let spans: Vec<Span> = raw.iter().map(|&(bytes, from, len)| Span { bytes, from, to: from + len }).collect();
-            let (offsets, total) = place(&spans).unwrap();
+            let (offsets, total) = place(&spans, alignment).unwrap();
+            prop_assert_eq!(total % alignment, 0);
             prop_assert!(total >= lower_bound(&spans));
             for i in 0..spans.len() {
-                prop_assert_eq!(offsets[i] % ALIGNMENT, 0);
+                prop_assert_eq!(offsets[i] % alignment, 0);
                 prop_assert!(offsets[i] + spans[i].bytes <= total);
                 for j in 0..i {
                     let apart = offsets[i] + spans[i].bytes <= offsets[j] || offsets[j] + spans[j].bytes <= offsets[i];
@@ -93,6 +92,6 @@ mod tests {
     #[test]
     fn too_large_is_told() {
         let huge = Span { bytes: usize::MAX / 2, from: 0, to: 1 };
-        assert!(place(&[huge, huge, huge]).is_none());
+        assert!(place(&[huge, huge, huge], 64).is_none());
     }
 }

@@ -48,7 +48,7 @@ impl Network {
     /// # Errors
     /// The graph is not a valid network, or the machine lacks the memory.
     pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
-        let plan = NetworkPlan::new(&graph, &|node| node.layer.needs(&cpu))?;
+        let plan = NetworkPlan::new(&graph, Arena::ALIGNMENT, &|node| node.layer.needs(&cpu))?;
         let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
         let Graph { nodes, statistics, .. } = graph;
         let len = statistics.iter().map(|statistic| statistic.len).sum();

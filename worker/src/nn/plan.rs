@@ -91,7 +91,7 @@ impl Buffers {
         (*from, *to) = ((*from).min(time), (*to).max(time));
     }
 
-    fn place(&self, f32_only: bool) -> Option<(Vec<Region>, usize)> {
+    fn place(&self, alignment: usize, f32_only: bool) -> Option<(Vec<Region>, usize)> {
         let format = |format| if f32_only { Format::F32 } else { format };
         let spans: Option<Vec<Span>> = self
             .sizes
@@ -99,7 +99,7 @@ impl Buffers {
             .zip(&self.times)
             .map(|(&(len, own), &(from, to))| Some(Span { bytes: len.checked_mul(format(own).size())?, from, to }))
             .collect();
-        let (offsets, bytes) = memory::place(&spans?)?;
+        let (offsets, bytes) = memory::place(&spans?, alignment)?;
         let places = offsets.iter().zip(&self.sizes);
         Some((places.map(|(&offset, &(len, own))| Region { offset, len, format: format(own) }).collect(), bytes))
     }
@@ -122,7 +122,9 @@ fn lay_out(graph: &Graph) -> Result<(Layout, Vec<usize>), ModelError> {
             if first[parameter] == index {
                 let info = &graph.parameters[parameter];
                 ordinals[parameter] = layout.push(info.name.clone(), &info.shape, info.role, info.initial);
-                layout.parameters[ordinals[parameter]].export_axes = info.export_axes.clone();
+                let slot = &mut layout.parameters[ordinals[parameter]];
+                slot.export_axes = info.export_axes.clone();
+                slot.export_names = info.export_names.clone();
             }
         }
     }
@@ -149,8 +151,8 @@ struct Draft {
 }
 
 impl NetworkPlan {
-    /// `needs`: what a layer needs on the device that will run it.
-    pub fn new(graph: &Graph, needs: &dyn Fn(&Node) -> Needs) -> Result<NetworkPlan, ModelError> {
+    /// For a device: what a layer needs there, and the bytes of which every address is a multiple.
+    pub fn new(graph: &Graph, alignment: usize, needs: &dyn Fn(&Node) -> Needs) -> Result<NetworkPlan, ModelError> {
         let (layout, ordinals) = lay_out(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
@@ -170,9 +172,12 @@ impl NetworkPlan {
             drafts.push(draft(graph, needs(node), &mut buffers, &values, &readers, &mut gradients, i, node)?);
         }
         drafts.reverse();
-        let (places, bytes) = buffers.place(false).ok_or(ModelError::TooLarge)?;
-        let bytes_f32 =
-            if graph.format() == Format::F32 { bytes } else { buffers.place(true).ok_or(ModelError::TooLarge)?.1 };
+        let (places, bytes) = buffers.place(alignment, false).ok_or(ModelError::TooLarge)?;
+        let bytes_f32 = if graph.format() == Format::F32 {
+            bytes
+        } else {
+            buffers.place(alignment, true).ok_or(ModelError::TooLarge)?.1
+        };
         let mut written = vec![false; layout.parameters.len()];
         let statistics = statistics_ranges(graph);
         let mut nodes: Vec<NodePlan> = Vec::with_capacity(n);

@@ -74,6 +74,15 @@ impl<O: Write, E: Write> Output<O, E> {
                     }
                 }
             }
+            Event::Standstill { stuck } => {
+                if let Some(journal) = journal {
+                    journal.fold.standstill(stuck);
+                    if let Some(summary) = &mut journal.summary {
+                        summary.stuck = stuck;
+                        self.summarise(now, true);
+                    }
+                }
+            }
             Event::Finished(finished) if finished.rank == 0 => {
                 if let Some(journal) = journal {
                     journal.finished = Some(finished);
@@ -220,6 +229,22 @@ mod tests {
         output.stdout(1, &progress(1, 100), now);
         let last = output.finish(now).unwrap();
         assert_eq!((last.loss, last.validation_loss, last.remaining_seconds), (1.25, Some(1.5), Some(0.0)));
+    }
+
+    #[test]
+    fn that_ranks_stand_still_is_told_at_once_and_until_they_go_on() {
+        let now = Instant::now();
+        let mut output = Output::new(Vec::new(), Vec::new(), Some(1));
+        output.stdout(0, &progress(0, 1), now);
+        let stuck =
+            json!({"rank": 9, "nodeRank": 4, "operation": "forward", "step": 2, "index": 0, "since": 5, "ranks": 1});
+        output.stdout(0, &json!({"event": "standstill", "stuck": stuck}).to_string(), now);
+        let told = Summary::last_in(&text(&output)).unwrap();
+        assert_eq!((told.step, told.stuck.map(|stuck| (stuck.rank, stuck.node_rank))), (1, Some((9, 4))));
+        assert_eq!(told.stuck.unwrap().doing(), "step 2: forward pass of micro-batch 0");
+        output.stdout(0, &json!({"event": "standstill"}).to_string(), now);
+        assert_eq!(Summary::last_in(&text(&output)), Some(Summary { stuck: None, ..told }));
+        assert_eq!(summaries(&output), 3);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::data::Dataset;
 use crate::model::Registry;
 use crate::process::{self, Stopping, variable};
 use crate::train::fault::Fault;
-use crate::train::{self, Blueprint, End, Outside, Reporter, TrainError, config};
+use crate::train::{self, Alarm, Blueprint, OnAlarm, Outside, Reporter, TrainError, config};
 use std::io::Stdout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -145,8 +145,11 @@ impl Process<'_> {
         let blueprint = Blueprint::new(config, dataset, group.world(), kernel.as_deref(), self.registry)?;
         let run_dir: &Path = &self.run_dir;
         let rank = group.rank();
-        let end: End = Arc::new(move |cause: &Cause| end(rank, cause));
-        let outside = Outside { run_dir, fault: self.fault, stop: self.stopping.signal(), end: Some(end) };
+        let on_alarm: OnAlarm = Arc::new(move |alarm| match alarm {
+            Alarm::Hung(cause) => end(rank, &cause),
+            Alarm::Standstill(stuck) => Reporter::new(std::io::stdout()).event(&Event::Standstill { stuck }),
+        });
+        let outside = Outside { run_dir, fault: self.fault, stop: self.stopping.signal(), on_alarm: Some(on_alarm) };
         train::run(blueprint, group, &outside, reporter, |handle: Aborter| self.stopping.joined(handle))
     }
 }

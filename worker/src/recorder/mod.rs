@@ -17,9 +17,10 @@ use crate::nn::Network;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use switchyard_worker_contract::config::OnHang;
 use switchyard_worker_contract::record;
 use switchyard_worker_contract::recorder::{ENTRY, Entry, MAGIC, Operation, RING, RING_AT, TEXT, at, file};
 use words::Words;
@@ -42,8 +43,8 @@ pub(crate) struct Recorder {
     layers: OnceLock<Layers>,
     /// Median of the last steps in microseconds; 0: unknown.
     median_us: AtomicU64,
-    /// The watchdog says that it stands still.
-    late: AtomicBool,
+    /// As the watchdog has seen it last.
+    still: Mutex<Option<Standing>>,
 }
 
 /// Who records.
@@ -54,8 +55,33 @@ pub(crate) struct Identity {
     pub attempt: u32,
 }
 
+/// How long a rank has been without progress.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Standing {
+    /// The operation.
+    pub entry: Entry,
+    /// Since when, seconds since 1970.
+    pub since: u64,
+    /// This time as a share of what the job allows.
+    pub share: f32,
+    pub on_hang: OnHang,
+}
+
+impl Standing {
+    /// Whether it is too long.
+    pub fn is_late(&self) -> bool {
+        self.share > 1.0
+    }
+
+    /// Whether it is long enough to be part of what holds up the others when one of them is late.
+    pub fn is_long(&self) -> bool {
+        self.share > 0.25
+    }
+}
+
 /// What a heartbeat says.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Vitals {
     pub pid: u32,
@@ -63,8 +89,8 @@ pub(crate) struct Vitals {
     pub doing: String,
     /// It waits for other ranks.
     pub waits: bool,
-    /// For longer than the job allows.
-    pub late: bool,
+    /// `None`: nobody watches it.
+    pub still: Option<Standing>,
     /// Operations begun.
     pub count: u64,
 }
@@ -94,7 +120,7 @@ impl Recorder {
             counters: Mutex::default(),
             layers: OnceLock::new(),
             median_us: AtomicU64::new(0),
-            late: AtomicBool::new(false),
+            still: Mutex::default(),
         };
         let header = [
             (at::RANK, identity.rank.into()),
@@ -206,9 +232,9 @@ impl Recorder {
         self.set_text(at::LAYER, self.layer().unwrap_or_default());
     }
 
-    /// Whether it stands still for too long, for the heartbeats.
-    pub fn set_late(&self, late: bool) {
-        self.late.store(late, Ordering::Relaxed);
+    /// How long it stands still, for the heartbeats.
+    pub fn set_still(&self, still: Standing) {
+        *self.still.lock().unwrap_or_else(PoisonError::into_inner) = Some(still);
     }
 
     /// What it does, in words.
@@ -225,7 +251,7 @@ impl Recorder {
             pid: std::process::id(),
             doing: self.doing(),
             waits: self.latest().operation.waits(),
-            late: self.late.load(Ordering::Relaxed),
+            still: *self.still.lock().unwrap_or_else(PoisonError::into_inner),
             count: self.words.at(at::COUNT).load(Ordering::Relaxed),
         }
     }

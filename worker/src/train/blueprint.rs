@@ -2,8 +2,7 @@
 //! starts.
 
 use super::TrainError;
-use super::exchange;
-use super::memory;
+use super::{cpu, memory};
 use crate::cpu::{Cpu, Format, HalfKernel, Isa, Pool};
 use crate::data::{Dataset, Order, Prefetcher, StepShape, Task};
 use crate::model::{Model, Registry};
@@ -17,18 +16,23 @@ use switchyard_worker_contract::event::{Inspection, MemoryUse};
 /// reduced, soon.
 pub(super) const BUCKET: usize = 1 << 20;
 
-/// The static plan of a rank.
-pub struct Blueprint {
+/// What a rank trains, on which data and for how long, whatever it computes with.
+pub struct Training {
     pub config: EngineConfig,
     pub world: u32,
-    pub cpu: Cpu,
     pub dataset: Arc<Dataset>,
     /// Which samples each step takes.
     pub order: Order,
-    pub network: Network,
     /// The gradient buckets, in the order in which backward completes them.
     pub buckets: Vec<Bucket>,
     pub total_steps: u64,
+}
+
+/// The static plan of a rank that computes with CPUs.
+pub struct Blueprint {
+    pub training: Training,
+    pub cpu: Cpu,
+    pub network: Network,
     model: Arc<dyn Model>,
     /// Kernels for products of bf16 that this process may use, the best first.
     pub(super) half_kernels: Vec<HalfKernel>,
@@ -40,6 +44,32 @@ pub struct Blueprint {
 /// The data cannot be used.
 pub fn open(config: &EngineConfig) -> Result<Arc<Dataset>, TrainError> {
     Ok(Arc::new(Dataset::open(&config.data, &config.reader, &Task::of(&config.model), config.seed)?))
+}
+
+impl Training {
+    /// Continues where a checkpoint ended, in samples and in steps.
+    pub(super) fn go_on_from(&mut self, step: u64, epoch: u64, position: u64) {
+        self.order = self.order.from_position(step, epoch, position);
+        if let Length::Epochs(epochs) = self.config.length {
+            self.total_steps = self.order.steps_of(epochs);
+        }
+    }
+
+    /// Items of one optimizer step on all ranks.
+    pub fn items_per_step(&self) -> u64 {
+        self.order.samples_per_step() * self.dataset.kind().items_per_sample()
+    }
+
+    pub fn half_type(&self) -> Option<HalfType> {
+        half_type(&self.config)
+    }
+}
+
+fn half_type(config: &EngineConfig) -> Option<HalfType> {
+    match config.precision {
+        Precision::Fp32 => None,
+        Precision::Amp(amp) => Some(amp.compute_type),
+    }
 }
 
 impl Blueprint {
@@ -66,10 +96,9 @@ impl Blueprint {
             Length::Steps(steps) => steps,
             Length::Epochs(epochs) => order.steps_of(epochs),
         };
-        let config = config.clone();
-        let blueprint =
-            Blueprint { config, world, cpu, dataset, order, network, buckets, total_steps, model, half_kernels };
-        memory::check(&blueprint.memory(), &blueprint.config)?;
+        let training = Training { config: config.clone(), world, dataset, order, buckets, total_steps };
+        let blueprint = Blueprint { training, cpu, network, model, half_kernels };
+        memory::check(&blueprint.memory(), config)?;
         Ok(blueprint)
     }
 
@@ -80,75 +109,43 @@ impl Blueprint {
     pub(super) fn with_half_kernel(mut self, half: HalfKernel) -> Result<Blueprint, TrainError> {
         if self.cpu.half != half {
             self.cpu.half = half;
-            self.network = network(&self.config, &self.dataset, &*self.model, &self.cpu)?;
+            self.network = network(&self.training.config, &self.training.dataset, &*self.model, &self.cpu)?;
         }
         Ok(self)
-    }
-
-    /// Continues where a checkpoint ended, in samples and in steps.
-    pub(super) fn go_on_from(&mut self, step: u64, epoch: u64, position: u64) {
-        self.order = self.order.from_position(step, epoch, position);
-        if let Length::Epochs(epochs) = self.config.length {
-            self.total_steps = self.order.steps_of(epochs);
-        }
-    }
-
-    /// Items of one optimizer step on all ranks.
-    pub fn items_per_step(&self) -> u64 {
-        self.order.samples_per_step() * self.dataset.kind().items_per_sample()
     }
 
     pub fn memory(&self) -> MemoryUse {
         let layout = self.network.layout();
         let flat = 4 * layout.len as u64;
-        let config = &self.config;
-        let batches = Prefetcher::memory_bytes(&self.dataset, config.batch_size_per_process, &config.reader);
-        let staged = if config.checkpoint.is_some() { self.state_bytes() / u64::from(self.world) } else { 0 };
+        let Training { config, world, dataset, .. } = &self.training;
+        let batches = Prefetcher::memory_bytes(dataset, config.batch_size_per_process, &config.reader);
+        let staged = if config.checkpoint.is_some() { self.state_bytes() / u64::from(*world) } else { 0 };
         MemoryUse {
-            weights: flat + if self.half_type().is_some() { flat / 2 } else { 0 },
-            gradients: flat + 4 * exchange::numbers(self.exchange_room(), self.world as usize) as u64,
+            weights: flat + if self.training.half_type().is_some() { flat / 2 } else { 0 },
+            gradients: flat,
             optimizer: Optimizer::memory_bytes(layout, &config.optimizer.rule) as u64 + staged,
             activations: self.network.memory_bytes() as u64,
-            input: self.dataset.facts().memory_bytes + batches,
+            input: dataset.facts().memory_bytes + batches,
         }
-    }
-
-    /// Most bytes that a rank tells the others besides the sums of a step.
-    pub(super) fn exchange_room(&self) -> usize {
-        let statistics = self.network.batch_statistics().len();
-        let numbers = self.state_bytes() as usize / 4 + statistics;
-        exchange::room(if self.config.checkpoint.is_some() { numbers } else { 0 }, self.world as usize)
     }
 
     /// Bytes of everything that a checkpoint holds, but for running statistics.
     fn state_bytes(&self) -> u64 {
         let layout = self.network.layout();
-        4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.config.optimizer.rule) as u64
+        4 * layout.len as u64 + Optimizer::memory_bytes(layout, &self.training.config.optimizer.rule) as u64
     }
 
     /// Memory of one rank if all numbers had 32 bits; `None` if they have.
     fn memory_fp32(&self) -> Option<u64> {
-        self.half_type()?;
+        self.training.half_type()?;
         let now = self.memory();
         let flat = 4 * self.network.layout().len as u64;
         Some(MemoryUse { weights: flat, activations: self.network.memory_bytes_f32() as u64, ..now }.total())
     }
 
-    pub fn half_type(&self) -> Option<HalfType> {
-        half_type(&self.config)
-    }
-
     /// The kernel for products of bf16; `None` if there are none.
     pub fn half_kernel(&self) -> Option<HalfKernel> {
-        (self.half_type() == Some(HalfType::Bf16)).then_some(self.cpu.half)
-    }
-
-    /// Name of the kernels in use.
-    pub fn kernel(&self) -> String {
-        match self.half_kernel() {
-            Some(half) if half != HalfKernel::F32 => format!("{}+{}", self.cpu.isa.name(), half.name()),
-            _ => self.cpu.isa.name().to_owned(),
-        }
+        (self.training.half_type() == Some(HalfType::Bf16)).then_some(self.cpu.half)
     }
 
     /// What the launcher shows before the start.
@@ -157,8 +154,8 @@ impl Blueprint {
     /// The data can no longer be read.
     pub fn inspection(&self) -> Result<Inspection, TrainError> {
         let layout = self.network.layout();
-        let facts = self.dataset.facts();
-        let entropies = self.dataset.entropies()?;
+        let facts = self.training.dataset.facts();
+        let entropies = self.training.dataset.entropies()?;
         Ok(Inspection {
             model: self.model.words(),
             sample: facts.sample.clone(),
@@ -167,7 +164,7 @@ impl Blueprint {
             gradient_tensors: layout.parameters.len() as u32,
             memory: self.memory(),
             fp32_memory_bytes: self.memory_fp32(),
-            kernel: self.kernel(),
+            kernel: cpu::name(&self.cpu, self.half_kernel()),
             files: facts.files,
             empty_files: facts.empty_files,
             bytes: facts.bytes,
@@ -176,18 +173,11 @@ impl Blueprint {
             data_digest: facts.digest.clone(),
             unigram_nats: entropies.map(|entropies| entropies.unigram),
             bigram_nats: entropies.and_then(|entropies| entropies.bigram),
-            samples_per_step: self.order.samples_per_step(),
-            items_per_step: self.items_per_step(),
-            steps_per_epoch: self.order.steps_per_epoch(),
-            total_steps: self.total_steps,
+            samples_per_step: self.training.order.samples_per_step(),
+            items_per_step: self.training.items_per_step(),
+            steps_per_epoch: self.training.order.steps_per_epoch(),
+            total_steps: self.training.total_steps,
         })
-    }
-}
-
-fn half_type(config: &EngineConfig) -> Option<HalfType> {
-    match config.precision {
-        Precision::Fp32 => None,
-        Precision::Amp(amp) => Some(amp.compute_type),
     }
 }
 

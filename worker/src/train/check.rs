@@ -4,13 +4,13 @@
 //! It takes the same path as the training: shared memory within a host, the ring of TCP connections between hosts. It
 //! says nothing about other paths, such as RDMA.
 
+use super::cpu::CHECK;
+use super::engine::Measure;
 use super::{TrainError, Trainer};
 use std::time::Instant;
 use switchyard_worker_contract::config::BandwidthCheck;
 use switchyard_worker_contract::event::{Measured, MeasuredLink};
 
-/// Numbers of the all-reduce: 16 MiB.
-pub(super) const NUMBERS: usize = 4 << 20;
 /// Most all-reduces that are timed.
 const ROUNDS: f64 = 4.0;
 /// Time budget for them, estimated from the first one.
@@ -24,21 +24,17 @@ impl Trainer {
     /// # Errors
     /// The group failed, or the bandwidth is below what the job needs and the check is enforced.
     pub fn check_bandwidth(&mut self) -> Result<Option<Measured>, TrainError> {
-        let (Some(check), Some(bucket)) = (self.blueprint.config.bandwidth_check, self.buckets.check) else {
-            return Ok(None);
-        };
-        self.communicator.bucket_mut(bucket).fill(1.0);
-        let first = self.timed(bucket, 1)?;
+        let Some(check) = self.training.config.bandwidth_check else { return Ok(None) };
+        let first = self.timed(1)?;
         // All ranks must run the same number of rounds.
-        let world = self.communicator.world();
-        let [sum] = self.buckets.sum(&mut self.communicator, [first as f32])?;
-        let rounds = (SECONDS / (f64::from(sum) / f64::from(world)).max(1e-6)).clamp(1.0, ROUNDS) as u32;
-        let seconds = self.timed(bucket, rounds)? / f64::from(rounds);
-        let own = self.communicator.probed();
+        let [sum] = self.group.sum("the time of an all-reduce", [first])?;
+        let rounds = (SECONDS / (sum / f64::from(self.group.world())).max(1e-6)).clamp(1.0, ROUNDS) as u32;
+        let seconds = self.timed(rounds)? / f64::from(rounds);
+        let own = self.engine.reductions().probed;
         let mut told = seconds.to_le_bytes().to_vec();
         told.extend(own.map_or(0.0, |own| own.rate).to_le_bytes());
         told.extend(own.map_or(u32::MAX, |own| own.from).to_le_bytes());
-        let all = self.buckets.gather(&mut self.communicator, &told)?;
+        let all = self.group.all_gather("the bandwidth", &told)?;
         let measured = measured(check, &all);
         match measured.shortfall().filter(|_| check.enforce) {
             Some(why) => Err(TrainError::Preflight(Box::new(measured), why)),
@@ -47,11 +43,11 @@ impl Trainer {
     }
 
     /// Runs that many all-reduces; returns the seconds of all.
-    fn timed(&mut self, bucket: usize, rounds: u32) -> Result<f64, TrainError> {
-        self.communicator.barrier()?;
+    fn timed(&mut self, rounds: u32) -> Result<f64, TrainError> {
+        self.group.barrier()?;
         let start = Instant::now();
         for _ in 0..rounds {
-            self.communicator.all_reduce(bucket)?;
+            self.engine.reduce(Measure::Check)?;
         }
         Ok(start.elapsed().as_secs_f64())
     }
@@ -66,6 +62,6 @@ fn measured(check: BandwidthCheck, all: &[Vec<u8>]) -> Measured {
         let from = told[16..].try_into().map_or(u32::MAX, u32::from_le_bytes);
         (from != u32::MAX).then(|| MeasuredLink { from, to, bytes_per_second: number(&told[8..16]) })
     };
-    let (bytes, ranks) = (NUMBERS as u64 * 4, all.len() as u32);
+    let (bytes, ranks) = (CHECK as u64 * 4, all.len() as u32);
     Measured::new(ranks, bytes, seconds, check.least_bytes_per_second, whole().filter_map(link).collect())
 }

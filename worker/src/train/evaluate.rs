@@ -35,33 +35,33 @@ impl Trainer {
     ) -> Result<(Option<Judgement>, Agreed), TrainError> {
         let Some(set) = &mut self.validation else { return Ok((None, Agreed::default())) };
         // Without checkpoints a stop ends the group.
-        let saves_first = self.blueprint.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
+        let saves_first = self.training.config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
         let (mut sum, mut correct, mut predicted) = (0.0, 0, 0);
         for index in 0..set.batches() {
             self.recorder.begin(Operation::Evaluate, index);
-            let batch = set.batch(self.communicator.rank(), index)?;
-            let outcome = self.blueprint.network.evaluate(self.state.weights(), batch);
+            let batch = set.batch(self.group.rank(), index)?;
+            let outcome = self.engine.evaluate(batch)?;
             sum += outcome.loss;
             correct += outcome.correct;
             predicted += outcome.predicted;
             // A rank that is asked to stop must not finish a long evaluation first.
-            if let Some(cause) = self.communicator.failure() {
+            if let Some(cause) = self.group.failure() {
                 return Err(CommError::Failed(cause).into());
             }
             if saves_first {
-                let own = f32::from(u8::from(wishes().stop));
-                let [stop] = self.buckets.sum(&mut self.communicator, [own])?;
+                let own = f64::from(u8::from(wishes().stop));
+                let [stop] = self.group.sum("whether to stop", [own])?;
                 if stop > 0.0 {
                     return Ok((None, Agreed { stop: true }));
                 }
             }
         }
-        let batches = f64::from(set.batches()) * f64::from(self.communicator.world());
-        let share = |count: u64| (count as f64 / batches) as f32;
-        let own = [(sum / batches) as f32, share(correct), share(predicted)];
-        let [loss, correct, predicted] = self.buckets.sum(&mut self.communicator, own)?;
-        let accuracy = (predicted > 0.0).then(|| f64::from(correct) / f64::from(predicted));
+        let batches = f64::from(set.batches()) * f64::from(self.group.world());
+        let share = |count: u64| count as f64 / batches;
+        let own = [sum / batches, share(correct), share(predicted)];
+        let [loss, correct, predicted] = self.group.sum("the validation", own)?;
+        let accuracy = (predicted > 0.0).then(|| correct / predicted);
         self.recorder.begin(Operation::Between, 0);
-        Ok((Some(Judgement { loss: f64::from(loss), accuracy }), Agreed::default()))
+        Ok((Some(Judgement { loss, accuracy }), Agreed::default()))
     }
 }

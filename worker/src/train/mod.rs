@@ -2,41 +2,46 @@
 //!
 //! ```text
 //! Blueprint (pure sizes: layout, buckets, steps, memory) ── inspect
-//!      └─> Trainer: reader -> forward -> backward ──> buckets (all-reduces start as they are complete: fusion)
-//!                                             └─ wait -> norm -> clip -> optimizer
+//!      └─> Engine: weights, moments, gradients and their reductions, where they are computed (cpu)
+//!           └─> Trainer: gives it steps, learns their outcomes, agrees with the group, saves
 //! run: Trainer step by step, events, evaluation, the trained model; a watchdog beside it
 //! ```
 //!
 //! Every rank holds the same bits because the initial weights come from the seed, reduced gradients are bit-identical
 //! on all ranks, and norm and optimizer give the same bits on every CPU. Nothing else ever touches the weights.
 
+#[cfg(test)]
+mod altered;
 mod blueprint;
-mod buckets;
 mod check;
 pub mod config;
+mod cpu;
 mod disk;
+mod engine;
 mod error;
 mod evaluate;
-mod exchange;
 pub mod fault;
-mod fusion;
-mod kernel;
+#[cfg(test)]
+mod late;
 mod memory;
+mod pace;
+mod progress;
 mod recording;
 mod resume;
 mod run;
 mod save;
 mod saver;
-mod sink;
-mod state;
 mod step;
+#[cfg(test)]
+mod stragglers;
+mod tensors;
 mod trainer;
 mod watchdog;
 
-pub use blueprint::{Blueprint, open};
+pub use blueprint::{Blueprint, Training, open};
 pub use error::TrainError;
 pub use evaluate::Judgement;
 pub use run::{Outside, Reporter, run};
 pub use step::{Agreed, Wishes};
 pub use trainer::{StepReport, Trainer};
-pub use watchdog::End;
+pub use watchdog::{Alarm, OnAlarm};

@@ -3,7 +3,6 @@
 //! A failure here never ends a training: what cannot be written is reported once and dropped.
 
 use super::trainer::{StepReport, Trainer};
-use crate::comm::Timing;
 use crate::profile::{EventFile, Row, StepFile, Trace};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -28,7 +27,7 @@ pub(super) struct Recording {
 impl Recording {
     /// Opens the files in the run directory.
     pub fn start(trainer: &Trainer, run_dir: &Path, attempt: u32) -> Recording {
-        let rank = trainer.communicator().rank();
+        let rank = trainer.group().rank();
         let steps = or_warn("the record of steps", StepFile::open(run_dir, rank));
         let scalars =
             (rank == 0).then(|| or_warn("TensorBoard's events", EventFile::create(run_dir, attempt))).flatten();
@@ -37,10 +36,10 @@ impl Recording {
             attempt,
             steps,
             scalars,
-            profile: trainer.blueprint().config.profile,
+            profile: trainer.training().config.profile,
             trace: None,
             last: Instant::now(),
-            clock_offset_us: trainer.communicator().clock_offset(),
+            clock_offset_us: trainer.group().clock_offset(),
         }
     }
 
@@ -50,9 +49,9 @@ impl Recording {
         let step = trainer.steps_done() + 1;
         let on = (profile.from_step..profile.from_step + u64::from(profile.steps)).contains(&step);
         if on && self.trace.is_none() {
-            self.trace = Some(Trace::new(trainer.communicator().rank(), self.clock_offset_us));
+            self.trace = Some(Trace::new(trainer.group().rank(), self.clock_offset_us));
         }
-        trainer.record_operations(on);
+        trainer.record(on);
     }
 
     /// Called after a step.
@@ -98,23 +97,7 @@ impl Recording {
         let (Some(profile), Some(trace)) = (self.profile, &mut self.trace) else { return };
         if report.step >= profile.from_step && report.step < profile.from_step + u64::from(profile.steps) {
             trace.add(Row::Step, &format!("step {}", report.step), start, end, json!({"loss": report.loss}));
-            trainer.operations(&mut |name, kind, operation| {
-                let direction = if operation.backward { "backward" } else { "forward" };
-                let arguments = json!({"kind": kind, "direction": direction});
-                trace.add(Row::Compute, &format!("{name} {direction}"), operation.start, operation.end, arguments);
-            });
-            for span in trainer.spans() {
-                trace.add(Row::Thread(span.thread as u32), "tasks", span.start, span.end, json!({}));
-            }
-            for making in &trainer.makings {
-                trace.add(Row::Reader(making.thread), "micro-batch", making.start, making.end, json!({}));
-            }
-            for (bucket, timing) in trainer.timings() {
-                let Timing { started, began, ended, bytes, sent, lane } = timing;
-                let queued = began.saturating_duration_since(started).as_secs_f64() * 1e3;
-                let arguments = json!({"bytes": bytes, "sentBytes": sent, "queuedMilliseconds": queued});
-                trace.add(Row::Communicator(lane), &format!("all-reduce {bucket}"), began, ended, arguments);
-            }
+            trainer.trace(&mut |row, name, start, end, arguments| trace.add(row, name, start, end, arguments));
         }
         if report.step + 1 == profile.from_step + u64::from(profile.steps) + 1
             && let Some(trace) = self.trace.take()

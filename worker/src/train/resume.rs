@@ -1,17 +1,20 @@
 //! Finding the checkpoint to resume from, on all ranks together, and reading it.
 
 use super::TrainError;
-use super::blueprint::Blueprint;
-use super::buckets::Buckets;
+use super::blueprint::Training;
 use super::disk::CountedDisk;
-use super::exchange::ROOM;
-use super::state::{Difference, Fingerprint, Names, Progress, TrainingState};
-use crate::comm::Communicator;
+use super::engine::Engine;
+use super::progress::{Difference, Fingerprint, Progress};
+use super::tensors::{Sink, tensors};
+use crate::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use switchyard_checkpoint::store::{Latest, State as Stored};
-use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store, TensorSink};
+use switchyard_checkpoint::{Checkpoint, CheckpointError, CheckpointId, Store};
 use switchyard_worker_contract::config::Rule;
+
+/// Most bytes of the reason why rank 0 found no answer.
+const MOST_TEXT: usize = 512;
 
 /// What rank 0 sends to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -36,15 +39,14 @@ pub(super) struct Start {
 /// # Errors
 /// The directory cannot be read, or the group failed.
 pub(super) fn find(
-    communicator: &mut Communicator,
-    buckets: &Buckets,
+    group: &mut Group,
     (disk, directory): (&CountedDisk, &Path),
     job: &str,
     launched: u32,
 ) -> Result<Start, TrainError> {
     let store = Store::new(disk, directory);
-    let own = if communicator.rank() == 0 { serde_json::to_vec(&look(&store, job, launched)) } else { Ok(Vec::new()) };
-    let told = buckets.gather(communicator, &own.unwrap_or_default())?;
+    let own = if group.rank() == 0 { serde_json::to_vec(&look(&store, job, launched)) } else { Ok(Vec::new()) };
+    let told = group.all_gather("the checkpoint to resume from", &own.unwrap_or_default())?;
     let found: Found = serde_json::from_slice(&told[0]).map_err(|error| TrainError::Resume(error.to_string()))?;
     if let Some(error) = found.error {
         return Err(TrainError::Resume(error));
@@ -74,7 +76,7 @@ fn look(store: &Store<'_>, job: &str, launched: u32) -> Found {
             Found { id: id.map(|id| (id.attempt, id.step)), attempt, error: None }
         }
         Err(mut text) => {
-            text.truncate((0..=ROOM / 2).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0));
+            text.truncate((0..=MOST_TEXT).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0));
             Found { id: None, attempt: launched, error: Some(text) }
         }
     }
@@ -104,39 +106,39 @@ fn usable(latest: Latest) -> Result<Latest, String> {
     }
 }
 
-/// Reads a checkpoint into the state. Returns what the configuration has changed since, for the log.
+/// Reads a checkpoint into the engine. Returns what the configuration has changed since, for the log.
 ///
 /// # Errors
 /// The checkpoint is damaged, or belongs to another model or optimizer.
 pub(super) fn restore(
-    state: &mut TrainingState,
-    blueprint: &Blueprint,
+    engine: &mut dyn Engine,
+    training: &Training,
     (disk, directory): (&CountedDisk, &Path),
     checkpoint: &Checkpoint,
     progress: &Progress,
 ) -> Result<Option<String>, TrainError> {
-    let tensors = state.tensors(blueprint);
+    let tensors = tensors(engine);
     let refused = |text: String| TrainError::Resume(format!("{}: {text}", checkpoint.directory().display()));
     checkpoint.manifest().check_tensors(&tensors).map_err(|fault| refused(fault.to_string()))?;
-    if progress.seed != blueprint.config.seed {
-        let (got, expected) = (blueprint.config.seed, progress.seed);
+    if progress.seed != training.config.seed {
+        let (got, expected) = (training.config.seed, progress.seed);
         return Err(refused(format!("spec.engine.seed: got {got}; expected {expected}, as the checkpoint has")));
     }
-    let (got, expected) = (word(blueprint.config.optimizer.rule), word(progress.rule));
+    let (got, expected) = (word(training.config.optimizer.rule), word(progress.rule));
     if got != expected {
         return Err(refused(format!("spec.engine.optimizer: got {got}; expected {expected}, as the checkpoint has")));
     }
     // A position in an epoch means nothing for other samples.
-    let own = Fingerprint::of(blueprint.dataset.facts());
+    let own = Fingerprint::of(training.dataset.facts());
     if let Some(Difference { field, got, expected }) = progress.data.as_ref().and_then(|data| own.difference(data)) {
         return Err(refused(format!(
             "spec.engine.data: {field}: got {got}; expected {expected}, as the checkpoint has"
         )));
     }
-    let names = Names::new(state, blueprint);
-    let mut sink = Sink { state, names: &names };
+    let mut sink = Sink::new(engine);
     Store::new(disk, directory).restore(checkpoint, &mut sink).map_err(|error| refused(error.to_string()))?;
-    state.resume(progress, blueprint)
+    sink.finish()?;
+    engine.resume(&progress.counters())
 }
 
 fn word(rule: Rule) -> &'static str {
@@ -146,16 +148,5 @@ fn word(rule: Rule) -> &'static str {
         Rule::AdamW(_) => "AdamW",
         Rule::Lamb(_) => "LAMB",
         Rule::Lars(_) => "LARS",
-    }
-}
-
-struct Sink<'a> {
-    state: &'a mut TrainingState,
-    names: &'a Names,
-}
-
-impl TensorSink for Sink<'_> {
-    fn tensor(&mut self, name: &str) -> Option<&mut [f32]> {
-        self.state.tensor_mut(self.names, name)
     }
 }

@@ -1,12 +1,14 @@
 //! A whole run of one rank: join, train, evaluate, save, leave; and what it reports to its launcher.
 
+use super::cpu::CpuEngine;
+use super::engine::Engine;
 use super::fault::Fault;
 use super::memory;
 use super::recording::Recording;
 use super::step::Wishes;
-use super::watchdog::{End, Watch, Watchdog};
+use super::watchdog::{OnAlarm, Watch, Watchdog};
 use super::{Blueprint, Judgement, StepReport, TrainError, Trainer};
-use crate::comm::{Aborter, CommError, Communicator, GroupConfig};
+use crate::comm::{Aborter, CommError, Group, GroupConfig};
 use crate::recorder::{Identity, Recorder};
 use std::io::Write;
 use std::path::Path;
@@ -46,8 +48,8 @@ pub struct Outside<'a> {
     pub fault: Option<Fault>,
     /// The signal that asked this process to stop, or 0. Read only if a checkpoint is to be saved first.
     pub stop: &'a AtomicI32,
-    /// What follows if the rank stands still for too long. `None`: only the group ends.
-    pub end: Option<End>,
+    /// What follows if a rank stands still for too long. `None`: only the group ends.
+    pub on_alarm: Option<OnAlarm>,
 }
 
 /// Trains to the end. `joined` gets the handle through which a signal can end the group.
@@ -66,27 +68,29 @@ pub fn run<W: Write>(
         eprintln!("warning: cannot write the flight recorder: {error}; the training continues without it");
         Recorder::private(identity)
     });
-    let (watch, config) = (Watch::new(recorder), blueprint.config.watchdog);
-    let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), outside.end.clone());
+    let (watch, config) = (Watch::new(recorder), blueprint.training.config.watchdog);
+    let watchdog = Watchdog::start(config, identity, Arc::clone(&watch), outside.on_alarm.clone());
     let _watchdog =
         watchdog.map_err(|error| TrainError::Usage(format!("cannot start the thread of the watchdog: {error}")))?;
-    let finished = train(blueprint, group, &watch, outside, reporter, joined);
+    let finished = train(blueprint, group, &watch, outside, reporter, joined, |engine| Box::new(engine));
     let last = if finished.is_ok() { Operation::Finished } else { Operation::Failed };
     watch.recorder.begin(last, 0);
     reporter.event(&Event::Finished(finished?));
     Ok(())
 }
 
-fn train<W: Write>(
+/// `wrap`: see [`Trainer::join_watched`].
+pub(super) fn train<W: Write>(
     blueprint: Blueprint,
     group: &GroupConfig,
     watch: &Watch,
     outside: &Outside<'_>,
     reporter: &mut Reporter<W>,
     joined: impl FnOnce(Aborter),
+    wrap: impl FnOnce(CpuEngine) -> Box<dyn Engine>,
 ) -> Result<Finished, TrainError> {
-    let mut trainer = Trainer::join_watched(blueprint, group, watch)?;
-    joined(trainer.communicator().aborter());
+    let mut trainer = Trainer::join_watched(blueprint, group, watch, wrap)?;
+    joined(trainer.group().aborter());
     let mut run = Run { trainer: &mut trainer, attempt: group.attempt, outside, reporter };
     let finished = match run.train_all() {
         Ok(finished) => finished,
@@ -97,7 +101,7 @@ fn train<W: Write>(
         }
         Err(error) => {
             trainer.tell(&error);
-            return Err(first_cause(error, trainer.communicator()));
+            return Err(first_cause(error, trainer.group()));
         }
     };
     // A rank is finished only when all are: a failure while another rank saves is a failure of the job.
@@ -107,10 +111,10 @@ fn train<W: Write>(
 
 /// If two ranks fail at once, one of them was first for the whole group. The other one reports that cause too; its own
 /// error is in its log.
-fn first_cause(error: TrainError, communicator: &Communicator) -> TrainError {
-    match communicator.failure() {
-        Some(cause) if cause.origin_rank != communicator.rank() && !matches!(error, TrainError::Comm(_)) => {
-            eprintln!("error: rank {}, after a failure of rank {}: {error}", communicator.rank(), cause.origin_rank);
+fn first_cause(error: TrainError, group: &Group) -> TrainError {
+    match group.failure() {
+        Some(cause) if cause.origin_rank != group.rank() && !matches!(error, TrainError::Comm(_)) => {
+            eprintln!("error: rank {}, after a failure of rank {}: {error}", group.rank(), cause.origin_rank);
             CommError::Failed(cause).into()
         }
         _ => error,
@@ -133,7 +137,7 @@ impl<W: Write> Run<'_, W> {
             Err(TrainError::Preflight(measured, _)) => Some(&**measured),
             Err(_) => None,
         };
-        if let Some(measured) = measured.filter(|_| self.trainer.communicator().rank() == 0) {
+        if let Some(measured) = measured.filter(|_| self.trainer.group().rank() == 0) {
             self.reporter.event(&Event::Measured(measured.clone()));
         }
         checked.map(drop)
@@ -141,18 +145,18 @@ impl<W: Write> Run<'_, W> {
 
     fn ready(&mut self) -> Result<(), TrainError> {
         let all_reduce_ms = self.trainer.measure_all_reduce()?;
-        let (communicator, blueprint) = (self.trainer.communicator(), self.trainer.blueprint());
+        let (group, reductions) = (self.trainer.group(), self.trainer.reductions());
         let ready = Ready {
-            rank: communicator.rank(),
+            rank: group.rank(),
             pid: std::process::id(),
-            host: communicator.host().to_string(),
+            host: group.host().to_string(),
             cpus: crate::process::allowed().to_string(),
-            threads: blueprint.config.cpu_threads,
-            kernel: blueprint.kernel(),
-            address: communicator.local_address().to_string(),
-            transport: communicator.transport(),
-            links: communicator.links().to_vec(),
-            bucket_bytes: if communicator.rank() == 0 { self.trainer.bucket_bytes() } else { Vec::new() },
+            threads: self.trainer.training().config.cpu_threads,
+            kernel: self.trainer.kernel(),
+            address: group.local_address().to_string(),
+            transport: reductions.transport,
+            links: reductions.links,
+            bucket_bytes: if group.rank() == 0 { reductions.bytes } else { Vec::new() },
             all_reduce_ms,
             resumed_step: self.trainer.resumed_step(),
         };
@@ -163,22 +167,22 @@ impl<W: Write> Run<'_, W> {
     fn train_all(&mut self) -> Result<Finished, TrainError> {
         self.check()?;
         self.ready()?;
-        let rank = self.trainer.communicator().rank();
-        let config = self.trainer.blueprint().config.clone();
-        let total = self.trainer.blueprint().total_steps;
+        let rank = self.trainer.group().rank();
+        let config = self.trainer.training().config.clone();
+        let total = self.trainer.training().total_steps;
         let fetch_every = u64::from(config.fetch_every_steps);
         let saves_first = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.on_suspend);
         let mut recording = Recording::start(self.trainer, self.outside.run_dir, self.attempt);
         let mut interval = Interval::default();
         let mut step_times: Vec<f32> = Vec::with_capacity(usize::try_from(total).unwrap_or(0).min(1 << 20));
         let (mut first_loss, mut last_loss) = (None, None);
-        let mut lately = [0.0; LATELY];
+        let (mut lately, mut straggler) = ([0.0; LATELY], None);
         while self.trainer.steps_done() < total {
             let next = self.trainer.steps_done() + 1;
             if let Some(fault) = self.outside.fault.filter(|fault| fault.due(next, rank, self.attempt)) {
                 fault.strike();
             }
-            if let Some(cause) = self.trainer.communicator().failure() {
+            if let Some(cause) = self.trainer.group().failure() {
                 return Err(CommError::Failed(cause).into());
             }
             recording.before(self.trainer);
@@ -192,13 +196,15 @@ impl<W: Write> Run<'_, W> {
             if report.step % LATELY as u64 == 0 && lately.iter().all(|time| *time > 0.0) {
                 self.trainer.recorder.set_median(median(lately));
             }
+            self.name_straggler(&mut straggler);
             interval.add(&report);
             recording.after(self.trainer, &report);
             self.tell_saved();
             let fetch = report.step % fetch_every == 0 || report.step == total || agreed.stop;
             if let Some(loss) = interval.loss().filter(|_| fetch) {
                 last_loss = Some(loss);
-                let progress = interval.progress(rank, loss, &report, self.trainer);
+                let slowest = self.trainer.slowest().filter(|_| rank == 0);
+                let progress = Progress { slowest, ..interval.progress(rank, loss, &report, self.trainer) };
                 recording.progress(&progress);
                 self.reporter.event(&Event::Progress(progress));
                 interval = Interval::default();
@@ -239,6 +245,23 @@ impl<W: Write> Run<'_, W> {
         })
     }
 
+    /// Rank 0 says it in the log when a rank becomes a straggler, and when none is left. `known`: the one that was named.
+    fn name_straggler(&mut self, known: &mut Option<u32>) {
+        if self.trainer.group().rank() != 0 {
+            return;
+        }
+        let straggler = self.trainer.straggler();
+        let rank = straggler.map(|slowest| slowest.rank);
+        if rank == *known {
+            return;
+        }
+        *known = rank;
+        match straggler {
+            Some(slowest) => eprintln!("warning: {slowest}"),
+            None => eprintln!("note: no rank is a straggler any more"),
+        }
+    }
+
     fn evaluate(&mut self, recording: &mut Recording) -> Result<Option<Judgement>, TrainError> {
         let stop = self.outside.stop;
         let (judgement, agreed) =
@@ -246,7 +269,7 @@ impl<W: Write> Run<'_, W> {
         if agreed.stop {
             return Err(self.stop()?);
         }
-        if let (0, Some(Judgement { loss, accuracy })) = (self.trainer.communicator().rank(), judgement) {
+        if let (0, Some(Judgement { loss, accuracy })) = (self.trainer.group().rank(), judgement) {
             let step = self.trainer.steps_done();
             recording.scalars(step, &[("loss/validation", loss)]);
             if let Some(accuracy) = accuracy {
@@ -331,18 +354,18 @@ impl Interval {
     fn progress(&self, rank: u32, loss: f64, last: &StepReport, trainer: &Trainer) -> Progress {
         let steps = self.steps as f64;
         let mean = |time: Duration| time.as_secs_f64() * 1e3 / steps;
-        let blueprint = trainer.blueprint();
-        let mixed = blueprint.half_type().is_some();
+        let training = trainer.training();
+        let mixed = training.half_type().is_some();
         Progress {
             rank,
             step: last.step,
-            total_steps: blueprint.total_steps,
+            total_steps: training.total_steps,
             interval_steps: self.steps,
             loss,
             learning_rate: last.learning_rate,
             gradient_norm: self.gradient_norm,
-            item: blueprint.dataset.facts().item,
-            items_per_second: steps * blueprint.items_per_step() as f64 / self.sum.total.as_secs_f64(),
+            item: training.dataset.facts().item,
+            items_per_second: steps * training.items_per_step() as f64 / self.sum.total.as_secs_f64(),
             step_ms: mean(self.sum.total),
             max_step_ms: self.longest.as_secs_f64() * 1e3,
             forward_ms: mean(self.sum.forward),
@@ -352,6 +375,7 @@ impl Interval {
             optimizer_ms: mean(self.sum.optimizer),
             loss_scale: mixed.then_some(last.loss_scale),
             skipped_steps: trainer.skipped_steps(),
+            slowest: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! due        every rank copies its pieces and continues; its thread writes them (format and guarantees:
 //! docs/checkpoints.md)
-//! later      the flags of a step say how many ranks have written; once all have, they exchange digests
+//! later      the flags of a step say how many ranks have written; once all have, rank 0 gathers their digests
 //! published  the thread of rank 0 writes the manifest and removes old checkpoints
 //! ```
 //!
@@ -12,7 +12,9 @@
 //! due is a new attempt.
 
 use super::disk::CountedDisk;
-use super::state::{Names, Progress, TrainingState};
+use super::engine::Engine;
+use super::progress::Progress;
+use super::tensors::Names;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -143,7 +145,7 @@ impl Saver {
     }
 
     /// Copies this rank's pieces and starts to write them. No other checkpoint may be in progress.
-    pub fn begin(&mut self, state: &TrainingState, names: &Names, progress: Progress) {
+    pub fn begin(&mut self, engine: &dyn Engine, names: &Names, progress: Progress) {
         let id = CheckpointId { attempt: self.site.attempt, step: progress.step };
         let Some(mut copied) = self.copied.take() else {
             // The other ranks have to hear of it, or they would wait for this one.
@@ -154,8 +156,14 @@ impl Saver {
         for piece in self.plan.pieces(self.site.rank) {
             let name = &self.plan.tensors()[piece.tensor].name;
             let place = copied.places.get(&(name.clone(), piece.range.start)).cloned();
-            if let (Some(numbers), Some(place)) = (state.tensor(names, name), place) {
-                copied.numbers[place].copy_from_slice(&numbers[piece.range.clone()]);
+            if let (Some((array, range)), Some(place)) = (names.find(name), place) {
+                let read = engine.read(array, range.start + piece.range.start, &mut copied.numbers[place]);
+                if let Err(error) = read {
+                    let stage = Stage::Written(Err(error.to_string()));
+                    self.copied = Some(copied);
+                    self.pending = Some(Pending { id, progress, since: Instant::now(), stage });
+                    return;
+                }
             }
         }
         self.pending = Some(Pending { id, progress, since: Instant::now(), stage: Stage::Writing });
@@ -331,7 +339,13 @@ mod tests {
 
     /// A saver of a rank whose thread has died while it wrote.
     fn dead(rank: usize, folder: &std::path::Path) -> Saver {
-        let tensor = TensorSpec { name: "w".into(), shape: vec![8], role: Role::Weight, export_axes: None };
+        let tensor = TensorSpec {
+            name: "w".into(),
+            shape: vec![8],
+            role: Role::Weight,
+            export_axes: None,
+            export_names: Vec::new(),
+        };
         let directory = folder.to_owned();
         let disk = CountedDisk::default();
         let site = Site { disk, directory, job: "job".into(), config: String::new(), keep: 1, rank, attempt: 1 };

@@ -1,19 +1,19 @@
 //! One rank's training state, moved one optimizer step at a time.
 
-use super::blueprint::Blueprint;
-use super::buckets::{Buckets, Flags};
+use super::blueprint::{Blueprint, Training};
+use super::cpu::CpuEngine;
 use super::disk::CountedDisk;
-use super::kernel;
+use super::engine::{AddSpan, Array, Engine, Flags, Measure, Reductions};
+use super::pace::Pace;
+use super::progress::Progress;
 use super::resume;
 use super::saver::{Saved, Saver, Site};
-use super::sink::Places;
-use super::state::{Names, TrainingState};
+use super::tensors::{Names, tensors};
 use super::watchdog::Watch;
 use super::{TrainError, save};
-use crate::comm::{Cause, Communicator, GroupConfig, Timing};
-use crate::cpu::pool::Span;
-use crate::data::{Making, Prefetcher, ValidationSet};
-use crate::nn;
+use crate::comm::{Cause, Group, GroupConfig};
+use crate::data::{Prefetcher, ValidationSet};
+use crate::nn::Layout;
 use crate::recorder::{Identity, Recorder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use switchyard_checkpoint::Plan;
 use switchyard_worker_contract::config::EngineConfig;
+use switchyard_worker_contract::event::Slowest;
 use switchyard_worker_contract::recorder::Operation;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -40,6 +41,8 @@ pub struct StepReport {
     pub forward: Duration,
     /// Backward passes, including the reductions that they start.
     pub backward: Duration,
+    /// Of these, waiting for reductions: with `overlap.syncAllReduce`.
+    pub backward_wait: Duration,
     /// Waiting for reductions after backward: exposed communication.
     pub communication_wait: Duration,
     /// Waiting for the reader.
@@ -56,6 +59,13 @@ pub struct StepReport {
     pub left_bytes: u64,
 }
 
+impl StepReport {
+    /// What this rank computed and read, without waiting for others.
+    pub(super) fn own(&self) -> Duration {
+        (self.input_wait + self.forward + self.backward + self.optimizer).saturating_sub(self.backward_wait)
+    }
+}
+
 pub(super) struct Checkpoints {
     pub saver: Saver,
     pub names: Names,
@@ -67,17 +77,26 @@ pub(super) struct Checkpoints {
 
 /// A rank in training.
 pub struct Trainer {
-    pub(super) blueprint: Blueprint,
-    pub(super) communicator: Communicator,
+    pub(super) training: Training,
+    // Dropped before the group: its end would be the end of the engine's reductions.
+    pub(super) engine: Box<dyn Engine>,
+    pub(super) group: Group,
     pub(super) reader: Prefetcher,
-    pub(super) places: Places,
-    pub(super) buckets: Buckets,
-    pub(super) state: TrainingState,
+    /// Steps that have begun.
+    pub(super) begun: u64,
+    /// Steps whose outcome is known.
+    pub(super) done: u64,
+    /// Of the last of these: steps skipped in mixed precision.
+    pub(super) skipped_steps: Option<u64>,
+    /// How long each rank works on its steps.
+    pub(super) pace: Pace,
+    /// A rank was asked to stop.
+    pub(super) stopping: bool,
+    /// A checkpoint is due by the clock of rank 0.
+    pub(super) due: bool,
     pub(super) checkpoints: Option<Checkpoints>,
-    /// This rank's part of the mean of the batch statistics, summed over the micro-batches of a step.
-    pub(super) statistics: Vec<f32>,
-    /// How the reader made the micro-batches of the last step.
-    pub(super) makings: Vec<Making>,
+    /// Steps that had begun when the last checkpoint was complete or abandoned.
+    pub(super) settled: u64,
     pub(super) validation: Option<ValidationSet>,
     resumed: Option<u64>,
     disk: CountedDisk,
@@ -90,119 +109,126 @@ impl Trainer {
     ///
     /// # Errors
     /// The group cannot form, its ranks differ, or the checkpoint cannot be used.
-    pub fn join(blueprint: Blueprint, group: &GroupConfig) -> Result<Trainer, TrainError> {
-        let identity = Identity { rank: group.rank(), world: group.world(), attempt: group.attempt };
-        Trainer::join_watched(blueprint, group, &Watch::new(Recorder::private(identity)))
+    pub fn join(blueprint: Blueprint, config: &GroupConfig) -> Result<Trainer, TrainError> {
+        let identity = Identity { rank: config.rank(), world: config.world(), attempt: config.attempt };
+        let watch = Watch::new(Recorder::private(identity));
+        Trainer::join_watched(blueprint, config, &watch, |engine| Box::new(engine))
     }
 
-    /// The same, under the eyes of a watchdog.
+    /// The same, under the eyes of a watchdog. `wrap`: what the trainer computes with, made from the engine on CPUs.
     pub(super) fn join_watched(
         blueprint: Blueprint,
-        group: &GroupConfig,
+        config: &GroupConfig,
         watch: &Watch,
+        wrap: impl FnOnce(CpuEngine) -> Box<dyn Engine>,
     ) -> Result<Trainer, TrainError> {
         let recorder = Arc::clone(&watch.recorder);
-        let mut state = TrainingState::new(&blueprint);
-        let tensors = state.tensors(&blueprint);
-        let buckets = Buckets::new(&blueprint);
-        let mut communicator = Communicator::connect(group, &buckets.lens, &buckets.options)?;
-        communicator.record_to(&recorder);
-        watch.joined(communicator.aborter());
+        let mut group = Group::join(config)?;
+        group.record_to(&recorder);
+        watch.joined(group.aborter());
         let disk = CountedDisk::default();
         recorder.count({
             let disk = disk.clone();
             move || disk.done()
         });
         // The number of threads may differ between nodes: it does not change a bit of the results.
-        let shared = EngineConfig { cpu_threads: 0, ..blueprint.config.clone() };
+        let shared = EngineConfig { cpu_threads: 0, ..blueprint.training.config.clone() };
         let configuration = digest(&serde_json::to_vec(&shared).unwrap_or_default());
-        communicator.agree("the engine configuration", configuration.as_bytes())?;
-        communicator.agree("the training data", blueprint.dataset.facts().digest.as_bytes())?;
-        let found = |communicator: &mut Communicator, path: &str| {
-            resume::find(communicator, &buckets, (&disk, Path::new(path)), &group.job, group.attempt)
-        };
+        group.agree("the engine configuration", configuration.as_bytes())?;
+        group.agree("the training data", blueprint.training.dataset.facts().digest.as_bytes())?;
         recorder.begin(Operation::Restore, 0);
-        let start = blueprint.config.checkpoint.as_ref().map(|config| found(&mut communicator, &config.path));
-        let start = start.transpose().inspect_err(|error| tell(&communicator, error))?;
+        let start = blueprint.training.config.checkpoint.as_ref().map(|checkpoint| {
+            resume::find(&mut group, (&disk, Path::new(&checkpoint.path)), &config.job, config.attempt)
+        });
+        let start = start.transpose().inspect_err(|error| tell(&group, error))?;
         let saved = start.as_ref().and_then(|start| start.checkpoint.as_ref());
         let saved = saved.and_then(|(_, progress)| progress.half_kernel);
-        let agreed = kernel::agree(blueprint, &mut communicator, &buckets, saved);
-        let mut blueprint = agreed.inspect_err(|error| tell(&communicator, error))?;
+        let connected = CpuEngine::connect(blueprint, &mut group, saved, &recorder);
+        let (mut training, engine) = connected.inspect_err(|error| tell(&group, error))?;
+        let mut engine = wrap(engine);
         let (mut checkpoints, mut resumed) = (None, None);
-        if let (Some(config), Some(start)) = (blueprint.config.checkpoint.clone(), start) {
-            let directory = PathBuf::from(&config.path);
+        if let (Some(checkpoint), Some(start)) = (training.config.checkpoint.clone(), start) {
+            let (directory, keep) = (PathBuf::from(&checkpoint.path), checkpoint.keep.max(1) as usize);
             if let Some((checkpoint, progress)) = &start.checkpoint {
-                blueprint.go_on_from(progress.step, progress.epoch, progress.position);
+                training.go_on_from(progress.step, progress.epoch, progress.position);
                 let restored =
-                    resume::restore(&mut state, &blueprint, (&disk, directory.as_path()), checkpoint, progress);
-                let changed = restored.inspect_err(|error| tell(&communicator, error))?;
-                changed.iter().filter(|_| communicator.rank() == 0).for_each(|text| eprintln!("note: {text}"));
-                resumed = Some(state.step);
+                    resume::restore(&mut *engine, &training, (&disk, directory.as_path()), checkpoint, progress);
+                let changed = restored.inspect_err(|error| tell(&group, error))?;
+                changed.iter().filter(|_| group.rank() == 0).for_each(|text| eprintln!("note: {text}"));
+                resumed = Some(progress.step);
             }
-            let plan = Plan::new(tensors, blueprint.world as usize)
+            let plan = Plan::new(tensors(&*engine), training.world as usize)
                 .map_err(|fault| TrainError::Usage(format!("checkpoints of this model: {fault}")))?;
             let site = Site {
                 disk: disk.clone(),
                 directory,
-                job: group.job.clone(),
+                job: config.job.clone(),
                 config: configuration,
-                keep: config.keep.max(1) as usize,
-                rank: communicator.rank() as usize,
+                keep,
+                rank: group.rank() as usize,
                 attempt: start.attempt,
             };
             let saver = Saver::start(site, plan, resumed)
                 .map_err(|error| TrainError::Usage(format!("cannot start the thread for checkpoints: {error}")))?;
-            let names = Names::new(&state, &blueprint);
+            let names = Names::new(&*engine);
             checkpoints = Some(Checkpoints { saver, names, last: Instant::now(), saved: Vec::new() });
         }
-        let rank = communicator.rank();
-        let reader = &blueprint.config.reader;
-        let reader = Prefetcher::start(Arc::clone(&blueprint.dataset), blueprint.order, rank, state.step, reader)?;
+        let done = resumed.unwrap_or(0);
+        let EngineConfig { reader, batch_size_per_process, evaluation, .. } = &training.config;
+        let reader = Prefetcher::start(Arc::clone(&training.dataset), training.order, group.rank(), done, reader)?;
         let begun = reader.begun();
         recorder.count(move || begun.load(Ordering::Relaxed));
-        recorder.follow(&blueprint.network);
-        recorder.step(state.step);
-        let config = &blueprint.config;
+        recorder.step(done);
         let validation = ValidationSet::new(
-            &blueprint.dataset,
-            config.batch_size_per_process,
-            config.evaluation.batches,
-            blueprint.world,
+            &training.dataset,
+            *batch_size_per_process,
+            evaluation.batches,
+            training.world,
             reader.bad_samples().clone(),
         );
-        let places = Places::new(blueprint.network.layout(), &blueprint.buckets);
-        let statistics = vec![0.0; blueprint.network.batch_statistics().len()];
-        let makings = Vec::with_capacity(blueprint.config.batch_merge as usize);
+        let skipped_steps = engine.counters().scaler.map(|scaler| scaler.skipped_steps);
         let mut trainer = Trainer {
-            blueprint,
-            communicator,
+            training,
+            engine,
+            group,
             reader,
-            places,
-            buckets,
-            state,
+            begun: done,
+            done,
+            skipped_steps,
+            pace: Pace::new((config.rank(), config.world(), config.procs_per_node), done),
+            stopping: false,
+            due: false,
             checkpoints,
-            statistics,
-            makings,
+            settled: done,
             validation,
             resumed,
             disk,
             recorder,
         };
         trainer.agree_on_weights()?;
-        trainer.fuse()?;
         Ok(trainer)
     }
 
-    pub fn blueprint(&self) -> &Blueprint {
-        &self.blueprint
+    pub fn training(&self) -> &Training {
+        &self.training
     }
 
-    pub fn communicator(&self) -> &Communicator {
-        &self.communicator
+    /// The parameters of the model.
+    pub fn layout(&self) -> &Layout {
+        self.engine.layout()
+    }
+
+    /// Name of the kernels in use.
+    pub fn kernel(&self) -> String {
+        self.engine.kernel()
+    }
+
+    pub fn group(&self) -> &Group {
+        &self.group
     }
 
     pub fn steps_done(&self) -> u64 {
-        self.state.step
+        self.done
     }
 
     /// Steps in the checkpoint that this run resumed from.
@@ -210,48 +236,39 @@ impl Trainer {
         self.resumed
     }
 
+    /// The slowest rank lately; `None` before all ranks have told their times.
+    pub fn slowest(&mut self) -> Option<Slowest> {
+        self.pace.slowest()
+    }
+
+    /// The straggler of the last window, if there is one.
+    pub(super) fn straggler(&self) -> Option<Slowest> {
+        self.pace.last().filter(Slowest::is_straggler)
+    }
+
     /// Steps skipped so far in mixed precision.
     pub fn skipped_steps(&self) -> Option<u64> {
-        self.state.scaler.as_ref().map(|scaler| scaler.state().skipped_steps)
+        self.skipped_steps
     }
 
-    /// Turns the recording of layer times for [`Trainer::operations`] on or off.
-    pub(super) fn record_operations(&mut self, on: bool) {
-        self.blueprint.network.record(on);
-        self.blueprint.cpu.pool.record(on);
+    /// Turns the recording of what runs for [`Trainer::trace`] on or off.
+    pub(super) fn record(&mut self, on: bool) {
+        self.engine.record(on);
     }
 
-    /// When the other compute threads were busy in the last step.
-    pub(super) fn spans(&self) -> Vec<Span> {
-        self.blueprint.cpu.pool.record(true)
+    /// What ran in the last step.
+    pub(super) fn trace(&mut self, add: &mut AddSpan<'_>) {
+        self.engine.trace(add);
     }
 
-    /// Names, kinds and times of the layers of the last micro-batch.
-    pub(super) fn operations(&self, each: &mut dyn FnMut(&str, &str, &nn::Operation)) {
-        let network = &self.blueprint.network;
-        for operation in network.operations() {
-            let (name, kind) = network.name(operation.node as usize);
-            each(name, kind, operation);
-        }
-    }
-
-    /// The reductions of the last step, by their first bucket.
-    pub(super) fn timings(&self) -> impl Iterator<Item = (usize, Timing)> {
-        let timed = |bucket| Some((bucket, self.communicator.timing(bucket)?));
-        (0..self.buckets.gradients).filter_map(timed)
+    pub(super) fn reductions(&self) -> Reductions {
+        self.engine.reductions()
     }
 
     /// Bytes of gradients that a step reduces; 0 with a single rank.
     pub(super) fn gradient_bytes(&self) -> u64 {
-        let numbers: usize = self.blueprint.buckets.iter().map(|bucket| bucket.range.len()).sum();
-        if self.communicator.world() == 1 { 0 } else { 4 * numbers as u64 }
-    }
-
-    /// Bytes of each all-reduce of gradients, in order; none with a single rank.
-    pub(super) fn bucket_bytes(&self) -> Vec<u64> {
-        let bytes = |bucket: usize| 4 * self.blueprint.buckets[bucket].range.len() as u64;
-        let runs = self.buckets.runs.iter().filter(|_| self.communicator.world() > 1);
-        runs.map(|run| run.clone().map(bytes).sum()).collect()
+        let numbers: usize = self.training.buckets.iter().map(|bucket| bucket.range.len()).sum();
+        if self.group.world() == 1 { 0 } else { 4 * numbers as u64 }
     }
 
     /// Milliseconds of the all-reduces of all gradients: the best of three after a warm-up. All ranks call it
@@ -260,26 +277,21 @@ impl Trainer {
     /// # Errors
     /// The group failed.
     pub fn measure_all_reduce(&mut self) -> Result<f64, TrainError> {
-        if self.communicator.world() == 1 {
+        if self.group.world() == 1 {
             return Ok(0.0);
         }
         let mut best = f64::INFINITY;
         for _ in 0..4 {
-            self.communicator.barrier()?;
+            self.group.barrier()?;
             let start = Instant::now();
-            for (number, run) in self.buckets.runs.iter().enumerate() {
-                self.communicator.start_all(run.clone(), number);
-            }
-            for bucket in 0..self.buckets.gradients {
-                self.communicator.wait(bucket)?;
-            }
+            self.engine.reduce(Measure::Gradients)?;
             best = best.min(start.elapsed().as_secs_f64() * 1e3);
         }
         Ok(best)
     }
 
     /// Starts a checkpoint of the steps done, once the current one is finished; skipped if a complete checkpoint
-    /// already holds these steps. All ranks call it together.
+    /// already holds these steps. No step may be under way. All ranks call it together.
     ///
     /// # Errors
     /// The group failed.
@@ -288,10 +300,11 @@ impl Trainer {
         if self.finish_checkpoint()? {
             return Ok(());
         }
-        let progress = self.state.progress(&self.blueprint);
+        let progress = Progress::new(self.done, self.engine.counters(), &self.training);
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        checkpoints.saver.begin(&self.state, &checkpoints.names, progress);
+        checkpoints.saver.begin(&*self.engine, &checkpoints.names, progress);
         checkpoints.last = Instant::now();
+        self.due = false;
         Ok(())
     }
 
@@ -306,10 +319,10 @@ impl Trainer {
             let Some(checkpoints) = &mut self.checkpoints else { return Ok(false) };
             checkpoints.saved.extend(checkpoints.saver.poll(true));
             // Other ranks may have nothing in progress: only rank 0 publishes.
-            let [busy, held] = [checkpoints.saver.busy(), checkpoints.saver.holds(self.state.step)];
+            let [busy, held] = [checkpoints.saver.busy(), checkpoints.saver.holds(self.done)];
             let flags = self.checkpoint_flags();
-            let own = [f32::from(u8::from(busy)), flags.written, flags.failed, f32::from(u8::from(held))];
-            let [busy, written, failed, held] = self.buckets.sum(&mut self.communicator, own)?;
+            let own = [f64::from(u8::from(busy)), flags.written.into(), flags.failed.into(), f64::from(u8::from(held))];
+            let [busy, written, failed, held] = self.group.sum("the checkpoint", own)?;
             if busy == 0.0 {
                 return Ok(held > 0.0);
             }
@@ -327,25 +340,27 @@ impl Trainer {
         }
     }
 
-    /// Advances the current checkpoint once all ranks have written or one has failed.
-    pub(super) fn advance_checkpoint(&mut self, written: f32, failed: f32) -> Result<(), TrainError> {
-        let world = self.blueprint.world as f32;
-        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        if failed > 0.0 && written + failed >= world {
+    /// Advances the current checkpoint once all ranks have written or one has failed; returns whether it did.
+    pub(super) fn advance_checkpoint(&mut self, written: f64, failed: f64) -> Result<bool, TrainError> {
+        let world = f64::from(self.training.world);
+        let Some(checkpoints) = &mut self.checkpoints else { return Ok(false) };
+        let all = written + failed >= world;
+        if failed > 0.0 && all {
             checkpoints.saved.extend(checkpoints.saver.give_up());
         } else if written >= world {
             let own = match checkpoints.saver.written() {
                 Some(Ok(digest)) => serde_json::to_vec(digest).unwrap_or_default(),
                 _ => Vec::new(),
             };
-            let told = self.buckets.gather(&mut self.communicator, &own)?;
+            // Only rank 0 publishes, and only it gets them.
+            let told = self.group.gather("the digests of a checkpoint", &own)?;
             let digests: Result<Vec<_>, _> = told.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
             match digests {
                 Ok(digests) => checkpoints.saver.publish(digests),
                 Err(_) => drop(checkpoints.saver.give_up()),
             }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// Checkpoints that were completed or abandoned since the last call; each is reported by one rank.
@@ -356,8 +371,13 @@ impl Trainer {
     }
 
     /// Digest of all weights: 32 hexadecimal digits.
-    pub fn weights_digest(&self) -> String {
-        digest(bytemuck::cast_slice(&self.state.weights))
+    ///
+    /// # Errors
+    /// The engine failed.
+    pub fn weights_digest(&self) -> Result<String, TrainError> {
+        let mut weights = vec![0.0; self.layout().len];
+        self.engine.read(Array::Weights, 0, &mut weights)?;
+        Ok(digest(bytemuck::cast_slice(&weights)))
     }
 
     /// Compares the digest of the weights over all ranks.
@@ -365,8 +385,8 @@ impl Trainer {
     /// # Errors
     /// The digests differ, or the group failed.
     pub fn agree_on_weights(&mut self) -> Result<String, TrainError> {
-        let digest = self.weights_digest();
-        self.communicator.agree("the weights", digest.as_bytes())?;
+        let digest = self.weights_digest()?;
+        self.group.agree("the weights", digest.as_bytes())?;
         Ok(digest)
     }
 
@@ -376,12 +396,12 @@ impl Trainer {
     /// The file cannot be written.
     pub fn save(&self, file: &Path) -> Result<(), TrainError> {
         self.recorder.begin(Operation::Save, 0);
-        save::model(&self.disk, file, &self.blueprint, &self.state)
+        save::model(&self.disk, file, &*self.engine, self.done)
     }
 
     /// Informs the other ranks why this one gives up. If the group already knows a cause, that one stays.
     pub fn tell(&self, error: &TrainError) {
-        tell(&self.communicator, error);
+        tell(&self.group, error);
     }
 
     /// Leaves the group in good order, together with all other ranks.
@@ -389,13 +409,13 @@ impl Trainer {
     /// # Errors
     /// A rank failed before.
     pub fn leave(self) -> Result<(), TrainError> {
-        Ok(self.communicator.leave()?)
+        Ok(self.group.leave()?)
     }
 }
 
-fn tell(communicator: &Communicator, error: &TrainError) {
+fn tell(group: &Group, error: &TrainError) {
     if !matches!(error, TrainError::Comm(_) | TrainError::Stopped { .. }) {
-        communicator.abort(Cause::failed(communicator.rank(), error.to_string()));
+        group.abort(Cause::failed(group.rank(), error.to_string()));
     }
 }
 

@@ -2,6 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
+mod rank;
+
+pub use rank::Rank;
 use std::{
     net::TcpListener,
     process::{Child, Command, Stdio},
@@ -11,7 +14,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use switchyard_worker::comm::{CommError, Communicator, Force, GroupConfig, Options, Token};
+use switchyard_worker::comm::{CommError, Force, GroupConfig, Options, Token};
 
 pub const TOKEN: [u8; 32] = [42; 32];
 
@@ -55,7 +58,7 @@ pub fn group<T: Send>(
     world: u32,
     change: impl Fn(&mut GroupConfig) + Sync,
     lens: &[usize],
-    body: impl Fn(Communicator) -> T + Sync,
+    body: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     try_group(world, change, lens, |comm| body(comm.unwrap()))
 }
@@ -64,7 +67,7 @@ pub fn try_group<T: Send>(
     world: u32,
     change: impl Fn(&mut GroupConfig) + Sync,
     lens: &[usize],
-    body: impl Fn(Result<Communicator, CommError>) -> T + Sync,
+    body: impl Fn(Result<Rank, CommError>) -> T + Sync,
 ) -> Vec<T> {
     try_group_with(world, |_| Options::default(), change, lens, body)
 }
@@ -75,7 +78,7 @@ pub fn group_with<T: Send>(
     options: Options,
     change: impl Fn(&mut GroupConfig) + Sync,
     lens: &[usize],
-    body: impl Fn(Communicator) -> T + Sync,
+    body: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     try_group_with(world, |_| options, change, lens, |comm| body(comm.unwrap()))
 }
@@ -86,7 +89,7 @@ pub fn try_group_with<T: Send>(
     options: impl Fn(u32) -> Options + Sync,
     change: impl Fn(&mut GroupConfig) + Sync,
     lens: &[usize],
-    body: impl Fn(Result<Communicator, CommError>) -> T + Sync,
+    body: impl Fn(Result<Rank, CommError>) -> T + Sync,
 ) -> Vec<T> {
     let port = free_port();
     std::thread::scope(|scope| {
@@ -96,7 +99,7 @@ pub fn try_group_with<T: Send>(
                 scope.spawn(move || {
                     let mut config = config(rank, world, port);
                     change(&mut config);
-                    body(Communicator::connect(&config, lens, &options(rank)))
+                    body(Rank::connect(&config, lens, &options(rank)))
                 })
             })
             .collect();

@@ -2,8 +2,8 @@
 //! reset, delayed or slowed down.
 //!
 //! Each other rank reaches rank 0 through its own door. Ranks announce over these connections where they listen for
-//! data: the addresses in `Join` and `Roster` frames are replaced by those of further doors, of the same length, so
-//! that nothing else changes.
+//! data, when they gather what each says about its reductions: the addresses in these frames are replaced by those of
+//! further doors, of the same length, so that nothing else changes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test helper may end the test")]
 
@@ -22,8 +22,8 @@ const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const HEADER: usize = 32;
 const KIND: usize = 5;
 const LENGTH: std::ops::Range<usize> = 20..28;
-/// The kind of frame in which a rank describes itself; a roster describes all ranks, in order.
-const JOIN: u8 = 5;
+/// The kind of frame in which a rank has a value for all; what all get holds the values of all ranks, in order.
+const ALL_GATHER: u8 = 18;
 /// The text before an address in these frames.
 const RING: &[u8] = b"\"ring\":\"";
 /// How often a door checks for a connection.
@@ -214,7 +214,7 @@ impl Shared {
         let length = u64::from_le_bytes(frame[LENGTH].try_into().unwrap());
         frame.resize(HEADER + length as usize, 0);
         from.read_exact(&mut frame[HEADER..])?;
-        let (mut at, mut rank) = (HEADER, if frame[KIND] == JOIN { rank } else { 0 });
+        let (mut at, mut rank) = (HEADER, if frame[KIND] == ALL_GATHER { rank } else { 0 });
         while let Some(found) = frame[at..].windows(RING.len()).position(|bytes| bytes == RING) {
             let start = at + found + RING.len();
             let end = start + frame[start..].iter().position(|byte| *byte == b'"').unwrap();

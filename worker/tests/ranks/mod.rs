@@ -78,7 +78,7 @@ pub fn train_over(
         let mut history = History::default();
         while trainer.steps_done() < steps {
             let (report, _) = trainer.step(Wishes::default())?;
-            history.steps.push((report.loss, trainer.weights_digest()));
+            history.steps.push((report.loss, trainer.weights_digest()?));
             if report.step % 4 == 0 {
                 history.evaluations.push(trainer.evaluate()?.map(|judgement| judgement.loss));
             }
@@ -126,7 +126,7 @@ pub fn runs(
     on_ranks(world, |group| {
         let (stop, rank) = (AtomicI32::new(0), group.rank());
         let mut log = Log { events: Vec::new(), hook: |event: &Event| hook(rank, event, &stop) };
-        let outside = Outside { run_dir, fault: None, stop: &stop, end: None };
+        let outside = Outside { run_dir, fault: None, stop: &stop, on_alarm: None };
         let outcome = blueprint(config, world)
             .and_then(|blueprint| run(blueprint, &group, &outside, &mut Reporter::new(&mut log), |_| {}));
         (outcome, log.events)

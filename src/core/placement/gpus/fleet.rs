@@ -21,7 +21,8 @@ pub struct Site {
     /// Whether the node may be used at all.
     pub open: bool,
     /// Its domain of each level but the largest, small to large; `None`: not known, then its smaller domain is one of its own there.
-    pub domains: Vec<Option<u32>>,
+    /// Neighbours share it.
+    pub domains: Arc<[Option<u32>]>,
 }
 
 /// Why no fleet can be built from the input.

@@ -1,7 +1,7 @@
 //! Nodes for a gang: the best bandwidth, then the fewest domains.
 
 use super::choose;
-use super::fleet::{Fleet, Spread};
+use super::fleet::{Fleet, MOST_LEVELS, Slot, Spread};
 use super::groups;
 use super::request::{Group, MOST_GROUPS, Placement, Pod, Refusal, Request, Slices};
 use super::ring::{MinLink, UNLIMITED};
@@ -77,12 +77,34 @@ impl Fleet {
         }
     }
 
-    /// The node for a single pod: its value is that of its ring, because it sends to no other pod.
+    /// The node for a single pod: its value is that of its ring, because it sends to no other pod. Of equal nodes the one with fewest free GPUs,
+    /// then that in the smallest domains with fewest whole nodes: domains that are whole stay so for gangs.
     fn lone(&self, group: Group, request: &Request) -> Option<usize> {
         let spread = &self.view(group.gpus, request.min_link).spreads[self.levels.len()];
         let best = *spread.ranks.iter().max()?;
         let fits = |position: &usize| best > 0 && spread.ranks[*position] == best;
-        (0..self.sites.len()).filter(fits).min_by_key(|position| (self.sites[*position].free.count_ones(), *position))
+        let whole = self.whole();
+        let beside = |site: &Slot| {
+            let mut beside = [0; MOST_LEVELS];
+            whole.iter().enumerate().for_each(|(level, counts)| beside[level] = counts[site.domain[level] as usize]);
+            beside
+        };
+        let cost = |position: &usize| {
+            let site = &self.sites[*position];
+            (site.free.count_ones(), beside(site), *position)
+        };
+        (0..self.sites.len()).filter(fits).min_by_key(cost)
+    }
+
+    /// Nodes of each domain of each level that may be used and of which all GPUs are free.
+    fn whole(&self) -> Vec<Vec<u32>> {
+        let mut counts: Vec<Vec<u32>> = self.domains.iter().map(|domains| vec![0; domains.len()]).collect();
+        let is_whole =
+            |site: &&Slot| site.open && site.free != 0 && site.free == self.shapes[site.shape as usize].all();
+        for site in self.sites.iter().filter(is_whole) {
+            counts.iter_mut().enumerate().for_each(|(level, counts)| counts[site.domain[level] as usize] += 1);
+        }
+        counts
     }
 
     /// The best value, at the lowest level that has it; of several domains the one where the gang is least spread, then that with the

@@ -117,7 +117,8 @@ impl Chosen<'_> {
         let count = pods.len();
         if self.need.gpus() == 0 {
             let all = self.sites.open().count();
-            let mut text = format!("{count} of {all} node{} with room for {}", plural(all as u64), self.need.amounts);
+            let mut text =
+                format!("{count} of {all} node{} with room for {}", plural(all as u64), self.need.demand.amounts);
             text.push_str(&self.domains().unwrap_or_else(|| ", in the order of their names".into()));
             if is_known && *bandwidth != UNLIMITED {
                 text.push_str(&format!("; {} GB/s between them", gigabytes(*bandwidth)));

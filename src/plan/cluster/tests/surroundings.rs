@@ -60,6 +60,27 @@ fn a_node_that_is_silent_for_its_grace_is_lost() {
     assert!(!used.contains(&Some("n1")), "{used:?}");
 }
 
+/// Only the first was named, and the next attempts would have met the others one by one.
+#[test]
+fn all_nodes_that_are_lost_together_are_named_and_remembered() {
+    let mut world = World::new(6, json!({}));
+    world.run();
+    for node in ["n1", "n2", "n4", "n5", "n0"] {
+        world.nodes.get_mut(node).unwrap().silent_since = Some(at(0));
+    }
+    world.nodes.remove("n4");
+    world.now = 60;
+    let done = world.step();
+    let mut incidents: Vec<&str> = done.incidents.iter().map(|(node, _)| node.as_str()).collect();
+    incidents.sort_unstable();
+    assert_eq!(incidents, ["n0", "n1", "n2", "n4", "n5"]);
+    let lost = "the node is lost: it does not report to the cluster";
+    let says = format!(
+        "pod a-1-0 on node n0: {lost}; node n1: {lost}; node n2: {lost}; node n4: the node is gone; and 1 more node"
+    );
+    assert!(world.message().ends_with(&says), "{}", world.message());
+}
+
 /// Seen on real nodes: the same node was asked again every 310 s for ever, and its GPUs were held 97 % of the time.
 #[test]
 fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() {
@@ -105,6 +126,22 @@ fn what_the_scheduler_refuses_is_given_back_at_once_and_another_node_is_asked() 
     world.now = 70;
     world.run();
     assert_eq!(world.stage(), "Running");
+}
+
+/// Beside nodes that cannot be used for several other reasons, the scheduler's words were not said at all.
+#[test]
+fn what_the_scheduler_said_comes_before_what_keeps_every_job_away() {
+    let mut world = World::new(1, json!({}));
+    for (node, key) in (1..=8).zip(["a", "a", "b", "b", "c", "c", "d", "d"]) {
+        world.node(&format!("n{node}"), "4");
+        let taint = json!({"key": key, "effect": "NoSchedule"});
+        world.nodes.get_mut(&format!("n{node}")).unwrap().facts.taints = vec![serde_json::from_value(taint).unwrap()];
+    }
+    world.refusals.add("n0", "0/9 nodes are available: no", at(0));
+    world.run();
+    let says = "0 of 1 nodes have room for cpu 2; 1 node cannot be used: the scheduler refused it: 0/9 nodes are available: no; \
+                2 nodes cannot be used: ";
+    assert!(world.message().starts_with(says), "{}", world.message());
 }
 
 /// A claim of the right name that is somebody else's was taken for ours, and the pods waited for it for ever.

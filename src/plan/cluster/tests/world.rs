@@ -42,6 +42,8 @@ pub struct World {
     pub summary: Option<Summary>,
     /// When the status was written last.
     pub written: Option<Timestamp>,
+    /// How many jobs wait.
+    pub waiting: usize,
 }
 
 impl World {
@@ -73,6 +75,7 @@ impl World {
             trouble: None,
             summary: None,
             written: None,
+            waiting: 1,
         };
         for number in 0..nodes {
             world.node(&format!("n{number}"), "4");
@@ -99,7 +102,9 @@ impl World {
             nodes: &self.nodes,
             rules: PlacementRules { defaults: &defaults, levels: &levels, now: at(self.now) },
             actual: &BTreeMap::new(),
-            held_for: None,
+            forecast: None,
+            ahead: None,
+            waiting: self.waiting,
             gives_way_to: None,
             trouble: self.trouble.as_ref(),
             summary: self.summary.as_ref(),

@@ -70,6 +70,10 @@ pub(super) fn verdict(report: &Report) -> Page {
         let bad = if verdict.result == "failed" { " class=\"bad\"" } else { "" };
         page.push_str(&format!("<p{bad}>{}: {}</p>\n", escaped(&verdict.result), escaped(&verdict.message)));
     }
+    if let Some(slowest) = &verdict.slowest {
+        let bad = if slowest.is_straggler() { " class=\"bad\"" } else { "" };
+        page.push_str(&format!("<p{bad}>Slowest: {}.</p>\n", escaped(&slowest.to_string())));
+    }
     if !figures.is_empty() {
         page.push_str("<dl class=\"figures\">");
         for (name, value, small) in figures {

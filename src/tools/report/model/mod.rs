@@ -20,6 +20,7 @@ pub use setting::{Amount, Happened, Memory, Placed, RankPlace, Setting, Variable
 use super::advice::{Basis, Change, Chart};
 use super::sample::{Part, Parts};
 use serde::{Deserialize, Serialize};
+use switchyard_worker_contract::event::Slowest;
 
 /// Version of the form.
 pub const API_VERSION: &str = "cli.switchyard.dev/v1";
@@ -129,6 +130,9 @@ data! {
         /// Its 99th percentile, ms.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub step_ms_p99: Option<f64>,
+        /// The last straggler; without one, the slowest rank of the last steps.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub slowest: Option<Slowest>,
         /// The rank whose time is the time of the step.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub slowest_rank: Option<u32>,

@@ -152,6 +152,8 @@ struct RawTensor {
     role: Role,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     export_axes: Option<Vec<usize>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    export_names: Vec<String>,
     pieces: Vec<RawPiece>,
 }
 
@@ -281,12 +283,13 @@ impl Manifest {
             }
         }
         let tensors = self.plan.tensors().iter().cloned().zip(pieces);
-        let tensors = tensors.map(|(TensorSpec { name, shape, role, export_axes }, pieces)| RawTensor {
+        let tensors = tensors.map(|(TensorSpec { name, shape, role, export_axes, export_names }, pieces)| RawTensor {
             name,
             shape,
             dtype: Dtype::F32,
             role,
             export_axes,
+            export_names,
             pieces,
         });
         let About { job, id, config, created, progress } = self.about.clone();
@@ -312,11 +315,11 @@ impl Manifest {
         let mut pieces = Vec::with_capacity(tensors.len());
         let mut specs = Vec::with_capacity(tensors.len());
         for tensor in tensors {
-            let RawTensor { name, shape, dtype: Dtype::F32, role, export_axes, pieces: raw } = tensor;
+            let RawTensor { name, shape, dtype: Dtype::F32, role, export_axes, export_names, pieces: raw } = tensor;
             // An end that overflows is beyond every tensor.
             let range = |piece: &RawPiece| piece.offset..piece.offset.saturating_add(piece.len);
             pieces.push(raw.iter().map(|piece| (piece.shard, range(piece))).collect());
-            specs.push(TensorSpec { name, shape, role, export_axes });
+            specs.push(TensorSpec { name, shape, role, export_axes, export_names });
         }
         let plan = Plan::from_pieces(specs, world, pieces)?;
         let about = About { job, id: CheckpointId { attempt, step }, config, created, progress };

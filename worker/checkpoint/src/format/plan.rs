@@ -35,6 +35,9 @@ pub struct TensorSpec {
     /// Axis order for other programs: axis `i` of the exported tensor is axis `export_axes[i]` of this one. `None`:
     /// unchanged.
     pub export_axes: Option<Vec<usize>>,
+    /// Names for other programs, which have equal parts of the first exported axis as tensors of their own. Empty: the
+    /// whole tensor under its own name.
+    pub export_names: Vec<String>,
 }
 
 impl TensorSpec {
@@ -42,16 +45,24 @@ impl TensorSpec {
         self.shape.iter().product()
     }
 
+    /// The tensors that other programs get: their names, and the shape of each.
+    pub(crate) fn exported(&self) -> (&[String], Vec<usize>) {
+        let names = match &self.export_names[..] {
+            [] => std::slice::from_ref(&self.name),
+            names => names,
+        };
+        let mut shape = match &self.export_axes {
+            None => self.shape.clone(),
+            Some(axes) => axes.iter().map(|axis| self.shape[*axis]).collect(),
+        };
+        shape.first_mut().into_iter().for_each(|first| *first /= names.len());
+        (names, shape)
+    }
+
     fn check(&self) -> Result<(), Fault> {
         let what = |part: &str| format!("tensor `{}`{part}", self.name);
-        let is_name = !self.name.is_empty()
-            && self.name.len() <= NAME_LIMIT
-            && !self.name.contains(char::is_control)
-            && self.name != header::METADATA;
-        if !is_name {
-            let expected = format!("1 to {NAME_LIMIT} bytes without control characters, not {}", header::METADATA);
-            return Err(Fault::new("name of a tensor", format!("{:?}", self.name), expected));
-        }
+        check_name(&self.name, "name of a tensor")?;
+        self.export_names.iter().try_for_each(|name| check_name(name, &what(" exportNames")))?;
         if self.shape.len() > RANK_LIMIT {
             let expected = format!("at most {RANK_LIMIT} dimensions");
             return Err(Fault::new(what(" shape"), self.shape.len(), expected));
@@ -68,6 +79,12 @@ impl TensorSpec {
                 let expected = format!("each of the {} axes once", self.shape.len());
                 return Err(Fault::new(what(" exportAxes"), format!("{axes:?}"), expected));
             }
+        }
+        let first = self.export_axes.as_ref().and_then(|axes| axes.first().copied()).unwrap_or(0);
+        let divided = self.shape.get(first).copied().unwrap_or(1);
+        let parts = self.export_names.len();
+        if parts > 0 && !divided.is_multiple_of(parts) {
+            return Err(Fault::new(what(" exportNames"), parts, format!("a number that divides {divided}")));
         }
         Ok(())
     }
@@ -224,13 +241,29 @@ fn check_world(world: usize) -> Result<(), Fault> {
 }
 
 /// Number of all numbers, if the tensors are valid.
+fn check_name(name: &str, what: &str) -> Result<(), Fault> {
+    let is_name =
+        !name.is_empty() && name.len() <= NAME_LIMIT && !name.contains(char::is_control) && name != header::METADATA;
+    if !is_name {
+        let expected = format!("1 to {NAME_LIMIT} bytes without control characters, not {}", header::METADATA);
+        return Err(Fault::new(what, format!("{name:?}"), expected));
+    }
+    Ok(())
+}
+
 fn check_tensors(tensors: &[TensorSpec]) -> Result<usize, Fault> {
     let mut names = BTreeSet::new();
+    let mut exported = BTreeSet::new();
     let mut total = 0_usize;
     for tensor in tensors {
         tensor.check()?;
         if !names.insert(tensor.name.as_str()) {
             return Err(Fault::new("name of a tensor", format!("`{}` twice", tensor.name), "a unique name"));
+        }
+        let mut others = tensor.exported().0.iter().filter(|_| tensor.role != Role::Optimizer);
+        if let Some(name) = others.find(|name| !exported.insert(name.as_str())) {
+            let what = format!("tensor `{}` exportNames", tensor.name);
+            return Err(Fault::new(what, format!("`{name}` twice"), "a unique name"));
         }
         total += tensor.numbers();
         if total > NUMBERS_LIMIT {

@@ -5,7 +5,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn spec(name: &str, shape: &[usize]) -> TensorSpec {
-    TensorSpec { name: name.into(), shape: shape.to_vec(), role: Role::Weight, export_axes: None }
+    TensorSpec {
+        name: name.into(),
+        shape: shape.to_vec(),
+        role: Role::Weight,
+        export_axes: None,
+        export_names: Vec::new(),
+    }
 }
 
 fn manifest() -> Manifest {
@@ -94,6 +100,13 @@ fn what_is_inconsistent_is_refused_with_the_reason() {
     refused(|m| m["tensors"][0]["shape"] = json!([3, 4]), &["tensor `a` pieces"]);
     refused(|m| m["tensors"][0]["shape"] = json!([3, 6]), &["tensor `a` pieces: got 15 numbers; expected all 18"]);
     refused(|m| m["tensors"][0]["exportAxes"] = json!([0, 0]), &["tensor `a` exportAxes: got [0, 0]"]);
+    refused(
+        |m| m["tensors"][0]["exportNames"] = json!(["x", "y"]),
+        &["tensor `a` exportNames: got 2; expected a number that divides 3"],
+    );
+    refused(|m| m["tensors"][0]["exportNames"] = json!([""]), &["tensor `a` exportNames: got \"\""]);
+    refused(|m| m["tensors"][0]["exportNames"] = json!(["x", "y", "x"]), &["tensor `a` exportNames: got `x` twice"]);
+    refused(|m| m["tensors"][0]["exportNames"] = json!(["b"]), &["exportNames: got `b` twice"]);
     refused(|m| m["tensors"][0]["pieces"][1]["offset"] = json!(5), &["tensor `a` pieces"]);
     refused(|m| m["tensors"][0]["pieces"][1]["len"] = json!(u64::MAX), &["tensor `a` pieces"]);
     refused(|m| m["tensors"][0]["pieces"][1]["shard"] = json!(0), &["got shard 0; expected one from 1 to 1"]);

@@ -18,7 +18,7 @@ pub const DIRECTORY: &str = "/checkpoints";
 pub type Tensors = BTreeMap<String, Vec<f32>>;
 
 pub fn spec(name: &str, shape: &[usize], role: Role) -> TensorSpec {
-    TensorSpec { name: name.into(), shape: shape.to_vec(), role, export_axes: None }
+    TensorSpec { name: name.into(), shape: shape.to_vec(), role, export_axes: None, export_names: Vec::new() }
 }
 
 /// A small model with everything: matrices, a convolution, a single number, statistics, moments.
@@ -26,12 +26,15 @@ pub fn specs() -> Vec<TensorSpec> {
     let mut specs = vec![
         spec("wte.weight", &[50, 7], Role::Weight),
         spec("conv.weight", &[4, 3, 3, 2], Role::Weight),
+        spec("attention.qkv", &[5, 6], Role::Weight),
         spec("bn.running_mean", &[4], Role::Statistic),
         spec("temperature", &[], Role::Weight),
         spec("optimizer.m.wte.weight", &[50, 7], Role::Optimizer),
         spec("optimizer.m.conv.weight", &[4, 3, 3, 2], Role::Optimizer),
     ];
     specs[1].export_axes = Some(vec![0, 3, 1, 2]);
+    specs[2].export_axes = Some(vec![1, 0]);
+    specs[2].export_names = ["q", "k", "v"].map(String::from).to_vec();
     specs
 }
 

@@ -26,7 +26,11 @@ fn machine() -> (TempDir, impl Fn(&str) -> Option<OsString>) {
 }
 
 /// A library that no machine has.
-const MADE_UP: Wanted = Wanted { name: "nothing", files: &["libswitchyard-nothing.so.2", "libswitchyard-nothing.so"] };
+const MADE_UP: Wanted = Wanted {
+    name: "nothing",
+    files: &["libswitchyard-nothing.so.2", "libswitchyard-nothing.so"],
+    own_files: Some("libswitchyard-nothing-own.so."),
+};
 
 #[test]
 fn the_order_is_variable_loader_toolkit_python() {
@@ -72,6 +76,33 @@ fn what_is_nowhere_is_absent_with_all_places() {
     assert_eq!(tried.len(), places.candidates(&MADE_UP).len());
 }
 
+/// A library that can be opened.
+fn any_library(to: &Path) {
+    let real = mapped("libc.so").unwrap();
+    fs::copy(real, to).unwrap();
+}
+
+/// A file in this process's memory, by a part of its path.
+fn mapped(part: &str) -> Option<String> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let mut files = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    files.find(|file| file.contains(part)).map(str::to_owned)
+}
+
+#[test]
+fn a_library_has_the_files_opened_that_it_will_ask_for_by_name() {
+    let (root, get) = machine();
+    let [library, own, other] = ["libswitchyard-nothing.so.2", "libswitchyard-nothing-own.so.7", "libother.so.7"]
+        .map(|file| root.path().join("first").join(file));
+    for file in [&library, &own, &other] {
+        any_library(file);
+    }
+    let found = Places::new(get, root.path(), None).open(&MADE_UP).unwrap_or_else(|error| panic!("{error:?}"));
+    assert_eq!(found.library.path, library);
+    assert!(mapped(&own.display().to_string()).is_some());
+    assert_eq!(mapped(&other.display().to_string()), None);
+}
+
 #[test]
 fn an_empty_library_is_told_as_such_and_the_next_is_taken() {
     let (root, get) = machine();
@@ -80,27 +111,8 @@ fn an_empty_library_is_told_as_such_and_the_next_is_taken() {
     let places = Places::new(get, root.path(), None);
     let Err(Error::NotLoaded { text, .. }) = places.open(&MADE_UP).map(|_| ()) else { panic!("not refused") };
     assert!(text.contains(&empty.display().to_string()) && text.contains("file too short"), "{text}");
-    // Any library that can be opened, under the expected name.
-    let maps = fs::read_to_string("/proc/self/maps").unwrap();
-    let real = maps
-        .lines()
-        .find_map(|line| line.find('/').map(|at| &line[at..]).filter(|file| file.contains("libc.so")))
-        .unwrap();
     let second = root.path().join("second/libswitchyard-nothing.so.2");
-    fs::copy(real, &second).unwrap();
+    any_library(&second);
     let found = places.open(&MADE_UP).unwrap_or_else(|error| panic!("{error:?}"));
     assert_eq!((found.origin, found.library.path), (Origin::Variable, second));
-}
-
-#[test]
-fn headers_beside_the_library_come_first() {
-    let (root, get) = machine();
-    for folder in ["usr/local/cuda/include", "toolkit/include/cccl", "toolkit/lib"] {
-        fs::create_dir_all(root.path().join(folder)).unwrap();
-    }
-    let places = Places::new(get, root.path(), None);
-    let found = places.headers(&root.path().join("toolkit/lib/libnvrtc.so.13"));
-    let wanted =
-        ["toolkit/include", "toolkit/include/cccl", "usr/local/cuda/include"].map(|folder| root.path().join(folder));
-    assert_eq!(found, wanted);
 }

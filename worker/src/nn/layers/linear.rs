@@ -17,7 +17,7 @@ pub enum Activation {
 }
 
 /// Options of a fully connected layer; weights are `[outputs, inputs]`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Linear {
     outputs: usize,
     bias: bool,
@@ -26,6 +26,8 @@ pub struct Linear {
     initial: Initial,
     initial_bias: Initial,
     shared: Option<Parameter>,
+    exported_as: Vec<String>,
+    exported_transposed: bool,
 }
 
 impl Linear {
@@ -39,6 +41,8 @@ impl Linear {
             initial: Initial::Normal(0.02),
             initial_bias: Initial::Constant(0.0),
             shared: None,
+            exported_as: Vec::new(),
+            exported_transposed: false,
         }
     }
 
@@ -70,6 +74,16 @@ impl Linear {
         Linear { shared: Some(weight), ..self }
     }
 
+    /// Other frameworks have this name for the layer, or one for each of several equal parts of its outputs.
+    pub fn exported_as(self, names: impl Into<Vec<String>>) -> Linear {
+        Linear { exported_as: names.into(), ..self }
+    }
+
+    /// Other frameworks have the weights as `[inputs, outputs]`.
+    pub fn exported_transposed(self) -> Linear {
+        Linear { exported_transposed: true, ..self }
+    }
+
     /// Appends the layer as `NAME.weight` and `NAME.bias`. The last axis of `x` becomes `outputs`.
     ///
     /// # Errors
@@ -85,13 +99,23 @@ impl Linear {
         {
             return Err(graph.mismatch(name, residual, format!("{shape:?}, and no activation")));
         }
+        let exported = |part: &str| self.exported_as.iter().map(|name| format!("{name}.{part}")).collect();
         let weight = match self.shared {
             Some(weight) => weight,
-            None => graph.parameter(&format!("{name}.weight"), &[self.outputs, inputs], Role::Matrix, self.initial),
+            None => {
+                let shape = [self.outputs, inputs];
+                let weight = graph.parameter(&format!("{name}.weight"), &shape, Role::Matrix, self.initial);
+                graph.export_names(weight, exported("weight"));
+                if self.exported_transposed {
+                    graph.export_axes(weight, &[1, 0]);
+                }
+                weight
+            }
         };
         let mut parameters = vec![weight];
         if self.bias {
             let bias = graph.parameter(&format!("{name}.bias"), &[self.outputs], Role::Vector, self.initial_bias);
+            graph.export_names(bias, exported("bias"));
             parameters.push(bias);
         }
         let mut tensors = vec![x];

@@ -3,12 +3,13 @@
 mod still;
 
 use crate::comm::{Aborter, Cause};
-use crate::recorder::{Identity, Recorder};
+use crate::recorder::{Identity, Recorder, Standing};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use still::{Seen, Still};
 use switchyard_worker_contract::config::{self, OnHang};
+use switchyard_worker_contract::event::Stuck;
 
 /// What the watchdog of a rank watches.
 pub(super) struct Watch {
@@ -28,9 +29,19 @@ impl Watch {
     }
 }
 
-/// Called with the root cause when the rank stands still for too long, after the group has been informed: ends the process,
-/// because the training thread cannot.
-pub type End = Arc<dyn Fn(&Cause) + Send + Sync>;
+/// What a watchdog says to the process.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Alarm {
+    /// The rank stands still for too long, and the group has ended with this root cause. The process must end, because the
+    /// training thread cannot.
+    Hung(Cause),
+    /// To rank 0: of the ranks that stand still while the job goes on waiting, this one does so for longest; `None`: all go
+    /// on.
+    Standstill(Option<Stuck>),
+}
+
+/// Called with the alarms of a rank.
+pub type OnAlarm = Arc<dyn Fn(Alarm) + Send + Sync>;
 
 /// The thread; it ends when this is dropped.
 pub(super) struct Watchdog {
@@ -47,23 +58,37 @@ impl Watchdog {
         config: config::Watchdog,
         identity: Identity,
         watch: Arc<Watch>,
-        end: Option<End>,
+        on_alarm: Option<OnAlarm>,
     ) -> std::io::Result<Watchdog> {
         let stop: Arc<(Mutex<bool>, Condvar)> = Arc::default();
         let stopped = Arc::clone(&stop);
         let body = move || {
             let mut still = Still::new(config, Instant::now());
-            let mut warned = None;
+            let alarm = |alarm| {
+                if let Some(on_alarm) = &on_alarm {
+                    on_alarm(alarm)
+                }
+            };
+            let (mut warned, mut told, mut since) = (None, None, 0);
             while !wait(&stopped, still.pause()) {
                 let recorder = &watch.recorder;
                 recorder.alive();
-                let operation = recorder.latest().operation;
-                let seen = Seen { progress: recorder.progress(), operation, median: recorder.median() };
-                let hang = still.look(seen, Instant::now());
-                recorder.set_late(hang.is_some() && config.on_hang == OnHang::Restart);
+                let entry = recorder.latest();
+                let seen =
+                    Seen { progress: recorder.progress(), operation: entry.operation, median: recorder.median() };
+                let look = still.look(seen, Instant::now());
+                if look.still.is_zero() {
+                    since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+                }
+                recorder.set_still(Standing { entry, since, share: look.share(), on_hang: config.on_hang });
+                let stuck = watch.aborter.get().and_then(Aborter::stuck);
+                if told != stuck {
+                    told = stuck;
+                    alarm(Alarm::Standstill(stuck));
+                }
                 // A rank that waits is not the cause, unless all of them wait: that is for rank 0 to see.
-                let Some(time) = hang.filter(|_| !operation.waits()) else { continue };
-                let text = describe(recorder, time);
+                let Some(time) = look.hang().filter(|_| !entry.operation.waits()) else { continue };
+                let text = describe(recorder, time, since);
                 match (config.on_hang, watch.aborter.get()) {
                     (OnHang::Report, _) if warned == Some(seen.progress) => {}
                     (OnHang::Report, _) => {
@@ -73,9 +98,7 @@ impl Watchdog {
                     (OnHang::Restart, Some(aborter)) => {
                         let cause = Cause::hung(identity.rank, text);
                         aborter.abort(cause.clone());
-                        if let Some(end) = &end {
-                            end(&aborter.failure().unwrap_or(cause));
-                        }
+                        alarm(Alarm::Hung(aborter.failure().unwrap_or(cause)));
                         return;
                     }
                     // Only a group that does not exist yet has no handle, and to join it is to wait.
@@ -94,9 +117,7 @@ fn wait((stop, changed): &(Mutex<bool>, Condvar), pause: Duration) -> bool {
     *changed.wait_timeout_while(stop, pause, |stop| !*stop).unwrap_or_else(PoisonError::into_inner).0
 }
 
-fn describe(recorder: &Recorder, time: Duration) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let since = now.saturating_sub(time).as_secs();
+fn describe(recorder: &Recorder, time: Duration, since: u64) -> String {
     let (hour, minute, second) = (since / 3600 % 24, since / 60 % 60, since % 60);
     let (doing, pid, seconds) = (recorder.doing(), std::process::id(), time.as_secs_f64());
     format!("stands still for {seconds:.0} s, since {hour:02}:{minute:02}:{second:02} UTC, in {doing} (process {pid})")

@@ -53,16 +53,36 @@ impl Still {
         }
     }
 
-    /// How long the rank has stood still, if that is too long.
-    pub fn look(&mut self, seen: Seen, now: Instant) -> Option<Duration> {
+    /// How long the rank has stood still, and how long it may.
+    pub fn look(&mut self, seen: Seen, now: Instant) -> Look {
         // This process did not run for a while (stopped, suspended, starved): that says nothing about the rank.
         let asleep = now.saturating_duration_since(self.looked) > 4 * self.pause;
         self.looked = now;
         if asleep || self.progress != Some(seen.progress) {
             (self.progress, self.since) = (Some(seen.progress), now);
         }
-        let still = now.saturating_duration_since(self.since);
-        (still > self.limit(seen) && !seen.operation.is_last()).then_some(still)
+        if seen.operation.is_last() {
+            self.since = now;
+        }
+        Look { still: now.saturating_duration_since(self.since), limit: self.limit(seen) }
+    }
+}
+
+/// Time without progress, and what is allowed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Look {
+    pub still: Duration,
+    limit: Duration,
+}
+
+impl Look {
+    pub fn share(self) -> f32 {
+        self.still.div_duration_f32(self.limit)
+    }
+
+    /// The time, if it is too long.
+    pub fn hang(self) -> Option<Duration> {
+        Some(self.still).filter(|still| *still > self.limit)
     }
 }
 
@@ -84,7 +104,7 @@ mod tests {
         while at < Duration::from_secs(4000) {
             let median = median.map(Duration::from_secs_f64);
             let seen = Seen { progress: progress(at.as_secs()), operation, median };
-            if still.look(seen, start + at).is_some() {
+            if still.look(seen, start + at).hang().is_some() {
                 return Some(at.as_secs());
             }
             at += still.pause();
@@ -119,13 +139,13 @@ mod tests {
         let mut still = Still::new(Watchdog { timeout_seconds: Some(20), on_hang: OnHang::Restart }, start);
         let seen = Seen { progress: 1, operation: Operation::Forward, median: None };
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(still.look(seen, at(0)), None);
-        assert_eq!(still.look(seen, at(3600)), None);
-        assert_eq!(still.look(seen, at(3601)), None);
+        assert_eq!(still.look(seen, at(0)).hang(), None);
+        assert_eq!(still.look(seen, at(3600)).hang(), None);
+        assert_eq!(still.look(seen, at(3601)).hang(), None);
         assert_eq!(still.pause(), Duration::from_millis(500));
         for half in 0..38 {
-            assert_eq!(still.look(seen, at(3601) + half * still.pause()), None);
+            assert_eq!(still.look(seen, at(3601) + half * still.pause()).hang(), None);
         }
-        assert!(still.look(seen, at(3620) + still.pause()).is_some(), "it has had its time since then");
+        assert!(still.look(seen, at(3620) + still.pause()).hang().is_some(), "it has had its time since then");
     }
 }

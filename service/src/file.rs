@@ -1,0 +1,45 @@
+//! Text files that a command line names.
+
+use std::io::Read;
+use std::path::Path;
+
+/// How much of a file is read: bytes, and the same in words.
+pub type Limit = (u64, &'static str);
+
+/// The largest object that a cluster stores: etcd refuses objects above 1.5 MiB.
+pub const ONE_OBJECT: Limit = (1 << 20, "1 MiB");
+
+/// The name of a file in messages; `-` is standard input.
+pub fn name(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".to_string() } else { path.display().to_string() }
+}
+
+/// The text of a file, or of standard input for `-`; `kind` describes the expected content. Never waits for a pipe or a device.
+///
+/// # Errors
+/// The file cannot be read, is not a regular file, is too large, or is not UTF-8.
+pub fn read(path: &Path, kind: &str, (largest, most): Limit) -> Result<String, String> {
+    let name = name(path);
+    let unreadable = |what: &str| format!("error[SY0001]: cannot read {name}: {what}");
+    let mut bytes = Vec::new();
+    if path == Path::new("-") {
+        std::io::stdin().take(largest + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
+    } else {
+        let found = std::fs::metadata(path).map_err(|error| unreadable(&error.to_string()))?;
+        if !found.is_file() {
+            let got = if found.is_dir() { "a directory" } else { "not a regular file" };
+            return Err(unreadable(&format!("got {got}; expected a file with a {kind}")));
+        }
+        let file = std::fs::File::open(path).map_err(|error| unreadable(&error.to_string()))?;
+        file.take(largest + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error.to_string()))?;
+    }
+    if bytes.len() as u64 > largest {
+        return Err(unreadable(&format!("got more than {most}; expected a {kind}")));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        unreadable(&format!(
+            "got a byte that is not UTF-8 at offset {}; expected text",
+            error.utf8_error().valid_up_to()
+        ))
+    })
+}

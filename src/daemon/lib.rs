@@ -1,0 +1,157 @@
+//! The controller as a program: arguments, signals, and then the controller. `switchyard controller` and the program of the image,
+//! `switchyard-controller`, are the same; the second is without the rest of the command line.
+#![forbid(unsafe_code)]
+
+mod args;
+
+pub use args::{ControllerArgs, Toggle};
+
+use jiff::SignedDuration;
+use std::fmt::Display;
+use std::path::Path;
+use std::time::Duration;
+use switchyard_controller::{self as controller, Settings, Timing};
+use switchyard_fabric::profile::Profile;
+use switchyard_plan::cluster::levels::{DomainLevel, LevelError, Levels};
+use switchyard_plan::objects::Defaults;
+use switchyard_service::file::{self, ONE_OBJECT};
+use switchyard_service::{Connection, connect, telemetry};
+use switchyard_worker_contract::exit::Exit;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch::{Sender, channel};
+
+/// Default namespace of the Lease.
+const NAMESPACE: &str = "switchyard-system";
+
+/// Why the controller ends before it was asked to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    pub message: String,
+    pub exit: Exit,
+}
+
+impl Failure {
+    /// An argument, or a file that it names, has to change.
+    fn usage(message: impl Display) -> Failure {
+        Failure { message: message.to_string(), exit: Exit::Usage }
+    }
+
+    /// The machine or this program is at fault.
+    fn unexpected(message: impl Display) -> Failure {
+        Failure { message: message.to_string(), exit: Exit::Unexpected }
+    }
+}
+
+/// Runs the controller until a signal stops it, or it fails.
+///
+/// # Errors
+/// An argument is wrong, or the machine or the cluster refuses.
+pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
+    telemetry::start(args.log_format, &args.log_level).map_err(Failure::usage)?;
+    let election = timing(args).map_err(Failure::usage)?;
+    let levels = levels(&args.domains).map_err(|error| Failure::usage(format!("--domain: {error}")))?;
+    let fabric_profile = args.fabric_profile.as_deref().map(fabric_profile).transpose().map_err(Failure::usage)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::unexpected(format!("cannot start: {error}")))?;
+    runtime.block_on(async {
+        let connection = Connection { kubeconfig: args.kubeconfig.clone(), context: args.context.clone() };
+        let config = connect(&connection).await.map_err(Failure::usage)?;
+        // Outside a pod, the namespace of a kubeconfig is only where its user works.
+        let namespace = args.namespace.clone().unwrap_or_else(|| NAMESPACE.to_string());
+        let settings = Settings {
+            namespace,
+            identity: identity(args),
+            listen: args.listen,
+            election,
+            watch_namespaces: args.watch_namespaces.clone(),
+            concurrent_reconciles: args.concurrent_reconciles.into(),
+            defaults: Defaults {
+                worker_image: args.worker_image.clone(),
+                gpu_class: args.gpu_device_class.clone(),
+                gpu_driver: args.gpu_driver.clone(),
+                fabric_profile,
+            },
+            levels,
+            node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
+            fleet_brake_percent: args.fleet_brake_percent,
+            admission_policies: args.admission_policies.clone(),
+        };
+        let (stop, stopped) = channel(false);
+        let (sent, exit) = channel(Exit::Done);
+        stop_on_signal(stop, sent)
+            .map_err(|error| Failure::unexpected(format!("cannot listen to signals: {error}")))?;
+        controller::run(settings, config, stopped).await.map_err(Failure::usage)?;
+        Ok(*exit.borrow())
+    })
+}
+
+fn timing(args: &ControllerArgs) -> Result<Option<Timing>, String> {
+    if args.leader_elect == Toggle::Disabled {
+        return Ok(None);
+    }
+    let seconds = |seconds: u16| Duration::from_secs(seconds.into());
+    let timing = Timing {
+        duration: seconds(args.lease_duration_seconds),
+        renew_deadline: seconds(args.renew_deadline_seconds),
+        retry: seconds(args.retry_period_seconds),
+    };
+    if timing.renew_deadline + timing.retry >= timing.duration {
+        return Err(format!(
+            "--renew-deadline-seconds and --retry-period-seconds: got {} and {}; expected less than --lease-duration-seconds ({}) \
+             together, so that a leader stops before another one may begin",
+            args.renew_deadline_seconds, args.retry_period_seconds, args.lease_duration_seconds
+        ));
+    }
+    Ok(Some(timing))
+}
+
+/// A name that is unique to this start of the program, even in the same pod.
+fn identity(args: &ControllerArgs) -> String {
+    let name =
+        args.identity.clone().unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    let mut random = [0; 4];
+    // Without random bytes, the process id distinguishes two starts.
+    if getrandom::fill(&mut random).is_err() {
+        random = std::process::id().to_ne_bytes();
+    }
+    format!("{name}-{:08x}", u32::from_ne_bytes(random))
+}
+
+/// The first signal stops gracefully; the second one at once.
+fn stop_on_signal(stop: Sender<bool>, sent: Sender<Exit>) -> std::io::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::spawn(async move {
+        loop {
+            let exit = tokio::select! {
+                _ = interrupt.recv() => Exit::Interrupted,
+                _ = terminate.recv() => Exit::Terminated,
+            };
+            if *stop.borrow() {
+                std::process::exit(exit.code().into());
+            }
+            // A pod that is asked to stop has succeeded.
+            sent.send_replace(if exit == Exit::Terminated { Exit::Done } else { exit });
+            stop.send_replace(true);
+        }
+    });
+    Ok(())
+}
+
+/// The levels of the command line; if there are none, the known ones.
+///
+/// # Errors
+/// See [`Levels::new`].
+pub fn levels(domains: &[DomainLevel]) -> Result<Levels, LevelError> {
+    if domains.is_empty() { Ok(Levels::default()) } else { Levels::new(domains.to_vec()) }
+}
+
+/// An administrator's profile of the fabric.
+///
+/// # Errors
+/// The file cannot be read, or is no profile.
+pub fn fabric_profile(path: &Path) -> Result<Profile, String> {
+    let text = file::read(path, "fabric profile of at most 1 MiB", ONE_OBJECT)?;
+    Profile::parse(&text).map_err(|error| format!("--fabric-profile {}: {error}", file::name(path)))
+}

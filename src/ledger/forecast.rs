@@ -1,0 +1,87 @@
+//! When jobs that wait can begin, from what runs and who waits. The rules are those of `plan::cluster::forecast`; this applies them to the index.
+
+use crate::index::Index;
+use crate::job::{JobId, Key};
+use crate::waiting::{HELD, Waiting};
+use jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeMap;
+use switchyard_crds::names::GPU_RESOURCE;
+use switchyard_plan::cluster::forecast::{Forecast, Held, MOST_AHEAD, Queued, Runs, Scene, Unknown};
+use switchyard_plan::cluster::turn::Turn;
+use switchyard_plan::cluster::waiting_period;
+
+/// Forecasts that were made together.
+#[derive(Debug, Default)]
+pub struct Forecasts {
+    at: Timestamp,
+    of: BTreeMap<Key, Forecast>,
+}
+
+impl Index {
+    /// When a job that waits for room can begin; `None`: it does not wait, or room would not help. They are made for all together, and as seldom as
+    /// their statuses may be written: also with hundreds that wait they cost nothing beside the plans.
+    pub fn forecast(&mut self, key: &Key, now: Timestamp) -> Option<Forecast> {
+        let own = self.waiting.get(key).filter(|own| is_asked(own))?;
+        let ahead = self.waiting.values().filter(|other| is_asked(other) && other.turn < own.turn).count();
+        if ahead >= MOST_AHEAD {
+            return Some(Forecast { ahead, window: Err(Unknown::Far) });
+        }
+        let age = now.duration_since(self.forecasts.at);
+        let is_fresh = (SignedDuration::ZERO..waiting_period(self.waiting.len())).contains(&age);
+        if !is_fresh || !self.forecasts.of.contains_key(key) {
+            self.forecasts = Forecasts { at: now, of: self.forecasts_of_all(now) };
+        }
+        self.forecasts.of.get(key).map(|forecast| Forecast { ahead, ..*forecast })
+    }
+
+    fn forecasts_of_all(&self, now: Timestamp) -> BTreeMap<Key, Forecast> {
+        let mut waiting: Vec<(&Key, &Waiting)> = self.waiting.iter().filter(|(_, waiting)| is_asked(waiting)).collect();
+        waiting.sort_by_key(|(_, waiting)| &waiting.turn);
+        waiting.truncate(MOST_AHEAD);
+        let queued = waiting.iter().copied().filter_map(|(key, waiting)| {
+            let job = self.jobs.get(key)?;
+            let limit = job.spec.active_deadline_seconds.map(SignedDuration::from_secs);
+            let pods = usize::try_from(job.spec.trainer.num_nodes).ok()?;
+            Some((key, Queued { demand: waiting.waits_for.demand()?, pods, limit }))
+        });
+        let (keys, queue): (Vec<&Key>, Vec<Queued<'_>>) = queued.unzip();
+        let names: BTreeMap<&str, usize> =
+            self.usage.nodes().keys().enumerate().map(|(at, name)| (name.as_str(), at)).collect();
+        let is_held = |taker: &str| taker.starts_with(HELD);
+        let nodes = self.reservation.iter().flat_map(|held| &held.nodes).map(|placed| placed.node_name.as_str());
+        let held =
+            nodes.filter_map(|name| Some((*names.get(name)?, self.usage.node_without(name, is_held)?))).collect();
+        let holds = |taker: &String| {
+            let share = self.usage.share(taker)?;
+            let counted = share.amount.get(GPU_RESOURCE) / 1000;
+            let gpus = share.gpus.len().max(usize::try_from(counted).unwrap_or(0)) as u32;
+            Some(Held { node: *names.get(share.node.as_str())?, amount: &share.amount, gpus })
+        };
+        let runs = |id: &JobId| {
+            let holds: Vec<Held<'_>> = self.takers_of(id, |_| true).iter().filter_map(holds).collect();
+            let status = self.job_of(id).and_then(|job| job.status.as_ref());
+            let since = status.and_then(|status| status.placed_time.as_ref().or(status.start_time.as_ref()));
+            Runs { holds, since: since.map(|since| since.0), end: self.end_of(id, now) }
+        };
+        let scene = Scene {
+            now,
+            nodes: self.usage.nodes().values().collect(),
+            held,
+            runs: self.families.keys().map(runs).filter(|run| !run.holds.is_empty()).collect(),
+            queue,
+        };
+        let mut forecasts = scene.forecasts();
+        // What the head holds was chosen with levels and links in mind.
+        let is_head = |turn: &Turn| waiting.first().is_some_and(|(_, first)| first.turn == *turn);
+        let start = self.reservation.as_ref().filter(|held| is_head(&held.turn)).and_then(|held| held.start);
+        if let (Some(Forecast { window: Ok(window), .. }), Some(start)) = (forecasts.first_mut(), start) {
+            window.latest = window.latest.max(start);
+        }
+        keys.into_iter().cloned().zip(forecasts).collect()
+    }
+}
+
+/// It waits for room, and stands in the queue.
+fn is_asked(waiting: &Waiting) -> bool {
+    !waiting.hopeless && waiting.waits_for.demand().is_some()
+}

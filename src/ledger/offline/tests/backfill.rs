@@ -1,0 +1,98 @@
+//! Who may use the nodes that the head of the queue holds, until it can begin.
+
+use super::*;
+use jiff::SignedDuration;
+
+const HOUR: SignedDuration = SignedDuration::from_hours(1);
+
+/// Three nodes; on the first a job runs that may do so for another hour, and a gang of all three waits.
+fn gang_waits_an_hour(now: Timestamp) -> Vec<Value> {
+    let mut items = gang_waits(0);
+    items[3]["spec"]["activeDeadlineSeconds"] = json!(7200);
+    items[3]["status"]["placedTime"] = json!(now - HOUR);
+    items
+}
+
+fn look(items: &[Value], now: Timestamp, job: &TrainJob) -> Verdict {
+    let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
+    cluster.look(job, Earlier::Forgotten).unwrap()
+}
+
+#[test]
+fn a_job_that_ends_before_the_head_can_begin_may_use_its_nodes() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let items = gang_waits_an_hour(now);
+    let late = |limit: Value| look(&items, now, &fresh("late", 1, json!({"activeDeadlineSeconds": limit})));
+    let forecast = |verdict: &Verdict, limit| verdict.ahead.as_ref().and_then(|ahead| ahead.forecast(limit));
+
+    let short = late(json!(3600));
+    assert_eq!(nodes(&short), ["n2"]);
+    let overtaken = short.ahead.as_ref().and_then(|ahead| ahead.overtaken(&short.place.as_ref().unwrap().status));
+    let expected = "ends before ns/gang, which is ahead in the queue, can begin by 2026-06-01T13:00:00Z";
+    assert_eq!(overtaken.as_deref(), Some(expected));
+
+    let long = late(json!(3601));
+    assert!(long.place.is_err());
+    assert_eq!(words(&long), "3 nodes are held for ns/gang, which is ahead in the queue");
+    let expected =
+        "ns/gang can begin by 2026-06-01T13:00:00Z: this job may still run then (activeDeadlineSeconds: 3601)";
+    assert_eq!(forecast(&long, Some(3601)).as_deref(), Some(expected));
+
+    let unlimited = late(Value::Null);
+    assert!(unlimited.place.is_err());
+    let expected = "ns/gang can begin by 2026-06-01T13:00:00Z: with an activeDeadlineSeconds that ends before that, this job may use them until then";
+    assert_eq!(forecast(&unlimited, None).as_deref(), Some(expected));
+}
+
+#[test]
+fn where_nobody_knows_when_the_head_can_begin_its_nodes_stay_idle() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let mut items = gang_waits_an_hour(now);
+    items[3]["spec"].as_object_mut().unwrap().remove("activeDeadlineSeconds");
+    let verdict = look(&items, now, &fresh("late", 1, json!({"activeDeadlineSeconds": 1})));
+    assert!(verdict.place.is_err());
+    assert_eq!(verdict.ahead.unwrap().start, None);
+}
+
+/// A DaemonSet has a pod on every node, which never ends: nobody knows when the head can begin only if it needs what others have.
+#[test]
+fn pods_of_others_count_where_the_head_needs_what_they_have() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    for (cpu, is_known) in [("2", true), ("3", false)] {
+        let mut items = gang_waits_an_hour(now);
+        items.push(json!({
+            "kind": "Pod", "metadata": {"name": "agent", "namespace": "kube-system", "uid": "agent"},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]},
+        }));
+        let verdict = look(&items, now, &fresh("late", 1, json!({"activeDeadlineSeconds": 60})));
+        assert_eq!((verdict.place.is_ok(), verdict.ahead.unwrap().start.is_some()), (is_known, is_known), "{cpu}");
+    }
+}
+
+/// One that was stopped late, or whose clock was wrong: its node is waited for, and nobody is let in for a time that is over.
+#[test]
+fn a_job_that_ran_longer_than_its_limit_ends_at_any_moment() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let verdict =
+        look(&gang_waits_an_hour(now), now + HOUR * 2, &fresh("late", 1, json!({"activeDeadlineSeconds": 1})));
+    assert!(verdict.place.is_err());
+    assert_eq!(verdict.ahead.unwrap().start, Some(now + HOUR * 2));
+}
+
+/// The nodes that are empty first, not those that are least used.
+#[test]
+fn the_head_holds_the_nodes_on_which_it_can_begin_first() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let mut items: Vec<Value> = ["n1", "n2", "n3"].map(node).into();
+    for (name, on, limit) in [("long", "n1", json!(90_000)), ("forever", "n2", Value::Null), ("short", "n3", json!(60))]
+    {
+        let mut runs = job(name, 1, "2026-01-01T00:00:00Z", placed(&[on]));
+        runs["spec"]["activeDeadlineSeconds"] = limit;
+        runs["status"]["placedTime"] = json!(now);
+        items.extend([runs, pod(name, 0, Some(on), 0)]);
+    }
+    items.push(job("head", 1, "2026-01-02T00:00:00Z", waiting()));
+    items.push(pod("head", 0, None, 0));
+    let ahead = look(&items, now, &fresh("late", 1, json!({}))).ahead.unwrap();
+    assert_eq!((ahead.nodes, ahead.start), (vec!["n3".to_string()], Some(now + SignedDuration::from_secs(60))));
+}

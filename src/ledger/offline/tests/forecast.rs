@@ -1,0 +1,103 @@
+//! When those that wait can begin.
+
+use super::*;
+use jiff::SignedDuration;
+
+const NOW: &str = "2026-06-01T12:00:00Z";
+
+/// A job runs on one of three nodes, for an hour and with another hour to go; a gang of all three waits, and a job of one behind it.
+fn queue(small: Value, gang: Value) -> Vec<Value> {
+    let mut items = gang_waits(0);
+    items[3]["spec"]["activeDeadlineSeconds"] = small;
+    items[3]["status"]["placedTime"] = json!("2026-06-01T11:00:00Z");
+    items[5]["spec"]["activeDeadlineSeconds"] = gang;
+    items.push(job("next", 1, "2026-01-03T00:00:00Z", waiting()));
+    items.push(pod("next", 0, None, 0));
+    items
+}
+
+fn told(items: &[Value]) -> [String; 2] {
+    let now: Timestamp = NOW.parse().unwrap();
+    let mut cluster = Cluster::of(items, Defaults::default(), Levels::default(), now).unwrap();
+    ["gang", "next"].map(|name| {
+        let job = cluster.job("ns", name).unwrap().clone();
+        let verdict = cluster.look(&job, Earlier::Forgotten).unwrap();
+        verdict.forecast.map(|forecast| forecast.words(now)).unwrap_or_default()
+    })
+}
+
+#[test]
+fn each_that_waits_is_told_its_place_and_when_it_can_begin() {
+    // One in ten jobs that have run for an hour ends within 7 minutes. The gang may run for half an hour.
+    assert_eq!(
+        told(&queue(json!(7200), json!(1800))),
+        [
+            "first in the queue, expected in 5 min to 1 h (from the limit of 1 running job)",
+            "second in the queue, expected in 5 min to 1 h 40 min (from limits of 1 running job and 1 ahead)",
+        ]
+    );
+}
+
+#[test]
+fn a_job_without_a_limit_is_named_where_nobody_knows() {
+    assert_eq!(
+        told(&queue(json!(7200), Value::Null)),
+        [
+            "first in the queue, expected in 5 min to 1 h (from the limit of 1 running job)",
+            "second in the queue, no forecast: 1 of 1 job ahead has no activeDeadlineSeconds",
+        ]
+    );
+    let unknown = "no forecast: 1 of 1 running job has no activeDeadlineSeconds";
+    assert_eq!(
+        told(&queue(Value::Null, json!(1800))),
+        [format!("first in the queue, {unknown}"), format!("second in the queue, {unknown}")]
+    );
+}
+
+/// One that fits nowhere stands in nobody's way, and in no queue.
+#[test]
+fn a_job_that_fits_nowhere_gets_no_forecast() {
+    let mut items = queue(json!(7200), json!(1800));
+    items[5]["spec"]["trainer"]["numNodes"] = json!(4);
+    assert_eq!(told(&items)[0], "");
+}
+
+/// Once all that runs has ended, what others run is still there.
+#[test]
+fn pods_of_others_are_not_expected_to_end() {
+    let mut items = queue(json!(7200), json!(1800));
+    items.push(json!({
+        "kind": "Pod", "metadata": {"name": "agent", "namespace": "kube-system", "uid": "agent"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]},
+    }));
+    assert_eq!(
+        told(&items)[0],
+        "first in the queue, no forecast: it needs more than the jobs that run and wait will give back"
+    );
+}
+
+#[test]
+fn far_behind_there_is_only_a_place_in_the_queue() {
+    let mut items = queue(json!(7200), json!(1800));
+    for number in 0..64 {
+        items.push(job(&format!("between-{number:02}"), 1, "2026-01-02T12:00:00Z", waiting()));
+    }
+    assert_eq!(told(&items)[1], "66th in the queue, no forecast: more than 64 jobs are ahead");
+}
+
+/// Forecasts are made as seldom as they may be written.
+#[test]
+fn a_forecast_is_made_again_after_a_minute() {
+    let mut index =
+        Cluster::of(&queue(json!(7200), json!(1800)), Defaults::default(), Levels::default(), NOW.parse().unwrap())
+            .unwrap()
+            .index;
+    let key = Key { namespace: "ns".into(), name: "gang".into() };
+    let mut told = |seconds| {
+        let at = NOW.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(seconds);
+        index.forecast(&key, at).unwrap().window.unwrap().earliest
+    };
+    let first = told(0);
+    assert_eq!(told(59), first);
+    assert!(told(60) > first);
+}

@@ -1,0 +1,382 @@
+//! When a job that waits can begin, between two moments, and the words for it.
+//!
+//! - **At the latest** when it begins in turn: all jobs that run, and those ahead in the queue, run to their limits (`activeDeadlineSeconds`), and
+//!   nobody goes before anybody.
+//! - **At the earliest** when it begins by itself, on nodes that are not held for another job, and jobs end early. Run times have heavy tails: of
+//!   the jobs that have run for a time t, a share t / x runs for longer than x (Harchol-Balter and Downey, Exploiting process lifetime
+//!   distributions, 1997). So one in ten of those that have run for nine hours ends within another hour, and so do all here.
+//!
+//! Rooms are counted by node, without levels and links: a forecast is cheap, and no promise. `cargo xtask bench queue` says how often it holds.
+
+use super::need::Demand;
+use super::view::NodeView;
+use jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeMap;
+use switchyard_core::quantity::Resources;
+use switchyard_core::units::plural;
+
+/// Jobs of a queue that get a forecast. Behind so many it would say little.
+pub const MOST_AHEAD: usize = 64;
+
+/// What is free on a node.
+#[derive(Debug, Clone)]
+struct Room {
+    free: Resources,
+    gpus: u32,
+}
+
+/// What a job has on a node.
+#[derive(Debug, Clone)]
+pub struct Held<'a> {
+    /// Position of the node.
+    pub node: usize,
+    pub amount: &'a Resources,
+    pub gpus: u32,
+}
+
+/// A job that runs.
+#[derive(Debug, Clone)]
+pub struct Runs<'a> {
+    pub holds: Vec<Held<'a>>,
+    /// Since when; `None`: it begins now.
+    pub since: Option<Timestamp>,
+    /// When it has ended at the latest; `None`: nobody knows.
+    pub end: Option<Timestamp>,
+}
+
+/// A job that waits.
+#[derive(Debug, Clone)]
+pub struct Queued<'a> {
+    pub demand: &'a Demand,
+    pub pods: usize,
+    pub limit: Option<SignedDuration>,
+}
+
+/// When a job that waits can begin, and from whose limits that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    pub earliest: Timestamp,
+    pub latest: Timestamp,
+    /// Jobs that run and end before.
+    pub running: usize,
+    /// Jobs ahead in the queue that end before.
+    pub ahead: usize,
+}
+
+/// What can be said of a job that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forecast {
+    /// Jobs ahead in the queue.
+    pub ahead: usize,
+    pub window: Result<Window, Unknown>,
+}
+
+/// Why nobody knows when a job can begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unknown {
+    /// Of all running jobs some have no limit.
+    Running { without: usize, all: usize },
+    /// Of all jobs ahead in the queue some have none.
+    Ahead { without: usize, all: usize },
+    /// Too many are ahead.
+    Far,
+    /// What others than these jobs have would have to become free.
+    Others,
+}
+
+impl std::fmt::Display for Unknown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let of = |f: &mut std::fmt::Formatter<'_>, (without, all): (usize, usize), who: [&str; 2]| {
+            write!(f, "{without} of {all} {} no activeDeadlineSeconds", who[usize::from(all != 1)])
+        };
+        match *self {
+            Unknown::Running { without, all } => of(f, (without, all), ["running job has", "running jobs have"]),
+            Unknown::Ahead { without, all } => of(f, (without, all), ["job ahead has", "jobs ahead have"]),
+            Unknown::Far => write!(f, "more than {MOST_AHEAD} jobs are ahead"),
+            Unknown::Others => f.write_str("it needs more than the jobs that run and wait will give back"),
+        }
+    }
+}
+
+/// The cluster as far as forecasts see it.
+#[derive(Debug)]
+pub struct Scene<'a> {
+    pub now: Timestamp,
+    pub nodes: Vec<&'a NodeView>,
+    /// The nodes that are held for the head of the queue, as they are without that, by position.
+    pub held: BTreeMap<usize, NodeView>,
+    pub runs: Vec<Runs<'a>>,
+    /// The queue, in the order of turns.
+    pub queue: Vec<Queued<'a>>,
+}
+
+impl Room {
+    fn of(node: &NodeView, demand: &Demand) -> Room {
+        Room { free: node.free.clone(), gpus: demand.gpus_free_on(node) }
+    }
+
+    fn fits(&self, demand: &Demand) -> bool {
+        self.gpus >= demand.gpus && demand.amounts.names().all(|name| self.free.get(name) >= demand.amounts.get(name))
+    }
+
+    fn give_back(&mut self, held: &Held<'_>) {
+        (self.free, self.gpus) = (self.free.plus(held.amount), self.gpus + held.gpus);
+    }
+}
+
+impl Scene<'_> {
+    /// What can be said of each job of the queue.
+    pub fn forecasts(&self) -> Vec<Forecast> {
+        let latest = self.in_turn();
+        let mut ends: Vec<(Timestamp, &[Held<'_>])> =
+            self.runs.iter().map(|run| (self.early_end(run), run.holds.as_slice())).collect();
+        ends.sort_by_key(|(end, _)| *end);
+        let mut first_in_turn = self.now;
+        let forecast = |(ahead, queued): (usize, &Queued<'_>)| {
+            let Some((latest, running, ahead_of_it)) = latest.get(ahead).copied() else {
+                return Forecast { ahead, window: Err(self.unknown(ahead)) };
+            };
+            // Those ahead end early, too: at once.
+            first_in_turn = first_in_turn.max(self.alone(queued, &ends, true).unwrap_or(latest));
+            let earliest = self.alone(queued, &ends, false).map_or(first_in_turn, |alone| alone.min(first_in_turn));
+            let window = Window { earliest: earliest.min(latest), latest, running, ahead: ahead_of_it };
+            Forecast { ahead, window: Ok(window) }
+        };
+        self.queue.iter().enumerate().map(forecast).collect()
+    }
+
+    fn early_end(&self, run: &Runs<'_>) -> Timestamp {
+        let ran =
+            run.since.map_or(SignedDuration::ZERO, |since| self.now.duration_since(since).max(SignedDuration::ZERO));
+        let early = self.now.saturating_add(ran / 9).unwrap_or(Timestamp::MAX);
+        run.end.map_or(early, |end| end.clamp(self.now, early.max(self.now)))
+    }
+
+    fn unknown(&self, ahead: usize) -> Unknown {
+        let running = self.runs.iter().filter(|run| run.end.is_none()).count();
+        let queued = self.queue[..ahead].iter().filter(|queued| queued.limit.is_none()).count();
+        match (running, queued) {
+            (0, 0) => Unknown::Others,
+            (0, without) => Unknown::Ahead { without, all: ahead },
+            (without, _) => Unknown::Running { without, all: self.runs.len() },
+        }
+    }
+
+    /// When there is room for a job alone, as jobs end in this order, with the nodes that are held or beside them.
+    fn alone(&self, queued: &Queued<'_>, ends: &[(Timestamp, &[Held<'_>])], with_held: bool) -> Option<Timestamp> {
+        let mut rooms = Rooms::of(self, queued.demand, with_held);
+        let may_use = |held: &&Held<'_>| with_held || !self.held.contains_key(&held.node);
+        let mut ends = ends.iter();
+        let mut at = self.now;
+        while rooms.fit < queued.pods {
+            let (end, holds) = ends.next()?;
+            at = at.max(*end);
+            holds.iter().filter(may_use).for_each(|held| rooms.give_back(held, queued.demand));
+        }
+        Some(at)
+    }
+
+    /// When each job of the queue begins if all run to their limits and nobody goes before anybody, how many that run have ended by then, and how
+    /// many of those ahead. Shorter than the queue where nobody knows.
+    fn in_turn(&self) -> Vec<(Timestamp, usize, usize)> {
+        let Some(first) = self.queue.first() else { return Vec::new() };
+        let mut rooms = Rooms::of(self, first.demand, true);
+        let known = self.runs.iter().enumerate().filter_map(|(run, runs)| Some((runs.end?.max(self.now), run)));
+        // By their end; the jobs of the queue behind those that run.
+        let mut ends: BTreeMap<(Timestamp, usize), Vec<Held<'_>>> =
+            known.map(|key| (key, self.runs[key.1].holds.clone())).collect();
+        let (mut at, mut running, mut ahead) = (self.now, 0, 0);
+        let mut starts = Vec::new();
+        for (number, Queued { demand, pods, limit }) in self.queue.iter().enumerate() {
+            rooms.ask(&self.nodes, demand);
+            while rooms.fit < *pods {
+                let Some(((end, run), holds)) = ends.pop_first() else { return starts };
+                at = at.max(end);
+                *(if run < self.runs.len() { &mut running } else { &mut ahead }) += 1;
+                holds.iter().for_each(|held| rooms.give_back(held, demand));
+            }
+            let taken = rooms.take(*pods, demand);
+            if let Some(end) = limit.and_then(|limit| at.checked_add(limit).ok()) {
+                ends.insert((end, self.runs.len() + number), taken);
+            }
+            starts.push((at, running, ahead));
+        }
+        starts
+    }
+}
+
+/// What is free on all nodes, and on how many there is room for a pod.
+struct Rooms {
+    rooms: Vec<Room>,
+    may_use: Vec<bool>,
+    fit: usize,
+}
+
+impl Rooms {
+    fn of(scene: &Scene<'_>, demand: &Demand, with_held: bool) -> Rooms {
+        let without = |node: usize| scene.held.get(&node).filter(|_| with_held).unwrap_or(scene.nodes[node]);
+        let rooms = (0..scene.nodes.len()).map(|node| Room::of(without(node), demand)).collect();
+        let mut rooms = Rooms { rooms, may_use: Vec::new(), fit: 0 };
+        rooms.ask(&scene.nodes, demand);
+        rooms
+    }
+
+    /// Counts for another job.
+    fn ask(&mut self, nodes: &[&NodeView], demand: &Demand) {
+        self.may_use = nodes.iter().map(|node| demand.may_use(node)).collect();
+        self.fit = (0..nodes.len()).filter(|node| self.has_room(*node, demand)).count();
+    }
+
+    fn has_room(&self, node: usize, demand: &Demand) -> bool {
+        self.may_use[node] && self.rooms[node].fits(demand)
+    }
+
+    fn give_back(&mut self, held: &Held<'_>, demand: &Demand) {
+        let before = self.has_room(held.node, demand);
+        self.rooms[held.node].give_back(held);
+        self.fit += usize::from(!before && self.has_room(held.node, demand));
+    }
+
+    /// Takes the nodes with fewest free GPUs that have room.
+    fn take<'a>(&mut self, pods: usize, demand: &'a Demand) -> Vec<Held<'a>> {
+        let mut nodes: Vec<usize> = (0..self.rooms.len()).filter(|node| self.has_room(*node, demand)).collect();
+        nodes.sort_by_key(|node| self.rooms[*node].gpus);
+        nodes.truncate(pods);
+        let hold = |node: usize| {
+            let room = &mut self.rooms[node];
+            (room.free, room.gpus) = (room.free.less(&demand.amounts), room.gpus - demand.gpus);
+            Held { node, amount: &demand.amounts, gpus: demand.gpus }
+        };
+        nodes.into_iter().map(hold).collect()
+    }
+}
+
+impl Forecast {
+    /// For the reason why a job waits.
+    pub fn words(&self, now: Timestamp) -> String {
+        let place = format!("{} in the queue", ordinal(self.ahead + 1));
+        let Window { earliest, latest, running, ahead } = match &self.window {
+            Ok(window) => *window,
+            Err(why) => return format!("{place}, no forecast: {why}"),
+        };
+        let left = |at: Timestamp| at.duration_since(now).as_secs().max(0).unsigned_abs();
+        let (from, to) = (rounded(left(earliest), u64::div_euclid), rounded(left(latest), u64::div_ceil));
+        let when = match (from, to) {
+            (_, 0) => "at any moment".to_string(),
+            (0, to) => format!("within {}", time(to)),
+            (from, to) if from == to => format!("in {}", time(to)),
+            (from, to) => format!("in {} to {}", time(from), time(to)),
+        };
+        let limits = |count: usize| if count == 1 { "the limit" } else { "limits" };
+        let whose = match (running, ahead) {
+            (0, 0) => String::new(),
+            (0, ahead) => format!(" (from {} of {ahead} job{} ahead)", limits(ahead), plural(ahead as u64)),
+            (running, 0) => format!(" (from {} of {running} running job{})", limits(running), plural(running as u64)),
+            (running, ahead) => {
+                format!(" (from limits of {running} running job{} and {ahead} ahead)", plural(running as u64))
+            }
+        };
+        format!("{place}, expected {when}{whose}")
+    }
+}
+
+/// `first`, `second`, `21st`.
+fn ordinal(number: usize) -> String {
+    const WORDS: [&str; 10] =
+        ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
+    let suffix = match (number % 10, number % 100) {
+        (1, tens) if tens != 11 => "st",
+        (2, tens) if tens != 12 => "nd",
+        (3, tens) if tens != 13 => "rd",
+        _ => "th",
+    };
+    WORDS.get(number - 1).map_or_else(|| format!("{number}{suffix}"), ToString::to_string)
+}
+
+/// Minutes, as exactly as a forecast can be: words that change every minute would be written every minute.
+fn rounded(seconds: u64, divide: fn(u64, u64) -> u64) -> u64 {
+    let step = match seconds {
+        ..3600 => 5,
+        3600..36_000 => 20,
+        36_000..172_800 => 60,
+        _ => 360,
+    };
+    divide(seconds, step * 60) * step
+}
+
+/// `3 h 40 min`.
+fn time(minutes: u64) -> String {
+    let parts = [(minutes / 1440, "d"), (minutes / 60 % 24, "h"), (minutes % 60, "min")];
+    let parts: Vec<String> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count} {unit}")).collect();
+    parts.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn words_say_the_place_in_the_queue_the_window_and_whose_limits_it_is_from() {
+        let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+        let window = |minutes: [i64; 2], running, ahead| {
+            let [earliest, latest] = minutes.map(|minutes| now + SignedDuration::from_mins(minutes));
+            Ok(Window { earliest, latest, running, ahead })
+        };
+        let words = |ahead, window| Forecast { ahead, window }.words(now);
+        for (ahead, window, expected) in [
+            (
+                2,
+                window([127, 201], 12, 0),
+                "third in the queue, expected in 2 h to 3 h 40 min (from limits of 12 running jobs)",
+            ),
+            (
+                0,
+                window([0, 61], 1, 0),
+                "first in the queue, expected within 1 h 20 min (from the limit of 1 running job)",
+            ),
+            (
+                10,
+                window([33, 34], 3, 2),
+                "11th in the queue, expected in 30 min to 35 min (from limits of 3 running jobs and 2 ahead)",
+            ),
+            (20, window([35, 35], 0, 1), "21st in the queue, expected in 35 min (from the limit of 1 job ahead)"),
+            (
+                1,
+                window([3000, 9000], 2, 0),
+                "second in the queue, expected in 2 d to 6 d 6 h (from limits of 2 running jobs)",
+            ),
+            (1, window([-5, 0], 0, 0), "second in the queue, expected at any moment"),
+            (
+                3,
+                Err(Unknown::Running { without: 4, all: 16 }),
+                "fourth in the queue, no forecast: 4 of 16 running jobs have no activeDeadlineSeconds",
+            ),
+            (
+                3,
+                Err(Unknown::Ahead { without: 1, all: 1 }),
+                "fourth in the queue, no forecast: 1 of 1 job ahead has no activeDeadlineSeconds",
+            ),
+            (64, Err(Unknown::Far), "65th in the queue, no forecast: more than 64 jobs are ahead"),
+            (
+                0,
+                Err(Unknown::Others),
+                "first in the queue, no forecast: it needs more than the jobs that run and wait will give back",
+            ),
+        ] {
+            assert_eq!(words(ahead, window), expected);
+        }
+    }
+
+    #[test]
+    fn words_of_a_window_change_seldom_and_never_claim_more_than_it() {
+        let mut before = (0, 0);
+        for seconds in (0..400_000).step_by(7) {
+            let (down, up) = (rounded(seconds, u64::div_euclid), rounded(seconds, u64::div_ceil));
+            assert!(down * 60 <= seconds && seconds <= up * 60 && up - down <= 360, "{seconds}");
+            assert!(down >= before.0 && up >= before.1, "{seconds}");
+            before = (down, up);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The cluster of a simulation: hosts in leaves, leaves in blocks, and what the links between them carry.
+
+use crate::table::{self, TableError};
+use std::collections::BTreeMap;
+use std::io::Read;
+
+/// A host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    pub name: String,
+    pub leaf: usize,
+    pub block: usize,
+}
+
+/// The cluster. All hosts have as many GPUs, and the bandwidth out of a host is 1.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fabric {
+    pub hosts: Vec<Host>,
+    /// Hosts of each leaf.
+    pub leaves: Vec<Vec<usize>>,
+    /// Leaves of each block.
+    pub blocks: Vec<Vec<usize>>,
+    pub gpus_per_host: u32,
+    /// What the hosts of a leaf, and those of a block, send out at once ÷ what its links carry.
+    pub oversubscription: [f64; 2],
+}
+
+impl Fabric {
+    /// A cluster of equal leaves; blocks of eight leaves, the last one perhaps smaller.
+    pub fn regular(leaves: usize, hosts_per_leaf: usize) -> Fabric {
+        let host = |at: usize| (format!("host-{at:04}"), at / hosts_per_leaf, at / hosts_per_leaf / 8);
+        Fabric::of((0..leaves * hosts_per_leaf).map(host))
+    }
+
+    /// A cluster of hosts with their leaves and blocks, both numbered from 0.
+    pub fn of(hosts: impl IntoIterator<Item = (String, usize, usize)>) -> Fabric {
+        let (mut leaves, mut blocks): (Vec<Vec<usize>>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
+        let mut all = Vec::new();
+        for (at, (name, leaf, block)) in hosts.into_iter().enumerate() {
+            leaves.resize(leaves.len().max(leaf + 1), Vec::new());
+            blocks.resize(blocks.len().max(block + 1), Vec::new());
+            leaves[leaf].push(at);
+            if !blocks[block].contains(&leaf) {
+                blocks[block].push(leaf);
+            }
+            all.push(Host { name, leaf, block });
+        }
+        Fabric { hosts: all, leaves, blocks, gpus_per_host: 8, oversubscription: [2.0, 4.0] }
+    }
+
+    /// Reads a cluster of hosts: `node`, and `leaf` and `block` where it has such levels.
+    ///
+    /// # Errors
+    /// The first row that is wrong, by its line.
+    pub fn read(from: impl Read) -> Result<Fabric, TableError> {
+        // By their names: the line that named them first, and their numbers.
+        let mut names: BTreeMap<String, u64> = BTreeMap::new();
+        let mut leaves: BTreeMap<String, (u64, usize, String)> = BTreeMap::new();
+        let mut blocks: BTreeMap<String, usize> = BTreeMap::new();
+        let mut hosts = Vec::new();
+        table::read(from, &["node"], |line, record, header| {
+            let wrong = |field, got: &str, expected| TableError::Field { line, field, got: got.into(), expected };
+            // All hosts have the same, unnamed one of a level that the table does not know.
+            let name = |field| match header.iter().position(|name| name == field).map(|at| record.get(at)) {
+                Some(None | Some("")) => Err(wrong(field, "", "a name".into())),
+                known => Ok(known.flatten().unwrap_or_default()),
+            };
+            let (node, leaf, block) = (name("node")?, name("leaf")?, name("block")?);
+            if let Some(first) = names.insert(node.into(), line) {
+                return Err(wrong("node", node, format!("another name than the host of line {first} has")));
+            }
+            let number = leaves.len();
+            let (first, leaf, within) = leaves.entry(leaf.into()).or_insert_with(|| (line, number, block.into()));
+            if within != block {
+                let expected = format!("`{within}`, the block of this leaf in line {first}");
+                return Err(wrong("block", block, expected));
+            }
+            let number = blocks.len();
+            hosts.push((node.to_string(), *leaf, *blocks.entry(block.into()).or_insert(number)));
+            Ok(())
+        })?;
+        Ok(Fabric::of(hosts))
+    }
+
+    /// GPUs of all hosts.
+    pub fn gpus(&self) -> u32 {
+        self.hosts.len() as u32 * self.gpus_per_host
+    }
+
+    /// Hosts of a block.
+    pub fn in_block(&self, block: usize) -> impl Iterator<Item = usize> {
+        self.blocks[block].iter().flat_map(|leaf| self.leaves[*leaf].iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_hosts_of_the_repository_are_whole() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/traces/lingjun-2023-hosts.csv.gz");
+        let fabric = Fabric::read(std::fs::File::open(path).unwrap()).unwrap();
+        let in_blocks: Vec<usize> = (0..3).map(|block| fabric.in_block(block).count()).collect();
+        assert_eq!((fabric.hosts.len(), fabric.leaves.len(), in_blocks), (847, 119, vec![362, 306, 179]));
+    }
+
+    #[test]
+    fn a_cluster_without_levels_is_one_leaf() {
+        let fabric = Fabric::read("node\na\nb\n".as_bytes()).unwrap();
+        assert_eq!((fabric.leaves, fabric.blocks), (vec![vec![0, 1]], vec![vec![0]]));
+    }
+
+    #[test]
+    fn bad_hosts_are_named_by_their_line() {
+        for (text, words) in [
+            ("name\na\n", "the header has no column `node`; expected node"),
+            ("node\n", "no rows"),
+            ("node\na\nb\na\n", "line 4: node: got `a`; expected another name than the host of line 2 has"),
+            ("node,leaf\na,l\nb,\n", "line 3: leaf: got ``; expected a name"),
+            (
+                "node,leaf,block\na,l,x\nb,l,y\n",
+                "line 3: block: got `y`; expected `x`, the block of this leaf in line 2",
+            ),
+        ] {
+            let error = Fabric::read(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What became of a trace, in figures.
+
+use crate::play::{Done, Played};
+use serde::Serialize;
+
+/// Gangs of at least so many GPUs have a figure of their own: they are those that wait for others.
+const LARGE: u32 = 64;
+/// Shorter jobs count as so long in the slowdown, seconds.
+const SHORT: f64 = 600.0;
+
+/// Figures of one rule. Times are seconds; averages are over the jobs submitted between 15 and 90 % of the trace.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Figures {
+    /// From submission to end.
+    pub completion_mean: f64,
+    pub completion_p99: f64,
+    pub wait_mean: f64,
+    pub wait_p99: f64,
+    /// Of gangs of at least 64 GPUs.
+    pub large_wait_mean: f64,
+    pub wait_longest: f64,
+    /// Mean of (wait + duration) ÷ duration, where ten minutes is the shortest duration.
+    pub slowdown: f64,
+    /// GPU hours beyond those at the best places ÷ these, percent.
+    pub slow_percent: f64,
+    /// GPUs idle while a job waits that needs no more than are idle, in that time ÷ all GPUs, percent.
+    pub fragmentation_percent: f64,
+    /// GPUs that run jobs ÷ all GPUs, percent, in that time.
+    pub utilisation_percent: f64,
+    /// Of the jobs that waited, those that were told when they would begin, percent; none of a rule that tells nobody.
+    pub forecast_percent: Option<f64>,
+    /// Of these, those that began in that time, percent.
+    pub forecast_coverage_percent: Option<f64>,
+    /// Of these, those that began before it, percent.
+    pub forecast_early_percent: Option<f64>,
+    /// Median of how long that time was.
+    pub forecast_width_median: Option<f64>,
+}
+
+/// Takes the figures of a trace on a cluster of so many GPUs.
+pub fn figures(played: &Played, gpus: u32) -> Figures {
+    let last = played.jobs.iter().map(|job| job.submit).fold(0.0, f64::max);
+    let (from, to) = (0.15 * last, 0.9 * last);
+    let counted: Vec<&Done> = played.jobs.iter().filter(|job| (from..=to).contains(&job.submit)).collect();
+    let wait = |job: &Done| job.start - job.submit;
+    let completion = |job: &Done| job.end - job.submit;
+    let mean = |of: &dyn Fn(&Done) -> f64| mean(counted.iter().map(|job| of(job)));
+    let large = counted.iter().filter(|job| job.gpus >= LARGE).map(|job| wait(job));
+    let hours =
+        |seconds: &dyn Fn(&Done) -> f64| -> f64 { counted.iter().map(|job| seconds(job) * f64::from(job.gpus)).sum() };
+    let useful = hours(&|job| job.duration);
+    let within = |begin: f64, end: f64| (end.min(to) - begin.max(from)).max(0.0);
+    let busy: f64 = played.jobs.iter().map(|job| within(job.start, job.end) * f64::from(job.gpus)).sum();
+    let idle = played.idle_beside_waiting.iter();
+    let idle: f64 = idle.map(|(at, time, gpus)| within(*at, at + time) * f64::from(*gpus)).sum();
+    let all = f64::from(gpus) * (to - from);
+    let waited = counted.iter().filter(|job| wait(job) > 0.0).count();
+    // Limits are whole seconds.
+    let told = counted.iter().filter(|job| wait(job) > 0.0);
+    let told: Vec<(&Done, [f64; 2])> =
+        told.filter_map(|job| job.forecast.map(|[from, to]| (*job, [from - 1.0, to + 1.0]))).collect();
+    let share = |is: &dyn Fn(f64, f64, f64) -> bool| {
+        let is = told.iter().filter(|(job, [from, to])| is(job.start, *from, *to)).count();
+        told.first().map(|_| 100.0 * is as f64 / told.len() as f64)
+    };
+    Figures {
+        completion_mean: mean(&completion),
+        completion_p99: percentile(counted.iter().map(|job| completion(job)), 0.99),
+        wait_mean: mean(&wait),
+        wait_p99: percentile(counted.iter().map(|job| wait(job)), 0.99),
+        large_wait_mean: self::mean(large),
+        wait_longest: counted.iter().map(|job| wait(job)).fold(0.0, f64::max),
+        slowdown: mean(&|job| completion(job).max(SHORT) / job.duration.max(SHORT)),
+        slow_percent: 100.0 * (hours(&|job| job.end - job.start) / useful - 1.0),
+        fragmentation_percent: 100.0 * idle / all,
+        utilisation_percent: 100.0 * busy / all,
+        forecast_percent: told.first().map(|_| 100.0 * told.len() as f64 / waited as f64),
+        forecast_coverage_percent: share(&|start, from, to| (from..=to).contains(&start)),
+        forecast_early_percent: share(&|start, from, _| start < from),
+        forecast_width_median: told.first().map(|_| percentile(told.iter().map(|(_, [from, to])| to - from), 0.5)),
+    }
+}
+
+/// Mean; 0 of nothing.
+pub fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0), |(sum, count), value| (sum + value, count + 1));
+    if count == 0 { 0.0 } else { sum / f64::from(count) }
+}
+
+/// Standard deviation of a sample; 0 of fewer than two.
+pub fn deviation(values: &[f64]) -> f64 {
+    let mean = mean(values.iter().copied());
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    if values.len() < 2 { 0.0 } else { (squares / (values.len() - 1) as f64).sqrt() }
+}
+
+fn percentile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let at = (part * values.len() as f64).ceil() as usize;
+    values.get(at.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn figures_are_of_the_middle_of_the_trace() {
+        let job = |submit: f64, start: f64, end: f64, duration: f64, gpus| Done {
+            submit,
+            start,
+            end,
+            duration,
+            gpus,
+            forecast: None,
+        };
+        let jobs = vec![
+            job(0.0, 0.0, 1000.0, 1000.0, 8),
+            job(500.0, 600.0, 1800.0, 1000.0, 64),
+            job(600.0, 600.0, 700.0, 100.0, 1),
+            job(1000.0, 5000.0, 5100.0, 100.0, 8),
+        ];
+        let idle_beside_waiting = vec![(500.0, 100.0, 10), (2000.0, 10.0, 50)];
+        let played = Played { jobs, idle_beside_waiting, longest: Duration::ZERO };
+        let figures = figures(&played, 100);
+        assert_eq!((figures.completion_mean, figures.wait_mean, figures.wait_longest), (700.0, 50.0, 100.0));
+        assert_eq!(figures.large_wait_mean, 100.0);
+        assert!((figures.slow_percent - 100.0 * (76_900.0 / 64_100.0 - 1.0)).abs() < 1e-9);
+        assert!((figures.fragmentation_percent - 100.0 * 1000.0 / 75_000.0).abs() < 1e-9);
+        // 8 GPUs for all of the 750 s, 64 from 600 to 900, one for 100 s.
+        assert!((figures.utilisation_percent - 100.0 * (6000.0 + 19_200.0 + 100.0) / 75_000.0).abs() < 1e-9);
+        assert_eq!(figures.slowdown, (1300.0 / 1000.0 + 1.0) / 2.0);
+    }
+
+    #[test]
+    fn the_deviation_is_that_of_a_sample() {
+        assert_eq!(deviation(&[1.0, 3.0]), 2.0_f64.sqrt());
+        assert_eq!(deviation(&[7.0]), 0.0);
+    }
+}

@@ -1,0 +1,262 @@
+//! Rules like those of peers, as their documentation tells them, in one table. They have no quotas, cohorts or plugins: "-like" is said of all.
+
+use crate::chance::Chance;
+use crate::fabric::Fabric;
+use crate::play::{Job, Rule, Start};
+use std::collections::BTreeMap;
+
+/// What happens behind a job that does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// It blocks: Kueue's `StrictFIFO`.
+    Strict,
+    /// It is skipped until something ends: Kueue's `BestEffortFIFO`, Volcano, the default scheduler.
+    Skip,
+    /// Others go if they end before it can start, or leave it enough: EASY backfill (Lifka, JSSPP 1995), by the limits of manifests.
+    Easy,
+}
+
+/// Where the pods of a gang go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Places {
+    /// Kueue's topology aware scheduling (KEP-2724): the leaf with least free capacity that takes all; else the block with least, in it the roomiest
+    /// leaves first and the last one by best fit; else the roomiest blocks first. Ranks along the domains.
+    Domains,
+    /// Most used hosts first, ties by chance; ranks in any order: Volcano's binpack.
+    MostUsed,
+    /// Least used hosts first, ties by chance; ranks in any order: the default scheduler.
+    LeastUsed,
+}
+
+/// A rule of this table.
+#[derive(Debug)]
+pub struct Peer {
+    fabric: Fabric,
+    order: Order,
+    places: Places,
+    free: Vec<u32>,
+    waiting: Vec<Job>,
+    /// Hosts, GPUs on each, and when it ends at the latest.
+    running: BTreeMap<usize, (Vec<usize>, u32, f64)>,
+    chance: Chance,
+    /// Something ended since the last answer.
+    has_room: bool,
+    /// Of the waiting, those that came after the last answer.
+    fresh: usize,
+}
+
+impl Peer {
+    pub fn new(fabric: &Fabric, order: Order, places: Places) -> Peer {
+        Peer {
+            fabric: fabric.clone(),
+            order,
+            places,
+            free: vec![fabric.gpus_per_host; fabric.hosts.len()],
+            waiting: Vec::new(),
+            running: BTreeMap::new(),
+            chance: Chance::new(1),
+            has_room: false,
+            fresh: 0,
+        }
+    }
+
+    fn place(&mut self, job: &Job, free: &[u32]) -> Option<Vec<usize>> {
+        let (pods, gpus) = (job.pods as usize, job.gpus);
+        let slots = |host: usize| (free[host] / gpus) as usize;
+        match self.places {
+            Places::Domains => domains(&self.fabric, pods, &slots),
+            Places::MostUsed | Places::LeastUsed => {
+                let mut hosts: Vec<usize> = (0..free.len()).filter(|host| slots(*host) > 0).collect();
+                if hosts.iter().map(|host| slots(*host)).sum::<usize>() < pods {
+                    return None;
+                }
+                self.chance.shuffle(&mut hosts);
+                let mut taken = spread(self.places, pods, gpus, free, hosts);
+                self.chance.shuffle(&mut taken);
+                Some(taken)
+            }
+        }
+    }
+
+    fn start(&mut self, job: &Job, hosts: Vec<usize>, now: f64) -> Start {
+        hosts.iter().for_each(|host| self.free[*host] -= job.gpus);
+        let end = now + job.limit.unwrap_or(f64::INFINITY);
+        self.running.insert(job.number, (hosts.clone(), job.gpus, end));
+        Start { job: job.number, hosts, forecast: None }
+    }
+
+    /// When the head can start if all run as long as they may, and what is free then besides; `None`: that is not known.
+    fn head_start(&mut self, head: &Job) -> Option<(f64, Vec<u32>)> {
+        let mut ends: Vec<(f64, usize)> = self.running.iter().map(|(job, (.., end))| (*end, *job)).collect();
+        ends.retain(|(end, _)| end.is_finite());
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let after = |peer: &Peer, count: usize| {
+            let mut free = peer.free.clone();
+            for (_, job) in &ends[..count] {
+                let (hosts, gpus, _) = &peer.running[job];
+                hosts.iter().for_each(|host| free[*host] += gpus);
+            }
+            free
+        };
+        let (mut few, mut enough) = (0, ends.len());
+        let all = after(self, enough);
+        self.place(head, &all)?;
+        while enough - few > 1 {
+            let middle = few.midpoint(enough);
+            let free = after(self, middle);
+            if self.place(head, &free).is_some() { enough = middle } else { few = middle }
+        }
+        let mut free = after(self, enough);
+        let hosts = self.place(head, &free)?;
+        hosts.iter().for_each(|host| free[*host] -= head.gpus);
+        Some((ends.get(enough.checked_sub(1)?)?.0, free))
+    }
+}
+
+/// The pods on hosts in this order, of the kind of spreading that a scheduler does pod by pod.
+fn spread(places: Places, pods: usize, gpus: u32, free: &[u32], hosts: Vec<usize>) -> Vec<usize> {
+    let mut taken = Vec::with_capacity(pods);
+    let mut left: BTreeMap<(u32, usize), usize> =
+        hosts.into_iter().enumerate().map(|(tie, host)| ((free[host], tie), host)).collect();
+    while taken.len() < pods {
+        let next = match places {
+            Places::LeastUsed => left.pop_last(),
+            _ => left.pop_first(),
+        };
+        let Some(((free, tie), host)) = next else { break };
+        taken.push(host);
+        if free - gpus >= gpus {
+            left.insert((free - gpus, tie), host);
+        }
+    }
+    taken
+}
+
+/// Pods on the hosts of these, roomiest first and the last one by best fit.
+fn fill(hosts: impl Iterator<Item = usize>, pods: usize, slots: &dyn Fn(usize) -> usize) -> Vec<usize> {
+    let mut hosts: Vec<(usize, usize)> = hosts.map(|host| (slots(host), host)).filter(|(room, _)| *room > 0).collect();
+    hosts.sort_by_key(|(room, host)| (std::cmp::Reverse(*room), *host));
+    let mut taken = Vec::with_capacity(pods);
+    while taken.len() < pods && !hosts.is_empty() {
+        let rest = pods - taken.len();
+        // Sorted by room: the last one that is large enough fits best.
+        let at = hosts.iter().rposition(|(room, _)| *room >= rest).unwrap_or(0);
+        let (room, host) = hosts.remove(at);
+        taken.extend(std::iter::repeat_n(host, room.min(rest)));
+    }
+    taken
+}
+
+fn domains(fabric: &Fabric, pods: usize, slots: &dyn Fn(usize) -> usize) -> Option<Vec<usize>> {
+    let room: Vec<usize> =
+        fabric.leaves.iter().map(|leaf| leaf.iter().map(|host| slots(*host)).sum::<usize>()).collect();
+    let least =
+        |list: &mut dyn Iterator<Item = (usize, usize)>| list.filter(|(room, _)| *room >= pods).min().map(|(_, at)| at);
+    if let Some(leaf) = least(&mut room.iter().copied().enumerate().map(|(leaf, room)| (room, leaf))) {
+        return Some(fill(fabric.leaves[leaf].iter().copied(), pods, slots));
+    }
+    let of_block = |block: usize| fabric.blocks[block].iter().map(|leaf| room[*leaf]).sum::<usize>();
+    let blocks: Vec<(usize, usize)> = (0..fabric.blocks.len()).map(|block| (of_block(block), block)).collect();
+    if let Some(block) = least(&mut blocks.iter().copied()) {
+        return Some(by_leaves(fabric, &fabric.blocks[block], pods, &room, slots));
+    }
+    if room.iter().sum::<usize>() < pods {
+        return None;
+    }
+    let mut blocks = blocks;
+    blocks.sort_by_key(|(room, block)| (std::cmp::Reverse(*room), *block));
+    let mut taken = Vec::with_capacity(pods);
+    while taken.len() < pods {
+        let rest = pods - taken.len();
+        let at = blocks.iter().rposition(|(room, _)| *room >= rest).unwrap_or(0);
+        let (room_of_block, block) = blocks.remove(at);
+        taken.extend(by_leaves(fabric, &fabric.blocks[block], rest.min(room_of_block), &room, slots));
+    }
+    Some(taken)
+}
+
+/// The same over the leaves of a block.
+fn by_leaves(
+    fabric: &Fabric,
+    leaves: &[usize],
+    pods: usize,
+    room: &[usize],
+    slots: &dyn Fn(usize) -> usize,
+) -> Vec<usize> {
+    let leaves = fill(leaves.iter().copied(), pods, &|leaf| room[leaf]);
+    let mut counts: Vec<(usize, usize)> = Vec::new();
+    for leaf in leaves {
+        match counts.last_mut() {
+            Some((last, count)) if *last == leaf => *count += 1,
+            _ => counts.push((leaf, 1)),
+        }
+    }
+    counts.into_iter().flat_map(|(leaf, pods)| fill(fabric.leaves[leaf].iter().copied(), pods, slots)).collect()
+}
+
+impl Rule for Peer {
+    fn submitted(&mut self, job: &Job) -> Result<(), String> {
+        self.waiting.push(job.clone());
+        self.fresh += 1;
+        Ok(())
+    }
+
+    fn ended(&mut self, job: usize) {
+        if let Some((hosts, gpus, _)) = self.running.remove(&job) {
+            hosts.iter().for_each(|host| self.free[*host] += gpus);
+            self.has_room = true;
+        }
+    }
+
+    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
+        let waiting = std::mem::take(&mut self.waiting);
+        // Without room those that waited before are refused again.
+        let known = if std::mem::take(&mut self.has_room) { 0 } else { waiting.len() - self.fresh };
+        self.fresh = 0;
+        let mut starts = Vec::new();
+        let mut refused: Vec<(u32, u32)> = Vec::new();
+        // The head, once it is known not to fit: when it may start, and what is free besides then.
+        let mut head: Option<Option<(f64, Vec<u32>)>> = None;
+        for (at, job) in waiting.iter().enumerate() {
+            let is_behind = !self.waiting.is_empty();
+            let is_known = at < known && (is_behind || self.order != Order::Easy);
+            let is_like = |(pods, gpus): &(u32, u32)| job.pods >= *pods && job.gpus >= *gpus;
+            if (is_behind && self.order == Order::Strict) || is_known || refused.iter().any(is_like) {
+                self.waiting.push(job.clone());
+                continue;
+            }
+            let free = self.free.clone();
+            let Some(hosts) = self.place(job, &free) else {
+                refused.push((job.pods, job.gpus));
+                if self.order == Order::Easy && head.is_none() {
+                    head = Some(self.head_start(job));
+                }
+                self.waiting.push(job.clone());
+                continue;
+            };
+            if let Some(head) = &mut head {
+                let Some((start, left)) = head else {
+                    self.waiting.push(job.clone());
+                    continue;
+                };
+                let is_in_time = job.limit.is_some_and(|limit| now + limit <= *start);
+                let leaves_enough = count(&hosts).iter().all(|(host, pods)| left[*host] >= pods * job.gpus);
+                if !is_in_time && !leaves_enough {
+                    self.waiting.push(job.clone());
+                    continue;
+                }
+                if !is_in_time {
+                    hosts.iter().for_each(|host| left[*host] -= job.gpus);
+                }
+            }
+            starts.push(self.start(job, hosts, now));
+        }
+        Ok(starts)
+    }
+}
+
+fn count(hosts: &[usize]) -> BTreeMap<usize, u32> {
+    let mut counts = BTreeMap::new();
+    hosts.iter().for_each(|host| *counts.entry(*host).or_default() += 1);
+    counts
+}

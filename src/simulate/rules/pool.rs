@@ -1,0 +1,65 @@
+//! Ideals: all GPUs are one pool, every job runs at full speed. What places and fragmentation cost is the difference to them.
+
+use crate::fabric::Fabric;
+use crate::play::{Job, Rule, Start};
+use std::collections::BTreeMap;
+
+/// Who goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolOrder {
+    /// The first that does not fit blocks.
+    StrictFifo,
+    /// What does not fit is skipped.
+    BestEffort,
+    /// The shortest first, by exact limits; what does not fit is skipped.
+    Shortest,
+}
+
+/// The pool.
+#[derive(Debug)]
+pub struct Pool {
+    order: PoolOrder,
+    free: u32,
+    waiting: Vec<Job>,
+    running: BTreeMap<usize, u32>,
+}
+
+impl Pool {
+    pub fn new(fabric: &Fabric, order: PoolOrder) -> Pool {
+        Pool { order, free: fabric.gpus(), waiting: Vec::new(), running: BTreeMap::new() }
+    }
+}
+
+impl Rule for Pool {
+    fn submitted(&mut self, job: &Job) -> Result<(), String> {
+        let limit = |job: &Job| job.limit.unwrap_or(f64::INFINITY);
+        let at = match self.order {
+            PoolOrder::Shortest => self.waiting.partition_point(|other| limit(other) <= limit(job)),
+            _ => self.waiting.len(),
+        };
+        self.waiting.insert(at, job.clone());
+        Ok(())
+    }
+
+    fn ended(&mut self, job: usize) {
+        self.free += self.running.remove(&job).unwrap_or(0);
+    }
+
+    fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
+        let mut starts = Vec::new();
+        let (mut free, is_strict, mut is_blocked) = (self.free, self.order == PoolOrder::StrictFifo, false);
+        let running = &mut self.running;
+        self.waiting.retain(|job| {
+            if is_blocked || job.all_gpus() > free {
+                is_blocked |= is_strict;
+                return true;
+            }
+            free -= job.all_gpus();
+            running.insert(job.number, job.all_gpus());
+            starts.push(Start { job: job.number, hosts: Vec::new(), forecast: None });
+            false
+        });
+        self.free = free;
+        Ok(starts)
+    }
+}

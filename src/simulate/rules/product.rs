@@ -1,0 +1,272 @@
+//! The product's own queue and placement: rows become TrainJobs, hosts become nodes with a GPUTopology, and the controller's index answers the
+//! events, along the path of a reconcile (`controller::reconcile`, `plan::cluster::step`). No client, no clock.
+
+use crate::fabric::Fabric;
+use crate::play::{Job, Rule, Start};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_crds::{PlacementStatus, TrainJob, conditions};
+use switchyard_ledger::index::Index;
+use switchyard_ledger::job::{JobId, Key, key_of, placement_of};
+use switchyard_ledger::usage::Without;
+use switchyard_plan::cluster::find::{Found, Nowhere, find};
+#[cfg(test)]
+use switchyard_plan::cluster::gang::fits;
+use switchyard_plan::cluster::levels::{DomainLevel, Levels};
+use switchyard_plan::cluster::view::NodeView;
+use switchyard_plan::cluster::{PlacementRules, Question, Waits, allocation};
+use switchyard_plan::objects::{Defaults, pod};
+use switchyard_plan::validate;
+
+const NAMESPACE: &str = "trace";
+const LEAF: &str = "network.topology.nvidia.com/leaf";
+const BLOCK: &str = "network.topology.nvidia.com/spine";
+
+/// The product.
+pub struct Product {
+    pub(crate) index: Index,
+    defaults: Defaults,
+    levels: Levels,
+    hosts: BTreeMap<String, usize>,
+    /// When the trace begins.
+    begin: Timestamp,
+    /// By number: the order of their turns, which all have the same priority.
+    jobs: BTreeMap<usize, TrainJob>,
+    /// Jobs to look at.
+    look: BTreeSet<usize>,
+    /// When jobs that wait were to begin by what was said first.
+    forecasts: BTreeMap<usize, Option<[f64; 2]>>,
+}
+
+impl Product {
+    /// `machine`: the report of an agent; every host has one like it.
+    ///
+    /// # Errors
+    /// The report is none, or not of a machine with as many GPUs.
+    pub fn new(fabric: &Fabric, machine: &GPUTopology, begin: Timestamp) -> Result<Product, String> {
+        let mut index = Index::default();
+        for host in &fabric.hosts {
+            index.apply_node(&node(fabric, &host.name, host.leaf, host.block)?);
+            let report = renamed(machine, &host.name)?;
+            let gpus = report.status.as_ref().map_or(0, |status| status.gpus.len());
+            if gpus != fabric.gpus_per_host as usize {
+                return Err(format!("the report has {gpus} GPUs; expected {}", fabric.gpus_per_host));
+            }
+            index.apply_report(&report.metadata, Ok(&report));
+        }
+        let [leaf, block] = fabric.oversubscription;
+        let levels = [format!("{LEAF}:1"), format!("{BLOCK}:{leaf}"), format!("cluster:{block}")];
+        let levels: Result<Vec<DomainLevel>, _> = levels.iter().map(|level| level.parse()).collect();
+        let levels = levels.and_then(Levels::new).map_err(|error| error.to_string())?;
+        let hosts = fabric.hosts.iter().enumerate().map(|(at, host)| (host.name.clone(), at)).collect();
+        Ok(Product {
+            index,
+            defaults: Defaults::default(),
+            levels,
+            hosts,
+            begin,
+            jobs: BTreeMap::new(),
+            look: BTreeSet::new(),
+            forecasts: BTreeMap::new(),
+        })
+    }
+
+    fn at(&self, seconds: f64) -> Timestamp {
+        self.begin + SignedDuration::from_secs_f64(seconds)
+    }
+
+    /// A job with all its pods, behind their gates.
+    fn submit(&mut self, job: &Job) -> Result<(), String> {
+        let name = name(job.number);
+        let mut manifest = json!({
+            "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
+            "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "creationTimestamp": self.at(job.submit)},
+            "spec": {
+                "trainer": {
+                    "framework": "Plain", "image": "trace", "numNodes": job.pods,
+                    "resourcesPerNode": {"limits": {"nvidia.com/gpu": job.gpus}},
+                },
+            },
+        });
+        if let Some(limit) = job.limit {
+            manifest["spec"]["activeDeadlineSeconds"] = json!(limit.ceil() as i64);
+        }
+        let mut job_object: TrainJob = serde_json::from_value(manifest).map_err(|error| format!("{name}: {error}"))?;
+        let valid = validate(&job_object).map_err(|faults| format!("{name}: {faults:?}"))?;
+        let way = allocation::allocation(&job_object, self.index.usage.nodes());
+        let status = job_object.status.get_or_insert_default();
+        (status.attempt, status.device_allocation) = (Some(1), way);
+        self.index.apply_job(job_object.clone());
+        for rank in 0..job.pods {
+            let mut made = pod(&job_object, &valid, &self.defaults, 1, rank);
+            made.metadata.uid = made.metadata.name.clone();
+            self.index.apply_pod(&made);
+        }
+        self.jobs.insert(job.number, job_object);
+        Ok(())
+    }
+
+    /// Asks for a place for a job that waits, as a reconcile does. Returns what was found, and the jobs to look at since the nodes of the head
+    /// were chosen again.
+    fn asked<R>(
+        &mut self,
+        number: usize,
+        now: Timestamp,
+        ask: impl FnOnce(&Question<'_>, &BTreeMap<String, NodeView>) -> R,
+    ) -> Result<(R, BTreeSet<Key>), String> {
+        let object = &self.jobs[&number];
+        let valid = validate(object).map_err(|faults| format!("{}: {faults:?}", name(number)))?;
+        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
+        let others = self.index.float(object, rules);
+        let aside = self.index.not_in_the_way(object, now);
+        let left_out = self.index.left_out(&JobId::of(&object.metadata), now);
+        let admitted = self.index.admitted(object, &valid);
+        let question = Question { job: object, valid: &valid, rules, admitted: &admitted, left_out: &left_out };
+        let without = Without::new(&mut self.index.usage, &aside);
+        Ok((ask(&question, without.nodes()), others))
+    }
+
+    /// What a reconcile does with a job that waits: its place, or its turn in the queue.
+    fn reconcile(&mut self, number: usize, now: Timestamp) -> Result<Option<Start>, String> {
+        let Some(object) = self.jobs.get(&number).filter(|job| placement_of(job).is_none()).cloned() else {
+            return Ok(None);
+        };
+        let (key, id) = (key_of(&object.metadata), JobId::of(&object.metadata));
+        let (found, mut others) = self.asked(number, now, find)?;
+        let rules = PlacementRules { defaults: &self.defaults, levels: &self.levels, now };
+        let start = match found {
+            Ok(Found { placed, .. }) => {
+                let hosts = self.placed(number, object, placed.status, now)?;
+                others.extend(self.index.waits_no_more(&key, &id));
+                Some(Start { job: number, hosts, forecast: self.forecasts.remove(&number).flatten() })
+            }
+            Err(Nowhere::NoRoom(why)) => {
+                others.extend(self.index.waits(&key, Waits::Room { open: why.open }, rules));
+                if !self.forecasts.contains_key(&number) {
+                    let window = self.index.forecast(&key, now).and_then(|forecast| forecast.window.ok());
+                    let seconds = |at: Timestamp| at.duration_since(self.begin).as_secs_f64();
+                    self.forecasts.insert(number, window.map(|window| [window.earliest, window.latest].map(seconds)));
+                }
+                None
+            }
+            Err(Nowhere::WrongFabric(found)) => return Err(format!("{key}: {}", found.why)),
+        };
+        self.look.extend(others.iter().filter_map(number_of));
+        Ok(start)
+    }
+
+    /// The job at the head of the queue, and when it can begin at the latest.
+    #[cfg(test)]
+    pub(crate) fn forecast(&self) -> Option<(usize, f64)> {
+        let held = self.index.reservation.as_ref()?;
+        let job = number_of(&Key { namespace: NAMESPACE.into(), name: held.turn.name().rsplit('/').next()?.into() })?;
+        Some((job, held.start?.duration_since(self.begin).as_secs_f64()))
+    }
+
+    /// Jobs that wait and could start.
+    #[cfg(test)]
+    pub(crate) fn asleep(&mut self, now: f64) -> Result<Vec<usize>, String> {
+        let now = self.at(now);
+        let waiting: Vec<usize> = self.index.waiting.keys().filter_map(number_of).collect();
+        let mut asleep = Vec::new();
+        for number in waiting {
+            asleep.extend(self.asked(number, now, fits)?.0.then_some(number));
+        }
+        Ok(asleep)
+    }
+
+    fn placed(
+        &mut self,
+        number: usize,
+        mut object: TrainJob,
+        place: PlacementStatus,
+        now: Timestamp,
+    ) -> Result<Vec<usize>, String> {
+        let host = |name: &String| self.hosts.get(name).copied().ok_or_else(|| format!("there is no host {name}"));
+        let hosts: Result<Vec<usize>, String> = place.nodes.iter().map(|node| host(&node.node_name)).collect();
+        let status = object.status.get_or_insert_default();
+        (status.placement, status.placed_time) = (Some(place), Some(Time(now)));
+        status.conditions = vec![Condition {
+            type_: conditions::PLACED.into(),
+            status: "True".into(),
+            reason: "Placed".into(),
+            message: String::new(),
+            last_transition_time: Time(now),
+            observed_generation: None,
+        }];
+        self.index.apply_job(object.clone());
+        self.jobs.insert(number, object);
+        hosts
+    }
+}
+
+impl Rule for Product {
+    fn submitted(&mut self, job: &Job) -> Result<(), String> {
+        self.look.insert(job.number);
+        self.submit(job)
+    }
+
+    fn ended(&mut self, job: usize) {
+        let Some(object) = self.jobs.remove(&job) else { return };
+        let family = self.index.families.get(&JobId::of(&object.metadata));
+        let pods: Vec<String> =
+            family.into_iter().flat_map(|family| family.pods.values().map(|pod| pod.uid.clone())).collect();
+        let mut room = BTreeSet::new();
+        for uid in pods {
+            let metadata = ObjectMeta {
+                name: Some(uid.clone()),
+                namespace: Some(NAMESPACE.into()),
+                uid: Some(uid),
+                ..Default::default()
+            };
+            room.extend(self.index.delete_pod(&metadata).room);
+        }
+        let effect = self.index.delete_job(&object.metadata);
+        room.extend(effect.room);
+        let woken = self.index.woken(&room);
+        self.look.extend(woken.union(&effect.jobs).filter_map(number_of));
+    }
+
+    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
+        let now = self.at(now);
+        let mut starts = Vec::new();
+        while let Some(number) = self.look.pop_first() {
+            starts.extend(self.reconcile(number, now)?);
+        }
+        Ok(starts)
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("job-{number:07}")
+}
+
+fn number_of(key: &Key) -> Option<usize> {
+    key.name.strip_prefix("job-")?.parse().ok()
+}
+
+fn node(fabric: &Fabric, name: &str, leaf: usize, block: usize) -> Result<Node, String> {
+    let labels: Value = json!({LEAF: format!("leaf-{leaf}"), BLOCK: format!("block-{block}")});
+    let node = json!({
+        "metadata": {"name": name, "labels": labels},
+        "status": {
+            "allocatable": {"cpu": "192", "memory": "2Ti", "pods": "110", "nvidia.com/gpu": fabric.gpus_per_host.to_string()},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    });
+    serde_json::from_value(node).map_err(|error| error.to_string())
+}
+
+/// The report of another host with the same hardware. UUIDs are those of its GPUs only.
+fn renamed(machine: &GPUTopology, host: &str) -> Result<GPUTopology, String> {
+    let mut report = machine.clone();
+    let was = report.metadata.name.replace(host.into()).unwrap_or_default();
+    let text = serde_json::to_string(&report.status).map_err(|error| error.to_string())?;
+    report.status = serde_json::from_str(&text.replace(&format!("GPU-{was}-"), &format!("GPU-{host}-")))
+        .map_err(|error| error.to_string())?;
+    Ok(report)
+}

@@ -1,0 +1,192 @@
+//! A device: memory that outlives launches, and launches.
+
+use crate::block::{self, Kernel};
+use crate::counts::Counts;
+use crate::finding::Finding;
+use crate::memory::{Declared, Memory};
+use crate::ptx::{Constant, Entry, Module};
+use bytemuck::Pod;
+use std::ops::Range;
+use switchyard_cuda::kernels::{self, Argument, Call};
+
+/// A range of memory of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    address: u64,
+    bytes: usize,
+}
+
+impl Span {
+    /// A part of it; `None` if it is not within.
+    pub fn part(self, range: Range<usize>) -> Option<Span> {
+        let fits = range.start <= range.end && range.end <= self.bytes;
+        fits.then_some(Span { address: self.address + range.start as u64, bytes: range.end - range.start })
+    }
+}
+
+impl kernels::Memory for Span {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+fn bytes(argument: Argument<Span>) -> Vec<u8> {
+    match argument {
+        Argument::Reads(span) | Argument::Writes(span) | Argument::Updates(span) => span.address.to_le_bytes().into(),
+        Argument::Int(value) => value.to_le_bytes().into(),
+        Argument::Float(value) => value.to_le_bytes().into(),
+    }
+}
+
+/// A launch of a kernel. What an argument says that the kernel does with its memory is all that it may do.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch<'a> {
+    pub kernel: &'a str,
+    pub blocks: u32,
+    pub threads: u32,
+    /// Size of the shared memory that the kernel declares without one.
+    pub shared_bytes: u32,
+    pub arguments: &'a [Argument<Span>],
+    /// Decides on the order of blocks and warps.
+    pub seed: u64,
+}
+
+impl<'a> Launch<'a> {
+    pub fn new(call: &'a Call<Span>, seed: u64) -> Launch<'a> {
+        Launch {
+            kernel: call.kernel(),
+            blocks: call.blocks(),
+            threads: call.threads(),
+            shared_bytes: call.shared_bytes(),
+            arguments: call.arguments(),
+            seed,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    /// The launch does not fit the kernel.
+    #[error("{kernel}: {text}")]
+    Refused { kernel: String, text: String },
+    #[error(transparent)]
+    Found(#[from] Box<Finding>),
+}
+
+/// The most that compute capability 9.0 gives a block.
+const MOST_SHARED_BYTES: usize = 232_448;
+const MOST_THREADS: u32 = 1024;
+
+/// A device without a clock.
+#[derive(Default)]
+pub struct Device {
+    memory: Memory,
+    blocks: u32,
+    epochs: u32,
+}
+
+impl Device {
+    /// Memory that nobody has written.
+    pub fn allocate(&mut self, name: &str, bytes: usize) -> Span {
+        Span { address: self.memory.allocate(name, bytes), bytes }
+    }
+
+    /// Memory with a copy of `values`.
+    pub fn upload<T: Pod>(&mut self, name: &str, values: &[T]) -> Span {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let span = self.allocate(name, bytes.len());
+        if let Some(last) = self.memory.allocations.last_mut() {
+            last.write(span.address, bytes);
+        }
+        span
+    }
+
+    /// A copy of what is in memory; bytes that nobody has written are 0xff.
+    pub fn download<T: Pod>(&self, span: Span) -> Vec<T> {
+        let bytes = match self.memory.holding(span.address, span.bytes, 0) {
+            Some(index) => self.memory.allocations[index].bytes(span.address, span.bytes),
+            None => &[],
+        };
+        bytemuck::pod_collect_to_vec(bytes)
+    }
+
+    /// Runs a kernel to its end or to the first finding.
+    ///
+    /// # Errors
+    /// The launch does not fit the kernel, or the kernel does something wrong.
+    pub fn launch(&mut self, module: &Module, launch: &Launch<'_>) -> Result<Counts, LaunchError> {
+        let refused = |text: String| LaunchError::Refused { kernel: launch.kernel.to_owned(), text };
+        let entry = module.entry(launch.kernel).ok_or_else(|| {
+            refused(format!("not in the module, which has {}", module.kernels().collect::<Vec<_>>().join(", ")))
+        })?;
+        check(entry, launch).map_err(refused)?;
+        let arguments: Vec<Vec<u8>> = launch.arguments.iter().map(|argument| bytes(*argument)).collect();
+        let parameter = |index: usize, offset: usize, bytes: usize| {
+            let mut value = [0; 8];
+            value[..bytes].copy_from_slice(&arguments[index][offset..offset + bytes]);
+            u64::from_le_bytes(value)
+        };
+        let constants = entry.constants.iter().map(|(register, constant)| {
+            let constant = match *constant {
+                Constant::Parameter { index, offset, bytes } => Constant::Bits(parameter(index, offset, bytes)),
+                other => other,
+            };
+            (*register, constant)
+        });
+        self.declare(launch.arguments);
+        let kernel = Kernel {
+            entry,
+            constants: constants.collect(),
+            blocks: launch.blocks,
+            threads: launch.threads,
+            shared_bytes: entry.shared_bytes + launch.shared_bytes as usize,
+            seed: launch.seed,
+        };
+        Ok(block::run(&kernel, &mut self.memory, &mut self.blocks, &mut self.epochs)?)
+    }
+
+    /// Notes what the kernel may do with which range.
+    fn declare(&mut self, arguments: &[Argument<Span>]) {
+        for allocation in &mut self.memory.allocations {
+            allocation.declared = Some(Vec::new());
+            allocation.traffic = Default::default();
+        }
+        for argument in arguments {
+            let (span, reads, writes) = match *argument {
+                Argument::Reads(span) => (span, true, false),
+                Argument::Writes(span) => (span, false, true),
+                Argument::Updates(span) => (span, true, true),
+                Argument::Int(_) | Argument::Float(_) => continue,
+            };
+            let range = span.address..span.address + span.bytes as u64;
+            if let Some(index) = self.memory.holding(span.address, span.bytes, 0)
+                && let Some(declared) = &mut self.memory.allocations[index].declared
+            {
+                declared.push(Declared { range, reads, writes });
+            }
+        }
+    }
+}
+
+/// What the driver checks, and the sizes of the arguments, which it cannot.
+fn check(entry: &Entry, launch: &Launch<'_>) -> Result<(), String> {
+    let given: Vec<usize> = launch.arguments.iter().map(|argument| bytes(*argument).len()).collect();
+    if given != entry.parameters {
+        return Err(format!("arguments of {given:?} bytes, expected {:?}", entry.parameters));
+    }
+    let most = entry.most_threads.unwrap_or(MOST_THREADS);
+    if launch.threads == 0 || launch.threads > most {
+        return Err(format!("blocks of {} threads, expected 1 to {most}", launch.threads));
+    }
+    if launch.blocks == 0 {
+        return Err("no blocks".to_owned());
+    }
+    if launch.shared_bytes > 0 && !entry.has_dynamic_shared {
+        return Err(format!("{} bytes of shared memory for a kernel that declares none", launch.shared_bytes));
+    }
+    let shared = entry.shared_bytes + launch.shared_bytes as usize;
+    if shared > MOST_SHARED_BYTES {
+        return Err(format!("{shared} bytes of shared memory, expected at most {MOST_SHARED_BYTES}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Memory of a device: allocations far apart, with what is known of every byte.
+
+use crate::counts::Traffic;
+use crate::finding::Fault;
+use crate::race::{Cell, Kind, Now};
+use std::ops::Range;
+
+/// Generic address of the first byte of shared memory.
+pub(crate) const SHARED: u64 = 0x6000_0000_0000;
+const GLOBAL: u64 = 0x7000_0000_0000;
+/// Between allocations, so that an address beyond the end of one is not within the next.
+const GAP: u64 = 1 << 20;
+/// As the driver aligns.
+const ALIGNMENT: u64 = 256;
+/// Bytes for which one cell stands. Accesses to single bytes are not executed.
+const CELL: usize = 2;
+/// What is in memory that nobody has written: NaN in every float format.
+const POISON: u8 = 0xff;
+
+/// What the launch says of a range.
+#[derive(Debug, Clone)]
+pub(crate) struct Declared {
+    pub(crate) range: Range<u64>,
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+}
+
+pub(crate) struct Allocation {
+    pub(crate) name: String,
+    base: u64,
+    bytes: Vec<u8>,
+    written: Vec<bool>,
+    cells: Vec<Cell>,
+    /// `None`: everything, as in shared memory.
+    pub(crate) declared: Option<Vec<Declared>>,
+    pub(crate) traffic: [Traffic; 2],
+}
+
+impl Allocation {
+    pub(crate) fn shared(bytes: usize) -> Allocation {
+        Allocation::new("shared memory".to_owned(), SHARED, bytes, None)
+    }
+
+    fn new(name: String, base: u64, bytes: usize, declared: Option<Vec<Declared>>) -> Allocation {
+        Allocation {
+            name,
+            base,
+            bytes: vec![POISON; bytes],
+            written: vec![false; bytes],
+            cells: vec![Cell::default(); bytes.div_ceil(CELL)],
+            declared,
+            traffic: Default::default(),
+        }
+    }
+
+    /// Forgets what is in it.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.fill(POISON);
+        self.written.fill(false);
+        self.cells.fill(Cell::default());
+    }
+
+    fn range(&self, address: u64, bytes: usize) -> Option<Range<usize>> {
+        let start = usize::try_from(address.checked_sub(self.base)?).ok()?;
+        (start + bytes <= self.bytes.len()).then_some(start..start + bytes)
+    }
+
+    pub(crate) fn bytes(&self, address: u64, bytes: usize) -> &[u8] {
+        self.range(address, bytes).map_or(&[], |range| &self.bytes[range])
+    }
+
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        if let Some(range) = self.range(address, bytes.len()) {
+            self.bytes[range.clone()].copy_from_slice(bytes);
+            self.written[range].fill(true);
+        }
+    }
+
+    /// Checks an access and notes it. The address lies within.
+    pub(crate) fn check(&mut self, address: u64, bytes: usize, kind: Kind, now: &Now) -> Result<(), Fault> {
+        let (reads, writes) = (kind != Kind::Write, kind != Kind::Read);
+        if let Some(declared) = &self.declared {
+            let end = address + bytes as u64;
+            let holds = |one: &Declared| one.range.start <= address && end <= one.range.end;
+            let allows = |one: &Declared| holds(one) && (one.reads || !reads) && (one.writes || !writes);
+            if !declared.iter().any(allows) {
+                return Err(Fault::Undeclared { what: verb(kind), bytes, place: self.place(address) });
+            }
+        }
+        let Some(range) = self.range(address, bytes) else {
+            return Err(Fault::OutOfBounds { what: verb(kind), bytes, place: self.place(address) });
+        };
+        if reads && !self.written[range.clone()].iter().all(|written| *written) {
+            return Err(Fault::NeverWritten { bytes, place: self.place(address) });
+        }
+        for cell in &mut self.cells[range.start / CELL..range.end.div_ceil(CELL)] {
+            if let Some(other) = cell.touch(kind, now) {
+                let did = if other.wrote { "wrote" } else { "read" };
+                let (block, thread) = (other.block, u32::from(other.thread));
+                return Err(Fault::Race { what: verb(kind), bytes, place: self.place(address), block, thread, did });
+            }
+        }
+        Ok(())
+    }
+
+    /// An address in words.
+    pub(crate) fn place(&self, address: u64) -> String {
+        let Allocation { name, base, bytes, .. } = self;
+        let end = base + bytes.len() as u64;
+        if address < *base {
+            format!("{} bytes before `{name}`", base - address)
+        } else if address >= end {
+            format!("at byte {} past the end of `{name}` ({} bytes)", address - end, bytes.len())
+        } else {
+            format!("at byte {} of `{name}` ({} bytes)", address - base, bytes.len())
+        }
+    }
+}
+
+pub(crate) fn verb(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Read => "reads",
+        Kind::Write => "writes",
+        Kind::Atomic => "changes",
+    }
+}
+
+/// Global memory.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// By address.
+    pub(crate) allocations: Vec<Allocation>,
+}
+
+impl Memory {
+    pub(crate) fn allocate(&mut self, name: &str, bytes: usize) -> u64 {
+        let end = self.allocations.last().map_or(GLOBAL, |last| last.base + last.bytes.len() as u64 + GAP);
+        let base = end.next_multiple_of(ALIGNMENT);
+        self.allocations.push(Allocation::new(name.to_owned(), base, bytes, Some(Vec::new())));
+        base
+    }
+
+    /// Index of the allocation at or before an address.
+    fn before(&self, address: u64) -> Option<usize> {
+        self.allocations.partition_point(|one| one.base <= address).checked_sub(1)
+    }
+
+    /// Index of the allocation that holds a range. `last` is tried first.
+    pub(crate) fn holding(&self, address: u64, bytes: usize, last: usize) -> Option<usize> {
+        let holds = |index: usize| self.allocations.get(index).is_some_and(|one| one.range(address, bytes).is_some());
+        if holds(last) { Some(last) } else { self.before(address).filter(|index| holds(*index)) }
+    }
+
+    /// An address that no allocation holds, in words.
+    pub(crate) fn place(&self, address: u64) -> String {
+        match self.before(address).or(if self.allocations.is_empty() { None } else { Some(0) }) {
+            // What follows may be nearer.
+            Some(index) => match self.allocations.get(index + 1) {
+                Some(next) if next.base - address < GAP / 4 => next.place(address),
+                _ => self.allocations[index].place(address),
+            },
+            None => format!("at {address:#x}"),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+use super::nvrtc::nvrtc;
+use switchyard_cuda::kernels::adamw::AdamW;
+use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
+use switchyard_cuda::kernels::layer_norm::LayerNorm;
+use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
+
+/// An A100, an H100 or H200, a B200, and consumer devices of the same family.
+const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120"];
+
+fn programs() -> Vec<(String, Program)> {
+    let mut programs = vec![
+        ("adamw".to_owned(), AdamW::new(Element::Bf16).unwrap().program()),
+        ("gradients".to_owned(), gradients::program()),
+    ];
+    for (element, name) in [(Element::F32, "f32"), (Element::Bf16, "bf16"), (Element::F16, "f16")] {
+        for width in [768, 1024, 1600, 4096] {
+            let norm = LayerNorm::new(Rows { element, width, pitch: width }, 1).unwrap();
+            programs.push((format!("layer norm {name} {width}"), norm.program()));
+        }
+        let loss = CrossEntropy::new(Rows { element, width: 50_257, pitch: 50_304 }, 1).unwrap();
+        programs.push((format!("cross entropy {name} 50257"), loss.program()));
+    }
+    programs
+}
+
+/// Of the compiler's log, each kernel with its registers and shared memory.
+///
+/// # Errors
+/// A kernel that spills.
+fn resources(log: &str) -> Result<Vec<String>, String> {
+    let mut kernels = Vec::new();
+    for line in log.lines() {
+        if let Some(name) = line.split("Compiling entry function '").nth(1) {
+            kernels.push(name.split('\'').next().unwrap().to_owned());
+        } else if line.contains("spill stores") {
+            if !line.contains(" 0 bytes spill stores, 0 bytes spill loads") {
+                return Err(format!("{}: {}", kernels.last().unwrap(), line.trim()));
+            }
+        } else if let Some(used) = line.split(": Used ").nth(1) {
+            let words: Vec<&str> = used
+                .split(", ")
+                .filter(|part| !["barriers", "cmem"].iter().any(|other| part.contains(other)))
+                .collect();
+            *kernels.last_mut().unwrap() += &format!(": {}", words.join(", "));
+        }
+    }
+    // The order of the compiler means nothing.
+    kernels.sort();
+    Ok(kernels)
+}
+
+#[test]
+fn no_kernel_spills_on_any_architecture() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let mut table = String::new();
+    for (name, program) in programs() {
+        for architecture in ARCHITECTURES {
+            let compiled = program.compile(&nvrtc, architecture).unwrap();
+            let kernels = resources(&compiled.log).unwrap_or_else(|text| panic!("{name}, {architecture}: {text}"));
+            assert!(kernels.iter().all(|kernel| kernel.contains("registers")), "{}", compiled.log);
+            table += &format!("{name}, {architecture}\n  {}\n", kernels.join("\n  "));
+        }
+    }
+    insta::assert_snapshot!("resources", table);
+}
+
+#[test]
+fn a_kernel_that_spills_is_found() {
+    // Holds 64 numbers over a barrier, in at most 32 registers.
+    const SOURCE: &str = "extern \"C\" __global__ void __launch_bounds__(1024, 2) spilling(const float* x, float* y) {
+        float held[64];
+        for (int i = 0; i < 64; i++) held[i] = x[i * 1024 + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; i < 64; i++) y[i * 1024 + threadIdx.x] = held[i] * held[63 - i];
+    }";
+    let Some(nvrtc) = nvrtc() else { return };
+    let options = ["--gpu-architecture=sm_90a", "--ptxas-options=-v"].map(str::to_owned);
+    let compiled = nvrtc.compile(("spilling.cu", SOURCE), &[], &options).unwrap();
+    let text = resources(&compiled.log).unwrap_err();
+    assert!(text.starts_with("spilling: ") && text.contains("bytes spill stores"), "{text}");
+}

@@ -1,0 +1,117 @@
+// The norm of all gradients, and what follows from it: the factor that removes the loss scale and clips, whether the step is left out, and
+// the scale of the next step. All of it stays on the device. Sums are in f64: finite exactly when all gradients are.
+#include "device.cuh"
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / LANES;
+// Loads of a thread that are under way at once.
+constexpr int DEPTH = 4;
+// The smallest normal number of f16: no smaller scale helps.
+constexpr float FLOOR = 6.103515625e-05f;
+// As PyTorch's clip_grad_norm_ adds it to the norm before dividing by it.
+constexpr double CLIP_EPSILON = 1e-6;
+
+// What is known when training starts.
+struct Rules {
+    double most;  // the norm to which gradients are clipped; infinity: they are not
+    float growth, backoff;
+    unsigned long long growth_interval;
+    unsigned is_dynamic, unused;
+};
+
+struct Scaler {
+    double norm;  // of the last step, without the scale
+    unsigned long long good_steps, skipped_steps, skipped_in_a_row;
+    float scale;
+    unsigned unused;
+};
+
+// The sum over a block, in the same order every time; all threads get it.
+__device__ inline double block_sum(double value) {
+    __shared__ double parts[WARPS];
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    }
+    if (threadIdx.x % LANES == 0) {
+        parts[threadIdx.x / LANES] = value;
+    }
+    __syncthreads();
+    double sum = 0.0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) {
+        sum += parts[warp];
+    }
+    return sum;
+}
+
+// partial: the sum of each block.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sum_of_squares(const float* gradient, double* partial, unsigned count) {
+    const size_t vectors = count / 4;
+    const size_t stride = (size_t)gridDim.x * THREADS;
+    double sums[4] = {};
+    for (size_t start = (size_t)blockIdx.x * THREADS + threadIdx.x; start < vectors; start += DEPTH * stride) {
+        float values[DEPTH][4];
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            if (start + d * stride < vectors) {
+                load(gradient + 4 * (start + d * stride), values[d]);
+            } else {
+                unpack<float>(make_uint4(0, 0, 0, 0), values[d]);
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sums[i] += (double)values[d][i] * values[d][i];
+            }
+        }
+    }
+    if (blockIdx.x == 0 && threadIdx.x < count % 4) {
+        const double last = gradient[4 * vectors + threadIdx.x];
+        sums[0] += last * last;
+    }
+    const double sum = block_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = sum;
+    }
+}
+
+// One block. loss: of this step.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    scaler(const double* partial, const float* loss, const Rules* rules, Scaler* state, Scaling* scaling, unsigned parts) {
+    double own = 0.0;
+    for (unsigned part = threadIdx.x; part < parts; part += THREADS) {
+        own += partial[part];
+    }
+    const double squares = block_sum(own);
+    if (threadIdx.x != 0) {
+        return;
+    }
+    const Rules r = *rules;
+    Scaler s = *state;
+    s.norm = sqrt(squares) / s.scale;
+    const double clip = r.most / (s.norm + CLIP_EPSILON);
+    scaling->gradient_scale = (float)((clip < 1.0 ? clip : 1.0) / s.scale);
+    // NaN and infinity are not below.
+    const bool is_finite = s.norm <= 1.7976931348623157e308 && fabsf(*loss) <= 3.402823466e+38f;
+    scaling->skip = is_finite ? 0 : 1;
+    if (is_finite) {
+        s.skipped_in_a_row = 0;
+        s.good_steps++;
+    } else {
+        s.skipped_in_a_row++;
+        s.skipped_steps++;
+        s.good_steps = 0;
+    }
+    if (r.is_dynamic != 0 && !is_finite) {
+        s.scale = fmaxf(s.scale * r.backoff, FLOOR);
+    } else if (r.is_dynamic != 0 && s.good_steps >= r.growth_interval) {
+        s.good_steps = 0;
+        const float grown = s.scale * r.growth;
+        s.scale = grown <= 3.402823466e+38f ? grown : s.scale;
+    }
+    *state = s;
+}

@@ -1,0 +1,168 @@
+//! Kernels in CUDA C: their sources, how they are compiled, and calls whose sizes are checked.
+//!
+//! The sources stand here and not in the engine: `gpu-probe` runs them too, and the tests on the PTX executor need them without the
+//! engine. They include nothing of NVIDIA, so no header must be found on a machine. A program is compiled for the widths of a model, which
+//! are constants in it. A [`Call`] is data: a device launches it, the executor runs it, and it says what it reads and writes.
+
+pub mod adamw;
+pub mod cross_entropy;
+pub mod gradients;
+pub mod layer_norm;
+
+use crate::error::Error;
+use crate::nvrtc::{Compiled, Nvrtc};
+
+/// The header of all sources.
+pub(crate) const HEADER: (&str, &str) = ("device.cuh", include_str!("device.cuh"));
+
+/// A source, and how it is compiled.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+    /// `--fmad=false` rounds every operation as a CPU does; `--use_fast_math` is for what is rounded to 16 bits anyway.
+    pub(crate) arithmetic: &'static str,
+}
+
+/// The type of numbers in memory; the kernels compute in `f32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Element {
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::Bf16 | Element::F16 => 2,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Element::F32 => "float",
+            Element::Bf16 => "bf16",
+            Element::F16 => "f16",
+        }
+    }
+}
+
+/// Rows of the same width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    pub element: Element,
+    /// Numbers of a row.
+    pub width: u32,
+    /// From one row to the next, in numbers; a multiple of 16 bytes, which is what a thread reads at once.
+    pub pitch: u32,
+}
+
+impl Rows {
+    fn check(self, call: &'static str) -> Result<(), Error> {
+        let Rows { element, width, pitch } = self;
+        let vector = 16 / element.bytes() as u32;
+        if width == 0 || pitch < width || !pitch.is_multiple_of(vector) {
+            let text = format!(
+                "width {width} and pitch {pitch}, expected a pitch that is a multiple of {vector}, not below the width"
+            );
+            return Err(Error::refused(call, text));
+        }
+        Ok(())
+    }
+
+    fn bytes(self, rows: u32) -> usize {
+        rows as usize * self.pitch as usize * self.element.bytes()
+    }
+
+    fn program(self, source: &'static Source) -> Program {
+        let Rows { element, width, pitch } = self;
+        let definitions =
+            vec![format!("-DELEMENT={}", element.name()), format!("-DWIDTH={width}"), format!("-DPITCH={pitch}")];
+        Program { source, definitions }
+    }
+}
+
+/// A source with the constants that it is compiled for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    source: &'static Source,
+    definitions: Vec<String>,
+}
+
+impl Program {
+    /// Compiles the kernels for an architecture, such as `sm_90`.
+    ///
+    /// # Errors
+    /// The compiler's messages.
+    pub fn compile(&self, nvrtc: &Nvrtc, architecture: &str) -> Result<Compiled, Error> {
+        let mut options = vec![format!("--gpu-architecture={architecture}"), self.source.arithmetic.to_owned()];
+        // Costs nothing at run time: profilers and the executor name lines. The log then has registers and spills.
+        options.extend(["-lineinfo", "--ptxas-options=-v"].map(str::to_owned));
+        options.extend(self.definitions.iter().cloned());
+        nvrtc.compile((self.source.name, self.source.text), &[HEADER], &options)
+    }
+}
+
+/// Memory that a kernel gets: as much of it as a call needs is checked when the call is made.
+pub trait Memory: Copy {
+    fn bytes(&self) -> usize;
+}
+
+/// An argument of a kernel. Memory comes with what the kernel does with it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Argument<M> {
+    Reads(M),
+    Writes(M),
+    /// Reads and writes.
+    Updates(M),
+    Int(u32),
+    Float(f32),
+}
+
+/// A launch of a kernel: data that a device, or the executor of the tests, carries out. Made by the functions of this room only, which check
+/// sizes; therefore a launch needs no unsafe code of its caller.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call<M> {
+    pub(crate) program: Program,
+    pub(crate) kernel: &'static str,
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    pub(crate) arguments: Vec<Argument<M>>,
+}
+
+impl<M> Call<M> {
+    pub fn kernel(&self) -> &'static str {
+        self.kernel
+    }
+
+    pub fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        self.threads
+    }
+
+    /// Shared memory beside that which the kernel declares with a size.
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
+    }
+
+    pub fn arguments(&self) -> &[Argument<M>] {
+        &self.arguments
+    }
+}
+
+/// Refuses memory that is smaller than a call needs.
+fn sizes<M: Memory>(call: &'static str, memory: &[(&str, M, usize)]) -> Result<(), Error> {
+    match memory.iter().find(|(_, given, needed)| given.bytes() < *needed) {
+        Some((name, given, needed)) => {
+            Err(Error::refused(call, format!("{name} of {} bytes, expected at least {needed}", given.bytes())))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,237 @@
+//! A rank's membership in its group: who takes part, what all agree on, and the one root cause when something fails.
+//!
+//! It carries a few bytes of each rank over the connections to rank 0. Gradients take other ways: see [`super::Reducer`].
+
+use super::{
+    ballot::{Ballot, Call},
+    config::GroupConfig,
+    error::{Cause, CommError},
+    host,
+    join::{Peers, join},
+    state::{Request, Shared},
+};
+use crate::recorder::Recorder;
+use std::{sync::Arc, thread::JoinHandle};
+use switchyard_worker_contract::event::Stuck;
+use switchyard_worker_contract::recorder::Operation;
+
+/// Most bytes of a value that all ranks compare or get.
+const MAX_VALUE: usize = 4096;
+/// Most bytes that rank 0 gathers of each rank.
+pub(super) const MAX_GATHER: usize = 16 << 20;
+/// Most bytes of the name of a value.
+const MAX_NAME: usize = 256;
+
+/// A rank's membership in its group.
+pub struct Group {
+    // Dropped first: it uses the rest.
+    control: Control,
+    shared: Arc<Shared>,
+    peers: Option<Arc<Peers>>,
+    clock_offset: i64,
+    host: String,
+    local_address: String,
+    /// Values exchanged so far.
+    calls: u32,
+}
+
+/// The thread that talks to the other ranks; it ends in bounded time.
+struct Control {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    left: bool,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            if !self.left {
+                self.shared.give_up();
+            }
+            self.shared.request(Request::Stop);
+            // A panic in that thread was reported there.
+            let _ = thread.join();
+        }
+        self.shared.forget_wakers();
+    }
+}
+
+/// Ends the group from another thread (signals, panic hook).
+#[derive(Clone)]
+pub struct Aborter(Arc<Shared>);
+
+impl Aborter {
+    /// See [`Group::abort`].
+    pub fn abort(&self, cause: Cause) {
+        self.0.abort(cause);
+    }
+
+    /// See [`Group::failure`].
+    pub fn failure(&self) -> Option<Cause> {
+        self.0.failure()
+    }
+
+    /// Of the ranks that stand still while the job goes on waiting, the one that does so for longest; known to rank 0.
+    pub fn stuck(&self) -> Option<Stuck> {
+        self.0.stuck()
+    }
+}
+
+impl Group {
+    /// Joins the group. Returns when all ranks are there, or with an error that says what is missing.
+    pub fn join(config: &GroupConfig) -> Result<Group, CommError> {
+        config.check()?;
+        let shared = Arc::new(Shared::new((config.rank(), config.world()), config.connect_timeout)?);
+        let mut control = Control { shared: Arc::clone(&shared), thread: None, left: false };
+        let (mut peers, mut clock_offset, mut local_address) = (None, 0, config.rendezvous.clone());
+        if config.world() > 1 {
+            let joined = join(config, &shared, &mut control.thread);
+            let (joined, offset) = joined.map_err(|error| shared.broken_off(error))?;
+            (clock_offset, local_address) = (offset, joined.address.to_string());
+            peers = Some(Arc::new(joined));
+        }
+        Ok(Group { control, shared, peers, clock_offset, host: host::name(), local_address, calls: 0 })
+    }
+
+    /// Rank of this process among all ranks.
+    pub fn rank(&self) -> u32 {
+        self.shared.rank
+    }
+
+    pub fn world(&self) -> u32 {
+        self.shared.world
+    }
+
+    /// Local address of the control connection; on rank 0 the rendezvous address.
+    pub fn local_address(&self) -> &str {
+        &self.local_address
+    }
+
+    /// Host name of this process.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Microseconds to add to this host's wall clock to get that of rank 0's host, estimated when the group formed; 0
+    /// on that host itself. The error is at most half of the fastest round trip, plus the drift of the clocks since
+    /// then.
+    pub fn clock_offset(&self) -> i64 {
+        self.clock_offset
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The other ranks; `None` in a group of one.
+    pub(super) fn peers(&self) -> Option<Arc<Peers>> {
+        self.peers.clone()
+    }
+
+    /// From now on, waits and progress are recorded there, and heartbeats say what it holds.
+    pub(crate) fn record_to(&self, recorder: &Arc<Recorder>) {
+        self.shared.record_to(Arc::clone(recorder));
+        let shared = Arc::downgrade(&self.shared);
+        recorder.count(move || shared.upgrade().map_or(0, |shared| shared.moved()));
+    }
+
+    /// Returns `Ok` if every rank passes the same bytes (at most 4096) under the same name; otherwise every rank gets an
+    /// error that names the ranks and their values. The group stays usable.
+    pub fn agree(&mut self, what: &str, value: &[u8]) -> Result<(), CommError> {
+        self.exchange(Call::Agree, what, value, MAX_VALUE).map(drop)
+    }
+
+    /// Returns on rank 0 the bytes (at most 16 MiB) of every rank, in the order of the ranks, and nothing on the others.
+    pub fn gather(&mut self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.exchange(Call::Gather, what, own, MAX_GATHER)
+    }
+
+    /// Returns on every rank the bytes (at most 4096) of every rank, in the order of the ranks.
+    pub fn all_gather(&mut self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.exchange(Call::AllGather, what, own, MAX_VALUE)
+    }
+
+    /// Sums a few numbers over all ranks, in the order of the ranks: all get the same bits.
+    pub fn sum<const N: usize>(&mut self, what: &str, own: [f64; N]) -> Result<[f64; N], CommError> {
+        let own: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let mut sums = [0.0; N];
+        for (rank, bytes) in self.all_gather(what, &own)?.iter().enumerate() {
+            if bytes.len() != own.len() {
+                let text = format!("{what}: got {} bytes; expected {}", bytes.len(), own.len());
+                return Err(CommError::protocol(format!("rank {rank}"), text));
+            }
+            for (sum, bytes) in sums.iter_mut().zip(bytes.as_chunks().0) {
+                *sum += f64::from_le_bytes(*bytes);
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Returns when all ranks have called it.
+    pub fn barrier(&mut self) -> Result<(), CommError> {
+        self.agree("a barrier", &[])
+    }
+
+    fn exchange(&mut self, call: Call, what: &str, value: &[u8], most: usize) -> Result<Vec<Vec<u8>>, CommError> {
+        if value.len() > most || what.len() > MAX_NAME {
+            return Err(CommError::Group {
+                got: format!("{} bytes to agree on under a name of {} bytes", value.len(), what.len()),
+                expected: format!("at most {most} and {MAX_NAME}"),
+            });
+        }
+        self.shared.check()?;
+        self.calls = self.calls.wrapping_add(1);
+        if self.shared.world == 1 {
+            return Ok(if call == Call::Agree { Vec::new() } else { vec![value.to_vec()] });
+        }
+        self.shared.set_doing(&format!("agreement on {what}"));
+        let ballot = Ballot { call, sequence: self.calls, subject: what.to_owned(), value: value.to_owned() };
+        let result = self.shared.recorded(Operation::Agree, 0, || {
+            self.shared.request(Request::Value(ballot));
+            self.shared.wait_agreed()
+        });
+        self.shared.set_doing("");
+        result
+    }
+
+    /// Ends the group: every rank gets this cause, unless an earlier one is known. Returns when rank 0 has confirmed, at
+    /// most half a second later. Empty fields of the cause are filled in.
+    pub fn abort(&self, cause: Cause) {
+        self.shared.abort(cause);
+    }
+
+    /// A handle for another thread.
+    pub fn aborter(&self) -> Aborter {
+        Aborter(Arc::clone(&self.shared))
+    }
+
+    /// The root cause, once the group has failed.
+    pub fn failure(&self) -> Option<Cause> {
+        self.shared.failure()
+    }
+
+    /// What this rank's communication is doing, as text for people.
+    pub fn activity(&self) -> String {
+        self.shared.activity()
+    }
+
+    /// Connections that rank 0 refused, with reasons; at most 32.
+    pub fn refusals(&self) -> Vec<String> {
+        self.shared.refusals()
+    }
+
+    /// Leaves in good order: waits for all ranks to leave. Until then the failure of any rank is an error here;
+    /// afterwards nothing is. No reduction may be in flight.
+    pub fn leave(mut self) -> Result<(), CommError> {
+        self.shared.check()?;
+        if self.shared.world > 1 {
+            self.shared.set_doing("the end of the job");
+            self.shared.recorded(Operation::Leave, 0, || {
+                self.shared.request(Request::Leave);
+                self.shared.wait_left()
+            })?;
+        }
+        self.control.left = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! The kernel for products of bf16: one for the whole group, because kernels add in different orders.
+//!
+//! ```text
+//! every rank: what it may use, the best first ─> the checkpoint's kernel, if all may use it ─> all compute with it
+//!                                                else the best of rank 0 that all may use
+//! ```
+
+use crate::comm::Group;
+use crate::cpu::{Cpu, HalfKernel};
+use crate::train::TrainError;
+use crate::train::blueprint::Blueprint;
+use switchyard_worker_contract::env;
+
+/// The same plan with the kernel of the group. `saved`: that of the checkpoint from which the run resumes.
+///
+/// # Errors
+/// No kernel is allowed on all ranks, or the group failed.
+pub(super) fn agree(
+    blueprint: Blueprint,
+    group: &mut Group,
+    saved: Option<HalfKernel>,
+) -> Result<Blueprint, TrainError> {
+    if blueprint.half_kernel().is_none() {
+        return Ok(blueprint);
+    }
+    let own = serde_json::to_vec(&blueprint.half_kernels).unwrap_or_default();
+    let offers: Result<Vec<Vec<HalfKernel>>, _> =
+        group.all_gather("the kernels for bf16", &own)?.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
+    let offers = offers.map_err(|error| TrainError::Usage(format!("kernels for bf16: {error}")))?;
+    let Choice { kernel, notes } = choose(&offers, saved).map_err(TrainError::Usage)?;
+    if group.rank() == 0 {
+        notes.iter().for_each(|note| eprintln!("note: {note}"));
+    }
+    blueprint.with_half_kernel(kernel)
+}
+
+/// Name of the kernels in use. `half`: that for products of bf16, if there are any.
+pub(in crate::train) fn name(cpu: &Cpu, half: Option<HalfKernel>) -> String {
+    match half {
+        Some(half) if half != HalfKernel::F32 => format!("{}+{}", cpu.isa.name(), half.name()),
+        _ => cpu.isa.name().to_owned(),
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Choice {
+    kernel: HalfKernel,
+    /// What people should know about it.
+    notes: Vec<String>,
+}
+
+/// Chooses from what each rank may use, the best first.
+fn choose(offers: &[Vec<HalfKernel>], saved: Option<HalfKernel>) -> Result<Choice, String> {
+    let own = offers.first().map_or(&[][..], Vec::as_slice);
+    let mut common = own.iter().copied().filter(|kernel| offers.iter().all(|offer| offer.contains(kernel)));
+    let Some(best) = common.clone().next() else {
+        let differs = |offer: &&Vec<HalfKernel>| !own.iter().any(|kernel| offer.contains(kernel));
+        let rank = offers.iter().position(|offer| differs(&offer)).unwrap_or(0);
+        let name = env::KERNEL;
+        let (got, expected) = (names(&offers[rank]), names(own));
+        return Err(format!("{name}: rank {rank} allows {got} for bf16; expected {expected}, as rank 0 has"));
+    };
+    let kernel = saved.filter(|saved| common.any(|kernel| kernel == *saved)).unwrap_or(best);
+    let mut notes = Vec::new();
+    if let Some(saved) = saved.filter(|saved| *saved != kernel) {
+        notes.push(format!(
+            "products of bf16 are computed by {}; up to the checkpoint it was {}, which adds in another order: the last bits differ",
+            kernel.name(),
+            saved.name()
+        ));
+    } else if saved.is_none()
+        && let Some(first) = own.first().filter(|first| **first != kernel)
+    {
+        let (first, kernel) = (first.name(), kernel.name());
+        notes.push(format!("products of bf16 are computed by {kernel}: not every rank may use {first}"));
+    }
+    Ok(Choice { kernel, notes })
+}
+
+fn names(kernels: &[HalfKernel]) -> String {
+    kernels.iter().map(|kernel| kernel.name()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use HalfKernel::{Amx, Dpbf16, F32};
+
+    fn chosen(offers: &[&[HalfKernel]], saved: Option<HalfKernel>) -> (HalfKernel, String) {
+        let offers: Vec<Vec<HalfKernel>> = offers.iter().map(|offer| offer.to_vec()).collect();
+        let Choice { kernel, notes } = choose(&offers, saved).unwrap();
+        (kernel, notes.join("; "))
+    }
+
+    #[test]
+    fn rank_zero_chooses_among_what_all_ranks_may_use() {
+        let all = [Amx, Dpbf16, F32];
+        assert_eq!(chosen(&[&all, &all], None), (Amx, String::new()));
+        assert_eq!(chosen(&[&all, &[F32, Amx]], None), (Amx, String::new()), "the others have no say");
+        let (kernel, note) = chosen(&[&all, &all, &[Dpbf16, F32]], None);
+        assert!(kernel == Dpbf16 && note.contains("not every rank may use amx"), "{kernel:?} {note}");
+        assert_eq!(chosen(&[&[F32], &all], None), (F32, String::new()), "rank 0 was told what to use");
+        let refused = choose(&[vec![F32], vec![F32], vec![Amx]], None).unwrap_err();
+        assert_eq!(refused, "SWITCHYARD_KERNEL: rank 2 allows amx for bf16; expected f32, as rank 0 has");
+    }
+
+    #[test]
+    fn a_resumed_run_keeps_its_kernel_or_says_that_it_cannot() {
+        let all = [Amx, Dpbf16, F32];
+        assert_eq!(chosen(&[&all, &all], Some(Dpbf16)), (Dpbf16, String::new()));
+        let (kernel, note) = chosen(&[&[Dpbf16, F32], &all], Some(Amx));
+        assert!(kernel == Dpbf16 && note.contains("up to the checkpoint it was amx"), "{kernel:?} {note}");
+        // One rank may use it and the other not: no rank goes on with it.
+        assert_eq!(chosen(&[&all, &[Dpbf16, F32]], Some(Amx)).0, Dpbf16);
+    }
+}

@@ -1,0 +1,147 @@
+//! Everything that training changes.
+
+use crate::amp::{HalfWeights, LossScaler, WireScale};
+use crate::cpu::{AlignedBuffer, Cpu, HalfKernel, Values, bf16, f16};
+use crate::model::initialise;
+use crate::nn::{Network, Weights};
+use crate::optimizer::Optimizer;
+use crate::train::TrainError;
+use crate::train::engine::{Array, Counters};
+use std::ops::Range;
+use switchyard_worker_contract::config::{EngineConfig, HalfType, Precision, WireType};
+
+/// Weight of a batch's statistics in the running ones; PyTorch's default.
+const MOMENTUM: f32 = 0.1;
+
+/// Working copies of the weights.
+enum Half {
+    None,
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
+}
+
+/// Weights, statistics, moments and scales; the same bits on every rank.
+pub(super) struct State {
+    pub weights: AlignedBuffer,
+    half: Half,
+    /// Running statistics of batch norms.
+    pub statistics: Vec<f32>,
+    pub optimizer: Optimizer,
+    pub scaler: Option<LossScaler>,
+    /// If gradients travel in f16.
+    pub wire: Option<WireScale>,
+}
+
+impl State {
+    /// The state before the first step.
+    pub fn new(config: &EngineConfig, network: &Network, cpu: &Cpu) -> State {
+        let layout = network.layout();
+        let mut weights = AlignedBuffer::zeroed(layout.len);
+        initialise(layout, config.seed, &mut weights);
+        let (half, scaler) = match config.precision {
+            Precision::Fp32 => (Half::None, None),
+            Precision::Amp(amp) => {
+                let half = match amp.compute_type {
+                    HalfType::Bf16 => Half::Bf16(vec![bf16::ZERO; layout.len]),
+                    HalfType::Fp16 => Half::F16(vec![f16::ZERO; layout.len]),
+                };
+                (half, Some(LossScaler::new(amp.loss_scaling)))
+            }
+        };
+        let mut state = State {
+            weights,
+            half,
+            statistics: network.initial_statistics(),
+            optimizer: Optimizer::new(layout, &config.optimizer, cpu.isa),
+            scaler,
+            wire: (config.overlap.wire_type == WireType::Fp16).then(|| WireScale::new(None)),
+        };
+        state.round(cpu);
+        state
+    }
+
+    /// Refreshes the working copies from the weights.
+    pub fn round(&mut self, cpu: &Cpu) {
+        let half = half_weights(&mut self.half);
+        if let Some(half) = half {
+            half.copy_from(&self.weights, cpu.isa, &cpu.pool);
+        }
+    }
+
+    pub fn weights(&self) -> Weights<'_> {
+        let half = match &self.half {
+            Half::None => None,
+            Half::Bf16(half) => Some(Values::Bf16(half)),
+            Half::F16(half) => Some(Values::F16(half)),
+        };
+        Weights { master: &self.weights, half, statistics: &self.statistics }
+    }
+
+    pub fn loss_scale(&self) -> f32 {
+        self.scaler.as_ref().map_or(1.0, LossScaler::scale)
+    }
+
+    /// Runs the optimizer on one bucket.
+    pub fn apply(&mut self, range: Range<usize>, gradients: &[f32], cpu: &Cpu) {
+        let half = half_weights(&mut self.half);
+        self.optimizer.apply(range, &mut self.weights, gradients, half, &cpu.pool);
+    }
+
+    /// Moves the running statistics towards those of the step.
+    pub fn observe(&mut self, statistics: &[f32]) {
+        for (running, batch) in self.statistics.iter_mut().zip(statistics) {
+            *running = (1.0 - MOMENTUM) * *running + MOMENTUM * batch;
+        }
+    }
+
+    pub fn counters(&self, half_kernel: Option<HalfKernel>) -> Counters {
+        Counters {
+            optimizer_steps: self.optimizer.steps(),
+            scaler: self.scaler.as_ref().map(LossScaler::state),
+            loss_scaling: self.scaler.as_ref().map(LossScaler::config),
+            wire_norm: self.wire.as_ref().and_then(WireScale::norm),
+            half_kernel,
+        }
+    }
+
+    /// See [`super::Engine::resume`].
+    pub fn resume(&mut self, counters: &Counters, precision: Precision) -> Result<Option<String>, TrainError> {
+        self.optimizer.restore(counters.optimizer_steps);
+        self.wire = self.wire.take().map(|_| WireScale::new(counters.wire_norm));
+        let mut changed = None;
+        if let (Precision::Amp(amp), Some(state)) = (precision, counters.scaler) {
+            let scaler = LossScaler::restore(amp.loss_scaling, state, counters.loss_scaling);
+            let scaler = scaler.map_err(|error| TrainError::Resume(error.to_string()))?;
+            let (scale, saved) = (scaler.scale(), state.scale);
+            changed = (scale != saved).then(|| {
+                format!("spec.engine.precision.lossScaling: the loss scale is {scale}; the checkpoint has {saved}")
+            });
+            self.scaler = Some(scaler);
+        }
+        Ok(changed)
+    }
+
+    pub fn array(&self, array: Array) -> &[f32] {
+        match array {
+            Array::Weights => &self.weights,
+            Array::Statistics => &self.statistics,
+            Array::Moments(index) => self.optimizer.state().nth(index).map_or(&[], |(_, numbers)| numbers),
+        }
+    }
+
+    pub fn array_mut(&mut self, array: Array) -> &mut [f32] {
+        match array {
+            Array::Weights => &mut self.weights,
+            Array::Statistics => &mut self.statistics,
+            Array::Moments(index) => self.optimizer.state_mut().nth(index).map_or(&mut [], |(_, numbers)| numbers),
+        }
+    }
+}
+
+fn half_weights(half: &mut Half) -> Option<HalfWeights<'_>> {
+    match half {
+        Half::None => None,
+        Half::Bf16(half) => Some(HalfWeights::Bf16(half)),
+        Half::F16(half) => Some(HalfWeights::F16(half)),
+    }
+}

@@ -1,0 +1,108 @@
+//! What a checkpoint holds besides tensors.
+
+use super::blueprint::Training;
+use super::engine::Counters;
+use crate::amp::ScalerState;
+use crate::cpu::HalfKernel;
+use crate::data::Facts;
+use serde::{Deserialize, Serialize};
+use switchyard_worker_contract::config::{LossScaling, Rule};
+
+/// What tells one data set from another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Fingerprint {
+    /// A sample in words, such as `128 tokens`.
+    pub sample: String,
+    pub train_samples: u64,
+    pub validation_samples: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Digest of both parts.
+    pub digest: String,
+}
+
+/// A field of a [`Fingerprint`] that is not as expected.
+pub(super) struct Difference {
+    pub field: &'static str,
+    pub got: String,
+    pub expected: String,
+}
+
+impl Fingerprint {
+    pub fn of(facts: &Facts) -> Fingerprint {
+        let Facts { train_samples, validation_samples, bytes, .. } = *facts;
+        let (sample, digest) = (facts.sample.clone(), facts.digest.clone());
+        Fingerprint { sample, train_samples, validation_samples, bytes, digest }
+    }
+
+    /// The first field that differs from the expected data.
+    pub fn difference(&self, expected: &Fingerprint) -> Option<Difference> {
+        let number = |number: u64| number.to_string();
+        let fields = [
+            ("sample", self.sample.clone(), expected.sample.clone()),
+            ("training samples", number(self.train_samples), number(expected.train_samples)),
+            ("validation samples", number(self.validation_samples), number(expected.validation_samples)),
+            ("bytes", number(self.bytes), number(expected.bytes)),
+            ("digest", self.digest.clone(), expected.digest.clone()),
+        ];
+        let differs = fields.into_iter().find(|(_, got, expected)| got != expected);
+        differs.map(|(field, got, expected)| Difference { field, got, expected })
+    }
+}
+
+/// What a checkpoint holds besides tensors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Progress {
+    pub step: u64,
+    /// Optimizer steps, without skipped ones.
+    pub optimizer_steps: u64,
+    pub scaler: Option<ScalerState>,
+    /// What the scale started from; absent in checkpoints of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scaling: Option<LossScaling>,
+    /// Norm that the scale of gradients in f16 follows from; absent if they travel in another format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire_norm: Option<f32>,
+    /// Samples of a step on all ranks.
+    pub samples_per_step: u64,
+    /// Position of the reader: epoch, and samples of it that are done.
+    pub epoch: u64,
+    pub position: u64,
+    pub seed: u64,
+    /// The optimizer's rule: arrays of the same name mean different things under different rules.
+    pub rule: Rule,
+    /// The kernel for products of bf16, which others add in another order; absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half_kernel: Option<HalfKernel>,
+    /// The data set; absent in checkpoints of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Fingerprint>,
+}
+
+impl Progress {
+    /// After this many steps.
+    pub fn new(step: u64, counters: Counters, training: &Training) -> Progress {
+        let (epoch, position) = training.order.position(step);
+        Progress {
+            step,
+            optimizer_steps: counters.optimizer_steps,
+            scaler: counters.scaler,
+            loss_scaling: counters.loss_scaling,
+            wire_norm: counters.wire_norm,
+            samples_per_step: training.order.samples_per_step(),
+            epoch,
+            position,
+            seed: training.config.seed,
+            rule: training.config.optimizer.rule,
+            half_kernel: counters.half_kernel,
+            data: Some(Fingerprint::of(training.dataset.facts())),
+        }
+    }
+
+    pub fn counters(&self) -> Counters {
+        let Progress { optimizer_steps, scaler, loss_scaling, wire_norm, half_kernel, .. } = *self;
+        Counters { optimizer_steps, scaler, loss_scaling, wire_norm, half_kernel }
+    }
+}
