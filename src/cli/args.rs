@@ -3,12 +3,14 @@
 mod cluster;
 mod diagnose;
 mod live;
+mod simulate;
 mod topo;
 mod values;
 
 pub(super) use cluster::{ClusterArgs, ExplainArgs, PreflightArgs, SnapshotArgs, WhatifArgs};
 pub(super) use diagnose::{ConvertArgs, DoctorArgs, LintArgs};
 pub(super) use live::{BundleArgs, ConnectionArgs, LogsArgs, StatusArgs};
+pub(super) use simulate::{Limits, SimulateArgs};
 pub(super) use topo::{ImportArgs, TopoArgs, TopoCommand, XmlArgs};
 
 use clap::{ArgGroup, Args, ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -100,6 +102,9 @@ pub(super) enum Command {
     Plan(PlanArgs),
     /// Show how placements would change: a node drained, a job added, a level required, a link lost; changes nothing.
     Whatif(WhatifArgs),
+    /// Play a trace of jobs against a cluster: how long jobs would wait and how fast they would run, by the controller's own rules and by those of
+    /// others, with more racks or another network; changes nothing.
+    Simulate(SimulateArgs),
     /// Print the objects of a cluster that decide placements, for --snapshot of other commands.
     Snapshot(SnapshotArgs),
     /// Show how a machine is built: GPUs, NICs, NUMA nodes, cores, the bandwidth of its links; or who uses which GPUs of a cluster.

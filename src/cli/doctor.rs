@@ -4,15 +4,14 @@ use crate::args::{Cli, DoctorArgs};
 use crate::failure::Failure;
 use crate::live;
 use crate::output::{emit, width};
+use crate::progress::{Progress, Work};
 use crate::text::Screen;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 use switchyard_core::units::{binary, counted, duration, grouped};
 use switchyard_tools::doctor::flight::{Story, stories};
 use switchyard_tools::doctor::gang::Gang;
@@ -48,10 +47,6 @@ const NO_LOGS: [&str; 19] = [
 ];
 /// Bytes between two checks of the clock.
 const STRIDE: u64 = 8 << 20;
-/// Time before progress is shown.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// Time between two progress lines without a terminal.
-const LINE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reads logs and explains them.
 pub(super) fn doctor(cli: &Cli, args: &DoctorArgs) -> Result<Exit, Failure> {
@@ -99,7 +94,7 @@ fn read_all(cli: &Cli, paths: &[PathBuf]) -> Result<Diagnosis, Failure> {
     let logs = logs(paths)?;
     let mut doctor = Doctor::new().map_err(|error| Failure::unexpected(format!("the table of errors: {error}")))?;
     let total = logs.iter().filter_map(|log| log.metadata().ok()).map(|about| about.len()).sum();
-    let mut progress = Progress::new(cli, total);
+    let mut progress = Progress::new(!cli.quiet, Work { verb: "read", words: binary, total, stride: STRIDE });
     for log in &logs {
         let read = if log == Path::new("-") {
             read(&mut doctor, "standard input", this_year(None), io::stdin().lock(), &mut progress)
@@ -218,57 +213,6 @@ fn skip_line(from: &mut impl BufRead) -> io::Result<u64> {
         skipped += used as u64;
         if ends {
             return Ok(skipped);
-        }
-    }
-}
-
-/// A bar on a terminal, an occasional line elsewhere, and nothing if reading is quick.
-struct Progress {
-    total: u64,
-    done: u64,
-    looked: u64,
-    started: Instant,
-    talks: bool,
-    bar: Option<ProgressBar>,
-    last_line: Instant,
-}
-
-impl Progress {
-    fn new(cli: &Cli, total: u64) -> Progress {
-        let now = Instant::now();
-        Progress { total, done: 0, looked: 0, started: now, talks: !cli.quiet, bar: None, last_line: now }
-    }
-
-    fn advance(&mut self, bytes: u64) {
-        self.done += bytes;
-        if !self.talks || self.done - self.looked < STRIDE {
-            return;
-        }
-        self.looked = self.done;
-        if let Some(bar) = &self.bar {
-            bar.set_position(self.done);
-        } else if io::stderr().is_terminal() {
-            if self.started.elapsed() >= PATIENCE {
-                let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr_with_hz(10));
-                let style =
-                    ProgressStyle::with_template("read {binary_bytes} of {binary_total_bytes} [{bar:24}]   ETA {eta}");
-                bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
-                self.bar = Some(bar);
-            }
-        } else if self.last_line.elapsed() >= LINE_INTERVAL {
-            self.last_line = Instant::now();
-            eprintln!(
-                "read={} of={} elapsedS={}",
-                binary(self.done),
-                binary(self.total),
-                self.started.elapsed().as_secs()
-            );
-        }
-    }
-
-    fn clear(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
         }
     }
 }

@@ -23,11 +23,13 @@ mod machine;
 mod manifest;
 mod output;
 mod preflight;
+mod progress;
 #[cfg(test)]
 mod reference;
 mod report;
 mod run;
 mod screen;
+mod simulate;
 mod snapshot;
 mod text;
 mod topo;
@@ -57,6 +59,7 @@ fn command(cli: &Cli) -> Result<Exit, Failure> {
         Command::Plan(args) if args.cluster || args.place.snapshot.is_some() => cluster::plan(cli, args),
         Command::Plan(args) => run::plan(cli, args),
         Command::Whatif(args) => whatif::whatif(cli, args),
+        Command::Simulate(args) => simulate::simulate(cli, args),
         Command::Snapshot(args) => cluster::snapshot(cli, args),
         Command::Report(args) if report::is_job(&args.subject) => live::report(cli, args),
         Command::Report(args) => report::report(cli, args),

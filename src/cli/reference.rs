@@ -10,11 +10,15 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// An example of each command.
-const EXAMPLES: [(&str, &str); 24] = [
+const EXAMPLES: [(&str, &str); 25] = [
     ("run", "switchyard run examples/gpt-source.yaml"),
     ("report", "switchyard report runs/gpt-source-6669"),
     ("plan", "switchyard plan examples/clusters/gpt-rack.yaml --snapshot examples/clusters/two-racks.json"),
     ("whatif", "switchyard whatif --drain gpu-01 --snapshot examples/clusters/two-racks.json"),
+    (
+        "simulate",
+        "switchyard simulate --trace examples/clusters/jobs.csv --snapshot examples/clusters/two-racks.json --more-racks 1",
+    ),
     ("snapshot", "switchyard snapshot > cluster.yaml"),
     ("topo", "switchyard topo --cluster --snapshot examples/clusters/two-racks.json"),
     ("topo import", "switchyard topo import tests/fixtures/topo/f04-h200.txt --gpu-model H200 --nic-gbps 400"),

@@ -82,6 +82,23 @@ impl Fabric {
         Ok(Fabric::of(hosts))
     }
 
+    /// The same with more leaves, each as large as the largest, in the block that has the fewest.
+    #[must_use]
+    pub fn with_more_leaves(&self, count: usize) -> Fabric {
+        let mut fabric = self.clone();
+        let size = fabric.leaves.iter().map(Vec::len).max().unwrap_or(0);
+        for number in 1..=count {
+            let fewest = (0..fabric.blocks.len()).min_by_key(|block| fabric.blocks[*block].len());
+            let (leaf, block) = (fabric.leaves.len(), fewest.unwrap_or(0));
+            let hosts = fabric.hosts.len()..fabric.hosts.len() + size;
+            // No name of a node has a `+`.
+            fabric.hosts.extend(hosts.clone().map(|at| Host { name: format!("+{number}-{at}"), leaf, block }));
+            fabric.leaves.push(hosts.collect());
+            fabric.blocks[block].push(leaf);
+        }
+        fabric
+    }
+
     /// GPUs of all hosts.
     pub fn gpus(&self) -> u32 {
         self.hosts.len() as u32 * self.gpus_per_host
@@ -104,6 +121,15 @@ mod tests {
         let fabric = Fabric::read(std::fs::File::open(path).unwrap()).unwrap();
         let in_blocks: Vec<usize> = (0..3).map(|block| fabric.in_block(block).count()).collect();
         assert_eq!((fabric.hosts.len(), fabric.leaves.len(), in_blocks), (847, 119, vec![362, 306, 179]));
+    }
+
+    #[test]
+    fn leaves_are_added_to_the_smallest_block() {
+        let hosts = [("a", 0, 0), ("b", 0, 0), ("c", 1, 0), ("d", 2, 1)];
+        let fabric = Fabric::of(hosts.map(|(name, leaf, block)| (name.to_string(), leaf, block))).with_more_leaves(2);
+        assert_eq!(fabric.leaves, [vec![0, 1], vec![2], vec![3], vec![4, 5], vec![6, 7]]);
+        assert_eq!(fabric.blocks, [vec![0, 1, 4], vec![2, 3]]);
+        assert_eq!((fabric.hosts[4].block, fabric.hosts[6].leaf, fabric.gpus()), (1, 4, 64));
     }
 
     #[test]

@@ -10,8 +10,10 @@
 #![forbid(unsafe_code)]
 
 pub mod chance;
+pub mod cluster;
 pub mod fabric;
 pub mod measure;
+pub mod picture;
 pub mod play;
 pub mod rules;
 pub mod speed;

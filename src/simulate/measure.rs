@@ -1,6 +1,7 @@
 //! What became of a trace, in figures.
 
 use crate::play::{Done, Played};
+use crate::trace::Row;
 use serde::Serialize;
 
 /// Gangs of at least so many GPUs have a figure of their own: they are those that wait for others.
@@ -8,7 +9,65 @@ const LARGE: u32 = 64;
 /// Shorter jobs count as so long in the slowdown, seconds.
 const SHORT: f64 = 600.0;
 
-/// Figures of one rule. Times are seconds; averages are over the jobs submitted between 15 and 90 % of the trace.
+/// Of which jobs figures are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// Those submitted between 15 and 90 % of the time in which jobs are submitted: a cluster that begins empty, and one that no more jobs come
+    /// to, say little about the queue.
+    Middle,
+    /// All, where few jobs say little anyway.
+    All,
+}
+
+impl Counted {
+    /// The middle of a trace that is long enough to have one.
+    pub fn of(rows: &[Row]) -> Counted {
+        let is_long = rows.len() >= 200 && rows.last().is_some_and(|last| last.submit > 0.0);
+        if is_long { Counted::Middle } else { Counted::All }
+    }
+
+    /// From when to when, seconds.
+    fn window(self, played: &Played) -> [f64; 2] {
+        let most = |of: fn(&Done) -> f64| played.jobs.iter().map(of).fold(0.0, f64::max);
+        match self {
+            Counted::Middle => [0.15, 0.9].map(|part| part * most(|job| job.submit)),
+            Counted::All => [0.0, most(|job| job.end)],
+        }
+    }
+
+    /// These jobs, with their positions in the trace.
+    pub fn jobs(self, played: &Played) -> impl Iterator<Item = (usize, &Done)> {
+        let [from, to] = self.window(played);
+        played.jobs.iter().enumerate().filter(move |(_, job)| (from..=to).contains(&job.submit))
+    }
+}
+
+/// How long jobs waited, seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Waits {
+    pub jobs: usize,
+    pub gpu_hours: f64,
+    pub wait_mean: f64,
+    pub wait_p99: f64,
+    pub wait_longest: f64,
+}
+
+impl Waits {
+    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a Done>) -> Waits {
+        let jobs: Vec<&Done> = jobs.into_iter().collect();
+        let waits = || jobs.iter().map(|job| job.start - job.submit);
+        Waits {
+            jobs: jobs.len(),
+            gpu_hours: jobs.iter().map(|job| job.duration * f64::from(job.gpus)).sum::<f64>() / 3600.0,
+            wait_mean: mean(waits()),
+            wait_p99: percentile(waits(), 0.99),
+            wait_longest: waits().fold(0.0, f64::max),
+        }
+    }
+}
+
+/// Figures of one rule. Times are seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
@@ -39,10 +98,9 @@ pub struct Figures {
 }
 
 /// Takes the figures of a trace on a cluster of so many GPUs.
-pub fn figures(played: &Played, gpus: u32) -> Figures {
-    let last = played.jobs.iter().map(|job| job.submit).fold(0.0, f64::max);
-    let (from, to) = (0.15 * last, 0.9 * last);
-    let counted: Vec<&Done> = played.jobs.iter().filter(|job| (from..=to).contains(&job.submit)).collect();
+pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
+    let [from, to] = of.window(played);
+    let counted: Vec<&Done> = of.jobs(played).map(|(_, job)| job).collect();
     let wait = |job: &Done| job.start - job.submit;
     let completion = |job: &Done| job.end - job.submit;
     let mean = |of: &dyn Fn(&Done) -> f64| mean(counted.iter().map(|job| of(job)));
@@ -125,7 +183,7 @@ mod tests {
         ];
         let idle_beside_waiting = vec![(500.0, 100.0, 10), (2000.0, 10.0, 50)];
         let played = Played { jobs, idle_beside_waiting, longest: Duration::ZERO };
-        let figures = figures(&played, 100);
+        let figures = figures(&played, 100, Counted::Middle);
         assert_eq!((figures.completion_mean, figures.wait_mean, figures.wait_longest), (700.0, 50.0, 100.0));
         assert_eq!(figures.large_wait_mean, 100.0);
         assert!((figures.slow_percent - 100.0 * (76_900.0 / 64_100.0 - 1.0)).abs() < 1e-9);

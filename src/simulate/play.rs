@@ -64,6 +64,8 @@ pub enum Limits {
     Half,
     /// Exactly the duration: what a rule could do that knows the future.
     Exact,
+    /// Those of the trace. A job that ran for longer than its limit had that time as its limit.
+    Trace,
 }
 
 const LADDER: [f64; 8] = [3600.0, 14_400.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0, 1_209_600.0, 7_776_000.0];
@@ -264,6 +266,7 @@ impl<'a> Player<'a> {
             Limits::Coarse => Some(rung()),
             Limits::Half => mixed(row.line ^ 0x5eed).is_multiple_of(2).then(rung),
             Limits::Exact => Some(row.duration),
+            Limits::Trace => row.limit.map(|limit| limit.max(row.duration)),
         };
         let job = Job { number, submit: row.submit, pods, gpus, limit };
         *self.needs.entry(row.gpus).or_default() += 1;

@@ -19,6 +19,8 @@ pub struct Row {
     pub gpus: u32,
     /// Empty: not known.
     pub queue: String,
+    /// Seconds after which the job would have been stopped; `None`: not known.
+    pub limit: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -28,6 +30,8 @@ struct Raw<'a> {
     gpus: &'a str,
     #[serde(default)]
     queue: &'a str,
+    #[serde(default)]
+    limit_seconds: &'a str,
 }
 
 /// Reads the trace of jobs that are to be played on a cluster.
@@ -57,6 +61,10 @@ fn row(line: u64, raw: &Raw<'_>, before: Option<&Row>, fabric: &Fabric) -> Resul
         return Err(wrong("submit_seconds", raw.submit_seconds, expected));
     }
     let duration = number("duration_seconds", raw.duration_seconds, 1.0)?;
+    let limit = match raw.limit_seconds {
+        "" => None,
+        text => Some(number("limit_seconds", text, 1.0)?),
+    };
     let most_gpus = fabric.gpus();
     let gpus = raw.gpus.parse().ok().filter(|gpus| (1..=most_gpus).contains(gpus));
     let gpus = gpus.ok_or_else(|| {
@@ -72,7 +80,7 @@ fn row(line: u64, raw: &Raw<'_>, before: Option<&Row>, fabric: &Fabric) -> Resul
         let expected = format!("at most {hosts} equal pods, one for each host: these would be {pods} of {each}");
         return Err(wrong("gpus", raw.gpus, expected));
     }
-    Ok(Row { line, submit, duration, gpus, queue: raw.queue.into() })
+    Ok(Row { line, submit, duration, gpus, queue: raw.queue.into(), limit })
 }
 
 /// The same trace a little otherwise: submissions up to half an hour earlier or later, durations up to 5 % (input shaking: Tsafrir, Ouaknine,
@@ -94,7 +102,7 @@ pub fn shaken(rows: &[Row], seed: u64) -> Vec<Row> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::measure::figures;
+    use crate::measure::{Counted, figures};
     use crate::play::{Limits, Setting, play};
     use crate::rules::{Order, Peer, Places};
     use crate::speed::Model;
@@ -158,6 +166,10 @@ mod tests {
                 "line 2: gpus: got `101`; expected at most 93 equal pods, one for each host: these would be 101 of 1",
             ),
             ("submit_seconds,duration_seconds,gpus\n9,1\n", "line 2: CSV error"),
+            (
+                "submit_seconds,duration_seconds,gpus,limit_seconds\n9,1,1,never\n",
+                "line 2: limit_seconds: got `never`; expected seconds of at least 1",
+            ),
         ] {
             assert!(error(text).contains(words), "{text:?}: {}", error(text));
         }
@@ -192,7 +204,7 @@ mod tests {
         let setting = Setting { fabric: &fabric, model: Model::Levels, limits: Limits::Coarse };
         let played = play(&rows, setting, &mut Peer::new(&fabric, Order::Strict, Places::Domains)).unwrap();
         assert_eq!(played.jobs.len(), 1_000_000);
-        assert!(figures(&played, fabric.gpus()).completion_mean > 0.0);
+        assert!(figures(&played, fabric.gpus(), Counted::Middle).completion_mean > 0.0);
         // Of this process, with the tests that run beside.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -6,15 +6,7 @@ use switchyard_tools::doctor::known;
 use switchyard_worker_contract::recorder::{Entry, Operation, at};
 
 fn quiet() -> Progress {
-    Progress {
-        talks: false,
-        total: 0,
-        done: 0,
-        looked: 0,
-        started: Instant::now(),
-        bar: None,
-        last_line: Instant::now(),
-    }
+    Progress::new(false, Work { verb: "read", words: binary, total: 0, stride: STRIDE })
 }
 
 fn diagnosed(logs: &[(&str, &[u8])]) -> Diagnosis {

@@ -1,7 +1,6 @@
 //! The queue on real traces: `cargo xtask bench queue`. Every rule answers the same events on the same clusters, on eight shaken inputs.
 
 use clap::Parser;
-use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fs::{self, File};
@@ -9,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_simulate::fabric::Fabric;
-use switchyard_simulate::measure::{Figures, deviation, figures, mean};
+use switchyard_simulate::measure::{Counted, Figures, deviation, figures, mean};
 use switchyard_simulate::play::{Limits, Rule, Setting, play};
-use switchyard_simulate::rules::{Order, Peer, Places, Pool, PoolOrder, Product};
+use switchyard_simulate::rules::{Policy, Pool, PoolOrder};
 use switchyard_simulate::speed::Model;
 use switchyard_simulate::trace::{Row, read, shaken};
 
@@ -47,24 +46,20 @@ struct Entry {
     make: fn(&Fabric, &GPUTopology) -> Made,
 }
 
-fn peer(fabric: &Fabric, order: Order, places: Places) -> Made {
-    Ok(Box::new(Peer::new(fabric, order, places)))
-}
-
 fn pool(fabric: &Fabric, order: PoolOrder) -> Made {
     Ok(Box::new(Pool::new(fabric, order)))
 }
 
 const TABLE: [Entry; 12] = [
-    Entry { name: "Switchyard", limits: Limits::Coarse, make: product },
-    Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: product },
-    Entry { name: "Switchyard, no limits", limits: Limits::None, make: product },
-    Entry { name: "strict FIFO", limits: Limits::None, make: |f, _| peer(f, Order::Strict, Places::Domains) },
-    Entry { name: "Kueue-like", limits: Limits::None, make: |f, _| peer(f, Order::Skip, Places::Domains) },
-    Entry { name: "Volcano-like", limits: Limits::None, make: |f, _| peer(f, Order::Skip, Places::MostUsed) },
-    Entry { name: "default scheduler", limits: Limits::None, make: |f, _| peer(f, Order::Skip, Places::LeastUsed) },
-    Entry { name: "EASY, coarse limits", limits: Limits::Coarse, make: |f, _| peer(f, Order::Easy, Places::Domains) },
-    Entry { name: "EASY, half without", limits: Limits::Half, make: |f, _| peer(f, Order::Easy, Places::Domains) },
+    Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| Policy::StrictFifo.rule(f, m) },
+    Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },
+    Entry { name: "Volcano-like", limits: Limits::None, make: |f, m| Policy::VolcanoLike.rule(f, m) },
+    Entry { name: "default scheduler", limits: Limits::None, make: |f, m| Policy::DefaultScheduler.rule(f, m) },
+    Entry { name: "EASY, coarse limits", limits: Limits::Coarse, make: |f, m| Policy::Easy.rule(f, m) },
+    Entry { name: "EASY, half without", limits: Limits::Half, make: |f, m| Policy::Easy.rule(f, m) },
     Entry { name: "ideal: strict FIFO, no places", limits: Limits::None, make: |f, _| pool(f, PoolOrder::StrictFifo) },
     Entry { name: "ideal: best effort, no places", limits: Limits::None, make: |f, _| pool(f, PoolOrder::BestEffort) },
     Entry {
@@ -73,14 +68,6 @@ const TABLE: [Entry; 12] = [
         make: |f, _| pool(f, PoolOrder::Shortest),
     },
 ];
-
-fn product(fabric: &Fabric, machine: &GPUTopology) -> Made {
-    Ok(Box::new(Product::new(
-        fabric,
-        machine,
-        Timestamp::from_second(1_690_000_000).map_err(|error| error.to_string())?,
-    )?))
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
@@ -219,7 +206,7 @@ impl Case<'_> {
             let mut rule = (entry.make)(self.setting.fabric, self.machine)?;
             let played = play(&shaken(self.rows, seed), self.setting, rule.as_mut())?;
             longest = longest.max(played.longest.as_secs_f64() * 1e3);
-            inputs.push(figures(&played, self.setting.fabric.gpus()));
+            inputs.push(figures(&played, self.setting.fabric.gpus(), Counted::Middle));
         }
         Ok((inputs, longest))
     }

@@ -8,3 +8,56 @@ mod product;
 pub use peer::{Order, Peer, Places};
 pub use pool::{Pool, PoolOrder};
 pub use product::Product;
+
+use crate::fabric::Fabric;
+use crate::play::Rule;
+use switchyard_crds::gpu_topology::GPUTopology;
+
+/// A rule by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    Switchyard,
+    StrictFifo,
+    KueueLike,
+    VolcanoLike,
+    DefaultScheduler,
+    Easy,
+}
+
+impl Policy {
+    pub const ALL: [Policy; 6] = [
+        Policy::Switchyard,
+        Policy::StrictFifo,
+        Policy::KueueLike,
+        Policy::VolcanoLike,
+        Policy::DefaultScheduler,
+        Policy::Easy,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Switchyard => "Switchyard",
+            Policy::StrictFifo => "strict FIFO",
+            Policy::KueueLike => "Kueue-like",
+            Policy::VolcanoLike => "Volcano-like",
+            Policy::DefaultScheduler => "default scheduler",
+            Policy::Easy => "EASY",
+        }
+    }
+
+    /// The rule on an empty cluster whose hosts are all like this machine.
+    ///
+    /// # Errors
+    /// See [`Product::new`].
+    pub fn rule(self, fabric: &Fabric, machine: &GPUTopology) -> Result<Box<dyn Rule>, String> {
+        let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
+        match self {
+            Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
+            Policy::StrictFifo => peer(Order::Strict, Places::Domains),
+            Policy::KueueLike => peer(Order::Skip, Places::Domains),
+            Policy::VolcanoLike => peer(Order::Skip, Places::MostUsed),
+            Policy::DefaultScheduler => peer(Order::Skip, Places::LeastUsed),
+            Policy::Easy => peer(Order::Easy, Places::Domains),
+        }
+    }
+}

@@ -23,6 +23,8 @@ use switchyard_plan::objects::{Defaults, pod};
 use switchyard_plan::validate;
 
 const NAMESPACE: &str = "trace";
+/// When every trace begins: the rules of the product take times, not seconds.
+const BEGIN: Timestamp = Timestamp::constant(1_690_000_000, 0);
 const LEAF: &str = "network.topology.nvidia.com/leaf";
 const BLOCK: &str = "network.topology.nvidia.com/spine";
 
@@ -32,8 +34,6 @@ pub struct Product {
     defaults: Defaults,
     levels: Levels,
     hosts: BTreeMap<String, usize>,
-    /// When the trace begins.
-    begin: Timestamp,
     /// By number: the order of their turns, which all have the same priority.
     jobs: BTreeMap<usize, TrainJob>,
     /// Jobs to look at.
@@ -47,7 +47,7 @@ impl Product {
     ///
     /// # Errors
     /// The report is none, or not of a machine with as many GPUs.
-    pub fn new(fabric: &Fabric, machine: &GPUTopology, begin: Timestamp) -> Result<Product, String> {
+    pub fn new(fabric: &Fabric, machine: &GPUTopology) -> Result<Product, String> {
         let mut index = Index::default();
         for host in &fabric.hosts {
             index.apply_node(&node(fabric, &host.name, host.leaf, host.block)?);
@@ -68,15 +68,10 @@ impl Product {
             defaults: Defaults::default(),
             levels,
             hosts,
-            begin,
             jobs: BTreeMap::new(),
             look: BTreeSet::new(),
             forecasts: BTreeMap::new(),
         })
-    }
-
-    fn at(&self, seconds: f64) -> Timestamp {
-        self.begin + SignedDuration::from_secs_f64(seconds)
     }
 
     /// A job with all its pods, behind their gates.
@@ -84,7 +79,7 @@ impl Product {
         let name = name(job.number);
         let mut manifest = json!({
             "apiVersion": "training.switchyard.dev/v1alpha1", "kind": "TrainJob",
-            "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "creationTimestamp": self.at(job.submit)},
+            "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "creationTimestamp": at(job.submit)},
             "spec": {
                 "trainer": {
                     "framework": "Plain", "image": "trace", "numNodes": job.pods,
@@ -148,7 +143,7 @@ impl Product {
                 others.extend(self.index.waits(&key, Waits::Room { open: why.open }, rules));
                 if !self.forecasts.contains_key(&number) {
                     let window = self.index.forecast(&key, now).and_then(|forecast| forecast.window.ok());
-                    let seconds = |at: Timestamp| at.duration_since(self.begin).as_secs_f64();
+                    let seconds = |at: Timestamp| at.duration_since(BEGIN).as_secs_f64();
                     self.forecasts.insert(number, window.map(|window| [window.earliest, window.latest].map(seconds)));
                 }
                 None
@@ -164,13 +159,13 @@ impl Product {
     pub(crate) fn forecast(&self) -> Option<(usize, f64)> {
         let held = self.index.reservation.as_ref()?;
         let job = number_of(&Key { namespace: NAMESPACE.into(), name: held.turn.name().rsplit('/').next()?.into() })?;
-        Some((job, held.start?.duration_since(self.begin).as_secs_f64()))
+        Some((job, held.start?.duration_since(BEGIN).as_secs_f64()))
     }
 
     /// Jobs that wait and could start.
     #[cfg(test)]
     pub(crate) fn asleep(&mut self, now: f64) -> Result<Vec<usize>, String> {
-        let now = self.at(now);
+        let now = at(now);
         let waiting: Vec<usize> = self.index.waiting.keys().filter_map(number_of).collect();
         let mut asleep = Vec::new();
         for number in waiting {
@@ -232,13 +227,17 @@ impl Rule for Product {
     }
 
     fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
-        let now = self.at(now);
+        let now = at(now);
         let mut starts = Vec::new();
         while let Some(number) = self.look.pop_first() {
             starts.extend(self.reconcile(number, now)?);
         }
         Ok(starts)
     }
+}
+
+fn at(seconds: f64) -> Timestamp {
+    BEGIN + SignedDuration::from_secs_f64(seconds)
 }
 
 fn name(number: usize) -> String {
@@ -261,12 +260,14 @@ fn node(fabric: &Fabric, name: &str, leaf: usize, block: usize) -> Result<Node, 
     serde_json::from_value(node).map_err(|error| error.to_string())
 }
 
-/// The report of another host with the same hardware. UUIDs are those of its GPUs only.
+/// The report of another host with the same hardware, whose GPUs have UUIDs of their own.
 fn renamed(machine: &GPUTopology, host: &str) -> Result<GPUTopology, String> {
     let mut report = machine.clone();
-    let was = report.metadata.name.replace(host.into()).unwrap_or_default();
-    let text = serde_json::to_string(&report.status).map_err(|error| error.to_string())?;
-    report.status = serde_json::from_str(&text.replace(&format!("GPU-{was}-"), &format!("GPU-{host}-")))
-        .map_err(|error| error.to_string())?;
+    report.metadata.name = Some(host.into());
+    let mut text = serde_json::to_string(&report.status).map_err(|error| error.to_string())?;
+    for gpu in machine.status.iter().flat_map(|status| &status.gpus) {
+        text = text.replace(&json!(gpu.uuid).to_string(), &json!(format!("GPU-{host}-{}", gpu.index)).to_string());
+    }
+    report.status = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     Ok(report)
 }

@@ -1,0 +1,270 @@
+//! `switchyard simulate`: a trace of jobs played against a cluster by several rules, as the cluster is and as it might be.
+
+mod table;
+
+use crate::args::{Cli, Limits, SimulateArgs};
+use crate::failure::Failure;
+use crate::input;
+use crate::output::{emit, width};
+use crate::progress::{Progress, Work};
+use crate::snapshot::{self, SnapshotFile};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::Path;
+use switchyard_core::units::grouped;
+use switchyard_crds::gpu_topology::GPUTopology;
+use switchyard_simulate::cluster::{Taken, of_nodes};
+use switchyard_simulate::fabric::Fabric;
+use switchyard_simulate::measure::{Counted, Figures, Waits, figures};
+use switchyard_simulate::picture::{Curve, picture};
+use switchyard_simulate::play::{Job, Played, Rule, Setting, Start, play};
+use switchyard_simulate::rules::Policy;
+use switchyard_simulate::trace::{self, Row, shaken};
+use switchyard_worker_contract::exit::Exit;
+use table::{SIZES, size};
+
+/// Shows what the rules make of the trace.
+pub(super) fn simulate(cli: &Cli, args: &SimulateArgs) -> Result<Exit, Failure> {
+    let (world, outcomes) = outcomes(cli, args)?;
+    if let Some(path) = &args.svg {
+        let curves: Vec<Curve> = outcomes.iter().map(Outcome::curve).collect();
+        let title = format!("Waits of {} jobs", grouped(world.rows.len() as u64));
+        std::fs::write(path, picture(&title, &curves))
+            .map_err(|error| Failure::usage(format!("--svg: cannot write {}: {error}", path.display())))?;
+    }
+    emit(cli.output, "Simulation", &world.json(args, &outcomes), || table::table(&world, args, &outcomes, width()));
+    Ok(Exit::Done)
+}
+
+/// Plays the trace by each rule, on the cluster as it is and as it might be.
+fn outcomes(cli: &Cli, args: &SimulateArgs) -> Result<(World, Vec<Outcome>), Failure> {
+    let world = World::read(args)?;
+    let variants = variants(&world.taken.fabric, args)?;
+    let inputs: Vec<Vec<Row>> = match args.seeds {
+        None => vec![world.rows.clone()],
+        Some(seeds) => (0..u64::from(seeds)).map(|seed| shaken(&world.rows, seed)).collect(),
+    };
+    let mut policies: Vec<Policy> = args.rules.iter().map(|rule| rule.policy()).collect();
+    policies.dedup();
+    let total = (variants.len() * policies.len() * inputs.len() * world.rows.len()) as u64;
+    let mut progress = Progress::new(!cli.quiet, Work { verb: "played", words: grouped, total, stride: 16 });
+    let mut outcomes = Vec::new();
+    for variant in &variants {
+        for policy in &policies {
+            let setting =
+                Setting { fabric: &variant.fabric, model: args.bandwidth.into(), limits: world.limits.into() };
+            let played: Result<Vec<Played>, Failure> = inputs
+                .iter()
+                .map(|rows| {
+                    let rule = policy.rule(&variant.fabric, &world.machine).map_err(Failure::unexpected)?;
+                    let mut watched = Watched { rule, progress: &mut progress };
+                    play(rows, setting, &mut watched).map_err(|why| {
+                        Failure::new(format!("{}, {}: {why}", policy.name(), variant.name), Exit::NotPlaceable)
+                    })
+                })
+                .collect();
+            outcomes.push(Outcome::of(variant, *policy, &inputs, &played?, world.counted));
+        }
+    }
+    progress.clear();
+    Ok((world, outcomes))
+}
+
+/// What is played.
+struct World {
+    trace: String,
+    rows: Vec<Row>,
+    taken: Taken,
+    machine: GPUTopology,
+    limits: Limits,
+    counted: Counted,
+}
+
+impl World {
+    fn read(args: &SimulateArgs) -> Result<World, Failure> {
+        let file = snapshot::read(&args.place)?;
+        let cluster = snapshot::cluster(&file)?;
+        let taken = of_nodes(cluster.nodes(), cluster.levels()).map_err(Failure::usage)?;
+        let machine = report(&file, &taken.machine)?;
+        let trace = input::name(&args.trace);
+        let rows = open(&args.trace).and_then(|from| {
+            let rows = trace::read(from, &taken.fabric);
+            rows.map_err(|error| Failure::usage(format!("error[SY0001]: {trace}: {error}")))
+        })?;
+        let has_limits = rows.iter().any(|row| row.limit.is_some());
+        let limits = match args.limits {
+            Some(Limits::Trace) if !has_limits => {
+                return Err(Failure::usage(format!("--limits trace: {trace} has no limit_seconds")));
+            }
+            Some(limits) => limits,
+            None if has_limits => Limits::Trace,
+            None => Limits::Coarse,
+        };
+        let counted = Counted::of(&rows);
+        Ok(World { trace, rows, taken, machine, limits, counted })
+    }
+
+    fn json(&self, args: &SimulateArgs, outcomes: &[Outcome]) -> Value {
+        let Taken { fabric, machine, keys, left_out } = &self.taken;
+        let word = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
+        json!({
+            "trace": self.trace,
+            "jobs": self.rows.len(),
+            "gpuHours": gpu_hours(&self.rows),
+            "limits": word(&self.limits),
+            "bandwidth": word(&args.bandwidth),
+            "countedJobs": word(&self.counted),
+            "cluster": {
+                "hosts": fabric.hosts.len(), "gpusPerHost": fabric.gpus_per_host, "leaves": fabric.leaves.len(), "blocks": fabric.blocks.len(),
+                "oversubscription": fabric.oversubscription, "labels": keys, "reportOf": machine, "leftOut": left_out,
+            },
+            "results": outcomes.iter().map(Outcome::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn open(path: &Path) -> Result<Box<dyn std::io::Read>, Failure> {
+    if path == Path::new("-") {
+        return Ok(Box::new(std::io::stdin()));
+    }
+    let unreadable = |what: String| Failure::usage(format!("error[SY0001]: cannot read {}: {what}", path.display()));
+    // Opening a pipe would wait for a writer.
+    let about = path.metadata().map_err(|error| unreadable(error.to_string()))?;
+    if !about.is_file() {
+        return Err(unreadable("expected a file with a trace of jobs (CSV)".into()));
+    }
+    Ok(Box::new(File::open(path).map_err(|error| unreadable(error.to_string()))?))
+}
+
+fn report(file: &SnapshotFile, node: &str) -> Result<GPUTopology, Failure> {
+    let is = |item: &&Value| item["kind"] == "GPUTopology" && item["metadata"]["name"] == node;
+    let item = file.items.iter().find(is).cloned().unwrap_or_default();
+    serde_json::from_value(item).map_err(|error| Failure::usage(format!("GPUTopology {node}: {error}")))
+}
+
+fn gpu_hours(rows: &[Row]) -> f64 {
+    rows.iter().map(|row| row.duration * f64::from(row.gpus)).sum::<f64>() / 3600.0
+}
+
+/// A cluster that is played.
+struct Variant {
+    name: String,
+    fabric: Fabric,
+}
+
+/// The cluster as it is and, if the command line changes it, as it might be.
+fn variants(fabric: &Fabric, args: &SimulateArgs) -> Result<Vec<Variant>, Failure> {
+    let mut variants = vec![Variant { name: "as it is".into(), fabric: fabric.clone() }];
+    let mut changed = fabric.clone();
+    let mut words = Vec::new();
+    if let Some(more) = args.more_racks {
+        changed = changed.with_more_leaves(usize::from(more));
+        words.push(format!("+{more} rack{}", if more == 1 { "" } else { "s" }));
+    }
+    match args.oversubscription[..] {
+        [] => (),
+        [rack] => changed.oversubscription = [rack, changed.oversubscription[1].max(rack)],
+        [rack, block] if rack <= block => changed.oversubscription = [rack, block],
+        [rack, block] => {
+            return Err(Failure::usage(format!(
+                "--oversubscription: got {rack},{block}; expected the second factor to be no less than the first, since what leaves a block \
+                 also leaves a rack"
+            )));
+        }
+        _ => return Err(Failure::usage("--oversubscription: expected one factor or two")),
+    }
+    if !args.oversubscription.is_empty() {
+        let [rack, block] = changed.oversubscription;
+        words.push(format!("oversubscription {rack}, {block}"));
+    }
+    if !words.is_empty() {
+        variants.push(Variant { name: words.join(", "), fabric: changed });
+    }
+    Ok(variants)
+}
+
+/// What one rule made of the trace on one cluster.
+struct Outcome {
+    cluster: String,
+    gpus: u32,
+    policy: Policy,
+    /// Of each input.
+    figures: Vec<Figures>,
+    /// Of the first input, by queue; empty if the trace names none.
+    queues: Vec<(String, Waits)>,
+    /// Of the first input, by size.
+    sizes: Vec<(String, Waits)>,
+    /// Of the first input, seconds.
+    waits: Vec<f64>,
+}
+
+impl Outcome {
+    fn of(variant: &Variant, policy: Policy, inputs: &[Vec<Row>], played: &[Played], counted: Counted) -> Outcome {
+        let gpus = variant.fabric.gpus();
+        let figures = played.iter().map(|played| figures(played, gpus, counted)).collect();
+        let jobs: Vec<_> = played.iter().take(1).flat_map(|played| counted.jobs(played)).collect();
+        let rows = &inputs[0];
+        let mut queues: Vec<&str> = rows.iter().map(|row| row.queue.as_str()).collect();
+        queues.sort_unstable();
+        queues.dedup();
+        let is_known = queues.iter().any(|queue| !queue.is_empty());
+        let of =
+            |is: &dyn Fn(&Row) -> bool| Waits::of(jobs.iter().filter(|(at, _)| is(&rows[*at])).map(|(_, job)| *job));
+        let queues =
+            queues.iter().filter(|_| is_known).map(|queue| ((*queue).to_owned(), of(&|row| row.queue == **queue)));
+        let sizes = SIZES.iter().map(|name| ((*name).to_owned(), of(&|row| size(row.gpus) == *name)));
+        Outcome {
+            cluster: variant.name.clone(),
+            gpus,
+            policy,
+            figures,
+            queues: queues.filter(|(_, waits)| waits.jobs > 0).collect(),
+            sizes: sizes.filter(|(_, waits)| waits.jobs > 0).collect(),
+            waits: jobs.iter().map(|(_, job)| job.start - job.submit).collect(),
+        }
+    }
+
+    fn curve(&self) -> Curve {
+        let cluster = if self.cluster == "as it is" { String::new() } else { format!(", {}", self.cluster) };
+        Curve { name: format!("{}{cluster}", self.policy.name()), waits: self.waits.clone() }
+    }
+
+    fn json(&self) -> Value {
+        let parts = |parts: &[(String, Waits)], key: &str| -> Vec<Value> {
+            let part = |(name, waits): &(String, Waits)| {
+                let mut part = json!(waits);
+                part[key] = name.as_str().into();
+                part
+            };
+            parts.iter().map(part).collect()
+        };
+        json!({
+            "cluster": self.cluster, "gpus": self.gpus, "rule": self.policy.name(), "figures": self.figures,
+            "queues": parts(&self.queues, "queue"), "sizes": parts(&self.sizes, "gpus"),
+        })
+    }
+}
+
+/// A rule whose progress is shown.
+struct Watched<'a> {
+    rule: Box<dyn Rule>,
+    progress: &'a mut Progress,
+}
+
+impl Rule for Watched<'_> {
+    fn submitted(&mut self, job: &Job) -> Result<(), String> {
+        self.rule.submitted(job)
+    }
+
+    fn ended(&mut self, job: usize) {
+        self.progress.advance(1);
+        self.rule.ended(job);
+    }
+
+    fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {
+        self.rule.starts(now)
+    }
+}
+
+#[cfg(test)]
+mod tests;

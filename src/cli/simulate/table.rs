@@ -1,0 +1,167 @@
+//! The outcomes of a simulation for people.
+
+use super::{Outcome, World, gpu_hours};
+use crate::args::SimulateArgs;
+use crate::text::{Screen, Table};
+use switchyard_core::units::{counted, duration, grouped, three_digits};
+use switchyard_simulate::cluster::Taken;
+use switchyard_simulate::measure::{Counted, Figures, Waits, deviation, mean};
+
+/// Names of groups of jobs, by GPUs.
+pub(super) const SIZES: [&str; 5] = ["1", "2 to 8", "9 to 63", "64 to 255", "256 and more"];
+/// Most queues that are shown; all are in the other forms of the output.
+const MOST_QUEUES: usize = 20;
+/// Most nodes whose reason for being left out is shown.
+const MOST_LEFT_OUT: usize = 5;
+
+/// The name of the group of a job with so many GPUs.
+pub(super) fn size(gpus: u32) -> &'static str {
+    match gpus {
+        0..=1 => SIZES[0],
+        2..=8 => SIZES[1],
+        9..=63 => SIZES[2],
+        64..=255 => SIZES[3],
+        _ => SIZES[4],
+    }
+}
+
+pub(super) fn table(world: &World, args: &SimulateArgs, outcomes: &[Outcome], width: usize) -> String {
+    let mut screen = Screen::new(width);
+    head(&mut screen, world, args);
+    let (short, long) = (rules(outcomes, false), rules(outcomes, true));
+    screen.line("");
+    screen.table(vec![long, short]);
+    // The product's on the cluster as it is; without it, the first.
+    let own = outcomes.iter().find(|outcome| outcome.policy == switchyard_simulate::rules::Policy::Switchyard);
+    if let Some(outcome) = own.or(outcomes.first()) {
+        parts(&mut screen, outcome, "GPUS OF A JOB", &outcome.sizes);
+        let mut queues = outcome.queues.clone();
+        queues.sort_by(|a, b| b.1.wait_mean.total_cmp(&a.1.wait_mean).then(a.0.cmp(&b.0)));
+        let more = queues.len().saturating_sub(MOST_QUEUES);
+        queues.truncate(MOST_QUEUES);
+        parts(&mut screen, outcome, "QUEUE", &queues);
+        if more > 0 {
+            screen.line(&format!("and {more} more: -o json shows all"));
+        }
+    }
+    if let Some(path) = &args.svg {
+        screen.line("");
+        screen.line(&format!("picture  {}", path.display()));
+    }
+    screen.into_text()
+}
+
+fn head(screen: &mut Screen, world: &World, args: &SimulateArgs) {
+    let Taken { fabric, keys, left_out, machine } = &world.taken;
+    let hours = gpu_hours(&world.rows);
+    let first = world.rows.first().map_or(0.0, |row| row.submit);
+    let last = world.rows.last().map_or(0.0, |row| row.submit);
+    let jobs = grouped(world.rows.len() as u64);
+    labelled(
+        screen,
+        "trace",
+        &format!(
+            "{}: {jobs} jobs submitted within {}, {} GPU hours",
+            world.trace,
+            duration(last - first),
+            grouped(hours.round() as u64)
+        ),
+    );
+    let level = |key: &Option<String>, count: usize, word: &str| match key {
+        Some(key) => format!(", {} ({key})", counted(count as u64, word)),
+        None => String::new(),
+    };
+    let [rack, block] = fabric.oversubscription;
+    let through = if fabric.leaves.len() > 1 { format!(", oversubscription {rack}, {block}") } else { String::new() };
+    labelled(
+        screen,
+        "cluster",
+        &format!(
+            "{} with {} GPUs like {machine}{}{}{through}; empty when the trace begins",
+            counted(fabric.hosts.len() as u64, "node"),
+            fabric.gpus_per_host,
+            level(&keys[0], fabric.leaves.len(), "rack"),
+            level(&keys[1], fabric.blocks.len(), "block"),
+        ),
+    );
+    if last > first {
+        let load = hours * 3600.0 / (last - first) / f64::from(fabric.gpus());
+        labelled(screen, "load", &format!("{} of what all GPUs could do in that time", three_digits(load)));
+    }
+    for (name, why) in left_out.iter().take(MOST_LEFT_OUT) {
+        labelled(screen, "left out", &format!("{name}: {why}"));
+    }
+    if left_out.len() > MOST_LEFT_OUT {
+        labelled(screen, "left out", &format!("{} more nodes", left_out.len() - MOST_LEFT_OUT));
+    }
+    let limits = format!("{:?}", world.limits).to_lowercase();
+    let of = match world.counted {
+        Counted::Middle => "figures are of the jobs submitted between 15 and 90 % of the trace",
+        Counted::All => "figures are of all jobs",
+    };
+    let inputs = args.seeds.map_or_else(String::new, |seeds| format!("; means over {seeds} shaken inputs ± deviation"));
+    labelled(screen, "played", &format!("limits: {limits}; {of}{inputs}"));
+}
+
+fn labelled(screen: &mut Screen, label: &str, text: &str) {
+    screen.paragraph(&format!("{label:<8}"), text);
+}
+
+/// One row a rule. `long`: with all columns.
+fn rules(outcomes: &[Outcome], long: bool) -> Table {
+    let clusters = outcomes.iter().any(|outcome| outcome.cluster != outcomes[0].cluster);
+    let mut heading = if clusters { vec!["CLUSTER"] } else { Vec::new() };
+    heading.extend(["RULE", "SUBMIT TO END", "WAIT", "P99", "LONGEST"]);
+    if long {
+        heading.extend(["64 GPUS AND MORE", "SLOWER BY PLACE", "IDLE BESIDE WAITING", "USED"]);
+    }
+    let mut table = Table::new(&heading);
+    for outcome in outcomes {
+        let average = |get: &dyn Fn(&Figures) -> f64| mean(outcome.figures.iter().map(get));
+        let time = |get: &dyn Fn(&Figures) -> f64| duration(average(get));
+        let share = |get: &dyn Fn(&Figures) -> f64| format!("{} %", three_digits(average(get)));
+        let completions: Vec<f64> = outcome.figures.iter().map(|figures| figures.completion_mean).collect();
+        let around = match completions.len() {
+            0 | 1 => String::new(),
+            _ => format!(" ± {}", duration(deviation(&completions))),
+        };
+        let mut row = if clusters { vec![outcome.cluster.clone()] } else { Vec::new() };
+        row.extend([
+            outcome.policy.name().to_owned(),
+            time(&|figures| figures.completion_mean) + &around,
+            time(&|figures| figures.wait_mean),
+            time(&|figures| figures.wait_p99),
+            time(&|figures| figures.wait_longest),
+        ]);
+        if long {
+            let has_large = outcome.sizes.iter().any(|(name, _)| SIZES[3..].contains(&name.as_str()));
+            row.push(if has_large { time(&|figures| figures.large_wait_mean) } else { "-".into() });
+            row.push(share(&|figures| figures.slow_percent));
+            row.push(share(&|figures| figures.fragmentation_percent));
+            row.push(share(&|figures| figures.utilisation_percent));
+        }
+        table.rows.push(row);
+    }
+    table
+}
+
+/// Waits of groups of jobs.
+fn parts(screen: &mut Screen, outcome: &Outcome, word: &str, parts: &[(String, Waits)]) {
+    if parts.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&[word, "JOBS", "GPU HOURS", "WAIT", "P99", "LONGEST"]);
+    for (name, waits) in parts {
+        table.rows.push(vec![
+            if name.is_empty() { "(none)".into() } else { name.clone() },
+            grouped(waits.jobs as u64),
+            grouped(waits.gpu_hours.round() as u64),
+            duration(waits.wait_mean),
+            duration(waits.wait_p99),
+            duration(waits.wait_longest),
+        ]);
+    }
+    screen.line("");
+    screen.line(&format!("by {}, {}, cluster {}", word.to_lowercase(), outcome.policy.name(), outcome.cluster));
+    screen.table(vec![table]);
+}

@@ -1,0 +1,82 @@
+//! The example's trace on the example's cluster.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::args::Command;
+use clap::Parser;
+use std::path::PathBuf;
+
+fn example(file: &str) -> String {
+    format!("{}/../../examples/clusters/{file}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn parsed(trace: &str, more: &[&str]) -> (Cli, SimulateArgs) {
+    let snapshot = example("two-racks.json");
+    let words = ["switchyard", "--quiet", "simulate", "--trace", trace, "--snapshot", &snapshot];
+    let mut cli = Cli::try_parse_from(words.iter().chain(more)).unwrap();
+    let Command::Simulate(args) = std::mem::replace(&mut cli.command, Command::Version) else { unreachable!() };
+    (cli, args)
+}
+
+fn played(more: &[&str]) -> Result<(World, SimulateArgs, Vec<Outcome>), Failure> {
+    let (cli, args) = parsed(&example("jobs.csv"), more);
+    let (mut world, outcomes) = outcomes(&cli, &args)?;
+    world.trace = "jobs.csv".into();
+    Ok((world, args, outcomes))
+}
+
+#[test]
+fn the_table_of_the_example() {
+    let (world, args, outcomes) =
+        played(&["--more-racks", "1", "--rules", "switchyard,strict-fifo,kueue-like"]).unwrap();
+    insta::assert_snapshot!(table::table(&world, &args, &outcomes, 160));
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes() {
+    let json = || {
+        let (world, args, outcomes) = played(&["--seeds", "2", "--limits", "half", "--bandwidth", "levels"]).unwrap();
+        world.json(&args, &outcomes).to_string()
+    };
+    let first = json();
+    assert!(first.contains(r#""limits":"half""#) && first.contains(r#""completionMean""#), "{first}");
+    assert_eq!(first, json());
+}
+
+#[test]
+fn a_worse_network_slows_jobs_down() {
+    let (_, _, outcomes) = played(&["--oversubscription", "8", "--rules", "switchyard"]).unwrap();
+    assert_eq!(outcomes[1].cluster, "oversubscription 8, 8");
+    // A ring over both racks crosses once each way, which 2 : 1 still carries.
+    assert_eq!(outcomes[0].figures[0].slow_percent, 0.0);
+    assert!(outcomes[1].figures[0].slow_percent > 0.0);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |text: &str, more: &[&str]| {
+        let path: PathBuf = folder.path().join("trace.csv");
+        std::fs::write(&path, text).unwrap();
+        let (cli, args) = parsed(path.to_str().unwrap(), more);
+        let failure = outcomes(&cli, &args).err().unwrap();
+        assert_eq!(failure.exit, Exit::Usage);
+        failure.message.replace(folder.path().to_str().unwrap(), "")
+    };
+    let good = "submit_seconds,duration_seconds,gpus\n0,60,8\n";
+    for (got, words) in [
+        (
+            with("submit_seconds,duration_seconds,gpus\n5,1,8\n4,1,8\n", &[]),
+            "error[SY0001]: /trace.csv: line 3: submit_seconds: got `4`",
+        ),
+        (with("submit_seconds,duration_seconds,gpus\n5,1,65\n", &[]), "line 2: gpus: got `65`; expected 1 to 64"),
+        (with(good, &["--limits", "trace"]), "--limits trace: /trace.csv has no limit_seconds"),
+        (with(good, &["--oversubscription", "4,2"]), "--oversubscription: got 4,2; expected the second factor"),
+        (with(good, &["--oversubscription", "1,2,3"]), "expected one factor or two"),
+    ] {
+        assert!(got.contains(words), "{got}");
+    }
+    let (cli, args) = parsed(folder.path().to_str().unwrap(), &[]);
+    let message = outcomes(&cli, &args).err().unwrap().message;
+    assert!(message.contains("expected a file with a trace of jobs (CSV)"), "{message}");
+}
