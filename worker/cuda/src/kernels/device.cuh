@@ -84,6 +84,20 @@ __device__ inline void store(const float (&from)[PER_VECTOR<T>], T* to) {
     *reinterpret_cast<uint4*>(to) = pack<T>(from);
 }
 
+// Four numbers, for kernels that also read or write four of 32 bits.
+template <class T>
+__device__ inline void load_four(const T* from, float (&to)[4]) {
+    if constexpr (sizeof(T) == 4) {
+        load(from, to);
+    } else {
+        const uint2 raw = *reinterpret_cast<const uint2*>(from);
+        to[0] = widen(T{(unsigned short)raw.x});
+        to[1] = widen(T{(unsigned short)(raw.x >> 16)});
+        to[2] = widen(T{(unsigned short)raw.y});
+        to[3] = widen(T{(unsigned short)(raw.y >> 16)});
+    }
+}
+
 // The sum over a warp, in the same order every time; all lanes get it.
 __device__ inline float warp_sum(float value) {
 #pragma unroll
