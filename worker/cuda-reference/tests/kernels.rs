@@ -9,6 +9,8 @@ mod activation;
 mod adamw;
 #[path = "kernels/cross_entropy.rs"]
 mod cross_entropy;
+#[path = "kernels/elementwise.rs"]
+mod elementwise;
 #[path = "kernels/embedding.rs"]
 mod embedding;
 #[path = "kernels/gradients.rs"]

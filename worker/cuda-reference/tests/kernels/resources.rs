@@ -2,6 +2,7 @@ use super::nvrtc::nvrtc;
 use switchyard_cuda::kernels::activation::{Activation, Function};
 use switchyard_cuda::kernels::adamw::AdamW;
 use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
+use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::embedding::Embedding;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
@@ -21,6 +22,8 @@ fn programs() -> Vec<(String, Program)> {
         }
         let gelu = Activation::new(Function::Gelu, Rows { element, width: 3072, pitch: 3072 }, 1).unwrap();
         programs.push((format!("activation {name} 3072"), gelu.program()));
+        let from_f32 = Elementwise { from: Element::F32, to: element };
+        programs.push((format!("elementwise f32 to {name}"), from_f32.program()));
         let embedding = Embedding::new(Rows { element, width: 768, pitch: 768 }, 1, 1).unwrap();
         programs.push((format!("embedding {name} 768"), embedding.program()));
         let loss = CrossEntropy::new(Rows { element, width: 50_257, pitch: 50_304 }, 1).unwrap();

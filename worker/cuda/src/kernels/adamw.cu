@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256)
             store(w, weight + at);
             store(m, first + at);
             store(v, second + at);
-            *reinterpret_cast<uint2*>(copy + at) = make_uint2(narrow_pair<COPY>(w[0], w[1]), narrow_pair<COPY>(w[2], w[3]));
+            store_four(w, copy + at);
         }
         for (unsigned i = whole + threadIdx.x; i < chunk.count; i += blockDim.x) {
             const size_t at = begin + i;

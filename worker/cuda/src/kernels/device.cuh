@@ -98,6 +98,16 @@ __device__ inline void load_four(const T* from, float (&to)[4]) {
     }
 }
 
+template <class T>
+__device__ inline void store_four(const float (&from)[4], T* to) {
+    if constexpr (sizeof(T) == 4) {
+        store(from, to);
+    } else {
+        *reinterpret_cast<uint2*>(to) =
+            make_uint2(narrow_pair<T>(from[0], from[1]), narrow_pair<T>(from[2], from[3]));
+    }
+}
+
 // The sum over a warp, in the same order every time; all lanes get it.
 __device__ inline float warp_sum(float value) {
 #pragma unroll

@@ -7,6 +7,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod cross_entropy;
+pub mod elementwise;
 pub mod embedding;
 pub mod gradients;
 pub mod layer_norm;
