@@ -5,8 +5,6 @@
 
 #[path = "kernels/activation.rs"]
 mod activation;
-#[path = "kernels/adamw.rs"]
-mod adamw;
 #[path = "kernels/cross_entropy.rs"]
 mod cross_entropy;
 #[path = "kernels/elementwise.rs"]
@@ -18,6 +16,8 @@ mod gradients;
 #[path = "kernels/layer_norm.rs"]
 mod layer_norm;
 mod nvrtc;
+#[path = "kernels/optimizer.rs"]
+mod optimizer;
 #[path = "kernels/resources.rs"]
 mod resources;
 

@@ -1,20 +1,20 @@
 use super::nvrtc::nvrtc;
 use switchyard_cuda::kernels::activation::{Activation, Function};
-use switchyard_cuda::kernels::adamw::AdamW;
 use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
 use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::embedding::Embedding;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
+use switchyard_cuda::kernels::optimizer::{Optimizer, Rule};
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
 
 /// An A100, an H100 or H200, a B200, and consumer devices of the same family.
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120"];
 
 fn programs() -> Vec<(String, Program)> {
-    let mut programs = vec![
-        ("adamw".to_owned(), AdamW::new(Element::Bf16).unwrap().program()),
-        ("gradients".to_owned(), gradients::program()),
-    ];
+    let mut programs = vec![("gradients".to_owned(), gradients::program())];
+    for rule in [Rule::Sgd, Rule::Adam, Rule::Lamb, Rule::Lars] {
+        programs.push((format!("{rule:?}"), Optimizer { rule, copy: Element::Bf16 }.program()));
+    }
     for (element, name) in [(Element::F32, "f32"), (Element::Bf16, "bf16"), (Element::F16, "f16")] {
         for width in [768, 1024, 1600, 4096] {
             let norm = LayerNorm::new(Rows { element, width, pitch: width }, 1).unwrap();

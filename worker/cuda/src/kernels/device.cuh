@@ -117,6 +117,26 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
+// The sum over a block, in the same order every time; all threads get it. Between two sums of a kernel stands a barrier.
+template <int WARPS>
+__device__ inline double block_sum(double value) {
+    __shared__ double parts[WARPS];
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    }
+    if (threadIdx.x % LANES == 0) {
+        parts[threadIdx.x / LANES] = value;
+    }
+    __syncthreads();
+    double sum = 0.0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) {
+        sum += parts[warp];
+    }
+    return sum;
+}
+
 // What the scaler tells the optimizer: the factor of gradients, and whether the step is left out.
 struct Scaling {
     float gradient_scale;

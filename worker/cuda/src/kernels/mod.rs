@@ -5,12 +5,12 @@
 //! are constants in it. A [`Call`] is data: a device launches it, the executor runs it, and it says what it reads and writes.
 
 pub mod activation;
-pub mod adamw;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
 pub mod gradients;
 pub mod layer_norm;
+pub mod optimizer;
 
 use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
