@@ -50,7 +50,8 @@ __device__ inline void add_four(const float (&values)[4], float* to) {
 }
 
 // A warp adds up LANES rows in the order of their numbers. A run of rows of one number that is within these rows goes to its row of the
-// gradient. Of a run that began before, the sum goes to the first row of `partial` of these rows; if it begins here and goes on, to the second.
+// gradient. Of a run that began before, the sum goes to the first row of `partial` of these rows; if it begins here and goes on, to the
+// second.
 extern "C" __global__ void __launch_bounds__(THREADS)
     embedding_gradient(const unsigned* numbers, const unsigned* order, const ELEMENT* dx, float* partial, float* gradient,
                        unsigned entries, unsigned rows) {

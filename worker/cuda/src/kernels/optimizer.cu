@@ -1,5 +1,5 @@
 // A step of an optimizer over all parameters: unscaled gradient, state, weight decay, and a copy of the weight in COPY. Compiled without
-// contraction to fused multiply-adds; every operation is rounded as on the CPU, in the order of the engine's rule, so the bits are the same.
+// contraction to fused multiply-adds; every operation is rounded as on the CPU, in the order of the engine's rule: the bits are the same.
 // LAMB and LARS have a factor for each parameter, which follows from two norms: three kernels in a row.
 #include "device.cuh"
 

@@ -56,7 +56,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// One number's step, operation by operation as in the kernels, which are compared with this. `scale` removes the scale of the gradient,
+    /// One number's step, operation by operation as in the kernels, which are compared with this. `scale` unscales the gradient,
     /// `ratio` is that of the parameter for LAMB and LARS. The state is first and second moment or, for SGD and LARS, the momentum.
     pub fn apply(
         &self,
