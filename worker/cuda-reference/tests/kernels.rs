@@ -3,15 +3,21 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
-#[path = "kernels/adamw.rs"]
-mod adamw;
+#[path = "kernels/activation.rs"]
+mod activation;
 #[path = "kernels/cross_entropy.rs"]
 mod cross_entropy;
+#[path = "kernels/elementwise.rs"]
+mod elementwise;
+#[path = "kernels/embedding.rs"]
+mod embedding;
 #[path = "kernels/gradients.rs"]
 mod gradients;
 #[path = "kernels/layer_norm.rs"]
 mod layer_norm;
 mod nvrtc;
+#[path = "kernels/optimizer.rs"]
+mod optimizer;
 #[path = "kernels/resources.rs"]
 mod resources;
 

@@ -163,6 +163,13 @@ fn extract(a: u32, b: u32, c: u32) -> u32 {
     if bits >= 32 { shifted } else { shifted & ((1 << bits) - 1) }
 }
 
+/// The low bits of `a` put into `b`. `place` is the first bit that they take and, from bit 8 on, how many they are.
+pub(super) fn insert(a: u64, b: u64, place: u64) -> u64 {
+    let (at, bits) = ((place & 0xff).min(32), (place >> 8).min(32));
+    let mask = (((1 << bits) - 1) << at) & u64::from(u32::MAX);
+    (b & !mask) | ((a << at) & mask)
+}
+
 fn bits(name: &str, kind: &str) -> Option<Function> {
     if kind == "pred" {
         return match name {

@@ -1,6 +1,6 @@
 //! One instruction of PTX to operations on numbered registers.
 
-use super::arithmetic::{atomic, function};
+use super::arithmetic::{atomic, function, insert};
 use super::operands::{Names, number, shown};
 use super::scan::Token;
 use super::{Access, Constant, Flush, Operation, ParseError, Register, Shuffle, Space, Vote};
@@ -56,6 +56,7 @@ pub(super) fn instruction<'a>(
         "membar" | "fence" => Operation::Nothing,
         "cvta" => line.address(&modifiers, names)?,
         "mov" if line.operands.iter().any(|operand| operand[0].text == "{") => line.pack(&modifiers, names)?,
+        "bfi" if modifiers == ["b32"] => line.insert(names)?,
         "setp" => return line.comparison(&modifiers, names),
         _ => line.compute(opcode.text, names)?,
     };
@@ -194,6 +195,15 @@ impl<'a> Line<'a, '_> {
         } else {
             Operation::Join { to: self.destination(names)?, parts, bits, from: registers }
         })
+    }
+
+    /// `bfi.b32 to, from, into, at, bits`, where the last two are numbers.
+    fn insert(&self, names: &mut Names<'a>) -> Result<Operation, ParseError> {
+        let [_, from, into, [at], [bits]] = self.operands.as_slice() else { return Err(self.unknown()) };
+        let (at, bits) = number(at.text).zip(number(bits.text)).ok_or_else(|| self.unknown())?;
+        let place = names.constant(Constant::Bits(at | bits << 8));
+        let from = [names.source(from)?, names.source(into)?, place];
+        Ok(Operation::Compute { function: insert, to: self.destination(names)?, from, flush: Flush::Nothing })
     }
 
     /// `cvta.to.global.u64` and `cvta.shared.u64`: global addresses are generic ones, shared ones have a base.

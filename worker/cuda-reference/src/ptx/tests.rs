@@ -70,3 +70,14 @@ fn instructions_compute_what_the_manual_says() {
     assert_eq!(compute("cvt.rn.bf16.f32", 0x3f80_8000, 0, 0), 0x3f80);
     assert_eq!(compute("cvt.rn.bf16.f32", 0x3f81_8000, 0, 0), 0x3f82);
 }
+
+#[test]
+fn bits_are_inserted_at_their_place() {
+    let insert = arithmetic::insert;
+    assert_eq!(insert(0xabcd, 0xffff_ffff, 4 | 8 << 8), 0xffff_fcdf);
+    assert_eq!(insert(7, 0x1f, 5 | 27 << 8), 0xff);
+    assert_eq!(insert(1, 9, 31), 9);
+    assert_eq!(insert(0x1_2345_6789, 0, 32 << 8), 0x2345_6789);
+    // The place must be known when the program is read.
+    assert!(refusal(".reg .b32 %r<4>;\nbfi.b32 %r1, %r2, %r3, %r2, 4;").contains("`bfi.b32 %r1, %r2"));
+}

@@ -1,6 +1,6 @@
 use super::{Device, Module, at_the_floor, close, compile, line, numbers, run};
-use switchyard_cuda::kernels::adamw::Scaling;
 use switchyard_cuda::kernels::gradients::{self, On, Rules, Scaler, partial_bytes};
+use switchyard_cuda::kernels::optimizer::Scaling;
 use switchyard_cuda_reference::Counts;
 
 const STATIC: Rules =

@@ -1,22 +1,31 @@
 use super::nvrtc::nvrtc;
-use switchyard_cuda::kernels::adamw::AdamW;
+use switchyard_cuda::kernels::activation::{Activation, Function};
 use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
+use switchyard_cuda::kernels::elementwise::Elementwise;
+use switchyard_cuda::kernels::embedding::Embedding;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
+use switchyard_cuda::kernels::optimizer::{Optimizer, Rule};
 use switchyard_cuda::kernels::{Element, Program, Rows, gradients};
 
 /// An A100, an H100 or H200, a B200, and consumer devices of the same family.
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90a", "sm_100a", "sm_120"];
 
 fn programs() -> Vec<(String, Program)> {
-    let mut programs = vec![
-        ("adamw".to_owned(), AdamW::new(Element::Bf16).unwrap().program()),
-        ("gradients".to_owned(), gradients::program()),
-    ];
+    let mut programs = vec![("gradients".to_owned(), gradients::program())];
+    for rule in [Rule::Sgd, Rule::Adam, Rule::Lamb, Rule::Lars] {
+        programs.push((format!("{rule:?}"), Optimizer { rule, copy: Element::Bf16 }.program()));
+    }
     for (element, name) in [(Element::F32, "f32"), (Element::Bf16, "bf16"), (Element::F16, "f16")] {
         for width in [768, 1024, 1600, 4096] {
             let norm = LayerNorm::new(Rows { element, width, pitch: width }, 1).unwrap();
             programs.push((format!("layer norm {name} {width}"), norm.program()));
         }
+        let gelu = Activation::new(Function::Gelu, Rows { element, width: 3072, pitch: 3072 }, 1).unwrap();
+        programs.push((format!("activation {name} 3072"), gelu.program()));
+        let from_f32 = Elementwise { from: Element::F32, to: element };
+        programs.push((format!("elementwise f32 to {name}"), from_f32.program()));
+        let embedding = Embedding::new(Rows { element, width: 768, pitch: 768 }, 1, 1).unwrap();
+        programs.push((format!("embedding {name} 768"), embedding.program()));
         let loss = CrossEntropy::new(Rows { element, width: 50_257, pitch: 50_304 }, 1).unwrap();
         programs.push((format!("cross entropy {name} 50257"), loss.program()));
     }

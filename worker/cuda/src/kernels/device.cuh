@@ -84,6 +84,30 @@ __device__ inline void store(const float (&from)[PER_VECTOR<T>], T* to) {
     *reinterpret_cast<uint4*>(to) = pack<T>(from);
 }
 
+// Four numbers, for kernels that also read or write four of 32 bits.
+template <class T>
+__device__ inline void load_four(const T* from, float (&to)[4]) {
+    if constexpr (sizeof(T) == 4) {
+        load(from, to);
+    } else {
+        const uint2 raw = *reinterpret_cast<const uint2*>(from);
+        to[0] = widen(T{(unsigned short)raw.x});
+        to[1] = widen(T{(unsigned short)(raw.x >> 16)});
+        to[2] = widen(T{(unsigned short)raw.y});
+        to[3] = widen(T{(unsigned short)(raw.y >> 16)});
+    }
+}
+
+template <class T>
+__device__ inline void store_four(const float (&from)[4], T* to) {
+    if constexpr (sizeof(T) == 4) {
+        store(from, to);
+    } else {
+        *reinterpret_cast<uint2*>(to) =
+            make_uint2(narrow_pair<T>(from[0], from[1]), narrow_pair<T>(from[2], from[3]));
+    }
+}
+
 // The sum over a warp, in the same order every time; all lanes get it.
 __device__ inline float warp_sum(float value) {
 #pragma unroll
@@ -91,6 +115,26 @@ __device__ inline float warp_sum(float value) {
         value += __shfl_xor_sync(ALL_LANES, value, distance);
     }
     return value;
+}
+
+// The sum over a block, in the same order every time; all threads get it. Between two sums of a kernel stands a barrier.
+template <int WARPS>
+__device__ inline double block_sum(double value) {
+    __shared__ double parts[WARPS];
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    }
+    if (threadIdx.x % LANES == 0) {
+        parts[threadIdx.x / LANES] = value;
+    }
+    __syncthreads();
+    double sum = 0.0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) {
+        sum += parts[warp];
+    }
+    return sum;
 }
 
 // What the scaler tells the optimizer: the factor of gradients, and whether the step is left out.

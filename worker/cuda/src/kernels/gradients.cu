@@ -26,25 +26,6 @@ struct Scaler {
     unsigned unused;
 };
 
-// The sum over a block, in the same order every time; all threads get it.
-__device__ inline double block_sum(double value) {
-    __shared__ double parts[WARPS];
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) {
-        value += __shfl_xor_sync(ALL_LANES, value, distance);
-    }
-    if (threadIdx.x % LANES == 0) {
-        parts[threadIdx.x / LANES] = value;
-    }
-    __syncthreads();
-    double sum = 0.0;
-#pragma unroll
-    for (int warp = 0; warp < WARPS; warp++) {
-        sum += parts[warp];
-    }
-    return sum;
-}
-
 // partial: the sum of each block.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_of_squares(const float* gradient, double* partial, unsigned count) {
@@ -73,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const double last = gradient[4 * vectors + threadIdx.x];
         sums[0] += last * last;
     }
-    const double sum = block_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    const double sum = block_sum<WARPS>((sums[0] + sums[1]) + (sums[2] + sums[3]));
     if (threadIdx.x == 0) {
         partial[blockIdx.x] = sum;
     }
@@ -86,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (unsigned part = threadIdx.x; part < parts; part += THREADS) {
         own += partial[part];
     }
-    const double squares = block_sum(own);
+    const double squares = block_sum<WARPS>(own);
     if (threadIdx.x != 0) {
         return;
     }

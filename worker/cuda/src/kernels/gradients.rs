@@ -1,6 +1,6 @@
 //! The norm of all gradients, and the loss scale that follows from it.
 
-use super::adamw::Scaling;
+use super::optimizer::Scaling;
 use super::{Argument, Call, Memory, Program, Source, sizes};
 use crate::error::Error;
 use bytemuck::{Pod, Zeroable};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::time::Instant;
 use switchyard_cuda::find::NVRTC;
 use switchyard_cuda::kernels::Element;
-use switchyard_cuda::kernels::adamw::{AdamW, Arrays, Chunk, Numbers, Scaling, Tables};
+use switchyard_cuda::kernels::optimizer::{Arrays, Chunk, Numbers, Optimizer, Rule, Scaling, Tables};
 use switchyard_cuda::nvrtc::Nvrtc;
 
 const PARAMETERS: usize = 1 << 24;
@@ -26,7 +26,15 @@ const NUMBERS: Numbers = Numbers {
     root: 0.054_744,
     epsilon: 1e-8,
     keep: 0.99999,
+    learning_rate: 0.0,
+    weight_decay: 0.0,
+    trust: 0.0,
+    decay: 0.0,
+    momentum: 0.0,
+    rate: 0.0,
+    nesterov: 0,
 };
+const ADAMW: Optimizer = Optimizer { rule: Rule::Adam, copy: Element::Bf16 };
 const SCALING: Scaling = Scaling { gradient_scale: 0.5, skip: 0 };
 
 pub(super) fn compile(probe: &Probe) -> Result<Value, Outcome> {
@@ -36,7 +44,7 @@ pub(super) fn compile(probe: &Probe) -> Result<Value, Outcome> {
     let architecture = format!("sm_{capability}");
     let nvrtc = nvrtc(probe)?;
     let start = Instant::now();
-    let compiled = AdamW::new(Element::Bf16)?.program().compile(&nvrtc, &architecture)?;
+    let compiled = ADAMW.program().compile(&nvrtc, &architecture)?;
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     Ok(json!({
         "architecture": architecture,
@@ -55,25 +63,27 @@ fn nvrtc(probe: &Probe) -> Result<Nvrtc, Outcome> {
 
 pub(super) fn run(probe: &Probe) -> Result<Value, Outcome> {
     let (context, device) = probe.start()?;
-    let adamw = AdamW::new(Element::Bf16)?;
-    let loaded = context.load(&device, adamw.program(), &nvrtc(probe)?)?;
+    let loaded = context.load(&device, ADAMW.program(), &nvrtc(probe)?)?;
     let mut state = State::new(PARAMETERS);
     let [weight, first, second, gradient] =
         [&state.weight, &state.first, &state.second, &state.gradient].map(|values| context.upload(values));
     let (weight, first, second, gradient) = (weight?, first?, second?, gradient?);
     let copy = context.zeros(2 * PARAMETERS)?;
-    let chunks: Vec<Chunk> =
-        (0..PARAMETERS as u32 / CHUNK).map(|index| Chunk::new(index * CHUNK, CHUNK, true)).collect::<Result<_, _>>()?;
+    let chunks: Vec<Chunk> = (0..PARAMETERS as u32 / CHUNK)
+        .map(|index| Chunk::new(index * CHUNK, CHUNK, true, 0))
+        .collect::<Result<_, _>>()?;
     let (table, numbers, scaling) =
         (context.upload(&chunks)?, context.upload(&[NUMBERS])?, context.upload(&[SCALING])?);
-    let arrays = Arrays { weight: &weight, first: &first, second: &second, gradient: &gradient, copy: &copy };
-    let tables = Tables { chunks: &table, numbers: &numbers, scaling: &scaling };
-    let step = adamw.step(device.multiprocessors as u32 * 8, &chunks, arrays, tables)?;
-    loaded.launch(&step)?;
+    let arrays =
+        Arrays { weight: &weight, first: Some(&first), second: Some(&second), gradient: &gradient, copy: Some(&copy) };
+    let tables = Tables { chunks: &table, numbers: &numbers, scaling: &scaling, squares: None, ratios: None };
+    let steps = ADAMW.step(device.multiprocessors as u32 * 8, &chunks, arrays, tables)?;
+    let launch = || steps.iter().try_for_each(|step| loaded.launch(step));
+    launch()?;
     let got: [Vec<f32>; 3] =
         [weight.download(0..PARAMETERS)?, first.download(0..PARAMETERS)?, second.download(0..PARAMETERS)?];
     let got_copy: Vec<bf16> = copy.download(0..PARAMETERS)?;
-    let seconds = context.time(20, || loaded.launch(&step))?;
+    let seconds = context.time(20, launch)?;
     state.step();
     let wanted = [&state.weight, &state.first, &state.second];
     let worst = got.iter().zip(wanted).map(|(got, wanted)| relative_error(got, wanted)).fold(0.0, f64::max);
@@ -116,7 +126,13 @@ impl State {
     fn step(&mut self) {
         let moments = self.first.iter_mut().zip(&mut self.second);
         for ((weight, gradient), (first, second)) in self.weight.iter_mut().zip(&self.gradient).zip(moments) {
-            NUMBERS.apply(gradient * SCALING.gradient_scale, true, [weight, first, second]);
+            NUMBERS.apply(
+                Rule::Adam,
+                (*gradient, SCALING.gradient_scale),
+                (true, 1.0),
+                weight,
+                [Some(first), Some(second)],
+            );
         }
     }
 }

@@ -1,0 +1,125 @@
+use super::{Device, Module, Number, at_the_floor, compile, line, number, run};
+use half::{bf16, f16};
+use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::elementwise::Elementwise;
+use switchyard_cuda_reference::Counts;
+
+const COUNTS: [usize; 5] = [1, 7, 8, 1031, 4096];
+const SCALE: f32 = 0.3;
+
+fn module<A: Number, B: Number>() -> Option<(Elementwise, Module)> {
+    let elementwise = Elementwise { from: A::ELEMENT, to: B::ELEMENT };
+    Some((elementwise, compile(&elementwise.program())?))
+}
+
+/// Numbers of all sizes, and those that are none; 65,519.99 is the last that is not rounded to infinity in 16 bits.
+fn input<T: Number>(seed: u64, count: usize) -> Vec<T> {
+    const SPECIAL: [f32; 6] = [f32::NAN, f32::INFINITY, -0.0, 1e-7, 65_519.99, 3.0e38];
+    let value = |index: usize| match SPECIAL.get(index % 40) {
+        Some(special) if index > 30 => *special,
+        _ => number(seed, index) * 2f32.powi(index as i32 % 24 - 12),
+    };
+    (0..count).map(|index| T::of(value(index))).collect()
+}
+
+fn same<T: Number>(what: &str, got: &[T], wanted: &[f32]) {
+    assert_eq!(got.len(), wanted.len(), "{what}");
+    for (index, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+        let (got, wanted) = (got.get(), T::of(*wanted).get());
+        let is_same = got.to_bits() == wanted.to_bits() || (got.is_nan() && wanted.is_nan());
+        assert!(is_same, "{what}, number {index}: {got} instead of {wanted}");
+    }
+}
+
+fn wide<T: Number>(values: &[T]) -> Vec<f32> {
+    values.iter().map(|value| value.get() as f32).collect()
+}
+
+/// The bits of a CPU, for all counts and orders; returns the costs of the last: conversion, conversion that adds, sum, fill.
+fn check<A: Number, B: Number>() -> Option<[Counts; 4]> {
+    let (elementwise, module) = module::<A, B>()?;
+    let mut counts = None;
+    for (count, seed) in COUNTS.into_iter().flat_map(|count| (0..super::SEEDS).map(move |seed| (count, seed))) {
+        let what = format!("{} to {}, {count}", A::NAME, B::NAME);
+        let (a, b, old) = (input::<A>(1, count), input::<A>(2, count), input::<B>(3, count));
+        let mut device = Device::default();
+        let (on_a, on_b) = (device.upload("a", &a), device.upload("b", &b));
+        let y = device.allocate("y", count * size_of::<B>());
+        let sums = device.upload("sums", &old);
+        let size = count as u32;
+        let mut play = |call| run(&mut device, &module, &call, seed);
+        let converted = play(elementwise.convert(3, size, on_a, SCALE, y, false).unwrap());
+        let added = play(elementwise.convert(3, size, on_a, SCALE, sums, true).unwrap());
+        let scaled: Vec<f32> = wide(&a).iter().map(|a| a * SCALE).collect();
+        same(&what, &device.download::<B>(y), &scaled);
+        let wanted: Vec<f32> = wide(&old).iter().zip(&scaled).map(|(old, scaled)| old + scaled).collect();
+        same(&format!("{what}, added"), &device.download::<B>(sums), &wanted);
+        let sum = run(&mut device, &module, &elementwise.sum(3, size, [on_a, on_b], y).unwrap(), seed);
+        let wanted: Vec<f32> = wide(&a).iter().zip(wide(&b)).map(|(a, b)| a + b).collect();
+        same(&format!("{what}, sum"), &device.download::<B>(y), &wanted);
+        let filled = run(&mut device, &module, &elementwise.fill(3, size, SCALE, y).unwrap(), seed);
+        same(&format!("{what}, filled"), &device.download::<B>(y), &vec![SCALE; count]);
+        counts = Some([converted, added, sum, filled]);
+    }
+    counts
+}
+
+/// [`check`], and that every number is moved once.
+fn costs<A: Number, B: Number>() -> String {
+    let Some(counts) = check::<A, B>() else { return String::new() };
+    let [from, to] = [size_of::<A>(), size_of::<B>()].map(|size| COUNTS[4] * size);
+    let floors: [&[(&str, [usize; 2])]; 4] = [
+        &[("a", [from, 0]), ("y", [0, to])],
+        &[("a", [from, 0]), ("sums", [to, to])],
+        &[("a", [from, 0]), ("b", [from, 0]), ("y", [0, to])],
+        &[("y", [0, to])],
+    ];
+    let names = ["convert", "convert and add", "sum", "fill"];
+    let lines = counts.iter().zip(floors).zip(names).map(|((counts, floors), name)| {
+        let what = format!("{name}, {} to {} {}", A::NAME, B::NAME, COUNTS[4]);
+        at_the_floor(&what, counts, floors);
+        line(&what, counts)
+    });
+    lines.collect()
+}
+
+#[test]
+fn numbers_have_the_bits_of_the_cpu_and_are_moved_once() {
+    let table = [
+        costs::<f32, f32>(),
+        costs::<f32, bf16>(),
+        costs::<f32, f16>(),
+        costs::<bf16, f32>(),
+        costs::<bf16, bf16>(),
+        costs::<f16, f32>(),
+        costs::<f16, f16>(),
+    ]
+    .concat();
+    if !table.is_empty() {
+        insta::assert_snapshot!("elementwise", table);
+    }
+}
+
+#[test]
+fn a_sum_may_replace_one_of_its_parts() {
+    let Some((elementwise, module)) = module::<bf16, bf16>() else { return };
+    let (a, b) = (input::<bf16>(1, 77), input::<bf16>(2, 77));
+    let mut device = Device::default();
+    let (on_a, on_b) = (device.upload("a", &a), device.upload("b", &b));
+    run(&mut device, &module, &elementwise.sum(2, 77, [on_a, on_b], on_b).unwrap(), 0);
+    let wanted: Vec<f32> = wide(&a).iter().zip(wide(&b)).map(|(a, b)| a + b).collect();
+    same("in place", &device.download::<bf16>(on_b), &wanted);
+}
+
+#[test]
+fn calls_that_do_not_fit_their_memory_are_refused() {
+    let mut device = Device::default();
+    let small = device.allocate("small", 31);
+    let elementwise = Elementwise { from: Element::Bf16, to: Element::F32 };
+    let refused = elementwise.convert(1, 8, small, 1.0, small, false).unwrap_err().to_string();
+    assert_eq!(refused, "convert: y of 31 bytes, expected at least 32");
+    let refused = elementwise.sum(1, 16, [small, small], small).unwrap_err().to_string();
+    assert_eq!(refused, "sum: a of 31 bytes, expected at least 32");
+    let refused = elementwise.fill(1, 8, 0.0, small).unwrap_err().to_string();
+    assert_eq!(refused, "fill: y of 31 bytes, expected at least 32");
+}

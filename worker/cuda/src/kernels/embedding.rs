@@ -1,0 +1,188 @@
+//! Embeddings of tokens, positions and segments, forward and backward.
+
+use super::{Argument, Call, Memory, Program, Rows, Source, sizes};
+use crate::error::Error;
+
+static SOURCE: Source = Source { name: "embedding.cu", text: include_str!("embedding.cu"), arithmetic: "--fmad=false" };
+const THREADS: u32 = 256;
+const WARPS: u32 = THREADS / LANES;
+const LANES: u32 = 32;
+
+/// Embedding of `count` rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Embedding {
+    rows: Rows,
+    count: u32,
+    /// Positions; that of a row is its number modulo this.
+    context: u32,
+}
+
+/// A table, and which of its rows each row of the batch has.
+#[derive(Debug, Clone, Copy)]
+pub struct Lookup<M> {
+    /// One `u32` for each row of the batch. One that is not below `entries` gives a row of NaN.
+    pub numbers: M,
+    /// Rows without padding.
+    pub table: M,
+    pub entries: u32,
+}
+
+/// What backward of a table reads and writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Backward<M> {
+    /// As in [`Lookup`]. One that is not below `entries` changes nothing.
+    pub numbers: M,
+    /// Of these numbers, [`order`].
+    pub order: M,
+    pub dx: M,
+    /// [`Embedding::partial_bytes`].
+    pub partial: M,
+    /// The gradient of the table, `f32`, which is added to.
+    pub gradient: M,
+    pub entries: u32,
+}
+
+/// The rows of a batch in the order of their numbers; those of the same number in their own order.
+pub fn order(numbers: &[u32]) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..).take(numbers.len()).collect();
+    order.sort_by_key(|row| numbers[*row as usize]);
+    order
+}
+
+impl Embedding {
+    /// # Errors
+    /// A width or pitch that the kernels cannot have, or no rows.
+    pub fn new(rows: Rows, count: u32, context: u32) -> Result<Embedding, Error> {
+        rows.check("embedding")?;
+        let vector = 16 / rows.element.bytes() as u32;
+        let most = (1 << 31) / rows.width;
+        if !rows.width.is_multiple_of(vector) || !(1..=most).contains(&count) || !(1..=most).contains(&context) {
+            let text = format!(
+                "{count} rows of width {}, {context} positions, expected a multiple of {vector} and at most 2^31 numbers",
+                rows.width
+            );
+            return Err(Error::refused("embedding", text));
+        }
+        Ok(Embedding { rows, count, context })
+    }
+
+    pub fn program(&self) -> Program {
+        self.rows.program(&SOURCE)
+    }
+
+    /// Size of the sums of runs of rows that backward of a table keeps between its calls.
+    pub fn partial_bytes(&self) -> usize {
+        2 * self.count.div_ceil(LANES) as usize * self.gradient_bytes(1)
+    }
+
+    fn table_bytes(&self, entries: u32) -> usize {
+        entries as usize * self.rows.width as usize * self.rows.element.bytes()
+    }
+
+    fn gradient_bytes(&self, entries: u32) -> usize {
+        entries as usize * self.rows.width as usize * 4
+    }
+
+    fn number_bytes(&self) -> usize {
+        4 * self.count as usize
+    }
+
+    fn call<M>(&self, kernel: &'static str, blocks: u32, arguments: Vec<Argument<M>>) -> Call<M> {
+        Call { program: self.program(), kernel, blocks, threads: THREADS, shared_bytes: 0, arguments }
+    }
+
+    /// Each row of `x` = the row of its token + that of its position + that of its segment. On at most `most` blocks.
+    ///
+    /// # Errors
+    /// Memory that is too small.
+    pub fn forward<M: Memory>(
+        &self,
+        most: u32,
+        tokens: Lookup<M>,
+        positions: M,
+        segments: Option<Lookup<M>>,
+        x: M,
+    ) -> Result<Call<M>, Error> {
+        let mut memory = vec![
+            ("tokens", tokens.numbers, self.number_bytes()),
+            ("token table", tokens.table, self.table_bytes(tokens.entries)),
+            ("positions", positions, self.table_bytes(self.context)),
+            ("x", x, self.rows.bytes(self.count)),
+        ];
+        memory.extend(segments.map(|on| ("segments", on.numbers, self.number_bytes())));
+        memory.extend(segments.map(|on| ("segment table", on.table, self.table_bytes(on.entries))));
+        sizes("embedding", &memory)?;
+        let vectors = self.count * (self.rows.width * self.rows.element.bytes() as u32 / 16);
+        let arguments = vec![
+            Argument::Reads(tokens.numbers),
+            Argument::Reads(tokens.table),
+            Argument::Int(tokens.entries),
+            Argument::Reads(positions),
+            Argument::Int(self.context),
+            segments.map_or(Argument::Absent, |on| Argument::Reads(on.numbers)),
+            segments.map_or(Argument::Absent, |on| Argument::Reads(on.table)),
+            Argument::Int(segments.map_or(0, |on| on.entries)),
+            Argument::Writes(x),
+            Argument::Int(self.count),
+        ];
+        Ok(self.call("embedding", vectors.div_ceil(THREADS).min(most).max(1), arguments))
+    }
+
+    /// Adds each row of `dx` to its row of the gradient of a table, in two calls, on at most `most` blocks. The number of blocks changes
+    /// no bit.
+    ///
+    /// # Errors
+    /// Memory that is too small.
+    pub fn backward<M: Memory>(&self, most: u32, on: Backward<M>) -> Result<[Call<M>; 2], Error> {
+        let Backward { numbers, order, dx, partial, gradient, entries } = on;
+        let memory = [
+            ("numbers", numbers, self.number_bytes()),
+            ("order", order, self.number_bytes()),
+            ("dx", dx, self.rows.bytes(self.count)),
+            ("partial", partial, self.partial_bytes()),
+            ("gradient", gradient, self.gradient_bytes(entries)),
+        ];
+        sizes("embedding_gradient", &memory)?;
+        let items = self.count.div_ceil(LANES) * (self.rows.width / 4).div_ceil(LANES);
+        let rows = vec![
+            Argument::Reads(numbers),
+            Argument::Reads(order),
+            Argument::Reads(dx),
+            Argument::Writes(partial),
+            Argument::Updates(gradient),
+            Argument::Int(entries),
+            Argument::Int(self.count),
+        ];
+        let runs = vec![
+            Argument::Reads(numbers),
+            Argument::Reads(order),
+            Argument::Reads(partial),
+            Argument::Updates(gradient),
+            Argument::Int(entries),
+            Argument::Int(self.count),
+        ];
+        Ok([
+            self.call("embedding_gradient", items.div_ceil(WARPS).min(most).max(1), rows),
+            self.call("embedding_runs", items.min(most).max(1), runs),
+        ])
+    }
+
+    /// The gradient of the positions, `f32`: the sum over all sequences; `add`: what is in it stays in the sum. On at most `most` blocks.
+    ///
+    /// # Errors
+    /// Memory that is too small.
+    pub fn positions<M: Memory>(&self, most: u32, dx: M, gradient: M, add: bool) -> Result<Call<M>, Error> {
+        let memory =
+            [("dx", dx, self.rows.bytes(self.count)), ("gradient", gradient, self.gradient_bytes(self.context))];
+        sizes("embedding_positions", &memory)?;
+        let blocks = (self.context * (self.rows.width / 4)).div_ceil(THREADS).min(most).max(1);
+        let arguments = vec![
+            Argument::Reads(dx),
+            if add { Argument::Updates(gradient) } else { Argument::Writes(gradient) },
+            Argument::Int(self.context),
+            Argument::Int(self.count),
+            Argument::Int(add.into()),
+        ];
+        Ok(self.call("embedding_positions", blocks, arguments))
+    }
+}
