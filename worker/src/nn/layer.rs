@@ -1,5 +1,6 @@
 //! What a layer is, and what it gets when it runs.
 
+use super::form::Form;
 use super::layout::{GradientSink, Layout};
 use crate::cpu::{Cpu, Gemm, Values, ValuesMut};
 use crate::data::Batch;
@@ -15,6 +16,11 @@ pub const INPUTS: usize = 3;
 pub trait Layer: Send {
     /// Kind of operation, for profiles: `Linear`, `LayerNorm`.
     fn kind(&self) -> &'static str;
+
+    /// What the layer computes, for devices that are not CPUs. They refuse a layer that has no form.
+    fn form(&self) -> Form {
+        Form::Own
+    }
 
     /// Memory and inputs that the layer needs. `cpu` is what it will run on.
     fn needs(&self, cpu: &Cpu) -> Needs;

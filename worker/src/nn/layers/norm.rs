@@ -4,7 +4,8 @@ use crate::cpu::Cpu;
 use crate::cpu::ops::{self, batch_norm_partials_len, partials_len};
 use crate::cpu::values::with_format;
 use crate::nn::{
-    Backward, Flow, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Parameter, Role, Statistics, Tensor,
+    Backward, Flow, Form, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Parameter, Role, Statistics,
+    Tensor,
 };
 
 /// `NAME.weight` and `NAME.bias`, with one number per channel.
@@ -33,14 +34,21 @@ impl LayerNorm {
     }
 }
 
-struct RowNorm {
-    rows: usize,
-    width: usize,
+/// Layer normalisation of `[rows, width]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RowNorm {
+    pub rows: usize,
+    pub width: usize,
 }
 
 impl Layer for RowNorm {
     fn kind(&self) -> &'static str {
         "LayerNorm"
+    }
+
+    fn form(&self) -> Form {
+        Form::LayerNorm(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {
@@ -140,16 +148,25 @@ impl BatchNorm {
     }
 }
 
-struct ChannelNorm {
-    rows: usize,
-    channels: usize,
-    residual: bool,
-    relu: bool,
+/// Batch normalisation of `[rows, channels]`: `y = rectifier(normalised x + residual)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChannelNorm {
+    /// Pixels of all images.
+    pub rows: usize,
+    pub channels: usize,
+    /// The second input.
+    pub residual: bool,
+    pub relu: bool,
 }
 
 impl Layer for ChannelNorm {
     fn kind(&self) -> &'static str {
         "BatchNorm"
+    }
+
+    fn form(&self) -> Form {
+        Form::BatchNorm(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {

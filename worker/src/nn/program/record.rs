@@ -92,7 +92,7 @@ impl Recorder<'_> {
         writes.extend(in_arena(&places.saved, Content::Saved(name())));
         writes.extend(in_arena(&places.kept, Content::Kept(name())));
         writes.extend(in_arena(&places.scratch, Content::Scratch(name())));
-        self.push(Lane::Compute, Work::Forward(name()), reads, writes);
+        self.push(Lane::Compute, Work::Forward(name(), node.layer.form()), reads, writes);
     }
 
     /// `adds`: to the gradients of earlier micro-batches.
@@ -141,7 +141,7 @@ impl Recorder<'_> {
             reads.extend((adds || written).then(|| self.weight_gradient(ordinal)));
             writes.push(self.weight_gradient(ordinal));
         }
-        self.push(Lane::Compute, Work::Backward(name()), reads, writes);
+        self.push(Lane::Compute, Work::Backward(name(), node.layer.form()), reads, writes);
         for (reads, writes) in passes {
             self.push(Lane::Compute, Work::Pass(name()), reads, writes);
         }
