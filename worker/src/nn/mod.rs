@@ -12,16 +12,16 @@
 //! step is written down, and checked, by [`program`]. What a layer computes is its [`Form`], which a device reads instead of the
 //! layer's code; a layer without one runs on CPUs only.
 
-mod arena;
+pub(crate) mod arena;
 mod error;
 mod form;
-mod graph;
+pub(crate) mod graph;
 mod layer;
 pub mod layers;
 mod layout;
 mod memory;
 mod network;
-mod plan;
+pub(crate) mod plan;
 pub mod program;
 
 pub use error::ModelError;

@@ -1,0 +1,210 @@
+//! How a GPU computes each form: what it needs, and its launches forward and backward.
+
+use super::launch::{Matrix, Memory, Product, Span, Work};
+use super::plan::{Computed, Target};
+use super::refused::Reason;
+use crate::cpu::Format;
+use crate::nn::arena::Region;
+use crate::nn::layers::{self, Loss, RowNorm};
+use crate::nn::plan::{Mode, NodePlan};
+use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
+use switchyard_cuda::kernels::cross_entropy::{self, CrossEntropy};
+use switchyard_cuda::kernels::layer_norm::{self, LayerNorm};
+use switchyard_cuda::kernels::{self, Element, Rows};
+
+/// What a form needs on a GPU.
+///
+/// # Errors
+/// No kernel computes it.
+pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs, Reason> {
+    let missing = |what: &str| Err(Reason::Missing(what.to_owned()));
+    let first = [true, false, false];
+    match form {
+        Form::Features(_) if format == Format::F32 => Ok(Needs::default()),
+        Form::Features(_) => missing("features in 16 bits"),
+        Form::Product(product) if product.bias || product.activation.is_some() => missing("bias and activation"),
+        Form::Product(_) => {
+            Ok(Needs { inputs: first, flow: [Flow::Accumulate, Flow::InPlace, Flow::Write], ..Needs::default() })
+        }
+        Form::LayerNorm(norm) => Ok(Needs {
+            inputs: first,
+            saved: 2 * norm.rows,
+            backward_scratch: layer_norm(norm, format)?.partial_bytes(target.blocks) / FLOAT,
+            flow: [Flow::Accumulate; INPUTS],
+            ..Needs::default()
+        }),
+        // Loss and gradient come from one kernel, in backward.
+        Form::CrossEntropy(_) => Ok(Needs { flow: [Flow::OverInput; INPUTS], ..Needs::default() }),
+        other => missing(&other.to_string()),
+    }
+}
+
+/// Bytes of a number in 32 bits.
+const FLOAT: usize = size_of::<f32>();
+
+fn element(format: Format) -> Element {
+    match format {
+        Format::F32 => Element::F32,
+        Format::Bf16 => Element::Bf16,
+        Format::F16 => Element::F16,
+    }
+}
+
+/// Sizes of kernels have 32 bits.
+fn size(number: usize) -> Result<u32, Reason> {
+    u32::try_from(number).map_err(|_| Reason::Missing(format!("a size of {number}")))
+}
+
+fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
+    let width = size(width)?;
+    Ok(Rows { element: element(format), width, pitch: width })
+}
+
+fn layer_norm(norm: &RowNorm, format: Format) -> Result<LayerNorm, Reason> {
+    Ok(LayerNorm::new(rows(norm.width, format)?, size(norm.rows)?)?)
+}
+
+/// Makes the launches of one layer after another.
+pub(super) struct Lowering<'a, M> {
+    pub target: Target,
+    pub format: Format,
+    pub layout: &'a Layout,
+    pub place: &'a dyn Fn(Span) -> M,
+    /// To the gradients of earlier micro-batches.
+    pub adds: bool,
+    /// Those of the current layer.
+    pub works: Vec<Work<M>>,
+}
+
+impl<M: kernels::Memory> Lowering<'_, M> {
+    pub fn forward(&mut self, form: &Form, places: &NodePlan) -> Result<(), Reason> {
+        match form {
+            Form::Features(features) => {
+                let from = self.floats(Memory::Values, 0, features.rows * features.width);
+                let to = self.arena(&places.output);
+                self.works.push(Work::Copy { from, to });
+            }
+            Form::Product(product) => {
+                let result = self.arena(&places.output);
+                if product.residual {
+                    let from = self.arena(&places.inputs[1]);
+                    self.works.push(Work::Copy { from, to: result });
+                }
+                let x = self.matrix(&places.inputs[0], product.rows, product.inputs);
+                let right = self.weight(product, places).transposed();
+                let (format, adds) = (self.format, product.residual);
+                self.works.push(Work::Product(Product { left: x, right, result, format, adds }));
+            }
+            Form::LayerNorm(norm) => {
+                let parameters = [0, 1].map(|index| self.parameter(Memory::Weights, places.ordinals[index]));
+                let [x, y, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
+                let call = layer_norm(norm, self.format)?.forward(self.target.blocks, x, parameters, y, saved)?;
+                self.works.push(Work::Kernel(call));
+            }
+            // See `needs`: a loss is computed in backward, and everything else is refused.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub fn backward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+        match &computed.form {
+            Form::Product(product) => self.product_backward(product, places),
+            Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
+            Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
+            _ => {}
+        }
+        for pass in &places.passes {
+            if pass.add {
+                return Err(Reason::Missing("a sum of gradients".to_owned()));
+            }
+            let (from, to) = (self.arena(&pass.from), self.arena(&pass.to));
+            self.works.push(Work::Copy { from, to });
+        }
+        Ok(())
+    }
+
+    fn product_backward(&mut self, product: &layers::Product, places: &NodePlan) {
+        let dy = self.matrix(&places.d_output, product.rows, product.outputs);
+        let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
+        let (result, adds) = self.gradient(places, 0);
+        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, format: Format::F32, adds }));
+        if let Mode::Write | Mode::Add = places.modes[0] {
+            let result = self.arena(&places.d_inputs[0]);
+            let (format, adds) = (self.format, places.modes[0] == Mode::Add);
+            let right = self.weight(product, places);
+            self.works.push(Work::Product(Product { left: dy, right, result, format, adds }));
+        }
+    }
+
+    fn layer_norm_backward(&mut self, norm: &RowNorm, places: &NodePlan) -> Result<(), Reason> {
+        if places.modes[0] == Mode::None {
+            return Err(Reason::Missing("a layer norm of what no parameter has changed".to_owned()));
+        }
+        let blocks = self.target.blocks;
+        let call = layer_norm(norm, self.format)?;
+        let [dy, x, saved, dx, partial] = [
+            &places.d_output,
+            &places.backward_inputs[0],
+            &places.saved,
+            &places.d_inputs[0],
+            &places.backward_scratch,
+        ]
+        .map(|place| self.arena(place));
+        let gamma = self.parameter(Memory::Weights, places.ordinals[0]);
+        let on = layer_norm::Backward { dy, x, gamma, saved, dx, partial };
+        self.works.push(Work::Kernel(call.backward(blocks, on, places.modes[0] == Mode::Add)?));
+        let ((d_gamma, adds), (d_beta, _)) = (self.gradient(places, 0), self.gradient(places, 1));
+        self.works.push(Work::Kernel(call.parameters(blocks, partial, [d_gamma, d_beta], adds)?));
+        Ok(())
+    }
+
+    fn cross_entropy(&mut self, loss: &Loss, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+        let call = CrossEntropy::new(rows(loss.classes, self.format)?, size(loss.rows)?)?;
+        let on = cross_entropy::On {
+            logits: self.arena(&places.d_inputs[0]),
+            targets: self.floats(Memory::Targets(loss.options.target), 0, loss.rows),
+            losses: self.floats(Memory::Losses, computed.row, loss.rows),
+            correct: self.floats(Memory::Correct, computed.row, loss.rows),
+            scale: self.floats(Memory::Factors, computed.loss, 1),
+        };
+        let Target { blocks, shared_bytes } = self.target;
+        self.works.push(Work::Kernel(call.call(blocks, shared_bytes, on, loss.smoothing)?));
+        Ok(())
+    }
+
+    /// Of numbers of 32 bits.
+    fn floats(&self, memory: Memory, from: usize, len: usize) -> M {
+        (self.place)(Span { memory, at: FLOAT * from, bytes: FLOAT * len })
+    }
+
+    fn arena(&self, place: &Region) -> M {
+        (self.place)(Span { memory: Memory::Arena, at: place.offset, bytes: place.bytes() })
+    }
+
+    fn matrix(&self, place: &Region, rows: usize, columns: usize) -> Matrix<M> {
+        Matrix { memory: self.arena(place), rows, columns, format: place.format, is_transposed: false }
+    }
+
+    /// A parameter or its gradient, in 32 bits.
+    fn parameter(&self, memory: Memory, ordinal: usize) -> M {
+        let parameter = &self.layout.parameters[ordinal];
+        self.floats(memory, parameter.offset, parameter.len)
+    }
+
+    /// The matrix of a product in the format that is computed with.
+    fn weight(&self, product: &layers::Product, places: &NodePlan) -> Matrix<M> {
+        let parameter = &self.layout.parameters[places.ordinals[0]];
+        let (rows, columns, format) = (product.outputs, product.inputs, self.format);
+        let memory = if format == Format::F32 { Memory::Weights } else { Memory::Half };
+        let (at, bytes) = (format.size() * parameter.offset, format.size() * parameter.len);
+        let memory = (self.place)(Span { memory, at, bytes });
+        Matrix { memory, rows, columns, format, is_transposed: false }
+    }
+
+    /// The gradient of a layer's parameter, and whether to add to what it holds.
+    fn gradient(&self, places: &NodePlan, index: usize) -> (M, bool) {
+        let adds = self.adds || places.written[index];
+        (self.parameter(Memory::Gradients, places.ordinals[index]), adds)
+    }
+}
