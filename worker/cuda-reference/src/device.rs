@@ -33,6 +33,7 @@ impl kernels::Memory for Span {
 fn bytes(argument: Argument<Span>) -> Vec<u8> {
     match argument {
         Argument::Reads(span) | Argument::Writes(span) | Argument::Updates(span) => span.address.to_le_bytes().into(),
+        Argument::Absent => 0u64.to_le_bytes().into(),
         Argument::Int(value) => value.to_le_bytes().into(),
         Argument::Float(value) => value.to_le_bytes().into(),
     }
@@ -161,7 +162,7 @@ impl Device {
                 Argument::Reads(span) => (span, true, false),
                 Argument::Writes(span) => (span, false, true),
                 Argument::Updates(span) => (span, true, true),
-                Argument::Int(_) | Argument::Float(_) => continue,
+                Argument::Absent | Argument::Int(_) | Argument::Float(_) => continue,
             };
             let range = span.address..span.address + span.bytes as u64;
             if let Some(index) = self.memory.holding(span.address, span.bytes, 0)

@@ -175,6 +175,17 @@ fn an_access_beside_the_declared_part_of_an_allocation_is_found() {
 }
 
 #[test]
+fn a_kernel_that_touches_what_is_absent_is_found() {
+    let Some(module) = module() else { return };
+    let mut device = Device::default();
+    let y = device.upload("y", &[0.0f32; 256]);
+    let arguments = [Argument::Absent, Argument::Updates(y), Argument::Int(32)];
+    let launch = Launch { kernel: "mask", blocks: 1, threads: 32, shared_bytes: 0, arguments: &arguments, seed: 0 };
+    let Err(LaunchError::Found(found)) = device.launch(module, &launch) else { panic!("not found") };
+    assert!(matches!(&found.fault, Fault::OutOfBounds { what: "reads", .. }), "{found}");
+}
+
+#[test]
 fn a_kernel_that_does_not_end_is_found() {
     let Some(found) = finding(&Case("endless", 1, 32, 0)) else { return };
     assert!(matches!(found.fault, Fault::Endless(_)), "{found}");

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
+#[path = "kernels/activation.rs"]
+mod activation;
 #[path = "kernels/adamw.rs"]
 mod adamw;
 #[path = "kernels/cross_entropy.rs"]

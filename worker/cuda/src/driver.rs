@@ -340,6 +340,7 @@ impl Loaded<'_> {
         // The driver reads as many bytes as the kernel declares; eight are enough for every kind.
         let value = |argument: &Argument<&Buffer<'_>>| match argument {
             Argument::Reads(memory) | Argument::Writes(memory) | Argument::Updates(memory) => memory.address,
+            Argument::Absent => 0,
             Argument::Float(value) => value.to_bits().into(),
             Argument::Int(value) => u64::from(*value),
         };

@@ -1,4 +1,5 @@
 use super::nvrtc::nvrtc;
+use switchyard_cuda::kernels::activation::{Activation, Function};
 use switchyard_cuda::kernels::adamw::AdamW;
 use switchyard_cuda::kernels::cross_entropy::CrossEntropy;
 use switchyard_cuda::kernels::layer_norm::LayerNorm;
@@ -17,6 +18,8 @@ fn programs() -> Vec<(String, Program)> {
             let norm = LayerNorm::new(Rows { element, width, pitch: width }, 1).unwrap();
             programs.push((format!("layer norm {name} {width}"), norm.program()));
         }
+        let gelu = Activation::new(Function::Gelu, Rows { element, width: 3072, pitch: 3072 }, 1).unwrap();
+        programs.push((format!("activation {name} 3072"), gelu.program()));
         let loss = CrossEntropy::new(Rows { element, width: 50_257, pitch: 50_304 }, 1).unwrap();
         programs.push((format!("cross entropy {name} 50257"), loss.program()));
     }

@@ -1,8 +1,7 @@
 // Layer norm of rows of WIDTH numbers of type ELEMENT that lie PITCH apart (a multiple of 16 bytes). One warp, or several for wide rows, holds
 // a whole row in registers, so the row is read once. Compiled for each width: guards at the end of the row vanish where it is a multiple.
-#include "device.cuh"
+#include "rows.cuh"
 
-constexpr int N = PER_VECTOR<ELEMENT>;
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / LANES;
 // Warps of a row: a lane that held more than 32 numbers of it would spill in backward.
@@ -47,41 +46,6 @@ __device__ inline void row_sums(float (&values)[COUNT], RowSums<COUNT>& sums, in
         }
     }
     turn ^= 1;
-}
-
-// Reads a thread's part of a row; zeros beyond its end.
-template <class T, int COUNT>
-__device__ inline void read(const T* from, int at, float (&to)[COUNT]) {
-    constexpr int AT_ONCE = PER_VECTOR<T>;
-    if (at + COUNT <= WIDTH) {
-#pragma unroll
-        for (int part = 0; part < COUNT; part += AT_ONCE) {
-            float values[AT_ONCE];
-            load(from + at + part, values);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                to[part + i] = values[i];
-            }
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            to[i] = at + i < WIDTH ? widen(from[at + i]) : 0.0f;
-        }
-    }
-}
-
-__device__ inline void write(const float (&from)[N], ELEMENT* to, int at) {
-    if (at + N <= WIDTH) {
-        store(from, to + at);
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            if (at + i < WIDTH) {
-                narrow(from[i], to + at + i);
-            }
-        }
-    }
 }
 
 // Numbers of columns in shared memory. Where a column lies, a thread's vectors and a row's consecutive numbers both use all banks.

@@ -4,6 +4,7 @@
 //! engine. They include nothing of NVIDIA, so no header must be found on a machine. A program is compiled for the widths of a model, which
 //! are constants in it. A [`Call`] is data: a device launches it, the executor runs it, and it says what it reads and writes.
 
+pub mod activation;
 pub mod adamw;
 pub mod cross_entropy;
 pub mod gradients;
@@ -12,8 +13,8 @@ pub mod layer_norm;
 use crate::error::Error;
 use crate::nvrtc::{Compiled, Nvrtc};
 
-/// The header of all sources.
-pub(crate) const HEADER: (&str, &str) = ("device.cuh", include_str!("device.cuh"));
+/// What the sources include.
+const HEADERS: [(&str, &str); 2] = [("device.cuh", include_str!("device.cuh")), ("rows.cuh", include_str!("rows.cuh"))];
 
 /// A source, and how it is compiled.
 #[derive(Debug, PartialEq, Eq)]
@@ -101,7 +102,7 @@ impl Program {
         // Costs nothing at run time: profilers and the executor name lines. The log then has registers and spills.
         options.extend(["-lineinfo", "--ptxas-options=-v"].map(str::to_owned));
         options.extend(self.definitions.iter().cloned());
-        nvrtc.compile((self.source.name, self.source.text), &[HEADER], &options)
+        nvrtc.compile((self.source.name, self.source.text), &HEADERS, &options)
     }
 }
 
@@ -117,6 +118,8 @@ pub enum Argument<M> {
     Writes(M),
     /// Reads and writes.
     Updates(M),
+    /// Memory that the kernel goes without: a null pointer.
+    Absent,
     Int(u32),
     Float(f32),
 }

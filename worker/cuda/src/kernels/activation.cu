@@ -1,0 +1,171 @@
+// What follows a product of matrices, on rows of WIDTH numbers of type ELEMENT that lie PITCH apart: bias and activation; and backward,
+// in place on the gradient, with the column sums that are the gradient of the bias. A thread keeps to the same columns in all its rows.
+#include "rows.cuh"
+
+enum Function { NONE, RELU, GELU, TANH };
+
+constexpr int THREADS = 256;
+constexpr int VECTORS = (WIDTH + N - 1) / N;
+// Threads of a row: a power of two, so that narrow rows share a warp.
+__device__ constexpr int across(int threads) { return threads < LANES && threads < VECTORS ? across(2 * threads) : threads; }
+constexpr int ROW_THREADS = across(1);
+constexpr int ROWS_AT_ONCE = THREADS / ROW_THREADS;
+// Columns of a block.
+constexpr int TILE = ROW_THREADS * N;
+constexpr int TILES = (WIDTH + TILE - 1) / TILE;
+
+// GELU in the form with tanh: x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+constexpr float TWICE = 1.5957692f;  // 2 sqrt(2 / pi)
+constexpr float CUBIC = 0.044715f;
+
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+__device__ inline float sigmoid_of_2u(float x) { return sigmoid(x * (TWICE + TWICE * CUBIC * (x * x))); }
+
+__device__ inline float value(float x) {
+    if constexpr (FUNCTION == RELU) {
+        // NaN stays NaN.
+        return x < 0.0f ? 0.0f : x;
+    } else if constexpr (FUNCTION == GELU) {
+        return x * sigmoid_of_2u(x);
+    } else if constexpr (FUNCTION == TANH) {
+        // Not tanhf: fast arithmetic makes an instruction of it that is right to 11 bits.
+        return 2.0f * sigmoid(2.0f * x) - 1.0f;
+    } else {
+        return x;
+    }
+}
+
+// The gradient before the function. kept: what forward kept, the argument (GELU) or the result.
+__device__ inline float gradient(float kept, float dy) {
+    if constexpr (FUNCTION == RELU) {
+        // A choice and no product: infinity times 0 would be NaN.
+        return kept <= 0.0f ? 0.0f : dy;
+    } else if constexpr (FUNCTION == GELU) {
+        const float s = sigmoid_of_2u(kept);
+        const float slope = TWICE + 3.0f * TWICE * CUBIC * (kept * kept);
+        return dy * (s + kept * s * (1.0f - s) * slope);
+    } else if constexpr (FUNCTION == TANH) {
+        return dy * (1.0f - kept * kept);
+    } else {
+        return dy;
+    }
+}
+
+// Numbers of columns, four by four; the second four of a thread lie on other banks than the first.
+struct Columns {
+    float4 fours[N / 4][THREADS + LANES / 8];
+};
+
+__device__ inline void keep(const float (&from)[N], Columns& to) {
+#pragma unroll
+    for (int part = 0; part < N / 4; part++) {
+        to.fours[part][threadIdx.x] =
+            make_float4(from[4 * part], from[4 * part + 1], from[4 * part + 2], from[4 * part + 3]);
+    }
+}
+
+// What stands in the place of the block's first row.
+__device__ inline void first_row(const Columns& from, int place, float (&to)[N]) {
+#pragma unroll
+    for (int part = 0; part < N / 4; part++) {
+        const float4 four = from.fours[part][place];
+        to[4 * part] = four.x;
+        to[4 * part + 1] = four.y;
+        to[4 * part + 2] = four.z;
+        to[4 * part + 3] = four.w;
+    }
+}
+
+// y = function(x + bias); kept gets x + bias. bias and kept may be absent; y and kept may be x.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation(const ELEMENT* x, const float* bias, ELEMENT* kept, ELEMENT* y, unsigned rows) {
+    __shared__ Columns held;
+    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    float shift[N] = {};
+    if (bias != nullptr) {
+        const int four = threadIdx.x;
+        if (four < TILE / 4) {
+            float part[4];
+            read(bias, first + 4 * four, part);
+            held.fours[four % (N / 4)][four / (N / 4)] = make_float4(part[0], part[1], part[2], part[3]);
+        }
+        __syncthreads();
+        first_row(held, place, shift);
+    }
+    const unsigned stride = gridDim.x / TILES * ROWS_AT_ONCE;
+    for (unsigned row = blockIdx.x / TILES * ROWS_AT_ONCE + own; row < rows; row += stride) {
+        const size_t start = (size_t)row * PITCH;
+        float values[N];
+        read(x + start, column, values);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            values[i] += shift[i];
+        }
+        if (kept != nullptr) {
+            write(values, kept + start, column);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            values[i] = value(values[i]);
+        }
+        write(values, y + start, column);
+    }
+}
+
+// dy becomes the gradient before the function. partial: for each block of the same columns its sums, WIDTH numbers; may be absent.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation_backward(const ELEMENT* kept, ELEMENT* dy, float* partial, unsigned rows) {
+    __shared__ Columns held;
+    const int place = threadIdx.x % ROW_THREADS, own = threadIdx.x / ROW_THREADS;
+    const int first = blockIdx.x % TILES * TILE, column = first + place * N;
+    const unsigned part = blockIdx.x / TILES, stride = gridDim.x / TILES * ROWS_AT_ONCE;
+    float sums[N] = {};
+    for (unsigned row = part * ROWS_AT_ONCE + own; row < rows; row += stride) {
+        const size_t start = (size_t)row * PITCH;
+        float values[N], before[N] = {};
+        read(dy + start, column, values);
+        if constexpr (FUNCTION != NONE) {
+            read(kept + start, column, before);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            values[i] = gradient(before[i], values[i]);
+            sums[i] += values[i];
+        }
+        if constexpr (FUNCTION != NONE) {
+            write(values, dy + start, column);
+        }
+    }
+    if (partial == nullptr) {
+        return;
+    }
+    keep(sums, held);
+    __syncthreads();
+    // The threads of one row after those of another: the order of the sum is the same every time.
+    if (threadIdx.x < TILE) {
+        const int at = threadIdx.x;
+        float sum = 0.0f;
+        for (int row = 0; row < ROWS_AT_ONCE; row++) {
+            sum += reinterpret_cast<const float*>(&held.fours[at % N / 4][row * ROW_THREADS + at / N])[at % 4];
+        }
+        if (first + at < WIDTH) {
+            partial[(size_t)part * WIDTH + first + at] = sum;
+        }
+    }
+}
+
+// Sums the partial sums of all blocks, in their order. add: the gradient is added to.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    activation_bias(const float* partial, float* d_bias, unsigned parts, unsigned add) {
+    const unsigned i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= WIDTH) {
+        return;
+    }
+    float sum = 0.0f;
+    for (unsigned part = 0; part < parts; part++) {
+        sum += partial[(size_t)part * WIDTH + i];
+    }
+    d_bias[i] = add != 0 ? d_bias[i] + sum : sum;
+}
