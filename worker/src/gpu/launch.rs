@@ -117,13 +117,13 @@ impl<M: Copy> Work<M> {
 fn read<M>(argument: Argument<M>) -> Option<M> {
     match argument {
         Argument::Reads(memory) | Argument::Updates(memory) => Some(memory),
-        Argument::Writes(_) | Argument::Int(_) | Argument::Float(_) => None,
+        Argument::Writes(_) | Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
     }
 }
 
 fn written<M>(argument: Argument<M>) -> Option<M> {
     match argument {
         Argument::Writes(memory) | Argument::Updates(memory) => Some(memory),
-        Argument::Reads(_) | Argument::Int(_) | Argument::Float(_) => None,
+        Argument::Reads(_) | Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
     }
 }

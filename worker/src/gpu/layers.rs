@@ -5,9 +5,10 @@ use super::plan::{Computed, Target};
 use super::refused::Reason;
 use crate::cpu::Format;
 use crate::nn::arena::Region;
-use crate::nn::layers::{self, Loss, RowNorm};
+use crate::nn::layers::{self, Activation, Loss, RowNorm};
 use crate::nn::plan::{Mode, NodePlan};
 use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
+use switchyard_cuda::kernels::activation::{self, Function};
 use switchyard_cuda::kernels::cross_entropy::{self, CrossEntropy};
 use switchyard_cuda::kernels::layer_norm::{self, LayerNorm};
 use switchyard_cuda::kernels::{self, Element, Rows};
@@ -22,9 +23,17 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
     match form {
         Form::Features(_) if format == Format::F32 => Ok(Needs::default()),
         Form::Features(_) => missing("features in 16 bits"),
-        Form::Product(product) if product.bias || product.activation.is_some() => missing("bias and activation"),
-        Form::Product(_) => {
-            Ok(Needs { inputs: first, flow: [Flow::Accumulate, Flow::InPlace, Flow::Write], ..Needs::default() })
+        Form::Product(product) => {
+            let after = activation(product, format)?.filter(|_| product.bias);
+            Ok(Needs {
+                inputs: first,
+                // GELU needs its argument; for the others the output is enough.
+                output: matches!(product.activation, Some(Activation::Relu | Activation::Tanh)),
+                kept: if product.activation == Some(Activation::Gelu) { product.rows * product.outputs } else { 0 },
+                backward_scratch: after.map_or(0, |after| after.partial_bytes(target.blocks) / FLOAT),
+                flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
+                ..Needs::default()
+            })
         }
         Form::LayerNorm(norm) => Ok(Needs {
             inputs: first,
@@ -60,6 +69,20 @@ fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
     Ok(Rows { element: element(format), width, pitch: width })
 }
 
+/// What follows a product; `None` if nothing does.
+fn activation(product: &layers::Product, format: Format) -> Result<Option<activation::Activation>, Reason> {
+    if !product.bias && product.activation.is_none() {
+        return Ok(None);
+    }
+    let function = match product.activation {
+        None => Function::Identity,
+        Some(Activation::Relu) => Function::Relu,
+        Some(Activation::Gelu) => Function::Gelu,
+        Some(Activation::Tanh) => Function::Tanh,
+    };
+    Ok(Some(activation::Activation::new(function, rows(product.outputs, format)?, size(product.rows)?)?))
+}
+
 fn layer_norm(norm: &RowNorm, format: Format) -> Result<LayerNorm, Reason> {
     Ok(LayerNorm::new(rows(norm.width, format)?, size(norm.rows)?)?)
 }
@@ -84,17 +107,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 let to = self.arena(&places.output);
                 self.works.push(Work::Copy { from, to });
             }
-            Form::Product(product) => {
-                let result = self.arena(&places.output);
-                if product.residual {
-                    let from = self.arena(&places.inputs[1]);
-                    self.works.push(Work::Copy { from, to: result });
-                }
-                let x = self.matrix(&places.inputs[0], product.rows, product.inputs);
-                let right = self.weight(product, places).transposed();
-                let (format, adds) = (self.format, product.residual);
-                self.works.push(Work::Product(Product { left: x, right, result, format, adds }));
-            }
+            Form::Product(product) => self.product(product, places)?,
             Form::LayerNorm(norm) => {
                 let parameters = [0, 1].map(|index| self.parameter(Memory::Weights, places.ordinals[index]));
                 let [x, y, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
@@ -109,7 +122,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     pub fn backward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
-            Form::Product(product) => self.product_backward(product, places),
+            Form::Product(product) => self.product_backward(product, places)?,
             Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
             Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
             _ => {}
@@ -124,7 +137,44 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         Ok(())
     }
 
-    fn product_backward(&mut self, product: &layers::Product, places: &NodePlan) {
+    fn product(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+        let y = self.arena(&places.output);
+        let is_gelu = product.activation == Some(Activation::Gelu);
+        let result = if is_gelu { self.arena(&places.kept) } else { y };
+        if product.residual {
+            let from = self.arena(&places.inputs[1]);
+            self.works.push(Work::Copy { from, to: result });
+        }
+        let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
+        let right = self.weight(product, places).transposed();
+        let (format, adds) = (self.format, product.residual);
+        self.works.push(Work::Product(Product { left, right, result, format, adds }));
+        if let Some(after) = activation(product, self.format)? {
+            let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
+            // Without a bias the product is what is kept.
+            let kept = bias.filter(|_| is_gelu).map(|_| result);
+            let on = activation::Forward { x: result, bias, kept, y };
+            self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
+        }
+        Ok(())
+    }
+
+    fn product_backward(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+        if let Some(after) = activation(product, self.format)? {
+            let blocks = self.target.blocks;
+            let dy = self.arena(&places.d_output);
+            let kept = match product.activation {
+                None => dy,
+                Some(Activation::Gelu) => self.arena(&places.kept),
+                Some(Activation::Relu | Activation::Tanh) => self.arena(&places.backward_output),
+            };
+            let partial = product.bias.then(|| self.arena(&places.backward_scratch));
+            self.works.push(Work::Kernel(after.backward(blocks, activation::Backward { kept, dy, partial })?));
+            if let Some(partial) = partial {
+                let (d_bias, adds) = self.gradient(places, 1);
+                self.works.push(Work::Kernel(after.bias(blocks, partial, d_bias, adds)?));
+            }
+        }
         let dy = self.matrix(&places.d_output, product.rows, product.outputs);
         let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
         let (result, adds) = self.gradient(places, 0);
@@ -135,6 +185,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             let right = self.weight(product, places);
             self.works.push(Work::Product(Product { left: dy, right, result, format, adds }));
         }
+        Ok(())
     }
 
     fn layer_norm_backward(&mut self, norm: &RowNorm, places: &NodePlan) -> Result<(), Reason> {

@@ -55,6 +55,8 @@ impl Plan {
             let needs = layers::needs(&node.layer.form(), target, format);
             needs.map_err(|reason| reason.of(&node.name, node.layer.kind()))
         };
+        // The plan goes backward; a refusal names the first layer.
+        graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
         let plan = NetworkPlan::new(&graph, ALIGNMENT, &needs)?;
         let mut before = (0, 0);
         let computed = graph.nodes.iter().map(|node| {

@@ -1,12 +1,14 @@
-//! A small network of what GPUs have kernels for, and its launches beside its program.
+//! Small networks of what GPUs have kernels for, and their launches beside their programs.
 
 use crate::TARGET;
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
+use switchyard_worker::model::Registry;
 use switchyard_worker::nn::layers::{CrossEntropy, LayerNorm, Linear, Target, features};
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
 use switchyard_worker::nn::{Graph, Initial, fuse};
+use switchyard_worker_contract::config;
 
 pub const SAMPLES: usize = 6;
 pub const KIND: Kind = Kind::Features { width: 8, classes: 4 };
@@ -26,6 +28,23 @@ pub fn graph(classes: usize) -> Graph {
     CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
     graph
 }
+
+/// An MLP with biases and this activation.
+pub fn mlp(activation: config::Activation) -> Graph {
+    let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
+    let model = config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation });
+    Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
+    graph
+}
+
+type Build = fn() -> Graph;
+
+/// All small networks by name, for losses over four classes.
+pub const NETWORKS: [(&str, Build); 3] = [
+    ("residual", || graph(4)),
+    ("mlp with ReLU", || mlp(config::Activation::Relu)),
+    ("mlp with GELU", || mlp(config::Activation::Gelu)),
+];
 
 /// The first memory of a launch that the program's operation does not declare.
 fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
@@ -56,8 +75,8 @@ fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
     read.or_else(|| writes.iter().find(|span| !declares(span, true))).copied()
 }
 
-fn planned() -> (Plan, Program) {
-    let plan = Plan::new(graph(4), TARGET).unwrap();
+fn planned(graph: Graph) -> (Plan, Program) {
+    let plan = Plan::new(graph, TARGET).unwrap();
     let buckets = fuse(plan.layout(), 1024);
     let runs: Vec<_> = (0..buckets.len()).map(|bucket| bucket..bucket + 1).collect();
     let program = plan.program(&Reductions { buckets: &buckets, runs: &runs, lanes: 1, micro_batches: 1 });
@@ -66,16 +85,18 @@ fn planned() -> (Plan, Program) {
 
 #[test]
 fn launches_use_what_the_checked_program_declares() {
-    let (plan, program) = planned();
-    assert_eq!(program.check(), Ok(()), "{program}");
-    for launch in plan.launches(false, |span| span).unwrap() {
-        assert_eq!(undeclared(&launch, &program), None, "{launch:?}");
+    for (name, build) in NETWORKS {
+        let (plan, program) = planned(build());
+        assert_eq!(program.check(), Ok(()), "{name}\n{program}");
+        for launch in plan.launches(false, |span| span).unwrap() {
+            assert_eq!(undeclared(&launch, &program), None, "{name}: {launch:?}");
+        }
     }
 }
 
 #[test]
 fn a_launch_in_the_wrong_memory_is_found() {
-    let (plan, program) = planned();
+    let (plan, program) = planned(graph(4));
     for memory in [Memory::Arena, Memory::Gradients] {
         let moved = |span: Span| if span.memory == memory { Span { at: span.at + 4, ..span } } else { span };
         let launches = plan.launches(false, moved).unwrap();

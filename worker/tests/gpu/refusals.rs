@@ -69,11 +69,16 @@ fn sizes_that_no_kernel_has() {
 }
 
 #[test]
-fn what_has_no_kernel_yet_in_every_model() {
+fn every_model_whose_layers_have_no_kernel_yet() {
     for case in cases() {
         let mut graph = Graph::new(case.samples, case.kind, Format::F32);
         Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
         let error = refused(graph);
-        assert!(matches!(&error, Refused::Missing { .. }), "{}: {error}", case.name);
+        // The widths of this model are no multiples of 16 bytes.
+        let is_expected = match case.name {
+            "mlp features" => matches!(&error, Refused::Kernel { .. }),
+            _ => matches!(&error, Refused::Missing { .. }),
+        };
+        assert!(is_expected, "{}: {error}", case.name);
     }
 }

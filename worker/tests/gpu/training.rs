@@ -3,7 +3,7 @@
 use crate::TARGET;
 use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
-use crate::network::{KIND, SAMPLES, graph};
+use crate::network::{KIND, NETWORKS, SAMPLES, graph};
 use crate::trial::{batch_of, cpu};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::adamw::{AdamW, Arrays, Chunk, Numbers, Scaling, Tables};
@@ -13,12 +13,11 @@ use switchyard_worker::data::Batch;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
 use switchyard_worker::model::initialise;
 use switchyard_worker::nn::layers::Target;
-use switchyard_worker::nn::{Layout, Network, Role, Weights};
+use switchyard_worker::nn::{Graph, Layout, Network, Role, Weights};
 use switchyard_worker::optimizer::Optimizer;
 use switchyard_worker_contract::config;
 
 const STEPS: usize = 20;
-const CLASSES: usize = 4;
 const RATE: f64 = 0.01;
 const DECAY: f64 = 0.1;
 const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
@@ -61,9 +60,9 @@ impl Trained {
     }
 }
 
-fn on_cpu() -> Trained {
+fn on_cpu(graph: Graph) -> Trained {
     let cpu = cpu(1, Isa::Portable);
-    let mut network = Network::new(graph(CLASSES), cpu.clone()).unwrap();
+    let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
     let rule = config::Optimizer {
         rule: config::Rule::AdamW(ADAM),
@@ -89,8 +88,8 @@ fn on_cpu() -> Trained {
 }
 
 /// `plant`: a mistake in the launches of a step.
-fn on_gpu(seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> Option<Trained> {
-    let plan = Plan::new(graph(CLASSES), TARGET).unwrap();
+fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> Option<Trained> {
+    let plan = Plan::new(graph, TARGET).unwrap();
     let layout = plan.layout().clone();
     let mut gpu = Gpu::new(seed)?;
     gpu.allocate(Memory::Arena, plan.arena_bytes());
@@ -147,27 +146,30 @@ fn numbers(step: usize) -> Numbers {
 
 #[test]
 fn training_on_the_executor_is_that_of_the_cpu() {
-    let expected = on_cpu();
-    assert!(expected.losses[STEPS - 1] < 0.8 * expected.losses[0], "{:?}", expected.losses);
-    for seed in 0..2 {
-        let Some(trained) = on_gpu(seed, |_| ()) else { return };
-        assert_eq!(trained.difference(&expected), None, "seed {seed}");
+    for (name, build) in NETWORKS {
+        let expected = on_cpu(build());
+        let losses = &expected.losses;
+        assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
+        for seed in 0..2 {
+            let Some(trained) = on_gpu(build(), seed, |_| ()) else { return };
+            assert_eq!(trained.difference(&expected), None, "{name}, seed {seed}");
+        }
     }
 }
 
 #[test]
 fn a_launch_that_is_missing_or_too_many_is_found() {
-    let expected = on_cpu();
+    let expected = on_cpu(graph(4));
     let is_sum = |launch: &Launch<Span>| matches!(&launch.work, Work::Product(product) if product.adds);
     let no_residual = |launches: &mut Vec<Launch<Span>>| {
         let sum = launches.iter().position(is_sum).unwrap();
         launches.remove(sum - 1);
     };
-    let Some(trained) = on_gpu(0, no_residual) else { return };
+    let Some(trained) = on_gpu(graph(4), 0, no_residual) else { return };
     assert!(trained.difference(&expected).is_some());
     let twice = |launches: &mut Vec<Launch<Span>>| {
         let sum = launches.iter().position(is_sum).unwrap();
         launches.insert(sum, launches[sum].clone());
     };
-    assert!(on_gpu(0, twice).unwrap().difference(&expected).is_some());
+    assert!(on_gpu(graph(4), 0, twice).unwrap().difference(&expected).is_some());
 }
