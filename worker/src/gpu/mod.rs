@@ -5,8 +5,8 @@
 //!                └─ Refused                                                    with the memory that each uses
 //! ```
 //!
-//! A layer says what it computes ([`crate::nn::Form`]), and [`Plan`] says how a GPU does that. What has no form, and what has no kernel yet, is
-//! refused before anything is allocated. Nothing here calls a device: the caller says what the memory of a launch is, and runs it.
+//! A layer says what it computes ([`crate::nn::Form`]), and [`Plan`] says how a GPU does that. What has no form, and what has no kernel yet,
+//! is refused before anything is allocated. Nothing here calls a device: the caller says what the memory of a launch is, and runs it.
 #![forbid(unsafe_code)]
 
 mod launch;
