@@ -64,6 +64,8 @@ pub struct Needs {
     pub backward_scratch: usize,
     /// How the gradient of each input is delivered.
     pub flow: [Flow; INPUTS],
+    /// Inputs whose gradient the layer computes together with those of its parameters: there is memory for it even if nobody reads it.
+    pub always: [bool; INPUTS],
 }
 
 /// Weights as a step sees them.

@@ -265,7 +265,7 @@ fn draft(
             if needs.inputs[k] {
                 buffers.reach(values[input], backward);
             }
-            if !graph.tensors[input].differentiable {
+            if !graph.tensors[input].differentiable && !needs.always[k] {
                 continue;
             }
             let len = graph.tensors[input].len();

@@ -57,6 +57,7 @@ impl Layer for RowNorm {
             saved: 2 * self.rows,
             backward_scratch: partials_len(self.rows, 2 * self.width),
             flow: [Flow::Accumulate; INPUTS],
+            always: [true, false, false],
             ..Needs::default()
         }
     }
@@ -73,8 +74,7 @@ impl Layer for RowNorm {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let gamma = cx.parameters.master(0);
         let (gradients, accumulate) = cx.gradients.pair(0);
-        // Almost always there are parameters before this layer, so dx is needed.
-        let Some((mut dx, add)) = cx.d_inputs[0].target() else { return };
+        let (mut dx, add) = cx.d_inputs[0].target().expect("invariant: the plan has memory for it, see `needs`");
         with_format!(cx.d_output.format(), E => {
             ops::layer_norm_backward::<E>(
                 &cx.kernels.cpu,
@@ -178,6 +178,7 @@ impl Layer for ChannelNorm {
             scratch,
             backward_scratch: scratch,
             flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
+            always: [true, false, false],
             ..Needs::default()
         }
     }
@@ -201,8 +202,7 @@ impl Layer for ChannelNorm {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let gamma = cx.parameters.master(0);
         let (gradients, accumulate) = cx.gradients.pair(0);
-        // There is a convolution before every batch norm, so dx is needed.
-        let Some((mut dx, add)) = cx.d_inputs[0].target() else { return };
+        let (mut dx, add) = cx.d_inputs[0].target().expect("invariant: the plan has memory for it, see `needs`");
         with_format!(cx.d_output.format(), E => {
             ops::batch_norm_backward::<E>(
                 &cx.kernels.cpu,
