@@ -177,6 +177,51 @@ fn a_tensor_that_is_both_inputs_of_a_layer_gets_the_sum_of_both_gradients() {
     }
 }
 
+/// A perceptron that normalises its input, of which nobody needs the gradient.
+struct Normalised {
+    of_rows: bool,
+}
+
+impl Model for Normalised {
+    fn words(&self) -> String {
+        "normalised".into()
+    }
+
+    fn build(&self, graph: &mut Graph) -> Result<(), ModelError> {
+        let input = layers::features(graph, "input")?;
+        let norm = match self.of_rows {
+            true => layers::LayerNorm.add(graph, "norm", input)?,
+            false => layers::BatchNorm::default().add(graph, "norm", input)?,
+        };
+        let output = Linear::new(4).add(graph, "output", norm)?;
+        CrossEntropy { target: Target::Classes, count: true }.add(graph, "loss", output)
+    }
+}
+
+#[test]
+fn a_norm_of_the_input_learns() {
+    let normalised = |parameters: &BTreeMap<String, String>| -> Result<Box<dyn Model>, ModelError> {
+        Ok(Box::new(Normalised { of_rows: parameters["of"] == "rows" }))
+    };
+    let registry = Registry::new().with("normalised", normalised);
+    for of in ["rows", "channels"] {
+        let parameters = [("of".to_owned(), of.to_owned())].into();
+        let model = config::Model::Custom(config::Custom { name: "normalised".into(), parameters });
+        let case = Case { name: "normalised", model, kind: Kind::Features { width: 7, classes: 4 }, samples: 6 };
+        let trial = || Trial::of(&registry, &case, cpu(1, Isa::Portable), Format::F32, (0.0, 1.0)).excite();
+        let mut sums = trial();
+        let mut sink = Flat::new(sums.network.layout());
+        sink.flat.gradients.fill(f32::NAN);
+        sums.forward();
+        sums.backward(1.0, &mut sink);
+        for parameter in &sums.network.layout().parameters {
+            let gradient = &sink.flat.gradients[parameter.range()];
+            assert!(gradient.iter().all(|g| g.is_finite()), "{of}: {} {gradient:?}", parameter.name);
+        }
+        check_trial(&case, Isa::Portable, trial());
+    }
+}
+
 #[test]
 fn sixteen_bits_give_nearly_the_same_gradients() {
     // Fifty layers of two channels turn any rounding into chaos.

@@ -6,8 +6,8 @@ mod trial;
 
 use std::ops::Range;
 use switchyard_worker::cpu::{Format, Isa};
-use switchyard_worker::nn::fuse;
 use switchyard_worker::nn::program::{Access, Content, Event, Fault, Lane, Memory, Program, Reductions, Step, Work};
+use switchyard_worker::nn::{Form, Lengths, fuse};
 use trial::{Case, Trial, cases, cpu};
 
 /// Bytes of a bucket: small models have several of these.
@@ -49,6 +49,60 @@ fn golden_texts() {
     }
 }
 
+/// What is wrong with the form of a layer in forward, compared with the memory that the plan gives the layer.
+fn disagreement(step: &Step, format: Format) -> Option<String> {
+    let Work::Forward(layer, form) = &step.work else { return None };
+    let Some(said) = form.lengths() else { return Some(format!("{layer} has no form")) };
+    let numbers = |access: &Access| match access.memory {
+        Memory::Arena => access.range.len() / format.size(),
+        Memory::Weights | Memory::Gradients => access.range.len() / 4,
+    };
+    let is_value = |access: &&Access| matches!(access.content, Content::Value(_));
+    let is_weight = |access: &&Access| matches!(access.content, Content::Weight(_));
+    let inputs: Vec<usize> = step.reads.iter().filter(is_value).map(numbers).collect();
+    let parameters: Vec<usize> = step.reads.iter().filter(is_weight).map(numbers).collect();
+    let output: usize = step.writes.iter().filter(is_value).map(numbers).sum();
+    let planned = Lengths { inputs, parameters, output };
+    (said != planned).then(|| format!("{layer}: {form} has {said:?}, the plan {planned:?}"))
+}
+
+#[test]
+fn every_layer_of_every_model_has_a_form_that_agrees_with_the_plan() {
+    for case in cases() {
+        for format in [Format::F32, Format::Bf16] {
+            for step in program(&case, format, 1, 1).steps {
+                assert_eq!(disagreement(&step, format), None, "{}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_form_that_does_not_agree_with_the_plan_is_found() {
+    for name in ["mlp", "gpt", "bert next sentence", "resnet-18"] {
+        let mut steps = program(&case(name), Format::F32, 1, 1).steps;
+        // Each layer gets a form of other lengths, and none.
+        let forms: Vec<Form> = steps
+            .iter()
+            .filter_map(|step| match &step.work {
+                Work::Forward(_, form) => Some(form.clone()),
+                _ => None,
+            })
+            .collect();
+        for (index, step) in steps.iter_mut().enumerate().take(forms.len()) {
+            let Some(other) = forms.iter().find(|form| form.lengths() != forms[index].lengths()) else {
+                panic!("one form")
+            };
+            let Work::Forward(_, form) = &mut step.work else { panic!("forward comes first") };
+            *form = other.clone();
+            assert!(disagreement(step, Format::F32).is_some(), "{step}");
+            let Work::Forward(_, form) = &mut step.work else { panic!("forward comes first") };
+            *form = Form::Own;
+            assert!(disagreement(step, Format::F32).is_some(), "{step}");
+        }
+    }
+}
+
 /// The first step that is this work.
 fn find(program: &Program, is: impl Fn(&Step) -> bool) -> usize {
     program.steps.iter().position(is).unwrap()
@@ -65,8 +119,8 @@ fn planted(plant: impl FnOnce(&mut Program)) -> Fault {
 fn a_read_before_its_write_is_found() {
     // A layer of forward moves to the end of forward, behind those that need it.
     let fault = planted(|program| {
-        let first = find(program, |step| matches!(step.work, Work::Forward(_)));
-        let end = find(program, |step| matches!(step.work, Work::Backward(_)));
+        let first = find(program, |step| matches!(step.work, Work::Forward(..)));
+        let end = find(program, |step| matches!(step.work, Work::Backward(..)));
         let moved = program.steps.remove(first);
         program.steps.insert(end - 1, moved);
     });
@@ -119,7 +173,7 @@ fn a_bucket_that_starts_before_its_last_gradient_is_found() {
     let fault = planted(|program| {
         // The whole all-reduce, with its event, before the layer that completes its gradients.
         let record = find(program, |step| step.work == Work::Record(Event::Ready(0)));
-        let last = (0..record).rev().find(|&at| matches!(program.steps[at].work, Work::Backward(_))).unwrap();
+        let last = (0..record).rev().find(|&at| matches!(program.steps[at].work, Work::Backward(..))).unwrap();
         let end = find(program, |step| step.work == Work::Record(Event::Reduced(0)));
         program.steps[last..=end].rotate_left(record - last);
     });
@@ -147,7 +201,7 @@ fn a_gradient_that_comes_after_it_was_taken_is_found() {
         else {
             panic!("a gradient")
         };
-        let taker = find(program, |step| step.work == Work::Backward(layer.clone()));
+        let taker = find(program, |step| matches!(&step.work, Work::Backward(name, _) if *name == layer));
         let sum: Vec<Access> = again.writes.into_iter().filter(|write| again.reads.contains(write)).collect();
         program.steps.insert(
             taker + 1,

@@ -15,6 +15,8 @@ use flat_gradients::FlatGradients;
 use std::collections::BTreeMap;
 use switchyard_example_custom_model::registry;
 use switchyard_worker::cpu::{Format, Isa};
+use switchyard_worker::gpu;
+use switchyard_worker::nn::Graph;
 use switchyard_worker::train::{Blueprint, Trainer, Wishes, open};
 use switchyard_worker_contract::config::{Custom, EngineConfig, Model};
 use trial::{Case, Trial, cpu, images};
@@ -65,6 +67,15 @@ fn the_loss_changes_along_each_parameter_as_its_gradient_says() {
         trial.weights[parameter.range()].copy_from_slice(&before);
         assert!(best < 0.015, "{}: {errors:?}", parameter.name);
     }
+}
+
+#[test]
+fn a_gpu_refuses_the_gate() {
+    let mut graph = Graph::new(6, images(8, 3), Format::F32);
+    registry().model(&model(&[])).unwrap().build(&mut graph).unwrap();
+    let refused = gpu::Plan::new(graph, gpu::Target { blocks: 132, shared_bytes: 232_448 }).err().unwrap();
+    let expected = "layer `stages.0.gate` (Gate) is part of a program of one's own and runs on CPUs only";
+    assert_eq!(refused.to_string(), expected);
 }
 
 #[test]

@@ -76,7 +76,7 @@ const TABLE: &[Row] = &[
     },
     Row {
         package: WORKER,
-        workspace: &[CHECKPOINT, CONTRACT],
+        workspace: &[CHECKPOINT, CONTRACT, CUDA],
         only: None,
         never: &["kube", "kube-core", "kube-client", "k8s-openapi", "schemars", CRDS, AGENT, "switchyard", "tokio"],
     },

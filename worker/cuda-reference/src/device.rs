@@ -94,12 +94,17 @@ impl Device {
 
     /// Memory with a copy of `values`.
     pub fn upload<T: Pod>(&mut self, name: &str, values: &[T]) -> Span {
-        let bytes: &[u8] = bytemuck::cast_slice(values);
-        let span = self.allocate(name, bytes.len());
-        if let Some(last) = self.memory.allocations.last_mut() {
-            last.write(span.address, bytes);
-        }
+        let span = self.allocate(name, size_of_val(values));
+        self.write(span, values);
         span
+    }
+
+    /// Copies `values` to the beginning of memory. What goes beyond its allocation is not written.
+    pub fn write<T: Pod>(&mut self, span: Span, values: &[T]) {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        if let Some(index) = self.memory.holding(span.address, bytes.len(), 0) {
+            self.memory.allocations[index].write(span.address, bytes);
+        }
     }
 
     /// A copy of what is in memory; bytes that nobody has written are 0xff.

@@ -4,7 +4,7 @@
 use crate::cpu::{AlignedBuffer, Format, Values, ValuesMut, bf16, f16};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Region {
+pub(crate) struct Region {
     /// First byte, a multiple of the plan's alignment.
     pub offset: usize,
     /// Length in numbers.

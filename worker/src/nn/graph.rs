@@ -18,7 +18,7 @@ pub struct Parameter(pub(super) usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistic(pub(super) usize);
 
-pub(super) struct TensorInfo {
+pub(crate) struct TensorInfo {
     pub shape: Vec<usize>,
     /// Node that computes it.
     pub producer: usize,
@@ -32,7 +32,7 @@ impl TensorInfo {
     }
 }
 
-pub(super) struct ParameterInfo {
+pub(crate) struct ParameterInfo {
     pub name: String,
     pub shape: Vec<usize>,
     pub role: Role,
@@ -42,13 +42,13 @@ pub(super) struct ParameterInfo {
     pub used: bool,
 }
 
-pub(super) struct StatisticInfo {
+pub(crate) struct StatisticInfo {
     pub name: String,
     pub len: usize,
     pub initial: f32,
 }
 
-pub(super) struct Node {
+pub(crate) struct Node {
     pub name: String,
     pub layer: Box<dyn Layer>,
     pub inputs: Vec<usize>,
@@ -65,10 +65,10 @@ pub struct Graph {
     kind: Kind,
     normalisation: (Vec<f64>, Vec<f64>),
     label_smoothing: f32,
-    pub(super) tensors: Vec<TensorInfo>,
-    pub(super) parameters: Vec<ParameterInfo>,
+    pub(crate) tensors: Vec<TensorInfo>,
+    pub(crate) parameters: Vec<ParameterInfo>,
     pub(super) statistics: Vec<StatisticInfo>,
-    pub(super) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
 }
 
 impl Graph {

@@ -1,5 +1,6 @@
 //! What a layer is, and what it gets when it runs.
 
+use super::form::Form;
 use super::layout::{GradientSink, Layout};
 use crate::cpu::{Cpu, Gemm, Values, ValuesMut};
 use crate::data::Batch;
@@ -15,6 +16,11 @@ pub const INPUTS: usize = 3;
 pub trait Layer: Send {
     /// Kind of operation, for profiles: `Linear`, `LayerNorm`.
     fn kind(&self) -> &'static str;
+
+    /// What the layer computes, for devices that are not CPUs. They refuse a layer that has no form.
+    fn form(&self) -> Form {
+        Form::Own
+    }
 
     /// Memory and inputs that the layer needs. `cpu` is what it will run on.
     fn needs(&self, cpu: &Cpu) -> Needs;
@@ -58,6 +64,8 @@ pub struct Needs {
     pub backward_scratch: usize,
     /// How the gradient of each input is delivered.
     pub flow: [Flow; INPUTS],
+    /// Inputs whose gradient the layer computes together with those of its parameters: there is memory for it even if nobody reads it.
+    pub always: [bool; INPUTS],
 }
 
 /// Weights as a step sees them.

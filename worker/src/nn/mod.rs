@@ -9,20 +9,23 @@
 //! A layer is an object with a forward and a hand-written backward ([`Layer`]). Everything that depends on the order of
 //! layers belongs to the plan: when a tensor's memory is free again, which gradient is written first and which is
 //! added, when the gradient of a parameter is final. The plan knows no device: it is told what each layer needs. What it comes to for a
-//! step is written down, and checked, by [`program`].
+//! step is written down, and checked, by [`program`]. What a layer computes is its [`Form`], which a device reads instead of the
+//! layer's code; a layer without one runs on CPUs only.
 
-mod arena;
+pub(crate) mod arena;
 mod error;
-mod graph;
+mod form;
+pub(crate) mod graph;
 mod layer;
 pub mod layers;
 mod layout;
 mod memory;
 mod network;
-mod plan;
+pub(crate) mod plan;
 pub mod program;
 
 pub use error::ModelError;
+pub use form::{Form, Lengths};
 pub use graph::{Graph, Parameter, Statistic, Tensor};
 pub use layer::{
     Backward, Flow, Forward, Gradients, INPUTS, InputGradient, Kernels, Layer, LossSums, Needs, Parameters, Statistics,

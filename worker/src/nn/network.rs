@@ -9,6 +9,7 @@ use super::layer::{
 };
 use super::layout::{GradientSink, Layout};
 use super::plan::{Mode, NetworkPlan, NodePlan};
+use super::program::{Program, Reductions};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Gemm, Values, ops};
 use crate::data::Batch;
@@ -48,7 +49,7 @@ impl Network {
     /// # Errors
     /// The graph is not a valid network, or the machine lacks the memory.
     pub fn new(graph: Graph, cpu: Cpu) -> Result<Network, ModelError> {
-        let plan = NetworkPlan::new(&graph, Arena::ALIGNMENT, &|node| node.layer.needs(&cpu))?;
+        let plan = NetworkPlan::new(&graph, Arena::ALIGNMENT, &|node| Ok::<_, ModelError>(node.layer.needs(&cpu)))?;
         let arena = Arena::new(plan.bytes).ok_or(ModelError::Memory(plan.bytes >> 20))?;
         let Graph { nodes, statistics, .. } = graph;
         let len = statistics.iter().map(|statistic| statistic.len).sum();
@@ -85,9 +86,9 @@ impl Network {
         &self.batch_statistics
     }
 
-    /// Layers in the order of forward, and the plan of each.
-    pub(super) fn parts(&self) -> (&[Node], &NetworkPlan) {
-        (&self.nodes, &self.plan)
+    /// The program of one training step: all micro-batches, the all-reduces, the optimizer.
+    pub fn program(&self, reductions: &Reductions<'_>) -> Program {
+        Program::record(&self.nodes, &self.plan, reductions)
     }
 
     /// Number of layers.

@@ -18,7 +18,7 @@ use crate::cpu::Format;
 
 /// How a node delivers the gradient of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     None,
     Write,
     Add,
@@ -29,7 +29,7 @@ pub(super) enum Mode {
 
 /// A gradient that a layer cannot deliver where it belongs, and that is moved there afterwards.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pass<P> {
+pub(crate) struct Pass<P> {
     /// Number of the input whose gradient it is.
     pub input: usize,
     pub from: P,
@@ -38,7 +38,7 @@ pub(super) struct Pass<P> {
     pub add: bool,
 }
 
-pub(super) struct NodePlan {
+pub(crate) struct NodePlan {
     pub inputs: [Region; INPUTS],
     /// The `inputs` that backward reads; the others are empty.
     pub backward_inputs: [Region; INPUTS],
@@ -64,7 +64,7 @@ pub(super) struct NodePlan {
     pub statistics: std::ops::Range<usize>,
 }
 
-pub(super) struct NetworkPlan {
+pub(crate) struct NetworkPlan {
     pub layout: Layout,
     pub nodes: Vec<NodePlan>,
     pub bytes: usize,
@@ -152,7 +152,14 @@ struct Draft {
 
 impl NetworkPlan {
     /// For a device: what a layer needs there, and the bytes of which every address is a multiple.
-    pub fn new(graph: &Graph, alignment: usize, needs: &dyn Fn(&Node) -> Needs) -> Result<NetworkPlan, ModelError> {
+    ///
+    /// # Errors
+    /// Those of `needs`, or the graph is not a valid network.
+    pub fn new<E: From<ModelError>>(
+        graph: &Graph,
+        alignment: usize,
+        needs: &dyn Fn(&Node) -> Result<Needs, E>,
+    ) -> Result<NetworkPlan, E> {
         let (layout, ordinals) = lay_out(graph)?;
         let n = graph.nodes.len();
         let mut buffers = Buffers::default();
@@ -169,7 +176,7 @@ impl NetworkPlan {
         let mut gradients: Vec<Option<usize>> = vec![None; graph.tensors.len()];
         let mut drafts: Vec<Draft> = Vec::with_capacity(n);
         for (i, node) in graph.nodes.iter().enumerate().rev() {
-            drafts.push(draft(graph, needs(node), &mut buffers, &values, &readers, &mut gradients, i, node)?);
+            drafts.push(draft(graph, needs(node)?, &mut buffers, &values, &readers, &mut gradients, i, node)?);
         }
         drafts.reverse();
         let (places, bytes) = buffers.place(alignment, false).ok_or(ModelError::TooLarge)?;
@@ -258,7 +265,7 @@ fn draft(
             if needs.inputs[k] {
                 buffers.reach(values[input], backward);
             }
-            if !graph.tensors[input].differentiable {
+            if !graph.tensors[input].differentiable && !needs.always[k] {
                 continue;
             }
             let len = graph.tensors[input].len();

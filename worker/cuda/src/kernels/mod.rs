@@ -139,6 +139,11 @@ pub struct Call<M> {
 }
 
 impl<M> Call<M> {
+    /// What has the kernel.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
     pub fn kernel(&self) -> &'static str {
         self.kernel
     }

@@ -3,7 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::attention::{self, AttentionForward, AttentionShape};
 use crate::cpu::values::with_format;
-use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
+use crate::nn::{Backward, Form, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
 /// Scaled dot-product attention: `[batch, context, 3 hidden]` to `[batch, context, hidden]`.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +42,10 @@ struct Heads(AttentionShape);
 impl Layer for Heads {
     fn kind(&self) -> &'static str {
         "Attention"
+    }
+
+    fn form(&self) -> Form {
+        Form::Attention(self.0)
     }
 
     fn needs(&self, cpu: &Cpu) -> Needs {

@@ -2,7 +2,7 @@
 
 use crate::cpu::ConvolutionShape;
 use crate::cpu::Cpu;
-use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Role, Tensor};
+use crate::nn::{Backward, Flow, Form, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Role, Tensor};
 
 /// Options of a convolution without bias (a batch norm follows); weights are `[outputs, kernel, kernel, channels]`.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +54,10 @@ struct Window(ConvolutionShape);
 impl Layer for Window {
     fn kind(&self) -> &'static str {
         "Convolution"
+    }
+
+    fn form(&self) -> Form {
+        Form::Convolution(self.0)
     }
 
     fn needs(&self, cpu: &Cpu) -> Needs {

@@ -3,7 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, partials_len};
 use crate::cpu::values::with_format;
-use crate::nn::{Backward, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
+use crate::nn::{Backward, Form, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
 
 /// Sum of learned vectors of each token, of its position, and of its segment.
 #[derive(Debug, Clone, Copy)]
@@ -35,17 +35,31 @@ impl Embedding<'_> {
         let tokens = table(self.tokens.0, self.tokens.1);
         parameters.push(tokens);
         let batch = graph.batch();
-        let layer =
-            Tables { rows: batch * self.context, width: self.width, segments: self.segments.map(|(_, rows)| rows) };
+        let layer = Tables {
+            rows: batch * self.context,
+            context: self.context,
+            vocabulary: self.tokens.1,
+            width: self.width,
+            segments: self.segments.map(|(_, rows)| rows),
+        };
         let x = graph.add(name, layer, &[], &parameters, &[], &[batch, self.context, self.width])?;
         Ok((x, tokens))
     }
 }
 
-struct Tables {
-    rows: usize,
-    width: usize,
-    segments: Option<usize>,
+/// Sums of rows of tables: positions, segments if there are any, tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tables {
+    /// Tokens of a micro-batch.
+    pub rows: usize,
+    /// Rows of the table of positions: row `i` of the result gets row `i % context`.
+    pub context: usize,
+    /// Rows of the table of tokens.
+    pub vocabulary: usize,
+    pub width: usize,
+    /// Rows of the table of segments.
+    pub segments: Option<usize>,
 }
 
 impl Tables {
@@ -58,6 +72,10 @@ impl Tables {
 impl Layer for Tables {
     fn kind(&self) -> &'static str {
         "Embedding"
+    }
+
+    fn form(&self) -> Form {
+        Form::Embedding(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {

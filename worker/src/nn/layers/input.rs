@@ -4,7 +4,7 @@ use crate::cpu::ops::{self, PixelTable};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Format, bf16, f16};
 use crate::data::Kind;
-use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
+use crate::nn::{Backward, Form, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
 /// Images as `[batch, height, width, channels]` (`flat`: `[batch, height * width * channels]`), normalised here by
 /// [`Graph::normalisation`]. If the reader has already normalised them, its floats are used.
@@ -36,7 +36,8 @@ pub fn pixels(graph: &mut Graph, name: &str, flat: bool) -> Result<Tensor, Model
         true => vec![graph.batch(), image.iter().product()],
         false => vec![graph.batch(), image[0], image[1], image[2]],
     };
-    graph.add(name, Pixels(tables), &[], &[], &[], &shape)
+    let pixels = Pixels { count: graph.batch() * image[0] * image[1], channels: numbers };
+    graph.add(name, Normalise { pixels, tables }, &[], &[], &[], &shape)
 }
 
 /// Features as `[batch, width]`.
@@ -47,8 +48,8 @@ pub fn features(graph: &mut Graph, name: &str) -> Result<Tensor, ModelError> {
     let Kind::Features { width, .. } = *graph.kind() else {
         return Err(ModelError::Data { expected: "features", got: graph.kind().words() });
     };
-    let shape = [graph.batch(), width as usize];
-    graph.add(name, Features, &[], &[], &[], &shape)
+    let features = Features { rows: graph.batch(), width: width as usize };
+    graph.add(name, features, &[], &[], &[], &[features.rows, features.width])
 }
 
 /// The result for each value of each channel.
@@ -58,11 +59,28 @@ enum Tables {
     F16(Vec<PixelTable<f16>>),
 }
 
-struct Pixels(Tables);
+/// Bytes of images: `y = (x / 255 - mean) / deviation`. If the reader has already normalised them, its floats are used.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Pixels {
+    /// Pixels of all images.
+    pub count: usize,
+    /// Mean and deviation of each channel.
+    pub channels: Vec<(f32, f32)>,
+}
 
-impl Layer for Pixels {
+struct Normalise {
+    pixels: Pixels,
+    tables: Tables,
+}
+
+impl Layer for Normalise {
     fn kind(&self) -> &'static str {
         "Normalise"
+    }
+
+    fn form(&self) -> Form {
+        Form::Pixels(self.pixels.clone())
     }
 
     fn needs(&self, _: &Cpu) -> Needs {
@@ -74,7 +92,7 @@ impl Layer for Pixels {
             return copy(cx);
         }
         let (cpu, pixels) = (&cx.kernels.cpu, &cx.batch.pixels[..]);
-        match &self.0 {
+        match &self.tables {
             Tables::F32(tables) => ops::normalise(cpu, pixels, tables, cx.output.of()),
             Tables::Bf16(tables) => ops::normalise(cpu, pixels, tables, cx.output.of()),
             Tables::F16(tables) => ops::normalise(cpu, pixels, tables, cx.output.of()),
@@ -84,11 +102,21 @@ impl Layer for Pixels {
     fn backward(&mut self, _: &mut Backward<'_>) {}
 }
 
-struct Features;
+/// Floats of the reader: `[rows, width]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Features {
+    pub rows: usize,
+    pub width: usize,
+}
 
 impl Layer for Features {
     fn kind(&self) -> &'static str {
         "Features"
+    }
+
+    fn form(&self) -> Form {
+        Form::Features(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {

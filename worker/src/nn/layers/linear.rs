@@ -3,7 +3,7 @@
 use crate::cpu::ops::{self, partials_len};
 use crate::cpu::values::with_format;
 use crate::cpu::{Cpu, Epilogue, Matrix, Values};
-use crate::nn::{Backward, Flow, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
+use crate::nn::{Backward, Flow, Form, Forward, Graph, Initial, Layer, ModelError, Needs, Parameter, Role, Tensor};
 
 /// Nonlinear function after a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,18 +136,27 @@ fn sum(accumulate: bool) -> Epilogue<'static> {
     if accumulate { Epilogue::Accumulate } else { Epilogue::Overwrite }
 }
 
-struct Product {
-    rows: usize,
-    inputs: usize,
-    outputs: usize,
-    bias: bool,
-    activation: Option<Activation>,
-    residual: bool,
+/// `y[rows, outputs] = activation(x[rows, inputs] W^T + bias) + residual`, with weights `W[outputs, inputs]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Product {
+    pub rows: usize,
+    pub inputs: usize,
+    pub outputs: usize,
+    /// The second parameter.
+    pub bias: bool,
+    pub activation: Option<Activation>,
+    /// The second input; not together with an activation.
+    pub residual: bool,
 }
 
 impl Layer for Product {
     fn kind(&self) -> &'static str {
         "Linear"
+    }
+
+    fn form(&self) -> Form {
+        Form::Product(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {

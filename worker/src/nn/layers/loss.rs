@@ -4,7 +4,7 @@ use crate::cpu::Cpu;
 use crate::cpu::ops::{self, Targets};
 use crate::cpu::values::with_format;
 use crate::data::Batch;
-use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, InputGradient, Layer, ModelError, Needs, Tensor};
+use crate::nn::{Backward, Flow, Form, Forward, Graph, INPUTS, InputGradient, Layer, ModelError, Needs, Tensor};
 
 /// What logits are compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Target {
 }
 
 /// Mean cross entropy over the rows of the logits, added to the loss.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CrossEntropy {
     /// What the logits predict.
     pub target: Target,
@@ -40,15 +40,21 @@ impl CrossEntropy {
     /// Those of [`Graph::add_loss`].
     pub fn add(self, graph: &mut Graph, name: &str, logits: Tensor) -> Result<(), ModelError> {
         let columns = graph.width(logits);
-        let layer = Loss { rows: graph.len(logits) / columns, smoothing: graph.label_smoothing(), options: self };
+        let rows = graph.len(logits) / columns;
+        let layer = Loss { rows, classes: columns, smoothing: graph.label_smoothing(), options: self };
         graph.add_loss(name, layer, &[logits])
     }
 }
 
-struct Loss {
-    rows: usize,
-    smoothing: f32,
-    options: CrossEntropy,
+/// Mean cross entropy of logits `[rows, classes]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Loss {
+    pub rows: usize,
+    pub classes: usize,
+    /// Share of a target's probability that is spread over all classes in training.
+    pub smoothing: f32,
+    pub options: CrossEntropy,
 }
 
 impl Loss {
@@ -64,6 +70,10 @@ impl Loss {
 impl Layer for Loss {
     fn kind(&self) -> &'static str {
         "CrossEntropy"
+    }
+
+    fn form(&self) -> Form {
+        Form::CrossEntropy(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {

@@ -1,6 +1,7 @@
 //! The layers of networks. Tensors are row-major; images are `[batch, height, width, channels]`.
 //!
-//! Each type has a method `add(graph, name, inputs)` that names its parameters as PyTorch does and returns its output.
+//! Each type has a method `add(graph, name, inputs)` that names its parameters as PyTorch does and returns its output. What it appends has the
+//! numbers of the layer in public fields: they are its form for other devices.
 
 mod attention;
 mod convolution;
@@ -14,10 +15,10 @@ mod rows;
 
 pub use attention::Attention;
 pub use convolution::Convolution;
-pub use embedding::Embedding;
-pub use input::{features, pixels};
-pub use linear::{Activation, Linear};
-pub use loss::{CrossEntropy, Target};
-pub use norm::{BatchNorm, LayerNorm};
-pub use pooling::{average_pool, max_pool};
-pub use rows::{Pick, pick_rows};
+pub use embedding::{Embedding, Tables};
+pub use input::{Features, Pixels, features, pixels};
+pub use linear::{Activation, Linear, Product};
+pub use loss::{CrossEntropy, Loss, Target};
+pub use norm::{BatchNorm, ChannelNorm, LayerNorm, RowNorm};
+pub use pooling::{AveragePool, average_pool, max_pool};
+pub use rows::{Pick, Rows, pick_rows};

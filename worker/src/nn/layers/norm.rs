@@ -4,7 +4,8 @@ use crate::cpu::Cpu;
 use crate::cpu::ops::{self, batch_norm_partials_len, partials_len};
 use crate::cpu::values::with_format;
 use crate::nn::{
-    Backward, Flow, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Parameter, Role, Statistics, Tensor,
+    Backward, Flow, Form, Forward, Graph, INPUTS, Initial, Layer, ModelError, Needs, Parameter, Role, Statistics,
+    Tensor,
 };
 
 /// `NAME.weight` and `NAME.bias`, with one number per channel.
@@ -33,14 +34,21 @@ impl LayerNorm {
     }
 }
 
-struct RowNorm {
-    rows: usize,
-    width: usize,
+/// Layer normalisation of `[rows, width]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RowNorm {
+    pub rows: usize,
+    pub width: usize,
 }
 
 impl Layer for RowNorm {
     fn kind(&self) -> &'static str {
         "LayerNorm"
+    }
+
+    fn form(&self) -> Form {
+        Form::LayerNorm(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {
@@ -49,6 +57,7 @@ impl Layer for RowNorm {
             saved: 2 * self.rows,
             backward_scratch: partials_len(self.rows, 2 * self.width),
             flow: [Flow::Accumulate; INPUTS],
+            always: [true, false, false],
             ..Needs::default()
         }
     }
@@ -65,8 +74,7 @@ impl Layer for RowNorm {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let gamma = cx.parameters.master(0);
         let (gradients, accumulate) = cx.gradients.pair(0);
-        // Almost always there are parameters before this layer, so dx is needed.
-        let Some((mut dx, add)) = cx.d_inputs[0].target() else { return };
+        let (mut dx, add) = cx.d_inputs[0].target().expect("invariant: the plan has memory for it, see `needs`");
         with_format!(cx.d_output.format(), E => {
             ops::layer_norm_backward::<E>(
                 &cx.kernels.cpu,
@@ -140,16 +148,25 @@ impl BatchNorm {
     }
 }
 
-struct ChannelNorm {
-    rows: usize,
-    channels: usize,
-    residual: bool,
-    relu: bool,
+/// Batch normalisation of `[rows, channels]`: `y = rectifier(normalised x + residual)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChannelNorm {
+    /// Pixels of all images.
+    pub rows: usize,
+    pub channels: usize,
+    /// The second input.
+    pub residual: bool,
+    pub relu: bool,
 }
 
 impl Layer for ChannelNorm {
     fn kind(&self) -> &'static str {
         "BatchNorm"
+    }
+
+    fn form(&self) -> Form {
+        Form::BatchNorm(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {
@@ -161,6 +178,7 @@ impl Layer for ChannelNorm {
             scratch,
             backward_scratch: scratch,
             flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
+            always: [true, false, false],
             ..Needs::default()
         }
     }
@@ -184,8 +202,7 @@ impl Layer for ChannelNorm {
     fn backward(&mut self, cx: &mut Backward<'_>) {
         let gamma = cx.parameters.master(0);
         let (gradients, accumulate) = cx.gradients.pair(0);
-        // There is a convolution before every batch norm, so dx is needed.
-        let Some((mut dx, add)) = cx.d_inputs[0].target() else { return };
+        let (mut dx, add) = cx.d_inputs[0].target().expect("invariant: the plan has memory for it, see `needs`");
         with_format!(cx.d_output.format(), E => {
             ops::batch_norm_backward::<E>(
                 &cx.kernels.cpu,

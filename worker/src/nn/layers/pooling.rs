@@ -3,7 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::ops::{self, Window};
 use crate::cpu::values::with_format;
-use crate::nn::{Backward, Forward, Graph, Layer, ModelError, Needs, Tensor};
+use crate::nn::{Backward, Form, Forward, Graph, Layer, ModelError, Needs, Tensor};
 
 /// The largest value of each window of `kernel` x `kernel` pixels and channel.
 ///
@@ -46,6 +46,10 @@ impl Layer for MaxPool {
         "MaxPool"
     }
 
+    fn form(&self) -> Form {
+        Form::MaxPool(self.0)
+    }
+
     fn needs(&self, _: &Cpu) -> Needs {
         // One byte per result: its position in the window.
         Needs { saved: self.outputs().div_ceil(4), ..Needs::default() }
@@ -72,19 +76,29 @@ impl Layer for MaxPool {
 /// # Errors
 /// The input is not an image.
 pub fn average_pool(graph: &mut Graph, name: &str, x: Tensor) -> Result<Tensor, ModelError> {
-    let &[batch, _, _, channels] = graph.shape(x) else {
+    let &[batch, height, width, channels] = graph.shape(x) else {
         return Err(graph.mismatch(name, x, "[batch, height, width, channels]"));
     };
-    graph.add(name, AveragePool { channels }, &[x], &[], &[], &[batch, channels])
+    graph.add(name, AveragePool { batch, pixels: height * width, channels }, &[x], &[], &[], &[batch, channels])
 }
 
-struct AveragePool {
-    channels: usize,
+/// The mean over pixels: `[batch, pixels, channels]` to `[batch, channels]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AveragePool {
+    pub batch: usize,
+    /// Of an image.
+    pub pixels: usize,
+    pub channels: usize,
 }
 
 impl Layer for AveragePool {
     fn kind(&self) -> &'static str {
         "AveragePool"
+    }
+
+    fn form(&self) -> Form {
+        Form::AveragePool(*self)
     }
 
     fn needs(&self, _: &Cpu) -> Needs {

@@ -3,7 +3,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::ops;
 use crate::cpu::values::with_format;
-use crate::nn::{Backward, Flow, Forward, Graph, INPUTS, Layer, ModelError, Needs, Tensor};
+use crate::nn::{Backward, Flow, Form, Forward, Graph, INPUTS, Layer, ModelError, Needs, Tensor};
 
 /// Which rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,28 +22,38 @@ pub fn pick_rows(graph: &mut Graph, name: &str, x: Tensor, pick: Pick) -> Result
     let &[batch, context, width] = graph.shape(x) else {
         return Err(graph.mismatch(name, x, "[batch, context, width]"));
     };
-    let (rows, first) = match pick {
+    let (count, fixed) = match pick {
         Pick::Positions(each) => (batch * each, Vec::new()),
         Pick::First => (batch, (0..batch).map(|sample| (sample * context) as u32).collect()),
     };
-    graph.add(name, Rows { width, first }, &[x], &[], &[], &[rows, width])
+    let layer = Rows { count, of: batch * context, width, fixed };
+    graph.add(name, layer, &[x], &[], &[], &[count, width])
 }
 
-struct Rows {
-    width: usize,
-    /// Empty: the batch's positions.
-    first: Vec<u32>,
+/// Some of the rows of `[of, width]` as `[count, width]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rows {
+    pub count: usize,
+    pub of: usize,
+    pub width: usize,
+    /// Numbers of the rows; empty: those of [`crate::data::Batch::positions`].
+    pub fixed: Vec<u32>,
 }
 
 impl Rows {
     fn index<'a>(&'a self, positions: &'a [u32]) -> &'a [u32] {
-        if self.first.is_empty() { positions } else { &self.first }
+        if self.fixed.is_empty() { positions } else { &self.fixed }
     }
 }
 
 impl Layer for Rows {
     fn kind(&self) -> &'static str {
         "Rows"
+    }
+
+    fn form(&self) -> Form {
+        Form::Rows(self.clone())
     }
 
     fn needs(&self, _: &Cpu) -> Needs {

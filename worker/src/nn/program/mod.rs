@@ -1,4 +1,5 @@
-//! What a device is told to do in one training step: operations on lanes, with all the memory that each reads and writes.
+//! What a device is told to do in one training step: operations on lanes, what each computes, and all the memory
+//! that it reads and writes.
 //!
 //! ```text
 //! Network::program -> Program -> check    orders, contents and life times, without a device
@@ -15,6 +16,7 @@ mod record;
 pub use check::Fault;
 pub use record::Reductions;
 
+use super::form::Form;
 use std::fmt;
 use std::ops::Range;
 
@@ -80,10 +82,12 @@ pub enum Event {
 }
 
 /// One operation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Work {
-    Forward(String),
-    Backward(String),
+    /// Of a layer, and what it computes.
+    Forward(String, Form),
+    /// The gradients of the same.
+    Backward(String, Form),
     /// Moves or adds what a layer delivered to the gradient of an input.
     Pass(String),
     /// Sums a bucket over all ranks, in place.
@@ -96,7 +100,7 @@ pub enum Work {
     Wait(Event),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     pub lane: Lane,
     pub work: Work,
@@ -105,7 +109,7 @@ pub struct Step {
 }
 
 /// The operations of one training step, in an order in which one thread may launch them.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Program {
     pub steps: Vec<Step>,
     /// Bytes of the arena.
@@ -152,8 +156,8 @@ impl fmt::Display for Step {
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Work::Forward(layer) => write!(f, "forward {layer}"),
-            Work::Backward(layer) => write!(f, "backward {layer}"),
+            Work::Forward(layer, form) => write!(f, "forward {layer}: {form}"),
+            Work::Backward(layer, _) => write!(f, "backward {layer}"),
             Work::Pass(layer) => write!(f, "pass on from {layer}"),
             Work::Reduce(bucket) => write!(f, "reduce bucket {bucket}"),
             Work::Norm => write!(f, "norm of the gradients"),

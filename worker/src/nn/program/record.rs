@@ -4,8 +4,7 @@ use super::{Access, Content, Event, Lane, Memory, Program, Step, Work};
 use crate::nn::arena::Region;
 use crate::nn::graph::Node;
 use crate::nn::layout::{Bucket, Layout};
-use crate::nn::network::Network;
-use crate::nn::plan::{Mode, NodePlan};
+use crate::nn::plan::{Mode, NetworkPlan, NodePlan};
 use std::ops::Range;
 
 /// How the gradients of a step are reduced.
@@ -21,10 +20,9 @@ pub struct Reductions<'a> {
     pub micro_batches: usize,
 }
 
-impl Network {
-    /// The program of one training step: all micro-batches, the all-reduces, the optimizer.
-    pub fn program(&self, reductions: &Reductions<'_>) -> Program {
-        let (nodes, plan) = self.parts();
+impl Program {
+    /// Of one training step: all micro-batches, the all-reduces, the optimizer.
+    pub(crate) fn record(nodes: &[Node], plan: &NetworkPlan, reductions: &Reductions<'_>) -> Program {
         let tensors = nodes.iter().filter(|node| node.output.is_some()).map(|node| node.name.as_str()).collect();
         let mut recorder = Recorder { layout: &plan.layout, tensors, steps: Vec::new() };
         for micro_batch in 0..reductions.micro_batches {
@@ -92,7 +90,7 @@ impl Recorder<'_> {
         writes.extend(in_arena(&places.saved, Content::Saved(name())));
         writes.extend(in_arena(&places.kept, Content::Kept(name())));
         writes.extend(in_arena(&places.scratch, Content::Scratch(name())));
-        self.push(Lane::Compute, Work::Forward(name()), reads, writes);
+        self.push(Lane::Compute, Work::Forward(name(), node.layer.form()), reads, writes);
     }
 
     /// `adds`: to the gradients of earlier micro-batches.
@@ -141,7 +139,7 @@ impl Recorder<'_> {
             reads.extend((adds || written).then(|| self.weight_gradient(ordinal)));
             writes.push(self.weight_gradient(ordinal));
         }
-        self.push(Lane::Compute, Work::Backward(name()), reads, writes);
+        self.push(Lane::Compute, Work::Backward(name(), node.layer.form()), reads, writes);
         for (reads, writes) in passes {
             self.push(Lane::Compute, Work::Pass(name()), reads, writes);
         }

@@ -1,0 +1,129 @@
+//! What a GPU is told to do, as data.
+
+use crate::cpu::Format;
+use crate::nn::layers::Target;
+use switchyard_cuda::kernels::{self, Argument, Call};
+
+/// A memory of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Activations, their gradients and scratch memory, placed by the plan.
+    Arena,
+    /// 32-bit weights in the order of the layout.
+    Weights,
+    /// The same in the network's format, in mixed precision.
+    Half,
+    /// 32-bit gradients in the order of the layout.
+    Gradients,
+    /// [`crate::data::Batch::values`], 32 bits.
+    Values,
+    /// The classes that logits are compared with, `u32`.
+    Targets(Target),
+    /// For each loss one `f32`: what the gradient of each row is multiplied by.
+    Factors,
+    /// For each row of each loss its nats, `f32`.
+    Losses,
+    /// For each row of each loss 1.0 if the prediction was right, else 0.0.
+    Correct,
+}
+
+/// Bytes of a memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    pub memory: Memory,
+    /// First byte.
+    pub at: usize,
+    pub bytes: usize,
+}
+
+impl kernels::Memory for Span {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// An operand of a product: `rows` x `columns` numbers as they lie in memory, row by row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Matrix<M> {
+    pub memory: M,
+    pub rows: usize,
+    pub columns: usize,
+    pub format: Format,
+    /// The product takes rows for columns.
+    pub is_transposed: bool,
+}
+
+impl<M> Matrix<M> {
+    /// The same numbers with rows for columns.
+    pub fn transposed(self) -> Matrix<M> {
+        Matrix { is_transposed: !self.is_transposed, ..self }
+    }
+}
+
+/// `result = left right`, or `result += left right`. Sums are in 32 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Product<M> {
+    pub left: Matrix<M>,
+    pub right: Matrix<M>,
+    pub result: M,
+    /// Of the result.
+    pub format: Format,
+    pub adds: bool,
+}
+
+/// One operation of a GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Work<M> {
+    Kernel(Call<M>),
+    Product(Product<M>),
+    /// Between memories of the same length.
+    Copy {
+        from: M,
+        to: M,
+    },
+}
+
+/// An operation and the layer that it is for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch<M> {
+    pub layer: String,
+    /// Backward or forward.
+    pub backward: bool,
+    pub work: Work<M>,
+}
+
+impl<M: Copy> Work<M> {
+    /// Memory whose contents matter before the operation.
+    pub fn reads(&self) -> Vec<M> {
+        match self {
+            Work::Kernel(call) => call.arguments().iter().filter_map(|argument| read(*argument)).collect(),
+            Work::Product(Product { left, right, result, adds, .. }) => {
+                [left.memory, right.memory].into_iter().chain(adds.then_some(*result)).collect()
+            }
+            Work::Copy { from, .. } => vec![*from],
+        }
+    }
+
+    /// Memory that the operation changes.
+    pub fn writes(&self) -> Vec<M> {
+        match self {
+            Work::Kernel(call) => call.arguments().iter().filter_map(|argument| written(*argument)).collect(),
+            Work::Product(product) => vec![product.result],
+            Work::Copy { to, .. } => vec![*to],
+        }
+    }
+}
+
+fn read<M>(argument: Argument<M>) -> Option<M> {
+    match argument {
+        Argument::Reads(memory) | Argument::Updates(memory) => Some(memory),
+        Argument::Writes(_) | Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
+    }
+}
+
+fn written<M>(argument: Argument<M>) -> Option<M> {
+    match argument {
+        Argument::Writes(memory) | Argument::Updates(memory) => Some(memory),
+        Argument::Reads(_) | Argument::Absent | Argument::Int(_) | Argument::Float(_) => None,
+    }
+}

@@ -1,0 +1,259 @@
+//! How a GPU computes each form: what it needs, and its launches forward and backward.
+
+use super::launch::{Matrix, Memory, Product, Span, Work};
+use super::plan::{Computed, Target};
+use super::refused::Reason;
+use crate::cpu::Format;
+use crate::nn::arena::Region;
+use crate::nn::layers::{self, Activation, Loss, RowNorm};
+use crate::nn::plan::{Mode, NodePlan};
+use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
+use switchyard_cuda::kernels::activation::{self, Function};
+use switchyard_cuda::kernels::cross_entropy::{self, CrossEntropy};
+use switchyard_cuda::kernels::layer_norm::{self, LayerNorm};
+use switchyard_cuda::kernels::{self, Element, Rows};
+
+/// What a form needs on a GPU.
+///
+/// # Errors
+/// No kernel computes it.
+pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs, Reason> {
+    let missing = |what: &str| Err(Reason::Missing(what.to_owned()));
+    let first = [true, false, false];
+    match form {
+        Form::Features(_) if format == Format::F32 => Ok(Needs::default()),
+        Form::Features(_) => missing("features in 16 bits"),
+        Form::Product(product) => {
+            let after = activation(product, format)?.filter(|_| product.bias);
+            Ok(Needs {
+                inputs: first,
+                // GELU needs its argument; for the others the output is enough.
+                output: matches!(product.activation, Some(Activation::Relu | Activation::Tanh)),
+                kept: if product.activation == Some(Activation::Gelu) { product.rows * product.outputs } else { 0 },
+                backward_scratch: after.map_or(0, |after| after.partial_bytes(target.blocks) / FLOAT),
+                flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
+                ..Needs::default()
+            })
+        }
+        Form::LayerNorm(norm) => Ok(Needs {
+            inputs: first,
+            saved: 2 * norm.rows,
+            backward_scratch: layer_norm(norm, format)?.partial_bytes(target.blocks) / FLOAT,
+            flow: [Flow::Accumulate; INPUTS],
+            always: [true, false, false],
+            ..Needs::default()
+        }),
+        // Loss and gradient come from one kernel, in backward.
+        Form::CrossEntropy(_) => Ok(Needs { flow: [Flow::OverInput; INPUTS], ..Needs::default() }),
+        other => missing(&other.to_string()),
+    }
+}
+
+/// Bytes of a number in 32 bits.
+const FLOAT: usize = size_of::<f32>();
+
+fn element(format: Format) -> Element {
+    match format {
+        Format::F32 => Element::F32,
+        Format::Bf16 => Element::Bf16,
+        Format::F16 => Element::F16,
+    }
+}
+
+/// Sizes of kernels have 32 bits.
+fn size(number: usize) -> Result<u32, Reason> {
+    u32::try_from(number).map_err(|_| Reason::Missing(format!("a size of {number}")))
+}
+
+fn rows(width: usize, format: Format) -> Result<Rows, Reason> {
+    let width = size(width)?;
+    Ok(Rows { element: element(format), width, pitch: width })
+}
+
+/// What follows a product; `None` if nothing does.
+fn activation(product: &layers::Product, format: Format) -> Result<Option<activation::Activation>, Reason> {
+    if !product.bias && product.activation.is_none() {
+        return Ok(None);
+    }
+    let function = match product.activation {
+        None => Function::Identity,
+        Some(Activation::Relu) => Function::Relu,
+        Some(Activation::Gelu) => Function::Gelu,
+        Some(Activation::Tanh) => Function::Tanh,
+    };
+    Ok(Some(activation::Activation::new(function, rows(product.outputs, format)?, size(product.rows)?)?))
+}
+
+fn layer_norm(norm: &RowNorm, format: Format) -> Result<LayerNorm, Reason> {
+    Ok(LayerNorm::new(rows(norm.width, format)?, size(norm.rows)?)?)
+}
+
+/// Makes the launches of one layer after another.
+pub(super) struct Lowering<'a, M> {
+    pub target: Target,
+    pub format: Format,
+    pub layout: &'a Layout,
+    pub place: &'a dyn Fn(Span) -> M,
+    /// To the gradients of earlier micro-batches.
+    pub adds: bool,
+    /// Those of the current layer.
+    pub works: Vec<Work<M>>,
+}
+
+impl<M: kernels::Memory> Lowering<'_, M> {
+    pub fn forward(&mut self, form: &Form, places: &NodePlan) -> Result<(), Reason> {
+        match form {
+            Form::Features(features) => {
+                let from = self.floats(Memory::Values, 0, features.rows * features.width);
+                let to = self.arena(&places.output);
+                self.works.push(Work::Copy { from, to });
+            }
+            Form::Product(product) => self.product(product, places)?,
+            Form::LayerNorm(norm) => {
+                let parameters = [0, 1].map(|index| self.parameter(Memory::Weights, places.ordinals[index]));
+                let [x, y, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
+                let call = layer_norm(norm, self.format)?.forward(self.target.blocks, x, parameters, y, saved)?;
+                self.works.push(Work::Kernel(call));
+            }
+            // See `needs`: a loss is computed in backward, and everything else is refused.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub fn backward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+        match &computed.form {
+            Form::Product(product) => self.product_backward(product, places)?,
+            Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
+            Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
+            _ => {}
+        }
+        for pass in &places.passes {
+            if pass.add {
+                return Err(Reason::Missing("a sum of gradients".to_owned()));
+            }
+            let (from, to) = (self.arena(&pass.from), self.arena(&pass.to));
+            self.works.push(Work::Copy { from, to });
+        }
+        Ok(())
+    }
+
+    fn product(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+        let y = self.arena(&places.output);
+        let is_gelu = product.activation == Some(Activation::Gelu);
+        let result = if is_gelu { self.arena(&places.kept) } else { y };
+        if product.residual {
+            let from = self.arena(&places.inputs[1]);
+            self.works.push(Work::Copy { from, to: result });
+        }
+        let left = self.matrix(&places.inputs[0], product.rows, product.inputs);
+        let right = self.weight(product, places).transposed();
+        let (format, adds) = (self.format, product.residual);
+        self.works.push(Work::Product(Product { left, right, result, format, adds }));
+        if let Some(after) = activation(product, self.format)? {
+            let bias = product.bias.then(|| self.parameter(Memory::Weights, places.ordinals[1]));
+            // Without a bias the product is what is kept.
+            let kept = bias.filter(|_| is_gelu).map(|_| result);
+            let on = activation::Forward { x: result, bias, kept, y };
+            self.works.push(Work::Kernel(after.forward(self.target.blocks, on)?));
+        }
+        Ok(())
+    }
+
+    fn product_backward(&mut self, product: &layers::Product, places: &NodePlan) -> Result<(), Reason> {
+        if let Some(after) = activation(product, self.format)? {
+            let blocks = self.target.blocks;
+            let dy = self.arena(&places.d_output);
+            let kept = match product.activation {
+                None => dy,
+                Some(Activation::Gelu) => self.arena(&places.kept),
+                Some(Activation::Relu | Activation::Tanh) => self.arena(&places.backward_output),
+            };
+            let partial = product.bias.then(|| self.arena(&places.backward_scratch));
+            self.works.push(Work::Kernel(after.backward(blocks, activation::Backward { kept, dy, partial })?));
+            if let Some(partial) = partial {
+                let (d_bias, adds) = self.gradient(places, 1);
+                self.works.push(Work::Kernel(after.bias(blocks, partial, d_bias, adds)?));
+            }
+        }
+        let dy = self.matrix(&places.d_output, product.rows, product.outputs);
+        let x = self.matrix(&places.backward_inputs[0], product.rows, product.inputs);
+        let (result, adds) = self.gradient(places, 0);
+        self.works.push(Work::Product(Product { left: dy.transposed(), right: x, result, format: Format::F32, adds }));
+        if let Mode::Write | Mode::Add = places.modes[0] {
+            let result = self.arena(&places.d_inputs[0]);
+            let (format, adds) = (self.format, places.modes[0] == Mode::Add);
+            let right = self.weight(product, places);
+            self.works.push(Work::Product(Product { left: dy, right, result, format, adds }));
+        }
+        Ok(())
+    }
+
+    fn layer_norm_backward(&mut self, norm: &RowNorm, places: &NodePlan) -> Result<(), Reason> {
+        let blocks = self.target.blocks;
+        let call = layer_norm(norm, self.format)?;
+        let [dy, x, saved, dx, partial] = [
+            &places.d_output,
+            &places.backward_inputs[0],
+            &places.saved,
+            &places.d_inputs[0],
+            &places.backward_scratch,
+        ]
+        .map(|place| self.arena(place));
+        let gamma = self.parameter(Memory::Weights, places.ordinals[0]);
+        let on = layer_norm::Backward { dy, x, gamma, saved, dx, partial };
+        self.works.push(Work::Kernel(call.backward(blocks, on, places.modes[0] == Mode::Add)?));
+        let ((d_gamma, adds), (d_beta, _)) = (self.gradient(places, 0), self.gradient(places, 1));
+        self.works.push(Work::Kernel(call.parameters(blocks, partial, [d_gamma, d_beta], adds)?));
+        Ok(())
+    }
+
+    fn cross_entropy(&mut self, loss: &Loss, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+        let call = CrossEntropy::new(rows(loss.classes, self.format)?, size(loss.rows)?)?;
+        let on = cross_entropy::On {
+            logits: self.arena(&places.d_inputs[0]),
+            targets: self.floats(Memory::Targets(loss.options.target), 0, loss.rows),
+            losses: self.floats(Memory::Losses, computed.row, loss.rows),
+            correct: self.floats(Memory::Correct, computed.row, loss.rows),
+            scale: self.floats(Memory::Factors, computed.loss, 1),
+        };
+        let Target { blocks, shared_bytes } = self.target;
+        self.works.push(Work::Kernel(call.call(blocks, shared_bytes, on, loss.smoothing)?));
+        Ok(())
+    }
+
+    /// Of numbers of 32 bits.
+    fn floats(&self, memory: Memory, from: usize, len: usize) -> M {
+        (self.place)(Span { memory, at: FLOAT * from, bytes: FLOAT * len })
+    }
+
+    fn arena(&self, place: &Region) -> M {
+        (self.place)(Span { memory: Memory::Arena, at: place.offset, bytes: place.bytes() })
+    }
+
+    fn matrix(&self, place: &Region, rows: usize, columns: usize) -> Matrix<M> {
+        Matrix { memory: self.arena(place), rows, columns, format: place.format, is_transposed: false }
+    }
+
+    /// A parameter or its gradient, in 32 bits.
+    fn parameter(&self, memory: Memory, ordinal: usize) -> M {
+        let parameter = &self.layout.parameters[ordinal];
+        self.floats(memory, parameter.offset, parameter.len)
+    }
+
+    /// The matrix of a product in the format that is computed with.
+    fn weight(&self, product: &layers::Product, places: &NodePlan) -> Matrix<M> {
+        let parameter = &self.layout.parameters[places.ordinals[0]];
+        let (rows, columns, format) = (product.outputs, product.inputs, self.format);
+        let memory = if format == Format::F32 { Memory::Weights } else { Memory::Half };
+        let (at, bytes) = (format.size() * parameter.offset, format.size() * parameter.len);
+        let memory = (self.place)(Span { memory, at, bytes });
+        Matrix { memory, rows, columns, format, is_transposed: false }
+    }
+
+    /// The gradient of a layer's parameter, and whether to add to what it holds.
+    fn gradient(&self, places: &NodePlan, index: usize) -> (M, bool) {
+        let adds = self.adds || places.written[index];
+        (self.parameter(Memory::Gradients, places.ordinals[index]), adds)
+    }
+}

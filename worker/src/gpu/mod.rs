@@ -1,0 +1,19 @@
+//! The engine on GPUs of NVIDIA, as far as it exists: the graph of a network turned into launches, which are data.
+//!
+//! ```text
+//! nn::Graph -> forms -> Needs -> plan of nn (addresses) -> Plan::launches -> Launch: kernel, product, copy
+//!                └─ Refused                                                    with the memory that each uses
+//! ```
+//!
+//! A layer says what it computes ([`crate::nn::Form`]), and [`Plan`] says how a GPU does that. What has no form, and what has no kernel yet,
+//! is refused before anything is allocated. Nothing here calls a device: the caller says what the memory of a launch is, and runs it.
+#![forbid(unsafe_code)]
+
+mod launch;
+mod layers;
+mod plan;
+mod refused;
+
+pub use launch::{Launch, Matrix, Memory, Product, Span, Work};
+pub use plan::{Plan, Target};
+pub use refused::Refused;

@@ -1,0 +1,153 @@
+//! The plan of a network on a GPU: memory, and the launches of forward and backward.
+
+use super::launch::{Launch, Span};
+use super::layers::{self, Lowering};
+use super::refused::Refused;
+use crate::cpu::Format;
+use crate::nn::graph::{Graph, Node};
+use crate::nn::plan::NetworkPlan;
+use crate::nn::program::{Program, Reductions};
+use crate::nn::{Form, Layout, Lengths, Needs};
+use switchyard_cuda::kernels;
+
+/// Bytes of which every address in the arena is a multiple: what `cuMemAlloc` gives, and more than any kernel needs.
+const ALIGNMENT: usize = 256;
+
+/// The GPU that launches are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// Blocks of a launch, at most: a small multiple of the multiprocessors.
+    pub blocks: u32,
+    /// Shared memory of a block, at most.
+    pub shared_bytes: u32,
+}
+
+/// What a layer computes.
+pub(super) struct Computed {
+    pub form: Form,
+    /// Losses before it.
+    pub loss: usize,
+    /// Rows of these losses.
+    pub row: usize,
+}
+
+/// A network on a GPU.
+pub struct Plan {
+    target: Target,
+    format: Format,
+    nodes: Vec<Node>,
+    /// What each of them computes.
+    computed: Vec<Computed>,
+    plan: NetworkPlan,
+}
+
+impl Plan {
+    /// Plans the memory and the launches of a graph.
+    ///
+    /// # Errors
+    /// A layer has no form or no kernel, or the graph is not a valid network.
+    pub fn new(graph: Graph, target: Target) -> Result<Plan, Refused> {
+        let format = graph.format();
+        for node in &graph.nodes {
+            check(&graph, node)?;
+        }
+        let needs = |node: &Node| -> Result<Needs, Refused> {
+            let needs = layers::needs(&node.layer.form(), target, format);
+            needs.map_err(|reason| reason.of(&node.name, node.layer.kind()))
+        };
+        // The plan goes backward; a refusal names the first layer.
+        graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
+        let plan = NetworkPlan::new(&graph, ALIGNMENT, &needs)?;
+        let mut before = (0, 0);
+        let computed = graph.nodes.iter().map(|node| {
+            let form = node.layer.form();
+            let (loss, row) = before;
+            if let Form::CrossEntropy(loss) = &form {
+                before = (before.0 + 1, before.1 + loss.rows);
+            }
+            Computed { form, loss, row }
+        });
+        let computed = computed.collect();
+        let plan = Plan { target, format, nodes: graph.nodes, computed, plan };
+        plan.launches(false, |span| span)?;
+        Ok(plan)
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.plan.layout
+    }
+
+    /// Bytes of [`Memory::Arena`](super::Memory::Arena).
+    pub fn arena_bytes(&self) -> usize {
+        self.plan.bytes
+    }
+
+    /// Rows of each loss, in the order of [`Memory::Factors`](super::Memory::Factors).
+    pub fn loss_rows(&self) -> Vec<usize> {
+        let rows = |computed: &Computed| match &computed.form {
+            Form::CrossEntropy(loss) => Some(loss.rows),
+            _ => None,
+        };
+        self.computed.iter().filter_map(rows).collect()
+    }
+
+    /// The program of one training step, as for CPUs: what its checker says holds for the launches too.
+    pub fn program(&self, reductions: &Reductions<'_>) -> Program {
+        Program::record(&self.nodes, &self.plan, reductions)
+    }
+
+    /// Forward and backward of a micro-batch, in order. `adds`: to the gradients of earlier micro-batches. `place` says which memory of
+    /// the device a span is.
+    ///
+    /// # Errors
+    /// A kernel does not take the sizes, or the memory that `place` gives.
+    pub fn launches<M: kernels::Memory>(
+        &self,
+        adds: bool,
+        place: impl Fn(Span) -> M,
+    ) -> Result<Vec<Launch<M>>, Refused> {
+        let mut lowering = Lowering {
+            target: self.target,
+            format: self.format,
+            layout: &self.plan.layout,
+            place: &place,
+            adds,
+            works: Vec::new(),
+        };
+        let mut launches = Vec::new();
+        let parts = || self.nodes.iter().zip(&self.computed).zip(&self.plan.nodes);
+        let mut note = |works: Vec<_>, node: &Node, backward: bool| {
+            launches.extend(works.into_iter().map(|work| Launch { layer: node.name.clone(), backward, work }));
+        };
+        for ((node, computed), places) in parts() {
+            let lowered = lowering.forward(&computed.form, places);
+            lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
+            note(std::mem::take(&mut lowering.works), node, false);
+        }
+        for ((node, computed), places) in parts().rev().filter(|(_, places)| places.backward) {
+            let lowered = lowering.backward(computed, places);
+            lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
+            note(std::mem::take(&mut lowering.works), node, true);
+        }
+        Ok(launches)
+    }
+}
+
+/// Whether a layer has a form that is true.
+fn check(graph: &Graph, node: &Node) -> Result<(), Refused> {
+    let (layer, kind, form) = (node.name.clone(), node.layer.kind(), node.layer.form());
+    let Some(lengths) = form.lengths() else { return Err(Refused::Own { layer, kind }) };
+    let planned = Lengths {
+        inputs: node.inputs.iter().map(|&tensor| graph.tensors[tensor].len()).collect(),
+        parameters: node
+            .parameters
+            .iter()
+            .map(|&parameter| graph.parameters[parameter].shape.iter().product())
+            .collect(),
+        output: node.output.map_or(0, |tensor| graph.tensors[tensor].len()),
+    };
+    if lengths != planned {
+        return Err(Refused::Form { layer, kind, form: form.to_string() });
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+use crate::nn::ModelError;
+
+/// Why a network cannot be computed on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The layer has no form.
+    #[error("layer `{layer}` ({kind}) is part of a program of one's own and runs on CPUs only")]
+    Own { layer: String, kind: &'static str },
+    /// No kernel computes the form.
+    #[error("layer `{layer}` ({kind}) runs on CPUs only: {what} cannot be computed on GPUs yet")]
+    Missing { layer: String, kind: &'static str, what: String },
+    /// The form says something else than the graph.
+    #[error(
+        "layer `{layer}` ({kind}): got the form `{form}`, expected one that agrees with its tensors and parameters"
+    )]
+    Form { layer: String, kind: &'static str, form: String },
+    /// A kernel cannot have these sizes.
+    #[error("layer `{layer}` ({kind}) does not fit a kernel: {source}")]
+    Kernel { layer: String, kind: &'static str, source: switchyard_cuda::Error },
+    /// No device can compute the network.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// A refusal that does not know its layer.
+pub(super) enum Reason {
+    Missing(String),
+    Kernel(switchyard_cuda::Error),
+}
+
+impl From<switchyard_cuda::Error> for Reason {
+    fn from(error: switchyard_cuda::Error) -> Reason {
+        Reason::Kernel(error)
+    }
+}
+
+impl Reason {
+    pub fn of(self, layer: &str, kind: &'static str) -> Refused {
+        let layer = layer.to_owned();
+        match self {
+            Reason::Missing(what) => Refused::Missing { layer, kind, what },
+            Reason::Kernel(source) => Refused::Kernel { layer, kind, source },
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Networks on a GPU without one: what is refused, launches that stay within the checked program, and training whose kernels run on the
+//! executor of PTX, compared with the engine on CPUs.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+mod executed;
+#[path = "../flat_gradients/mod.rs"]
+mod flat_gradients;
+mod network;
+#[path = "../../cuda-reference/tests/nvrtc/mod.rs"]
+mod nvrtc;
+mod refusals;
+mod training;
+#[path = "../trial/mod.rs"]
+mod trial;
+
+use switchyard_worker::gpu::Target;
+
+/// Few blocks, so that each has several rows, and the shared memory of a block on an H200.
+const TARGET: Target = Target { blocks: 4, shared_bytes: 232_448 };

@@ -1,0 +1,105 @@
+//! Small networks of what GPUs have kernels for, and their launches beside their programs.
+
+use crate::TARGET;
+use switchyard_worker::cpu::Format;
+use switchyard_worker::data::Kind;
+use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
+use switchyard_worker::model::Registry;
+use switchyard_worker::nn::layers::{CrossEntropy, LayerNorm, Linear, Target, features};
+use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
+use switchyard_worker::nn::{Graph, Initial, fuse};
+use switchyard_worker_contract::config;
+
+pub const SAMPLES: usize = 6;
+pub const KIND: Kind = Kind::Features { width: 8, classes: 4 };
+
+/// ```text
+/// x = first(features)     y = x + second(norm(x))     logits = head(norm(y))
+/// ```
+pub fn graph(classes: usize) -> Graph {
+    let mut graph = Graph::new(SAMPLES, KIND, Format::F32).with_label_smoothing(0.1);
+    let linear = |outputs: usize| Linear::new(outputs).without_bias().initial(Initial::Uniform(0.4));
+    let input = features(&mut graph, "input").unwrap();
+    let x = linear(20).add(&mut graph, "first", input).unwrap();
+    let norm = LayerNorm.add(&mut graph, "norm", x).unwrap();
+    let y = linear(20).residual(x).add(&mut graph, "second", norm).unwrap();
+    let norm = LayerNorm.add(&mut graph, "last norm", y).unwrap();
+    let logits = linear(classes).add(&mut graph, "head", norm).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
+/// An MLP with biases and this activation.
+pub fn mlp(activation: config::Activation) -> Graph {
+    let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
+    let model = config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation });
+    Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
+    graph
+}
+
+type Build = fn() -> Graph;
+
+/// All small networks by name, for losses over four classes.
+pub const NETWORKS: [(&str, Build); 3] = [
+    ("residual", || graph(4)),
+    ("mlp with ReLU", || mlp(config::Activation::Relu)),
+    ("mlp with GELU", || mlp(config::Activation::Gelu)),
+];
+
+/// The first memory of a launch that the program's operation does not declare.
+fn undeclared(launch: &Launch<Span>, program: &Program) -> Option<Span> {
+    let is_of = |step: &&Step| match &step.work {
+        program::Work::Forward(layer, _) => *layer == launch.layer && !launch.backward,
+        program::Work::Backward(layer, _) | program::Work::Pass(layer) => *layer == launch.layer && launch.backward,
+        _ => false,
+    };
+    let steps: Vec<&Step> = program.steps.iter().filter(is_of).collect();
+    let within = |span: &Span, access: &Access| {
+        let memory = match span.memory {
+            Memory::Arena => program::Memory::Arena,
+            Memory::Weights => program::Memory::Weights,
+            Memory::Gradients => program::Memory::Gradients,
+            // A program does not speak of what comes with a batch.
+            _ => return true,
+        };
+        access.memory == memory && access.range.start <= span.at && span.at + span.bytes <= access.range.end
+    };
+    let declares = |span: &Span, writes: bool| {
+        steps.iter().any(|step| {
+            let reads = step.reads.iter().filter(|_| !writes);
+            step.writes.iter().chain(reads).any(|access| within(span, access))
+        })
+    };
+    let (reads, writes) = (launch.work.reads(), launch.work.writes());
+    let read = reads.iter().find(|span| !declares(span, false));
+    read.or_else(|| writes.iter().find(|span| !declares(span, true))).copied()
+}
+
+fn planned(graph: Graph) -> (Plan, Program) {
+    let plan = Plan::new(graph, TARGET).unwrap();
+    let buckets = fuse(plan.layout(), 1024);
+    let runs: Vec<_> = (0..buckets.len()).map(|bucket| bucket..bucket + 1).collect();
+    let program = plan.program(&Reductions { buckets: &buckets, runs: &runs, lanes: 1, micro_batches: 1 });
+    (plan, program)
+}
+
+#[test]
+fn launches_use_what_the_checked_program_declares() {
+    for (name, build) in NETWORKS {
+        let (plan, program) = planned(build());
+        assert_eq!(program.check(), Ok(()), "{name}\n{program}");
+        for launch in plan.launches(false, |span| span).unwrap() {
+            assert_eq!(undeclared(&launch, &program), None, "{name}: {launch:?}");
+        }
+    }
+}
+
+#[test]
+fn a_launch_in_the_wrong_memory_is_found() {
+    let (plan, program) = planned(graph(4));
+    for memory in [Memory::Arena, Memory::Gradients] {
+        let moved = |span: Span| if span.memory == memory { Span { at: span.at + 4, ..span } } else { span };
+        let launches = plan.launches(false, moved).unwrap();
+        assert!(launches.iter().any(|launch| undeclared(launch, &program).is_some()), "{memory:?}");
+    }
+}

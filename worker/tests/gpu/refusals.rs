@@ -1,0 +1,84 @@
+//! What a GPU cannot compute is refused before anything starts, with the layer and the reason.
+
+use crate::TARGET;
+use crate::network::{self, KIND, SAMPLES};
+use crate::trial::cases;
+use switchyard_worker::cpu::attention::AttentionShape;
+use switchyard_worker::cpu::{Cpu, Format};
+use switchyard_worker::gpu::{Plan, Refused};
+use switchyard_worker::model::Registry;
+use switchyard_worker::nn::layers::{CrossEntropy, Linear, Target, features};
+use switchyard_worker::nn::{Backward, Form, Forward, Graph, Layer, Needs};
+
+/// A layer of a user's program.
+struct Mine(Form);
+
+impl Layer for Mine {
+    fn kind(&self) -> &'static str {
+        "Mine"
+    }
+
+    fn form(&self) -> Form {
+        self.0.clone()
+    }
+
+    fn needs(&self, _: &Cpu) -> Needs {
+        Needs::default()
+    }
+
+    fn forward(&mut self, _: &mut Forward<'_>) {}
+
+    fn backward(&mut self, _: &mut Backward<'_>) {}
+}
+
+fn refused(graph: Graph) -> Refused {
+    Plan::new(graph, TARGET).err().unwrap()
+}
+
+/// A network with a layer of one's own between others.
+fn own(form: Form) -> Graph {
+    let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
+    let x = features(&mut graph, "input").unwrap();
+    let x = Linear::new(4).without_bias().add(&mut graph, "first", x).unwrap();
+    let x = graph.add("middle", Mine(form), &[x], &[], &[], &[SAMPLES, 4]).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", x).unwrap();
+    graph
+}
+
+#[test]
+fn a_layer_without_a_form() {
+    let error = refused(own(Form::Own));
+    assert_eq!(error.to_string(), "layer `middle` (Mine) is part of a program of one's own and runs on CPUs only");
+}
+
+#[test]
+fn a_form_that_does_not_agree_with_the_tensors() {
+    let shape = AttentionShape { batch: SAMPLES, context: 1, heads: 1, head_size: 4, causal: false };
+    let error = refused(own(Form::Attention(shape)));
+    let expected = "layer `middle` (Mine): got the form `attention 6 x 1 x 4, 1 heads`, expected one that agrees with its tensors and \
+                    parameters";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn sizes_that_no_kernel_has() {
+    let error = refused(network::graph(5));
+    let expected = "layer `loss` (CrossEntropy) does not fit a kernel: cross_entropy: width 5 and pitch 5, expected a pitch that is a \
+                    multiple of 4, not below the width";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn every_model_whose_layers_have_no_kernel_yet() {
+    for case in cases() {
+        let mut graph = Graph::new(case.samples, case.kind, Format::F32);
+        Registry::new().model(&case.model).unwrap().build(&mut graph).unwrap();
+        let error = refused(graph);
+        // The widths of this model are no multiples of 16 bytes.
+        let is_expected = match case.name {
+            "mlp features" => matches!(&error, Refused::Kernel { .. }),
+            _ => matches!(&error, Refused::Missing { .. }),
+        };
+        assert!(is_expected, "{}: {error}", case.name);
+    }
+}

@@ -1,0 +1,175 @@
+//! Twenty steps with AdamW: every kernel on the executor, which checks each access, against the engine on CPUs.
+
+use crate::TARGET;
+use crate::executed::Gpu;
+use crate::flat_gradients::FlatGradients;
+use crate::network::{KIND, NETWORKS, SAMPLES, graph};
+use crate::trial::{batch_of, cpu};
+use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::adamw::{AdamW, Arrays, Chunk, Numbers, Scaling, Tables};
+use switchyard_cuda_reference::Span;
+use switchyard_worker::cpu::Isa;
+use switchyard_worker::data::Batch;
+use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
+use switchyard_worker::model::initialise;
+use switchyard_worker::nn::layers::Target;
+use switchyard_worker::nn::{Graph, Layout, Network, Role, Weights};
+use switchyard_worker::optimizer::Optimizer;
+use switchyard_worker_contract::config;
+
+const STEPS: usize = 20;
+const RATE: f64 = 0.01;
+const DECAY: f64 = 0.1;
+const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+
+/// Another batch in each step.
+fn batch(step: usize) -> Batch {
+    let mut batch = batch_of(&KIND, SAMPLES);
+    batch.values.iter_mut().enumerate().for_each(|(index, value)| *value += 0.1 * ((index + 3 * step) as f32).sin());
+    batch
+}
+
+fn weights(layout: &Layout) -> Vec<f32> {
+    let mut weights = vec![0.0; layout.len];
+    initialise(layout, 3, &mut weights);
+    weights
+}
+
+struct Trained {
+    /// Of each step.
+    losses: Vec<f64>,
+    /// Right predictions of all steps.
+    correct: u64,
+    /// After the last step.
+    weights: Vec<f32>,
+}
+
+impl Trained {
+    /// The first difference beyond what the order of sums explains.
+    fn difference(&self, expected: &Trained) -> Option<String> {
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4 * b;
+        if let Some(step) = self.losses.iter().zip(&expected.losses).position(|pair| !near(pair)) {
+            return Some(format!("step {step}: loss {}, expected {}", self.losses[step], expected.losses[step]));
+        }
+        if self.correct != expected.correct {
+            return Some(format!("{} right predictions, expected {}", self.correct, expected.correct));
+        }
+        let apart = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-3;
+        let weight = self.weights.iter().zip(&expected.weights).position(apart)?;
+        Some(format!("weight {weight}: {}, expected {}", self.weights[weight], expected.weights[weight]))
+    }
+}
+
+fn on_cpu(graph: Graph) -> Trained {
+    let cpu = cpu(1, Isa::Portable);
+    let mut network = Network::new(graph, cpu.clone()).unwrap();
+    let layout = network.layout().clone();
+    let rule = config::Optimizer {
+        rule: config::Rule::AdamW(ADAM),
+        learning_rate: RATE,
+        weight_decay: DECAY,
+        gradient_clip_norm: None,
+        decay_exclusions: config::DecayExclusions::Vectors,
+    };
+    let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
+    let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
+    let (mut losses, mut correct) = (Vec::new(), 0);
+    for step in 0..STEPS {
+        let batch = batch(step);
+        let given = Weights { master: &weights, half: None, statistics: &[] };
+        let sums = network.forward(given, &batch);
+        network.backward(given, &batch, 1.0, &mut sink);
+        optimizer.begin_step(RATE, 1.0);
+        optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
+        losses.push(sums.loss);
+        correct += sums.correct;
+    }
+    Trained { losses, correct, weights }
+}
+
+/// `plant`: a mistake in the launches of a step.
+fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> Option<Trained> {
+    let plan = Plan::new(graph, TARGET).unwrap();
+    let layout = plan.layout().clone();
+    let mut gpu = Gpu::new(seed)?;
+    gpu.allocate(Memory::Arena, plan.arena_bytes());
+    let rows: usize = plan.loss_rows().iter().sum();
+    let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
+    let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
+    gpu.upload(Memory::Factors, &[1.0 / rows as f32]);
+    let values_at = gpu.allocate(Memory::Values, 4 * batch(0).values.len());
+    let targets_at = gpu.allocate(Memory::Targets(Target::Classes), 4 * rows);
+    let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
+    let weight = gpu.upload(Memory::Weights, &weights(&layout));
+    let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
+    let copy = gpu.device.allocate("copy", 2 * layout.len);
+    let chunk = |parameter: &switchyard_worker::nn::ParameterSlot| {
+        Chunk::new(parameter.offset as u32, parameter.len as u32, parameter.role != Role::Vector).unwrap()
+    };
+    let chunks: Vec<Chunk> = layout.parameters.iter().map(chunk).collect();
+    let chunks_at = gpu.device.upload("chunks", &chunks);
+    let scaling = gpu.device.upload("scaling", &[Scaling { gradient_scale: 1.0, skip: 0 }]);
+    let numbers_at = gpu.device.allocate("numbers", size_of::<Numbers>());
+    let arrays = Arrays { weight, first, second, gradient, copy };
+    let tables = Tables { chunks: chunks_at, numbers: numbers_at, scaling };
+    let update = AdamW::new(Element::Bf16).unwrap().step(TARGET.blocks, &chunks, arrays, tables).unwrap();
+    let mut launches = plan.launches(false, |span| gpu.place(span)).unwrap();
+    plant(&mut launches);
+    let (mut losses, mut correct) = (Vec::new(), 0);
+    for step in 0..STEPS {
+        let batch = batch(step);
+        gpu.device.write(values_at, &batch.values);
+        gpu.device.write(targets_at, &batch.targets);
+        gpu.device.write(numbers_at, &[numbers(step)]);
+        launches.iter().for_each(|launch| gpu.run(&launch.work));
+        gpu.launch(&update);
+        let nats: Vec<f32> = gpu.device.download(losses_at);
+        losses.push(nats.iter().map(|&nats| f64::from(nats)).sum::<f64>() / rows as f64);
+        correct += gpu.device.download::<f32>(correct_at).iter().filter(|&&right| right > 0.0).count() as u64;
+    }
+    Some(Trained { losses, correct, weights: gpu.device.download(weight) })
+}
+
+fn numbers(step: usize) -> Numbers {
+    let power = |beta: f64| 1.0 - beta.powi(step as i32 + 1);
+    Numbers {
+        beta1: ADAM.beta1 as f32,
+        one_minus_beta1: (1.0 - ADAM.beta1) as f32,
+        beta2: ADAM.beta2 as f32,
+        one_minus_beta2: (1.0 - ADAM.beta2) as f32,
+        step_size: (RATE / power(ADAM.beta1)) as f32,
+        root: power(ADAM.beta2).sqrt() as f32,
+        epsilon: ADAM.epsilon as f32,
+        keep: (1.0 - RATE * DECAY) as f32,
+    }
+}
+
+#[test]
+fn training_on_the_executor_is_that_of_the_cpu() {
+    for (name, build) in NETWORKS {
+        let expected = on_cpu(build());
+        let losses = &expected.losses;
+        assert!(losses[STEPS - 1] < 0.9 * losses[0], "{name}: {losses:?}");
+        for seed in 0..2 {
+            let Some(trained) = on_gpu(build(), seed, |_| ()) else { return };
+            assert_eq!(trained.difference(&expected), None, "{name}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_launch_that_is_missing_or_too_many_is_found() {
+    let expected = on_cpu(graph(4));
+    let is_sum = |launch: &Launch<Span>| matches!(&launch.work, Work::Product(product) if product.adds);
+    let no_residual = |launches: &mut Vec<Launch<Span>>| {
+        let sum = launches.iter().position(is_sum).unwrap();
+        launches.remove(sum - 1);
+    };
+    let Some(trained) = on_gpu(graph(4), 0, no_residual) else { return };
+    assert!(trained.difference(&expected).is_some());
+    let twice = |launches: &mut Vec<Launch<Span>>| {
+        let sum = launches.iter().position(is_sum).unwrap();
+        launches.insert(sum, launches[sum].clone());
+    };
+    assert!(on_gpu(graph(4), 0, twice).unwrap().difference(&expected).is_some());
+}
