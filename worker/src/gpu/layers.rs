@@ -10,6 +10,7 @@ use crate::nn::plan::{Mode, NodePlan};
 use crate::nn::{Flow, Form, INPUTS, Layout, Needs};
 use switchyard_cuda::kernels::activation::{self, Function};
 use switchyard_cuda::kernels::cross_entropy::{self, CrossEntropy};
+use switchyard_cuda::kernels::elementwise::Elementwise;
 use switchyard_cuda::kernels::layer_norm::{self, LayerNorm};
 use switchyard_cuda::kernels::{self, Element, Rows};
 
@@ -129,11 +130,15 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             _ => {}
         }
         for pass in &places.passes {
-            if pass.add {
-                return Err(Reason::Missing("a sum of gradients".to_owned()));
-            }
             let (from, to) = (self.arena(&pass.from), self.arena(&pass.to));
-            self.works.push(Work::Copy { from, to });
+            self.works.push(match pass.add {
+                true => {
+                    let count = size(pass.to.bytes() / self.format.size())?;
+                    let both = Elementwise { from: element(self.format), to: element(self.format) };
+                    Work::Kernel(both.sum(self.target.blocks, count, [to, from], to)?)
+                }
+                false => Work::Copy { from, to },
+            });
         }
         Ok(())
     }

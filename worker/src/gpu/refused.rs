@@ -4,7 +4,7 @@ use crate::nn::ModelError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The layer has no form.
-    #[error("layer `{layer}` ({kind}) is part of a program of one's own and runs on CPUs only")]
+    #[error("layer `{layer}` ({kind}) comes from a user's program and runs on CPUs only")]
     Own { layer: String, kind: &'static str },
     /// No kernel computes the form.
     #[error("layer `{layer}` ({kind}) runs on CPUs only: {what} cannot be computed on GPUs yet")]

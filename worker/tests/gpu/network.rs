@@ -29,6 +29,25 @@ pub fn graph(classes: usize) -> Graph {
     graph
 }
 
+/// A norm of the input, and a tensor whose gradient is the sum of what two residuals and a norm deliver:
+///
+/// ```text
+/// x = first(norm(features))     y = x + second(norm(x))     logits = head(x + third(y))
+/// ```
+fn twice() -> Graph {
+    let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
+    let linear = |outputs: usize| Linear::new(outputs).initial(Initial::Uniform(0.4));
+    let input = features(&mut graph, "input").unwrap();
+    let norm = LayerNorm.add(&mut graph, "input norm", input).unwrap();
+    let x = linear(20).add(&mut graph, "first", norm).unwrap();
+    let norm = LayerNorm.add(&mut graph, "norm", x).unwrap();
+    let y = linear(20).residual(x).add(&mut graph, "second", norm).unwrap();
+    let z = linear(20).residual(x).add(&mut graph, "third", y).unwrap();
+    let logits = linear(4).add(&mut graph, "head", z).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
 /// An MLP with biases and this activation.
 pub fn mlp(activation: config::Activation) -> Graph {
     let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
@@ -40,8 +59,9 @@ pub fn mlp(activation: config::Activation) -> Graph {
 type Build = fn() -> Graph;
 
 /// All small networks by name, for losses over four classes.
-pub const NETWORKS: [(&str, Build); 3] = [
+pub const NETWORKS: [(&str, Build); 4] = [
     ("residual", || graph(4)),
+    ("two residuals", twice),
     ("mlp with ReLU", || mlp(config::Activation::Relu)),
     ("mlp with GELU", || mlp(config::Activation::Gelu)),
 ];

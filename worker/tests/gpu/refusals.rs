@@ -35,7 +35,7 @@ fn refused(graph: Graph) -> Refused {
     Plan::new(graph, TARGET).err().unwrap()
 }
 
-/// A network with a layer of one's own between others.
+/// A network with a user's layer between others.
 fn own(form: Form) -> Graph {
     let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
     let x = features(&mut graph, "input").unwrap();
@@ -48,7 +48,7 @@ fn own(form: Form) -> Graph {
 #[test]
 fn a_layer_without_a_form() {
     let error = refused(own(Form::Own));
-    assert_eq!(error.to_string(), "layer `middle` (Mine) is part of a program of one's own and runs on CPUs only");
+    assert_eq!(error.to_string(), "layer `middle` (Mine) comes from a user's program and runs on CPUs only");
 }
 
 #[test]

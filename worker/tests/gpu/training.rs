@@ -6,14 +6,14 @@ use crate::flat_gradients::FlatGradients;
 use crate::network::{KIND, NETWORKS, SAMPLES, graph};
 use crate::trial::{batch_of, cpu};
 use switchyard_cuda::kernels::Element;
-use switchyard_cuda::kernels::adamw::{AdamW, Arrays, Chunk, Numbers, Scaling, Tables};
+use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::Isa;
 use switchyard_worker::data::Batch;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
 use switchyard_worker::model::initialise;
 use switchyard_worker::nn::layers::Target;
-use switchyard_worker::nn::{Graph, Layout, Network, Role, Weights};
+use switchyard_worker::nn::{Graph, Layout, Network, ParameterSlot, Role, Weights};
 use switchyard_worker::optimizer::Optimizer;
 use switchyard_worker_contract::config;
 
@@ -102,17 +102,18 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
     let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
     let weight = gpu.upload(Memory::Weights, &weights(&layout));
     let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
-    let copy = gpu.device.allocate("copy", 2 * layout.len);
-    let chunk = |parameter: &switchyard_worker::nn::ParameterSlot| {
-        Chunk::new(parameter.offset as u32, parameter.len as u32, parameter.role != Role::Vector).unwrap()
+    let chunk = |(ordinal, parameter): (usize, &ParameterSlot)| {
+        let decays = parameter.role != Role::Vector;
+        Chunk::new(parameter.offset as u32, parameter.len as u32, decays, ordinal as u32).unwrap()
     };
-    let chunks: Vec<Chunk> = layout.parameters.iter().map(chunk).collect();
+    let chunks: Vec<Chunk> = layout.parameters.iter().enumerate().map(chunk).collect();
     let chunks_at = gpu.device.upload("chunks", &chunks);
     let scaling = gpu.device.upload("scaling", &[Scaling { gradient_scale: 1.0, skip: 0 }]);
     let numbers_at = gpu.device.allocate("numbers", size_of::<Numbers>());
-    let arrays = Arrays { weight, first, second, gradient, copy };
-    let tables = Tables { chunks: chunks_at, numbers: numbers_at, scaling };
-    let update = AdamW::new(Element::Bf16).unwrap().step(TARGET.blocks, &chunks, arrays, tables).unwrap();
+    let arrays = Arrays { weight, first: Some(first), second: Some(second), gradient, copy: None };
+    let tables = Tables { chunks: chunks_at, numbers: numbers_at, scaling, squares: None, ratios: None };
+    let rule = optimizer::Optimizer { rule: Rule::Adam, copy: Element::F32 };
+    let updates = rule.step(TARGET.blocks, &chunks, arrays, tables).unwrap();
     let mut launches = plan.launches(false, |span| gpu.place(span)).unwrap();
     plant(&mut launches);
     let (mut losses, mut correct) = (Vec::new(), 0);
@@ -122,7 +123,7 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
         gpu.device.write(targets_at, &batch.targets);
         gpu.device.write(numbers_at, &[numbers(step)]);
         launches.iter().for_each(|launch| gpu.run(&launch.work));
-        gpu.launch(&update);
+        updates.iter().for_each(|update| gpu.launch(update));
         let nats: Vec<f32> = gpu.device.download(losses_at);
         losses.push(nats.iter().map(|&nats| f64::from(nats)).sum::<f64>() / rows as f64);
         correct += gpu.device.download::<f32>(correct_at).iter().filter(|&&right| right > 0.0).count() as u64;
@@ -141,6 +142,7 @@ fn numbers(step: usize) -> Numbers {
         root: power(ADAM.beta2).sqrt() as f32,
         epsilon: ADAM.epsilon as f32,
         keep: (1.0 - RATE * DECAY) as f32,
+        ..Numbers::default()
     }
 }
 
