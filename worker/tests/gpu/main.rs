@@ -9,6 +9,7 @@ mod flat_gradients;
 mod network;
 #[path = "../../cuda-reference/tests/nvrtc/mod.rs"]
 mod nvrtc;
+mod optimizers;
 mod refusals;
 mod training;
 #[path = "../trial/mod.rs"]

@@ -1,0 +1,106 @@
+//! The optimizers of GPUs beside the engine's: what their kernels are compared with, number by number, has the engine's bits.
+
+use crate::TARGET;
+use crate::network::mlp;
+use crate::trial::cpu;
+use switchyard_cuda::kernels::optimizer::{Numbers, Rule};
+use switchyard_worker::cpu::Isa;
+use switchyard_worker::gpu::Plan;
+use switchyard_worker::nn::Role;
+use switchyard_worker::optimizer::Optimizer;
+use switchyard_worker_contract::config;
+
+const RATE: f64 = 0.003;
+const DECAY: f64 = 0.05;
+const SCALE: f32 = 0.25;
+const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
+
+/// What a device is told for this step, by the rules of the engine.
+fn numbers(rule: &config::Rule, (beta1, beta2): (f64, f64)) -> (Rule, Numbers) {
+    let adam = |n: config::Adam| Numbers {
+        learning_rate: RATE,
+        beta1: n.beta1 as f32,
+        one_minus_beta1: (1.0 - n.beta1) as f32,
+        beta2: n.beta2 as f32,
+        one_minus_beta2: (1.0 - n.beta2) as f32,
+        step_size: (RATE / (1.0 - beta1)) as f32,
+        root: (1.0 - beta2).sqrt() as f32,
+        epsilon: n.epsilon as f32,
+        keep: 1.0,
+        decay: DECAY as f32,
+        ..Numbers::default()
+    };
+    match *rule {
+        config::Rule::Sgd(n) => {
+            let momentum = n.momentum as f32;
+            let numbers = Numbers { momentum, nesterov: n.nesterov.into(), decay: DECAY as f32, ..Numbers::default() };
+            (Rule::Sgd, Numbers { rate: RATE as f32, ..numbers })
+        }
+        config::Rule::Adam(n) => (Rule::Adam, adam(n)),
+        config::Rule::AdamW(n) => (Rule::Adam, Numbers { keep: (1.0 - RATE * DECAY) as f32, decay: 0.0, ..adam(n) }),
+        config::Rule::Lamb(n) => (Rule::Lamb, Numbers { step_size: (1.0 / (1.0 - beta1)) as f32, ..adam(n) }),
+        config::Rule::Lars(n) => {
+            let (momentum, trust) = (n.momentum as f32, n.trust_coefficient);
+            let numbers = Numbers { learning_rate: RATE, weight_decay: DECAY, trust, ..Numbers::default() };
+            (Rule::Lars, Numbers { momentum, rate: 1.0, ..numbers })
+        }
+    }
+}
+
+/// Weights of both sides after some steps that differ in their bits, of how many. LAMB and LARS are compared on parameters without a ratio of
+/// their own: ratios are sums of another order.
+fn different(rule: config::Rule, spoil: impl Fn(&mut Numbers)) -> (usize, usize) {
+    let plan = Plan::new(mlp(config::Activation::Relu), TARGET).unwrap();
+    let layout = plan.layout();
+    let cpu = cpu(1, Isa::Portable);
+    let of_engine = config::Optimizer {
+        rule,
+        learning_rate: RATE,
+        weight_decay: DECAY,
+        gradient_clip_norm: None,
+        decay_exclusions: config::DecayExclusions::Vectors,
+    };
+    let mut engine = Optimizer::new(layout, &of_engine, cpu.isa);
+    let wave = |step: usize, size: f32| -> Vec<f32> {
+        (0..layout.len).map(|at| size * ((at * 7 + step * 13) as f32 * 0.37).sin()).collect()
+    };
+    let mut weights = wave(0, 0.5);
+    let (mut own, mut first, mut second) = (weights.clone(), vec![0.0; layout.len], vec![0.0; layout.len]);
+    let mut powers = (1.0, 1.0);
+    for step in 1..=4 {
+        let gradients = wave(step, 0.1);
+        engine.begin_step(RATE, SCALE);
+        engine.apply(0..layout.len, &mut weights, &gradients, None, &cpu.pool);
+        powers = (powers.0 * ADAM.beta1, powers.1 * ADAM.beta2);
+        let (rule_of_device, mut numbers) = numbers(&rule, powers);
+        spoil(&mut numbers);
+        let has_first = engine.state().count() > 0;
+        for parameter in &layout.parameters {
+            let decays = parameter.role != Role::Vector;
+            for at in parameter.range() {
+                let state = [has_first.then_some(&mut first[at]), Some(&mut second[at])];
+                numbers.apply(rule_of_device, (gradients[at], SCALE), (decays, 1.0), &mut own[at], state);
+            }
+        }
+    }
+    let is_layer_wise = matches!(rule, config::Rule::Lamb(_) | config::Rule::Lars(_));
+    let compared = layout.parameters.iter().filter(|parameter| !is_layer_wise || parameter.role == Role::Vector);
+    let numbers: Vec<usize> = compared.flat_map(|parameter| parameter.range()).collect();
+    (numbers.iter().filter(|&&at| own[at].to_bits() != weights[at].to_bits()).count(), numbers.len())
+}
+
+#[test]
+fn what_kernels_are_compared_with_has_the_bits_of_the_engine() {
+    let sgd = |momentum: f64, nesterov: bool| config::Rule::Sgd(config::Momentum { momentum, nesterov });
+    let lars = |momentum: f64| config::Rule::Lars(config::Lars { momentum, trust_coefficient: 0.02 });
+    let adams = [config::Rule::Adam(ADAM), config::Rule::AdamW(ADAM), config::Rule::Lamb(ADAM)];
+    let others = [sgd(0.0, false), sgd(0.9, false), sgd(0.9, true), lars(0.0), lars(0.9)];
+    for rule in adams.into_iter().chain(others) {
+        let (different_bits, of) = different(rule, |_| ());
+        assert!(of > 30, "{rule:?}: {of} numbers");
+        assert_eq!(different_bits, 0, "{rule:?}: of {of}");
+    }
+    // A number that is off by one bit is found.
+    let (found, _) = different(config::Rule::AdamW(ADAM), |numbers| numbers.keep = numbers.keep.next_down());
+    assert!(found > 0);
+}
