@@ -20,6 +20,7 @@ mod report;
 
 use case::Case;
 use clap::Parser;
+use machine::Kernels;
 use ours::Ours;
 use peer::Peer;
 use report::{Row, Side};
@@ -55,6 +56,9 @@ struct Options {
     /// A Python with torch, numpy and safetensors; without one our side runs alone.
     #[arg(long, env = "SWITCHYARD_TORCH_PYTHON")]
     python: Option<PathBuf>,
+    /// Use AVX2 at most, on both sides: what machines without AVX-512 do.
+    #[arg(long)]
+    avx2: bool,
     /// Print where the time of our side goes, by kind of layer.
     #[arg(long)]
     profile: bool,
@@ -68,7 +72,8 @@ fn chosen<T: Clone + PartialEq>(given: &[T], all: &[T]) -> Vec<T> {
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let machine = machine::Machine::probe();
+    let kernels = Kernels::of(options.avx2)?;
+    let machine = machine::Machine::probe(kernels);
     println!("{machine}");
     let folder = tempfile::tempdir()?;
     let mut rows = Vec::new();
@@ -79,13 +84,13 @@ fn run(options: &Options) -> Outcome<()> {
         for precision in chosen(&options.precision, &["f32".to_owned(), "bf16".to_owned()]) {
             let format = if precision == "f32" { Format::F32 } else { Format::Bf16 };
             for &threads in &threads {
-                let row = measure(&case, format, threads, options, folder.path())?;
+                let row = measure(&case, format, threads, options, kernels, folder.path())?;
                 println!("{row}");
                 rows.push(row);
             }
         }
     }
-    let after = machine::Machine::probe();
+    let after = machine::Machine::probe(kernels);
     println!("{}", after.noise());
     if let Some(file) = &options.json {
         report::write(file, &rows, &machine, &after, options.rounds, options.steps)?;
@@ -94,13 +99,20 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-fn measure(case: &Case, format: Format, threads: usize, options: &Options, folder: &std::path::Path) -> Outcome<Row> {
-    let mut ours = Ours::new(case, format, threads)?;
+fn measure(
+    case: &Case,
+    format: Format,
+    threads: usize,
+    options: &Options,
+    kernels: Kernels,
+    folder: &std::path::Path,
+) -> Outcome<Row> {
+    let mut ours = Ours::new(case, format, threads, kernels)?;
     let mut peers = Vec::new();
     if let Some(python) = &options.python {
         let files = peer::write_inputs(folder, case, &ours)?;
         for tuned in [false, true] {
-            peers.push(Peer::start(python, case, &files, format, threads, tuned)?);
+            peers.push(Peer::start(python, case, &files, format, threads, tuned, options.avx2)?);
         }
     }
     let losses = ours.losses(COMPARED);

@@ -38,6 +38,8 @@ pub(crate) enum What {
     Kernels,
     /// Training steps of GPT, BERT, ResNet-18 and MLP beside PyTorch's.
     Engine,
+    /// The same, with AVX2 at most on both sides.
+    EngineAvx2,
 }
 
 impl What {
@@ -56,6 +58,7 @@ impl What {
             What::Verdict => ("verdict", "verdict"),
             What::Kernels => ("kernels", "kernels"),
             What::Engine => ("engine", "engine"),
+            What::EngineAvx2 => ("engine-avx2", "engine"),
         })
     }
 
@@ -65,7 +68,9 @@ impl What {
             What::Placement => path.ends_with("/p50Microseconds"),
             What::Controller => path.starts_with("/switchyard/"),
             What::Step => path.contains("Process") && path.ends_with("/stepMs"),
-            What::Engine => path.ends_with("/ours/milliseconds") || path.ends_with("/ours/cpuMilliseconds"),
+            What::Engine | What::EngineAvx2 => {
+                path.ends_with("/ours/milliseconds") || path.ends_with("/ours/cpuMilliseconds")
+            }
             _ => !path.starts_with("/machine"),
         }
     }
@@ -91,8 +96,11 @@ pub(crate) fn bench(what: What) -> Result<()> {
     }
     // What is measured is what is shipped; its link-time optimisation takes minutes.
     let mut command = cargo(&["bench", "--profile", SHIPPED, "--workspace", "--bench", bench, "--", "--json", &file]);
-    if matches!(what, What::Engine) {
+    if matches!(what, What::Engine | What::EngineAvx2) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
+    }
+    if matches!(what, What::EngineAvx2) {
+        command.arg("--avx2");
     }
     step(name, &mut command)
 }

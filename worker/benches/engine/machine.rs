@@ -4,14 +4,32 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::hint::black_box;
 use std::time::Instant;
-use switchyard_worker::cpu::{HalfKernel, Isa, Pool};
+use switchyard_worker::cpu::{HalfKernel, Isa, IsaError, Pool};
 
 /// Samples of the spin loop.
 const SPINS: usize = 200;
 /// Above this a core is not ours alone.
 const QUIET: f64 = 0.05;
 
+/// What our side computes with.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels {
+    pub isa: Isa,
+    pub half: HalfKernel,
+}
+
+impl Kernels {
+    /// The fastest; `avx2`: those without AVX-512.
+    pub fn of(avx2: bool) -> Result<Kernels, IsaError> {
+        match avx2 {
+            true => Ok(Kernels { isa: Isa::detect(Some(Isa::Avx2.name()))?, half: HalfKernel::F32 }),
+            false => Ok(Kernels { isa: Isa::fastest(), half: HalfKernel::probe() }),
+        }
+    }
+}
+
 pub struct Machine {
+    kernels: Kernels,
     cpu: String,
     cores: usize,
     load: Option<f64>,
@@ -20,7 +38,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn probe() -> Machine {
+    pub fn probe(kernels: Kernels) -> Machine {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             let line = info.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name));
@@ -29,7 +47,18 @@ impl Machine {
         let cpu = format!("{} (family {}, model {})", field("model name"), field("cpu family"), field("model"));
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Machine { cpu, cores, load: load.split(' ').next().and_then(|word| word.parse().ok()), spread: spread(cores) }
+        Machine {
+            kernels,
+            cpu,
+            cores,
+            load: load.split(' ').next().and_then(|word| word.parse().ok()),
+            spread: spread(cores),
+        }
+    }
+
+    /// Whether the CPU could do more.
+    pub fn is_limited(&self) -> bool {
+        self.kernels.isa != Isa::fastest()
     }
 
     fn quiet(&self) -> bool {
@@ -49,7 +78,7 @@ impl Machine {
     pub fn json(&self) -> Value {
         json!({
             "cpu": self.cpu, "cores": self.cores, "load": self.load, "spreadOfSpinLoop": self.spread,
-            "quiet": self.quiet(), "kernel": Isa::fastest().name(), "half": HalfKernel::probe().name(),
+            "quiet": self.quiet(), "kernel": self.kernels.isa.name(), "half": self.kernels.half.name(),
             "probe": HalfKernel::report().iter().map(|probed| json!({
                 "half": probed.kernel.name(), "gigaflopsPerSecond": probed.gigaflops, "correct": probed.correct,
             })).collect::<Vec<_>>(),
@@ -59,7 +88,7 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}; kernel {}; bf16 by {}", self.cpu, Isa::fastest().name(), HalfKernel::probe().name())?;
+        writeln!(f, "{}; kernel {}; bf16 by {}", self.cpu, self.kernels.isa.name(), self.kernels.half.name())?;
         for probed in HalfKernel::report() {
             writeln!(f, "probe: bf16 by {:10} {:6.1} GFLOP/s", probed.kernel.name(), probed.gigaflops)?;
         }

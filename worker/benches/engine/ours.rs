@@ -5,12 +5,13 @@ mod flat_gradients;
 
 use super::Outcome;
 use super::case::{BATCHES, Case};
+use super::machine::Kernels;
 use flat_gradients::FlatGradients;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use switchyard_worker::amp::HalfWeights;
-use switchyard_worker::cpu::{Cpu, Format, HalfKernel, Isa, Pool, Values, bf16};
+use switchyard_worker::cpu::{Cpu, Format, Pool, Values, bf16};
 use switchyard_worker::data::Batch;
 use switchyard_worker::model::{Registry, initialise};
 use switchyard_worker::nn::{Graph, Layout, Network, Weights};
@@ -54,8 +55,8 @@ impl Memory {
 }
 
 impl Ours {
-    pub fn new(case: &Case, format: Format, threads: usize) -> Outcome<Ours> {
-        let cpu = Cpu { pool: Arc::new(Pool::new(threads)), isa: Isa::fastest(), half: HalfKernel::probe() };
+    pub fn new(case: &Case, format: Format, threads: usize, kernels: Kernels) -> Outcome<Ours> {
+        let cpu = Cpu { pool: Arc::new(Pool::new(threads)), isa: kernels.isa, half: kernels.half };
         let mut graph = Graph::new(case.samples, case.kind, format);
         Registry::new().model(&case.model)?.build(&mut graph)?;
         let network = Network::new(graph, cpu.clone())?;

@@ -106,6 +106,7 @@ impl Peer {
         format: Format,
         threads: usize,
         tuned: bool,
+        avx2: bool,
     ) -> Outcome<Peer> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/torch_engine.py");
         let config = json!({
@@ -116,6 +117,11 @@ impl Peer {
             "rate": case.optimizer.learning_rate, "decay": case.optimizer.weight_decay,
         });
         let mut command = Command::new(python);
+        if avx2 {
+            // PyTorch's own kernels, and those of the two libraries that multiply for it.
+            command.env("ATEN_CPU_CAPABILITY", "avx2");
+            command.env("MKL_ENABLE_INSTRUCTIONS", "AVX2").env("ONEDNN_MAX_CPU_ISA", "AVX2");
+        }
         command.arg(script).arg(config.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("cannot start {}: {error}", python.display()))?;
         let (to, from) = (child.stdin.take().ok_or("no input")?, child.stdout.take().ok_or("no output")?);

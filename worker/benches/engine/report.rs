@@ -138,8 +138,9 @@ impl fmt::Display for Row {
 
 /// Writes the result file.
 pub fn write(file: &Path, rows: &[Row], before: &Machine, after: &Machine, rounds: usize, steps: usize) -> Outcome<()> {
+    let command = if before.is_limited() { "cargo xtask bench engine-avx2" } else { "cargo xtask bench engine" };
     let document = json!({
-        "command": "cargo xtask bench engine", "machine": before.json(), "noiseAfter": after.json(), "rounds": rounds,
+        "command": command, "machine": before.json(), "noiseAfter": after.json(), "rounds": rounds,
         "stepsPerRound": steps, "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
     });
     Ok(std::fs::write(file, serde_json::to_string_pretty(&document)? + "\n")?)
