@@ -31,6 +31,7 @@ const CONTROLLER_DAEMON: &str = "switchyard-controller-daemon";
 const LOCAL: &str = "switchyard-local";
 const TOOLS: &str = "switchyard-tools";
 const CLI: &str = "switchyard-cli";
+const SIMULATE: &str = "switchyard-simulate";
 const CUDA: &str = "switchyard-cuda";
 const DAEMON: &str = "switchyard-node-agent-daemon";
 
@@ -66,7 +67,7 @@ const TABLE: &[Row] = &[
     },
     Row { package: SERVICE, workspace: &[], only: None, never: &[CRDS, AGENT, "kube-runtime"] },
     // It judges the queue, so nothing that it judges may use it.
-    Row { package: "switchyard-simulate", workspace: &[PLAN, LEDGER, CRDS], only: None, never: IMPURE },
+    Row { package: SIMULATE, workspace: &[PLAN, LEDGER, CRDS], only: None, never: IMPURE },
     // The worker writes with it and `switchyard` looks: it knows neither.
     Row {
         package: CHECKPOINT,
@@ -148,6 +149,7 @@ const TABLE: &[Row] = &[
             CONTRACT,
             AGENT,
             SERVICE,
+            SIMULATE,
         ],
         only: None,
         never: &[WORKER, DAEMON, "switchyard-tests"],

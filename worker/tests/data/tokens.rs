@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use std::collections::BTreeMap;
+use std::io::Write;
 use switchyard_worker::data::{DataError, Kind, Masking, Task};
 use switchyard_worker_contract::config::{Bert, Model, Source, TokenType};
 
@@ -94,10 +95,11 @@ fn a_token_file_that_changes_is_an_error_and_no_crash() {
             std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(5000).unwrap();
         }),
         ("it was written to", |path| {
-            std::fs::write(path, vec![1; 120_000]).unwrap();
+            // In place: a file that is truncated first may be seen without its bytes.
+            let mut file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            file.write_all(&[2; 120_000]).unwrap();
             // The clock of a file system may be too coarse to show the change.
-            let later = std::time::SystemTime::now() + std::time::Duration::from_secs(9);
-            std::fs::OpenOptions::new().write(true).open(path).unwrap().set_modified(later).unwrap();
+            file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9)).unwrap();
         }),
         ("0 bytes", |path| std::fs::write(path, "").unwrap()),
     ];
