@@ -220,7 +220,7 @@ impl Outcome {
             figures,
             queues: queues.filter(|(_, waits)| waits.jobs > 0).collect(),
             sizes: sizes.filter(|(_, waits)| waits.jobs > 0).collect(),
-            waits: jobs.iter().map(|(_, job)| job.start - job.submit).collect(),
+            waits: jobs.iter().map(|(_, job)| job.wait()).collect(),
         }
     }
 

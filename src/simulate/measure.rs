@@ -56,7 +56,7 @@ pub struct Waits {
 impl Waits {
     pub fn of<'a>(jobs: impl IntoIterator<Item = &'a Done>) -> Waits {
         let jobs: Vec<&Done> = jobs.into_iter().collect();
-        let waits = || jobs.iter().map(|job| job.start - job.submit);
+        let waits = || jobs.iter().map(|job| job.wait());
         Waits {
             jobs: jobs.len(),
             gpu_hours: jobs.iter().map(|job| job.duration * f64::from(job.gpus)).sum::<f64>() / 3600.0,
@@ -101,10 +101,9 @@ pub struct Figures {
 pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
     let [from, to] = of.window(played);
     let counted: Vec<&Done> = of.jobs(played).map(|(_, job)| job).collect();
-    let wait = |job: &Done| job.start - job.submit;
     let completion = |job: &Done| job.end - job.submit;
     let mean = |of: &dyn Fn(&Done) -> f64| mean(counted.iter().map(|job| of(job)));
-    let large = counted.iter().filter(|job| job.gpus >= LARGE).map(|job| wait(job));
+    let large = counted.iter().filter(|job| job.gpus >= LARGE).map(|job| job.wait());
     let hours =
         |seconds: &dyn Fn(&Done) -> f64| -> f64 { counted.iter().map(|job| seconds(job) * f64::from(job.gpus)).sum() };
     let useful = hours(&|job| job.duration);
@@ -113,9 +112,9 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
     let idle = played.idle_beside_waiting.iter();
     let idle: f64 = idle.map(|(at, time, gpus)| within(*at, at + time) * f64::from(*gpus)).sum();
     let all = f64::from(gpus) * (to - from);
-    let waited = counted.iter().filter(|job| wait(job) > 0.0).count();
+    let waited = counted.iter().filter(|job| job.wait() > 0.0).count();
     // Limits are whole seconds.
-    let told = counted.iter().filter(|job| wait(job) > 0.0);
+    let told = counted.iter().filter(|job| job.wait() > 0.0);
     let told: Vec<(&Done, [f64; 2])> =
         told.filter_map(|job| job.forecast.map(|[from, to]| (*job, [from - 1.0, to + 1.0]))).collect();
     let share = |is: &dyn Fn(f64, f64, f64) -> bool| {
@@ -125,10 +124,10 @@ pub fn figures(played: &Played, gpus: u32, of: Counted) -> Figures {
     Figures {
         completion_mean: mean(&completion),
         completion_p99: percentile(counted.iter().map(|job| completion(job)), 0.99),
-        wait_mean: mean(&wait),
-        wait_p99: percentile(counted.iter().map(|job| wait(job)), 0.99),
+        wait_mean: mean(&Done::wait),
+        wait_p99: percentile(counted.iter().map(|job| job.wait()), 0.99),
         large_wait_mean: self::mean(large),
-        wait_longest: counted.iter().map(|job| wait(job)).fold(0.0, f64::max),
+        wait_longest: counted.iter().map(|job| job.wait()).fold(0.0, f64::max),
         slowdown: mean(&|job| completion(job).max(SHORT) / job.duration.max(SHORT)),
         slow_percent: 100.0 * (hours(&|job| job.end - job.start) / useful - 1.0),
         fragmentation_percent: 100.0 * idle / all,

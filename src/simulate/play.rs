@@ -91,6 +91,13 @@ pub struct Done {
     pub forecast: Option<[f64; 2]>,
 }
 
+impl Done {
+    /// Seconds from submission to start.
+    pub fn wait(&self) -> f64 {
+        self.start - self.submit
+    }
+}
+
 /// What became of a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Played {

@@ -15,33 +15,33 @@ const DECAY: f64 = 0.05;
 const SCALE: f32 = 0.25;
 const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
 
-/// What a device is told for this step, by the rules of the engine.
-fn numbers(rule: &config::Rule, (beta1, beta2): (f64, f64)) -> (Rule, Numbers) {
+/// What a device is told for a step, by the rules of the engine: learning rate, weight decay, and the powers of the betas.
+pub fn numbers(rule: &config::Rule, [rate, decay]: [f64; 2], (beta1, beta2): (f64, f64)) -> (Rule, Numbers) {
     let adam = |n: config::Adam| Numbers {
-        learning_rate: RATE,
+        learning_rate: rate,
         beta1: n.beta1 as f32,
         one_minus_beta1: (1.0 - n.beta1) as f32,
         beta2: n.beta2 as f32,
         one_minus_beta2: (1.0 - n.beta2) as f32,
-        step_size: (RATE / (1.0 - beta1)) as f32,
+        step_size: (rate / (1.0 - beta1)) as f32,
         root: (1.0 - beta2).sqrt() as f32,
         epsilon: n.epsilon as f32,
         keep: 1.0,
-        decay: DECAY as f32,
+        decay: decay as f32,
         ..Numbers::default()
     };
     match *rule {
         config::Rule::Sgd(n) => {
             let momentum = n.momentum as f32;
-            let numbers = Numbers { momentum, nesterov: n.nesterov.into(), decay: DECAY as f32, ..Numbers::default() };
-            (Rule::Sgd, Numbers { rate: RATE as f32, ..numbers })
+            let numbers = Numbers { momentum, nesterov: n.nesterov.into(), decay: decay as f32, ..Numbers::default() };
+            (Rule::Sgd, Numbers { rate: rate as f32, ..numbers })
         }
         config::Rule::Adam(n) => (Rule::Adam, adam(n)),
-        config::Rule::AdamW(n) => (Rule::Adam, Numbers { keep: (1.0 - RATE * DECAY) as f32, decay: 0.0, ..adam(n) }),
+        config::Rule::AdamW(n) => (Rule::Adam, Numbers { keep: (1.0 - rate * decay) as f32, decay: 0.0, ..adam(n) }),
         config::Rule::Lamb(n) => (Rule::Lamb, Numbers { step_size: (1.0 / (1.0 - beta1)) as f32, ..adam(n) }),
         config::Rule::Lars(n) => {
             let (momentum, trust) = (n.momentum as f32, n.trust_coefficient);
-            let numbers = Numbers { learning_rate: RATE, weight_decay: DECAY, trust, ..Numbers::default() };
+            let numbers = Numbers { learning_rate: rate, weight_decay: decay, trust, ..Numbers::default() };
             (Rule::Lars, Numbers { momentum, rate: 1.0, ..numbers })
         }
     }
@@ -72,7 +72,7 @@ fn different(rule: config::Rule, spoil: impl Fn(&mut Numbers)) -> (usize, usize)
         engine.begin_step(RATE, SCALE);
         engine.apply(0..layout.len, &mut weights, &gradients, None, &cpu.pool);
         powers = (powers.0 * ADAM.beta1, powers.1 * ADAM.beta2);
-        let (rule_of_device, mut numbers) = numbers(&rule, powers);
+        let (rule_of_device, mut numbers) = numbers(&rule, [RATE, DECAY], powers);
         spoil(&mut numbers);
         let has_first = engine.state().count() > 0;
         for parameter in &layout.parameters {

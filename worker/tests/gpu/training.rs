@@ -4,6 +4,7 @@ use crate::TARGET;
 use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
 use crate::network::{KIND, NETWORKS, SAMPLES, graph};
+use crate::optimizers::numbers;
 use crate::trial::{batch_of, cpu};
 use switchyard_cuda::kernels::Element;
 use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
@@ -121,7 +122,7 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
         let batch = batch(step);
         gpu.device.write(values_at, &batch.values);
         gpu.device.write(targets_at, &batch.targets);
-        gpu.device.write(numbers_at, &[numbers(step)]);
+        gpu.device.write(numbers_at, &[numbers_of(step)]);
         launches.iter().for_each(|launch| gpu.run(&launch.work));
         updates.iter().for_each(|update| gpu.launch(update));
         let nats: Vec<f32> = gpu.device.download(losses_at);
@@ -131,19 +132,9 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
     Some(Trained { losses, correct, weights: gpu.device.download(weight) })
 }
 
-fn numbers(step: usize) -> Numbers {
-    let power = |beta: f64| 1.0 - beta.powi(step as i32 + 1);
-    Numbers {
-        beta1: ADAM.beta1 as f32,
-        one_minus_beta1: (1.0 - ADAM.beta1) as f32,
-        beta2: ADAM.beta2 as f32,
-        one_minus_beta2: (1.0 - ADAM.beta2) as f32,
-        step_size: (RATE / power(ADAM.beta1)) as f32,
-        root: power(ADAM.beta2).sqrt() as f32,
-        epsilon: ADAM.epsilon as f32,
-        keep: (1.0 - RATE * DECAY) as f32,
-        ..Numbers::default()
-    }
+fn numbers_of(step: usize) -> Numbers {
+    let power = |beta: f64| beta.powi(step as i32 + 1);
+    numbers(&config::Rule::AdamW(ADAM), [RATE, DECAY], (power(ADAM.beta1), power(ADAM.beta2))).1
 }
 
 #[test]
