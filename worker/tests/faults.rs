@@ -17,9 +17,9 @@ mod random;
 
 use collective_support::{alone, wait_until};
 use network::{Carries, Network};
-use pods::{DEADLINE, Job, Running, events, finished, ready, resumed, told, wait_for_step};
+use pods::{DEADLINE, Job, Running, events, finished, pid_of, resumed, told, wait_for_step};
 use random::Random;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::config::Checkpoint;
@@ -101,11 +101,6 @@ fn start(job: &Job, network: &Network, attempt: u32, fault: Option<&str>) -> Vec
     (0..world()).map(pod).collect()
 }
 
-/// The process of a rank, below its pod.
-fn pid(job: &Job, rank: usize) -> Pid {
-    Pid::from_raw(ready(&job.read(&format!("out-{rank}")))[0].pid as i32).unwrap()
-}
-
 /// The failure that a rank has reported.
 fn failure(job: &Job, rank: usize) -> Option<Failure> {
     events(&job.read(&format!("out-{rank}"))).into_iter().find_map(|event| match event {
@@ -119,8 +114,8 @@ impl Fault {
     fn strike(self, job: &Job, network: &Network, pods: &mut [Running], victim: usize) -> (Vec<usize>, Vec<usize>) {
         let others = || (0..world()).filter(|rank| *rank != victim).collect::<Vec<_>>();
         match self {
-            Fault::Kill => kill_process(pid(job, victim), Signal::KILL).unwrap(),
-            Fault::Hang => kill_process(pid(job, victim), Signal::STOP).unwrap(),
+            Fault::Kill => kill_process(pid_of(job, victim as u32, victim as u32), Signal::KILL).unwrap(),
+            Fault::Hang => kill_process(pid_of(job, victim as u32, victim as u32), Signal::STOP).unwrap(),
             Fault::Exit => drop(pods[victim].ended()),
             Fault::ResetControl => assert_eq!(network.reset(victim, Carries::Control), 1),
             Fault::ResetData => {
@@ -182,7 +177,7 @@ fn play(fault: Fault, faults: usize) -> Value {
             assert!(pods[*rank].ended().code().is_some(), "{again}");
         }
         if fault == Fault::Hang {
-            kill_process(pid(&job, victim), Signal::CONT).unwrap();
+            kill_process(pid_of(&job, victim as u32, victim as u32), Signal::CONT).unwrap();
         }
         let codes: Vec<i32> = pods.iter_mut().map(Running::code).collect();
         for (rank, code) in codes.iter().enumerate() {

@@ -17,10 +17,10 @@ mod ranks;
 
 use collective_support::wait_until;
 use hooked::{Hook, registry};
-use pods::{DEADLINE, Job, Running, ready, wait_for_step};
+use pods::{DEADLINE, Job, Running, pid_of, wait_for_step};
 use random::Random;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -163,10 +163,9 @@ fn in_process(kind: Kind, victim: u32, step: u64) -> Told {
         assert!(wait_for_step(&job, &mut pod, step), "{}", job.read("err-0"));
         // A rank that is alive for this long has sent heartbeats.
         assert!(wait_until(DEADLINE, || recording(&job, victim).alive_us > 2_500_000), "{}", job.read("err-0"));
-        let all = ready(&job.read("out-0"));
-        let pid = all.into_iter().find(|ready| ready.rank == victim).unwrap().pid;
+        let pid = pid_of(&job, 0, victim);
         stopped = Some(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64());
-        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
     }
     pod.ended();
     let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();

@@ -58,7 +58,7 @@ fn a_killed_rank_is_the_root_cause_in_both_pods() {
 fn a_silent_rank_is_ended_by_its_pod() {
     // The other rank of its pod hears from the group that it is silent.
     let job = Job::new(2, 2, 1_000_000);
-    assert_eq!(job.run(&[(env::FAULT, "hang:5@3"), (env::PEER_TIMEOUT_SECONDS, "2")]), [4, 5]);
+    assert_eq!(job.run(&[(env::FAULT, "hang:5@3"), (env::PEER_TIMEOUT_SECONDS, "4")]), [4, 5]);
     let failure = job.termination(1).failure.unwrap();
     assert!(failure.origin_rank == 3 && failure.cause.contains("did not answer"), "{failure:?}");
     assert_eq!(job.processes(), [""; 0]);

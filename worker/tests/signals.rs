@@ -7,8 +7,8 @@ mod plain;
 mod pods;
 
 use collective_support::wait_until;
-use pods::{Job, Running, finished, ready, resumed, told, wait_for_step};
-use rustix::process::{Pid, Signal, kill_process};
+use pods::{Job, Running, finished, pid_of, resumed, told, wait_for_step};
+use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::time::Duration;
 use switchyard_worker_contract::config::{Amp, Checkpoint, HalfType, Length, LossScaling, Precision};
@@ -58,8 +58,7 @@ fn one_rank_that_is_told_stops_all_of_them_after_saving() {
     let job = saving(3, 1_000_000, 0);
     let mut pod = job.start(0);
     assert!(wait_for_step(&job, &mut pod, 3));
-    let last = ready(&job.read("out-0")).into_iter().find(|ready| ready.rank == 2).unwrap();
-    kill_process(Pid::from_raw(last.pid as i32).unwrap(), Signal::TERM).unwrap();
+    kill_process(pid_of(&job, 0, 2), Signal::TERM).unwrap();
     assert_eq!(pod.code(), 143, "{}", job.read("err-0"));
     let failure = job.termination(0).failure.unwrap();
     assert!(failure.cause.contains("which is saved"), "{failure:?}");
@@ -73,13 +72,13 @@ fn a_second_signal_does_not_wait_for_what_is_saved() {
     command.env(env::FAULT, "hang:6@1").env(env::PEER_TIMEOUT_SECONDS, "100");
     let mut pod = Running(command.spawn().unwrap());
     assert!(wait_for_step(&job, &mut pod, 5));
-    let first = ready(&job.read("out-0")).into_iter().find(|ready| ready.rank == 0).unwrap();
-    let term = || kill_process(Pid::from_raw(first.pid as i32).unwrap(), Signal::TERM);
+    let first = pid_of(&job, 0, 0);
+    let term = || kill_process(first, Signal::TERM);
     term().unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert!(pod.0.try_wait().unwrap().is_none(), "the first signal is only kept: {}", job.read("err-0"));
     // Two pending signals of one kind are merged, so they are sent until one was the second.
-    let ended = wait_until(Duration::from_secs(30), || {
+    let ended = wait_until(Duration::from_secs(60), || {
         let _ = term();
         pod.0.try_wait().unwrap().is_some()
     });
@@ -102,10 +101,9 @@ fn survives_kills(procs: u32, kills: u32, seed: u32) {
         let mut pod = Running(job.command(0).env(env::ATTEMPT, attempt.to_string()).spawn().unwrap());
         let goes_on = killed < kills && wait_for_step(&job, &mut pod, reached + u64::from(next(24)) + 1);
         if goes_on {
-            let (victim, pause) = (next(procs), next(2000));
+            let (victim, pause) = (pid_of(&job, 0, next(procs)), next(2000));
             std::thread::sleep(Duration::from_micros(pause.into()));
-            let victim = ready(&job.read("out-0")).into_iter().find(|ready| ready.rank == victim).unwrap();
-            let _ = kill_process(Pid::from_raw(victim.pid as i32).unwrap(), Signal::KILL);
+            let _ = kill_process(victim, Signal::KILL);
             killed += 1;
         }
         let code = pod.code();

@@ -11,9 +11,9 @@ mod ranks;
 
 use collective_support::wait_until;
 use hooked::registry;
-use pods::{DEADLINE, Job, Running, ready, wait_for_step};
+use pods::{DEADLINE, Job, Running, pid_of, wait_for_step};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -41,10 +41,6 @@ fn recording(job: &Job, node: u32, rank: u32) -> Recording {
     Recording::read(&fs::read(path).unwrap()).unwrap()
 }
 
-fn pid_of(job: &Job, node: u32, rank: u32) -> u32 {
-    ready(&job.read(&format!("out-{node}"))).into_iter().find(|ready| ready.rank == rank).unwrap().pid
-}
-
 #[test]
 fn a_rank_that_stands_still_is_named_by_all_and_the_others_say_what_they_wait_for() {
     let job = job(3, 1, LIMIT);
@@ -59,7 +55,7 @@ fn a_rank_that_stands_still_is_named_by_all_and_the_others_say_what_they_wait_fo
     }
     let stuck = recording(&job, 1, 1);
     let last = stuck.entries.last().unwrap();
-    assert_eq!((stuck.pid, last.operation, last.step), (pid, Operation::Between, 5));
+    assert_eq!((stuck.pid as i32, last.operation, last.step), (pid.as_raw_pid(), Operation::Between, 5));
     assert!(stuck.alive_us - last.since_us > 3_900_000, "it was alive, and did nothing: {stuck:?}");
     let [.., waited, end] = recording(&job, 0, 0).entries[..] else { panic!() };
     assert_eq!((waited.operation, waited.step, end.operation), (Operation::Reduce, 6, Operation::Failed));
@@ -94,7 +90,7 @@ fn of_a_stopped_rank_the_last_operation_is_told() {
     // A rank that is alive for longer than the timeout has sent heartbeats.
     assert!(wait_until(DEADLINE, || recording(&job, 0, 1).alive_us > 2_500_000));
     let pid = pid_of(&job, 0, 1);
-    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
     assert_eq!(pod.code(), 5, "{}", job.read("err-0"));
     let Failure { origin_rank, cause, during, .. } = job.termination(0).failure.unwrap();
     assert!(origin_rank == 1 && cause.contains("no sign of life for 2.0 s"), "{cause}");

@@ -5,6 +5,7 @@ use super::output::Output;
 use super::ranks::{Log, Message, Process, reap, sweep};
 use super::settings::Settings;
 use super::verdict::{Seen, verdict};
+use crate::comm::GroupConfig;
 use rustix::process::{Signal, getpid, set_child_subreaper};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -16,9 +17,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use switchyard_worker_contract::exit::Exit;
 use switchyard_worker_contract::termination::Termination;
-
-/// Time for the other ranks to stop by themselves after the first failure, with the root cause in the log.
-const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
 /// Time for the ranks after a stop was requested. Kubernetes waits 30 s by default before it kills the pod.
 const GRACE_AFTER_STOP: Duration = Duration::from_secs(25);
@@ -38,7 +36,8 @@ pub(super) fn supervise(mut settings: Settings) -> io::Result<Termination> {
     let ranks = settings.group.procs_per_node;
     let output = Output::new(io::stdout(), io::stderr(), settings.leads().then_some(ranks));
     let log: Log = Arc::new(Mutex::new(output));
-    let mut pod = Pod { processes: Vec::new(), open: 0, first: None, stopped: None, kill_at: None };
+    let silence = settings.group.peer_timeout.min(GroupConfig::PEER_TIMEOUT);
+    let mut pod = Pod { processes: Vec::new(), open: 0, first: None, stopped: None, silence, kill_at: None };
     for (index, share) in
         (0u32..).zip(cores::shares(&cores::cores(), crate::cgroup::cpus().unwrap_or(0), settings.processes()))
     {
@@ -84,6 +83,9 @@ struct Pod {
     first: Option<u32>,
     /// The stop that was requested before any failure.
     stopped: Option<Exit>,
+    /// Time for the other ranks to end by themselves after the first failure, with the root cause in the log: as long as
+    /// peers wait for a silent rank, but not longer than they do by default, since there is nothing left to wait for.
+    silence: Duration,
     /// When to kill what still runs, or give up on pipes that stay open.
     kill_at: Option<Instant>,
 }
@@ -132,7 +134,7 @@ impl Pod {
 
     fn on_failure(&mut self, rank: u32) {
         self.first.get_or_insert(rank);
-        self.kill_at.get_or_insert(Instant::now() + GRACE_AFTER_FAILURE);
+        self.kill_at.get_or_insert(Instant::now() + self.silence);
     }
 
     fn on_signal(&mut self, signal: i32) {

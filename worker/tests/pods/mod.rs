@@ -166,6 +166,20 @@ pub fn events(log: &str) -> Vec<Event> {
     log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
+/// The `ready` event of a rank, once the pod has printed it: lines of different ranks come in any order.
+pub fn ready_of(job: &Job, node: u32, rank: u32) -> Ready {
+    let log = || job.read(&format!("out-{node}"));
+    let told = || ready(&log()).into_iter().find(|ready| ready.rank == rank);
+    assert!(wait_until(DEADLINE, || told().is_some()), "rank {rank} is not ready: {}", log());
+    told().unwrap()
+}
+
+/// The process of a rank, once the rank is ready.
+pub fn pid_of(job: &Job, node: u32, rank: u32) -> Pid {
+    Pid::from_raw(ready_of(job, node, rank).pid as i32).unwrap()
+}
+
+/// The `ready` events in a log.
 pub fn ready(log: &str) -> Vec<Ready> {
     let only = |event| if let Event::Ready(ready) = event { Some(ready) } else { None };
     events(log).into_iter().filter_map(only).collect()
