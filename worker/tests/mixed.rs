@@ -157,13 +157,24 @@ fn merged_batches_in_16_bits_equal_the_big_one() {
 fn memory_is_less_and_the_comparison_true() {
     let tokens =
         Gpt { layers: 4, hidden_size: 256, heads: 4, context_length: 256, vocabulary_size: 256, tied_head: true };
+    let masked = Bert {
+        layers: 4,
+        hidden_size: 256,
+        heads: 4,
+        context_length: 256,
+        vocabulary_size: 256,
+        masked_fraction: 0.15,
+        next_sentence: false,
+    };
     let image = Some(ImageShape { height: 32, width: 32, channels: 3 });
     let resnet = plain::resnet();
     let synthetic = Source::Synthetic(Synthetic { samples: 1000, image, classes: 10 });
     let cases = [
-        ("GPT", EngineConfig { model: Model::Gpt(tokens), ..gpt(16, 1, Precision::Fp32) }),
+        ("GPT", 0.62, EngineConfig { model: Model::Gpt(tokens), ..gpt(32, 1, Precision::Fp32) }),
+        ("BERT", 0.62, EngineConfig { model: Model::Bert(masked), ..gpt(32, 1, Precision::Fp32) }),
         (
             "ResNet-18",
+            0.65,
             EngineConfig {
                 model: Model::ResNet(ResNet { depth: ResNetDepth::D18, stem: Stem::Small, width: 64 }),
                 data: Data { source: synthetic, ..resnet.data },
@@ -172,7 +183,7 @@ fn memory_is_less_and_the_comparison_true() {
             },
         ),
     ];
-    for (name, config) in cases {
+    for (name, most, config) in cases {
         let full = blueprint(&config, 1).unwrap().inspection().unwrap();
         assert_eq!(full.fp32_memory_bytes, None);
         for half in [HalfType::Bf16, HalfType::Fp16] {
@@ -184,7 +195,7 @@ fn memory_is_less_and_the_comparison_true() {
             let share = mixed.memory.activations as f64 / full.memory.activations as f64;
             let total = mixed.memory.total() as f64 / told as f64;
             println!("{name} {half:?}: activations {share:.3}, all {total:.3} of {} MiB", told >> 20);
-            assert!(share < 0.65 && total < 0.65, "{name} {half:?}: activations {share:.3}, all {total:.3} of f32's");
+            assert!(share <= 0.51 && total <= most, "{name} {half:?}: activations {share:.3}, all {total:.3} of f32's");
         }
     }
 }
