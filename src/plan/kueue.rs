@@ -2,7 +2,7 @@
 //!
 //! A job says which queue it waits in as all kinds of Kueue do, by a label; its pods then carry the label as well. The group has a name of its
 //! own in each attempt, since Kueue never replaces a pod of a group that says it cannot be retried: once all pods of an attempt have ended it
-//! finishes their Workload, gives its quota back, and lets go of the pods. All pods of a gang ask for the same, and so are one role of it.
+//! finishes their Workload, gives its quota back, and lets go of the pods.
 
 use crate::ValidJob;
 use k8s_openapi::api::events::v1::Event;
@@ -19,6 +19,10 @@ pub const GROUP: &str = "kueue.x-k8s.io/pod-group-name";
 const GROUP_COUNT: &str = "kueue.x-k8s.io/pod-group-total-count";
 /// Annotation of a pod: `false` for a group in which no pod replaces another.
 const RETRIABLE: &str = "kueue.x-k8s.io/retriable-in-group";
+/// Annotation of a pod: its role in the group. Kueue works one out from the pod where it finds none.
+const ROLE: &str = "kueue.x-k8s.io/role-hash";
+/// The role of all pods of a gang: what differs between them, such as the names of their claims, is nothing to the queue.
+const ONLY_ROLE: &str = "main";
 /// What the names of Kueue's scheduling gates begin with.
 pub const GATES: &str = "kueue.x-k8s.io/";
 /// Condition of a pod that Kueue stops, before it deletes it.
@@ -53,6 +57,7 @@ pub(crate) fn join(
     labels.insert(GROUP.into(), group(job, valid, attempt));
     annotations.insert(GROUP_COUNT.into(), valid.request.nodes.to_string());
     annotations.insert(RETRIABLE.into(), "false".into());
+    annotations.insert(ROLE.into(), ONLY_ROLE.into());
 }
 
 /// Name of the group of an attempt. The UID keeps out the Workload of an earlier job of the same name.

@@ -343,27 +343,6 @@ fn what_is_read_from_the_manifest_is_what_the_pods_ask_for() {
     assert_eq!(cases, 24);
 }
 
-/// What Kueue takes for the role of a pod, by its own account of `SpecShape`: pods that differ in it are different roles of a group.
-fn role(pod: &Pod) -> Value {
-    let spec = serde_json::to_value(pod.spec.as_ref().unwrap()).unwrap();
-    let of = |list: &Value| -> Vec<Value> {
-        let containers = list.as_array().into_iter().flatten();
-        containers.map(|container| json!([container["resources"]["requests"], container["ports"]])).collect()
-    };
-    let fields = [
-        "nodeSelector",
-        "affinity",
-        "tolerations",
-        "runtimeClassName",
-        "priority",
-        "topologySpreadConstraints",
-        "overhead",
-        "resourceClaims",
-    ];
-    let fields: Vec<&Value> = fields.iter().map(|field| &spec[*field]).collect();
-    json!([of(&spec["initContainers"]), of(&spec["containers"]), fields])
-}
-
 #[test]
 fn the_pods_of_an_attempt_are_one_group_with_one_role() {
     for framework in ["Switchyard", "Plain", "Torch", "MPI", "JAX", "TensorFlow", "Paddle"] {
@@ -382,7 +361,7 @@ fn the_pods_of_an_attempt_are_one_group_with_one_role() {
         let labels =
             [("kueue.x-k8s.io/queue-name", "team-a"), ("kueue.x-k8s.io/priority-class", "high"), ("mine", "1")];
         job.metadata.labels = Some(labels.map(|(name, value)| (name.into(), value.into())).into());
-        for way in [DeviceAllocation::DevicePlugin] {
+        for way in [DeviceAllocation::DevicePlugin, DeviceAllocation::Claims] {
             job.status.get_or_insert_default().device_allocation = Some(way);
             let pods: Vec<Pod> = (0..3).map(|rank| pod(&job, &valid, &defaults(), 7, rank)).collect();
             for pod in &pods {
@@ -395,7 +374,7 @@ fn the_pods_of_an_attempt_are_one_group_with_one_role() {
                 let annotations = pod.metadata.annotations.as_ref().unwrap();
                 assert_eq!(annotations["kueue.x-k8s.io/pod-group-total-count"], "3");
                 assert_eq!(annotations["kueue.x-k8s.io/retriable-in-group"], "false");
-                assert_eq!(role(pod), role(&pods[0]), "{framework} {way:?}");
+                assert_eq!(annotations["kueue.x-k8s.io/role-hash"], "main");
             }
         }
     }

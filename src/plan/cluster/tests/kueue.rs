@@ -2,7 +2,9 @@
 
 use super::World;
 use crate::cluster::view::{Phase, PodView};
-use serde_json::json;
+use crate::kueue::last_words;
+use k8s_openapi::api::events::v1::Event;
+use serde_json::{Value, json};
 use switchyard_crds::conditions;
 
 /// A job in a queue. What Kueue's webhook does to its pods is done by [`gate`].
@@ -123,4 +125,27 @@ fn a_gang_that_starts_again_holds_no_node_while_it_waits() {
     gate(&mut world, ADMISSION);
     world.run();
     assert_eq!((world.stage(), reason(&world).as_str()), ("Queued", conditions::GATED));
+}
+
+fn recorded<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).unwrap()
+}
+
+/// The objects are from a run with a real Kueue (`tests/benches/kueue.rs`; its version: docs/results/kueue.json).
+#[test]
+fn what_a_real_kueue_wrote_is_read() {
+    let held = PodView::of(&recorded(include_str!("recorded/held-pod.json")));
+    assert!(held.gated && held.waits_for_kueue(), "{held:?}");
+    let workload: Value = recorded(include_str!("recorded/workload.json"));
+    let sets = workload["spec"]["podSets"].as_array().unwrap();
+    assert_eq!((sets.len(), &sets[0]["name"], &sets[0]["count"]), (1, &json!("main"), &json!(2)), "one role");
+    assert_eq!(workload["status"]["resourceRequests"][0]["resources"]["nvidia.com/gpu"], "2", "what is charged");
+    let events: Vec<Event> = recorded(include_str!("recorded/events.json"));
+    let words = last_words(&events).unwrap();
+    assert_eq!(workload["status"]["conditions"][0]["message"], words);
+    assert!(words.contains("insufficient unused quota for nvidia.com/gpu"), "{words}");
+    assert_eq!(last_words(&[]), None);
+    let stopped = PodView::of(&recorded(include_str!("recorded/stopped-pod.json")));
+    let why = stopped.stopped_by_queue.unwrap();
+    assert!(stopped.deleting && why.starts_with("Preempted to accommodate a workload"), "{why}");
 }
