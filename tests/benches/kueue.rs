@@ -112,10 +112,8 @@ impl Bench {
         let finished = since(begin);
         let empty = self.charged(0).await?;
         ensure!(self.restarts().await? == restarts, "restarts after the evictions: {:?}", self.restarts().await?);
-        let partial = self.watched.partial();
-        ensure!(partial.is_empty(), "let go in part: {partial:?}");
         Ok(json!({
-            "gangs": GANGS * 4, "podsOfAGang": GANG.0, "cohorts": 2, "queues": 4, "partialAdmissions": partial.len(), "states": self.watched.states(),
+            "gangs": GANGS * 4, "podsOfAGang": GANG.0, "cohorts": 2, "queues": 4, "partialAdmissions": self.partial()?, "states": self.watched.states(),
             "evictions": restarts["preemption"], "otherRestarts": restarts["infrastructure"] + restarts["application"],
             "words": words, "gpusCharged": {"full": full, "afterTheEvictions": full_again, "atTheEnd": empty}, "complete": GANGS * 4,
             "seconds": {"filled": filled, "reclaimed": reclaimed, "finished": finished},
@@ -177,6 +175,7 @@ impl Bench {
         let give_up = Instant::now() + LIMIT;
         loop {
             let seen: usize = self.list().await?.iter().map(&is).sum();
+            self.partial()?;
             if seen == count {
                 return Ok(());
             }
@@ -185,6 +184,13 @@ impl Bench {
             }
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
+    }
+
+    /// How many gangs were let go in part: none.
+    fn partial(&self) -> Result<usize> {
+        let partial = self.watched.partial();
+        ensure!(partial.is_empty(), "let go in part: {partial:?}");
+        Ok(partial.len())
     }
 
     async fn running(&self, what: &str, count: usize) -> Result<()> {
