@@ -33,6 +33,8 @@ pub const APPLICATION_FAILURE: &str = "ApplicationFailure";
 pub const INFRASTRUCTURE_FAILURE: &str = "InfrastructureFailure";
 /// Reason of [`PLACED`] while the gang does not fit.
 pub const NO_ROOM: &str = "NoRoom";
+/// Reason of [`PLACED`] while others, such as Kueue, hold the pods by gates of their own.
+pub const GATED: &str = "Gated";
 /// Reason of [`PLACED`] after the scheduler refused a pod of the gang on its node.
 pub const UNSCHEDULABLE: &str = "Unschedulable";
 /// Reason of [`PLACED`] and [`FABRIC_READY`] while the job must not start over the fabric of the nodes that it could have.

@@ -9,6 +9,7 @@
 //! One controller leads (`election`); the others keep their caches warm. Correctness does not depend on that: see `apply`.
 #![forbid(unsafe_code)]
 
+mod admissions;
 mod election;
 mod logs;
 mod metrics;

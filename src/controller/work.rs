@@ -5,7 +5,7 @@ use super::metrics::{Counts, Metrics};
 use super::pages::{self, Health, Pages};
 use super::queue::Queue;
 use super::reconcile::Outcome;
-use super::{Context, Error, Settings, openings, policies, progress, reader, warnings, watch};
+use super::{Context, Error, Settings, admissions, openings, policies, progress, reader, warnings, watch};
 use crate::apply::Executor;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -85,6 +85,7 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     tokio::spawn(reader::run(context.clone(), progress::Progress, stop.clone()));
     tokio::spawn(reader::run(context.clone(), openings::Openings, stop.clone()));
     tokio::spawn(reader::run(context.clone(), warnings::Warnings, stop.clone()));
+    tokio::spawn(reader::run(context.clone(), admissions::Admissions, stop.clone()));
     tokio::spawn(policies::run(context.clone(), stop.clone()));
     let running = Arc::new(Semaphore::new(settings.concurrent_reconciles));
     tokio::select! {

@@ -256,6 +256,7 @@ impl Index {
                 refused.since = before.unschedulable.as_ref().and_then(|before| before.since);
             }
             next.warning = before.warning.clone().filter(|_| next.is_silent());
+            next.admission = before.admission.clone().filter(|_| next.waits_for_kueue());
         }
         let before = self.pods.insert(uid.clone(), Kept { job: job.clone(), slot: slot.clone() });
         if let Some(Kept { slot: before, .. }) = before.filter(|before| before.slot != slot) {

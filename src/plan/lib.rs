@@ -18,6 +18,7 @@ pub mod cluster;
 pub mod eligible;
 pub mod frameworks;
 pub mod job;
+pub mod kueue;
 pub mod local;
 pub mod objects;
 pub mod resources;

@@ -28,7 +28,7 @@ pub enum Class {
     Application,
     /// The node was lost, the pod was evicted or deleted, ran out of memory, or its image could not be pulled.
     Infrastructure,
-    /// The job gave way to one of higher priority.
+    /// The job gave way to another one, by its priority or by the quotas of its queue.
     Preemption,
 }
 

@@ -19,6 +19,7 @@ pub mod faults;
 pub mod gpus;
 pub mod history;
 mod kubelet;
+pub mod kueue;
 mod leftovers;
 mod manifest;
 mod mutants;

@@ -7,6 +7,7 @@ mod failures;
 mod forged;
 mod hindrances;
 mod hostile;
+mod kueue;
 mod nodes;
 mod objects;
 mod training;

@@ -4,6 +4,7 @@ use crate::images::{SHIPPED, programs_in};
 use crate::workspace::{cargo, root, step};
 use anyhow::Result;
 use clap::ValueEnum;
+use std::path::Path;
 
 /// What to measure.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -26,6 +27,8 @@ pub(crate) enum What {
     Preflight,
     /// `switchyard doctor` on logs of 1 GiB.
     Doctor,
+    /// 200 gangs in the queues of a real Kueue: partial admissions, evictions, what is charged.
+    Kueue,
     /// From apply to the verdict about the fabric in the status of a gang of 16.
     Verdict,
     /// On real nodes: from apply to the first step, from a killed rank to the next, memory of what is installed.
@@ -55,6 +58,7 @@ impl What {
             What::Queue => ("queue", "queue"),
             What::Preflight => ("preflight", "preflight"),
             What::Doctor => ("doctor", "doctor"),
+            What::Kueue => ("kueue", "kueue"),
             What::Verdict => ("verdict", "verdict"),
             What::Kernels => ("kernels", "kernels"),
             What::Engine => ("engine", "engine"),
@@ -76,8 +80,8 @@ impl What {
     }
 }
 
-/// Measures and writes the result file.
-pub(crate) fn bench(what: What) -> Result<()> {
+/// Measures and writes the result file. `kueue`: see the command.
+pub(crate) fn bench(what: What, kueue: Option<&Path>) -> Result<()> {
     let folder = root().join("docs/results");
     std::fs::create_dir_all(&folder)?;
     let Some((name, bench)) = what.bench() else {
@@ -94,8 +98,12 @@ pub(crate) fn bench(what: What) -> Result<()> {
         let programs = ["switchyard", "switchyard-worker"];
         step("both programs", &mut programs_in(SHIPPED, &programs))?;
     }
-    // What is measured is what is shipped; its link-time optimisation takes minutes.
-    let mut command = cargo(&["bench", "--profile", SHIPPED, "--workspace", "--bench", bench, "--", "--json", &file]);
+    // What is measured is what is shipped; its link-time optimisation takes minutes. Before Kueue not the time counts.
+    let profile = if matches!(what, What::Kueue) { "dev" } else { SHIPPED };
+    let mut command = cargo(&["bench", "--profile", profile, "--workspace", "--bench", bench, "--", "--json", &file]);
+    if let (What::Kueue, Some(folder)) = (what, kueue) {
+        command.arg("--kueue").arg(std::path::absolute(folder)?);
+    }
     if matches!(what, What::Engine | What::EngineAvx2) {
         command.arg("--python").arg(crate::wheels::TORCH.python()?);
     }

@@ -13,11 +13,9 @@ use switchyard_core::units::{counted, duration, rank_list};
 use switchyard_crds::conditions::Stage;
 use switchyard_crds::{TrainJob, TrainJobStatus, conditions};
 use switchyard_plan::cluster::view::{Phase, PodView};
+use switchyard_plan::kueue;
 use switchyard_plan::resources::gigabytes_per_second;
 use switchyard_worker_contract::exit::Exit;
-
-/// Label with the queue of a job, as in the QUEUE column of kubectl.
-const QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
 /// The state of the jobs on the screen.
 #[derive(Default)]
@@ -214,7 +212,7 @@ fn row(name: &str, job: &TrainJob, now: Timestamp) -> Vec<String> {
         Some(format!("{}/{}/{}", restarts.application, restarts.infrastructure, restarts.preemption)),
         figures.map(|figures| format!("{} %", figures.progress_percentage)),
         age.map(duration),
-        job.labels().get(QUEUE).cloned(),
+        kueue::queue(job).map(str::to_owned),
         topology(job),
         remaining.map(|seconds| duration(seconds as f64)),
     ];
@@ -274,7 +272,8 @@ pub(super) fn pod_state(pod: &PodView) -> String {
         return why.map_or_else(|| "Failed".into(), |why| format!("Failed: {why}"));
     }
     match pod.phase {
-        Phase::Pending if pod.gated_by_others => "Gated by others".into(),
+        Phase::Pending if pod.waits_for_kueue() => "Gated by Kueue".into(),
+        Phase::Pending if pod.other_gate.is_some() => "Gated by others".into(),
         Phase::Pending if pod.gated => "Gated".into(),
         Phase::Pending => {
             let waiting = pod.waiting.as_ref().and_then(|waiting| reason(&waiting.reason));

@@ -19,13 +19,23 @@ const ROLLBACK_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 pub(super) fn after_failure(attempt: &Attempt<'_>, failed: &PodFailure) -> Reconciliation {
     let is_seen = attempt.existing().iter().any(|pod| pod.name == failed.pod);
     let absent = if is_seen { None } else { Some(failed.pod.clone()) };
-    Reconciliation { absent, ..decided(attempt, failed) }
+    let mut result = Reconciliation { absent, ..decided(attempt, failed) };
+    if failed.is_eviction {
+        leave_nodes(&mut result);
+    }
+    result
 }
 
 /// A job of higher priority needs the room.
 pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliation {
     let pod = attempt.existing().first().map(|pod| pod.name.clone()).unwrap_or_default();
     let mut result = decided(attempt, &preempted(pod, by));
+    leave_nodes(&mut result);
+    result
+}
+
+/// The next attempt does not keep the nodes of this one: others need the room.
+fn leave_nodes(result: &mut Reconciliation) {
     if let Some(next) = &mut result.status {
         next.placement = None;
         // Not `Restarting`: for that it would keep its nodes.
@@ -33,7 +43,6 @@ pub(super) fn after_preemption(attempt: &Attempt<'_>, by: &str) -> Reconciliatio
             condition.reason = conditions::PREEMPTED.to_string();
         }
     }
-    result
 }
 
 /// Another attempt, or the end.

@@ -53,9 +53,10 @@ impl Draft<'_> {
         if previous == Some(&self.next) {
             return result;
         }
-        let is_queued =
-            |status: &TrainJobStatus| reason_of(status, conditions::SUCCEEDED) == Some(Stage::Queued.reason());
-        let period = if is_queued(&self.next) { waiting_period(snapshot.waiting) } else { FIGURES_PERIOD };
+        // What others say while they hold the pods is news of the job itself.
+        let waits_for_room = reason_of(&self.next, conditions::SUCCEEDED) == Some(Stage::Queued.reason())
+            && reason_of(&self.next, conditions::PLACED) != Some(conditions::GATED);
+        let period = if waits_for_room { waiting_period(snapshot.waiting) } else { FIGURES_PERIOD };
         let due = snapshot.status_written.map(|written| written.saturating_add(period).unwrap_or(Timestamp::MAX));
         match due {
             Some(due) if !clock::is_over(due, period, snapshot.rules.now) && !major(previous, &self.next) => {

@@ -26,6 +26,8 @@ pub(super) struct PodFailure {
     pub at: Option<Timestamp>,
     /// The node did it, whatever its pods did: nothing that a user can bring about.
     pub is_of_node: bool,
+    /// The queue took the room back: the job leaves its nodes.
+    pub is_eviction: bool,
     /// Other nodes that did the same, and what each did.
     pub others: Vec<(String, String)>,
 }
@@ -34,12 +36,27 @@ impl PodFailure {
     /// Of a pod whose state is unknown.
     pub fn unseen(class: Class, pod: String, cause: String) -> PodFailure {
         let failure = Failure { class, permanent: false, code: None, conditions: Vec::new() };
-        PodFailure { failure, pod, node: None, cause, at: None, is_of_node: false, others: Vec::new() }
+        PodFailure {
+            failure,
+            pod,
+            node: None,
+            cause,
+            at: None,
+            is_of_node: false,
+            is_eviction: false,
+            others: Vec::new(),
+        }
     }
 
     /// Sets that the node did it.
     fn of_node(mut self) -> PodFailure {
         self.is_of_node = true;
+        self
+    }
+
+    /// Sets that the queue did it.
+    fn of_queue(mut self) -> PodFailure {
+        self.is_eviction = true;
         self
     }
 
@@ -137,7 +154,8 @@ pub(super) fn preempted(pod: String, by: &str) -> PodFailure {
 }
 
 fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
-    if pod.has_succeeded() || (pod.gated && pod.node.is_none() && !attempt.placed) {
+    let has_not_begun = pod.gated && pod.node.is_none() && !attempt.placed;
+    if pod.has_succeeded() || (has_not_begun && !pod.is_lost_to_its_group()) {
         return Verdict::Well;
     }
     let failure = |class: Class, cause: String| PodFailure {
@@ -152,9 +170,13 @@ fn of_pod(pod: &PodView, attempt: &Attempt<'_>) -> Verdict {
         cause,
         at: pod.ended.as_ref().and_then(|ended| ended.at),
         is_of_node: false,
+        is_eviction: false,
         others: Vec::new(),
     };
     if pod.deleting || pod.has_failed() {
+        if let Some(why) = &pod.stopped_by_queue {
+            return Verdict::Failed(failure(Class::Preemption, format!("stopped by Kueue: {why}")).of_queue());
+        }
         if let Some((reason, message)) = &pod.disruption {
             let class = if reason == "PreemptionByScheduler" { Class::Preemption } else { Class::Infrastructure };
             return Verdict::Failed(failure(class, format!("{reason}: {message}")));

@@ -209,20 +209,22 @@ const PROGRESS: [&str; 5] = ["Pulling", "Pulled", "Created", "Started", "Success
 /// What the last of a pod's events says that its containers do not: a volume, a sandbox or a network that cannot be made. `None`: it gets
 /// on.
 pub fn warning(events: &[Event]) -> Option<Waiting> {
-    let at = |event: &Event| {
-        let series = event.series.as_ref().map(|series| series.last_observed_time.0);
-        let last = event.deprecated_last_timestamp.as_ref().map(|time| time.0);
-        series.into_iter().chain(last).chain(event.event_time.as_ref().map(|time| time.0)).max()
-    };
     let is_warning = |event: &Event| event.type_.as_deref() == Some("Warning");
     let reason = |event: &Event| event.reason.clone().unwrap_or_default();
     let tells = |event: &&Event| {
         if is_warning(event) { reason(event) != "FailedScheduling" } else { PROGRESS.contains(&reason(event).as_str()) }
     };
     // Times of kubelets have whole seconds. Of the same second, progress counts.
-    let last = events.iter().filter(tells).max_by_key(|event| (at(event), !is_warning(event)))?;
+    let last = events.iter().filter(tells).max_by_key(|event| (time_of(event), !is_warning(event)))?;
     let message = without_ids(last.note.as_deref().unwrap_or_default());
     is_warning(last).then(|| Waiting { container: String::new(), reason: reason(last), message })
+}
+
+/// When an event was seen last, in whichever of the ways in which its sender may say so.
+pub(crate) fn time_of(event: &Event) -> Option<Timestamp> {
+    let series = event.series.as_ref().map(|series| series.last_observed_time.0);
+    let last = event.deprecated_last_timestamp.as_ref().map(|time| time.0);
+    series.into_iter().chain(last).chain(event.event_time.as_ref().map(|time| time.0)).max()
 }
 
 /// Digits of the id of a sandbox or a container.

@@ -113,8 +113,10 @@ fn gather(attempt: &Attempt<'_>) -> Reconciliation {
 fn place(attempt: &Attempt<'_>) -> Reconciliation {
     let pods = attempt.existing();
     let mut draft = attempt.draft();
-    if let Some(pod) = pods.iter().find(|pod| pod.gated_by_others) {
-        draft.stage(Stage::Queued, format!("another scheduling gate holds pod {}", pod.name));
+    if let Some(text) = pods.iter().find_map(|pod| held_by_others(pod)) {
+        // Not `Restarting`: for that it would keep its nodes, and others may be admitted first.
+        draft.condition(conditions::PLACED, "False", conditions::GATED, text.clone());
+        draft.stage(Stage::Queued, text);
         return draft.act(&attempt.snapshot);
     }
     let JobSnapshot { job, nodes, rules, .. } = attempt.snapshot;
@@ -164,6 +166,16 @@ fn place(attempt: &Attempt<'_>) -> Reconciliation {
             result
         }
     }
+}
+
+/// Who holds a pod by a gate of its own, and what is waited for; `None`: nobody.
+fn held_by_others(pod: &PodView) -> Option<String> {
+    let gate = pod.other_gate.as_ref()?;
+    Some(match (&pod.group, &pod.admission) {
+        (Some(_), Some(words)) if pod.waits_for_kueue() => format!("waiting for Kueue: {words}"),
+        (Some(group), None) if pod.waits_for_kueue() => format!("waiting for Kueue to admit Workload {group}"),
+        _ => format!("another scheduling gate holds pod {}: {gate}", pod.name),
+    })
 }
 
 /// There is room, but the job must not start over the fabric of these nodes. Nodes, their ports and other jobs may change that.

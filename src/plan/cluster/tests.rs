@@ -1,5 +1,6 @@
 //! The life of a job, from snapshots written down by hand.
 
+mod kueue;
 mod progress;
 mod surroundings;
 mod world;

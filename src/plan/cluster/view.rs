@@ -4,7 +4,7 @@
 use super::clock;
 use super::machine::Machine;
 use crate::eligible::{NodeFacts, NodeRules};
-use crate::resources;
+use crate::{kueue, resources};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Node, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -110,8 +110,12 @@ pub struct PodView {
     pub node_rank: u32,
     /// Our scheduling gate is still set.
     pub gated: bool,
-    /// Other gates are set.
-    pub gated_by_others: bool,
+    /// The first of the gates of others that are set.
+    pub other_gate: Option<String>,
+    /// Its group in a queue of Kueue.
+    pub group: Option<String>,
+    /// What Kueue last said of that group, while its gate is set.
+    pub admission: Option<String>,
     /// Node it is bound to.
     pub node: Option<String>,
     pub phase: Phase,
@@ -122,6 +126,8 @@ pub struct PodView {
     pub unschedulable: Option<Unschedulable>,
     /// Why it is disturbed: reason and message of the condition `DisruptionTarget`.
     pub disruption: Option<(String, String)>,
+    /// Why Kueue stops it.
+    pub stopped_by_queue: Option<String>,
     /// Types of all conditions that are true.
     pub true_conditions: Vec<String>,
     /// Reason and message of the pod itself, such as `Evicted`.
@@ -175,6 +181,16 @@ impl PodView {
         is_open && self.waiting.as_ref().is_none_or(Waiting::is_ordinary)
     }
 
+    /// Kueue has not admitted it yet.
+    pub fn waits_for_kueue(&self) -> bool {
+        self.other_gate.as_ref().is_some_and(|gate| gate.starts_with(kueue::GATES))
+    }
+
+    /// It is being deleted before it could start, but for its name: Kueue keeps the pods of a group until all of them have ended.
+    pub fn is_lost_to_its_group(&self) -> bool {
+        self.deleting && self.group.is_some()
+    }
+
     /// What keeps it from starting, where anything is known to.
     pub fn hindrance(&self) -> Option<&Waiting> {
         self.waiting.as_ref().filter(|waiting| !waiting.is_ordinary()).or(self.warning.as_ref())
@@ -221,7 +237,9 @@ impl PodView {
             attempt,
             node_rank,
             gated: gates.contains(&labels::GANG_GATE),
-            gated_by_others: gates.iter().any(|gate| *gate != labels::GANG_GATE),
+            other_gate: gates.iter().find(|gate| **gate != labels::GANG_GATE).map(ToString::to_string),
+            group: pod.metadata.labels.as_ref().and_then(|labels| labels.get(kueue::GROUP)).cloned(),
+            admission: None,
             node: spec.and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty()),
             phase: match status.and_then(|status| status.phase.as_deref()) {
                 Some("Running") => Phase::Running,
@@ -238,6 +256,7 @@ impl PodView {
                 .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
                 .map(|c| Unschedulable { message: because(c).1, since: None }),
             disruption: is("DisruptionTarget", "True").map(because),
+            stopped_by_queue: is(kueue::STOPPED, "True").map(|c| because(c).1),
             true_conditions: conditions.iter().filter(|c| c.status == "True").map(|c| c.type_.clone()).collect(),
             reason: status
                 .and_then(|status| Some((status.reason.clone()?, status.message.clone().unwrap_or_default()))),

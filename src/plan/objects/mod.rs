@@ -213,8 +213,12 @@ pub fn is_of_attempt(valid: &ValidJob, attempt: u32, name: &str) -> bool {
 /// Name of the Secret. The UID keeps out the Secret of an earlier job of the same name: Secrets may not be read, so the two could not be
 /// told apart.
 fn key_name(job: &TrainJob, valid: &ValidJob) -> String {
-    let uid: String = uid(job).chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-    format!("{}-key-{uid}", valid.name)
+    format!("{}-key-{}", valid.name, short_uid(job))
+}
+
+/// The beginning of the job's UID, enough to tell jobs of the same name apart.
+pub(crate) fn short_uid(job: &TrainJob) -> String {
+    uid(job).chars().filter(char::is_ascii_alphanumeric).take(8).collect()
 }
 
 fn uid(job: &TrainJob) -> &str {

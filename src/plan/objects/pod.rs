@@ -5,6 +5,7 @@ use super::{Defaults, claim, config_name, fabric, key_name, metadata};
 use crate::eligible::NodeRules;
 use crate::frameworks;
 use crate::job::{EnvEntry, GangPod, ValidJob, identity, set_devices, trainer, trainer_mut};
+use crate::kueue;
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, Pod,
     PodSchedulingGate, PodSecurityContext, PodSpec, SeccompProfile, SecretVolumeSource, SecurityContext, Volume,
@@ -44,9 +45,9 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     let mut merged = theirs.labels.unwrap_or_default();
     merged.extend(ours);
     merged.extend(of_pod.map(|(label, value)| (label.to_string(), value)));
+    let mut annotations = theirs.annotations.unwrap_or_default();
+    kueue::join(job, valid, attempt, &mut merged, &mut annotations);
     meta.labels = Some(merged);
-    meta.annotations = theirs.annotations;
-    let annotations = meta.annotations.get_or_insert_default();
     annotations.entry("kubectl.kubernetes.io/default-container".into()).or_insert_with(|| TRAINER.into());
     let mut spec = valid.pod.spec.clone();
     let made = GangPod { job, valid, attempt, node_rank };
@@ -71,6 +72,7 @@ pub fn pod(job: &TrainJob, valid: &ValidJob, defaults: &Defaults, attempt: u32, 
     if let Some(networks) = fabric::networks(&spec, &making) {
         annotations.entry(NETWORKS.into()).or_insert_with(|| networks.into());
     }
+    meta.annotations = Some(annotations);
     claim::attach(&mut spec, job, &made.name());
     spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()).for_each(secure_container);
     Pod { metadata: meta, spec: Some(spec), status: None }

@@ -154,6 +154,10 @@ impl Task {
         let mut is_over = is_over;
         if !is_over {
             is_over = self.live(&mut signals).await;
+            // Somebody keeps the pod after its end, and waits for it: a kubelet reports it before it lets go of the pod.
+            if !is_over && self.pod.metadata.finalizers.iter().flatten().next().is_some() {
+                self.write(State::Ended(143, "Error", "")).await;
+            }
         }
         let zombie = self.policy() == Policy::IgnoreDelete;
         // Finished, or told to stop: stays until it is deleted.

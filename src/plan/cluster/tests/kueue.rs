@@ -1,0 +1,151 @@
+//! Gangs in a queue of Kueue, which holds pods by a gate, counts on whole groups, and takes the room back.
+
+use super::World;
+use crate::cluster::view::{Phase, PodView};
+use crate::kueue::last_words;
+use k8s_openapi::api::events::v1::Event;
+use serde_json::{Value, json};
+use switchyard_crds::conditions;
+
+/// A job in a queue. What Kueue's webhook does to its pods is done by [`gate`].
+fn queued(nodes: u32) -> World {
+    let template = json!({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}}});
+    World::new(nodes, json!({"template": template, "failurePolicy": {"maxRestarts": 3, "maxPreemptionRestarts": 3}}))
+}
+
+/// Sets or lifts the gate of Kueue on all pods.
+fn gate(world: &mut World, gate: Option<&str>) {
+    world.pods.iter_mut().for_each(|pod| pod.other_gate = gate.map(str::to_owned));
+}
+
+const ADMISSION: Option<&str> = Some("kueue.x-k8s.io/admission");
+
+/// Up to the point where the pods exist and Kueue holds them.
+fn held(nodes: u32) -> World {
+    let mut world = queued(nodes);
+    world.step();
+    world.step();
+    gate(&mut world, ADMISSION);
+    world.run();
+    world
+}
+
+#[test]
+fn a_gang_waits_for_kueue_and_says_what_kueue_says() {
+    let mut world = held(2);
+    let group = world.pods[0].group.clone().unwrap();
+    assert_eq!(group, "a-01234567-1");
+    assert!(world.pods.iter().all(|pod| pod.group.as_ref() == Some(&group) && pod.gated), "{:?}", world.pods);
+    assert_eq!(world.message(), "waiting for Kueue to admit Workload a-01234567-1");
+    world.pods[0].admission = Some("insufficient unused quota for cpu".into());
+    world.now = 100;
+    world.run();
+    assert_eq!(
+        (world.stage(), world.message().as_str()),
+        ("Queued", "waiting for Kueue: insufficient unused quota for cpu")
+    );
+    gate(&mut world, None);
+    world.run();
+    assert_eq!((world.stage(), world.attempt()), ("Running", 1));
+    // Gates of others are named, too.
+    let mut world = World::new(1, json!({}));
+    world.step();
+    world.step();
+    gate(&mut world, Some("example.com/quota"));
+    world.run();
+    assert_eq!(world.message(), "another scheduling gate holds pod a-1-0: example.com/quota");
+}
+
+/// The pod as Kueue leaves it: it says why, deletes it, and keeps it until the group has ended.
+fn stop(pod: &mut PodView, words: &str) {
+    (pod.stopped_by_queue, pod.deleting) = (Some(words.into()), true);
+}
+
+#[test]
+fn what_kueue_takes_back_is_preemption_and_the_nodes_are_left() {
+    let mut world = held(2);
+    gate(&mut world, None);
+    world.run();
+    assert_eq!(world.stage(), "Running");
+    world.now = 60;
+    world.pods.iter_mut().for_each(|pod| stop(pod, "Preempted to accommodate a workload"));
+    // They save their state and end: the exit code of a stop is no failure of the program.
+    world.exit("a-1-1", 143, "");
+    world.step();
+    let status = world.job.status.clone().unwrap();
+    let restarts = status.restarts.unwrap();
+    assert_eq!((restarts.preemption, restarts.infrastructure, restarts.application), (1, 0, 0));
+    assert_eq!((world.attempt(), status.placement), (2, None));
+    let placed = world.job.status.as_ref().unwrap().condition(conditions::PLACED).unwrap();
+    assert_eq!((placed.reason.as_str(), world.stage()), (conditions::PREEMPTED, "Restarting"));
+    assert!(world.message().contains("stopped by Kueue: Preempted to accommodate a workload"), "{}", world.message());
+    // The budget is that of preemptions.
+    for _ in 0..3 {
+        world.now += 700;
+        world.run();
+        assert_eq!(world.stage(), "Running");
+        world.pods.iter_mut().for_each(|pod| stop(pod, "again"));
+        world.step();
+    }
+    assert!(world.message().contains("3 of 3 restarts within 24 h used (failurePolicy.maxPreemptionRestarts)"));
+}
+
+#[test]
+fn a_pod_that_is_deleted_in_the_queue_is_followed_by_another_group() {
+    let mut world = held(2);
+    let pod = world.pods.iter_mut().find(|pod| pod.name == "a-1-0").unwrap();
+    pod.deleting = true;
+    world.step();
+    assert_eq!(world.attempt(), 2, "its name is taken until all pods of its group have ended");
+    assert_eq!(world.job.status.as_ref().unwrap().restarts.as_ref().unwrap().infrastructure, 1);
+    // Elsewhere it is gone at once, and made again.
+    let mut world = World::new(2, json!({}));
+    world.step();
+    world.step();
+    gate(&mut world, Some("example.com/quota"));
+    world.pods[0].deleting = true;
+    world.run();
+    assert_eq!(world.attempt(), 1);
+}
+
+/// A gang that starts again asks Kueue again. Until it is admitted, the nodes are for those that are.
+#[test]
+fn a_gang_that_starts_again_holds_no_node_while_it_waits() {
+    let mut world = held(2);
+    gate(&mut world, None);
+    world.run();
+    world.exit("a-1-1", 9, "");
+    world.step();
+    world.step();
+    assert!(world.pods.iter().filter(|pod| pod.attempt == 2).all(|pod| pod.group.as_deref() == Some("a-01234567-2")));
+    let reason =
+        |world: &World| world.job.status.as_ref().unwrap().condition(conditions::PLACED).unwrap().reason.clone();
+    assert_eq!(reason(&world), conditions::RESTARTING);
+    world.pods.retain(|pod| pod.attempt == 2 && pod.phase == Phase::Pending);
+    gate(&mut world, ADMISSION);
+    world.run();
+    assert_eq!((world.stage(), reason(&world).as_str()), ("Queued", conditions::GATED));
+}
+
+fn recorded<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).unwrap()
+}
+
+/// The objects are from a run with a real Kueue (`tests/benches/kueue.rs`; its version: docs/results/kueue.json).
+#[test]
+fn what_a_real_kueue_wrote_is_read() {
+    let held = PodView::of(&recorded(include_str!("recorded/held-pod.json")));
+    assert!(held.gated && held.waits_for_kueue(), "{held:?}");
+    let workload: Value = recorded(include_str!("recorded/workload.json"));
+    let sets = workload["spec"]["podSets"].as_array().unwrap();
+    assert_eq!((sets.len(), &sets[0]["name"], &sets[0]["count"]), (1, &json!("main"), &json!(2)), "one role");
+    assert_eq!(workload["status"]["resourceRequests"][0]["resources"]["nvidia.com/gpu"], "2", "what is charged");
+    let events: Vec<Event> = recorded(include_str!("recorded/events.json"));
+    let words = last_words(&events).unwrap();
+    assert_eq!(workload["status"]["conditions"][0]["message"], words);
+    assert!(words.contains("insufficient unused quota for nvidia.com/gpu"), "{words}");
+    assert_eq!(last_words(&[]), None);
+    let stopped = PodView::of(&recorded(include_str!("recorded/stopped-pod.json")));
+    let why = stopped.stopped_by_queue.unwrap();
+    assert!(stopped.deleting && why.starts_with("Preempted to accommodate a workload"), "{why}");
+}

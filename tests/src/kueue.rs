@@ -1,0 +1,94 @@
+//! A real Kueue before a control plane of this machine, from a folder with its source and the program built from it (`bin/manager`).
+//!
+//! Only its integration for pods is on. Its webhooks are called on loopback; what its pod would find mounted under `/etc/kueue` is put there in
+//! a mount namespace of its own, which needs root.
+
+use crate::ControlPlane;
+use crate::control_plane::{Daemon, free_port, self_signed};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Time to become ready.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Installs Kueue's CRDs and webhooks, starts it, and waits until it takes pods.
+///
+/// # Errors
+/// Something is missing in the folder, or it does not become ready; the end of its log is in the error.
+pub async fn start(plane: &ControlPlane, folder: &Path) -> Result<Daemon> {
+    let own = plane.folder().join("kueue");
+    let certificates = own.join("etc/kueue/metrics/certs");
+    fs::create_dir_all(&certificates)?;
+    let (certificate, key) = self_signed()?;
+    fs::write(certificates.join("tls.crt"), &certificate)?;
+    fs::write(certificates.join("tls.key"), key)?;
+    let [webhooks, health] = [free_port()?, free_port()?];
+    let config = json!({
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", "namespace": "kueue-system",
+        "health": {"healthProbeBindAddress": format!("127.0.0.1:{health}")}, "metrics": {"bindAddress": "0"},
+        "webhook": {"host": "127.0.0.1", "port": webhooks, "certDir": "/etc/kueue/metrics/certs"},
+        "leaderElection": {"leaderElect": false}, "internalCertManagement": {"enable": false},
+        "integrations": {"frameworks": ["pod"]}, "featureGates": {"VisibilityOnDemand": false}, "clientConnection": {"qps": 300, "burst": 500},
+        "controller": {"groupKindConcurrency": {"Pod": 5, "Workload.kueue.x-k8s.io": 10, "ClusterQueue.kueue.x-k8s.io": 5}},
+    });
+    fs::write(own.join("config.json"), config.to_string())?;
+    let kubectl = |arguments: &[&str], input: &str| {
+        let ended = plane.kubectl_with(arguments, input);
+        ensure!(ended.code == Some(0), "kubectl {}: {}", arguments.join(" "), ended.stderr);
+        Ok(())
+    };
+    let crds = folder.join("config/components/crd/bases").display().to_string();
+    kubectl(&["apply", "--server-side", "-f", &crds], "")?;
+    kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"], "")?;
+    kubectl(&["create", "namespace", "kueue-system"], "")?;
+    // Kueue sees /etc of this machine, and its certificates in it.
+    let script = r#"cp -a /etc/. "$0/etc/" && mount --bind "$0/etc" /etc && exec "$@""#;
+    let manager = folder.join("bin/manager").display().to_string();
+    let config = format!("--config={}", own.join("config.json").display());
+    let arguments =
+        ["--mount", "--", "sh", "-c", script, &own.display().to_string(), &manager, &config].map(String::from);
+    let environment = [("KUBECONFIG", plane.kubeconfig("admin").display().to_string())];
+    let mut kueue = Daemon::start(Path::new("unshare"), &arguments, &environment, &plane.folder().join("kueue.log"))?;
+    let address = ([127, 0, 0, 1], health).into();
+    let give_up = Instant::now() + PATIENCE;
+    while !crate::page(address, "/readyz").is_some_and(|page| page.starts_with("HTTP/1.1 200")) {
+        kueue.must_run()?;
+        ensure!(Instant::now() < give_up, "Kueue is not ready\n{}", kueue.tail());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let manifests = folder.join("config/components/webhook/manifests.yaml");
+    let text = fs::read_to_string(&manifests).with_context(|| manifests.display().to_string())?;
+    let configurations: Vec<Value> = serde_saphyr::from_multiple(&text)?;
+    for mut configuration in configurations {
+        on_loopback(&mut configuration, webhooks, &certificate);
+        kubectl(&["apply", "--server-side", "-f", "-"], &configuration.to_string())?;
+    }
+    Ok(kueue)
+}
+
+/// What the program says that it was built from.
+///
+/// # Errors
+/// It says nothing.
+pub fn version(kueue: &Daemon) -> Result<String> {
+    let log = fs::read_to_string(&kueue.log)?;
+    let after = log.split(r#""gitVersion":""#).nth(1).and_then(|rest| rest.split('"').next());
+    Ok(after.context("no gitVersion in Kueue's log")?.into())
+}
+
+/// Keeps the webhooks of pods and of Kueue's own kinds, and has them called at this port of this machine.
+fn on_loopback(configuration: &mut Value, port: u16, authority: &str) {
+    let Some(webhooks) = configuration["webhooks"].as_array_mut() else { return };
+    webhooks.retain(|webhook| {
+        let rule = &webhook["rules"][0];
+        rule["apiGroups"][0] == "kueue.x-k8s.io" || rule["resources"][0] == "pods"
+    });
+    for webhook in webhooks {
+        let path = webhook["clientConfig"]["service"]["path"].as_str().unwrap_or_default();
+        webhook["clientConfig"] = json!({"url": format!("https://127.0.0.1:{port}{path}"), "caBundle": ByteString(authority.as_bytes().to_vec())});
+    }
+}
