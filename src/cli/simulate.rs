@@ -256,9 +256,9 @@ impl Rule for Watched<'_> {
         self.rule.submitted(job)
     }
 
-    fn ended(&mut self, job: usize) {
+    fn ended(&mut self, job: usize, now: f64) {
         self.progress.advance(1);
-        self.rule.ended(job);
+        self.rule.ended(job, now);
     }
 
     fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {

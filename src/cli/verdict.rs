@@ -259,7 +259,7 @@ pub(super) fn json(job: &TrainJob, verdict: &Verdict) -> Value {
     }
     if let Some(ahead) = &verdict.ahead {
         value["heldFor"] = json!(ahead.to_string());
-        ahead.start.into_iter().for_each(|start| value["heldUntil"] = json!(start));
+        ahead.start.into_iter().for_each(|(start, _)| value["heldUntil"] = json!(start));
     }
     if let Some(forecast) = &verdict.forecast {
         value["forecast"] = match &forecast.window {

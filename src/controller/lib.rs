@@ -67,6 +67,8 @@ pub struct Settings {
     pub node_grace: SignedDuration,
     /// Share of the nodes that must stop reporting together for the brake.
     pub fleet_brake_percent: u8,
+    /// Run times stand in for limits that are missing.
+    pub predicts: bool,
     /// Admission policies that must be in force, each with a binding of its name.
     pub admission_policies: Vec<String>,
 }

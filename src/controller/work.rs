@@ -9,10 +9,12 @@ use super::{Context, Error, Settings, admissions, openings, policies, progress, 
 use crate::apply::Executor;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use switchyard_crds::TrainJob;
+use switchyard_ledger::index::Index;
+use switchyard_ledger::predictor::Predictor;
 use switchyard_plan::cluster::events::{EventDraft, Severity};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -41,11 +43,13 @@ pub async fn run(settings: Settings, config: kube::Config, mut stop: Receiver<bo
     let listener = TcpListener::bind(address).await.map_err(|error| Error::Listen { address, error })?;
     let (leader, leading) = election::channel(boot_time);
     let reporter = Reporter { controller: "switchyard-controller".into(), instance: Some(settings.identity.clone()) };
+    let mut index = Index::default();
+    index.predictor = settings.predicts.then(Predictor::default);
     let context = Context {
         executor: Executor::new(client.clone()),
         recorder: Recorder::new(client.clone(), reporter),
         client: client.clone(),
-        index: Arc::default(),
+        index: Arc::new(Mutex::new(index)),
         queue: Queue::default(),
         metrics,
         health: Arc::new(Health::new(watch::names(&settings))),

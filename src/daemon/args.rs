@@ -16,6 +16,16 @@ pub enum Toggle {
     Disabled,
 }
 
+/// What stands in for limits that jobs do not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum Guess {
+    /// Nothing: nobody knows when such a job ends.
+    None,
+    /// How long this job, and others like it, ran until now.
+    RunTimes,
+}
+
 /// Arguments of the controller.
 #[derive(Debug, Args)]
 pub struct ControllerArgs {
@@ -94,6 +104,10 @@ pub struct ControllerArgs {
     /// report; 0: never.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub fleet_brake_percent: u8,
+
+    /// What stands in for activeDeadlineSeconds where a job has none, in the choice of who goes first; no job is stopped for it.
+    #[arg(long, value_enum, default_value_t = Guess::None)]
+    pub queue_predictor: Guess,
 
     /// Jobs that are reconciled at the same time.
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]

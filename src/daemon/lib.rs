@@ -4,7 +4,7 @@
 
 mod args;
 
-pub use args::{ControllerArgs, Toggle};
+pub use args::{ControllerArgs, Guess, Toggle};
 
 use jiff::SignedDuration;
 use std::fmt::Display;
@@ -75,6 +75,7 @@ pub fn start(args: &ControllerArgs) -> Result<Exit, Failure> {
             levels,
             node_grace: SignedDuration::from_secs(args.node_grace_seconds.into()),
             fleet_brake_percent: args.fleet_brake_percent,
+            predicts: args.queue_predictor == Guess::RunTimes,
             admission_policies: args.admission_policies.clone(),
         };
         let (stop, stopped) = channel(false);

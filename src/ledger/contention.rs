@@ -13,7 +13,7 @@ use switchyard_core::quantity::Resources;
 use switchyard_crds::{PlacedNode, Preemption, TrainJob, conditions};
 use switchyard_plan::cluster::admitted::Admitted;
 use switchyard_plan::cluster::find::find;
-use switchyard_plan::cluster::turn::{self, Ahead, Turn};
+use switchyard_plan::cluster::turn::{self, Ahead, Basis, Turn};
 use switchyard_plan::cluster::view;
 use switchyard_plan::cluster::{PlacementRules, Question, Waits};
 use switchyard_plan::objects::Kind;
@@ -71,7 +71,7 @@ impl Index {
             }
         }
         if let Some(held) = &self.reservation {
-            let is_free = held.job == *id || turn < held.turn || held.is_begun_after(job, now);
+            let is_free = held.job == *id || turn < held.turn || self.begins_after(held, job, now).is_some();
             // Nobody but a job of higher priority gets the nodes of a gang that starts again.
             let keeps = self.holes.contains_key(id) && held.turn.priority() <= turn.priority();
             let own = job.status.as_ref().and_then(|status| status.placement.as_ref()).filter(|_| keeps);
@@ -90,8 +90,12 @@ impl Index {
             name: held.turn.name().into(),
             nodes: held.nodes.iter().map(|node| node.node_name.clone()).collect(),
             start: held.start,
-            ends_before: held.is_begun_after(job, now),
+            ends_before: self.begins_after(held, job, now),
         })
+    }
+
+    fn begins_after(&self, held: &Reservation, job: &TrainJob, now: Timestamp) -> Option<Basis> {
+        held.is_begun_after(job, now, self.predictor.as_ref())
     }
 
     /// A gang that restarts keeps the GPUs of its nodes until it is known that it cannot be placed. Returns the nodes of which it released some.
@@ -241,7 +245,7 @@ impl Index {
             return None;
         }
         let nodes = held.map(|held| held.nodes.clone()).unwrap_or_default();
-        let first = self.first_start(question).map(|(nodes, start)| (nodes, Some(start)));
+        let first = self.first_start(question);
         Some(first.or_else(|| turn::reserve(question, self.usage.nodes(), &nodes).map(|nodes| (nodes, None))))
     }
 
@@ -284,13 +288,16 @@ impl Index {
 
     /// Returns the nodes that others may use now: those that are held no more, and all of them if their holder begins later than was expected.
     fn reserve(&mut self, (nodes, start): Place, turn: Turn, question: &Question<'_>) -> BTreeSet<String> {
-        let before = self.reservation.as_ref().and_then(|held| held.start);
-        let mut freed = self.unreserve(|_| true);
         let job = JobId::of(&question.job.metadata);
-        let next = Reservation { job, turn, nodes, start, at: question.rules.now, is_stale: false };
+        let before = self.reservation.as_ref().and_then(|held| held.start).map(|(at, _)| at);
+        let same = self.reservation.as_ref().filter(|held| held.job == job);
+        let begins = start.map(|(at, _)| at);
+        let first_start = same.and_then(|held| held.first_start).or(begins);
+        let mut freed = self.unreserve(|_| true);
+        let next = Reservation { job, turn, nodes, start, first_start, at: question.rules.now, is_stale: false };
         self.hold(question, next.takers(), &next.nodes);
         for PlacedNode { node_name, .. } in &next.nodes {
-            if start > before {
+            if begins > before {
                 freed.insert(node_name.clone())
             } else {
                 freed.remove(node_name)

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 use switchyard_crds::names::GPU_RESOURCE;
 use switchyard_plan::cluster::forecast::{Forecast, Held, MOST_AHEAD, Queued, Runs, Scene, Unknown};
-use switchyard_plan::cluster::turn::Turn;
+use switchyard_plan::cluster::turn::{Basis, Turn};
 use switchyard_plan::cluster::waiting_period;
 
 /// Forecasts that were made together.
@@ -74,7 +74,9 @@ impl Index {
         // What the head holds was chosen with levels and links in mind.
         let is_head = |turn: &Turn| waiting.first().is_some_and(|(_, first)| first.turn == *turn);
         let start = self.reservation.as_ref().filter(|held| is_head(&held.turn)).and_then(|held| held.start);
-        if let (Some(Forecast { window: Ok(window), .. }), Some(start)) = (forecasts.first_mut(), start) {
+        if let (Some(Forecast { window: Ok(window), .. }), Some((start, Basis::Limits))) =
+            (forecasts.first_mut(), start)
+        {
             window.latest = window.latest.max(start);
         }
         keys.into_iter().cloned().zip(forecasts).collect()

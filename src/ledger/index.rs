@@ -8,8 +8,9 @@ use crate::devices::Devices;
 use crate::fleet::Fleet;
 use crate::forecast::Forecasts;
 use crate::incidents::Incidents;
-use crate::job::{JobId, Key, attempt_of, key_of, placement_of};
+use crate::job::{JobId, Key, attempt_of, is_live, key_of, placement_of};
 use crate::own_writes::{Cache, OwnWrites};
+use crate::predictor::Predictor;
 use crate::reservation::Reservation;
 use crate::usage::{Share, Usage};
 use crate::waiting::Waiting;
@@ -114,6 +115,8 @@ pub struct Index {
     pub waiting: BTreeMap<Key, Waiting>,
     /// What the first of them holds.
     pub reservation: Option<Reservation>,
+    /// Run times stand in for limits that are missing; `None`: they do not.
+    pub predictor: Option<Predictor>,
     /// When those that wait can begin.
     pub(crate) forecasts: Forecasts,
     /// What gangs hold that start again.
@@ -177,6 +180,12 @@ impl Index {
             family.assumed = None;
         }
         let before = self.jobs.insert(key.clone(), Arc::new(job));
+        if let (Some(predictor), Some(job)) = (&mut self.predictor, self.jobs.get(&key))
+            && !is_live(job)
+            && before.as_ref().is_none_or(|before| is_live(before))
+        {
+            predictor.learn(job);
+        }
         let limit = |job: Option<&Arc<TrainJob>>| job.and_then(|job| job.spec.active_deadline_seconds);
         if let Some(held) = self.reservation.as_mut().filter(|_| limit(before.as_ref()) != limit(self.jobs.get(&key))) {
             held.is_stale = true;

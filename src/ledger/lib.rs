@@ -4,6 +4,7 @@
 //! watch ─> index (jobs with their pods, nodes) ─┬─> usage, devices (what is free, who has which GPU)
 //!                                               ├─> contention (whose turn it is, what is held, who gives way)
 //!                                               ├─> waiting (which change is worth another plan), forecast (when those that wait can begin)
+//!                                               ├─> predictor (how long jobs without a limit may run)
 //!                                               └─> own_writes (what was written and not seen yet)
 //! a file of objects ─> offline ─> the same index ─> where a job would go
 //! ```
@@ -18,6 +19,7 @@ pub mod index;
 pub mod job;
 pub mod offline;
 pub mod own_writes;
+pub mod predictor;
 pub mod reservation;
 pub mod usage;
 pub mod waiting;

@@ -2,13 +2,14 @@
 
 use crate::index::Index;
 use crate::job::{JobId, is_live, placement_of};
+use crate::predictor::Predictor;
 use crate::usage::{Usage, Without};
 use crate::waiting::HELD;
 use jiff::{SignedDuration, Timestamp};
 use switchyard_crds::{PlacedNode, TrainJob};
 use switchyard_plan::cluster::clock::deadline;
 use switchyard_plan::cluster::find::find;
-use switchyard_plan::cluster::turn::{self, Turn};
+use switchyard_plan::cluster::turn::{self, Basis, Turn};
 use switchyard_plan::cluster::{Question, gang};
 
 /// What the head of the queue holds.
@@ -17,8 +18,10 @@ pub struct Reservation {
     pub job: JobId,
     pub turn: Turn,
     pub nodes: Vec<PlacedNode>,
-    /// When the job can begin there, if limits hold. `None`: nobody knows, or other jobs give way to it.
-    pub start: Option<Timestamp>,
+    /// When the job can begin there, if limits hold or run times are as before. `None`: nobody knows, or other jobs give way to it.
+    pub start: Option<(Timestamp, Basis)>,
+    /// When it could have begun as was found first.
+    pub first_start: Option<Timestamp>,
     /// When that was found.
     pub at: Timestamp,
     /// Something became free since then, or a limit changed.
@@ -31,36 +34,47 @@ impl Reservation {
         (0..self.nodes.len()).map(|rank| format!("{HELD}{}/{rank}", self.job.uid))
     }
 
-    /// Whether a job ends before the one that holds these nodes can begin, if it starts now.
-    pub fn is_begun_after(&self, job: &TrainJob, now: Timestamp) -> bool {
-        let Some(start) = self.start else { return false };
-        end_from(job, now).is_some_and(|end| end <= start)
+    /// By what a job ends before the one that holds these nodes can begin, if it starts now; `None`: by nothing.
+    pub fn is_begun_after(&self, job: &TrainJob, now: Timestamp, predictor: Option<&Predictor>) -> Option<Basis> {
+        let (start, _) = self.start?;
+        let predictor = || predictor.filter(|_| self.first_start.is_some_and(|first| now <= first));
+        let (end, basis) = end_from(job, now)
+            .map(|end| (end, Basis::Limits))
+            .or_else(|| Some((predictor()?.end_of_next(job, now)?, Basis::RunTimes)))?;
+        (end <= start).then_some(basis)
     }
 }
 
 /// Nodes that are held, and when their holder can begin there.
-pub(crate) type Place = (Vec<PlacedNode>, Option<Timestamp>);
+pub(crate) type Place = (Vec<PlacedNode>, Option<(Timestamp, Basis)>);
 
 impl Index {
     /// Where and when a job that finds no room can begin, once enough of the jobs that run have ended by their limits. `None`: those without
-    /// a limit would have to end too.
-    pub(crate) fn first_start(&mut self, question: &Question<'_>) -> Option<(Vec<PlacedNode>, Timestamp)> {
+    /// a limit would have to end too, and nobody guesses when.
+    pub(crate) fn first_start(&mut self, question: &Question<'_>) -> Option<Place> {
         let now = question.rules.now;
-        let mut ending: Vec<(Timestamp, JobId)> = self
+        let mut ending: Vec<(Timestamp, Basis, JobId)> = self
             .families
             .keys()
             .filter(|id| **id != JobId::of(&question.job.metadata))
             // One that ran longer than its limit ends at any moment.
-            .filter_map(|id| Some((self.end_of(id, now)?.max(now), id.clone())))
+            .filter_map(|id| {
+                let by_limit = || Some((self.end_of(id, now)?, Basis::Limits));
+                let guessed =
+                    || Some((self.predictor.as_ref()?.end_of_running(self.job_of(id)?, now)?, Basis::RunTimes));
+                let (end, basis) = by_limit().or_else(guessed)?;
+                Some((end.max(now), basis, id.clone()))
+            })
             .collect();
         ending.sort();
-        let takers: Vec<Vec<String>> = ending.iter().map(|(_, id)| self.takers_of(id, |_| true)).collect();
+        let takers: Vec<Vec<String>> = ending.iter().map(|(.., id)| self.takers_of(id, |_| true)).collect();
         let usage = &mut self.usage;
         let fits = |ended: usize| gang::fits(question, Without::new(usage, &takers[..ended].concat()).nodes());
         let enough = turn::least(ending.len(), fits)?;
-        let start = ending[..enough].last().map_or(now, |(end, _)| *end);
+        let at = ending[..enough].last().map_or(now, |(end, ..)| *end);
+        let basis = ending[..enough].iter().map(|(_, basis, _)| *basis).max().unwrap_or(Basis::Limits);
         let without = Without::new(&mut self.usage, &takers[..enough].concat());
-        find(question, without.nodes()).ok().map(|found| (found.placed.status.nodes, start))
+        find(question, without.nodes()).ok().map(|found| (found.placed.status.nodes, Some((at, basis))))
     }
 
     /// When a job that has a place has ended at the latest; `None`: nobody knows, or it has none.

@@ -106,8 +106,10 @@ impl Index {
         let views: Vec<[NodeView; 2]> =
             nodes.iter().filter_map(|name| Some([seen(name, false)?, seen(name, true)?])).collect();
         for (key, waiting) in &mut self.waiting {
-            let ends_before =
-                |held: &Reservation| self.jobs.get(key).is_some_and(|job| held.is_begun_after(job, held.at));
+            let ends_before = |held: &Reservation| {
+                let job = self.jobs.get(key);
+                job.is_some_and(|job| held.is_begun_after(job, held.at, self.predictor.as_ref()).is_some())
+            };
             let is_ahead = held.is_some_and(|held| waiting.turn <= held.turn || ends_before(held));
             let has_room =
                 |demand: &Demand, name: &str| seen(name, is_ahead).is_some_and(|node| demand.has_room(&node));

@@ -46,7 +46,7 @@ pub trait Rule {
     /// The rule cannot take such a job.
     fn submitted(&mut self, job: &Job) -> Result<(), String>;
     /// A job that ran has ended, and its GPUs are free.
-    fn ended(&mut self, job: usize);
+    fn ended(&mut self, job: usize, now: f64);
     /// Jobs that start now, in this order.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ pub fn play(rows: &[Row], setting: Setting<'_>, rule: &mut dyn Rule) -> Result<P
         };
         player.pass_time(now);
         while let Some(job) = player.end_at(now) {
-            rule.ended(job);
+            rule.ended(job, now);
         }
         while let Some(row) = rows.get(next).filter(|row| row.submit <= now) {
             rule.submitted(&player.submit(next, row))?;

@@ -95,7 +95,7 @@ fn a_rule_that_forgets_what_is_taken_is_found_out() {
             self.0.push(Start { job: job.number, hosts: vec![0; job.pods as usize], forecast: None });
             Ok(())
         }
-        fn ended(&mut self, _job: usize) {}
+        fn ended(&mut self, _job: usize, _now: f64) {}
         fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
             Ok(std::mem::take(&mut self.0))
         }
@@ -109,7 +109,7 @@ fn a_rule_that_forgets_what_is_taken_is_found_out() {
         fn submitted(&mut self, _job: &Job) -> Result<(), String> {
             Ok(())
         }
-        fn ended(&mut self, _job: usize) {}
+        fn ended(&mut self, _job: usize, _now: f64) {}
         fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
             Ok(Vec::new())
         }
@@ -128,7 +128,7 @@ fn a_gang_over_two_leaves_is_slower_and_by_how_much_is_told() {
             self.0.push(Start { job: job.number, hosts: vec![0, 2], forecast: None });
             Ok(())
         }
-        fn ended(&mut self, _job: usize) {}
+        fn ended(&mut self, _job: usize, _now: f64) {}
         fn starts(&mut self, _now: f64) -> Result<Vec<Start>, String> {
             Ok(std::mem::take(&mut self.0))
         }
@@ -190,8 +190,8 @@ impl Rule for Watched {
         self.product.submitted(job)
     }
 
-    fn ended(&mut self, job: usize) {
-        self.product.ended(job);
+    fn ended(&mut self, job: usize, now: f64) {
+        self.product.ended(job, now);
     }
 
     fn starts(&mut self, now: f64) -> Result<Vec<Start>, String> {

@@ -54,6 +54,8 @@ pub(crate) struct SimulateArgs {
 pub(crate) enum Rule {
     /// The controller's own queue and placement.
     Switchyard,
+    /// The same, where run times stand in for limits that are missing.
+    SwitchyardPredictor,
     /// The first job blocks those behind it; places as with kueue-like.
     StrictFifo,
     /// Kueue's BestEffortFIFO with topology-aware scheduling.
@@ -70,6 +72,7 @@ impl Rule {
     pub(crate) fn policy(self) -> Policy {
         match self {
             Rule::Switchyard => Policy::Switchyard,
+            Rule::SwitchyardPredictor => Policy::Predicting,
             Rule::StrictFifo => Policy::StrictFifo,
             Rule::KueueLike => Policy::KueueLike,
             Rule::VolcanoLike => Policy::VolcanoLike,

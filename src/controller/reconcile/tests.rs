@@ -35,6 +35,7 @@ fn context(leading: election::Leading) -> Context {
         levels: Levels::default(),
         node_grace: SignedDuration::from_secs(60),
         fleet_brake_percent: 20,
+        predicts: false,
         admission_policies: Vec::new(),
     };
     let reporter = Reporter { controller: "c".into(), instance: None };

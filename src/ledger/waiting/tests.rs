@@ -117,7 +117,7 @@ impl Scene {
         let held = self.0.reservation.as_ref().unwrap();
         let mut nodes: Vec<String> = held.nodes.iter().map(|node| node.node_name.clone()).collect();
         nodes.sort();
-        (nodes, held.start)
+        (nodes, held.start.map(|(at, _)| at))
     }
 }
 

@@ -6,6 +6,9 @@
 //!    nodes are chosen again whenever something ends.
 //! 3. **Backfill**: a job behind the head takes nodes that are not held, or, if its own limit passes before the head can begin, any node. So
 //!    no job behind the head delays it, and no node is idle that a short job could use.
+//!    Where the administrator allows it (`queue.predictor`), run times stand in for limits that are missing: a job that runs may run for as long
+//!    again, and one that waits as long as the longest of the last 20 like it. For those it goes before the head only until the moment at which
+//!    the head was expected to begin first: one that ran longer than the others cannot be followed by another.
 //! 4. **Preemption**: only the head preempts, only jobs of lower priority, only if its policy says so, and only if it fits then.
 //! 5. **Holes**: a gang that starts again after a failure keeps the GPUs of the nodes that it still has, unless it finds no place: gangs
 //!    that hold parts of what they need and wait for each other would wait forever.
@@ -49,6 +52,15 @@ impl Turn {
     }
 }
 
+/// What a moment in the future rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Basis {
+    /// Limits (`activeDeadlineSeconds`).
+    Limits,
+    /// How long jobs ran until now: a guess.
+    RunTimes,
+}
+
 /// A job ahead of another one in the queue, which holds nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ahead {
@@ -57,17 +69,25 @@ pub struct Ahead {
     /// The nodes that it holds.
     pub nodes: Vec<String>,
     /// When it can begin there at the latest; `None`: nobody knows.
-    pub start: Option<Timestamp>,
-    /// The other job ends before that.
-    pub ends_before: bool,
+    pub start: Option<(Timestamp, Basis)>,
+    /// The other job ends before that, by its limit or by run times.
+    pub ends_before: Option<Basis>,
 }
 
 impl Ahead {
     /// When it begins, and what that means for a job behind it with this limit, in words.
     pub fn forecast(&self, limit: Option<i64>) -> Option<String> {
-        let begins = format!("{} can begin by {}", self.name, self.start?);
+        let begins = match self.start? {
+            (start, Basis::Limits) => format!("{} can begin by {start}", self.name),
+            (start, Basis::RunTimes) => format!("{} is expected to begin by {start}", self.name),
+        };
         Some(match limit {
-            Some(_) if self.ends_before => format!("{begins}: this job ends before that and may use them until then"),
+            _ if self.ends_before == Some(Basis::Limits) => {
+                format!("{begins}: this job ends before that and may use them until then")
+            }
+            _ if self.ends_before == Some(Basis::RunTimes) => {
+                format!("{begins}: jobs like this one ran for less, so it may use them until then")
+            }
             Some(limit) => format!("{begins}: this job may still run then (activeDeadlineSeconds: {limit})"),
             None => format!(
                 "{begins}: with an activeDeadlineSeconds that ends before that, this job may use them until then"
@@ -78,8 +98,10 @@ impl Ahead {
     /// That a job behind it starts first on nodes that it holds, in words.
     pub fn overtaken(&self, place: &PlacementStatus) -> Option<String> {
         let is_held = |placed: &PlacedNode| self.nodes.contains(&placed.node_name);
-        let start = self.start.filter(|_| self.ends_before && place.nodes.iter().any(is_held))?;
-        Some(format!("ends before {}, which is ahead in the queue, can begin by {start}", self.name))
+        let (start, of_start) = self.start.filter(|_| place.nodes.iter().any(is_held))?;
+        let ends = if self.ends_before? == Basis::Limits { "ends" } else { "is expected to end" };
+        let begins = if of_start == Basis::Limits { "can begin" } else { "is expected to begin" };
+        Some(format!("{ends} before {}, which is ahead in the queue, {begins} by {start}", self.name))
     }
 }
 

@@ -50,9 +50,10 @@ fn pool(fabric: &Fabric, order: PoolOrder) -> Made {
     Ok(Box::new(Pool::new(fabric, order)))
 }
 
-const TABLE: [Entry; 12] = [
+const TABLE: [Entry; 13] = [
     Entry { name: "Switchyard", limits: Limits::Coarse, make: |f, m| Policy::Switchyard.rule(f, m) },
     Entry { name: "Switchyard, half without limits", limits: Limits::Half, make: |f, m| Policy::Switchyard.rule(f, m) },
+    Entry { name: "with predictor, half without", limits: Limits::Half, make: |f, m| Policy::Predicting.rule(f, m) },
     Entry { name: "Switchyard, no limits", limits: Limits::None, make: |f, m| Policy::Switchyard.rule(f, m) },
     Entry { name: "strict FIFO", limits: Limits::None, make: |f, m| Policy::StrictFifo.rule(f, m) },
     Entry { name: "Kueue-like", limits: Limits::None, make: |f, m| Policy::KueueLike.rule(f, m) },

@@ -17,6 +17,8 @@ use switchyard_crds::gpu_topology::GPUTopology;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     Switchyard,
+    /// With its predictor.
+    Predicting,
     StrictFifo,
     KueueLike,
     VolcanoLike,
@@ -25,8 +27,9 @@ pub enum Policy {
 }
 
 impl Policy {
-    pub const ALL: [Policy; 6] = [
+    pub const ALL: [Policy; 7] = [
         Policy::Switchyard,
+        Policy::Predicting,
         Policy::StrictFifo,
         Policy::KueueLike,
         Policy::VolcanoLike,
@@ -37,6 +40,7 @@ impl Policy {
     pub fn name(self) -> &'static str {
         match self {
             Policy::Switchyard => "Switchyard",
+            Policy::Predicting => "Switchyard with predictor",
             Policy::StrictFifo => "strict FIFO",
             Policy::KueueLike => "Kueue-like",
             Policy::VolcanoLike => "Volcano-like",
@@ -53,6 +57,7 @@ impl Policy {
         let peer = |order, places| Ok(Box::new(Peer::new(fabric, order, places)) as Box<dyn Rule>);
         match self {
             Policy::Switchyard => Ok(Box::new(Product::new(fabric, machine)?)),
+            Policy::Predicting => Ok(Box::new(Product::new(fabric, machine)?.predicting())),
             Policy::StrictFifo => peer(Order::Strict, Places::Domains),
             Policy::KueueLike => peer(Order::Skip, Places::Domains),
             Policy::VolcanoLike => peer(Order::Skip, Places::MostUsed),

@@ -201,7 +201,7 @@ impl Rule for Peer {
         Ok(())
     }
 
-    fn ended(&mut self, job: usize) {
+    fn ended(&mut self, job: usize, _now: f64) {
         if let Some((hosts, gpus, _)) = self.running.remove(&job) {
             hosts.iter().for_each(|host| self.free[*host] += gpus);
             self.has_room = true;

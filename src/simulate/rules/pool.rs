@@ -41,7 +41,7 @@ impl Rule for Pool {
         Ok(())
     }
 
-    fn ended(&mut self, job: usize) {
+    fn ended(&mut self, job: usize, _now: f64) {
         self.free += self.running.remove(&job).unwrap_or(0);
     }
 

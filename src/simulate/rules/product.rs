@@ -12,11 +12,14 @@ use switchyard_crds::gpu_topology::GPUTopology;
 use switchyard_crds::{PlacementStatus, TrainJob, conditions};
 use switchyard_ledger::index::Index;
 use switchyard_ledger::job::{JobId, Key, key_of, placement_of};
+use switchyard_ledger::predictor::Predictor;
 use switchyard_ledger::usage::Without;
 use switchyard_plan::cluster::find::{Found, Nowhere, find};
 #[cfg(test)]
 use switchyard_plan::cluster::gang::fits;
 use switchyard_plan::cluster::levels::{DomainLevel, Levels};
+#[cfg(test)]
+use switchyard_plan::cluster::turn::Basis;
 use switchyard_plan::cluster::view::NodeView;
 use switchyard_plan::cluster::{PlacementRules, Question, Waits, allocation};
 use switchyard_plan::objects::{Defaults, pod};
@@ -72,6 +75,13 @@ impl Product {
             look: BTreeSet::new(),
             forecasts: BTreeMap::new(),
         })
+    }
+
+    /// The same, where run times stand in for limits that are missing.
+    #[must_use]
+    pub fn predicting(mut self) -> Product {
+        self.index.predictor = Some(Predictor::default());
+        self
     }
 
     /// A job with all its pods, behind their gates.
@@ -159,7 +169,8 @@ impl Product {
     pub(crate) fn forecast(&self) -> Option<(usize, f64)> {
         let held = self.index.reservation.as_ref()?;
         let job = number_of(&Key { namespace: NAMESPACE.into(), name: held.turn.name().rsplit('/').next()?.into() })?;
-        Some((job, held.start?.duration_since(BEGIN).as_secs_f64()))
+        let (start, _) = held.start.filter(|(_, basis)| *basis == Basis::Limits)?;
+        Some((job, start.duration_since(BEGIN).as_secs_f64()))
     }
 
     /// Jobs that wait and could start.
@@ -185,14 +196,7 @@ impl Product {
         let hosts: Result<Vec<usize>, String> = place.nodes.iter().map(|node| host(&node.node_name)).collect();
         let status = object.status.get_or_insert_default();
         (status.placement, status.placed_time) = (Some(place), Some(Time(now)));
-        status.conditions = vec![Condition {
-            type_: conditions::PLACED.into(),
-            status: "True".into(),
-            reason: "Placed".into(),
-            message: String::new(),
-            last_transition_time: Time(now),
-            observed_generation: None,
-        }];
+        status.conditions = vec![condition(conditions::PLACED, now)];
         self.index.apply_job(object.clone());
         self.jobs.insert(number, object);
         hosts
@@ -205,8 +209,12 @@ impl Rule for Product {
         self.submit(job)
     }
 
-    fn ended(&mut self, job: usize) {
-        let Some(object) = self.jobs.remove(&job) else { return };
+    fn ended(&mut self, job: usize, now: f64) {
+        let Some(mut object) = self.jobs.remove(&job) else { return };
+        let status = object.status.get_or_insert_default();
+        (status.completion_time, status.conditions) =
+            (Some(Time(at(now))), vec![condition(conditions::COMPLETE, at(now))]);
+        let mut effect = self.index.apply_job(object.clone());
         let family = self.index.families.get(&JobId::of(&object.metadata));
         let pods: Vec<String> =
             family.into_iter().flat_map(|family| family.pods.values().map(|pod| pod.uid.clone())).collect();
@@ -220,8 +228,9 @@ impl Rule for Product {
             };
             room.extend(self.index.delete_pod(&metadata).room);
         }
-        let effect = self.index.delete_job(&object.metadata);
-        room.extend(effect.room);
+        let deleted = self.index.delete_job(&object.metadata);
+        effect.jobs.extend(deleted.jobs);
+        room.extend(effect.room.into_iter().chain(deleted.room));
         let woken = self.index.woken(&room);
         self.look.extend(woken.union(&effect.jobs).filter_map(number_of));
     }
@@ -233,6 +242,17 @@ impl Rule for Product {
             starts.extend(self.reconcile(number, now)?);
         }
         Ok(starts)
+    }
+}
+
+fn condition(name: &str, now: Timestamp) -> Condition {
+    Condition {
+        type_: name.into(),
+        status: "True".into(),
+        reason: name.into(),
+        message: String::new(),
+        last_transition_time: Time(now),
+        observed_generation: None,
     }
 }
 

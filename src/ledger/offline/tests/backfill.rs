@@ -1,7 +1,9 @@
 //! Who may use the nodes that the head of the queue holds, until it can begin.
 
 use super::*;
+use crate::predictor::Predictor;
 use jiff::SignedDuration;
+use switchyard_plan::cluster::turn::Basis;
 
 const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
@@ -76,7 +78,7 @@ fn a_job_that_ran_longer_than_its_limit_ends_at_any_moment() {
     let verdict =
         look(&gang_waits_an_hour(now), now + HOUR * 2, &fresh("late", 1, json!({"activeDeadlineSeconds": 1})));
     assert!(verdict.place.is_err());
-    assert_eq!(verdict.ahead.unwrap().start, Some(now + HOUR * 2));
+    assert_eq!(verdict.ahead.unwrap().start, Some((now + HOUR * 2, Basis::Limits)));
 }
 
 /// The nodes that are empty first, not those that are least used.
@@ -94,5 +96,83 @@ fn the_head_holds_the_nodes_on_which_it_can_begin_first() {
     items.push(job("head", 1, "2026-01-02T00:00:00Z", waiting()));
     items.push(pod("head", 0, None, 0));
     let ahead = look(&items, now, &fresh("late", 1, json!({}))).ahead.unwrap();
-    assert_eq!((ahead.nodes, ahead.start), (vec!["n3".to_string()], Some(now + SignedDuration::from_secs(60))));
+    assert_eq!(
+        (ahead.nodes, ahead.start),
+        (vec!["n3".to_string()], Some((now + SignedDuration::from_secs(60), Basis::Limits)))
+    );
+}
+
+/// A cluster in which the job that runs has no limit, began an hour ago, and run times stand in for limits: those of so many jobs, of 1 to so many
+/// minutes.
+fn predicting(now: Timestamp, ended: i64) -> Cluster {
+    let mut items = gang_waits_an_hour(now);
+    items[3]["spec"].as_object_mut().unwrap().remove("activeDeadlineSeconds");
+    let mut cluster = Cluster::of(&items, Defaults::default(), Levels::default(), now).unwrap();
+    cluster.index.predictor = Some(Predictor::default());
+    for minutes in 1..=ended {
+        let mut job = fresh(&format!("past-{minutes}"), 1, json!({}));
+        job.metadata.uid = job.metadata.name.clone();
+        let status = json!({
+            "placedTime": now - HOUR * 9, "completionTime": now - HOUR * 9 + SignedDuration::from_mins(minutes),
+            "conditions": [{"type": "Complete", "status": "True", "reason": "Complete", "message": "", "lastTransitionTime": now}],
+        });
+        job.status = Some(serde_json::from_value(status).unwrap());
+        // Once, however often it is seen.
+        cluster.index.apply_job(job.clone());
+        cluster.index.apply_job(job);
+    }
+    cluster.look_again();
+    cluster
+}
+
+impl Cluster {
+    /// What is held is chosen again, as after a change.
+    fn look_again(&mut self) {
+        self.index.reservation.as_mut().unwrap().is_stale = true;
+        self.queue();
+    }
+}
+
+#[test]
+fn run_times_stand_in_for_limits_where_they_may() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let late = fresh("late", 1, json!({}));
+    // The longest of the last 20 ran for 20 minutes, or for an hour and a minute: too long.
+    for (ended, goes) in [(19, false), (20, true), (60, true), (61, false)] {
+        let verdict = predicting(now, ended).look(&late, Earlier::Forgotten).unwrap();
+        assert_eq!(verdict.place.is_ok(), goes, "{ended} ended");
+        let ahead = verdict.ahead.unwrap();
+        // One that has run for an hour is expected to run for another.
+        assert_eq!(ahead.start, Some((now + HOUR, Basis::RunTimes)));
+        assert_eq!(ahead.ends_before, goes.then_some(Basis::RunTimes));
+        let says = ahead.forecast(None).unwrap();
+        assert!(says.starts_with("ns/gang is expected to begin by 2026-06-01T13:00:00Z: "), "{says}");
+        assert_eq!(says.contains("jobs like this one ran for less"), goes, "{says}");
+        if let Ok(place) = &verdict.place {
+            let expected = "is expected to end before ns/gang, which is ahead in the queue, is expected to begin by 2026-06-01T13:00:00Z";
+            assert_eq!(ahead.overtaken(&place.status).as_deref(), Some(expected));
+        }
+    }
+    // Another number of pods is another kind of job.
+    let verdict = predicting(now, 20).look(&fresh("late", 2, json!({})), Earlier::Forgotten).unwrap();
+    assert!(verdict.place.is_err());
+}
+
+#[test]
+fn the_head_is_not_put_off_again_and_again_for_run_times() {
+    let now: Timestamp = "2026-06-01T12:00:00Z".parse().unwrap();
+    let mut cluster = predicting(now, 20);
+    let late = fresh("late", 1, json!({}));
+    assert!(cluster.look(&late, Earlier::Forgotten).unwrap().place.is_ok());
+    // The job that runs has not ended when it was expected to: it may run for another two hours, and nobody goes before the head for that.
+    cluster.now = now + HOUR + SignedDuration::from_secs(1);
+    cluster.look_again();
+    let verdict = cluster.look(&late, Earlier::Forgotten).unwrap();
+    assert!(verdict.place.is_err());
+    assert_eq!(
+        verdict.ahead.unwrap().start,
+        Some((cluster.now + (cluster.now.duration_since(now - HOUR)), Basis::RunTimes))
+    );
+    let with_limit = fresh("late", 1, json!({"activeDeadlineSeconds": 7200}));
+    assert!(cluster.look(&with_limit, Earlier::Forgotten).unwrap().place.is_ok());
 }

@@ -1,0 +1,50 @@
+//! How long jobs without a limit may run, guessed from those before them. A guess decides who goes first; no job is stopped for it.
+
+use jiff::{SignedDuration, Timestamp};
+use std::collections::{BTreeMap, VecDeque};
+use switchyard_crds::TrainJob;
+use switchyard_plan::job::gpus;
+
+/// Jobs whose run times are kept of each kind. If their order says nothing, the next one runs longer than all of them in one case of 21,
+/// whatever the run times are like.
+const KEPT: usize = 20;
+
+/// A job that has run for less than this may as well end in so much time.
+const LEAST: SignedDuration = SignedDuration::from_mins(10);
+
+/// Jobs that are like each other: namespace, pods, GPUs of each pod.
+type Likeness = (Option<String>, i32, u32);
+
+/// How long the last jobs of each kind ran.
+#[derive(Debug, Default)]
+pub struct Predictor {
+    past: BTreeMap<Likeness, VecDeque<SignedDuration>>,
+}
+
+impl Predictor {
+    /// A job has ended.
+    pub(crate) fn learn(&mut self, job: &TrainJob) {
+        let Some(status) = &job.status else { return };
+        let (Some(from), Some(to)) = (&status.placed_time, &status.completion_time) else { return };
+        let past = self.past.entry(likeness(job)).or_default();
+        past.truncate(KEPT - 1);
+        past.push_front(to.0.duration_since(from.0));
+    }
+
+    /// When a job has ended if it starts now and runs no longer than those before it; `None`: too few are known.
+    pub(crate) fn end_of_next(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
+        let past = self.past.get(&likeness(job)).filter(|past| past.len() == KEPT)?;
+        now.checked_add(*past.iter().max()?).ok()
+    }
+
+    /// When a job that runs has ended in one case of two: after as much time again as it has run. Run times have heavy tails (the source is with
+    /// `plan::cluster::forecast`).
+    pub(crate) fn end_of_running(&self, job: &TrainJob, now: Timestamp) -> Option<Timestamp> {
+        let since = job.status.as_ref()?.placed_time.as_ref()?.0;
+        now.checked_add(now.duration_since(since).max(LEAST)).ok()
+    }
+}
+
+fn likeness(job: &TrainJob) -> Likeness {
+    (job.metadata.namespace.clone(), job.spec.trainer.num_nodes, gpus(job))
+}
