@@ -17,6 +17,10 @@ pub enum Memory {
     Gradients,
     /// [`crate::data::Batch::values`], 32 bits.
     Values,
+    /// For each row of an embedding which entry of a table it has, `u32`.
+    Entries(Table),
+    /// The rows in the order of these entries, [`kernels::embedding::order`].
+    Order(Table),
     /// The classes that logits are compared with, `u32`.
     Targets(Target),
     /// For each loss one `f32`: what the gradient of each row is multiplied by.
@@ -25,6 +29,15 @@ pub enum Memory {
     Losses,
     /// For each row of each loss 1.0 if the prediction was right, else 0.0.
     Correct,
+}
+
+/// A table of an embedding whose entries a batch chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    /// By [`crate::data::Batch::tokens`].
+    Tokens,
+    /// By [`crate::data::Batch::segments`].
+    Segments,
 }
 
 /// Bytes of a memory.

@@ -1,5 +1,7 @@
 //! How a GPU computes each form: what it needs, and its launches forward and backward.
 
+mod embedding;
+
 use super::launch::{Matrix, Memory, Product, Span, Work};
 use super::plan::{Computed, Target};
 use super::refused::Reason;
@@ -24,6 +26,10 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
     match form {
         Form::Features(_) if format == Format::F32 => Ok(Needs::default()),
         Form::Features(_) => missing("features in 16 bits"),
+        Form::Embedding(tables) => Ok(Needs {
+            backward_scratch: embedding::kernels_of(tables, format)?.partial_bytes() / FLOAT,
+            ..Needs::default()
+        }),
         Form::Product(product) => {
             let after = activation(product, format)?.filter(|_| product.bias);
             Ok(Needs {
@@ -109,6 +115,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
                 let to = self.arena(&places.output);
                 self.works.push(Work::Copy { from, to });
             }
+            Form::Embedding(tables) => self.embedding(tables, places)?,
             Form::Product(product) => self.product(product, places)?,
             Form::LayerNorm(norm) => {
                 let parameters = [0, 1].map(|index| self.parameter(Memory::Weights, places.ordinals[index]));
@@ -124,6 +131,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
 
     pub fn backward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
         match &computed.form {
+            Form::Embedding(tables) => self.embedding_backward(tables, places)?,
             Form::Product(product) => self.product_backward(product, places)?,
             Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
             Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
@@ -246,14 +254,18 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         self.floats(memory, parameter.offset, parameter.len)
     }
 
+    /// A parameter in the format that is computed with.
+    fn rounded(&self, ordinal: usize) -> M {
+        let parameter = &self.layout.parameters[ordinal];
+        let memory = if self.format == Format::F32 { Memory::Weights } else { Memory::Half };
+        let size = self.format.size();
+        (self.place)(Span { memory, at: size * parameter.offset, bytes: size * parameter.len })
+    }
+
     /// The matrix of a product in the format that is computed with.
     fn weight(&self, product: &layers::Product, places: &NodePlan) -> Matrix<M> {
-        let parameter = &self.layout.parameters[places.ordinals[0]];
         let (rows, columns, format) = (product.outputs, product.inputs, self.format);
-        let memory = if format == Format::F32 { Memory::Weights } else { Memory::Half };
-        let (at, bytes) = (format.size() * parameter.offset, format.size() * parameter.len);
-        let memory = (self.place)(Span { memory, at, bytes });
-        Matrix { memory, rows, columns, format, is_transposed: false }
+        Matrix { memory: self.rounded(places.ordinals[0]), rows, columns, format, is_transposed: false }
     }
 
     /// The gradient of a layer's parameter, and whether to add to what it holds.

@@ -5,7 +5,7 @@ use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
-use switchyard_worker::nn::layers::{CrossEntropy, LayerNorm, Linear, Target, features};
+use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Target, features};
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
 use switchyard_worker::nn::{Graph, Initial, fuse};
 use switchyard_worker_contract::config;
@@ -56,14 +56,33 @@ pub fn mlp(activation: config::Activation) -> Graph {
     graph
 }
 
+/// Sums of rows of tables, and a head that shares the table of tokens:
+///
+/// ```text
+/// x = embedding(tokens)     logits = head(norm(x))
+/// ```
+fn tokens() -> Graph {
+    let (context, vocabulary) = (11, 40);
+    let mut graph = Graph::new(SAMPLES, Kind::Tokens { context, vocabulary }, Format::F32);
+    let (context, vocabulary) = (context as usize, vocabulary as usize);
+    let (tokens, positions) = (("tokens", vocabulary), "positions");
+    let embedding = Embedding { context, width: 24, tokens, positions, segments: None, deviation: 0.1 };
+    let (x, tokens) = embedding.add(&mut graph, "embedding").unwrap();
+    let norm = LayerNorm.add(&mut graph, "norm", x).unwrap();
+    let logits = Linear::new(vocabulary).without_bias().shared(tokens).add(&mut graph, "head", norm).unwrap();
+    CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
 type Build = fn() -> Graph;
 
-/// All small networks by name, for losses over four classes.
-pub const NETWORKS: [(&str, Build); 4] = [
+/// All small networks by name.
+pub const NETWORKS: [(&str, Build); 5] = [
     ("residual", || graph(4)),
     ("two residuals", twice),
     ("mlp with ReLU", || mlp(config::Activation::Relu)),
     ("mlp with GELU", || mlp(config::Activation::Gelu)),
+    ("embedding", tokens),
 ];
 
 /// The first memory of a launch that the program's operation does not declare.

@@ -3,15 +3,16 @@
 use crate::TARGET;
 use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
-use crate::network::{KIND, NETWORKS, SAMPLES, graph};
+use crate::network::{NETWORKS, SAMPLES, graph};
 use crate::optimizers::numbers;
 use crate::trial::{batch_of, cpu};
 use switchyard_cuda::kernels::Element;
+use switchyard_cuda::kernels::embedding::order;
 use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
 use switchyard_cuda_reference::Span;
 use switchyard_worker::cpu::Isa;
-use switchyard_worker::data::Batch;
-use switchyard_worker::gpu::{Launch, Memory, Plan, Work};
+use switchyard_worker::data::{Batch, Kind};
+use switchyard_worker::gpu::{Launch, Memory, Plan, Table, Work};
 use switchyard_worker::model::initialise;
 use switchyard_worker::nn::layers::Target;
 use switchyard_worker::nn::{Graph, Layout, Network, ParameterSlot, Role, Weights};
@@ -24,10 +25,25 @@ const DECAY: f64 = 0.1;
 const ADAM: config::Adam = config::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 
 /// Another batch in each step.
-fn batch(step: usize) -> Batch {
-    let mut batch = batch_of(&KIND, SAMPLES);
+fn batch(kind: &Kind, step: usize) -> Batch {
+    let mut batch = batch_of(kind, SAMPLES);
     batch.values.iter_mut().enumerate().for_each(|(index, value)| *value += 0.1 * ((index + 3 * step) as f32).sin());
+    if let Kind::Tokens { vocabulary, .. } = *kind {
+        batch.tokens.iter_mut().for_each(|token| *token = (*token + 7 * step as u32) % vocabulary);
+    }
     batch
+}
+
+/// What a device gets of a batch.
+fn inputs(batch: &Batch) -> Vec<(Memory, Vec<u8>)> {
+    let bytes = |numbers: &[u32]| bytemuck::cast_slice(numbers).to_vec();
+    let all = [
+        (Memory::Values, bytemuck::cast_slice(&batch.values).to_vec()),
+        (Memory::Entries(Table::Tokens), bytes(&batch.tokens)),
+        (Memory::Order(Table::Tokens), bytes(&order(&batch.tokens))),
+        (Memory::Targets(Target::Classes), bytes(&batch.targets)),
+    ];
+    all.into_iter().filter(|(_, bytes)| !bytes.is_empty()).collect()
 }
 
 fn weights(layout: &Layout) -> Vec<f32> {
@@ -62,7 +78,7 @@ impl Trained {
 }
 
 fn on_cpu(graph: Graph) -> Trained {
-    let cpu = cpu(1, Isa::Portable);
+    let (cpu, kind) = (cpu(1, Isa::Portable), *graph.kind());
     let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
     let rule = config::Optimizer {
@@ -76,7 +92,7 @@ fn on_cpu(graph: Graph) -> Trained {
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
     let (mut losses, mut correct) = (Vec::new(), 0);
     for step in 0..STEPS {
-        let batch = batch(step);
+        let batch = batch(&kind, step);
         let given = Weights { master: &weights, half: None, statistics: &[] };
         let sums = network.forward(given, &batch);
         network.backward(given, &batch, 1.0, &mut sink);
@@ -90,6 +106,7 @@ fn on_cpu(graph: Graph) -> Trained {
 
 /// `plant`: a mistake in the launches of a step.
 fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -> Option<Trained> {
+    let kind = *graph.kind();
     let plan = Plan::new(graph, TARGET).unwrap();
     let layout = plan.layout().clone();
     let mut gpu = Gpu::new(seed)?;
@@ -98,8 +115,8 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
     let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
     let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
     gpu.upload(Memory::Factors, &[1.0 / rows as f32]);
-    let values_at = gpu.allocate(Memory::Values, 4 * batch(0).values.len());
-    let targets_at = gpu.allocate(Memory::Targets(Target::Classes), 4 * rows);
+    let inputs_at: Vec<Span> =
+        inputs(&batch(&kind, 0)).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect();
     let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
     let weight = gpu.upload(Memory::Weights, &weights(&layout));
     let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
@@ -119,9 +136,9 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
     plant(&mut launches);
     let (mut losses, mut correct) = (Vec::new(), 0);
     for step in 0..STEPS {
-        let batch = batch(step);
-        gpu.device.write(values_at, &batch.values);
-        gpu.device.write(targets_at, &batch.targets);
+        for (at, (_, bytes)) in inputs_at.iter().zip(inputs(&batch(&kind, step))) {
+            gpu.device.write(*at, &bytes);
+        }
         gpu.device.write(numbers_at, &[numbers_of(step)]);
         launches.iter().for_each(|launch| gpu.run(&launch.work));
         updates.iter().for_each(|update| gpu.launch(update));
