@@ -21,6 +21,10 @@ pub enum Memory {
     Entries(Table),
     /// The rows in the order of these entries, [`kernels::embedding::order`].
     Order(Table),
+    /// [`crate::data::Batch::positions`], `u32`.
+    Positions,
+    /// Numbers that never change, `u32`: [`Plan::constants`](super::Plan::constants).
+    Constants,
     /// The classes that logits are compared with, `u32`.
     Targets(Target),
     /// For each loss one `f32`: what the gradient of each row is multiplied by.

@@ -1,6 +1,8 @@
 //! How a GPU computes each form: what it needs, and its launches forward and backward.
 
+mod attention;
 mod embedding;
+mod rows;
 
 use super::launch::{Matrix, Memory, Product, Span, Work};
 use super::plan::{Computed, Target};
@@ -41,6 +43,14 @@ pub(super) fn needs(form: &Form, target: Target, format: Format) -> Result<Needs
                 flow: [Flow::Accumulate, Flow::InPlace, Flow::Write],
                 ..Needs::default()
             })
+        }
+        Form::Attention(shape) => {
+            let saved = attention::kernels_of(shape, format)?.saved_bytes() / FLOAT;
+            Ok(Needs { inputs: first, output: true, saved, backward_scratch: saved, ..Needs::default() })
+        }
+        Form::Rows(picked) => {
+            rows::kernels_of(picked, format)?;
+            Ok(Needs { flow: [Flow::Accumulate; INPUTS], ..Needs::default() })
         }
         Form::LayerNorm(norm) => Ok(Needs {
             inputs: first,
@@ -108,8 +118,8 @@ pub(super) struct Lowering<'a, M> {
 }
 
 impl<M: kernels::Memory> Lowering<'_, M> {
-    pub fn forward(&mut self, form: &Form, places: &NodePlan) -> Result<(), Reason> {
-        match form {
+    pub fn forward(&mut self, computed: &Computed, places: &NodePlan) -> Result<(), Reason> {
+        match &computed.form {
             Form::Features(features) => {
                 let from = self.floats(Memory::Values, 0, features.rows * features.width);
                 let to = self.arena(&places.output);
@@ -117,6 +127,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             }
             Form::Embedding(tables) => self.embedding(tables, places)?,
             Form::Product(product) => self.product(product, places)?,
+            Form::Attention(shape) => self.attention(shape, places)?,
+            Form::Rows(picked) => self.rows(picked, computed, places)?,
             Form::LayerNorm(norm) => {
                 let parameters = [0, 1].map(|index| self.parameter(Memory::Weights, places.ordinals[index]));
                 let [x, y, saved] = [&places.inputs[0], &places.output, &places.saved].map(|place| self.arena(place));
@@ -133,6 +145,8 @@ impl<M: kernels::Memory> Lowering<'_, M> {
         match &computed.form {
             Form::Embedding(tables) => self.embedding_backward(tables, places)?,
             Form::Product(product) => self.product_backward(product, places)?,
+            Form::Attention(shape) => self.attention_backward(shape, places)?,
+            Form::Rows(picked) => self.rows_backward(picked, computed, places)?,
             Form::LayerNorm(norm) => self.layer_norm_backward(norm, places)?,
             Form::CrossEntropy(loss) => self.cross_entropy(loss, computed, places)?,
             _ => {}

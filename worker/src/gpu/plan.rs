@@ -29,6 +29,8 @@ pub(super) struct Computed {
     pub loss: usize,
     /// Rows of these losses.
     pub row: usize,
+    /// Constants before it.
+    pub constant: usize,
 }
 
 /// A network on a GPU.
@@ -58,14 +60,15 @@ impl Plan {
         // The plan goes backward; a refusal names the first layer.
         graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
         let plan = NetworkPlan::new(&graph, ALIGNMENT, &needs)?;
-        let mut before = (0, 0);
+        let (mut loss, mut row, mut constant) = (0, 0, 0);
         let computed = graph.nodes.iter().map(|node| {
-            let form = node.layer.form();
-            let (loss, row) = before;
-            if let Form::CrossEntropy(loss) = &form {
-                before = (before.0 + 1, before.1 + loss.rows);
+            let computed = Computed { form: node.layer.form(), loss, row, constant };
+            match &computed.form {
+                Form::CrossEntropy(of) => (loss, row) = (loss + 1, row + of.rows),
+                Form::Rows(picked) => constant += picked.fixed.len(),
+                _ => {}
             }
-            Computed { form, loss, row }
+            computed
         });
         let computed = computed.collect();
         let plan = Plan { target, format, nodes: graph.nodes, computed, plan };
@@ -89,6 +92,15 @@ impl Plan {
             _ => None,
         };
         self.computed.iter().filter_map(rows).collect()
+    }
+
+    /// What [`Memory::Constants`](super::Memory::Constants) holds.
+    pub fn constants(&self) -> Vec<u32> {
+        let fixed = |computed: &Computed| match &computed.form {
+            Form::Rows(picked) => picked.fixed.clone(),
+            _ => Vec::new(),
+        };
+        self.computed.iter().flat_map(fixed).collect()
     }
 
     /// The program of one training step, as for CPUs: what its checker says holds for the launches too.
@@ -120,7 +132,7 @@ impl Plan {
             launches.extend(works.into_iter().map(|work| Launch { layer: node.name.clone(), backward, work }));
         };
         for ((node, computed), places) in parts() {
-            let lowered = lowering.forward(&computed.form, places);
+            let lowered = lowering.forward(computed, places);
             lowered.map_err(|reason| reason.of(&node.name, node.layer.kind()))?;
             note(std::mem::take(&mut lowering.works), node, false);
         }

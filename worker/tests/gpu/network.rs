@@ -1,11 +1,12 @@
 //! Small networks of what GPUs have kernels for, and their launches beside their programs.
 
 use crate::TARGET;
+use crate::trial::kind_of;
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
-use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Target, features};
+use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Pick, Target, features, pick_rows};
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
 use switchyard_worker::nn::{Graph, Initial, fuse};
 use switchyard_worker_contract::config;
@@ -74,15 +75,76 @@ fn tokens() -> Graph {
     graph
 }
 
+/// Two blocks with three heads, over sequences of odd length.
+fn gpt(tied_head: bool) -> Graph {
+    let (context, vocabulary) = (11, 40);
+    let mut graph = Graph::new(SAMPLES, Kind::Tokens { context, vocabulary }, Format::F32);
+    let gpt = config::Gpt {
+        layers: 2,
+        hidden_size: 24,
+        heads: 3,
+        context_length: context,
+        vocabulary_size: vocabulary,
+        tied_head,
+    };
+    Registry::new().model(&config::Model::Gpt(gpt)).unwrap().build(&mut graph).unwrap();
+    graph
+}
+
+/// Two segments, and whether the second follows the first.
+const PAIRS: config::Bert = config::Bert {
+    layers: 1,
+    hidden_size: 24,
+    heads: 3,
+    context_length: 12,
+    vocabulary_size: 37,
+    masked_fraction: 0.25,
+    next_sentence: true,
+};
+
+/// A block, and the tokens of some rows of each sample.
+fn bert() -> Graph {
+    let model = config::Model::Bert(config::Bert { next_sentence: false, ..PAIRS });
+    let mut graph = Graph::new(SAMPLES, kind_of(&model), Format::F32);
+    Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
+    graph
+}
+
+/// Two losses, of the first row of each sample and of some others:
+///
+/// ```text
+/// x = norm(embedding(tokens, segments))     logits = pair(first rows of x)     logits = head(some rows of x)
+/// ```
+fn pairs() -> Graph {
+    let mut graph = Graph::new(SAMPLES, kind_of(&config::Model::Bert(PAIRS)), Format::F32);
+    let Kind::Masked(masking) = *graph.kind() else { unreachable!() };
+    let segments = Some(("segments", 2));
+    let (context, tokens, positions) = (masking.context as usize, ("tokens", 40), "positions");
+    let embedding = Embedding { context, width: 24, tokens, positions, segments, deviation: 0.1 };
+    let (x, _) = embedding.add(&mut graph, "embedding").unwrap();
+    let x = LayerNorm.add(&mut graph, "norm", x).unwrap();
+    let first = pick_rows(&mut graph, "first", x, Pick::First).unwrap();
+    let logits = Linear::new(4).add(&mut graph, "pair", first).unwrap();
+    CrossEntropy { target: Target::NextSentence, count: false }.add(&mut graph, "pair loss", logits).unwrap();
+    let some = pick_rows(&mut graph, "some", x, Pick::Positions(masking.predictions as usize)).unwrap();
+    let logits = Linear::new(40).add(&mut graph, "head", some).unwrap();
+    CrossEntropy { target: Target::Classes, count: false }.add(&mut graph, "loss", logits).unwrap();
+    graph
+}
+
 type Build = fn() -> Graph;
 
 /// All small networks by name.
-pub const NETWORKS: [(&str, Build); 5] = [
+pub const NETWORKS: [(&str, Build); 9] = [
     ("residual", || graph(4)),
     ("two residuals", twice),
     ("mlp with ReLU", || mlp(config::Activation::Relu)),
     ("mlp with GELU", || mlp(config::Activation::Gelu)),
     ("embedding", tokens),
+    ("gpt", || gpt(true)),
+    ("gpt untied", || gpt(false)),
+    ("bert", bert),
+    ("pairs", pairs),
 ];
 
 /// The first memory of a launch that the program's operation does not declare.
