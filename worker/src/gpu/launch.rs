@@ -59,14 +59,16 @@ impl kernels::Memory for Span {
     }
 }
 
-/// An operand of a product: `rows` x `columns` numbers as they lie in memory, row by row.
+/// `rows` x `columns` numbers as they lie in memory, row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix<M> {
     pub memory: M,
     pub rows: usize,
     pub columns: usize,
+    /// From one row to the next, in numbers. Nobody reads what is between.
+    pub pitch: usize,
     pub format: Format,
-    /// The product takes rows for columns.
+    /// A product takes rows for columns.
     pub is_transposed: bool,
 }
 
@@ -82,9 +84,7 @@ impl<M> Matrix<M> {
 pub struct Product<M> {
     pub left: Matrix<M>,
     pub right: Matrix<M>,
-    pub result: M,
-    /// Of the result.
-    pub format: Format,
+    pub result: Matrix<M>,
     pub adds: bool,
 }
 
@@ -93,10 +93,10 @@ pub struct Product<M> {
 pub enum Work<M> {
     Kernel(Call<M>),
     Product(Product<M>),
-    /// Between memories of the same length.
+    /// Between matrices of the same size.
     Copy {
-        from: M,
-        to: M,
+        from: Matrix<M>,
+        to: Matrix<M>,
     },
 }
 
@@ -115,9 +115,9 @@ impl<M: Copy> Work<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| read(*argument)).collect(),
             Work::Product(Product { left, right, result, adds, .. }) => {
-                [left.memory, right.memory].into_iter().chain(adds.then_some(*result)).collect()
+                [left.memory, right.memory].into_iter().chain(adds.then_some(result.memory)).collect()
             }
-            Work::Copy { from, .. } => vec![*from],
+            Work::Copy { from, .. } => vec![from.memory],
         }
     }
 
@@ -125,8 +125,8 @@ impl<M: Copy> Work<M> {
     pub fn writes(&self) -> Vec<M> {
         match self {
             Work::Kernel(call) => call.arguments().iter().filter_map(|argument| written(*argument)).collect(),
-            Work::Product(product) => vec![product.result],
-            Work::Copy { to, .. } => vec![*to],
+            Work::Product(product) => vec![product.result.memory],
+            Work::Copy { to, .. } => vec![to.memory],
         }
     }
 }

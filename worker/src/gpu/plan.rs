@@ -5,13 +5,14 @@ use super::layers::{self, Lowering};
 use super::refused::Refused;
 use crate::cpu::Format;
 use crate::nn::graph::{Graph, Node};
-use crate::nn::plan::NetworkPlan;
+use crate::nn::layers::Loss;
+use crate::nn::plan::{Alignment, NetworkPlan};
 use crate::nn::program::{Program, Reductions};
 use crate::nn::{Form, Layout, Lengths, Needs};
 use switchyard_cuda::kernels;
 
 /// Bytes of which every address in the arena is a multiple: what `cuMemAlloc` gives, and more than any kernel needs.
-const ALIGNMENT: usize = 256;
+const ADDRESS: usize = 256;
 
 /// The GPU that launches are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +60,9 @@ impl Plan {
         };
         // The plan goes backward; a refusal names the first layer.
         graph.nodes.iter().try_for_each(|node| needs(node).map(drop))?;
-        let plan = NetworkPlan::new(&graph, ALIGNMENT, &needs)?;
+        graph.nodes.iter().try_for_each(|node| check_rows(&graph, node))?;
+        let alignment = Alignment { address: ADDRESS, row: layers::VECTOR / format.size() };
+        let plan = NetworkPlan::new(&graph, alignment, &needs)?;
         let (mut loss, mut row, mut constant) = (0, 0, 0);
         let computed = graph.nodes.iter().map(|node| {
             let computed = Computed { form: node.layer.form(), loss, row, constant };
@@ -85,13 +88,13 @@ impl Plan {
         self.plan.bytes
     }
 
-    /// Rows of each loss, in the order of [`Memory::Factors`](super::Memory::Factors).
-    pub fn loss_rows(&self) -> Vec<usize> {
-        let rows = |computed: &Computed| match &computed.form {
-            Form::CrossEntropy(loss) => Some(loss.rows),
+    /// In the order of [`Memory::Factors`](super::Memory::Factors).
+    pub fn losses(&self) -> Vec<Loss> {
+        let loss = |computed: &Computed| match &computed.form {
+            Form::CrossEntropy(loss) => Some(*loss),
             _ => None,
         };
-        self.computed.iter().filter_map(rows).collect()
+        self.computed.iter().filter_map(loss).collect()
     }
 
     /// What [`Memory::Constants`](super::Memory::Constants) holds.
@@ -162,4 +165,16 @@ fn check(graph: &Graph, node: &Node) -> Result<(), Refused> {
         return Err(Refused::Form { layer, kind, form: form.to_string() });
     }
     Ok(())
+}
+
+/// Whether the rows of a form are those of its tensors, so that both agree about gaps between rows.
+fn check_rows(graph: &Graph, node: &Node) -> Result<(), Refused> {
+    let form = node.layer.form();
+    let (inputs, output) = layers::widths(&form);
+    let has = |tensor: usize, width: usize| graph.tensors[tensor].shape.last() == Some(&width);
+    let agree = node.inputs.iter().zip(inputs).all(|(&tensor, width)| has(tensor, width));
+    match agree && node.output.is_none_or(|tensor| has(tensor, output)) {
+        true => Ok(()),
+        false => Err(Refused::Form { layer: node.name.clone(), kind: node.layer.kind(), form: form.to_string() }),
+    }
 }

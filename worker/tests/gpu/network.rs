@@ -1,12 +1,12 @@
 //! Small networks of what GPUs have kernels for, and their launches beside their programs.
 
 use crate::TARGET;
-use crate::trial::kind_of;
+use crate::trial::{self, kind_of};
 use switchyard_worker::cpu::Format;
 use switchyard_worker::data::Kind;
 use switchyard_worker::gpu::{Launch, Memory, Plan, Span};
 use switchyard_worker::model::Registry;
-use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Pick, Target, features, pick_rows};
+use switchyard_worker::nn::layers::{CrossEntropy, Embedding, LayerNorm, Linear, Target, features};
 use switchyard_worker::nn::program::{self, Access, Program, Reductions, Step};
 use switchyard_worker::nn::{Graph, Initial, fuse};
 use switchyard_worker_contract::config;
@@ -35,26 +35,35 @@ pub fn graph(classes: usize) -> Graph {
 /// ```text
 /// x = first(norm(features))     y = x + second(norm(x))     logits = head(x + third(y))
 /// ```
-fn twice() -> Graph {
+pub fn twice(width: usize) -> Graph {
     let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
     let linear = |outputs: usize| Linear::new(outputs).initial(Initial::Uniform(0.4));
     let input = features(&mut graph, "input").unwrap();
     let norm = LayerNorm.add(&mut graph, "input norm", input).unwrap();
-    let x = linear(20).add(&mut graph, "first", norm).unwrap();
+    let x = linear(width).add(&mut graph, "first", norm).unwrap();
     let norm = LayerNorm.add(&mut graph, "norm", x).unwrap();
-    let y = linear(20).residual(x).add(&mut graph, "second", norm).unwrap();
-    let z = linear(20).residual(x).add(&mut graph, "third", y).unwrap();
+    let y = linear(width).residual(x).add(&mut graph, "second", norm).unwrap();
+    let z = linear(width).residual(x).add(&mut graph, "third", y).unwrap();
     let logits = linear(4).add(&mut graph, "head", z).unwrap();
     CrossEntropy { target: Target::Classes, count: true }.add(&mut graph, "loss", logits).unwrap();
     graph
 }
 
-/// An MLP with biases and this activation.
-pub fn mlp(activation: config::Activation) -> Graph {
-    let mut graph = Graph::new(SAMPLES, KIND, Format::F32);
-    let model = config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation });
+fn model(model: config::Model, kind: Kind) -> Graph {
+    let mut graph = Graph::new(SAMPLES, kind, Format::F32);
     Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
     graph
+}
+
+/// An MLP with biases and this activation.
+pub fn mlp(activation: config::Activation) -> Graph {
+    model(config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation }), KIND)
+}
+
+/// The same with rows whose ends are no multiples of 16 bytes.
+fn odd_mlp() -> Graph {
+    let mlp = config::Mlp { hidden_sizes: vec![13, 9], activation: config::Activation::Gelu };
+    model(config::Model::Mlp(mlp), Kind::Features { width: 7, classes: 5 })
 }
 
 /// Sums of rows of tables, and a head that shares the table of tokens:
@@ -75,61 +84,10 @@ fn tokens() -> Graph {
     graph
 }
 
-/// Two blocks with three heads, over sequences of odd length.
-fn gpt(tied_head: bool) -> Graph {
-    let (context, vocabulary) = (11, 40);
-    let mut graph = Graph::new(SAMPLES, Kind::Tokens { context, vocabulary }, Format::F32);
-    let gpt = config::Gpt {
-        layers: 2,
-        hidden_size: 24,
-        heads: 3,
-        context_length: context,
-        vocabulary_size: vocabulary,
-        tied_head,
-    };
-    Registry::new().model(&config::Model::Gpt(gpt)).unwrap().build(&mut graph).unwrap();
-    graph
-}
-
-/// Two segments, and whether the second follows the first.
-const PAIRS: config::Bert = config::Bert {
-    layers: 1,
-    hidden_size: 24,
-    heads: 3,
-    context_length: 12,
-    vocabulary_size: 37,
-    masked_fraction: 0.25,
-    next_sentence: true,
-};
-
-/// A block, and the tokens of some rows of each sample.
-fn bert() -> Graph {
-    let model = config::Model::Bert(config::Bert { next_sentence: false, ..PAIRS });
-    let mut graph = Graph::new(SAMPLES, kind_of(&model), Format::F32);
-    Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
-    graph
-}
-
-/// Two losses, of the first row of each sample and of some others:
-///
-/// ```text
-/// x = norm(embedding(tokens, segments))     logits = pair(first rows of x)     logits = head(some rows of x)
-/// ```
-fn pairs() -> Graph {
-    let mut graph = Graph::new(SAMPLES, kind_of(&config::Model::Bert(PAIRS)), Format::F32);
-    let Kind::Masked(masking) = *graph.kind() else { unreachable!() };
-    let segments = Some(("segments", 2));
-    let (context, tokens, positions) = (masking.context as usize, ("tokens", 40), "positions");
-    let embedding = Embedding { context, width: 24, tokens, positions, segments, deviation: 0.1 };
-    let (x, _) = embedding.add(&mut graph, "embedding").unwrap();
-    let x = LayerNorm.add(&mut graph, "norm", x).unwrap();
-    let first = pick_rows(&mut graph, "first", x, Pick::First).unwrap();
-    let logits = Linear::new(4).add(&mut graph, "pair", first).unwrap();
-    CrossEntropy { target: Target::NextSentence, count: false }.add(&mut graph, "pair loss", logits).unwrap();
-    let some = pick_rows(&mut graph, "some", x, Pick::Positions(masking.predictions as usize)).unwrap();
-    let logits = Linear::new(40).add(&mut graph, "head", some).unwrap();
-    CrossEntropy { target: Target::Classes, count: false }.add(&mut graph, "loss", logits).unwrap();
-    graph
+/// A language model of those that the engine's tests have: three heads, sequences and a vocabulary of odd length, two losses of a BERT.
+fn language(config: config::Model) -> Graph {
+    let kind = kind_of(&config);
+    model(config, kind)
 }
 
 type Build = fn() -> Graph;
@@ -137,14 +95,14 @@ type Build = fn() -> Graph;
 /// All small networks by name.
 pub const NETWORKS: [(&str, Build); 9] = [
     ("residual", || graph(4)),
-    ("two residuals", twice),
+    ("two residuals", || twice(20)),
     ("mlp with ReLU", || mlp(config::Activation::Relu)),
     ("mlp with GELU", || mlp(config::Activation::Gelu)),
+    ("mlp of odd widths", odd_mlp),
     ("embedding", tokens),
-    ("gpt", || gpt(true)),
-    ("gpt untied", || gpt(false)),
-    ("bert", bert),
-    ("pairs", pairs),
+    ("gpt", || language(trial::gpt(true))),
+    ("gpt untied", || language(trial::gpt(false))),
+    ("bert", || language(trial::bert(true))),
 ];
 
 /// The first memory of a launch that the program's operation does not declare.

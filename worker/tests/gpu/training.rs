@@ -60,8 +60,8 @@ fn weights(layout: &Layout) -> Vec<f32> {
 struct Trained {
     /// Of each step.
     losses: Vec<f64>,
-    /// Right predictions of all steps, if the network counts them.
-    correct: Option<u64>,
+    /// Right predictions of all steps.
+    correct: u64,
     /// After the last step.
     weights: Vec<f32>,
 }
@@ -73,8 +73,8 @@ impl Trained {
         if let Some(step) = self.losses.iter().zip(&expected.losses).position(|pair| !near(pair)) {
             return Some(format!("step {step}: loss {}, expected {}", self.losses[step], expected.losses[step]));
         }
-        if expected.correct.is_some() && self.correct != expected.correct {
-            return Some(format!("{:?} right predictions, expected {:?}", self.correct, expected.correct));
+        if self.correct != expected.correct {
+            return Some(format!("{} right predictions, expected {}", self.correct, expected.correct));
         }
         let apart = |(a, b): (&f32, &f32)| (a - b).abs() > 1e-3;
         let weight = self.weights.iter().zip(&expected.weights).position(apart)?;
@@ -95,7 +95,7 @@ fn on_cpu(graph: Graph) -> Trained {
     };
     let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
-    let (mut losses, mut correct) = (Vec::new(), None);
+    let (mut losses, mut correct) = (Vec::new(), 0);
     for step in 0..STEPS {
         let batch = batch(&kind, step);
         let given = Weights { master: &weights, half: None, statistics: &[] };
@@ -104,7 +104,7 @@ fn on_cpu(graph: Graph) -> Trained {
         optimizer.begin_step(RATE, 1.0);
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
         losses.push(sums.loss);
-        correct = (sums.predicted > 0).then(|| correct.unwrap_or(0) + sums.correct);
+        correct += sums.correct;
     }
     Trained { losses, correct, weights }
 }
@@ -116,9 +116,9 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
     let layout = plan.layout().clone();
     let mut gpu = Gpu::new(seed)?;
     gpu.allocate(Memory::Arena, plan.arena_bytes());
-    let loss_rows = plan.loss_rows();
-    let rows: usize = loss_rows.iter().sum();
-    let factors: Vec<f32> = loss_rows.iter().map(|&rows| 1.0 / rows as f32).collect();
+    let of_losses = plan.losses();
+    let rows: usize = of_losses.iter().map(|loss| loss.rows).sum();
+    let factors: Vec<f32> = of_losses.iter().map(|loss| 1.0 / loss.rows as f32).collect();
     let losses_at = gpu.allocate(Memory::Losses, 4 * rows);
     let correct_at = gpu.allocate(Memory::Correct, 4 * rows);
     gpu.upload(Memory::Factors, &factors);
@@ -150,13 +150,17 @@ fn on_gpu(graph: Graph, seed: u64, plant: impl FnOnce(&mut Vec<Launch<Span>>)) -
         gpu.device.write(numbers_at, &[numbers_of(step)]);
         launches.iter().for_each(|launch| gpu.run(&launch.work));
         updates.iter().for_each(|update| gpu.launch(update));
-        let nats: Vec<f32> = gpu.device.download(losses_at);
-        let mut nats = nats.into_iter().map(f64::from);
-        let mean = |&rows: &usize| nats.by_ref().take(rows).sum::<f64>() / rows as f64;
-        losses.push(loss_rows.iter().map(mean).sum());
-        correct += gpu.device.download::<f32>(correct_at).iter().filter(|&&right| right > 0.0).count() as u64;
+        let mut nats = gpu.device.download::<f32>(losses_at).into_iter().map(f64::from);
+        let mut right = gpu.device.download::<f32>(correct_at).into_iter();
+        let mut loss = 0.0;
+        for of in &of_losses {
+            loss += nats.by_ref().take(of.rows).sum::<f64>() / of.rows as f64;
+            let count = right.by_ref().take(of.rows).filter(|right| *right > 0.0).count() as u64;
+            correct += count * u64::from(of.options.count);
+        }
+        losses.push(loss);
     }
-    Some(Trained { losses, correct: Some(correct), weights: gpu.device.download(weight) })
+    Some(Trained { losses, correct, weights: gpu.device.download(weight) })
 }
 
 fn numbers_of(step: usize) -> Numbers {

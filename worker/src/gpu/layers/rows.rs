@@ -45,7 +45,7 @@ impl<M: kernels::Memory> Lowering<'_, M> {
             // The kernel adds: most rows get nothing.
             Mode::Write => {
                 let zeros = Elementwise { from: Element::F32, to: element(self.format) };
-                let zero = zeros.fill(blocks, size(picked.of * picked.width)?, 0.0, dx)?;
+                let zero = zeros.fill(blocks, size(places.d_inputs[0].len)?, 0.0, dx)?;
                 self.works.push(Work::Kernel(zero));
             }
             _ => return Ok(()),
