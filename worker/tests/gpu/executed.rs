@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use switchyard_cuda::kernels::{Call, Program};
 use switchyard_cuda::nvrtc::Nvrtc;
 use switchyard_cuda_reference::{Device, Launch, Module, Span};
+use switchyard_worker::cpu::{Format, bf16, f16};
 use switchyard_worker::gpu::{self, Matrix, Memory, Product, Work};
 
 /// The architecture of the reference GPU, an H200.
@@ -52,7 +53,7 @@ impl Gpu {
             Work::Product(product) => self.multiply(product),
             Work::Copy { from, to } => {
                 for row in 0..from.rows {
-                    let numbers: Vec<f32> = self.device.download(part(from, row));
+                    let numbers: Vec<u8> = self.device.download(part(from, row));
                     self.device.write(part(to, row), &numbers);
                 }
             }
@@ -75,7 +76,7 @@ impl Gpu {
         module
     }
 
-    /// In 32 bits only.
+    /// Sums in 32 bits.
     fn multiply(&mut self, product: &Product<Span>) {
         let Product { left, right, result, adds } = product;
         let [left, right] = [left, right].map(|matrix| self.rows_of(matrix));
@@ -86,27 +87,40 @@ impl Gpu {
             for (factor, right) in left.iter().zip(&right) {
                 sums.iter_mut().zip(right).for_each(|(sum, x)| *sum += factor * x);
             }
-            let to = part(result, row);
             if *adds {
-                let old = self.device.download::<f32>(to);
+                let old = self.row_of(result, row);
                 sums.iter_mut().zip(old).for_each(|(sum, old)| *sum += old);
             }
-            self.device.write(to, &sums);
+            let to = part(result, row);
+            match result.format {
+                Format::F32 => self.device.write(to, &sums),
+                Format::Bf16 => self.device.write(to, &sums.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
+                Format::F16 => self.device.write(to, &sums.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
+            }
         }
     }
 
     /// As a product takes them.
     fn rows_of(&self, matrix: &Matrix<Span>) -> Vec<Vec<f32>> {
-        let rows: Vec<Vec<f32>> = (0..matrix.rows).map(|row| self.device.download(part(matrix, row))).collect();
+        let rows: Vec<Vec<f32>> = (0..matrix.rows).map(|row| self.row_of(matrix, row)).collect();
         if !matrix.is_transposed {
             return rows;
         }
         (0..matrix.columns).map(|column| rows.iter().map(|row| row[column]).collect()).collect()
     }
+
+    fn row_of(&self, matrix: &Matrix<Span>, row: usize) -> Vec<f32> {
+        let from = part(matrix, row);
+        match matrix.format {
+            Format::F32 => self.device.download(from),
+            Format::Bf16 => self.device.download::<bf16>(from).into_iter().map(bf16::to_f32).collect(),
+            Format::F16 => self.device.download::<f16>(from).into_iter().map(f16::to_f32).collect(),
+        }
+    }
 }
 
-/// A row of a matrix of 32 bits.
+/// A row of a matrix.
 fn part(matrix: &Matrix<Span>, row: usize) -> Span {
-    let start = row * matrix.pitch;
-    matrix.memory.part(4 * start..4 * (start + matrix.columns)).unwrap()
+    let (start, size) = (row * matrix.pitch, matrix.format.size());
+    matrix.memory.part(size * start..size * (start + matrix.columns)).unwrap()
 }

@@ -49,21 +49,21 @@ pub fn twice(width: usize) -> Graph {
     graph
 }
 
-fn model(model: config::Model, kind: Kind, samples: usize) -> Graph {
-    let mut graph = Graph::new(samples, kind, Format::F32);
+fn model(model: config::Model, kind: Kind, samples: usize, format: Format) -> Graph {
+    let mut graph = Graph::new(samples, kind, format);
     Registry::new().model(&model).unwrap().build(&mut graph).unwrap();
     graph
 }
 
 /// An MLP with biases and this activation.
 pub fn mlp(activation: config::Activation) -> Graph {
-    model(config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation }), KIND, SAMPLES)
+    model(config::Model::Mlp(config::Mlp { hidden_sizes: vec![20, 12], activation }), KIND, SAMPLES, Format::F32)
 }
 
 /// The same with rows whose ends are no multiples of 16 bytes.
 fn odd_mlp() -> Graph {
     let mlp = config::Mlp { hidden_sizes: vec![13, 9], activation: config::Activation::Gelu };
-    model(config::Model::Mlp(mlp), Kind::Features { width: 7, classes: 5 }, SAMPLES)
+    model(config::Model::Mlp(mlp), Kind::Features { width: 7, classes: 5 }, SAMPLES, Format::F32)
 }
 
 /// Sums of rows of tables, and a head that shares the table of tokens:
@@ -85,9 +85,9 @@ fn tokens() -> Graph {
 }
 
 /// A language model of those that the engine's tests have: three heads, sequences and a vocabulary of odd length, two losses of a BERT.
-fn language(config: config::Model) -> Graph {
+pub fn language(config: config::Model, format: Format) -> Graph {
     let kind = kind_of(&config);
-    model(config, kind, 2)
+    model(config, kind, 2, format)
 }
 
 pub type Build = fn() -> Graph;
@@ -104,9 +104,9 @@ pub const NETWORKS: [(&str, Build); 5] = [
 /// On tokens.
 pub const LANGUAGE: [(&str, Build); 4] = [
     ("embedding", tokens),
-    ("gpt", || language(trial::gpt(true))),
-    ("gpt untied", || language(trial::gpt(false))),
-    ("bert", || language(trial::bert(true))),
+    ("gpt", || language(trial::gpt(true), Format::F32)),
+    ("gpt untied", || language(trial::gpt(false), Format::F32)),
+    ("bert", || language(trial::bert(true), Format::F32)),
 ];
 
 /// The first memory of a launch that the program's operation does not declare.

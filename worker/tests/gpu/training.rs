@@ -3,14 +3,14 @@
 use crate::TARGET;
 use crate::executed::Gpu;
 use crate::flat_gradients::FlatGradients;
-use crate::network::{Build, LANGUAGE, NETWORKS, graph};
+use crate::network::{Build, LANGUAGE, NETWORKS, graph, language};
 use crate::optimizers::numbers;
-use crate::trial::{batch_of, cpu};
+use crate::trial::{batch_of, cpu, gpt};
 use switchyard_cuda::kernels::embedding::order;
 use switchyard_cuda::kernels::optimizer::{self, Arrays, Chunk, Numbers, Rule, Scaling, Tables};
 use switchyard_cuda::kernels::{Call, Element};
 use switchyard_cuda_reference::Span;
-use switchyard_worker::cpu::Isa;
+use switchyard_worker::cpu::{Format, Isa, Values, bf16};
 use switchyard_worker::data::{Batch, Kind, Masking};
 use switchyard_worker::gpu::{Launch, Memory, Plan, Table, Work};
 use switchyard_worker::model::initialise;
@@ -57,6 +57,10 @@ fn weights(layout: &Layout) -> Vec<f32> {
     weights
 }
 
+fn rounded(weights: &[f32]) -> Vec<bf16> {
+    weights.iter().map(|&weight| bf16::from_f32(weight)).collect()
+}
+
 struct Trained {
     /// Of each step.
     losses: Vec<f64>,
@@ -85,6 +89,7 @@ impl Trained {
 /// Steps of so many micro-batches.
 fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
     let (cpu, kind, samples) = (cpu(1, Isa::Portable), *graph.kind(), graph.batch());
+    let is_half = graph.format() == Format::Bf16;
     let mut network = Network::new(graph, cpu.clone()).unwrap();
     let layout = network.layout().clone();
     let rule = config::Optimizer {
@@ -96,12 +101,13 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
     };
     let mut optimizer = Optimizer::new(&layout, &rule, cpu.isa);
     let (mut weights, mut sink) = (weights(&layout), FlatGradients::new(&layout));
+    let mut half = rounded(&weights);
     let (mut losses, mut correct) = (Vec::new(), 0);
     for step in 0..STEPS {
         let mut loss = 0.0;
         for micro_batch in 0..micro_batches {
             let batch = batch(&kind, samples, step * micro_batches + micro_batch);
-            let given = Weights { master: &weights, half: None, statistics: &[] };
+            let given = Weights { master: &weights, half: is_half.then(|| Values::Bf16(&half)), statistics: &[] };
             let sums = network.forward(given, &batch);
             sink.accumulate = micro_batch > 0;
             network.backward(given, &batch, 1.0 / micro_batches as f32, &mut sink);
@@ -110,13 +116,19 @@ fn on_cpu(graph: Graph, micro_batches: usize) -> Trained {
         }
         optimizer.begin_step(RATE, 1.0);
         optimizer.apply(0..layout.len, &mut weights, &sink.gradients, None, &cpu.pool);
+        half = rounded(&weights);
         losses.push(loss);
     }
     Trained { losses, correct, weights }
 }
 
 /// The calls of AdamW, and where its numbers are.
-fn updates(gpu: &mut Gpu, layout: &Layout, [weight, gradient]: [Span; 2]) -> (Vec<Call<Span>>, Span) {
+fn updates(
+    gpu: &mut Gpu,
+    layout: &Layout,
+    [weight, gradient]: [Span; 2],
+    copy: Option<Span>,
+) -> (Vec<Call<Span>>, Span) {
     let [first, second] = ["first", "second"].map(|name| gpu.device.upload(name, &vec![0.0f32; layout.len]));
     let chunk = |(ordinal, parameter): (usize, &ParameterSlot)| {
         let decays = parameter.role != Role::Vector;
@@ -126,9 +138,9 @@ fn updates(gpu: &mut Gpu, layout: &Layout, [weight, gradient]: [Span; 2]) -> (Ve
     let chunks_at = gpu.device.upload("chunks", &chunks);
     let scaling = gpu.device.upload("scaling", &[Scaling { gradient_scale: 1.0, skip: 0 }]);
     let numbers = gpu.device.allocate("numbers", size_of::<Numbers>());
-    let arrays = Arrays { weight, first: Some(first), second: Some(second), gradient, copy: None };
+    let arrays = Arrays { weight, first: Some(first), second: Some(second), gradient, copy };
     let tables = Tables { chunks: chunks_at, numbers, scaling, squares: None, ratios: None };
-    let rule = optimizer::Optimizer { rule: Rule::Adam, copy: Element::F32 };
+    let rule = optimizer::Optimizer { rule: Rule::Adam, copy: copy.map_or(Element::F32, |_| Element::Bf16) };
     (rule.step(TARGET.blocks, &chunks, arrays, tables).unwrap(), numbers)
 }
 
@@ -140,6 +152,7 @@ fn on_gpu(
     plant: impl FnOnce(&mut Vec<Launch<Span>>),
 ) -> Option<Trained> {
     let (kind, samples) = (*graph.kind(), graph.batch());
+    let is_half = graph.format() == Format::Bf16;
     let plan = Plan::new(graph, TARGET).unwrap();
     let layout = plan.layout().clone();
     let mut gpu = Gpu::new(seed)?;
@@ -154,8 +167,10 @@ fn on_gpu(
     let inputs_at: Vec<Span> =
         inputs(&batch(&kind, samples, 0)).iter().map(|(memory, bytes)| gpu.allocate(*memory, bytes.len())).collect();
     let gradient = gpu.allocate(Memory::Gradients, 4 * layout.len);
-    let weight = gpu.upload(Memory::Weights, &weights(&layout));
-    let (updates, numbers_at) = updates(&mut gpu, &layout, [weight, gradient]);
+    let weights = weights(&layout);
+    let weight = gpu.upload(Memory::Weights, &weights);
+    let copy = is_half.then(|| gpu.upload(Memory::Half, &rounded(&weights)));
+    let (updates, numbers_at) = updates(&mut gpu, &layout, [weight, gradient], copy);
     let [mut first, later] = [false, true].map(|adds| plan.launches(adds, |span| gpu.place(span)).unwrap());
     plant(&mut first);
     let (mut losses, mut correct) = (Vec::new(), 0);
@@ -208,6 +223,16 @@ fn train(networks: &[(&str, Build)]) {
             let Some(trained) = on_gpu(build(), micro_batches, seed, |_| ()) else { return };
             assert_eq!(trained.difference(&expected), None, "{name}, {micro_batches} micro-batches, seed {seed}");
         }
+    }
+}
+
+#[test]
+fn training_in_16_bits_has_the_losses_of_the_cpu() {
+    let build = || language(gpt(true), Format::Bf16);
+    let expected = on_cpu(build(), 1).losses;
+    let Some(trained) = on_gpu(build(), 1, 0, |_| ()) else { return };
+    for (got, expected) in trained.losses.iter().zip(&expected) {
+        assert!((got - expected).abs() < 1e-2 * expected, "{:?}, expected {expected:?}", trained.losses);
     }
 }
 
